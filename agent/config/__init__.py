@@ -1,0 +1,1 @@
+"""The configuration file: the kubelet's field names, checked as a whole."""

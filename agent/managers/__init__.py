@@ -1,0 +1,1 @@
+"""The Topology, CPU, Memory and Device managers: pure decisions over immutable values."""

@@ -1,0 +1,1 @@
+"""What a pod asks for: manifests, quantities, QoS class, effective requests."""

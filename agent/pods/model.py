@@ -1,0 +1,76 @@
+"""The pod as the managers see it: names, kinds, requests and limits, nothing else of v1.Pod."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.pods.quantity import Quantity
+
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+HUGEPAGES_PREFIX: Final = "hugepages-"
+
+_NOTHING: Final[Mapping[str, Quantity]] = MappingProxyType({})
+
+
+class QosClass(StrEnum):
+    """The quality-of-service class of a pod (v1.PodQOSClass)."""
+
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"
+
+
+class ContainerKind(StrEnum):
+    """How a container lives: once before the apps, beside them from the start, or as an app."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    APP = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Requests and limits by resource name (v1.ResourceRequirements)."""
+
+    requests: Mapping[str, Quantity] = _NOTHING
+    limits: Mapping[str, Quantity] = _NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container of a pod."""
+
+    name: str
+    kind: ContainerKind = ContainerKind.APP
+    resources: Resources = Resources()
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod, defaulted and validated.
+
+    `init_containers` holds standard init containers and sidecars in manifest order.
+    `resources` is `spec.resources` (pod-level, KEP-2837), None when the manifest has none.
+    `status_qos` is `status.qosClass` of the manifest, which wins over the computed class.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    containers: tuple[Container, ...]
+    init_containers: tuple[Container, ...] = ()
+    resources: Resources | None = None
+    status_qos: QosClass | None = None
+    annotations: Mapping[str, str] = field(default=MappingProxyType({}))
+
+    def all_containers(self) -> Iterator[Container]:
+        """Yield init containers, then app containers: the order in which they are admitted."""
+        yield from self.init_containers
+        yield from self.containers

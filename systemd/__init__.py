@@ -1,0 +1,1 @@
+"""systemd: unit names, slices over D-Bus, readiness and watchdog."""
