@@ -1,0 +1,114 @@
+"""A host's facts: immutable values, complete after discovery."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class CoreKind(StrEnum):
+    """The kind of a core on a hybrid machine; every core of any other machine is STANDARD."""
+
+    STANDARD = "standard"
+    PERFORMANCE = "performance"
+    EFFICIENCY = "efficiency"
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One logical CPU (hardware thread).
+
+    `core`, `cluster`, `die` and `uncore` are host-wide group ids: the lowest CPU id of the group
+    (sysfs ids repeat across packages and may be -1). `package` and `node` are the kernel's ids.
+    Offline CPUs have no topology: every group is None, `node` is the kernel's if known.
+    """
+
+    id: int
+    online: bool
+    isolated: bool
+    core: int | None
+    cluster: int | None
+    die: int | None
+    package: int | None
+    node: int | None
+    uncore: int | None
+    kind: CoreKind = CoreKind.STANDARD
+
+
+@dataclass(frozen=True, slots=True)
+class HugePages:
+    """Pages of one size on one node: `size_bytes` each, `count` of them in the pool."""
+
+    size_bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One NUMA node.
+
+    `cpus` are the online CPUs of the node, `memory_bytes` its MemTotal, `distances` maps every
+    node id (this one included) to the ACPI SLIT distance as the kernel shows it.
+    """
+
+    id: int
+    cpus: Mask
+    memory_bytes: int
+    hugepages: tuple[HugePages, ...] = ()
+    distances: Mapping[int, int] = field(default=MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One PCI device or network interface and where it is attached.
+
+    `address` is the PCI address (`0000:41:00.0`) or, for an interface without a PCI parent, "".
+    `node` is None where the kernel gives no NUMA node (-1 or no ancestor with `numa_node`).
+    """
+
+    kind: str
+    name: str
+    address: str
+    node: int | None
+    cpus: Mask = EMPTY
+    vendor: str = ""
+    device: str = ""
+    device_class: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """All facts of one host, ordered by id."""
+
+    cpus: tuple[Cpu, ...]
+    nodes: tuple[Node, ...]
+    devices: tuple[Device, ...] = ()
+    nohz_full: Mask = EMPTY
+
+    @cached_property
+    def online(self) -> Mask:
+        """All online CPUs."""
+        return Mask.from_ids(cpu.id for cpu in self.cpus if cpu.online)
+
+    @cached_property
+    def offline(self) -> Mask:
+        """All CPUs that are present but not online."""
+        return Mask.from_ids(cpu.id for cpu in self.cpus if not cpu.online)
+
+    @cached_property
+    def isolated(self) -> Mask:
+        """All CPUs that the kernel keeps out of its scheduling domains (`isolcpus=`)."""
+        return Mask.from_ids(cpu.id for cpu in self.cpus if cpu.isolated)
+
+    @cached_property
+    def memory_only_nodes(self) -> Mask:
+        """Nodes with memory and no online CPU (HBM, CXL, GPU memory)."""
+        return Mask.from_ids(n.id for n in self.nodes if not n.cpus and n.memory_bytes)
