@@ -1,0 +1,88 @@
+"""The outcome of one admission: a new ledger or a refusal, with its explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+from agent.managers.hints import NO_AFFINITY, Hint
+
+if TYPE_CHECKING:
+    from agent.ledger import Ledger, PodGrant
+    from agent.managers.hints import ProviderHints
+
+#: One sample of a counter: its full name and its label values, in the order of the metric.
+CounterKey: TypeAlias = tuple[str, tuple[str, ...]]
+
+
+class Reason(StrEnum):
+    """Why a pod was refused; the kubelet's reasons keep their names."""
+
+    TOPOLOGY_AFFINITY = "TopologyAffinityError"
+    SMT_ALIGNMENT = "SMTAlignmentError"
+    EMPTY_POD_SHARED_POOL = "EmptyPodSharedPoolError"
+    UNEXPECTED = "UnexpectedAdmissionError"
+    INVALID = "InvalidPod"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a pod was refused, for a program (`reason`, `resource`, `asked`, `free`) and a person.
+
+    `container` is None when the pod as a whole was refused. `asked` is CPUs for `cpu`, bytes for
+    memory types and a number of devices otherwise; `free` is the same unit by NUMA node.
+    """
+
+    reason: Reason
+    message: str
+    remedy: str = ""
+    resource: str | None = None
+    container: str | None = None
+    asked: int | None = None
+    free: Mapping[int, int] = field(default=MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class HintTrace:
+    """What each provider offered for one container (None: the pod) and what the merge made of it."""
+
+    container: str | None
+    providers: tuple[tuple[str, ProviderHints], ...]
+    merged: Hint = NO_AFFINITY
+    admitted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Eligibility:
+    """Whether one container may hold exclusive resources, and the reason."""
+
+    container: str
+    exclusive_cpus: int
+    exclusive_memory: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Admitted (`grant` set, `refusal` None) or refused (the reverse).
+
+    `ledger` is the ledger after the decision; a refusal returns the one it was given.
+    `counters` are the increments of the kubelet's metrics that this admission causes.
+    """
+
+    uid: str
+    ledger: Ledger
+    grant: PodGrant | None = None
+    refusal: Refusal | None = None
+    hints: tuple[HintTrace, ...] = ()
+    eligibility: tuple[Eligibility, ...] = ()
+    counters: Mapping[CounterKey, int] = field(default=MappingProxyType({}))
+    already_admitted: bool = False
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the pod was admitted."""
+        return self.grant is not None

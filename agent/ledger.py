@@ -1,0 +1,136 @@
+"""The ledger: who holds what. It is the whole state of the agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from agent.managers.hints import NO_AFFINITY, Hint
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.pods.model import ContainerKind, QosClass
+
+
+class Isolation(StrEnum):
+    """With whom a container shares its CPUs (KEP-5526, ResourceIsolationLevel)."""
+
+    HOST = "host"
+    POD = "pod"
+    CONTAINER = "container"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBlock:
+    """`size` bytes of one memory type (`memory`, `hugepages-2Mi`, ...) on the nodes of a mask."""
+
+    type: str
+    size: int
+    nodes: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLimits:
+    """What the CFS quota of a cgroup follows, in millicores; None where none is set."""
+
+    request_millis: int | None = None
+    limit_millis: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerGrant:
+    """What one container holds.
+
+    `cpus` None: no CPUs of its own, it runs in the node's shared pool. With isolation POD they
+    are the pod shared pool (or, for a standard init container, the budget it may burst over).
+    `memory` empty: its memory is not pinned. `reusable_released` is True once the memory of a
+    standard init container went back because a later container started.
+    """
+
+    name: str
+    kind: ContainerKind
+    isolation: Isolation = Isolation.HOST
+    cpus: Mask | None = None
+    memory: tuple[MemoryBlock, ...] = ()
+    devices: Mapping[str, tuple[str, ...]] = field(default=MappingProxyType({}))
+    hint: Hint = NO_AFFINITY
+    cpu: CpuLimits = CpuLimits()
+    quota_disabled: bool = False
+
+    @property
+    def mems(self) -> Mask:
+        """The NUMA nodes that its memory is pinned to; empty when it is not pinned."""
+        bits = 0
+        for block in self.memory:
+            bits |= block.nodes.bits
+        return Mask(bits)
+
+
+@dataclass(frozen=True, slots=True)
+class PodGrant:
+    """What one pod holds.
+
+    `cpus` and `memory` are the pod-level budget (the NUMA-aligned "bubble" of pod scope);
+    None and empty where the pod has none. `spec_digest` identifies the request that was decided,
+    so that asking again gives the same grant.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    qos: QosClass
+    spec_digest: str
+    containers: tuple[ContainerGrant, ...]
+    cpus: Mask | None = None
+    memory: tuple[MemoryBlock, ...] = ()
+    cpu: CpuLimits = CpuLimits()
+    quota_disabled: bool = False
+
+    @property
+    def exclusive_cpus(self) -> Mask:
+        """All CPUs that are out of the node's shared pool because of this pod."""
+        bits = self.cpus.bits if self.cpus is not None else 0
+        for container in self.containers:
+            if container.cpus is not None:
+                bits |= container.cpus.bits
+        return Mask(bits)
+
+    def container(self, name: str) -> ContainerGrant | None:
+        """Return the grant of the named container, None when the pod has no such container."""
+        return next((grant for grant in self.containers if grant.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """How much of one node's memory is charged.
+
+    `reserved` is bytes by memory type; `assignments` counts the blocks that touch the node and
+    `cells` is the group of nodes it currently serves together with (itself alone when unused).
+    """
+
+    assignments: int
+    cells: Mask
+    reserved: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Every grant, in the order of admission, and what follows from them.
+
+    `exclusive_cpus` and `devices` are always the union over `grants`. `memory` is the charge by
+    node: over a group of nodes it is the sum of the blocks, and how a group's charge is spread over
+    its members depends on the order of releases (the kubelet's rule), so it is kept, not derived.
+    """
+
+    grants: Mapping[str, PodGrant] = field(default=MappingProxyType({}))
+    exclusive_cpus: Mask = EMPTY
+    memory: Mapping[int, NodeMemory] = field(default=MappingProxyType({}))
+    devices: Mapping[str, frozenset[str]] = field(default=MappingProxyType({}))
+
+    def with_memory(self, memory: Mapping[int, NodeMemory]) -> Ledger:
+        """Return this ledger with another memory charge."""
+        return replace(self, memory=memory)

@@ -1,0 +1,117 @@
+"""The rules in force: the kubelet's policies, options, scopes, reservations and feature gates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class CpuManagerPolicy(StrEnum):
+    """`cpuManagerPolicy`."""
+
+    NONE = "none"
+    STATIC = "static"
+
+
+class MemoryManagerPolicy(StrEnum):
+    """`memoryManagerPolicy`."""
+
+    NONE = "None"
+    STATIC = "Static"
+
+
+class TopologyManagerPolicy(StrEnum):
+    """`topologyManagerPolicy`."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+
+
+class TopologyManagerScope(StrEnum):
+    """`topologyManagerScope`: what one alignment decision is made for."""
+
+    CONTAINER = "container"
+    POD = "pod"
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureGates:
+    """The kubelet feature gates that change a decision, with the defaults of v1.36."""
+
+    pod_level_resources: bool = True
+    pod_level_resource_managers: bool = False
+    disable_cpu_quota_with_exclusive_cpus: bool = True
+    cpu_manager_policy_alpha_options: bool = False
+    cpu_manager_policy_beta_options: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPolicyOptions:
+    """`cpuManagerPolicyOptions` of the static policy."""
+
+    full_pcpus_only: bool = False
+    distribute_cpus_across_numa: bool = False
+    align_by_socket: bool = False
+    distribute_cpus_across_cores: bool = False
+    strict_cpu_reservation: bool = False
+    prefer_align_cpus_by_uncorecache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPolicy:
+    """The CPU manager's rules; `reserved` CPUs are never given exclusively."""
+
+    policy: CpuManagerPolicy = CpuManagerPolicy.NONE
+    options: CpuPolicyOptions = CpuPolicyOptions()
+    reserved: Mask = EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPolicy:
+    """The memory manager's rules; `reserved` is bytes by memory type by node (`reservedMemory`)."""
+
+    policy: MemoryManagerPolicy = MemoryManagerPolicy.NONE
+    reserved: Mapping[int, Mapping[str, int]] = field(default=MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyPolicy:
+    """The topology manager's rules."""
+
+    policy: TopologyManagerPolicy = TopologyManagerPolicy.NONE
+    scope: TopologyManagerScope = TopologyManagerScope.CONTAINER
+    prefer_closest_numa_nodes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PluginDevice:
+    """One device of the inventory; an empty `nodes` means no NUMA locality is known."""
+
+    id: str
+    nodes: Mask = EMPTY
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything beside the machine and the ledger that a decision depends on."""
+
+    cpu: CpuPolicy = CpuPolicy()
+    memory: MemoryPolicy = MemoryPolicy()
+    topology: TopologyPolicy = TopologyPolicy()
+    gates: FeatureGates = FeatureGates()
+    devices: Mapping[str, tuple[PluginDevice, ...]] = field(default=MappingProxyType({}))
+
+    @property
+    def pod_level_managers(self) -> bool:
+        """Whether pod-level resources are managed (KEP-5526: both gates are needed)."""
+        return self.gates.pod_level_resources and self.gates.pod_level_resource_managers
