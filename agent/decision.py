@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from agent.managers.hints import NO_AFFINITY, Hint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.ledger import Ledger, PodGrant
     from agent.managers.hints import ProviderHints
 
@@ -47,7 +48,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class HintTrace:
-    """What each provider offered for one container (None: the pod) and what the merge made of it."""
+    """What each provider offered for one container (None: the pod) and what came of the merge."""
 
     container: str | None
     providers: tuple[tuple[str, ProviderHints], ...]

@@ -1,4 +1,4 @@
-"""Topology hints: which sets of NUMA nodes can serve a request, and which are as narrow as can be."""
+"""Topology hints: which sets of NUMA nodes can serve a request, and which are the narrowest."""
 
 from __future__ import annotations
 
