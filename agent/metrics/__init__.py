@@ -1,0 +1,1 @@
+"""What Prometheus scrapes: names, counters, and gauges computed from the ledger."""
