@@ -1,0 +1,40 @@
+# `make demo` and `make test` set up everything they need in .venv; neither needs root.
+PYTHON ?= python3
+BIN := .venv/bin
+VECTORS ?=
+SHELL := /bin/bash
+
+.PHONY: help setup demo test lint types guest bench conformance wheel clean
+
+help: ## show what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+
+setup: ## make the virtual environment .venv from the lock file
+	@$(PYTHON) deploy/development/make_venv.py
+
+demo: setup ## run the real agent against an embedded two-socket machine
+	@$(BIN)/python -m tests.demo
+
+test: setup ## run every test that needs neither root nor a NUMA machine
+	@$(BIN)/pytest -q -n auto --dist loadfile
+
+lint: setup ## check style and formatting
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: setup ## check types
+	@$(BIN)/mypy
+
+guest: setup ## boot NUMA guests in QEMU and run the scenarios on real cgroups
+	@$(BIN)/python -m tests.guest
+
+bench: setup ## measure; writes bench.json
+	@$(BIN)/python -m tests.bench
+
+conformance: setup ## compare decisions with the recorded ones [VECTORS=DIR]
+	@$(BIN)/python -m tests.conformance $(if $(VECTORS),--vectors $(VECTORS))
+
+wheel: setup ## build the wheel into dist/
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+clean: ## remove what the other targets made, the guest images too
+	@rm -rf .venv .cache dist build bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis
