@@ -63,7 +63,7 @@ class Node:
     cpus: Mask
     memory_bytes: int
     hugepages: tuple[HugePages, ...] = ()
-    distances: Mapping[int, int] = field(default=MappingProxyType({}))
+    distances: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,77 @@
+"""Reading a whole host from a root directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sysfs.caches import read_uncore
+from sysfs.cpus import read_core_kinds, read_cpu_sets
+from sysfs.files import Tree
+from sysfs.host import CoreKind, Cpu, Host
+from sysfs.net import read_interfaces
+from sysfs.nodes import nodes_of_cpus, read_nodes
+from sysfs.pci import read_pci_devices
+from sysfs.siblings import read_topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sysfs.cpus import CpuSets
+    from sysfs.host import Device, Node
+    from sysfs.mask import Mask
+
+
+def discover(root: Path) -> Host:
+    """Return all facts of the host whose `sys` (and `proc`) stand below a root directory.
+
+    The root is `/` on a live host, or a directory with an unpacked capture. Every fallback is
+    documented where it is taken and in docs/discovery.md. Raises a `SysfsError` that names the
+    file where the tree does not describe a host.
+    """
+    return read_host(Tree(root), live=str(root) == "/")
+
+
+def read_host(tree: Tree, *, live: bool = False) -> Host:
+    """Return the host of a tree; `live` asks netlink for the interfaces as well."""
+    sets = read_cpu_sets(tree)
+    nodes = read_nodes(tree, sets.online)
+    return Host(
+        cpus=_cpus(tree, sets, nodes),
+        nodes=nodes,
+        devices=_devices(tree, sets.online, live=live),
+        nohz_full=sets.nohz_full & sets.present,
+    )
+
+
+def _cpus(tree: Tree, sets: CpuSets, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:
+    topology = read_topology(tree, sets.online)
+    uncore = read_uncore(tree, sets.online)
+    kinds = read_core_kinds(tree, sets.online)
+    node_of = nodes_of_cpus(tree, nodes, sets.present)
+    return tuple(
+        Cpu(
+            id=cpu,
+            online=cpu in sets.online,
+            isolated=cpu in sets.isolated,
+            core=topology.cores.get(cpu),
+            cluster=topology.clusters.get(cpu),
+            die=topology.dies.get(cpu),
+            package=topology.packages.get(cpu),
+            node=node_of.get(cpu),
+            uncore=uncore.get(cpu),
+            kind=kinds.get(cpu, CoreKind.STANDARD),
+        )
+        for cpu in sets.present
+    )
+
+
+def _devices(tree: Tree, online: Mask, *, live: bool) -> tuple[Device, ...]:
+    return read_pci_devices(tree, online) + read_interfaces(tree, online, _links(live=live))
+
+
+def _links(*, live: bool) -> tuple[tuple[str, str], ...]:
+    if not live:
+        return ()
+    from sysfs.links import read_links  # noqa: PLC0415  # only a live host needs netlink
+
+    return read_links()

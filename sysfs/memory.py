@@ -1,0 +1,50 @@
+"""Memory and huge pages, of a node or of a host without nodes, in bytes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from sysfs.errors import MalformedFile
+from sysfs.host import HugePages
+
+if TYPE_CHECKING:
+    from sysfs.files import Tree
+
+HOST_MEMINFO: Final = "proc/meminfo"
+HOST_HUGEPAGES: Final = "sys/kernel/mm/hugepages"
+_TOTAL: Final = re.compile(r"^(?:Node\s+[0-9]+\s+)?MemTotal:\s+([0-9]{1,18}) kB\s*$", re.MULTILINE)
+_POOL: Final = re.compile(r"hugepages-([1-9][0-9]{0,15})kB", re.ASCII)
+
+
+def find_memory_total(tree: Tree, name: str) -> int | None:
+    """Return `MemTotal` of a `meminfo` file in bytes; None if the file is absent.
+
+    Raises `MalformedFile` if the file has no line `MemTotal: <number> kB`.
+    """
+    text = tree.find(name)
+    if text is None:
+        return None
+    match = _TOTAL.search(text)
+    if match is None:
+        raise MalformedFile(tree.path(name), text, "a line 'MemTotal: <number> kB'")
+    return int(match[1]) * 1024
+
+
+def read_hugepages(tree: Tree, directory: str) -> tuple[HugePages, ...]:
+    """Return the pools below a `hugepages` directory by ascending page size, empty ones too.
+
+    None if the directory is absent (a kernel without hugetlbfs). A pool without `nr_hugepages`
+    has 0 pages.
+    """
+    pools = []
+    for name in tree.names(directory):
+        match = _POOL.fullmatch(name)
+        if match is None:
+            continue
+        file = f"{directory}/{name}/nr_hugepages"
+        count = tree.find_integer(file) or 0
+        if count < 0:
+            raise MalformedFile(tree.path(file), str(count), "a number of pages")
+        pools.append(HugePages(int(match[1]) * 1024, count))
+    return tuple(sorted(pools, key=lambda pool: pool.size_bytes))

@@ -1,0 +1,61 @@
+"""Network interfaces and where they are attached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sysfs.host import Device
+from sysfs.mask import EMPTY
+from sysfs.pci import ADDRESS, PCI_DIRECTORY, read_local_cpus, read_node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sysfs.files import Tree
+    from sysfs.mask import Mask
+
+NET_DIRECTORY: Final = "sys/class/net"
+KIND: Final = "net"
+_VIRTUAL: Final = "sys/devices/virtual/"
+
+
+def read_interfaces(
+    tree: Tree, online: Mask, links: Iterable[tuple[str, str]] = ()
+) -> tuple[Device, ...]:
+    """Return every network interface that a device is behind, by name.
+
+    `links` are interfaces that are already known, as (name, PCI address or ""), such as
+    netlink's; all others come from `sys/class/net`. Interfaces without a device (loopback,
+    bridges, bonds, veth, tun) are left out: they are at no place, and they come and go with
+    containers.
+    """
+    known = dict(links)
+    names = sorted({*known, *tree.names(NET_DIRECTORY)})
+    found = (_interface(tree, name, known.get(name, ""), online) for name in names)
+    return tuple(device for device in found if device is not None)
+
+
+def _interface(tree: Tree, name: str, address: str, online: Mask) -> Device | None:
+    place = _place(tree, name)
+    address = address or _pci_address(place)
+    if address:
+        directory = f"{PCI_DIRECTORY}/{address}"
+        node = read_node(tree, directory)
+        return Device(KIND, name, address, node, read_local_cpus(tree, directory, online))
+    if not place:
+        return None
+    return Device(KIND, name, "", read_node(tree, place), EMPTY)
+
+
+def _place(tree: Tree, name: str) -> str:
+    """Return the directory of the device behind an interface, "" where there is none."""
+    directory = f"{NET_DIRECTORY}/{name}"
+    if tree.is_directory(f"{directory}/device"):
+        return tree.resolved(f"{directory}/device") or ""
+    own = tree.resolved(directory) or ""
+    return "" if own == directory or own.startswith(_VIRTUAL) else own
+
+
+def _pci_address(place: str) -> str:
+    parts = (part for part in reversed(place.split("/")) if ADDRESS.fullmatch(part))
+    return next(parts, "")

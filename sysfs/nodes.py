@@ -1,0 +1,120 @@
+"""NUMA nodes: their CPUs, memory, huge pages and distances."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from sysfs.errors import MalformedFile, MissingFile
+from sysfs.host import Node
+from sysfs.mask import Mask
+from sysfs.memory import HOST_HUGEPAGES, HOST_MEMINFO, find_memory_total, read_hugepages
+from sysfs.siblings import CPU_DIRECTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sysfs.files import Tree
+
+NODE_DIRECTORY: Final = "sys/devices/system/node"
+#: What the kernel shows where the firmware has no SLIT (include/linux/topology.h).
+LOCAL_DISTANCE: Final = 10
+REMOTE_DISTANCE: Final = 20
+
+
+def read_nodes(tree: Tree, online: Mask) -> tuple[Node, ...]:
+    """Read every `nodeN` directory, ascending; ids may have gaps.
+
+    Fallbacks: no node directory at all (a kernel without NUMA): one node 0 with every online
+    CPU, `MemTotal` of `proc/meminfo` (0 bytes where that is absent) and the huge pages of
+    `sys/kernel/mm/hugepages`; no `cpulist`: `cpumap`; no `meminfo` of an only node:
+    `proc/meminfo`; no `distance`: 10 to itself, 20 to others.
+    """
+    ids = tree.numbered(NODE_DIRECTORY, "node")
+    if not ids:
+        return (_whole_host(tree, online),)
+    return tuple(_node(tree, node, ids, online) for node in ids)
+
+
+def nodes_of_cpus(tree: Tree, nodes: Sequence[Node], present: Mask) -> dict[int, int]:
+    """Return the node of each CPU, by CPU id; a CPU of no known node is not a key.
+
+    A CPU that exactly one node lists is that node's. For any other (offline, or firmware that
+    gives every CPU to every node) the link `cpuN/nodeM` decides where there is exactly one to a
+    node that exists, else the lowest node that lists the CPU.
+    """
+    owner: dict[int, int] = {}
+    claimed = contested = Mask()
+    for node in nodes:
+        contested |= claimed & node.cpus
+        claimed |= node.cpus
+        for cpu in node.cpus:
+            owner.setdefault(cpu, node.id)
+    known = {node.id for node in nodes}
+    for cpu in (present - claimed) | contested:
+        linked = known.intersection(tree.numbered(f"{CPU_DIRECTORY}/cpu{cpu}", "node"))
+        if len(linked) == 1:
+            owner[cpu] = linked.pop()
+    return owner
+
+
+def _whole_host(tree: Tree, online: Mask) -> Node:
+    return Node(
+        id=0,
+        cpus=online,
+        memory_bytes=find_memory_total(tree, HOST_MEMINFO) or 0,
+        hugepages=read_hugepages(tree, HOST_HUGEPAGES),
+        distances=MappingProxyType({0: LOCAL_DISTANCE}),
+    )
+
+
+def _node(tree: Tree, node: int, ids: Sequence[int], online: Mask) -> Node:
+    directory = f"{NODE_DIRECTORY}/node{node}"
+    cpus = tree.find_set((f"{directory}/cpulist",), (f"{directory}/cpumap",))
+    if cpus is None:
+        raise MissingFile(
+            tree.path(f"{directory}/cpulist"), "a node lists its CPUs here or in cpumap"
+        )
+    return Node(
+        id=node,
+        cpus=cpus & online,
+        memory_bytes=_memory(tree, directory, ids),
+        hugepages=read_hugepages(tree, f"{directory}/hugepages"),
+        distances=_distances(tree, node, ids),
+    )
+
+
+def _memory(tree: Tree, directory: str, ids: Sequence[int]) -> int:
+    total = find_memory_total(tree, f"{directory}/meminfo")
+    if total is None and len(ids) == 1:
+        total = find_memory_total(tree, HOST_MEMINFO)
+    if total is None:
+        raise MissingFile(tree.path(f"{directory}/meminfo"), "a node shows its memory here")
+    return total
+
+
+def _distances(tree: Tree, node: int, ids: Sequence[int]) -> Mapping[int, int]:
+    name = f"{NODE_DIRECTORY}/node{node}/distance"
+    text = tree.find(name)
+    if text is None:
+        row = {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in ids}
+        return MappingProxyType(row)
+    fields = text.split()
+    if not fields or not all(field.isascii() and field.isdigit() for field in fields):
+        raise MalformedFile(tree.path(name), text, "one distance for each node")
+    columns = _columns(tree, ids, len(fields))
+    if columns is None:
+        raise MalformedFile(tree.path(name), text, f"{len(ids)} distances, one for each node")
+    row = {other: int(field) for other, field in zip(columns, fields, strict=True)}
+    return MappingProxyType({other: row[other] for other in ids})
+
+
+def _columns(tree: Tree, ids: Sequence[int], count: int) -> Sequence[int] | None:
+    """Name the nodes of a row: those with a directory, else those online, else the possible."""
+    if len(ids) == count:
+        return ids
+    for state in ("online", "possible"):
+        members = tree.find_list(f"{NODE_DIRECTORY}/{state}")
+        if members is not None and len(members) == count and Mask.from_ids(ids) <= members:
+            return tuple(members)
+    return None

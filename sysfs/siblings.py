@@ -1,0 +1,161 @@
+"""Groups of CPUs that share something: a core, a cluster, a die, a package, a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sysfs.errors import InconsistentTree, MissingFile
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sysfs.files import Tree
+
+CPU_DIRECTORY: Final = "sys/devices/system/cpu"
+CORE_LISTS: Final = ("core_cpus_list", "thread_siblings_list")
+CORE_MAPS: Final = ("core_cpus", "thread_siblings")
+CLUSTER_LISTS: Final = ("cluster_cpus_list",)
+CLUSTER_MAPS: Final = ("cluster_cpus",)
+DIE_LISTS: Final = ("die_cpus_list",)
+DIE_MAPS: Final = ("die_cpus",)
+PACKAGE_LISTS: Final = ("package_cpus_list", "core_siblings_list")
+PACKAGE_MAPS: Final = ("package_cpus", "core_siblings")
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Group of each online CPU, by CPU id; a CPU that is not a key has no such group.
+
+    Values of `cores`, `clusters` and `dies` are the lowest online CPU of the group, values of
+    `packages` the kernel's package ids.
+    """
+
+    cores: dict[int, int]
+    clusters: dict[int, int]
+    dies: dict[int, int]
+    packages: dict[int, int]
+
+
+def read_topology(tree: Tree, online: Mask) -> Topology:
+    """Read `cpuN/topology` of every online CPU.
+
+    Each group is read once, from its lowest online CPU: the kernel keeps sibling sets
+    symmetric, and sets that are seen to overlap raise `InconsistentTree`. Fallbacks:
+
+    - `thread_siblings*` for `core_cpus*`, `core_siblings*` for `package_cpus*`, hexadecimal
+      maps for lists (kernels before 5.3, before 2.6.26);
+    - `cluster_id` or its files absent or -1: no cluster;
+    - `die_id` absent: no die; -1: the package is its one die;
+    - `physical_package_id` absent or -1: see `_named_packages`.
+
+    Raises `MissingFile` where an online CPU has no list of its threads.
+    """
+    packages = _packages(tree, online)
+    cores: dict[int, int] = {}
+    for group in sibling_groups(online, lambda cpu: _threads(tree, cpu)):
+        cores.update(dict.fromkeys(group, group.lowest))
+    return Topology(
+        cores, _clusters(tree, online), _dies(tree, online, packages), _named_packages(packages)
+    )
+
+
+def sibling_groups(online: Mask, read: Callable[[int], tuple[str, Mask] | None]) -> Iterator[Mask]:
+    """Yield the groups, cut down to online CPUs, reading each from its lowest CPU.
+
+    `read` returns a CPU's sibling set and the path it was read from, or None where the CPU has
+    no such group. Raises `InconsistentTree` if a set lacks the CPU itself or overlaps another.
+    """
+    pending = online
+    seen = Mask()
+    while pending:
+        cpu = pending.lowest
+        found = read(cpu)
+        if found is None:
+            pending -= Mask(1 << cpu)
+            continue
+        path, siblings = found
+        group = siblings & online
+        if cpu not in group:
+            raise InconsistentTree(path, f"CPU {cpu} is not in its own group {siblings}")
+        if not group.isdisjoint(seen):
+            raise InconsistentTree(
+                path, f"CPUs {group & seen} are in two groups, of which {group} is one"
+            )
+        yield group
+        seen |= group
+        pending -= group
+
+
+def _siblings(
+    tree: Tree, cpu: int, lists: tuple[str, ...], maps: tuple[str, ...]
+) -> tuple[str, Mask] | None:
+    directory = f"{CPU_DIRECTORY}/cpu{cpu}/topology/"
+    for name in lists:
+        found = tree.find_list(directory + name)
+        if found is not None:
+            return tree.path(directory + name), found
+    for name in maps:
+        found = tree.find_map(directory + name)
+        if found is not None:
+            return tree.path(directory + name), found
+    return None
+
+
+def _threads(tree: Tree, cpu: int) -> tuple[str, Mask]:
+    found = _siblings(tree, cpu, CORE_LISTS, CORE_MAPS)
+    if found is None:
+        path = tree.path(f"{CPU_DIRECTORY}/cpu{cpu}/topology/{CORE_LISTS[0]}")
+        raise MissingFile(path, f"CPU {cpu} is online, so it must list the threads of its core")
+    return found
+
+
+def _packages(tree: Tree, online: Mask) -> dict[int, int]:
+    packages: dict[int, int] = {}
+
+    def read(cpu: int) -> tuple[str, Mask]:
+        path = f"{CPU_DIRECTORY}/cpu{cpu}/topology"
+        return _siblings(tree, cpu, PACKAGE_LISTS, PACKAGE_MAPS) or (path, Mask.of(cpu))
+
+    for group in sibling_groups(online, read):
+        name = f"{CPU_DIRECTORY}/cpu{group.lowest}/topology/physical_package_id"
+        package = tree.find_integer(name)
+        packages.update(dict.fromkeys(group, -1 if package is None else max(package, -1)))
+    return packages
+
+
+def _named_packages(packages: dict[int, int]) -> dict[int, int]:
+    """Give the CPUs without a package id (-1: s390, older ppc64) one package of their own.
+
+    Its id is the lowest that no other package has, which is 0 where no CPU has an id.
+    """
+    used = set(packages.values())
+    if -1 not in used:
+        return packages
+    free = next(number for number in range(len(used) + 1) if number not in used)
+    return {cpu: free if package < 0 else package for cpu, package in packages.items()}
+
+
+def _clusters(tree: Tree, online: Mask) -> dict[int, int]:
+    clusters: dict[int, int] = {}
+    for group in sibling_groups(
+        online, lambda cpu: _siblings(tree, cpu, CLUSTER_LISTS, CLUSTER_MAPS)
+    ):
+        number = tree.find_integer(f"{CPU_DIRECTORY}/cpu{group.lowest}/topology/cluster_id")
+        if number is not None and number >= 0:
+            clusters.update(dict.fromkeys(group, group.lowest))
+    return clusters
+
+
+def _dies(tree: Tree, online: Mask, packages: dict[int, int]) -> dict[int, int]:
+    """Group by package and `die_id`: on Arm `die_cpus_list` holds one CPU and the id is -1."""
+    first: dict[tuple[int, int], int] = {}
+    dies: dict[int, int] = {}
+    for group in sibling_groups(online, lambda cpu: _siblings(tree, cpu, DIE_LISTS, DIE_MAPS)):
+        lowest = group.lowest
+        number = tree.find_integer(f"{CPU_DIRECTORY}/cpu{lowest}/topology/die_id")
+        if number is not None:
+            die = first.setdefault((packages[lowest], number), lowest)
+            dies.update(dict.fromkeys(group, die))
+    return dies
