@@ -1,0 +1,61 @@
+"""Which errors are a user's to solve, and how each is told: one line, and an exit code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: The roots of the packages' trees of exceptions, by full name. A name, not the class: a class in
+#: this table would have to be imported, and `--help` would pay for every package.
+EXIT_CODES: Final[Mapping[str, ExitCode]] = {
+    "agent.cli.errors.CommandError": ExitCode.REFUSED,
+    "agent.pods.errors.ManifestError": ExitCode.BAD_INPUT,
+    "agent.config.errors.ConfigError": ExitCode.BAD_INPUT,
+    "agent.checkpoint.errors.CheckpointError": ExitCode.BAD_INPUT,
+    "agent.client.Unreachable": ExitCode.UNREACHABLE,
+    "agent.service.errors.StartError": ExitCode.ENVIRONMENT,
+    "cgroupfs.errors.CgroupError": ExitCode.ENVIRONMENT,
+    "sysfs.errors.SysfsError": ExitCode.BAD_INPUT,
+    "systemd.errors.SystemdError": ExitCode.ENVIRONMENT,
+    "builtins.OSError": ExitCode.BAD_INPUT,
+}
+
+
+class CommandError(Exception):
+    """A command that cannot do what was asked; `code` is what the process exits with."""
+
+    def __init__(self, message: str, code: ExitCode) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def exit_code_of(error: BaseException) -> ExitCode | None:
+    """Return the exit code of an expected error, None for one that is a defect of ours."""
+    if isinstance(error, CommandError):
+        return error.code
+    for name in _class_names(type(error)):
+        code = EXIT_CODES.get(name)
+        if code is not None:
+            return code
+    return None
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """Return what is printed for an expected error: one line, and one more for each detail."""
+    first, *rest = _text_of(error).splitlines() or [type(error).__name__]
+    return [f"numawarden: error: {first}", *(f"  {line.strip()}" for line in rest if line.strip())]
+
+
+def _text_of(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _class_names(kind: type[BaseException]) -> Iterator[str]:
+    for base in kind.__mro__:
+        yield f"{base.__module__}.{base.__qualname__}"

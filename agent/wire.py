@@ -1,0 +1,290 @@
+"""The documents of the admission API: what goes over the socket, and what `--output json` prints.
+
+Sets of CPUs and NUMA nodes are text in the kernel's list format (`0-3,8`), sizes are bytes, CPU
+shares millicores, times seconds since 1970 (UTC). Field names are camel case on the wire. A field
+may be added in any release; none is renamed or removed within `/v1` (see `docs/api.md`).
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+_Document = TypeVar("_Document", bound="Document")
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of all documents."""
+
+
+class ErrorDetail(Document, frozen=True):
+    """One thing that is wrong: `path` names the field (`spec.containers[0].name`), or is ""."""
+
+    path: str
+    message: str
+
+
+class ErrorBody(Document, frozen=True):
+    """An error: `code` for programs (`InvalidManifest`), `message` for people."""
+
+    code: str
+    message: str
+    details: tuple[ErrorDetail, ...] = ()
+
+
+class ErrorDocument(Document, frozen=True):
+    """The body of every answer that is not a success."""
+
+    error: ErrorBody
+
+
+class HintDocument(Document, frozen=True):
+    """A topology hint; `nodes` None means any node."""
+
+    nodes: str | None
+    preferred: bool
+
+
+class MemoryDocument(Document, frozen=True):
+    """`bytes` of one memory type on the nodes of a set."""
+
+    type: str
+    bytes: int
+    nodes: str
+
+
+class KernelDocument(Document, frozen=True):
+    """What the kernel says of one cgroup; a field is None when the file is not there.
+
+    `cpu_max` is the file's text (`max 100000`).
+    """
+
+    cgroup: str
+    cpus: str | None = None
+    cpus_effective: str | None = None
+    mems: str | None = None
+    mems_effective: str | None = None
+    cpu_max: str | None = None
+
+
+class ContainerDocument(Document, frozen=True):
+    """What one container holds.
+
+    `cpus` are the CPUs it may run on: its own, its pod's, or the node's shared pool, as
+    `isolation` says. `mems` None: its memory is not pinned. `kernel` lists its cgroups.
+    """
+
+    name: str
+    kind: str
+    isolation: str
+    cpus: str
+    mems: str | None
+    memory: tuple[MemoryDocument, ...]
+    devices: dict[str, tuple[str, ...]]
+    hint: HintDocument
+    quota_disabled: bool
+    kernel: tuple[KernelDocument, ...] = ()
+
+
+class EnforcementDocument(Document, frozen=True):
+    """Whether the kernel honours a grant; `problems` says what is missing, one line each."""
+
+    enforced: bool
+    problems: tuple[str, ...] = ()
+
+
+class RefusalDocument(Document, frozen=True):
+    """Why a pod was refused; `asked` and `free` (by NUMA node) are in the resource's unit."""
+
+    reason: str
+    message: str
+    remedy: str
+    resource: str | None
+    container: str | None
+    asked: int | None
+    free: dict[str, int]
+
+
+class ProviderDocument(Document, frozen=True):
+    """What one provider offered: by resource, None (no preference) or its best hints.
+
+    `counts` is how many hints there were in all.
+    """
+
+    provider: str
+    hints: dict[str, tuple[HintDocument, ...] | None]
+    counts: dict[str, int]
+
+
+class HintTraceDocument(Document, frozen=True):
+    """The merge for one container (None: for the pod as a whole)."""
+
+    container: str | None
+    providers: tuple[ProviderDocument, ...]
+    merged: HintDocument
+    admitted: bool
+
+
+class EligibilityDocument(Document, frozen=True):
+    """Whether one container may hold exclusive resources, and why."""
+
+    container: str
+    exclusive_cpus: int
+    exclusive_memory: bool
+    why: str
+
+
+class ExplanationDocument(Document, frozen=True):
+    """How a decision came about."""
+
+    eligibility: tuple[EligibilityDocument, ...]
+    hints: tuple[HintTraceDocument, ...]
+
+
+class PodDocument(Document, frozen=True):
+    """One pod of the ledger.
+
+    `source` is where it came from (`api`, a manifest's path, or `checkpoint` after a restart).
+    `explanation` is None for a pod that was decided before the agent was last started.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    qos: str
+    source: str
+    spec_digest: str
+    cpus: str | None
+    memory: tuple[MemoryDocument, ...]
+    exclusive_cpus: str
+    containers: tuple[ContainerDocument, ...]
+    enforcement: EnforcementDocument
+    explanation: ExplanationDocument | None = None
+    kernel: tuple[KernelDocument, ...] = ()
+
+
+class PodListDocument(Document, frozen=True):
+    """All pods, in the order of admission."""
+
+    pods: tuple[PodDocument, ...]
+
+
+class AdmissionDocument(Document, frozen=True):
+    """The answer to an admission.
+
+    Admitted: `pod` is set. Refused: `refusal` and `error` are set. `dry_run`: nothing was changed.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    admitted: bool
+    dry_run: bool = False
+    already_admitted: bool = False
+    pod: PodDocument | None = None
+    refusal: RefusalDocument | None = None
+    explanation: ExplanationDocument | None = None
+    error: ErrorBody | None = None
+
+
+class RemovalDocument(Document, frozen=True):
+    """The answer to a removal; `enforcement` says whether the kernel was told in full."""
+
+    uid: str
+    name: str
+    namespace: str
+    enforcement: EnforcementDocument
+
+
+class BindRequest(Document, frozen=True, forbid_unknown_fields=True):
+    """Which cgroup a container got: exactly one of its path below the root, or one of its pids."""
+
+    cgroup: str | None = None
+    pid: int | None = None
+
+
+class BindDocument(Document, frozen=True):
+    """The answer to a binding."""
+
+    uid: str
+    container: str
+    cgroup: str
+    enforcement: EnforcementDocument
+
+
+class ReconcileDocument(Document, frozen=True):
+    """The outcome of one comparison of the kernel with the ledger, counts by cause."""
+
+    found: dict[str, int]
+    repaired: dict[str, int]
+    problems: tuple[str, ...]
+    finished: float
+    seconds: float
+
+
+class ManifestDocument(Document, frozen=True):
+    """One file of the manifest directory: `state` is admitted, refused, conflict or invalid."""
+
+    file: str
+    state: str
+    uid: str | None = None
+    message: str = ""
+    details: tuple[ErrorDetail, ...] = ()
+
+
+class PolicyDocument(Document, frozen=True):
+    """The policies in force, with the kubelet's names."""
+
+    cpu_manager_policy: str
+    memory_manager_policy: str
+    topology_manager_policy: str
+    topology_manager_scope: str
+    reserved_cpus: str
+
+
+class StatusDocument(Document, frozen=True):
+    """How the agent is doing; `problems` is what an operator should look at, one line each."""
+
+    version: str
+    pid: int
+    started: float
+    ready: bool
+    policy: PolicyDocument
+    online_cpus: str
+    nodes: str
+    shared_pool: str
+    exclusive_cpus: str
+    pods: int
+    containers: int
+    last_reconcile: ReconcileDocument | None
+    manifests: tuple[ManifestDocument, ...]
+    problems: tuple[str, ...]
+
+
+class EventDocument(Document, frozen=True):
+    """One line of `watch`.
+
+    `type` is one of `PodAdmitted`, `PodRefused`, `PodRemoved`, `PodNotEnforced`, `ContainerBound`,
+    `DriftFound`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
+    """
+
+    type: str
+    time: float
+    operation: str
+    uid: str | None = None
+    pod: str | None = None
+    message: str = ""
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(document: Document) -> bytes:
+    """Return a document as compact JSON."""
+    return _encoder.encode(document)
+
+
+def decode(body: bytes, kind: type[_Document]) -> _Document:
+    """Return the document of a JSON text; raises `msgspec.DecodeError` when it is not one."""
+    return msgspec.json.decode(body, type=kind)
