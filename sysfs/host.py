@@ -110,5 +110,8 @@ class Host:
 
     @cached_property
     def memory_only_nodes(self) -> Mask:
-        """Nodes with memory and no online CPU (HBM, CXL, GPU memory)."""
-        return Mask.from_ids(n.id for n in self.nodes if not n.cpus and n.memory_bytes)
+        """Nodes with no online CPU: HBM, CXL or GPU memory.
+
+        A node that the firmware made for a device alone (a generic initiator, 0 bytes) counts.
+        """
+        return Mask.from_ids(node.id for node in self.nodes if not node.cpus)

@@ -50,14 +50,15 @@ def read_topology(tree: Tree, online: Mask) -> Topology:
     - `die_id` absent: no die; -1: the package is its one die;
     - `physical_package_id` absent or -1: see `_named_packages`.
 
-    Raises `MissingFile` where an online CPU has no list of its threads.
+    Raises `MissingFile` where an online CPU has no list of its threads, `InconsistentTree`
+    where the threads of one core are in two packages.
     """
-    packages = _packages(tree, online)
-    cores: dict[int, int] = {}
-    for group in sibling_groups(online, lambda cpu: _threads(tree, cpu)):
-        cores.update(dict.fromkeys(group, group.lowest))
+    packages = _named_packages(_packages(tree, online))
     return Topology(
-        cores, _clusters(tree, online), _dies(tree, online, packages), _named_packages(packages)
+        cores=_cores(tree, online, packages),
+        clusters=_clusters(tree, online),
+        dies=_dies(tree, online, packages),
+        packages=packages,
     )
 
 
@@ -109,6 +110,16 @@ def _threads(tree: Tree, cpu: int) -> tuple[str, Mask]:
         path = tree.path(f"{CPU_DIRECTORY}/cpu{cpu}/topology/{CORE_LISTS[0]}")
         raise MissingFile(path, f"CPU {cpu} is online, so it must list the threads of its core")
     return found
+
+
+def _cores(tree: Tree, online: Mask, packages: dict[int, int]) -> dict[int, int]:
+    cores: dict[int, int] = {}
+    for group in sibling_groups(online, lambda cpu: _threads(tree, cpu)):
+        if len({packages[cpu] for cpu in group}) > 1:
+            path = tree.path(f"{CPU_DIRECTORY}/cpu{group.lowest}/topology")
+            raise InconsistentTree(path, f"threads {group} of one core are in two packages")
+        cores.update(dict.fromkeys(group, group.lowest))
+    return cores
 
 
 def _packages(tree: Tree, online: Mask) -> dict[int, int]:
