@@ -1,0 +1,122 @@
+"""`python -m tests.guest`: the project's scenarios on real NUMA kernels, in QEMU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.guest import emulator, host, image, job, runner, wheel
+from tests.guest.cache import Cache
+from tests.guest.errors import GuestError
+from tests.guest.scenarios import SCENARIOS, Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(prog="python -m tests.guest", description=__doc__)
+    made.add_argument("scenario", nargs="*", help="scenarios to run; all when none is named")
+    made.add_argument("--list", action="store_true", help="list the scenarios and stop")
+    made.add_argument("--jobs", type=int, default=2, help="guests at a time, one host core each")
+    made.add_argument("--keep", action="store_true", help="keep the disks of each run")
+    made.add_argument("--patience", type=float, default=1.0, help="factor on every timeout")
+    made.add_argument(
+        "--cache", type=Path, default=wheel.PROJECT / ".cache/guest", help="image, QEMU, wheels"
+    )
+    made.add_argument("--results", type=Path, help="where logs and results go (in the cache)")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run scenarios; 0: all passed, 1: one did not, 2: the guests could not be run."""
+    options = parser().parse_args(argv)
+    try:
+        if options.list:
+            for scenario in SCENARIOS.values():
+                print(f"{scenario.name:<24} {scenario.topology:<14} {scenario.summary}")
+            return 0
+        return _run(options)
+    except GuestError as error:
+        print(f"guest: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    chosen = _chosen(options.scenario)
+    host.require_x86_64()
+    host.provide(host.RUN_NEEDS)
+    store = Cache(options.cache)
+    results = options.results or options.cache / "results"
+    made = image.provide(store)
+    setup = runner.Setup(
+        store, made, emulator.provide(store), results, options.keep, options.patience
+    )
+    contents = _contents(store, made, chosen)
+    verdicts = _run_all(setup, chosen, contents, options.jobs)
+    passed = sum(verdict.passed for verdict in verdicts)
+    print(f"guest: {passed} passed, {len(verdicts) - passed} failed", flush=True)
+    return 0 if passed == len(verdicts) else 1
+
+
+def _chosen(names: Sequence[str]) -> list[Scenario]:
+    for name in names:
+        if name not in SCENARIOS:
+            raise GuestError(f"no scenario is called {name!r}", f"known: {', '.join(SCENARIOS)}")
+    return [SCENARIOS[name] for name in names or SCENARIOS]
+
+
+def _contents(
+    store: Cache, made: image.Image, chosen: Sequence[Scenario]
+) -> dict[str, job.Contents]:
+    """Return what each scenario's job carries; the wheel is built only if one needs it."""
+    if not any(scenario.agent or scenario.wheels for scenario in chosen):
+        return {scenario.name: job.Contents() for scenario in chosen}
+    wheels = wheel.provide(store, made.python)
+    environment = wheel.environment(store, made.python, wheels)
+    return {
+        scenario.name: job.Contents(
+            environment if scenario.agent else None, wheels if scenario.wheels else None
+        )
+        for scenario in chosen
+    }
+
+
+def _run_all(
+    setup: runner.Setup,
+    chosen: Sequence[Scenario],
+    contents: dict[str, job.Contents],
+    jobs: int,
+) -> list[runner.Verdict]:
+    """Run scenarios, `jobs` at a time, and print each verdict as it falls."""
+    host_cores = sorted(os.sched_getaffinity(0))
+    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(jobs):
+        cores.put(host_cores[number % len(host_cores)])
+
+    def run(scenario: Scenario) -> runner.Verdict:
+        core = cores.get()
+        try:
+            return runner.run(setup, scenario, contents[scenario.name], core)
+        finally:
+            cores.put(core)
+
+    verdicts = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(run, scenario) for scenario in chosen]):
+            verdict = future.result()
+            print(verdict.line(), flush=True)
+            if not verdict.passed:
+                print(verdict.report(), flush=True)
+            verdicts.append(verdict)
+    return verdicts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""QEMU: which one is used, and the exact command line of a guest."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.guest import cache, host
+from tests.guest.image import SUITE
+
+if TYPE_CHECKING:
+    from tests.guest.image import Image
+    from tests.guest.topologies import Topology
+
+#: The kernel of the guest panics in most boots under QEMU 7.2 and in none under 10.
+OLDEST_VERSION: Final = 10
+PROGRAM: Final = "qemu-system-x86_64"
+PACKAGES: Final = ("qemu-system-x86", "qemu-system-data", "seabios", "ipxe-qemu")
+
+#: What each part of the kernel's command line is for:
+#: - root and console: no udev names, no initial RAM disk, a bounded wait for the disk;
+#: - speed under emulation: no delay-loop calibration on each CPU (`lpj`), no mitigations,
+#:   no watchdog, no self tests, a clock that is trusted;
+#: - a panic ends QEMU (with its `-no-reboot`).
+KERNEL_ARGUMENTS: Final = (
+    "root=PARTUUID=6e756d61-01 rootwait=20 rootfstype=ext4 rw console=ttyS0 quiet loglevel=4 "
+    "lpj=4000000 tsc=reliable no_timer_check mitigations=off nowatchdog nokaslr audit=0 "
+    "apparmor=0 cryptomgr.notests rcupdate.rcu_expedited=1 random.trust_cpu=on "
+    "panic=-1 net.ifnames=0 systemd.show_status=0 systemd.default_timeout_start_sec=300"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Emulator:
+    """A QEMU that can run the guests: what starts it, and what that needs in its environment."""
+
+    command: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Disks:
+    """The files of one run: the job's tar, the blank the results go to, the serial log."""
+
+    job: Path
+    out: Path
+    serial: Path
+
+
+def provide(store: cache.Cache) -> Emulator:
+    """Return the host's QEMU where it is new enough, else Debian's from an unpacked tree."""
+    installed = shutil.which(PROGRAM, path=host.search_path())
+    if installed and _version(installed) >= OLDEST_VERSION:
+        return Emulator((installed,))
+    key = cache.key_of(SUITE.encode(), *(package.encode() for package in PACKAGES))
+    return _unpacked(store.entry("qemu", key, _unpack))
+
+
+def command(emulator: Emulator, image: Image, topology: Topology, disks: Disks) -> list[str]:
+    """Return the command line of one guest; its virtio console is QEMU's standard output."""
+    return [
+        *emulator.command,
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", "q35,smm=off", "-accel", "tcg,thread=single,tb-size=512"),
+        *_machine(topology),
+        *("-kernel", str(image.kernel), "-append", KERNEL_ARGUMENTS),
+        *_disk("root", image.disk, "nvme", "snapshot=on,cache=unsafe"),
+        *_disk("job", disks.job, "virtio-blk-pci", "readonly=on"),
+        *_disk("out", disks.out, "virtio-blk-pci", "cache=unsafe"),
+        *("-chardev", f"file,id=serial,path={_quoted(disks.serial)}", "-serial", "chardev:serial"),
+        *("-chardev", "file,id=console,path=/dev/stdout"),
+        *("-device", "virtio-serial-pci", "-device", "virtconsole,chardev=console"),
+        *("-object", "rng-random,id=rng,filename=/dev/urandom"),
+        *("-device", "virtio-rng-pci,rng=rng"),
+        *(_local_devices() if topology.locality else ()),
+    ]
+
+
+def _version(program: str) -> int:
+    found = re.search(r"version (\d+)\.", host.run([program, "--version"]))
+    return int(found[1]) if found else 0
+
+
+def _unpack(directory: Path) -> None:
+    """Unpack (not install) QEMU and its data; it runs with its own C library."""
+    host.provide(host.BUILD_NEEDS)
+    host.run([
+        *("mmdebstrap", "--quiet", "--variant=extract", "--architectures=amd64"),
+        f"--include={','.join(PACKAGES)}",
+        *(SUITE, directory),
+        *host.debian_sources(SUITE),
+    ])
+
+
+def _unpacked(tree: Path) -> Emulator:
+    libraries = tree / "usr/lib/x86_64-linux-gnu"
+    data = (tree / "usr/share/qemu", tree / "usr/share/seabios", tree / "usr/lib/ipxe/qemu")
+    loader = (libraries / "ld-linux-x86-64.so.2", "--library-path", libraries)
+    parts: list[str | Path] = [*loader, tree / "usr/bin" / PROGRAM]
+    for directory in data:
+        parts += ["-L", directory]
+    modules = ("QEMU_MODULE_DIR", str(libraries / "qemu"))
+    return Emulator(tuple(str(part) for part in parts), (modules,))
+
+
+def _machine(topology: Topology) -> list[str]:
+    """Return CPUs, memory, NUMA nodes and their distances."""
+    arguments = ["-cpu", topology.cpu, "-smp", topology.smp, "-m", f"{topology.memory_mib}M"]
+    if topology.firmware:
+        arguments += ["-bios", topology.firmware]
+    for number, node in enumerate(topology.nodes):
+        option = f"node,nodeid={number}"
+        if node.cpus:
+            option += f",cpus={node.cpus}"
+        if node.memory_mib:
+            backend = f"memory-backend-ram,id=m{number},size={node.memory_mib}M,reserve=off"
+            arguments += ["-object", backend]
+            option += f",memdev=m{number}"
+        arguments += ["-numa", option]
+    for source, target, distance in topology.distances:
+        arguments += ["-numa", f"dist,src={source},dst={target},val={distance}"]
+    return arguments
+
+
+def _quoted(file: Path) -> str:
+    """Return a file name for QEMU's option syntax, where a comma is written twice."""
+    return str(file).replace(",", ",,")
+
+
+def _disk(name: str, file: Path, device: str, options: str) -> list[str]:
+    return [
+        *("-drive", f"if=none,id={name},file={_quoted(file)},format=raw,{options}"),
+        *("-device", f"{device},drive={name},serial={name}"),
+    ]
+
+
+def _local_devices() -> list[str]:
+    """Return a PCI root of NUMA node 1 with a network card and an NVMe disk behind it."""
+    return [
+        *("-device", "pxb-pcie,id=pxb1,bus_nr=0x40,numa_node=1,bus=pcie.0"),
+        *("-device", "pcie-root-port,id=port1,bus=pxb1,slot=1,chassis=11"),
+        *("-device", "pcie-root-port,id=port2,bus=pxb1,slot=2,chassis=12"),
+        *("-netdev", "hubport,id=net1,hubid=1", "-device", "vmxnet3,bus=port1,netdev=net1"),
+        *("-drive", "if=none,id=near,file.driver=null-co,file.size=16M,format=raw"),
+        *("-device", "nvme,bus=port2,drive=near,serial=near"),
+    ]

@@ -1,0 +1,1 @@
+"""What runs in the guest, by its own Python: checks, and hands for what a scenario touches."""

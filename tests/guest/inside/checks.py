@@ -1,0 +1,72 @@
+"""Checks: each is recorded with its outcome, printed as it falls, and never stops a scenario."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One statement about the guest, and whether it held."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+class Stopped(Exception):  # noqa: N818 - it is a verdict, not a mistake of the harness
+    """Something without which the rest of a scenario makes no sense did not happen."""
+
+
+@dataclass(slots=True)
+class Checks:
+    """The checks of one scenario, in order."""
+
+    done: list[Check] = field(default_factory=list)
+
+    def check(self, name: str, condition: object, detail: object = "") -> bool:
+        """Record whether a statement holds; `detail` is what was found."""
+        outcome = Check(name, bool(condition), str(detail))
+        self.done.append(outcome)
+        word = "ok  " if outcome.passed else "FAIL"
+        print(f"{word} {len(self.done)} {name}: {outcome.detail}", flush=True)
+        return outcome.passed
+
+    def equal(self, name: str, found: T, expected: T) -> bool:
+        """Record whether something found is what is expected."""
+        same = found == expected
+        return self.check(name, same, found if same else f"{found!r}, expected {expected!r}")
+
+    def eventually(
+        self, name: str, found: Callable[[], T], expected: T, timeout: float = 60
+    ) -> bool:
+        """Record whether something becomes what is expected within `timeout` seconds."""
+        wait_until(lambda: found() == expected, timeout)
+        return self.equal(name, found(), expected)
+
+    def require(self, name: str, condition: object, detail: object = "") -> None:
+        """Record a statement and stop the scenario unless it holds."""
+        if not self.check(name, condition, detail):
+            raise Stopped(name)
+
+    @property
+    def failed(self) -> list[Check]:
+        """The checks that did not hold."""
+        return [check for check in self.done if not check.passed]
+
+
+def wait_until(predicate: Callable[[], object], timeout: float, pause: float = 0.2) -> bool:
+    """Ask until the answer is true, or `timeout` seconds have passed; tell which it was."""
+    deadline = time.monotonic() + timeout
+    while not predicate():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True

@@ -1,0 +1,131 @@
+"""What the kernel says, read from its files: cgroups, processes, memory."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from tests.guest.inside.checks import wait_until
+
+CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def ids(text: str) -> frozenset[int]:
+    """Return the members of a kernel list such as `0-3,8`."""
+    members: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            members.update(range(int(first), int(last or first) + 1))
+    return frozenset(members)
+
+
+class Cgroup:
+    """One cgroup v2 directory."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = CGROUPS / str(path).lstrip("/") if not str(path).startswith("/sys/") else Path(path)
+
+    def __repr__(self) -> str:
+        return f"Cgroup({self.path.relative_to(CGROUPS)})"
+
+    def read(self, name: str) -> str:
+        """Return one of its files, stripped."""
+        return (self.path / name).read_text().strip()
+
+    def write(self, name: str, value: str) -> None:
+        """Write one of its files; raises `OSError` as the kernel answers."""
+        with (self.path / name).open("w") as handle:
+            handle.write(value)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the directory is there."""
+        return self.path.is_dir()
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """The CPUs its processes may use (`cpuset.cpus.effective`)."""
+        return ids(self.read("cpuset.cpus.effective"))
+
+    @property
+    def mems(self) -> frozenset[int]:
+        """The nodes its processes may use memory of (`cpuset.mems.effective`)."""
+        return ids(self.read("cpuset.mems.effective"))
+
+    @property
+    def quota(self) -> tuple[int | None, int]:
+        """`cpu.max`: microseconds of CPU time in a period (None: no limit), and the period."""
+        limit, period = self.read("cpu.max").split()
+        return (None if limit == "max" else int(limit)), int(period)
+
+    @property
+    def millicores(self) -> int | None:
+        """`cpu.max` in thousandths of a CPU; None: no limit."""
+        limit, period = self.quota
+        return None if limit is None else round(limit * 1000 / period)
+
+    @property
+    def processes(self) -> list[int]:
+        """The processes of this cgroup and of those below it."""
+        return sorted(
+            int(pid)
+            for file in [self.path / "cgroup.procs", *self.path.rglob("cgroup.procs")]
+            for pid in file.read_text().split()
+        )
+
+    @property
+    def throttled(self) -> int:
+        """How many periods in which its processes were throttled (`cpu.stat`)."""
+        return int(dict(line.split() for line in self.read("cpu.stat").splitlines())["nr_throttled"])
+
+
+def cgroup_of(pid: int) -> Cgroup:
+    """Return the cgroup a process is in."""
+    line = Path(f"/proc/{pid}/cgroup").read_text().strip()
+    return Cgroup(line.removeprefix("0::"))
+
+
+def affinity(pid: int) -> frozenset[int]:
+    """Return the CPUs a process may run on, as the scheduler has it (sched_getaffinity)."""
+    return frozenset(os.sched_getaffinity(pid))
+
+
+def memory_nodes(pid: int) -> frozenset[int]:
+    """Return the nodes a process may use memory of (`Mems_allowed_list`)."""
+    found = re.search(r"^Mems_allowed_list:\s*(\S*)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return ids(found[1]) if found else frozenset()
+
+
+def anonymous_pages(pid: int) -> dict[int, int]:
+    """Return a process's anonymous pages by node (`numa_maps`)."""
+    pages: dict[int, int] = {}
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        if " anon=" in line:
+            for node, count in re.findall(r" N(\d+)=(\d+)", line):
+                pages[int(node)] = pages.get(int(node), 0) + int(count)
+    return pages
+
+
+def start_time(pid: int) -> int:
+    """Return when a process started, in clock ticks: with its pid, its identity."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def only_process(cgroup: Cgroup, name: str, timeout: float = 60) -> int:
+    """Return the one process called `name` in a cgroup, waiting for it to come."""
+    def found() -> list[int]:
+        return [pid for pid in cgroup.processes if _comm(pid) == name] if cgroup.exists else []
+
+    if not wait_until(lambda: len(found()) == 1, timeout):
+        raise LookupError(f"{cgroup} has {len(found())} processes called {name!r}, not one")
+    return found()[0]
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

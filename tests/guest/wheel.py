@@ -1,0 +1,111 @@
+"""The agent as it is shipped: its wheel, and the environment that pip makes of it in a guest."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.guest import cache, host
+
+if TYPE_CHECKING:
+    from tests.guest.image import Python
+
+PROJECT: Final = Path(__file__).resolve().parents[2]
+LOCK: Final = PROJECT / "deploy/requirements/run.txt"
+PACKAGES: Final = ("agent", "cgroupfs", "sysfs", "systemd")
+#: What else the wheel is built from.
+BUILD_FILES: Final = ("pyproject.toml", "README.md", "LICENSE")
+
+#: Where the agent's environment lies in the guest, as in the installation instructions.
+PREFIX: Final = Path("/opt/numawarden")
+SITE: Final = "lib/python3.13/site-packages"
+
+
+@dataclass(frozen=True, slots=True)
+class Wheels:
+    """A directory with the agent's wheel and one with the wheels of its locked dependencies."""
+
+    agent: Path
+    dependencies: Path
+
+    @property
+    def file(self) -> Path:
+        """The agent's wheel."""
+        return next(self.agent.glob("*.whl"))
+
+
+def provide(store: cache.Cache, python: Python) -> Wheels:
+    """Return the wheel of the present checkout and its dependencies for the guest's Python."""
+    lock = cache.key_of(LOCK.read_bytes(), python.pip.parent.name.encode())
+    dependencies = store.entry("wheels", lock, lambda where: _download(python, where))
+    agent = store.entry("agent", _checkout_key(), _build)
+    return Wheels(agent, dependencies)
+
+
+def environment(store: cache.Cache, python: Python, wheels: Wheels) -> Path:
+    """Return a tree that, laid at `PREFIX`, is the virtual environment with the agent in it.
+
+    Installed by the guest's own Python from the wheels, nothing from the checkout, and compiled.
+    """
+    key = cache.key_of(wheels.agent.name.encode(), wheels.dependencies.name.encode())
+    return store.entry("environment", key, lambda where: _install(python, wheels, where))
+
+
+def _checkout_key() -> str:
+    files = [PROJECT / name for name in BUILD_FILES]
+    for package in PACKAGES:
+        files += [
+            path
+            for path in (PROJECT / package).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
+    return cache.key_of_files(PROJECT, files)
+
+
+def _build(directory: Path) -> None:
+    """Build the wheel from a copy of the sources, so that the checkout gets no build files."""
+    source = directory / "source"
+    source.mkdir()
+    for name in BUILD_FILES:
+        shutil.copy2(PROJECT / name, source)
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(PROJECT / package, source / package, ignore=ignored)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    host.run([*build, "--outdir", directory, source])
+    shutil.rmtree(source)
+
+
+def _download(python: Python, directory: Path) -> None:
+    python.run(
+        *(python.pip, "download", "--quiet", "--only-binary=:all:"),
+        *("--require-hashes", "--requirement", LOCK, "--dest", directory),
+    )
+
+
+def _install(python: Python, wheels: Wheels, root: Path) -> None:
+    site = root / SITE
+    offline = ("--no-index", "--find-links", wheels.dependencies, "--only-binary=:all:")
+    quiet = ("--quiet", "--no-compile", "--root-user-action=ignore")
+    into = (python.pip, "install", *quiet, *offline, "--target", site)
+    python.run(*into, "--require-hashes", "--requirement", LOCK)
+    python.run(*into, "--no-deps", wheels.file)
+    _make_virtual(root)
+    where = ("-s", root, "-p", PREFIX)
+    python.run("-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", *where, site)
+
+
+def _make_virtual(root: Path) -> None:
+    """Add what makes the tree the virtual environment `python3 -m venv PREFIX` would make."""
+    (root / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    programs = root / "bin"
+    programs.mkdir()
+    (programs / "python3").symlink_to("/usr/bin/python3")
+    shutil.copy2(root / SITE / "bin/numawarden", programs)
+    shutil.rmtree(root / SITE / "bin")
+    script = programs / "numawarden"
+    _, _, body = script.read_text().partition("\n")
+    script.write_text(f"#!{PREFIX}/bin/python3\n{body}")
