@@ -43,7 +43,7 @@ class Refusal:
     resource: str | None = None
     container: str | None = None
     asked: int | None = None
-    free: Mapping[int, int] = field(default=MappingProxyType({}))
+    free: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Decision:
     refusal: Refusal | None = None
     hints: tuple[HintTrace, ...] = ()
     eligibility: tuple[Eligibility, ...] = ()
-    counters: Mapping[CounterKey, int] = field(default=MappingProxyType({}))
+    counters: Mapping[CounterKey, int] = field(default_factory=lambda: MappingProxyType({}))
     already_admitted: bool = False
 
     @property

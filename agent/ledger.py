@@ -56,7 +56,7 @@ class ContainerGrant:
     isolation: Isolation = Isolation.HOST
     cpus: Mask | None = None
     memory: tuple[MemoryBlock, ...] = ()
-    devices: Mapping[str, tuple[str, ...]] = field(default=MappingProxyType({}))
+    devices: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     hint: Hint = NO_AFFINITY
     cpu: CpuLimits = CpuLimits()
     quota_disabled: bool = False
@@ -126,10 +126,10 @@ class Ledger:
     its members depends on the order of releases (the kubelet's rule), so it is kept, not derived.
     """
 
-    grants: Mapping[str, PodGrant] = field(default=MappingProxyType({}))
+    grants: Mapping[str, PodGrant] = field(default_factory=lambda: MappingProxyType({}))
     exclusive_cpus: Mask = EMPTY
-    memory: Mapping[int, NodeMemory] = field(default=MappingProxyType({}))
-    devices: Mapping[str, frozenset[str]] = field(default=MappingProxyType({}))
+    memory: Mapping[int, NodeMemory] = field(default_factory=lambda: MappingProxyType({}))
+    devices: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
 
     def with_memory(self, memory: Mapping[int, NodeMemory]) -> Ledger:
         """Return this ledger with another memory charge."""

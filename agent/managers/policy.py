@@ -80,7 +80,7 @@ class MemoryPolicy:
     """The memory manager's rules; `reserved` is bytes by memory type by node (`reservedMemory`)."""
 
     policy: MemoryManagerPolicy = MemoryManagerPolicy.NONE
-    reserved: Mapping[int, Mapping[str, int]] = field(default=MappingProxyType({}))
+    reserved: Mapping[int, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,9 @@ class Policy:
     memory: MemoryPolicy = MemoryPolicy()
     topology: TopologyPolicy = TopologyPolicy()
     gates: FeatureGates = FeatureGates()
-    devices: Mapping[str, tuple[PluginDevice, ...]] = field(default=MappingProxyType({}))
+    devices: Mapping[str, tuple[PluginDevice, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
 
     @property
     def pod_level_managers(self) -> bool:

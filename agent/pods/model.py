@@ -39,8 +39,8 @@ class ContainerKind(StrEnum):
 class Resources:
     """Requests and limits by resource name (v1.ResourceRequirements)."""
 
-    requests: Mapping[str, Quantity] = _NOTHING
-    limits: Mapping[str, Quantity] = _NOTHING
+    requests: Mapping[str, Quantity] = field(default_factory=lambda: _NOTHING)
+    limits: Mapping[str, Quantity] = field(default_factory=lambda: _NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Pod:
     init_containers: tuple[Container, ...] = ()
     resources: Resources | None = None
     status_qos: QosClass | None = None
-    annotations: Mapping[str, str] = field(default=MappingProxyType({}))
+    annotations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def all_containers(self) -> Iterator[Container]:
         """Yield init containers, then app containers: the order in which they are admitted."""
