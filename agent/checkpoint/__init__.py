@@ -1,0 +1,1 @@
+"""The ledger made durable: one versioned, checksummed file, replaced atomically."""

@@ -1,0 +1,109 @@
+"""The state directory: fit for use, and used by one process only."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from typing import TYPE_CHECKING, Final, Self
+
+from agent.checkpoint.errors import StateDirectoryError, StateDirectoryLockedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+LOCK_NAME: Final = "lock"
+_FOREIGN_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def check_directory(directory: Path) -> None:
+    """Raise `StateDirectoryError`, one line, unless checkpoints can be kept here safely."""
+    try:
+        status = directory.stat()
+    except FileNotFoundError:
+        remedy = f"create it: install -d -m 0700 {directory}"
+        raise StateDirectoryError(directory, "does not exist", remedy) from None
+    except OSError as error:
+        problem = os.strerror(error.errno or 0)
+        raise StateDirectoryError(directory, problem, "make its path accessible") from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise StateDirectoryError(directory, "is not a directory", "name another one")
+    _check_owner(directory, status)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        remedy = "make it writable for the service (and its file system read-write)"
+        raise StateDirectoryError(directory, "is not writable", remedy)
+
+
+def _check_owner(directory: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise StateDirectoryError(
+            directory,
+            f"belongs to user {status.st_uid}, the service runs as user {os.geteuid()}",
+            f"give it over: chown {os.geteuid()} {directory}",
+        )
+    if status.st_mode & _FOREIGN_WRITE:
+        raise StateDirectoryError(
+            directory,
+            f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})",
+            f"close it: chmod go-w {directory}",
+        )
+
+
+class DirectoryLock:
+    """An exclusive lock on a state directory, held until `release` or the end of the process.
+
+    The lock file names the holder's process id; the lock itself is flock(2), so that it never
+    outlives its holder. Raises `StateDirectoryLockedError` at once when it is taken.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / LOCK_NAME
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._fd = os.open(path, flags, 0o600)
+        except OSError as error:
+            problem = f"cannot open {LOCK_NAME}: {os.strerror(error.errno or 0)}"
+            remedy = "make the directory writable for the service"
+            raise StateDirectoryError(directory, problem, remedy) from error
+        try:
+            _lock(self._fd, directory)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give the directory free; doing it twice is harmless."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def _lock(fd: int, directory: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StateDirectoryLockedError(directory, _holder(fd)) from None
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        problem = f"cannot write {LOCK_NAME}: {os.strerror(error.errno or 0)}"
+        remedy = "free space, or make the directory writable for the service"
+        raise StateDirectoryError(directory, problem, remedy) from error
+
+
+def _holder(fd: int) -> int | None:
+    text = os.pread(fd, 32, 0).strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,153 @@
+"""What a checkpoint holds: the ledger, the bindings, and under which circumstances they held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from agent.enforcement.bindings import NO_BINDINGS, Bindings
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.ledger import Ledger
+    from agent.managers.policy import Policy
+    from sysfs.host import Host, Node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One NUMA node: online CPUs, MemTotal in bytes, {page size in bytes: pages}."""
+
+    id: int
+    cpus: Mask
+    memory_bytes: int
+    hugepages: Mapping[int, int] = field(default=MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What of a host decides whether a grant is still valid there."""
+
+    online: Mask = EMPTY
+    offline: Mask = EMPTY
+    nodes: tuple[NodeFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that outlives the process.
+
+    `boot_id` is the kernel's random boot id. `policy` is the policy under which the last decision
+    was made, as {the configuration's key: its value}. `agent_version` is the release that wrote it.
+    """
+
+    ledger: Ledger
+    bindings: Bindings = NO_BINDINGS
+    boot_id: str = ""
+    host: HostFacts = HostFacts()
+    policy: Mapping[str, str] = field(default=MappingProxyType({}))
+    agent_version: str = ""
+
+
+def host_facts(host: Host) -> HostFacts:
+    """Return the facts of a host that a checkpoint keeps."""
+    return HostFacts(host.online, host.offline, tuple(_node_facts(node) for node in host.nodes))
+
+
+def host_changes(before: HostFacts, after: HostFacts) -> tuple[str, ...]:
+    """Name, one sentence each, what differs between two hosts; empty when nothing does.
+
+    A node that was renumbered shows as changes of the nodes concerned.
+    """
+    return (
+        *_moved("CPUs", "online", before.online, after.online),
+        *_moved("CPUs", "offline", before.offline, after.offline),
+        *_node_changes(
+            {node.id: node for node in before.nodes}, {node.id: node for node in after.nodes}
+        ),
+    )
+
+
+def policy_summary(policy: Policy) -> Mapping[str, str]:
+    """Return the rules in force as {the configuration's key: its value}, sorted by key.
+
+    Options and gates are listed when they are on, reservations when there are any.
+    """
+    summary = {
+        "cpuManagerPolicy": str(policy.cpu.policy),
+        "memoryManagerPolicy": str(policy.memory.policy),
+        "topologyManagerPolicy": str(policy.topology.policy),
+        "topologyManagerScope": str(policy.topology.scope),
+        "reservedSystemCPUs": str(policy.cpu.reserved),
+        **dict(_switches(policy)),
+        **dict(_reserved_memory(policy)),
+    }
+    return MappingProxyType(dict(sorted(summary.items())))
+
+
+def _node_facts(node: Node) -> NodeFacts:
+    pages = {page.size_bytes: page.count for page in node.hugepages}
+    return NodeFacts(node.id, node.cpus, node.memory_bytes, MappingProxyType(pages))
+
+
+def _moved(what: str, state: str, before: Mask, after: Mask) -> Iterator[str]:
+    if gone := before - after:
+        yield f"{what} {gone} are no longer {state}"
+    if new := after - before:
+        yield f"{what} {new} are {state} now"
+
+
+def _node_changes(before: Mapping[int, NodeFacts], after: Mapping[int, NodeFacts]) -> Iterator[str]:
+    for node in sorted(before.keys() | after.keys()):
+        match before.get(node), after.get(node):
+            case None, _:
+                yield f"node {node} is new"
+            case _, None:
+                yield f"node {node} is gone"
+            case NodeFacts() as old, NodeFacts() as new:
+                yield from _one_node_changes(old, new)
+
+
+def _one_node_changes(old: NodeFacts, new: NodeFacts) -> Iterator[str]:
+    if old.cpus != new.cpus:
+        yield f"node {old.id} has CPUs {new.cpus or 'none'}, it had {old.cpus or 'none'}"
+    if old.memory_bytes != new.memory_bytes:
+        yield f"node {old.id} has {new.memory_bytes} bytes of memory, it had {old.memory_bytes}"
+    for size in sorted(old.hugepages.keys() | new.hugepages.keys()):
+        had, has = old.hugepages.get(size, 0), new.hugepages.get(size, 0)
+        if had != has:
+            yield f"node {old.id} has {has} pages of {size} bytes, it had {had}"
+
+
+def _switches(policy: Policy) -> Iterator[tuple[str, str]]:
+    options, gates = policy.cpu.options, policy.gates
+    for prefix, name, on in (
+        ("cpuManagerPolicyOptions", "full-pcpus-only", options.full_pcpus_only),
+        ("cpuManagerPolicyOptions", "distribute-cpus-across-numa",
+         options.distribute_cpus_across_numa),
+        ("cpuManagerPolicyOptions", "align-by-socket", options.align_by_socket),
+        ("cpuManagerPolicyOptions", "distribute-cpus-across-cores",
+         options.distribute_cpus_across_cores),
+        ("cpuManagerPolicyOptions", "strict-cpu-reservation", options.strict_cpu_reservation),
+        ("cpuManagerPolicyOptions", "prefer-align-cpus-by-uncorecache",
+         options.prefer_align_cpus_by_uncorecache),
+        ("topologyManagerPolicyOptions", "prefer-closest-numa-nodes",
+         policy.topology.prefer_closest_numa_nodes),
+        ("featureGates", "PodLevelResources", gates.pod_level_resources),
+        ("featureGates", "PodLevelResourceManagers", gates.pod_level_resource_managers),
+        ("featureGates", "DisableCPUQuotaWithExclusiveCPUs",
+         gates.disable_cpu_quota_with_exclusive_cpus),
+        ("featureGates", "CPUManagerPolicyAlphaOptions", gates.cpu_manager_policy_alpha_options),
+        ("featureGates", "CPUManagerPolicyBetaOptions", gates.cpu_manager_policy_beta_options),
+    ):  # fmt: skip
+        if on:
+            yield f"{prefix}.{name}", "true"
+
+
+def _reserved_memory(policy: Policy) -> Iterator[tuple[str, str]]:
+    for node, types in policy.memory.reserved.items():
+        for type_name, size in types.items():
+            yield f"reservedMemory.{node}.{type_name}", str(size)
