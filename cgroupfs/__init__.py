@@ -1,1 +1,1 @@
-"""The cgroup v2 tree: names, controllers, ordered writes and what the kernel made of them."""
+"""The cgroup v2 tree: names, controllers, ordered writes, and what the kernel made of them."""

@@ -1,0 +1,179 @@
+"""Carrying out a plan: each write, then what the kernel made of it.
+
+The kernel's success is not taken at its word: after every write the file and its `.effective`
+are read back (`cgroupfs.plan` says why). Nothing is raised for what the kernel refuses; every
+write has an `Outcome`, so that the caller can report all of them and decide.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from cgroupfs.diagnose import Cause, why_not_effective
+from cgroupfs.ordering import Stage
+from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from cgroupfs.plan import Plan, Write
+    from cgroupfs.tree import Tree
+
+_EFFECTIVE: Final = {CPUS: CPUS_EFFECTIVE, MEMS: MEMS_EFFECTIVE}
+#: The cgroup went away between planning and writing: whoever lived there uses nothing any more.
+_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
+
+
+class Result(StrEnum):
+    """What became of one write."""
+
+    OK = "ok"
+    NOT_EFFECTIVE = "not effective"
+    FAILED = "failed"
+    GONE = "gone"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One write and what the kernel shows after it.
+
+    `shown` is the file's text, `effective` that of its `.effective` (None where there is none).
+    `error` is the errno of a refusal. `detail` is one sentence with cause and remedy, empty when
+    all is well.
+    """
+
+    write: Write
+    result: Result
+    shown: str | None = None
+    effective: str | None = None
+    cause: Cause | None = None
+    error: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The outcomes of a plan, in its order."""
+
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the kernel shows everything as planned."""
+        return all(outcome.result is Result.OK for outcome in self.outcomes)
+
+    @property
+    def problems(self) -> tuple[Outcome, ...]:
+        """What did not end as planned."""
+        return tuple(outcome for outcome in self.outcomes if outcome.result is not Result.OK)
+
+
+def apply(tree: Tree, plan: Plan) -> Applied:
+    """Write the plan in its order and read everything back.
+
+    When somebody who should shrink or be confined still uses more than that, the stages after it
+    are skipped: nobody is given what another still has. All other trouble is only recorded.
+    """
+    outcomes: list[Outcome] = []
+    blocker: Outcome | None = None
+    blocked_after = Stage.SETTLE
+    for write in plan.writes:
+        if blocker is not None and write.stage > blocked_after:
+            outcomes.append(_skipped(write, blocker))
+            continue
+        outcome = apply_write(tree, write)
+        outcomes.append(outcome)
+        if blocker is None and _blocks(outcome):
+            blocker, blocked_after = outcome, write.stage
+    return Applied(tuple(outcomes))
+
+
+def apply_write(tree: Tree, write: Write) -> Outcome:
+    """Do one write and read it back; never raises for a refusal of the kernel."""
+    try:
+        tree.write(write.cgroup, write.file, write.value)
+    except OSError as error:
+        return _failed(tree, write, error)
+    try:
+        return _read_back(tree, write)
+    except OSError as error:
+        return _failed(tree, write, error)
+
+
+def _read_back(tree: Tree, write: Write) -> Outcome:
+    effective_file = _EFFECTIVE.get(write.file)
+    files = (write.file,) if effective_file is None else (write.file, effective_file)
+    texts = [None if text is None else text.strip() for text in tree.read_many(write.cgroup, files)]
+    shown, effective = texts[0], texts[1] if len(texts) > 1 else None
+    if shown is None:
+        return _controller_lost(write)
+    if shown != write.value:
+        detail = (
+            f"{write.file} of /{write.cgroup} shows {shown!r} after {write.value!r} was written"
+        )
+        return Outcome(write, Result.FAILED, shown, effective, Cause.UNKNOWN, detail=detail)
+    if effective is None or effective == write.value:
+        return Outcome(write, Result.OK, shown, effective)
+    wanted, found = Mask.parse(write.value), Mask.parse(effective)
+    why = why_not_effective(tree, write.cgroup, write.file, wanted, found)
+    return Outcome(write, Result.NOT_EFFECTIVE, shown, effective, why.cause, detail=why.detail)
+
+
+def _failed(tree: Tree, write: Write, error: OSError) -> Outcome:
+    number = error.errno or 0
+    if number in _GONE:
+        return _controller_lost(write) if tree.exists(write.cgroup) else _gone(write, number)
+    remedy = _REMEDIES.get(number, "see the kernel log")
+    detail = (
+        f"writing {write.value!r} to {write.file} of /{write.cgroup} failed: "
+        f"{os.strerror(number)}; {remedy}"
+    )
+    return Outcome(write, Result.FAILED, error=number, detail=detail)
+
+
+def _gone(write: Write, number: int) -> Outcome:
+    detail = f"/{write.cgroup} is gone, so nothing in it needs {write.file} any more"
+    return Outcome(write, Result.GONE, error=number, detail=detail)
+
+
+def _controller_lost(write: Write) -> Outcome:
+    detail = (
+        f"/{write.cgroup} has no {write.file}: its controller was disabled in "
+        "cgroup.subtree_control of an ancestor; enable it again"
+    )
+    return Outcome(write, Result.FAILED, cause=Cause.CONTROLLER_LOST, detail=detail)
+
+
+def _skipped(write: Write, blocker: Outcome) -> Outcome:
+    first = blocker.write
+    detail = (
+        f"not written because {first.file} of /{first.cgroup} could not be narrowed to "
+        f"{first.value}: {blocker.detail}"
+    )
+    return Outcome(write, Result.SKIPPED, cause=blocker.cause, detail=detail)
+
+
+def _blocks(outcome: Outcome) -> bool:
+    write = outcome.write
+    if write.stage > Stage.CONFINE or write.file == CPU_MAX:
+        return False
+    if outcome.result is Result.NOT_EFFECTIVE and outcome.effective is not None:
+        return not Mask.parse(outcome.effective) <= Mask.parse(write.value)
+    return outcome.result is Result.FAILED
+
+
+_REMEDIES: Final = {
+    errno.ERANGE: "the list names a CPU or node the kernel cannot have; check the host's topology",
+    errno.EINVAL: "the kernel does not take this value; check that the CPUs and nodes exist",
+    errno.ENOSPC: "tasks live in the cgroup, so its set cannot be cleared; write a full set",
+    errno.EBUSY: "the cgroup is in use; stop what runs in it first",
+    errno.EACCES: "run as root, or have the subtree delegated",
+    errno.EPERM: "run as root, or have the subtree delegated",
+    errno.EROFS: "the cgroup file system is mounted read-only (ProtectControlGroups=no)",
+    errno.ENOMEM: "the kernel has no memory for it; free some and try again",
+    errno.EIO: "the kernel took only a part of the value; read it back and try again",
+}

@@ -1,0 +1,244 @@
+"""Names and layouts of pod and container cgroups, as the kubelet and the runtimes make them.
+
+Two drivers name the same things differently (kubelet pkg/kubelet/cm/cgroup_manager_linux.go):
+`systemd` `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice` with the
+uid's `-` written `_`, and `cgroupfs` `kubepods/burstable/pod<uid>`. Guaranteed pods stand
+directly under kubepods.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from cgroupfs.errors import CgroupNameError, CgroupPathError
+from cgroupfs.tree import check_path, join
+
+if TYPE_CHECKING:
+    from cgroupfs.tree import Tree
+
+_PODS: Final = "kubepods"
+_UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+_UID_MAX: Final = 128
+#: Of a unit name in systemd and of a directory name in the kernel.
+_NAME_MAX: Final = 255
+_ROOT_PART: Final = re.compile(r"[A-Za-z0-9_.:-]+")
+
+
+class Driver(StrEnum):
+    """Who makes pod cgroups, and therefore how they are named (kubelet `cgroupDriver`)."""
+
+    SYSTEMD = "systemd"
+    CGROUPFS = "cgroupfs"
+
+
+class Tier(StrEnum):
+    """The quality-of-service level that a pod cgroup stands in."""
+
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"
+
+
+_TIER_PARTS: Final = {
+    Tier.GUARANTEED: (),
+    Tier.BURSTABLE: ("burstable",),
+    Tier.BEST_EFFORT: ("besteffort",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PodName:
+    """The pod that a cgroup belongs to."""
+
+    uid: str
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where pods live below the cgroup root.
+
+    `root` is the kubelet's `cgroupRoot` in its plain form (`"/"`, `"/sys/pods"`), which both
+    drivers translate. Raises `CgroupNameError` for a root that cannot be translated.
+    """
+
+    driver: Driver
+    root: str = "/"
+
+    def __post_init__(self) -> None:
+        for part in self._root_parts():
+            if part in (".", "..") or not _ROOT_PART.fullmatch(part):
+                raise CgroupNameError(
+                    "cgroupRoot", self.root, f"the component {part!r} is not a plain name"
+                )
+
+    def pods(self) -> str:
+        """Return the path of the cgroup of all pods."""
+        return self._path((*self._root_parts(), _PODS))
+
+    def tier(self, tier: Tier) -> str:
+        """Return the path of one quality-of-service level."""
+        return self._path((*self._root_parts(), _PODS, *_TIER_PARTS[tier]))
+
+    def pod(self, uid: str, tier: Tier) -> str:
+        """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid."""
+        parts = (*self._root_parts(), _PODS, *_TIER_PARTS[tier], "pod" + check_uid(uid))
+        path = self._path(parts)
+        if len(path.rpartition("/")[2]) > _NAME_MAX:
+            raise CgroupNameError(
+                "pod uid", uid, f"the cgroup's name would exceed {_NAME_MAX} bytes"
+            )
+        return path
+
+    def parse_pod(self, path: str) -> PodName | None:
+        """Return the pod whose cgroup `path` is, None when it is not a pod's.
+
+        The systemd driver's names lose the difference of `-` and `_`; uids hold no `_`.
+        """
+        for tier in Tier:
+            above = self.tier(tier)
+            directory, _, name = path.rpartition("/")
+            if directory == above:
+                return self._pod_in(name, tier)
+        return None
+
+    def _pod_in(self, name: str, tier: Tier) -> PodName | None:
+        parts = (*self._root_parts(), _PODS, *_TIER_PARTS[tier], "pod")
+        prefix, suffix = "pod", ""
+        if self.driver is Driver.SYSTEMD:
+            prefix, suffix = "-".join(_escape(part) for part in parts), ".slice"
+        if not (name.startswith(prefix) and name.endswith(suffix)):
+            return None
+        uid = name[len(prefix) : len(name) - len(suffix)]
+        if self.driver is Driver.SYSTEMD:
+            uid = uid.replace("_", "-")
+        return PodName(uid, tier) if _UID.fullmatch(uid) and len(uid) <= _UID_MAX else None
+
+    def _root_parts(self) -> tuple[str, ...]:
+        return tuple(part for part in self.root.split("/") if part)
+
+    def _path(self, parts: tuple[str, ...]) -> str:
+        if self.driver is Driver.CGROUPFS:
+            return "/".join(parts)
+        escaped = [_escape(part) for part in parts]
+        return "/".join("-".join(escaped[: depth + 1]) + ".slice" for depth in range(len(escaped)))
+
+
+def _escape(part: str) -> str:
+    # In a slice's name `-` means "below"; the kubelet replaces it (escapeSystemdCgroupName).
+    return part.replace("-", "_")
+
+
+def check_uid(uid: str) -> str:
+    """Return a pod uid that may stand in a cgroup name, else raise `CgroupNameError`.
+
+    Letters, digits, `-` and `.`, at most 128: no slash, no `..`, no `_` (it would collide with
+    `-` in the systemd driver's names).
+    """
+    if len(uid) > _UID_MAX:
+        raise CgroupNameError("pod uid", uid[:40] + "…", f"it is longer than {_UID_MAX} characters")
+    if not _UID.fullmatch(uid) or ".." in uid:
+        raise CgroupNameError("pod uid", uid, "use letters, digits, '-' and single '.' inside")
+    return uid
+
+
+class Runtime(StrEnum):
+    """Who made a container's cgroup, read from its name."""
+
+    CONTAINERD = "containerd"
+    CRIO = "cri-o"
+    PODMAN = "podman"
+    DOCKER = "docker"
+    SYSTEMD = "systemd"
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerName:
+    """What a container cgroup's name tells: the runtime, and the runtime's id.
+
+    For `systemd` the id is the unit's name without its suffix, for `plain` the directory's name.
+    """
+
+    runtime: Runtime
+    id: str
+
+
+_PREFIXES: Final = (
+    ("cri-containerd-", Runtime.CONTAINERD),
+    ("nerdctl-", Runtime.CONTAINERD),
+    ("crio-", Runtime.CRIO),
+    ("libpod-", Runtime.PODMAN),
+    ("docker-", Runtime.DOCKER),
+)
+#: Monitors of the runtimes live beside their containers and are none; nor is anything hidden.
+_NO_CONTAINERS: Final = ("crio-conmon-", "libpod-conmon-", ".")
+_UNIT_SUFFIXES: Final = (".scope", ".service")
+#: Made by the runtime inside a container's cgroup: crun (and podman with it) moves the process
+#: there, so that it must be pinned together with the scope around it.
+RUNTIME_SUBGROUPS: Final = ("container",)
+
+
+def parse_container(name: str) -> ContainerName | None:
+    """Return runtime and id of a directory in a pod cgroup, None if it is no container.
+
+    Scopes and services are containers (`systemd-run --scope --slice=`), as are plain directories;
+    slices, monitors (conmon) and cgroups of other unit types are not.
+    """
+    if name.startswith(_NO_CONTAINERS):
+        return None
+    stem = _stem(name)
+    if stem is None:
+        return None
+    for prefix, runtime in _PREFIXES:
+        if stem.startswith(prefix) and len(stem) > len(prefix):
+            return ContainerName(runtime, stem[len(prefix) :])
+    return ContainerName(Runtime.PLAIN if stem == name else Runtime.SYSTEMD, stem)
+
+
+def _stem(name: str) -> str | None:
+    for suffix in _UNIT_SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix) or None
+    # Any other suffix of a systemd unit: a slice, a mount, a swap … holds no container itself.
+    return None if name.endswith((".slice", ".mount", ".swap", ".socket")) else name
+
+
+def containers(tree: Tree, pod: str) -> tuple[str, ...]:
+    """Return the paths of the container cgroups directly in the pod cgroup `pod`, sorted.
+
+    Empty when the pod cgroup is gone. A sandbox (pause) of a container runtime is among them: its
+    name does not tell it apart.
+    """
+    try:
+        names = tree.children(pod)
+    except FileNotFoundError:
+        return ()
+    return tuple(join(pod, name) for name in names if parse_container(name) is not None)
+
+
+def runtime_subgroups(tree: Tree, container: str) -> tuple[str, ...]:
+    """Return the cgroups that a runtime made inside `container` for its process."""
+    try:
+        names = tree.children(container)
+    except FileNotFoundError:
+        return ()
+    return tuple(join(container, name) for name in names if name in RUNTIME_SUBGROUPS)
+
+
+def from_proc(text: str) -> str:
+    """Return the cgroup path of `/proc/<pid>/cgroup`'s text, relative to the root.
+
+    Only the unified hierarchy's line (`0::/path`) counts. Raises `CgroupPathError` when there is
+    none (cgroup v1) or the cgroup was removed under the process.
+    """
+    for line in text.splitlines():
+        if line.startswith("0::/"):
+            path = line.removeprefix("0::/")
+            if path.endswith(" (deleted)"):
+                raise CgroupPathError(path, "the process outlived its cgroup")
+            return check_path(path)
+    raise CgroupPathError(text.strip()[:80], "the process has no cgroup v2 membership")

@@ -1,0 +1,183 @@
+"""From what the kernel shows and what is wanted to an ordered list of writes.
+
+The kernel accepts a CPU list outside the parent's and then silently uses the parent's instead, and
+it has no transactions. So the order of writes is what keeps workloads right in between:
+
+1. shrink: whoever loses CPUs or memory nodes to others gives them up, children before parents;
+2. confine: exclusive holders are narrowed to their own set, children before parents;
+3. give: whoever gains is widened, parents before children, higher quotas too;
+4. settle: parents that had to be wider meanwhile are narrowed, lower quotas are written,
+   children before parents.
+
+The order within one cpuset file is `cgroupfs.ordering`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cgroupfs.ordering import Node, Stage, order
+from cgroupfs.state import CPU_MAX, CPUS, MEMS
+from cgroupfs.tree import parent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from cgroupfs.state import State
+    from cgroupfs.values import CpuMax
+    from sysfs.mask import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one cgroup should have; None leaves a file as it is.
+
+    `exclusive` says that its CPUs are to be used by nobody else, so it is confined only after all
+    others have shrunk. `move_memory` allows rewriting `cpuset.mems` although processes live in
+    the cgroup: the kernel then migrates their pages before the write returns.
+    Raises `ValueError` for an empty set: the kernel would take it for "same as the parent".
+    """
+
+    cgroup: str
+    cpus: Mask | None = None
+    mems: Mask | None = None
+    cpu_max: CpuMax | None = None
+    exclusive: bool = False
+    move_memory: bool = False
+
+    def __post_init__(self) -> None:
+        for file, mask in ((CPUS, self.cpus), (MEMS, self.mems)):
+            if mask is not None and not mask:
+                raise ValueError(
+                    f"{file} of {self.cgroup} must not be empty: the kernel would use the parent's"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write; `value` is in the form in which the kernel shows it again."""
+
+    stage: Stage
+    cgroup: str
+    file: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Writes in their order, and the memory moves that were not allowed (`withheld`)."""
+
+    writes: tuple[Write, ...] = ()
+    withheld: tuple[Write, ...] = ()
+
+
+def make_plan(current: Mapping[str, State], wanted: Iterable[Setting]) -> Plan:
+    """Order the writes that turn `current` into `wanted`; only what differs is written.
+
+    `current` holds what was read, by cgroup path; a wanted cgroup that is not in it (gone) or
+    lacks the controller's file gets no write. Raises `ValueError` when a cgroup is wanted twice
+    or a wanted child does not fit into its wanted parent.
+    """
+    settings = _by_path(wanted)
+    withheld = tuple(_withheld(current, settings))
+    held = {write.cgroup for write in withheld}
+    movable = {path: setting for path, setting in settings.items() if path not in held}
+    writes = [
+        *_ordered(MEMS, _nodes(current, movable, MEMS, late=frozenset())),
+        *_ordered(CPUS, _nodes(current, settings, CPUS, late=_late(settings))),
+        *_quota_writes(current, settings),
+    ]
+    # A stable sort: within a stage memory nodes come first, then CPUs, then quotas.
+    return Plan(tuple(sorted(writes, key=lambda write: write.stage)), withheld)
+
+
+def _by_path(wanted: Iterable[Setting]) -> dict[str, Setting]:
+    settings: dict[str, Setting] = {}
+    for setting in wanted:
+        if setting.cgroup in settings:
+            raise ValueError(f"{setting.cgroup} is wanted twice in one plan")
+        settings[setting.cgroup] = setting
+    return dict(sorted(settings.items(), key=lambda item: _depth(item[0])))
+
+
+def _depth(path: str) -> tuple[int, str]:
+    return path.count("/") + bool(path), path
+
+
+def _withheld(current: Mapping[str, State], settings: Mapping[str, Setting]) -> Iterator[Write]:
+    for path, setting in settings.items():
+        state = current.get(path)
+        if state is None or setting.mems is None or setting.move_memory or not state.populated:
+            continue
+        # Making explicit what is in effect anyway moves no page.
+        if state.mems is not None and state.mems_effective != setting.mems:
+            yield Write(Stage.GIVE, path, MEMS, str(setting.mems))
+
+
+def _late(settings: Mapping[str, Setting]) -> frozenset[str]:
+    late: set[str] = set()
+    for path, setting in settings.items():
+        if setting.exclusive:
+            late.add(path)
+            # A parent cannot be narrowed before its child, so it is as late as the child.
+            late.update(_planned_above(path, settings))
+    return frozenset(late)
+
+
+def _planned_above(path: str, settings: Mapping[str, object]) -> Iterator[str]:
+    while path:
+        path = parent(path)
+        if path in settings:
+            yield path
+
+
+def _nodes(
+    current: Mapping[str, State],
+    settings: Mapping[str, Setting],
+    file: str,
+    late: frozenset[str],
+) -> list[Node]:
+    nodes: dict[str, Node] = {}
+    for path, setting in settings.items():
+        node = _node(setting, current.get(path), file, late=path in late)
+        if node is None:
+            continue
+        node.above = next((nodes[a] for a in _planned_above(path, settings) if a in nodes), None)
+        if node.above is not None and not node.new <= node.above.new:
+            raise ValueError(
+                f"{file} {node.new} wanted for {path} is outside {node.above.new}, "
+                f"wanted for its ancestor {node.above.path}"
+            )
+        nodes[path] = node
+    return list(nodes.values())
+
+
+def _node(setting: Setting, state: State | None, file: str, *, late: bool) -> Node | None:
+    if state is None:
+        return None
+    if file == CPUS:
+        new, written, old = setting.cpus, state.cpus, state.cpus_effective
+    else:
+        new, written, old = setting.mems, state.mems, state.mems_effective
+    if new is None or written is None or old is None:
+        return None
+    return Node(setting.cgroup, old=old, written=written, new=new, late=late)
+
+
+def _ordered(file: str, nodes: list[Node]) -> Iterator[Write]:
+    for stage, path, mask in order(nodes):
+        yield Write(stage, path, file, str(mask))
+
+
+def _quota_writes(current: Mapping[str, State], settings: Mapping[str, Setting]) -> Iterator[Write]:
+    lower: list[Write] = []
+    for path, setting in settings.items():
+        state, new = current.get(path), setting.cpu_max
+        if state is None or new is None or state.cpu_max in (None, new):
+            continue
+        if new.allows(state.cpu_max):
+            yield Write(Stage.GIVE, path, CPU_MAX, str(new))
+        else:
+            lower.append(Write(Stage.SETTLE, path, CPU_MAX, str(new)))
+    yield from reversed(lower)

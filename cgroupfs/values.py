@@ -1,0 +1,59 @@
+"""Values of cgroup files: what the kernel accepts, and how it writes it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from cgroupfs.errors import CgroupValueError
+
+#: Bounds of `cpu.max` in microseconds (kernel/sched/core.c: min_cfs_quota_period and
+#: max_cfs_quota_period; Documentation/admin-guide/cgroup-v2.rst, CPU).
+MIN_QUOTA_US: Final = 1_000
+MIN_PERIOD_US: Final = 1_000
+MAX_PERIOD_US: Final = 1_000_000
+DEFAULT_PERIOD_US: Final = 100_000
+#: The scheduler's arithmetic keeps 44 bits of microseconds (kernel/sched/core.c: max_cfs_runtime).
+MAX_QUOTA_US: Final = (1 << 44) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMax:
+    """CPU bandwidth: at most `quota_us` microseconds of CPU time in each `period_us`.
+
+    `quota_us` None is no limit (`max`). Raises `CgroupValueError` outside the kernel's bounds.
+    """
+
+    quota_us: int | None
+    period_us: int = DEFAULT_PERIOD_US
+
+    def __post_init__(self) -> None:
+        if not MIN_PERIOD_US <= self.period_us <= MAX_PERIOD_US:
+            why = f"the period is between {MIN_PERIOD_US} and {MAX_PERIOD_US} microseconds"
+            raise CgroupValueError("cpu.max", str(self), why)
+        if self.quota_us is not None and not MIN_QUOTA_US <= self.quota_us <= MAX_QUOTA_US:
+            why = f"the quota is 'max' or between {MIN_QUOTA_US} and {MAX_QUOTA_US} microseconds"
+            raise CgroupValueError("cpu.max", str(self), why)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse what the kernel shows, such as `max 100000` or `150000 100000`."""
+        quota, _, period = text.strip().partition(" ")
+        if not (period.isdigit() and (quota == "max" or quota.isdigit())):
+            raise CgroupValueError("cpu.max", text.strip(), "expected 'QUOTA PERIOD'")
+        return cls(None if quota == "max" else int(quota), int(period))
+
+    def __str__(self) -> str:
+        quota = "max" if self.quota_us is None else str(self.quota_us)
+        return f"{quota} {self.period_us}"
+
+    def allows(self, other: CpuMax) -> bool:
+        """Tell whether this limit is at least as wide as `other`, in CPUs per unit of time."""
+        if self.quota_us is None:
+            return True
+        if other.quota_us is None:
+            return False
+        return self.quota_us * other.period_us >= other.quota_us * self.period_us
+
+
+UNLIMITED: Final = CpuMax(None)
