@@ -42,7 +42,7 @@ class BlockV1(Struct, forbid_unknown_fields=True):
     nodes: Mask
 
 
-class CpuV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class CpuV1(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
     """CPU request and limit in millicores."""
 
     request: Size | None = None

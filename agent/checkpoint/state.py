@@ -24,7 +24,7 @@ class NodeFacts:
     id: int
     cpus: Mask
     memory_bytes: int
-    hugepages: Mapping[int, int] = field(default=MappingProxyType({}))
+    hugepages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class State:
     bindings: Bindings = NO_BINDINGS
     boot_id: str = ""
     host: HostFacts = HostFacts()
-    policy: Mapping[str, str] = field(default=MappingProxyType({}))
+    policy: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     agent_version: str = ""
 
 

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.checkpoint.errors import (
+    CheckpointIOError,
+    DamagedCheckpointError,
+    ForeignCheckpointError,
+    NewerCheckpointError,
+)
+from agent.checkpoint.files import OsFiles
+from agent.checkpoint.store import CHECKPOINT_NAME, TEMPORARY_NAME, Store
+from tests.agent.checkpoint.disks import DieAt, Died, FailAt, FaultyFiles, MemoryDisk
+from tests.agent.checkpoint.states import example, ledger_of, mixed_pod
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.checkpoint.files import Files
+    from agent.checkpoint.state import State
+
+BEFORE = example()
+AFTER = replace(BEFORE, ledger=ledger_of(mixed_pod(), mixed_pod("another")))
+PIECE = 500
+
+
+def operations_of_a_save(directory: Path, piece: int) -> list[str]:
+    fault = DieAt(piece=piece)
+    with Store(directory, FaultyFiles(OsFiles(), fault)) as store:
+        store.save(BEFORE)
+        fault.operations.clear()
+        store._files = FaultyFiles(OsFiles(), fault)
+        store.save(AFTER)
+    return fault.operations
+
+
+def save_before(directory: Path, files: Files | None = None) -> None:
+    with Store(directory, files) as store:
+        store.save(BEFORE)
+
+
+def load(directory: Path, files: Files | None = None) -> State | None:
+    with Store(directory, files) as store:
+        result = store.load()
+    assert result.problem is None
+    return result.state
+
+
+def test_a_new_directory_holds_nothing(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        result = store.load()
+    assert (result.state, result.problem, result.set_aside) == (None, None, ())
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        size = store.save(BEFORE)
+        assert store.path.stat().st_size == size
+        assert store.load().state == BEFORE
+        store.save(AFTER)
+    assert load(tmp_path) == AFTER
+
+
+def test_only_the_owner_can_read_the_checkpoint(tmp_path: Path) -> None:
+    save_before(tmp_path)
+    assert (tmp_path / CHECKPOINT_NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_save_flushes_the_file_before_and_the_directory_after_the_rename(tmp_path: Path) -> None:
+    assert operations_of_a_save(tmp_path, 1 << 30) == [
+        "create",
+        "write",
+        "fsync",
+        "close",
+        "rename",
+        "sync_directory",
+    ]
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("piece", [1 << 30, PIECE], ids=["whole", "short-writes"])
+def test_dying_at_any_operation_leaves_the_state_before_or_after(
+    tmp_path: Path, piece: int, *, done: bool
+) -> None:
+    operations = operations_of_a_save(tmp_path, piece)
+    assert len(operations) >= 6
+    for index, operation in enumerate(operations):
+        save_before(tmp_path)
+        fault = DieAt(at=index, done=done, piece=piece)
+        with Store(tmp_path, FaultyFiles(OsFiles(), fault)) as store, pytest.raises(Died):
+            store.save(AFTER)
+        renamed = index + done > operations.index("rename")
+        assert load(tmp_path) == (AFTER if renamed else BEFORE), operation
+        with Store(tmp_path) as store:
+            store.save(AFTER)
+        assert load(tmp_path) == AFTER
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_power_failure_at_any_operation_leaves_the_state_before_or_after(
+    tmp_path: Path, *, done: bool
+) -> None:
+    for index in range(len(operations_of_a_save(tmp_path, PIECE))):
+        disk = MemoryDisk()
+        save_before(tmp_path, disk)
+        fault = DieAt(at=index, done=done, piece=PIECE)
+        with Store(tmp_path, FaultyFiles(disk, fault)) as store, pytest.raises(Died):
+            store.save(AFTER)
+        for outcome in disk.after_power_failure():
+            assert load(tmp_path, outcome) in (BEFORE, AFTER)
+
+
+def test_a_completed_save_survives_a_power_failure(tmp_path: Path) -> None:
+    disk = MemoryDisk()
+    with Store(tmp_path, disk) as store:
+        store.save(BEFORE)
+        store.save(AFTER)
+    assert all(load(tmp_path, outcome) == AFTER for outcome in disk.after_power_failure())
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize("piece", [1 << 30, PIECE], ids=["whole", "short-writes"])
+def test_an_error_at_any_operation_is_reported_and_loses_nothing(
+    tmp_path: Path, error: int, piece: int
+) -> None:
+    operations = operations_of_a_save(tmp_path, piece)
+    for index, operation in enumerate(operations):
+        save_before(tmp_path)
+        fault = FailAt(at=index, error=error, piece=piece)
+        with Store(tmp_path, FaultyFiles(OsFiles(), fault)) as store:
+            with pytest.raises(CheckpointIOError) as caught:
+                store.save(AFTER)
+            assert caught.value.errno == error
+            assert caught.value.replaced is (operation == "sync_directory")
+            assert "\n" not in str(caught.value)
+            assert not (tmp_path / TEMPORARY_NAME).exists()
+            assert load_same(store) == (AFTER if caught.value.replaced else BEFORE)
+            store.save(AFTER)
+            assert load_same(store) == AFTER
+
+
+def load_same(store: Store) -> State | None:
+    return store.load().state
+
+
+def test_no_descriptor_is_left_open_after_a_failed_save(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - descriptors, not paths
+    for index in (1, 2):
+        fault = FailAt(at=index)
+        with (
+            Store(tmp_path, FaultyFiles(OsFiles(), fault)) as store,
+            pytest.raises(CheckpointIOError),
+        ):
+            store.save(AFTER)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - descriptors, not paths
+
+
+def test_a_file_system_that_takes_no_bytes_is_an_error_not_a_hang(tmp_path: Path) -> None:
+    fault = FailAt(piece=0)
+    with (
+        Store(tmp_path, FaultyFiles(OsFiles(), fault)) as store,
+        pytest.raises(CheckpointIOError, match="writing"),
+    ):
+        store.save(BEFORE)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem", "label"),
+    [
+        (b"", DamagedCheckpointError, "damaged"),
+        (b'{"format":', DamagedCheckpointError, "damaged"),
+        (b'{"policyName":"static"}', ForeignCheckpointError, "foreign"),
+        (b'{"format":"numawarden-checkpoint","version":9}', NewerCheckpointError, "newer"),
+    ],
+)
+def test_an_unusable_checkpoint_is_kept_aside(
+    tmp_path: Path, content: bytes, problem: type[Exception], label: str
+) -> None:
+    (tmp_path / CHECKPOINT_NAME).write_bytes(content)
+    with Store(tmp_path) as store:
+        result = store.load()
+        assert result.state is None
+        assert isinstance(result.problem, problem)
+        assert result.kept_as == tmp_path / f"{CHECKPOINT_NAME}.{label}-1"
+        assert result.kept_as.read_bytes() == content
+        assert store.load().state is None
+        store.save(BEFORE)
+        assert store.load().state == BEFORE
+
+
+def test_files_kept_aside_are_never_overwritten_and_always_listed(tmp_path: Path) -> None:
+    for number in range(1, 4):
+        (tmp_path / CHECKPOINT_NAME).write_bytes(b"%d" % number)
+        with Store(tmp_path) as store:
+            assert len(store.load().set_aside) == number
+    with Store(tmp_path) as store:
+        aside = store.load().set_aside
+    assert [path.read_bytes() for path in aside] == [b"1", b"2", b"3"]
+
+
+def test_dying_while_a_file_is_kept_aside_never_loses_it(tmp_path: Path) -> None:
+    for index in range(5):
+        disk = MemoryDisk()
+        with Store(tmp_path, disk) as store:
+            store.save(BEFORE)
+        disk._names[CHECKPOINT_NAME].content = disk._names[CHECKPOINT_NAME].durable = b"broken"
+        with Store(tmp_path, FaultyFiles(disk, DieAt(at=index))) as store, suppress(Died):
+            store.load()
+        for outcome in disk.after_power_failure():
+            assert b"broken" in [outcome.read(tmp_path / name) for name in outcome.names(tmp_path)]
+
+
+def test_an_unreadable_checkpoint_stops_the_start_and_stays_where_it_is(tmp_path: Path) -> None:
+    save_before(tmp_path)
+    fault = FailAt(at=0, error=errno.EIO)
+    with (
+        Store(tmp_path, FaultyFiles(OsFiles(), fault)) as store,
+        pytest.raises(CheckpointIOError, match="reading"),
+    ):
+        store.load()
+    assert load(tmp_path) == BEFORE
+
+
+def test_a_link_in_place_of_the_checkpoint_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    target.write_bytes(b"secret")
+    (tmp_path / CHECKPOINT_NAME).symlink_to(target)
+    with Store(tmp_path) as store:
+        with pytest.raises(CheckpointIOError, match="reading"):
+            store.load()
+        store.save(BEFORE)
+        assert store.load().state == BEFORE
+    assert target.read_bytes() == b"secret"
