@@ -38,7 +38,7 @@ def read_host(tree: Tree, *, live: bool = False) -> Host:
     return Host(
         cpus=_cpus(tree, sets, nodes),
         nodes=nodes,
-        devices=_devices(tree, sets.online, live=live),
+        devices=read_devices(tree, sets.online, live=live),
         nohz_full=sets.nohz_full & sets.present,
     )
 
@@ -65,7 +65,8 @@ def _cpus(tree: Tree, sets: CpuSets, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]
     )
 
 
-def _devices(tree: Tree, online: Mask, *, live: bool) -> tuple[Device, ...]:
+def read_devices(tree: Tree, online: Mask, *, live: bool = False) -> tuple[Device, ...]:
+    """Return the PCI devices and the network interfaces of a tree."""
     return read_pci_devices(tree, online) + read_interfaces(tree, online, _links(live=live))
 
 
