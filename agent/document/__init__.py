@@ -1,0 +1,1 @@
+"""YAML and JSON texts that people write: read strictly, with the place of every value."""

@@ -1,0 +1,39 @@
+"""What can be wrong with a document, each mistake with its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake: the field's path (`spec.containers[1].name`), its line if known, what to do.
+
+    An empty path means the document as a whole; lines count from 1.
+    """
+
+    path: str
+    message: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = f"line {self.line}: " if self.line is not None else ""
+        return f"{place}{self.path}: {self.message}" if self.path else f"{place}{self.message}"
+
+
+@dataclass
+class DocumentError(Exception):
+    """A document was refused: `source` names it, `problems` are all mistakes in document order."""
+
+    source: str
+    problems: tuple[Problem, ...]
+
+    what: ClassVar[str] = "document"
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return f"{self.source}: {self.problems[0]}"
+        count = len(self.problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        return f"{self.source}: {count} mistakes in this {self.what}{lines}"

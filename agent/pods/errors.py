@@ -1,0 +1,24 @@
+"""What can be wrong with a quantity or a pod manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.document.errors import DocumentError
+
+
+@dataclass
+class QuantityError(ValueError):
+    """A text is not a Kubernetes quantity; `text` is what was found, `reason` why not."""
+
+    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.text!r} is not a quantity: {self.reason}"
+
+
+class ManifestError(DocumentError):
+    """A pod manifest was refused; `problems` holds every mistake in it with path and line."""
+
+    what = "pod manifest"

@@ -1,0 +1,198 @@
+"""What a pod and its containers effectively ask for: exclusive CPUs, memory, totals.
+
+Names and rules follow the kubelet's CPU manager (`guaranteedCPUs`, `podGuaranteedCPUs`), memory
+manager (`getRequestedResources`, `getPodRequestedResources`) and the scheduler's pod requests.
+`pod_level_managers` below is true when the gates PodLevelResources and PodLevelResourceManagers
+are both on (KEP-5526).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.pods.errors import QuantityError
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, ContainerKind, QosClass
+from agent.pods.qos import is_container_guaranteed
+from agent.pods.quantity import ZERO, Quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from agent.pods.model import Container, Pod
+
+
+def is_memory_type(resource: str) -> bool:
+    """Tell whether the memory manager handles this resource (`memory`, `hugepages-*`)."""
+    return resource == MEMORY or resource.startswith(HUGEPAGES_PREFIX)
+
+
+def is_pod_level_resource(resource: str) -> bool:
+    """Tell whether `spec.resources` may hold this resource (KEP-2837)."""
+    return resource == CPU or is_memory_type(resource)
+
+
+def has_pod_level_resources(pod: Pod) -> bool:
+    """Tell whether `spec.resources` states any supported amount (IsPodLevelResourcesSet)."""
+    if pod.resources is None:
+        return False
+    return any(
+        is_pod_level_resource(name)
+        for amounts in (pod.resources.requests, pod.resources.limits)
+        for name in amounts
+    )
+
+
+def exclusive_cpus(
+    pod: Pod, container: Container, qos: QosClass, *, pod_level_managers: bool
+) -> int:
+    """Return how many whole CPUs of its own a container asks for; 0 means that it shares.
+
+    Only a Guaranteed pod has such containers, and only for a whole number of CPUs; in a pod with
+    pod-level resources the container itself has to be Guaranteed as well (KEP-5526).
+    """
+    if qos is not QosClass.GUARANTEED:
+        return 0
+    if (
+        pod_level_managers
+        and has_pod_level_resources(pod)
+        and not is_container_guaranteed(container)
+    ):
+        return 0
+    return _whole(container.resources.requests.get(CPU, ZERO))
+
+
+def pod_exclusive_cpus(pod: Pod, qos: QosClass, *, pod_level_managers: bool) -> int:
+    """Return the CPUs that a pod asks for as one: its budget, or the peak of its containers.
+
+    The peak is the larger of the apps with all sidecars, and each standard init container with
+    the sidecars before it. A fractional pod-level budget is 0: the pod runs shared.
+    """
+    if pod_level_managers and pod.resources is not None and has_pod_level_resources(pod):
+        if qos is not QosClass.GUARANTEED:
+            return 0
+        return _whole(pod.resources.requests.get(CPU, ZERO))
+
+    def cpus(container: Container) -> int:
+        return exclusive_cpus(pod, container, qos, pod_level_managers=pod_level_managers)
+
+    return _peak(pod, cpus)
+
+
+def memory_requests(pod: Pod, container: Container, *, pod_level_managers: bool) -> dict[str, int]:
+    """Return the bytes that the memory manager pins for a container, by memory type.
+
+    In a pod with pod-level resources a container that is not itself Guaranteed has none. Raises
+    `QuantityError` when an amount is not a whole number of bytes below 2^63.
+    """
+    if (
+        pod_level_managers
+        and has_pod_level_resources(pod)
+        and not is_container_guaranteed(container)
+    ):
+        return {}
+    return _memory_bytes(container.resources.requests)
+
+
+def pod_memory_requests(pod: Pod, *, pod_level_managers: bool) -> dict[str, int]:
+    """Return the bytes that a pod asks for as one, by memory type.
+
+    Without a pod-level budget only types that some app container asks for count, as in the
+    kubelet. Raises `QuantityError` as `memory_requests` does.
+    """
+    if pod_level_managers and pod.resources is not None and has_pod_level_resources(pod):
+        return _memory_bytes(pod.resources.requests)
+    asked = {
+        container.name: memory_requests(pod, container, pod_level_managers=pod_level_managers)
+        for container in pod.all_containers()
+    }
+    types = dict.fromkeys(name for app in pod.containers for name in asked[app.name])
+    return {
+        name: _peak(pod, lambda container, name=name: asked[container.name].get(name, 0))  # type: ignore[misc]
+        for name in types
+    }
+
+
+def pod_requests(pod: Pod, *, pod_level_resources: bool) -> dict[str, Quantity]:
+    """Return the requests of a pod by resource: pod-level where stated, else aggregated.
+
+    `pod_level_resources` is the gate PodLevelResources.
+    """
+    total = aggregate(pod, lambda container: container.resources.requests)
+    if pod_level_resources and pod.resources is not None:
+        total |= _supported(pod.resources.requests)
+    return total
+
+
+def pod_limits(pod: Pod, *, pod_level_resources: bool) -> dict[str, Quantity]:
+    """Return the limits of a pod by resource: pod-level where stated, else aggregated."""
+    total = aggregate(pod, lambda container: container.resources.limits)
+    if pod_level_resources and pod.resources is not None:
+        total |= _supported(pod.resources.limits)
+    return total
+
+
+def aggregate(
+    pod: Pod, amounts: Callable[[Container], Mapping[str, Quantity]]
+) -> dict[str, Quantity]:
+    """Return the most that the containers of a pod have at one time, by resource (KEP-753).
+
+    That is the larger of apps plus sidecars, and each standard init container plus the sidecars
+    before it.
+    """
+    running = _sum(amounts(app) for app in pod.containers)
+    sidecars: dict[str, Quantity] = {}
+    starting: dict[str, Quantity] = {}
+    for container in pod.init_containers:
+        if container.kind is ContainerKind.SIDECAR:
+            running = _sum((running, amounts(container)))
+            sidecars = _sum((sidecars, amounts(container)))
+            starting = _maximum(starting, sidecars)
+        else:
+            starting = _maximum(starting, _sum((amounts(container), sidecars)))
+    return _maximum(running, starting)
+
+
+def _whole(amount: Quantity) -> int:
+    return amount.value if amount.value * 1000 == amount.milli_value else 0
+
+
+def _peak(pod: Pod, asked: Callable[[Container], int]) -> int:
+    """Return the larger of apps plus sidecars, and each init container plus sidecars so far."""
+    sidecars = starting = 0
+    for container in pod.init_containers:
+        if container.kind is ContainerKind.SIDECAR:
+            sidecars += asked(container)
+        else:
+            starting = max(starting, sidecars + asked(container))
+    return max(starting, sidecars + sum(map(asked, pod.containers)))
+
+
+def _memory_bytes(amounts: Mapping[str, Quantity]) -> dict[str, int]:
+    return {name: _bytes(amount) for name, amount in amounts.items() if is_memory_type(name)}
+
+
+def _bytes(amount: Quantity) -> int:
+    size = amount.as_int64()
+    if size is None:
+        raise QuantityError(str(amount), "memory is counted in whole bytes, below 2^63")
+    return size
+
+
+def _supported(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    return {name: amount for name, amount in amounts.items() if is_pod_level_resource(name)}
+
+
+def _sum(parts: Iterable[Mapping[str, Quantity]]) -> dict[str, Quantity]:
+    total: dict[str, Quantity] = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total[name] + amount if name in total else amount
+    return total
+
+
+def _maximum(first: Mapping[str, Quantity], second: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    largest = dict(first)
+    for name, amount in second.items():
+        if name not in largest or largest[name] < amount:
+            largest[name] = amount
+    return largest
