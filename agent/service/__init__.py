@@ -1,1 +1,1 @@
-"""The running agent: one owner of the ledger, two doors, one reconcile loop."""
+"""The running agent: one owner of the ledger, the doors it is asked through, what it watches."""

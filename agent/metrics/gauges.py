@@ -1,0 +1,141 @@
+"""What is held now, computed from the ledger at every scrape, so that it cannot drift from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client.core import GaugeMetricFamily
+
+from agent.ledger import Isolation
+from agent.metrics import names
+from agent.pods.model import HUGEPAGES_PREFIX, MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.ledger import Ledger
+    from agent.managers.policy import Policy
+    from sysfs.host import Host, Node
+    from sysfs.mask import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The state of one moment.
+
+    `manifests` counts files by state; `last_reconcile` is Unix time, None before the first.
+    """
+
+    version: str
+    host: Host
+    policy: Policy
+    ledger: Ledger
+    shared_pool: Mask
+    unenforced_pods: int = 0
+    manifests: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    last_reconcile: float | None = None
+
+
+class Sample(NamedTuple):
+    """One value of a gauge with its label values, in the order of the metric's labels."""
+
+    metric: names.Metric
+    labels: tuple[str, ...]
+    value: float
+
+
+def samples(reading: Reading) -> Iterator[Sample]:
+    """Yield every gauge's samples."""
+    yield Sample(names.BUILD_INFO, (reading.version,), 1)
+    yield from _kubelet_cpu(reading)
+    yield from _inventory(reading)
+    for node in reading.host.nodes:
+        yield from _node_cpus(node, reading)
+        yield from _node_memory(node, reading)
+    yield from _devices(reading)
+    yield from _service(reading)
+
+
+def families(reading: Reading) -> Iterator[GaugeMetricFamily]:
+    """Yield every gauge as Prometheus' library wants it; those without samples too."""
+    by_name = {
+        metric.name: GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for metric in names.GAUGES
+    }
+    for metric, labels, value in samples(reading):
+        by_name[metric.name].add_metric(labels, value)
+    yield from by_name.values()
+
+
+def _kubelet_cpu(reading: Reading) -> Iterator[Sample]:
+    exclusive = reading.ledger.exclusive_cpus
+    yield Sample(names.SHARED_POOL_MILLICORES, (), len(reading.shared_pool) * 1000)
+    yield Sample(names.EXCLUSIVE_CPU_COUNT, (), len(exclusive))
+    for node in reading.host.nodes:
+        yield Sample(names.ALLOCATION_PER_NUMA, (str(node.id),), len(node.cpus & exclusive))
+
+
+def _inventory(reading: Reading) -> Iterator[Sample]:
+    grants = reading.ledger.grants.values()
+    yield Sample(names.PODS, (), len(grants))
+    isolation = Counter(container.isolation for pod in grants for container in pod.containers)
+    for level in Isolation:
+        yield Sample(names.CONTAINERS, (str(level),), isolation[level])
+    yield Sample(names.CPUS, ("exclusive",), len(reading.ledger.exclusive_cpus))
+    yield Sample(names.CPUS, ("shared",), len(reading.shared_pool))
+
+
+def _node_cpus(node: Node, reading: Reading) -> Iterator[Sample]:
+    held = node.cpus & reading.ledger.exclusive_cpus
+    reserved = (node.cpus & reading.policy.cpu.reserved) - held
+    for state, cpus in (("held", held), ("reserved", reserved)):
+        yield Sample(names.NODE_CPUS, (str(node.id), state), len(cpus))
+    yield Sample(names.NODE_CPUS, (str(node.id), "free"), len(node.cpus - held - reserved))
+
+
+def _node_memory(node: Node, reading: Reading) -> Iterator[Sample]:
+    charged = reading.ledger.memory.get(node.id)
+    held_by_type: Mapping[str, int] = charged.reserved if charged is not None else {}
+    reserved_by_type: Mapping[str, int] = reading.policy.memory.reserved.get(node.id, {})
+    for type_name, total in _memory_by_type(node):
+        held = held_by_type.get(type_name, 0)
+        reserved = reserved_by_type.get(type_name, 0)
+        labels = (str(node.id), type_name)
+        yield Sample(names.NODE_MEMORY, (*labels, "held"), held)
+        yield Sample(names.NODE_MEMORY, (*labels, "reserved"), reserved)
+        yield Sample(names.NODE_MEMORY, (*labels, "free"), max(0, total - held - reserved))
+
+
+def _memory_by_type(node: Node) -> Iterator[tuple[str, int]]:
+    # MemTotal includes the huge page pools, which ordinary memory cannot use.
+    pools = [(page.size_bytes, page.size_bytes * page.count) for page in node.hugepages]
+    yield MEMORY, node.memory_bytes - sum(size for _, size in pools)
+    for page_size, size in pools:
+        yield f"{HUGEPAGES_PREFIX}{binary_quantity(page_size)}", size
+
+
+def binary_quantity(size: int) -> str:
+    """Return a size in bytes as the shortest Kubernetes quantity with a binary suffix (`2Mi`)."""
+    for shift, suffix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if size and not size % (1 << shift):
+            return f"{size >> shift}{suffix}"
+    return str(size)
+
+
+def _devices(reading: Reading) -> Iterator[Sample]:
+    for resource, devices in reading.policy.devices.items():
+        held = reading.ledger.devices.get(resource, frozenset())
+        free = [device for device in devices if device.healthy and device.id not in held]
+        yield Sample(names.DEVICES, (resource, "held"), len(held))
+        yield Sample(names.DEVICES, (resource, "free"), len(free))
+
+
+def _service(reading: Reading) -> Iterator[Sample]:
+    yield Sample(names.UNENFORCED_PODS, (), reading.unenforced_pods)
+    for state, count in reading.manifests.items():
+        yield Sample(names.MANIFESTS, (state,), count)
+    if reading.last_reconcile is not None:
+        yield Sample(names.LAST_RECONCILE, (), reading.last_reconcile)

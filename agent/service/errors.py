@@ -1,0 +1,85 @@
+"""What can keep the agent from starting, and what it answers when it cannot do what is asked."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StartError(Exception):
+    """The agent cannot start; one line that says what was found and what to do."""
+
+    def __init__(self, what: str, found: str, remedy: str) -> None:
+        super().__init__(f"{what}: {found}; {remedy}")
+        self.what = what
+        self.found = found
+        self.remedy = remedy
+
+
+class RequestError(Exception):
+    """A request that cannot be served; `code` is for programs, `details` are (path, message)."""
+
+    code: ClassVar[str] = "InvalidRequest"
+
+    def __init__(self, message: str, details: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+
+class InvalidManifestError(RequestError):
+    """The manifest is not a valid pod."""
+
+    code = "InvalidManifest"
+
+
+class PodNotFoundError(RequestError):
+    """No pod of that uid is admitted."""
+
+    code = "PodNotFound"
+
+    def __init__(self, uid: str) -> None:
+        super().__init__(f"no pod with uid {uid!r} is admitted; see 'numawarden list'")
+        self.uid = uid
+
+
+class ContainerNotFoundError(RequestError):
+    """The pod has no container of that name."""
+
+    code = "ContainerNotFound"
+
+    def __init__(self, pod: str, container: str, known: tuple[str, ...]) -> None:
+        super().__init__(
+            f"pod {pod} has no container {container!r}; its containers are {', '.join(known)}"
+        )
+        self.pod = pod
+        self.container = container
+
+
+class SpecConflictError(RequestError):
+    """A pod of the same uid is admitted with another spec."""
+
+    code = "SpecConflict"
+
+    def __init__(self, uid: str, pod: str) -> None:
+        super().__init__(
+            f"uid {uid!r} is already admitted as {pod} with another spec, and a running pod is "
+            "never re-decided; remove it first, or give the new pod a uid of its own"
+        )
+        self.uid = uid
+        self.pod = pod
+
+
+class BindError(RequestError):
+    """A container cannot be bound to what was named."""
+
+    code = "InvalidBinding"
+
+
+class CheckpointFailedError(RequestError):
+    """The change could not be saved, so it was not made."""
+
+    code = "CheckpointFailed"
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"nothing was changed, the change cannot be saved: {error}")
+        self.error = error

@@ -1,0 +1,47 @@
+"""Who is at the other end of a Unix socket, and whether it may ask."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+#: From asm-generic/socket.h (Linux 4.13); the socket module does not name it.
+SO_PEERGROUPS: Final = 59
+
+_UCRED: Final = struct.Struct("3i")
+_GID: Final = "I"
+_MAX_GROUPS: Final = 65536  # NGROUPS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process that connected, as the kernel recorded it at connect(2).
+
+    `groups` are its primary and supplementary groups.
+    """
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+    def may_ask(self, owner: int, group: int | None) -> bool:
+        """Tell whether it is root, the agent's own user, or a member of the agent's group."""
+        return self.uid in (0, owner) or (group is not None and group in self.groups)
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Return the peer of a connected Unix socket (unix(7): SO_PEERCRED, SO_PEERGROUPS)."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, gid = _UCRED.unpack(raw)
+    size = array(_GID).itemsize * _MAX_GROUPS
+    others = array(_GID, connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, size))
+    return Peer(pid, uid, frozenset((gid, *others)))
+
+
+def own_user() -> int:
+    """Return the user that this process acts as."""
+    return os.geteuid()
