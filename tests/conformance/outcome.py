@@ -1,0 +1,47 @@
+"""What the comparison of one recorded case with our own answer came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self, TypeAlias
+
+#: One recorded case as it stands in the file; its schema is that of the recording.
+Case: TypeAlias = dict[str, Any]
+
+
+class Verdict(StrEnum):
+    """How our answer relates to the recorded one."""
+
+    EQUAL = "equal"
+    #: A flag of the case says that the kubelet is wrong there, and our answer is valid.
+    RIGHT = "right-instead"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The verdict on one case; `differences` are filled where it is wrong."""
+
+    verdict: Verdict
+    differences: tuple[str, ...] = ()
+
+    @classmethod
+    def equal(cls) -> Self:
+        """The same answer."""
+        return cls(Verdict.EQUAL)
+
+    @classmethod
+    def right_instead(cls) -> Self:
+        """Another, valid answer where a flag allows it."""
+        return cls(Verdict.RIGHT)
+
+    @classmethod
+    def wrong(cls, *differences: str) -> Self:
+        """Another answer, and how it differs."""
+        return cls(Verdict.WRONG, differences)
+
+    @classmethod
+    def of(cls, differences: list[str]) -> Self:
+        """Equal when there are no differences, wrong otherwise."""
+        return cls.wrong(*differences) if differences else cls.equal()
