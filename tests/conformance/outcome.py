@@ -28,20 +28,20 @@ class Outcome:
 
     @classmethod
     def equal(cls) -> Self:
-        """The same answer."""
+        """Return the verdict on the same answer."""
         return cls(Verdict.EQUAL)
 
     @classmethod
     def right_instead(cls) -> Self:
-        """Another, valid answer where a flag allows it."""
+        """Return the verdict on another, valid answer where a flag allows it."""
         return cls(Verdict.RIGHT)
 
     @classmethod
     def wrong(cls, *differences: str) -> Self:
-        """Another answer, and how it differs."""
+        """Return the verdict on another answer, and how it differs."""
         return cls(Verdict.WRONG, differences)
 
     @classmethod
     def of(cls, differences: list[str]) -> Self:
-        """Equal when there are no differences, wrong otherwise."""
+        """Return equal when there are no differences, wrong otherwise."""
         return cls.wrong(*differences) if differences else cls.equal()
