@@ -87,12 +87,14 @@ def _version(program: str) -> int:
 def _unpack(directory: Path) -> None:
     """Unpack (not install) QEMU and its data; it runs with its own C library."""
     host.provide(host.BUILD_NEEDS)
-    host.run([
-        *("mmdebstrap", "--quiet", "--variant=extract", "--architectures=amd64"),
-        f"--include={','.join(PACKAGES)}",
-        *(SUITE, directory),
-        *host.debian_sources(SUITE),
-    ])
+    host.run(
+        [
+            *("mmdebstrap", "--quiet", "--variant=extract", "--architectures=amd64"),
+            f"--include={','.join(PACKAGES)}",
+            *(SUITE, directory),
+            *host.debian_sources(SUITE),
+        ]
+    )
 
 
 def _unpacked(tree: Path) -> Emulator:

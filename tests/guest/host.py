@@ -127,7 +127,13 @@ def debian_sources(suite: str) -> list[str]:
     if shutil.which("apt-get", path=search_path()) is None:
         return []
     listing = run(
-        ["apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"],
+        [
+            "apt-get",
+            "indextargets",
+            "--format",
+            "$(ORIGIN) $(LABEL) $(REPO_URI)",
+            "Created-By: Packages",
+        ],
     )
     lines: dict[str, None] = {}
     for target in listing.splitlines():

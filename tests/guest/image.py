@@ -125,17 +125,19 @@ def _bootstrap(tree: Path) -> None:
         'printf "#!/bin/sh\\n" >"$1/usr/local/sbin/update-initramfs"'
         ' && chmod 755 "$1/usr/local/sbin/update-initramfs"'
     )
-    host.run([
-        *("mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--format=directory"),
-        "--architectures=amd64",
-        '--aptopt=Acquire::Languages "none"',
-        '--aptopt=APT::Install-Recommends "false"',
-        *(f"--dpkgopt=path-exclude={pattern}" for pattern in _entries("excluded")),
-        f"--essential-hook={no_initrd}",
-        f"--include={','.join(_entries('packages'))}",
-        *(SUITE, tree),
-        *host.debian_sources(SUITE),
-    ])
+    host.run(
+        [
+            *("mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--format=directory"),
+            "--architectures=amd64",
+            '--aptopt=Acquire::Languages "none"',
+            '--aptopt=APT::Install-Recommends "false"',
+            *(f"--dpkgopt=path-exclude={pattern}" for pattern in _entries("excluded")),
+            f"--essential-hook={no_initrd}",
+            f"--include={','.join(_entries('packages'))}",
+            *(SUITE, tree),
+            *host.debian_sources(SUITE),
+        ]
+    )
 
 
 def _customise(tree: Path) -> None:
@@ -190,11 +192,13 @@ def _pack(tree: Path, disk: Path) -> None:
     with disk.open("wb") as handle:
         handle.write(_boot_record())
         handle.truncate(ROOT_OFFSET + ROOT_SIZE)
-    host.run([
-        *("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal"),
-        *("-E", f"offset={ROOT_OFFSET},lazy_itable_init=1,root_owner=0:0"),
-        *("-d", tree, disk, f"{ROOT_SIZE // 1024}k"),
-    ])
+    host.run(
+        [
+            *("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal"),
+            *("-E", f"offset={ROOT_OFFSET},lazy_itable_init=1,root_owner=0:0"),
+            *("-d", tree, disk, f"{ROOT_SIZE // 1024}k"),
+        ]
+    )
 
 
 def _boot_record() -> bytes:

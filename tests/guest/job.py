@@ -71,7 +71,9 @@ def unpack(disk: Path, directory: Path) -> None:
             for member in tar:
                 _extract(tar, member, directory)
     except (tarfile.TarError, OSError) as error:
-        raise GuestError(f"cannot read the results in {disk}: {error}", "see its console") from error
+        raise GuestError(
+            f"cannot read the results in {disk}: {error}", "see its console"
+        ) from error
 
 
 def results(directory: Path) -> Mapping[str, object]:

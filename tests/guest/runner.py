@@ -91,9 +91,7 @@ def run(setup: Setup, scenario: Scenario, contents: job.Contents, core: int) -> 
     return judge(scenario, nonce, end, results, time.monotonic() - started)
 
 
-def judge(
-    scenario: Scenario, nonce: str, console: bytes, results: Path, seconds: float
-) -> Verdict:
+def judge(scenario: Scenario, nonce: str, console: bytes, results: Path, seconds: float) -> Verdict:
     """Judge a run by the end mark on its console and by the checks it recorded."""
     found = END.search(console)
     record = job.results(results)

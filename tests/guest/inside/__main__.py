@@ -8,10 +8,14 @@ import sys
 import time
 import traceback
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from tests.guest.inside.checks import Stopped
 from tests.guest.inside.guest import Guest
 from tests.guest.scenarios import SCENARIOS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def main(name: str) -> int:
@@ -44,8 +48,9 @@ def _run(guest: Guest, name: str) -> str:
     return error
 
 
-def _load(name: str):  # type: ignore[no-untyped-def]
-    return importlib.import_module(SCENARIOS[name].module).run
+def _load(name: str) -> Callable[[Guest], None]:
+    run: Callable[[Guest], None] = importlib.import_module(SCENARIOS[name].module).run
+    return run
 
 
 if __name__ == "__main__":

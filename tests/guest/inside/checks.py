@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +37,13 @@ class Checks:
         print(f"{word} {len(self.done)} {name}: {outcome.detail}", flush=True)
         return outcome.passed
 
-    def equal(self, name: str, found: T, expected: T) -> bool:
+    def equal(self, name: str, found: object, expected: object) -> bool:
         """Record whether something found is what is expected."""
         same = found == expected
         return self.check(name, same, found if same else f"{found!r}, expected {expected!r}")
 
     def eventually(
-        self, name: str, found: Callable[[], T], expected: T, timeout: float = 60
+        self, name: str, found: Callable[[], object], expected: object, timeout: float = 60
     ) -> bool:
         """Record whether something becomes what is expected within `timeout` seconds."""
         wait_until(lambda: found() == expected, timeout)

@@ -26,7 +26,9 @@ class Cgroup:
     """One cgroup v2 directory."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = CGROUPS / str(path).lstrip("/") if not str(path).startswith("/sys/") else Path(path)
+        self.path = (
+            CGROUPS / str(path).lstrip("/") if not str(path).startswith("/sys/") else Path(path)
+        )
 
     def __repr__(self) -> str:
         return f"Cgroup({self.path.relative_to(CGROUPS)})"
@@ -71,15 +73,15 @@ class Cgroup:
     def processes(self) -> list[int]:
         """The processes of this cgroup and of those below it."""
         return sorted(
-            int(pid)
-            for file in [self.path / "cgroup.procs", *self.path.rglob("cgroup.procs")]
-            for pid in file.read_text().split()
+            int(pid) for file in self.path.rglob("cgroup.procs") for pid in file.read_text().split()
         )
 
     @property
     def throttled(self) -> int:
         """How many periods in which its processes were throttled (`cpu.stat`)."""
-        return int(dict(line.split() for line in self.read("cpu.stat").splitlines())["nr_throttled"])
+        return int(
+            dict(line.split() for line in self.read("cpu.stat").splitlines())["nr_throttled"]
+        )
 
 
 def cgroup_of(pid: int) -> Cgroup:
@@ -95,7 +97,9 @@ def affinity(pid: int) -> frozenset[int]:
 
 def memory_nodes(pid: int) -> frozenset[int]:
     """Return the nodes a process may use memory of (`Mems_allowed_list`)."""
-    found = re.search(r"^Mems_allowed_list:\s*(\S*)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    found = re.search(
+        r"^Mems_allowed_list:\s*(\S*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+    )
     return ids(found[1]) if found else frozenset()
 
 
@@ -109,6 +113,11 @@ def anonymous_pages(pid: int) -> dict[int, int]:
     return pages
 
 
+def parent_of(pid: int) -> int:
+    """Return a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def start_time(pid: int) -> int:
     """Return when a process started, in clock ticks: with its pid, its identity."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
@@ -116,6 +125,7 @@ def start_time(pid: int) -> int:
 
 def only_process(cgroup: Cgroup, name: str, timeout: float = 60) -> int:
     """Return the one process called `name` in a cgroup, waiting for it to come."""
+
     def found() -> list[int]:
         return [pid for pid in cgroup.processes if _comm(pid) == name] if cgroup.exists else []
 

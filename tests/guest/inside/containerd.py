@@ -1,0 +1,37 @@
+"""containerd in the guest: configured for a cgroup driver, started, with an image of busybox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.guest.inside import oci
+from tests.guest.inside.commands import run
+
+if TYPE_CHECKING:
+    from tests.guest.inside.guest import Guest
+
+IMAGE: Final = "guest.invalid/busybox:1"
+CONFIG: Final = Path("/etc/containerd/config.toml")
+
+TEMPLATE: Final = """\
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{image}"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  BinaryName = "{runtime}"
+  SystemdCgroup = {systemd}
+"""
+
+
+def start(guest: Guest, driver: str, runtime: str = "runc") -> None:
+    """Start containerd for the cgroup driver `systemd` or `cgroupfs` and give it an image."""
+    systemd = str(driver == "systemd").lower()
+    CONFIG.parent.mkdir(exist_ok=True)
+    CONFIG.write_text(TEMPLATE.format(image=IMAGE, runtime=runtime, systemd=systemd))
+    run("systemctl", "start", "containerd.service", timeout=240)
+    root = oci.write_root(guest.work / "image-root")
+    archive = oci.write_image(guest.work / "image.tar", IMAGE, root)
+    run("ctr", "--namespace=k8s.io", "images", "import", "--local", archive, timeout=240)

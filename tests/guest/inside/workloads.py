@@ -1,0 +1,75 @@
+"""Containers that do nothing but hold some memory, started the ways a bare host starts them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tests.guest.inside import kernel
+from tests.guest.inside.commands import attempt, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: What each workload keeps in memory, in bytes.
+HELD: Final = 8 << 20
+
+#: A shell that holds memory and waits for ever.
+SCRIPT: Final = f"held=$(head -c {HELD} /dev/zero | tr '\\0' x); while :; do sleep 1000000; done"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A running container: its cgroup and the shell that holds its memory."""
+
+    name: str
+    cgroup: kernel.Cgroup
+    pid: int
+    started: int
+
+    @classmethod
+    def found(cls, name: str, cgroup: kernel.Cgroup) -> Workload:
+        """Return the workload that runs in a cgroup, once its shell holds its memory."""
+        pid = kernel.only_process(cgroup, "sleep")
+        shell = kernel.parent_of(pid)
+        return cls(name, cgroup, shell, kernel.start_time(shell))
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the same process still runs in the same cgroup."""
+        try:
+            same = kernel.start_time(self.pid) == self.started
+            return same and kernel.cgroup_of(self.pid).path.is_relative_to(self.cgroup.path)
+        except OSError:
+            return False
+
+
+def systemd_run(name: str, pod_slice: str) -> Workload:
+    """Start a workload as a transient service below a pod's slice."""
+    unit = f"{name}.service"
+    shell = ("/bin/busybox", "sh", "-c", SCRIPT)
+    options = ("--quiet", "--expand-environment=no", f"--unit={unit}", f"--slice={pod_slice}")
+    run("systemd-run", *options, *shell)
+    path = run("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
+    return Workload.found(name, kernel.Cgroup(path))
+
+
+def podman_run(name: str, parent: str, driver: str, root: Path) -> Workload:
+    """Start a workload in a podman container below a pod's slice (systemd) or path (cgroupfs)."""
+    options = (f"--cgroup-parent={parent}", "--network=host", f"--name={name}", "--log-driver=none")
+    shell = ("/bin/sh", "-c", SCRIPT)
+    podman = ("podman", f"--cgroup-manager={driver}")
+    run(*podman, "run", "--detach", *options, "--rootfs", root, *shell, timeout=240)
+    pid = run("podman", "inspect", "--format={{.State.Pid}}", name).strip()
+    return Workload.found(name, kernel.cgroup_of(int(pid)))
+
+
+def stop_unit(name: str) -> None:
+    """Stop a workload that `systemd_run` started."""
+    attempt("systemctl", "stop", f"{name}.service")
+    attempt("systemctl", "reset-failed", f"{name}.service")
+
+
+def podman_remove(name: str) -> None:
+    """Kill and remove a workload that `podman_run` started."""
+    run("podman", "rm", "--force", "--time=0", name)
