@@ -1,0 +1,55 @@
+"""`numawarden topology`: show a host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from sysfs.host import Host
+
+
+@click.command()
+@click.option(
+    "--root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path("/"),
+    show_default=True,
+    help="Show the host whose sys/ stands here, such as an unpacked capture.",
+)
+@click.option(
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="A picture for people, or everything for programs.",
+)
+def topology(root: Path, output: str) -> None:
+    """Show packages, dies, nodes, caches, cores, memory, distances and devices of a host."""
+    # Imported here, as below: help and completion neither read hosts nor draw.
+    from sysfs.discover import discover  # noqa: PLC0415
+
+    host = discover(root)
+    if output == "json":
+        _print_json(host)
+    else:
+        _draw(host)
+
+
+def _print_json(host: Host) -> None:
+    from agent.topology_view import topology_view  # noqa: PLC0415
+
+    click.echo(json.dumps(topology_view(host), indent=2))
+
+
+def _draw(host: Host) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    from agent.cli.topology_picture import picture  # noqa: PLC0415
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    for part in picture(host):
+        console.print(part)
