@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from agent.document.errors import Problem
-from agent.document.nodes import Mapping, Number, Scalar, Sequence, Unclear
+from agent.document.nodes import (
+    SHOWN_LENGTH,
+    Mapping,
+    Number,
+    Scalar,
+    Sequence,
+    Unclear,
+    join,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.document.nodes import Node
-
-_SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,7 @@ class Reader:
     def integer(self, where: Field, lowest: int, highest: int) -> int | None:
         """Return a whole number within bounds, both included."""
         value = where.node.value if isinstance(where.node, Scalar) else None
-        if isinstance(value, Number) and len(value.text) < _SHOWN and _is_whole(value.text):
+        if isinstance(value, Number) and len(value.text) < SHOWN_LENGTH and _is_whole(value.text):
             number = int(value.text)
             if lowest <= number <= highest:
                 return number
@@ -128,24 +135,11 @@ class Reader:
                     self.refuse(entry, f"unknown key {shown(key)}{guess(key, names)}")
 
 
-def join(path: str, key: str) -> str:
-    """Return the path of an entry; a key that is no plain word is put in brackets."""
-    if not key.isidentifier():
-        return f"{path}[{shown(key)}]"
-    return f"{path}.{key}" if path else key
-
-
-def guess(word: str, known: Iterable[str]) -> str:
+def guess(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return `; did you mean "x"?` for the nearest known word, or nothing."""
     by_folded = {name.lower(): name for name in known}
-    nearest = difflib.get_close_matches(word.lower()[:_SHOWN], by_folded, n=1, cutoff=0.6)
+    nearest = difflib.get_close_matches(word.lower()[:SHOWN_LENGTH], by_folded, n=1, cutoff=cutoff)
     return f'; did you mean "{by_folded[nearest[0]]}"?' if nearest else ""
-
-
-def shown(text: str) -> str:
-    """Return a text in quotes, cut to a length that fits in a message."""
-    cut = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-    return '"' + cut.encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'
 
 
 def describe(node: Node) -> str:
@@ -162,7 +156,7 @@ def _describe_scalar(scalar: Scalar) -> str:
         case bool():
             text = f"the boolean {str(scalar.value).lower()}"
         case Number(text=number):
-            text = f"the number {number[:_SHOWN]}"
+            text = f"the number {number[:SHOWN_LENGTH]}"
         case Unclear(text=unclear, reason=reason):
             text = f"{shown(unclear)} without quotes, which is unclear because {reason}"
         case words:

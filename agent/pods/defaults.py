@@ -1,0 +1,75 @@
+"""The defaults that the API server sets before anyone else sees a pod.
+
+Sources: k8s.io/kubernetes `pkg/apis/core/v1/defaults.go` (SetDefaults_Pod and
+SetDefaults_ResourceList)
+and KEP-2837 for pod-level resources.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from agent.pods.model import HUGEPAGES_PREFIX, Resources
+from agent.pods.quantity import Quantity
+from agent.pods.requests import aggregate, is_pod_level_resource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.pods.model import Container, Pod
+
+_NANO_PER_MILLI: Final = 10**6
+
+
+def apply_defaults(pod: Pod, *, pod_level_resources: bool = True) -> Pod:
+    """Return the pod with every default set; doing it twice changes nothing.
+
+    Amounts are rounded up to thousandths. A container's request follows from its limit. Pod-level
+    requests follow from what the containers request together, and where they request nothing from
+    the pod-level limit; a pod-level limit of huge pages follows from the containers'.
+    `pod_level_resources` is the gate PodLevelResources.
+    """
+    defaulted = replace(
+        pod,
+        containers=tuple(map(_container, pod.containers)),
+        init_containers=tuple(map(_container, pod.init_containers)),
+    )
+    if pod.resources is None:
+        return defaulted
+    resources = Resources(_rounded(pod.resources.requests), _rounded(pod.resources.limits))
+    if pod_level_resources:
+        resources = _pod_level(defaulted, resources)
+    return replace(defaulted, resources=resources)
+
+
+def _container(container: Container) -> Container:
+    limits = _rounded(container.resources.limits)
+    requests = limits | _rounded(container.resources.requests)
+    return replace(container, resources=Resources(requests, limits))
+
+
+def _pod_level(pod: Pod, stated: Resources) -> Resources:
+    limits = dict(stated.limits)
+    for name, amount in aggregate(pod, lambda container: container.resources.limits).items():
+        if name.startswith(HUGEPAGES_PREFIX) and name not in stated.requests:
+            limits.setdefault(name, amount)
+    if not limits:
+        return stated
+    requests = dict(stated.requests)
+    for name, amount in aggregate(pod, lambda container: container.resources.requests).items():
+        if is_pod_level_resource(name):
+            requests.setdefault(name, amount)
+    for name, amount in limits.items():
+        requests.setdefault(name, amount)
+    return Resources(requests, limits)
+
+
+def _rounded(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    return {name: _round_up_to_milli(amount) for name, amount in amounts.items()}
+
+
+def _round_up_to_milli(amount: Quantity) -> Quantity:
+    if amount.nano % _NANO_PER_MILLI == 0:
+        return amount
+    return Quantity(amount.milli_value * _NANO_PER_MILLI, amount.notation)

@@ -1,0 +1,230 @@
+"""From the text of a manifest to a pod that is defaulted and validated, or to all its mistakes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from agent.document.errors import Problem
+from agent.document.fields import Field, Reader, guess
+from agent.document.nodes import place, plain, shown
+from agent.document.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
+from agent.pods.defaults import apply_defaults
+from agent.pods.errors import ManifestError, QuantityError
+from agent.pods.model import Container, ContainerKind, Pod, QosClass, Resources
+from agent.pods.quantity import Quantity
+from agent.pods.validation import find_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.document.nodes import Node
+
+DEFAULT_NAMESPACE: Final = "default"
+_MAX_CONTAINERS: Final = 1000
+
+#: Fields that are read here; a near miss of one of them is taken for a slip of the pen.
+_READ_IN_SPEC: Final = ("containers", "initContainers", "resources")
+_READ_IN_CONTAINER: Final = ("name", "resources", "restartPolicy")
+#: Neighbours in v1.PodSpec and v1.Container that resemble them and are ignored on purpose.
+_NEIGHBOURS: Final = frozenset(
+    {"ephemeralContainers", "resourceClaims", "resizePolicy", "restartPolicyRules", "restartPolicy"}
+)
+_RESTART_POLICIES: Final = ("Always", "OnFailure", "Never")
+
+
+def load_pod(
+    text: str | bytes, source: str, *, max_bytes: int = DEFAULT_MAX_BYTES, pod_level: bool = True
+) -> Pod:
+    """Return the one v1.Pod of a YAML or JSON text, defaulted and validated.
+
+    `source` names the text in errors and takes part in the uid of a pod that states none.
+    `pod_level` is the gate PodLevelResources. Raises `ManifestError` with every mistake.
+    """
+    try:
+        document = read_document(text, max_bytes=max_bytes)
+    except UnreadableError as error:
+        raise ManifestError(source, (error.problem,)) from error
+    problems = list(_kind_problems(Field("", document)))
+    if problems:
+        raise ManifestError(source, tuple(problems))
+    return pod_of(document, source, pod_level=pod_level)
+
+
+def pod_of(document: Node, source: str, *, pod_level: bool = True) -> Pod:
+    """Return the defaulted and validated pod of a document that need not state its kind.
+
+    Raises `ManifestError` with every mistake.
+    """
+    pod = apply_defaults(read_pod(document, source), pod_level_resources=pod_level)
+    problems = find_problems(pod)
+    if problems:
+        placed = (replace(problem, line=place(document, problem.path)) for problem in problems)
+        raise ManifestError(source, _in_order(placed))
+    return pod
+
+
+def read_pod(document: Node, source: str) -> Pod:
+    """Return the pod as it is written: neither defaulted nor validated, but well typed.
+
+    Raises `ManifestError` on missing fields and wrong types.
+    """
+    reader = Reader()
+    root = Field("", document)
+    reader.entries(root)
+    pod = _Manifest(reader, source).pod(root) if not reader.problems else None
+    if pod is None or reader.problems:
+        raise ManifestError(source, _in_order(reader.problems))
+    return pod
+
+
+def derived_uid(document: Node, source: str) -> str:
+    """Return the uid of a pod that states none: 32 hex digits of a hash of source and content.
+
+    The same text from the same source has the same uid; another spec is another pod, as for the
+    static pods of a kubelet.
+    """
+    content = json.dumps(plain(document), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(f"{source}\0{content}".encode()).hexdigest()[:32]
+
+
+def _in_order(problems: Iterator[Problem] | list[Problem]) -> tuple[Problem, ...]:
+    return tuple(sorted(problems, key=lambda problem: problem.line or 0))
+
+
+def _kind_problems(root: Field) -> Iterator[Problem]:
+    reader = Reader()
+    reader.entries(root)
+    yield from reader.problems
+    if reader.problems:
+        return
+    for key, wanted in (("apiVersion", "v1"), ("kind", "Pod")):
+        field = root.child(key)
+        found = reader.text(field) if field is not None else None
+        if found == wanted:
+            continue
+        line = field.node.line if field is not None else root.node.line
+        was = f"found {shown(found)}" if found is not None else "it is missing"
+        yield Problem(key, f"expected {wanted}, {was}; give an ordinary Pod manifest", line)
+
+
+class _Manifest:
+    """Reads the parts of one manifest; mistakes go to the reader."""
+
+    def __init__(self, reader: Reader, source: str) -> None:
+        self._reader = reader
+        self._source = source
+
+    def pod(self, root: Field) -> Pod | None:
+        metadata, spec = root.child("metadata"), root.child("spec")
+        for key, part in (("metadata", metadata), ("spec", spec)):
+            if part is None:
+                self._reader.refuse(root, f"{key} is missing; give an ordinary Pod manifest")
+        if metadata is None or spec is None:
+            return None
+        self._refuse_slips(spec, _READ_IN_SPEC)
+        return Pod(
+            uid=self._text(metadata, "uid") or derived_uid(root.node, self._source),
+            name=self._required(metadata, "name"),
+            namespace=self._text(metadata, "namespace") or DEFAULT_NAMESPACE,
+            containers=self._app_containers(spec),
+            init_containers=self._init_containers(spec),
+            resources=self._resources(spec, of_pod=True),
+            status_qos=self._status_qos(root),
+            annotations=self._annotations(metadata),
+        )
+
+    def _required(self, parent: Field, key: str) -> str:
+        if parent.child(key) is None:
+            self._reader.entries(parent)
+            self._reader.refuse(parent, f"{key} is missing")
+        return self._text(parent, key) or ""
+
+    def _text(self, parent: Field, key: str) -> str | None:
+        field = parent.child(key)
+        if field is None:
+            return None
+        text = self._reader.text(field)
+        if text == "":
+            self._reader.refuse(field, "it is empty; leave it out or give a value")
+        return text
+
+    def _annotations(self, metadata: Field) -> Mapping[str, str]:
+        field = metadata.child("annotations")
+        entries = self._reader.entries(field) if field is not None else {}
+        texts = {key: self._reader.text(entry) for key, entry in entries.items()}
+        return MappingProxyType({key: text for key, text in texts.items() if text is not None})
+
+    def _status_qos(self, root: Field) -> QosClass | None:
+        status = root.child("status")
+        field = status.child("qosClass") if status is not None else None
+        if field is None:
+            return None
+        name = self._reader.choice(field, QosClass)
+        return QosClass(name) if name is not None else None
+
+    def _app_containers(self, spec: Field) -> tuple[Container, ...]:
+        field = spec.child("containers")
+        apps = tuple(self._items(field, "containers")) if field is not None else ()
+        if field is None or (not apps and not self._reader.problems):
+            self._reader.refuse(field or spec, "containers: a pod has at least one container")
+        return tuple(self._container(item, ContainerKind.APP) for item in apps)
+
+    def _init_containers(self, spec: Field) -> tuple[Container, ...]:
+        field = spec.child("initContainers")
+        items = self._items(field, "initContainers") if field is not None else ()
+        return tuple(self._container(item, self._init_kind(item)) for item in items)
+
+    def _items(self, field: Field, what: str) -> tuple[Field, ...]:
+        items = tuple(self._reader.items(field))
+        if len(items) <= _MAX_CONTAINERS:
+            return items
+        self._reader.refuse(field, f"{len(items)} {what} are more than {_MAX_CONTAINERS}")
+        return ()
+
+    def _init_kind(self, item: Field) -> ContainerKind:
+        field = item.child("restartPolicy")
+        policy = self._reader.choice(field, _RESTART_POLICIES) if field is not None else None
+        return ContainerKind.SIDECAR if policy == "Always" else ContainerKind.INIT
+
+    def _container(self, item: Field, kind: ContainerKind) -> Container:
+        self._refuse_slips(item, _READ_IN_CONTAINER)
+        return Container(
+            name=self._required(item, "name"),
+            kind=kind,
+            resources=self._resources(item, of_pod=False) or Resources(),
+        )
+
+    def _resources(self, parent: Field, *, of_pod: bool) -> Resources | None:
+        field = parent.child("resources")
+        if field is None:
+            return None
+        self._reader.entries(field)
+        claims = () if of_pod else ("claims",)
+        self._reader.refuse_unknown(field, ("requests", "limits", *claims))
+        return Resources(self._amounts(field, "requests"), self._amounts(field, "limits"))
+
+    def _amounts(self, resources: Field, key: str) -> Mapping[str, Quantity]:
+        field = resources.child(key)
+        entries = self._reader.entries(field) if field is not None else {}
+        amounts = {name: self._quantity(entry) for name, entry in entries.items()}
+        return MappingProxyType({name: q for name, q in amounts.items() if q is not None})
+
+    def _quantity(self, field: Field) -> Quantity | None:
+        text = self._reader.amount(field)
+        if text is None:
+            return None
+        try:
+            return Quantity.parse(text)
+        except QuantityError as error:
+            self._reader.refuse(field, f"{shown(error.text)} is not a quantity: {error.reason}")
+            return None
+
+    def _refuse_slips(self, parent: Field, read: tuple[str, ...]) -> None:
+        for key, entry in self._reader.entries(parent).items():
+            hint = guess(key, read, cutoff=0.85) if key not in _NEIGHBOURS else ""
+            if hint and key not in read:
+                self._reader.refuse(entry, f"unknown field{hint}")

@@ -1,0 +1,60 @@
+"""Which names Kubernetes allows (k8s.io/apimachinery `pkg/util/validation`), and pod uids."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?", re.ASCII)
+_SUBDOMAIN: Final = re.compile(rf"{_LABEL.pattern}(?:\.{_LABEL.pattern})*", re.ASCII)
+_QUALIFIED: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
+_UID: Final = re.compile(r"[A-Za-z0-9](?:[-.A-Za-z0-9]*[A-Za-z0-9])?", re.ASCII)
+
+_MAX_LABEL: Final = 63
+_MAX_SUBDOMAIN: Final = 253
+#: A uid becomes part of a file name and of a unit name, which end at 255 characters.
+_MAX_UID: Final = 128
+
+_LABEL_RULE: Final = (
+    f"use at most {_MAX_LABEL} lower case letters, digits and '-', with a letter or digit at both "
+    "ends"
+)
+_SUBDOMAIN_RULE: Final = (
+    f"use at most {_MAX_SUBDOMAIN} lower case letters, digits, '-' and '.', with a letter or digit "
+    "at both ends of each part"
+)
+_UID_RULE: Final = (
+    f"use at most {_MAX_UID} letters, digits, '-' and '.', with a letter or digit at both ends "
+    "(a uid names a cgroup and a systemd unit)"
+)
+_EXTENDED_RULE: Final = (
+    "a container can have cpu, memory, ephemeral-storage, hugepages-<size> such as hugepages-2Mi, "
+    "and extended resources named domain/name such as example.com/gpu"
+)
+
+
+def label_fault(text: str) -> str | None:
+    """Say what keeps a text from being a DNS label (RFC 1123); None when it is one."""
+    return None if len(text) <= _MAX_LABEL and _LABEL.fullmatch(text) else _LABEL_RULE
+
+
+def subdomain_fault(text: str) -> str | None:
+    """Say what keeps a text from being a DNS subdomain (RFC 1123); None when it is one."""
+    fits = len(text) <= _MAX_SUBDOMAIN and _SUBDOMAIN.fullmatch(text)
+    return None if fits else _SUBDOMAIN_RULE
+
+
+def uid_fault(text: str) -> str | None:
+    """Say what keeps a text from being a pod uid here; None when it is one."""
+    return None if len(text) <= _MAX_UID and _UID.fullmatch(text) else _UID_RULE
+
+
+def extended_resource_fault(text: str) -> str | None:
+    """Say what keeps a text from naming an extended resource; None when it does."""
+    domain, slash, name = text.partition("/")
+    if not slash or subdomain_fault(domain) or domain.startswith("requests."):
+        return _EXTENDED_RULE
+    if domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
+        return "resources of kubernetes.io are not extended resources"
+    fits = len(name) <= _MAX_LABEL and _QUALIFIED.fullmatch(name)
+    return None if fits else _EXTENDED_RULE

@@ -1,0 +1,183 @@
+"""What the API server would refuse in a pod, said before anything is decided.
+
+Sources: k8s.io/kubernetes `pkg/apis/core/validation/validation.go`
+(ValidateContainerResourceRequirements, validatePodResources, validatePodResourceConsistency) and
+KEP-2837. The pod is expected to be defaulted.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from agent.document.errors import Problem
+from agent.document.nodes import join, shown
+from agent.pods.errors import QuantityError
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
+from agent.pods.names import (
+    extended_resource_fault,
+    label_fault,
+    subdomain_fault,
+    uid_fault,
+)
+from agent.pods.quantity import MAX_INT64, ZERO, Quantity
+from agent.pods.requests import aggregate, is_pod_level_resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.pods.model import Container, Pod
+
+_OVERCOMMITTABLE: Final = (CPU, MEMORY, "ephemeral-storage")
+_POD_RESOURCES: Final = "spec.resources"
+
+
+def find_problems(pod: Pod) -> list[Problem]:
+    """Return everything that the API server would refuse, with the field's path."""
+    return list(
+        chain(
+            _metadata(pod),
+            _container_names(pod),
+            *(_resources(container.resources, path) for path, container in _containers(pod)),
+            _pod_level(pod),
+        )
+    )
+
+
+def _containers(pod: Pod) -> Iterator[tuple[str, Container]]:
+    for field, containers in (
+        ("containers", pod.containers),
+        ("initContainers", pod.init_containers),
+    ):
+        for index, container in enumerate(containers):
+            yield f"spec.{field}[{index}].resources", container
+
+
+def _metadata(pod: Pod) -> Iterator[Problem]:
+    for field, text, fault in (
+        ("name", pod.name, subdomain_fault(pod.name)),
+        ("namespace", pod.namespace, label_fault(pod.namespace)),
+        ("uid", pod.uid, uid_fault(pod.uid)),
+    ):
+        if fault is not None:
+            yield Problem(f"metadata.{field}", f"{shown(text)} is not a valid {field}: {fault}")
+
+
+def _container_names(pod: Pod) -> Iterator[Problem]:
+    first: dict[str, str] = {}
+    for resources_path, container in _containers(pod):
+        path = resources_path.removesuffix(".resources") + ".name"
+        fault = label_fault(container.name)
+        if fault is not None:
+            yield Problem(path, f"{shown(container.name)} is not a valid name: {fault}")
+        elif container.name in first:
+            other = first[container.name]
+            yield Problem(
+                path, f"{shown(container.name)} is also {other}; give each container its own name"
+            )
+        first.setdefault(container.name, path)
+
+
+def _resources(resources: Resources, path: str) -> Iterator[Problem]:
+    for field, amounts in (("requests", resources.requests), ("limits", resources.limits)):
+        for name, amount in amounts.items():
+            yield from _amount(name, amount, f"{path}.{field}")
+    yield from _requests_within_limits(resources, path)
+    names = {*resources.requests, *resources.limits}
+    if any(name.startswith(HUGEPAGES_PREFIX) for name in names) and not names & {CPU, MEMORY}:
+        yield Problem(path, "huge pages need a request or limit of cpu or memory beside them")
+
+
+def _amount(name: str, amount: Quantity, path: str) -> Iterator[Problem]:
+    where = join(path, name)
+    fault = _name_fault(name)
+    if fault is not None:
+        yield Problem(where, f"{shown(name)} is not a resource: {fault}")
+        return
+    if amount < ZERO:
+        yield Problem(where, f"{amount} is negative; an amount is zero or more")
+    elif amount.value > MAX_INT64:
+        yield Problem(where, f"{amount} is above the largest amount, {MAX_INT64}")
+    elif amount.as_int64() is None and name != CPU:
+        yield Problem(where, f"{amount} is not a whole number; {name} is counted in whole units")
+    elif name.startswith(HUGEPAGES_PREFIX):
+        yield from _whole_pages(name, amount, where)
+
+
+def _whole_pages(name: str, amount: Quantity, where: str) -> Iterator[Problem]:
+    page = Quantity.parse(name.removeprefix(HUGEPAGES_PREFIX))
+    if amount.nano % page.nano:
+        yield Problem(where, f"{amount} is not a whole number of pages of {page}")
+
+
+def _name_fault(name: str) -> str | None:
+    if name in _OVERCOMMITTABLE:
+        return None
+    if not name.startswith(HUGEPAGES_PREFIX):
+        return extended_resource_fault(name)
+    try:
+        page = Quantity.parse(name.removeprefix(HUGEPAGES_PREFIX))
+    except QuantityError as error:
+        return str(error)
+    if page <= ZERO or page.as_int64() is None:
+        return "a page has a positive whole number of bytes"
+    canonical = f"{HUGEPAGES_PREFIX}{Quantity.of_bytes(page.value)}"
+    return None if name == canonical else f"write it as {canonical}"
+
+
+def _requests_within_limits(resources: Resources, path: str) -> Iterator[Problem]:
+    for name, request in resources.requests.items():
+        limit = resources.limits.get(name)
+        where = join(f"{path}.requests", name)
+        if name in _OVERCOMMITTABLE:
+            if limit is not None and limit < request:
+                yield Problem(where, f"the request of {request} is above the limit of {limit}")
+        elif limit is None:
+            yield Problem(where, f"{name} cannot be overcommitted: set a limit of {request} too")
+        elif limit != request:
+            yield Problem(
+                where, f"{name} cannot be overcommitted: request {request} and limit {limit} differ"
+            )
+
+
+def _pod_level(pod: Pod) -> Iterator[Problem]:
+    if pod.resources is None:
+        return
+    unsupported = list(_unsupported(pod.resources))
+    yield from unsupported or _resources(pod.resources, _POD_RESOURCES)
+    yield from _containers_within_requests(pod, pod.resources.requests)
+    yield from _containers_within_limits(pod, pod.resources.limits)
+
+
+def _unsupported(resources: Resources) -> Iterator[Problem]:
+    for field, amounts in (("requests", resources.requests), ("limits", resources.limits)):
+        for name in amounts:
+            if not is_pod_level_resource(name):
+                yield Problem(
+                    join(f"{_POD_RESOURCES}.{field}", name),
+                    f"{shown(name)} cannot be a pod-level resource; only cpu, memory and hugepages-"
+                    "* can",
+                )
+
+
+def _containers_within_requests(pod: Pod, requests: Mapping[str, Quantity]) -> Iterator[Problem]:
+    together = aggregate(pod, lambda container: container.resources.requests)
+    for name, budget in requests.items():
+        asked = together.get(name, ZERO)
+        if budget < asked:
+            yield Problem(
+                join(f"{_POD_RESOURCES}.requests", name),
+                f"the containers together request {asked}, more than the pod-level request of "
+                f"{budget}",
+            )
+
+
+def _containers_within_limits(pod: Pod, limits: Mapping[str, Quantity]) -> Iterator[Problem]:
+    for path, container in _containers(pod):
+        for name, limit in container.resources.limits.items():
+            budget = limits.get(name)
+            if budget is not None and budget < limit:
+                yield Problem(
+                    join(f"{path}.limits", name),
+                    f"the container's limit of {limit} is above the pod-level limit of {budget}",
+                )
