@@ -1,0 +1,201 @@
+"""The files of an emulated cgroup: what each shows, and what writing to it does."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from cgroupfs.emulated import cpuset
+from cgroupfs.emulated.group import CONTROLLERS
+from cgroupfs.emulated.lists import (
+    MAX_NODES,
+    parse_bandwidth,
+    parse_list,
+    parse_number,
+    refuse,
+)
+from cgroupfs.values import MAX_QUOTA_US
+from sysfs.mask import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from cgroupfs.emulated.group import Group
+    from sysfs.mask import Mask
+
+_PID_MAX: Final = 1 << 22
+_MAX_WEIGHT: Final = 10_000
+
+
+class Kernel(Protocol):
+    """What the files need of the emulated kernel around them."""
+
+    controllers: tuple[str, ...]
+    cpu_limit: int
+    root: Group
+
+    def available(self, group: Group) -> tuple[str, ...]:
+        """Return the controllers that the cgroup has."""
+        ...
+
+    def changed(self, group: Group) -> None:
+        """Bring what is in effect up to date."""
+        ...
+
+    def enable(self, group: Group, on: set[str], off: set[str]) -> None:
+        """Change what the cgroup passes on to its children."""
+        ...
+
+    def move(self, pid: int, group: Group) -> None:
+        """Move a process into the cgroup."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file: its controller (None: always there), its text, and what a write does."""
+
+    controller: str | None
+    show: Callable[[Kernel, Group], str]
+    store: Callable[[Kernel, Group, str], None] | None = None
+
+    def offered(self, controllers: Container[str]) -> bool:
+        """Tell whether the file is there when these controllers are enabled."""
+        return self.controller is None or self.controller in controllers
+
+
+def _store_cpus(kernel: Kernel, group: Group, text: str) -> None:
+    cpus = parse_list(text, kernel.cpu_limit)
+    _refuse_clearing(group, group.cpus, cpus)
+    group.cpus = cpus
+    kernel.changed(group)
+
+
+def _store_mems(kernel: Kernel, group: Group, text: str) -> None:
+    mems = parse_list(text, MAX_NODES)
+    if not mems <= kernel.root.mems:
+        raise refuse(errno.EINVAL)
+    _refuse_clearing(group, group.mems, mems)
+    group.mems = mems
+    kernel.changed(group)
+
+
+def _refuse_clearing(group: Group, old: Mask, new: Mask) -> None:
+    if old and not new and group.populated:
+        raise refuse(errno.ENOSPC)
+
+
+def _store_exclusive(kernel: Kernel, group: Group, text: str) -> None:
+    cpus = parse_list(text, kernel.cpu_limit)
+    above = group.parent.exclusive_now if group.parent is not None else EMPTY
+    if cpus and (cpus.isdisjoint(above) or cpuset.overlaps_sibling(group, cpus)):
+        raise refuse(errno.EINVAL)
+    group.exclusive = cpus
+    kernel.changed(group)
+
+
+def _store_partition(kernel: Kernel, group: Group, text: str) -> None:
+    word = text.strip()
+    if word not in cpuset.PARTITIONS:
+        raise refuse(errno.EINVAL)
+    group.partition, group.invalid = word, ""
+    kernel.changed(group)
+
+
+def _show_partition(_kernel: Kernel, group: Group) -> str:
+    if group.invalid:
+        return f"{group.partition} invalid ({group.invalid})\n"
+    return group.partition + "\n"
+
+
+def _show_isolated(kernel: Kernel, _group: Group) -> str:
+    taken = EMPTY
+    for group in kernel.root.walk():
+        if group.partition == cpuset.ISOLATED and not group.invalid:
+            taken |= group.exclusive_now
+    return f"{taken}\n"
+
+
+def _store_cpu_max(_kernel: Kernel, group: Group, text: str) -> None:
+    quota, period = parse_bandwidth(text, group.period)
+    if quota is not None and group.burst > quota:
+        raise refuse(errno.EINVAL)
+    group.quota, group.period = quota, period
+
+
+def _show_cpu_max(_kernel: Kernel, group: Group) -> str:
+    return f"{'max' if group.quota is None else group.quota} {group.period}\n"
+
+
+def _store_burst(_kernel: Kernel, group: Group, text: str) -> None:
+    burst = parse_number(text, 0, MAX_QUOTA_US, errno.EINVAL)
+    if group.quota is not None and burst > group.quota:
+        raise refuse(errno.EINVAL)
+    group.burst = burst
+
+
+def _store_weight(_kernel: Kernel, group: Group, text: str) -> None:
+    group.weight = parse_number(text, 1, _MAX_WEIGHT, errno.ERANGE)
+
+
+def _store_procs(kernel: Kernel, group: Group, text: str) -> None:
+    kernel.move(parse_number(text, 0, _PID_MAX, errno.ESRCH), group)
+
+
+def _store_subtree(kernel: Kernel, group: Group, text: str) -> None:
+    on: set[str] = set()
+    off: set[str] = set()
+    for word in text.split():
+        sign, name = word[0], word[1:]
+        if sign not in "+-" or name not in kernel.controllers:
+            raise refuse(errno.EINVAL)
+        (on if sign == "+" else off).add(name)
+        (off if sign == "+" else on).discard(name)
+    kernel.enable(group, on, off)
+
+
+def _show_subtree(_kernel: Kernel, group: Group) -> str:
+    return " ".join(name for name in CONTROLLERS if name in group.subtree) + "\n"
+
+
+def _show_procs(_kernel: Kernel, group: Group) -> str:
+    return "".join(f"{pid}\n" for pid in sorted(group.procs))
+
+
+def _show_type(_kernel: Kernel, group: Group) -> str:
+    if not group.valid_domain:
+        return "domain invalid\n"
+    return "domain threaded\n" if group.thread_root else "domain\n"
+
+
+_CORE: Final = {
+    "cgroup.controllers": File(None, lambda k, g: " ".join(k.available(g)) + "\n"),
+    "cgroup.subtree_control": File(None, _show_subtree, _store_subtree),
+    "cgroup.procs": File(None, _show_procs, _store_procs),
+}
+
+#: Files of every cgroup but the root.
+FILES: Final = {
+    **_CORE,
+    "cgroup.events": File(None, lambda _, g: f"populated {int(g.populated)}\nfrozen 0\n"),
+    "cgroup.type": File(None, _show_type),
+    "cpuset.cpus": File("cpuset", lambda _, g: f"{g.cpus}\n", _store_cpus),
+    "cpuset.cpus.effective": File("cpuset", lambda _, g: f"{g.cpus_now}\n"),
+    "cpuset.cpus.exclusive": File("cpuset", lambda _, g: f"{g.exclusive}\n", _store_exclusive),
+    "cpuset.cpus.exclusive.effective": File("cpuset", lambda _, g: f"{g.exclusive_now}\n"),
+    "cpuset.cpus.partition": File("cpuset", _show_partition, _store_partition),
+    "cpuset.mems": File("cpuset", lambda _, g: f"{g.mems}\n", _store_mems),
+    "cpuset.mems.effective": File("cpuset", lambda _, g: f"{g.mems_now}\n"),
+    "cpu.max": File("cpu", _show_cpu_max, _store_cpu_max),
+    "cpu.max.burst": File("cpu", lambda _, g: f"{g.burst}\n", _store_burst),
+    "cpu.weight": File("cpu", lambda _, g: f"{g.weight}\n", _store_weight),
+}
+
+#: Files of the root.
+ROOT_FILES: Final = {
+    **_CORE,
+    "cpuset.cpus.effective": File("cpuset", lambda _, g: f"{g.cpus_now}\n"),
+    "cpuset.cpus.isolated": File("cpuset", _show_isolated),
+    "cpuset.mems.effective": File("cpuset", lambda _, g: f"{g.mems_now}\n"),
+}

@@ -1,0 +1,98 @@
+"""One emulated cgroup: what was written to it and what is in effect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from cgroupfs.values import DEFAULT_PERIOD_US
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: In the kernel's order (include/linux/cgroup_subsys.h).
+CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma", "misc")
+#: Controllers that can work on threads, so a cgroup with processes may pass them on.
+THREADED: Final = frozenset({"cpuset", "cpu", "pids"})
+MEMBER: Final = "member"
+DEFAULT_WEIGHT: Final = 100
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The state of one cgroup; empty sets are unset. Times are microseconds."""
+
+    name: str
+    parent: Group | None
+    children: dict[str, Group] = field(default_factory=dict)
+    subtree: set[str] = field(default_factory=set)
+    procs: set[int] = field(default_factory=set)
+    cpus: Mask = EMPTY
+    mems: Mask = EMPTY
+    exclusive: Mask = EMPTY
+    partition: str = MEMBER
+    #: Why the partition is invalid, empty while it is valid.
+    invalid: str = ""
+    cpus_now: Mask = EMPTY
+    mems_now: Mask = EMPTY
+    exclusive_now: Mask = EMPTY
+    quota: int | None = None
+    period: int = DEFAULT_PERIOD_US
+    burst: int = 0
+    weight: int = DEFAULT_WEIGHT
+
+    @property
+    def path(self) -> str:
+        """The path relative to the root, `""` for the root."""
+        if self.parent is None:
+            return ""
+        above = self.parent.path
+        return f"{above}/{self.name}" if above else self.name
+
+    def walk(self) -> Iterator[Group]:
+        """Yield this cgroup and everything below, parents first."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+    @property
+    def populated(self) -> bool:
+        """Whether a process lives here or below."""
+        return any(group.procs for group in self.walk())
+
+    def has(self, controller: str) -> bool:
+        """Tell whether the controller is enabled for this cgroup (never for the root's files)."""
+        return self.parent is not None and controller in self.parent.subtree
+
+    def reset(self, controller: str) -> None:
+        """Forget the controller's settings, as when it is disabled and its state freed."""
+        if controller == "cpuset":
+            self.cpus = self.mems = self.exclusive = EMPTY
+            self.partition, self.invalid = MEMBER, ""
+        elif controller == "cpu":
+            self.quota, self.period, self.burst = None, DEFAULT_PERIOD_US, 0
+            self.weight = DEFAULT_WEIGHT
+
+    @property
+    def thread_root(self) -> bool:
+        """Whether processes and threaded controllers meet here (kernel/cgroup/cgroup.c)."""
+        return self.parent is not None and bool(self.procs) and bool(self.subtree & THREADED)
+
+    @property
+    def valid_domain(self) -> bool:
+        """Whether processes may live here: no ancestor is a thread root."""
+        above = self.parent
+        while above is not None:
+            if above.thread_root:
+                return False
+            above = above.parent
+        return True
+
+    @property
+    def may_be_thread_root(self) -> bool:
+        """Whether processes may live here beside enabled threaded controllers."""
+        if self.parent is None:
+            return True
+        busy_below = any(child.populated for child in self.children.values())
+        return self.valid_domain and not busy_below and self.subtree <= THREADED

@@ -1,0 +1,259 @@
+"""The emulated kernel: a `Tree` that answers as cgroup v2 does (kernel 6.12).
+
+Modelled are cpuset (with its silent fallback, hotplug and partitions), cpu, the rules of
+`cgroup.subtree_control` and of moving processes, and the errors of all of them. Controllers beyond
+cpuset and cpu can be enabled but have no files.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Final
+
+from cgroupfs.emulated import cpuset
+from cgroupfs.emulated.files import FILES, ROOT_FILES
+from cgroupfs.emulated.group import CONTROLLERS, MEMBER, THREADED, Group
+from cgroupfs.emulated.lists import refuse
+from cgroupfs.errors import CgroupPathError
+from cgroupfs.tree import check_file, check_path, check_value, join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cgroupfs.emulated.files import File
+    from sysfs.mask import Mask
+
+_DEFAULT_CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
+
+
+class EmulatedKernel:
+    """A cgroup v2 hierarchy of a host with the CPUs `possible` and the memory nodes `memory`.
+
+    `online` are the CPUs that are up (default: all possible ones).
+    """
+
+    def __init__(
+        self,
+        possible: Mask,
+        memory: Mask,
+        *,
+        online: Mask | None = None,
+        controllers: Iterable[str] = _DEFAULT_CONTROLLERS,
+    ) -> None:
+        offered = frozenset(controllers)
+        self.controllers: tuple[str, ...] = tuple(name for name in CONTROLLERS if name in offered)
+        self.cpu_limit = possible.highest + 1
+        self.root = Group("", None)
+        self.root.exclusive = possible
+        self.root.cpus = possible if online is None else online
+        self.root.mems = memory
+        self._homes: dict[int, Group] = {}
+        self._partitions: set[Group] = set()
+        self._settle(self.root)
+
+    # --- the tree ---------------------------------------------------------------------------
+
+    def read(self, path: str, file: str) -> str:
+        """Return the text of one file; see `cgroupfs.tree.Tree`."""
+        group = self._group(path)
+        return self._file(group, path, file).show(self, group)
+
+    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
+        """Return the texts of several files; see `cgroupfs.tree.Tree`."""
+        group = self._group(path)
+        found = (self._lookup(group, check_file(file)) for file in files)
+        return tuple(None if file is None else file.show(self, group) for file in found)
+
+    def write(self, path: str, file: str, value: str) -> None:
+        """Give one file a value; see `cgroupfs.tree.Tree`."""
+        self.raw_write(path, file, check_value(value))
+
+    def raw_write(self, path: str, file: str, value: str) -> None:
+        """Write as write(2) does: no bytes are a success that changes nothing."""
+        group = self._group(path)
+        target = self._file(group, path, file)
+        if not value:
+            return
+        try:
+            if target.store is None:
+                raise refuse(errno.EINVAL)
+            target.store(self, group, value)
+        except OSError as error:
+            error.filename = join(path, file)
+            raise
+
+    def mkdir(self, path: str) -> None:
+        """Create one cgroup; see `cgroupfs.tree.Tree`."""
+        above, name = self._split(path)
+        if name in above.children or name in self.files(above):
+            raise self._refuse(errno.EEXIST, path)
+        group = above.children[name] = Group(name, above)
+        self._settle(group)
+
+    def rmdir(self, path: str) -> None:
+        """Remove one cgroup; see `cgroupfs.tree.Tree`."""
+        above, name = self._split(path)
+        group = above.children.get(name)
+        if group is None:
+            number = errno.ENOTDIR if name in self.files(above) else errno.ENOENT
+            raise self._refuse(number, path)
+        if group.procs or group.children:
+            raise self._refuse(errno.EBUSY, path)
+        del above.children[name]
+        if group in self._partitions:
+            self._partitions.discard(group)
+            self._settle(self.root)
+
+    def exists(self, path: str) -> bool:
+        """Tell whether the cgroup exists; see `cgroupfs.tree.Tree`."""
+        return self._find(path) is not None
+
+    def children(self, path: str) -> tuple[str, ...]:
+        """Return the names of the child cgroups; see `cgroupfs.tree.Tree`."""
+        return tuple(sorted(self._group(path).children))
+
+    def procs(self, path: str) -> tuple[int, ...]:
+        """Return the processes of one cgroup; see `cgroupfs.tree.Tree`."""
+        return tuple(sorted(self._group(path).procs))
+
+    # --- the world around the tree ----------------------------------------------------------
+
+    def spawn(self, path: str, pid: int) -> None:
+        """Start a process in a cgroup, under the rules of moving one there."""
+        if pid in self._homes:
+            raise ValueError(f"process {pid} exists already")
+        group = self._group(path)
+        self.check_home(group)
+        self._homes[pid] = group
+        group.procs.add(pid)
+
+    def exit(self, pid: int) -> None:
+        """End a process."""
+        self._homes.pop(pid).procs.discard(pid)
+
+    def allowed(self, pid: int) -> tuple[Mask, Mask]:
+        """Return the CPUs and the memory nodes that a process may use."""
+        home = self._homes[pid]
+        return home.cpus_now, home.mems_now
+
+    def set_online(self, cpus: Mask) -> None:
+        """Take CPUs offline or back: exactly `cpus` are up afterwards."""
+        self.root.cpus = cpus
+        self._settle(self.root)
+
+    # --- for the files ----------------------------------------------------------------------
+
+    def files(self, group: Group) -> dict[str, File]:
+        """Return the files that a cgroup has now, by name."""
+        if group.parent is None:
+            return {name: f for name, f in ROOT_FILES.items() if f.offered(self.controllers)}
+        return {name: f for name, f in FILES.items() if f.offered(group.parent.subtree)}
+
+    def available(self, group: Group) -> tuple[str, ...]:
+        """Return the controllers of `cgroup.controllers`, in the kernel's order."""
+        if group.parent is None:
+            return self.controllers
+        return tuple(name for name in CONTROLLERS if name in group.parent.subtree)
+
+    def changed(self, group: Group) -> None:
+        """Bring what is in effect up to date after a cpuset setting of `group` changed."""
+        was_partition = group in self._partitions
+        if group.partition == MEMBER:
+            self._partitions.discard(group)
+        else:
+            self._partitions.add(group)
+        # What a partition had taken goes back to everyone.
+        self._settle(self.root if was_partition else group)
+
+    def enable(self, group: Group, on: set[str], off: set[str]) -> None:
+        """Change `cgroup.subtree_control`; raises what the kernel would."""
+        on, off = on - group.subtree, off & group.subtree
+        if on - set(self.available(group)):
+            raise refuse(errno.ENOENT)
+        if any(off & child.subtree for child in group.children.values()):
+            raise refuse(errno.EBUSY)
+        if on:
+            self._check_enable(group, on)
+        group.subtree |= on
+        group.subtree -= off
+        for child in group.children.values():
+            for name in off:
+                child.reset(name)
+            self.changed(child)
+
+    def move(self, pid: int, group: Group) -> None:
+        """Move a process; raises ESRCH for one that does not run, and what the kernel would."""
+        home = self._homes.get(pid)
+        if home is None:
+            raise refuse(errno.ESRCH)
+        self.check_home(group)
+        home.procs.discard(pid)
+        group.procs.add(pid)
+        self._homes[pid] = group
+
+    @staticmethod
+    def check_home(group: Group) -> None:
+        """Raise unless processes may live in this cgroup (cgroup_migrate_vet_dst)."""
+        if not group.valid_domain:
+            raise refuse(errno.EOPNOTSUPP)
+        if group.subtree and not group.may_be_thread_root:
+            raise refuse(errno.EBUSY)
+
+    @staticmethod
+    def _check_enable(group: Group, on: set[str]) -> None:
+        if group.parent is None:
+            return
+        if not group.valid_domain:
+            raise refuse(errno.EOPNOTSUPP)
+        if on <= THREADED:
+            if group.may_be_thread_root:
+                return
+        elif group.thread_root:
+            raise refuse(errno.EOPNOTSUPP)
+        if group.procs:
+            raise refuse(errno.EBUSY)
+
+    def _settle(self, group: Group) -> None:
+        if self._partitions:
+            cpuset.settle_partitions(self.root, self._partitions)
+        else:
+            cpuset.settle(group)
+
+    # --- finding things ---------------------------------------------------------------------
+
+    def _find(self, path: str) -> Group | None:
+        group: Group | None = self.root
+        for name in check_path(path).split("/") if path else ():
+            group = group.children.get(name) if group is not None else None
+        return group
+
+    def _group(self, path: str) -> Group:
+        group = self._find(path)
+        if group is None:
+            raise self._refuse(errno.ENOENT, path)
+        return group
+
+    def _split(self, path: str) -> tuple[Group, str]:
+        above, _, name = check_path(path).rpartition("/")
+        if not name:
+            raise CgroupPathError(path, "the root itself is neither created nor removed")
+        return self._group(above), name
+
+    def _file(self, group: Group, path: str, file: str) -> File:
+        found = self._lookup(group, check_file(file))
+        if found is None:
+            raise self._refuse(errno.ENOENT, join(path, file))
+        return found
+
+    def _lookup(self, group: Group, file: str) -> File | None:
+        if group.parent is None:
+            found, offered = ROOT_FILES.get(file), self.controllers
+        else:
+            found, offered = FILES.get(file), tuple(group.parent.subtree)
+        return found if found is not None and found.offered(offered) else None
+
+    @staticmethod
+    def _refuse(number: int, path: str) -> OSError:
+        error = refuse(number)
+        error.filename = path
+        return error

@@ -1,0 +1,491 @@
+"""What a cgroup v2 hierarchy does: the same tests for the emulated kernel and for the real one.
+
+The emulated kernel runs them in `tests/cgroupfs/test_contract.py`; against a real kernel the same
+file runs them when NUMAWARDEN_CGROUP_ROOT names the mount (as root, on a machine with at least
+four CPUs, a node 0 with memory and no unit that minds CPUs being taken offline).
+"""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from cgroupfs.tree import join
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from cgroupfs.tree import Tree
+
+
+class Lab(Protocol):
+    """A hierarchy under test, with the means to act around it."""
+
+    tree: Tree
+    #: An empty cgroup with +cpuset +cpu for its children, not yet any child.
+    top: str
+
+    def spawn(self, path: str) -> int:
+        """Start a process in a cgroup and return its id."""
+        ...
+
+    def end(self, pid: int) -> None:
+        """End a process that `spawn` started."""
+        ...
+
+    def set_online(self, cpu: int, *, online: bool) -> None:
+        """Take one CPU offline or back."""
+        ...
+
+    def allowed(self, pid: int) -> tuple[Mask, Mask]:
+        """Return the CPUs and memory nodes a process may use."""
+        ...
+
+
+class EmulatedLab:
+    """A lab around the emulated kernel."""
+
+    def __init__(self) -> None:
+        from cgroupfs.emulated.kernel import EmulatedKernel  # noqa: PLC0415 - one lab of two
+
+        self.kernel = EmulatedKernel(Mask.parse("0-7"), Mask.parse("0-1"))
+        self.tree: Tree = self.kernel
+        self.top = "lab"
+        self._next = 100
+        prepare(self.tree, self.top)
+
+    def spawn(self, path: str) -> int:
+        self._next += 1
+        self.kernel.spawn("", self._next)
+        self.tree.write(path, "cgroup.procs", str(self._next))
+        return self._next
+
+    def end(self, pid: int) -> None:
+        self.kernel.exit(pid)
+
+    def set_online(self, cpu: int, *, online: bool) -> None:
+        now, one = self.kernel.root.cpus, Mask.of(cpu)
+        self.kernel.set_online(now | one if online else now - one)
+
+    def allowed(self, pid: int) -> tuple[Mask, Mask]:
+        return self.kernel.allowed(pid)
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+
+class KernelLab:
+    """A lab in a real cgroup v2 mount; `close` removes everything again."""
+
+    def __init__(self, root: Path) -> None:
+        from cgroupfs.tree import KernelTree  # noqa: PLC0415 - one lab of two
+
+        self.real = KernelTree(root)
+        self.tree: Tree = self.real
+        self.top = "numawarden-contract"
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._offline: set[int] = set()
+        prepare(self.tree, self.top)
+
+    def spawn(self, path: str) -> int:
+        process = subprocess.Popen(["sleep", "1000"])
+        self._running[process.pid] = process
+        self.tree.write(path, "cgroup.procs", str(process.pid))
+        return process.pid
+
+    def end(self, pid: int) -> None:
+        process = self._running.pop(pid)
+        process.kill()
+        process.wait()
+
+    def set_online(self, cpu: int, *, online: bool) -> None:
+        Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text(str(int(online)))
+        (self._offline.discard if online else self._offline.add)(cpu)
+
+    def allowed(self, pid: int) -> tuple[Mask, Mask]:
+        status = dict(
+            line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        )
+        return Mask.parse(status["Cpus_allowed_list"]), Mask.parse(status["Mems_allowed_list"])
+
+    def close(self) -> None:
+        for pid in tuple(self._running):
+            self.end(pid)
+        for cpu in tuple(self._offline):
+            self.set_online(cpu, online=True)
+        remove(self.tree, self.top)
+        self.real.close()
+
+
+def prepare(tree: Tree, top: str) -> None:
+    """Create the empty `top` with the controllers enabled down to its children."""
+    tree.write("", "cgroup.subtree_control", "+cpuset +cpu")
+    tree.mkdir(top)
+    tree.write(top, "cgroup.subtree_control", "+cpuset +cpu")
+
+
+def remove(tree: Tree, path: str) -> None:
+    """Remove a cgroup and everything below it."""
+    for name in tree.children(path):
+        remove(tree, join(path, name))
+    tree.rmdir(path)
+
+
+def make(lab: Lab, name: str, **settings: str) -> str:
+    """Create a cgroup under the lab's top with the given cpuset.cpus, cpuset.mems, cpu.max."""
+    path = join(lab.top, name)
+    lab.tree.mkdir(path)
+    for key, value in settings.items():
+        lab.tree.write(path, "cpu.max" if key == "max" else f"cpuset.{key}", value)
+    return path
+
+
+def shown(lab: Lab, path: str, file: str) -> str:
+    return lab.tree.read(path, file).strip()
+
+
+def refused(lab: Lab, path: str, file: str, value: str) -> int:
+    """Write what must be refused and return the errno."""
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - the caller compares the errno
+        lab.tree.write(path, file, value)
+    assert caught.value.errno is not None
+    return caught.value.errno
+
+
+class Contract:
+    """The tests; a subclass provides the fixture `lab`."""
+
+    # --- cpuset -----------------------------------------------------------------------------
+
+    def test_a_new_cgroup_has_no_set_and_uses_its_parents(self, lab: Lab) -> None:
+        path = make(lab, "pod")
+        assert shown(lab, path, "cpuset.cpus") == ""
+        assert shown(lab, path, "cpuset.mems") == ""
+        assert shown(lab, path, "cpuset.cpus.effective") == shown(lab, "", "cpuset.cpus.effective")
+        assert shown(lab, path, "cpuset.mems.effective") == shown(lab, "", "cpuset.mems.effective")
+
+    def test_a_set_is_shown_in_list_form_and_in_effect_at_once(self, lab: Lab) -> None:
+        path = make(lab, "pod", cpus="3,1,2", mems="0")
+        assert shown(lab, path, "cpuset.cpus") == "1-3"
+        assert shown(lab, path, "cpuset.cpus.effective") == "1-3"
+        assert shown(lab, path, "cpuset.mems.effective") == "0"
+
+    def test_a_running_process_is_confined_and_moved_at_once(self, lab: Lab) -> None:
+        path = make(lab, "pod", cpus="0-1", mems="0")
+        pid = lab.spawn(path)
+        assert lab.allowed(pid) == (Mask.parse("0-1"), Mask.of(0))
+        lab.tree.write(path, "cpuset.cpus", "2")
+        assert lab.allowed(pid)[0] == Mask.of(2)
+
+    def test_a_child_outside_its_parent_silently_gets_the_parents_cpus(self, lab: Lab) -> None:
+        pod = make(lab, "pod", cpus="2-3")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        child = make(lab, "pod/app", cpus="0-1")
+        assert shown(lab, child, "cpuset.cpus") == "0-1"
+        assert shown(lab, child, "cpuset.cpus.effective") == "2-3"
+
+    def test_a_child_partly_outside_gets_what_is_left(self, lab: Lab) -> None:
+        pod = make(lab, "pod", cpus="1-2")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        child = make(lab, "pod/app", cpus="2-3")
+        assert shown(lab, child, "cpuset.cpus.effective") == "2"
+
+    def test_widening_the_parent_brings_the_childs_own_set_to_life(self, lab: Lab) -> None:
+        pod = make(lab, "pod", cpus="2-3")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        child = make(lab, "pod/app", cpus="0-1")
+        lab.tree.write(pod, "cpuset.cpus", "0-3")
+        assert shown(lab, child, "cpuset.cpus.effective") == "0-1"
+
+    def test_shrinking_the_parent_under_its_child_is_not_refused(self, lab: Lab) -> None:
+        pod = make(lab, "pod", cpus="0-3")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        child = make(lab, "pod/app", cpus="3")
+        lab.tree.write(pod, "cpuset.cpus", "0-2")
+        assert shown(lab, child, "cpuset.cpus.effective") == "0-2"
+
+    @pytest.mark.parametrize(
+        ("value", "number"),
+        [
+            ("99999", errno.ERANGE),
+            ("0-99999", errno.ERANGE),
+            ("abc", errno.EINVAL),
+            ("3-1", errno.EINVAL),
+            ("1-", errno.EINVAL),
+            ("-1", errno.EINVAL),
+        ],
+    )
+    def test_a_bad_cpu_list_is_refused_and_changes_nothing(
+        self, lab: Lab, value: str, number: int
+    ) -> None:
+        path = make(lab, "pod", cpus="1")
+        assert refused(lab, path, "cpuset.cpus", value) == number
+        assert shown(lab, path, "cpuset.cpus") == "1"
+
+    def test_a_node_that_does_not_exist_is_invalid(self, lab: Lab) -> None:
+        path = make(lab, "pod", mems="0")
+        assert refused(lab, path, "cpuset.mems", "9") == errno.EINVAL
+        assert refused(lab, path, "cpuset.mems", "60000") == errno.ERANGE
+        assert shown(lab, path, "cpuset.mems") == "0"
+
+    @pytest.mark.parametrize("blank", ["\n", " "])
+    def test_a_set_is_cleared_by_blank_text_while_nobody_uses_it(
+        self, lab: Lab, blank: str
+    ) -> None:
+        path = make(lab, "pod", cpus="1", mems="0")
+        lab.tree.write(path, "cpuset.cpus", blank)
+        lab.tree.write(path, "cpuset.mems", blank)
+        assert shown(lab, path, "cpuset.cpus") == ""
+        assert shown(lab, path, "cpuset.mems") == ""
+
+    def test_a_set_in_use_cannot_be_cleared(self, lab: Lab) -> None:
+        path = make(lab, "pod", cpus="1", mems="0")
+        lab.spawn(path)
+        assert refused(lab, path, "cpuset.cpus", "\n") == errno.ENOSPC
+        assert refused(lab, path, "cpuset.mems", "\n") == errno.ENOSPC
+        assert shown(lab, path, "cpuset.cpus") == "1"
+
+    def test_a_set_that_was_never_written_may_be_cleared_again(self, lab: Lab) -> None:
+        path = make(lab, "pod")
+        lab.spawn(path)
+        lab.tree.write(path, "cpuset.cpus", "\n")
+        assert shown(lab, path, "cpuset.cpus") == ""
+
+    def test_no_bytes_are_refused_before_the_kernel_ignores_them(self, lab: Lab) -> None:
+        path = make(lab, "pod", cpus="1")
+        with pytest.raises(ValueError, match="empty write"):
+            lab.tree.write(path, "cpuset.cpus", "")
+        assert shown(lab, path, "cpuset.cpus") == "1"
+
+    def test_what_is_in_effect_cannot_be_written(self, lab: Lab) -> None:
+        path = make(lab, "pod")
+        assert refused(lab, path, "cpuset.cpus.effective", "1") == errno.EINVAL
+
+    def test_an_offline_cpu_leaves_and_comes_back(self, lab: Lab) -> None:
+        path = make(lab, "pod", cpus="2-3")
+        only = make(lab, "only", cpus="3")
+        lab.set_online(3, online=False)
+        assert shown(lab, path, "cpuset.cpus") == "2-3"
+        assert shown(lab, path, "cpuset.cpus.effective") == "2"
+        assert shown(lab, only, "cpuset.cpus.effective") == shown(lab, "", "cpuset.cpus.effective")
+        lab.tree.write(only, "cpuset.cpus", "3")
+        lab.set_online(3, online=True)
+        assert shown(lab, path, "cpuset.cpus.effective") == "2-3"
+        assert shown(lab, only, "cpuset.cpus.effective") == "3"
+
+    # --- partitions -------------------------------------------------------------------------
+
+    def test_exclusive_cpus_are_given_from_the_top_down(self, lab: Lab) -> None:
+        pod = make(lab, "pod")
+        assert refused(lab, pod, "cpuset.cpus.exclusive", "2") == errno.EINVAL
+        lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
+        lab.tree.write(pod, "cpuset.cpus.exclusive", "2")
+        assert shown(lab, pod, "cpuset.cpus.exclusive.effective") == "2"
+
+    def test_exclusive_cpus_of_siblings_cannot_overlap(self, lab: Lab) -> None:
+        lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
+        one, two = make(lab, "one"), make(lab, "two")
+        lab.tree.write(one, "cpuset.cpus.exclusive", "2-3")
+        assert refused(lab, two, "cpuset.cpus.exclusive", "3") == errno.EINVAL
+
+    def test_an_isolated_partition_takes_its_cpus_from_everyone_else(self, lab: Lab) -> None:
+        everyone = make(lab, "everyone")
+        pod = make(lab, "pod")
+        lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
+        lab.tree.write(pod, "cpuset.cpus.exclusive", "2-3")
+        lab.tree.write(pod, "cpuset.cpus.partition", "isolated")
+        assert shown(lab, pod, "cpuset.cpus.partition") == "isolated"
+        assert shown(lab, pod, "cpuset.cpus.effective") == "2-3"
+        assert shown(lab, "", "cpuset.cpus.isolated") == "2-3"
+        taken = Mask.parse("2-3")
+        for path in ("", everyone):
+            assert taken.isdisjoint(Mask.parse(shown(lab, path, "cpuset.cpus.effective")))
+        lab.tree.write(pod, "cpuset.cpus.partition", "member")
+        assert taken <= Mask.parse(shown(lab, everyone, "cpuset.cpus.effective"))
+
+    def test_a_bad_partition_word_is_refused_and_an_impossible_one_is_not(self, lab: Lab) -> None:
+        pod = make(lab, "pod", cpus="2")
+        assert refused(lab, pod, "cpuset.cpus.partition", "mine") == errno.EINVAL
+        lab.tree.write(pod, "cpuset.cpus.partition", "isolated")
+        assert shown(lab, pod, "cpuset.cpus.partition").startswith("isolated invalid (")
+
+    def test_a_sibling_that_writes_the_same_cpu_breaks_the_partition(self, lab: Lab) -> None:
+        pod, other = make(lab, "pod"), make(lab, "other")
+        lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
+        lab.tree.write(pod, "cpuset.cpus.exclusive", "2-3")
+        lab.tree.write(pod, "cpuset.cpus.partition", "isolated")
+        lab.tree.write(other, "cpuset.cpus", "2")
+        assert shown(lab, pod, "cpuset.cpus.partition").startswith("isolated invalid")
+
+    # --- cpu --------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        ("value", "after"),
+        [
+            ("max", "max 50000"),
+            ("20000", "20000 50000"),
+            ("20000 40000", "20000 40000"),
+            ("max 100000", "max 100000"),
+            ("1000 1000", "1000 1000"),
+            ("5000000 1000000", "5000000 1000000"),
+        ],
+    )
+    def test_a_bandwidth_is_taken_and_keeps_the_period_it_does_not_name(
+        self, lab: Lab, value: str, after: str
+    ) -> None:
+        path = make(lab, "pod", max="30000 50000")
+        lab.tree.write(path, "cpu.max", value)
+        assert shown(lab, path, "cpu.max") == after
+
+    @pytest.mark.parametrize(
+        "value", ["999", "0", "-1", "abc", "20000 999", "20000 1000001", "max 0", "\n"]
+    )
+    def test_a_bandwidth_out_of_bounds_is_invalid(self, lab: Lab, value: str) -> None:
+        path = make(lab, "pod", max="30000 50000")
+        assert refused(lab, path, "cpu.max", value) == errno.EINVAL
+        assert shown(lab, path, "cpu.max") == "30000 50000"
+
+    def test_a_child_may_have_more_bandwidth_than_its_parent(self, lab: Lab) -> None:
+        pod = make(lab, "pod", max="10000 100000")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpu")
+        child = make(lab, "pod/app", max="50000 100000")
+        assert shown(lab, child, "cpu.max") == "50000 100000"
+
+    def test_burst_and_quota_bound_each_other(self, lab: Lab) -> None:
+        path = make(lab, "pod", max="30000 100000")
+        assert refused(lab, path, "cpu.max.burst", "30001") == errno.EINVAL
+        lab.tree.write(path, "cpu.max.burst", "20000")
+        assert refused(lab, path, "cpu.max", "19999 100000") == errno.EINVAL
+
+    @pytest.mark.parametrize(
+        ("value", "number"),
+        [("0", errno.ERANGE), ("10001", errno.ERANGE), ("abc", errno.EINVAL)],
+    )
+    def test_a_weight_has_bounds(self, lab: Lab, value: str, number: int) -> None:
+        path = make(lab, "pod")
+        assert refused(lab, path, "cpu.weight", value) == number
+        lab.tree.write(path, "cpu.weight", "10000")
+        assert shown(lab, path, "cpu.weight") == "10000"
+
+    # --- controllers ------------------------------------------------------------------------
+
+    def test_without_the_controller_the_files_are_missing(self, lab: Lab) -> None:
+        make(lab, "pod")
+        child = make(lab, "pod/app")
+        files = ("cpuset.cpus", "cpu.max", "cgroup.procs")
+        assert [text is None for text in lab.tree.read_many(child, files)] == [True, True, False]
+        with pytest.raises(FileNotFoundError):
+            lab.tree.read(child, "cpuset.cpus")
+        assert refused(lab, child, "cpu.max", "max") == errno.ENOENT
+
+    def test_what_the_parent_does_not_pass_on_cannot_be_enabled(self, lab: Lab) -> None:
+        make(lab, "pod")
+        child = make(lab, "pod/app")
+        assert refused(lab, child, "cgroup.subtree_control", "+cpuset") == errno.ENOENT
+
+    @pytest.mark.parametrize("value", ["+nothing", "cpuset", "*cpuset"])
+    def test_an_unknown_word_in_subtree_control_is_invalid(self, lab: Lab, value: str) -> None:
+        path = make(lab, "pod")
+        assert refused(lab, path, "cgroup.subtree_control", value) == errno.EINVAL
+
+    def test_a_controller_in_use_below_cannot_be_disabled(self, lab: Lab) -> None:
+        pod = make(lab, "pod")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        make(lab, "pod/app")
+        assert refused(lab, lab.top, "cgroup.subtree_control", "-cpuset") == errno.EBUSY
+
+    def test_disabling_a_controller_removes_the_files_and_forgets_the_values(
+        self, lab: Lab
+    ) -> None:
+        path = make(lab, "pod", cpus="1", max="20000 100000")
+        lab.tree.write(lab.top, "cgroup.subtree_control", "-cpuset -cpu")
+        assert lab.tree.read_many(path, ("cpuset.cpus", "cpu.max")) == (None, None)
+        lab.tree.write(lab.top, "cgroup.subtree_control", "+cpuset +cpu")
+        assert shown(lab, path, "cpuset.cpus") == ""
+        assert shown(lab, path, "cpu.max") == "max 100000"
+
+    def test_subtree_control_and_controllers_are_shown_in_the_kernels_order(self, lab: Lab) -> None:
+        pod = make(lab, "pod")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpu")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        assert shown(lab, pod, "cgroup.subtree_control") == "cpuset cpu"
+        assert shown(lab, pod, "cgroup.controllers") == "cpuset cpu"
+
+    # --- processes --------------------------------------------------------------------------
+
+    def test_populated_tells_of_processes_here_and_below(self, lab: Lab) -> None:
+        make(lab, "pod")
+        child = make(lab, "pod/app")
+        assert "populated 0" in lab.tree.read(join(lab.top, "pod"), "cgroup.events")
+        pid = lab.spawn(child)
+        assert "populated 1" in lab.tree.read(join(lab.top, "pod"), "cgroup.events")
+        assert lab.tree.procs(child) == (pid,)
+        lab.end(pid)
+        assert "populated 0" in lab.tree.read(join(lab.top, "pod"), "cgroup.events")
+
+    def test_a_process_stays_out_of_an_inner_cgroup_that_is_in_use(self, lab: Lab) -> None:
+        pod = make(lab, "pod")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        lab.spawn(make(lab, "pod/app"))
+        with pytest.raises(OSError, match=r"\[Errno 16\]"):
+            lab.spawn(pod)
+
+    def test_a_process_beside_enabled_controllers_spoils_the_cgroups_below(self, lab: Lab) -> None:
+        pod = make(lab, "pod")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        child = make(lab, "pod/app")
+        lab.spawn(pod)
+        assert shown(lab, pod, "cgroup.type") == "domain threaded"
+        assert shown(lab, child, "cgroup.type") == "domain invalid"
+        with pytest.raises(OSError, match=rf"\[Errno {errno.EOPNOTSUPP}\]"):
+            lab.spawn(child)
+
+    def test_a_process_that_does_not_run_cannot_be_moved(self, lab: Lab) -> None:
+        path = make(lab, "pod")
+        assert refused(lab, path, "cgroup.procs", "4194000") == errno.ESRCH
+        assert refused(lab, path, "cgroup.procs", "abc") == errno.EINVAL
+
+    # --- directories ------------------------------------------------------------------------
+
+    def test_a_cgroup_in_use_is_not_removed(self, lab: Lab) -> None:
+        path = make(lab, "pod")
+        pid = lab.spawn(path)
+        with pytest.raises(OSError, match=r"\[Errno 16\]"):
+            lab.tree.rmdir(path)
+        lab.end(pid)
+        lab.tree.rmdir(path)
+        assert not lab.tree.exists(path)
+
+    def test_a_cgroup_with_children_is_not_removed(self, lab: Lab) -> None:
+        path = make(lab, "pod")
+        make(lab, "pod/app")
+        with pytest.raises(OSError, match=r"\[Errno 16\]"):
+            lab.tree.rmdir(path)
+
+    def test_a_cgroup_is_not_created_twice_nor_without_its_parent(self, lab: Lab) -> None:
+        path = make(lab, "pod")
+        with pytest.raises(FileExistsError):
+            lab.tree.mkdir(path)
+        with pytest.raises(FileNotFoundError):
+            lab.tree.mkdir(join(lab.top, "no/pod"))
+
+    def test_a_cgroup_that_is_gone_is_not_found(self, lab: Lab) -> None:
+        path = make(lab, "pod")
+        lab.tree.rmdir(path)
+        assert refused(lab, path, "cpuset.cpus", "1") == errno.ENOENT
+        for act in (
+            lambda: lab.tree.rmdir(path),
+            lambda: lab.tree.read_many(path, ("cpuset.cpus",)),
+            lambda: lab.tree.children(path),
+            lambda: lab.tree.procs(path),
+        ):
+            with pytest.raises(FileNotFoundError):
+                act()
+
+    def test_children_are_listed_by_name(self, lab: Lab) -> None:
+        for name in ("b", "c", "a"):
+            make(lab, name)
+        assert lab.tree.children(lab.top) == ("a", "b", "c")

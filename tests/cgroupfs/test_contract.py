@@ -1,0 +1,36 @@
+"""The contract of `tests/cgroupfs/contract.py`, on the emulated kernel and, if told, the real."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cgroupfs.contract import Contract, EmulatedLab, KernelLab
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cgroupfs.contract import Lab
+
+ROOT = os.environ.get("NUMAWARDEN_CGROUP_ROOT")
+
+
+class TestEmulatedKernel(Contract):
+    @pytest.fixture
+    def lab(self) -> Iterator[Lab]:
+        lab = EmulatedLab()
+        yield lab
+        lab.close()
+
+
+if ROOT is not None:
+
+    class TestRealKernel(Contract):
+        @pytest.fixture
+        def lab(self) -> Iterator[Lab]:
+            lab = KernelLab(Path(str(ROOT)))
+            yield lab
+            lab.close()
