@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_UNIT: Final = 1024
+
 
 class ManagerError(Exception):
     """A manager cannot do what it was asked; `remedy` says what would help."""
@@ -26,3 +36,135 @@ class NodeDistancesError(ManagerError):
             "leave the option out, or see that the host's firmware has a SLIT table"
             " (/sys/devices/system/node/node*/distance)",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDemand:
+    """What was asked of the memory manager and what is free: bytes by type, and by node."""
+
+    requests: Mapping[str, int]
+    free: Mapping[str, Mapping[int, int]]
+
+    @property
+    def scarcest(self) -> str:
+        """The type of which the roomiest node has the least, measured by the request."""
+        return min(self.requests, key=lambda name: self._roomiest(name) / self._asked(name))
+
+    def __str__(self) -> str:
+        parts = (
+            f"{_size_text(size)} of {name} asked, free: "
+            + ", ".join(f"node {n} {_size_text(free)}" for n, free in self.free[name].items())
+            for name, size in self.requests.items()
+        )
+        return "; ".join(parts)
+
+    def _roomiest(self, name: str) -> int:
+        return max(self.free[name].values(), default=0)
+
+    def _asked(self, name: str) -> int:
+        return max(self.requests[name], 1)
+
+
+class UnknownMemoryTypeError(ManagerError):
+    """A memory type (a huge page size) is asked for that no NUMA node has."""
+
+    def __init__(self, memory_type: str, asked: int, known: tuple[str, ...]) -> None:
+        self.memory_type = memory_type
+        self.asked = asked
+        self.known = known
+        super().__init__(
+            f"[memorymanager] {_size_text(asked)} of {memory_type} asked, but no NUMA node has that"
+            f" type; the machine has {', '.join(known)}",
+            "ask for a size that the machine has, or reserve pages of this size"
+            " (/sys/devices/system/node/node*/hugepages)",
+        )
+
+
+class MemoryAssignmentError(ManagerError):
+    """Memory cannot be given; `kubelet_text` is how the kubelet says it.
+
+    `demand` holds what was asked and what is free, `nodes` the mask (bits) that was tried, None
+    where there was none.
+    """
+
+    kubelet_text = ""
+    advice = ""
+
+    def __init__(self, demand: MemoryDemand, nodes: int | None = None) -> None:
+        self.demand = demand
+        self.nodes = nodes
+        tried = "" if nodes is None else f" on NUMA nodes {Mask(nodes)}"
+        super().__init__(f"[memorymanager] {self.kubelet_text}{tried} ({demand})", self.advice)
+
+
+class NoDefaultHintError(MemoryAssignmentError):
+    """No set of nodes that groups in use leave open has enough free memory."""
+
+    kubelet_text = (
+        "failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
+    )
+    advice = "ask for less, or wait until another pod ends"
+
+
+class NotPreferredDefaultHintError(MemoryAssignmentError):
+    """The topology manager found a preferred alignment, the memory alone would need more nodes."""
+
+    kubelet_text = "failed to find the default preferred hint"
+    advice = "ask for less memory, wait until another pod ends, or use topology policy best-effort"
+
+
+class CannotExtendHintError(MemoryAssignmentError):
+    """Too little is free on the aligned nodes, and no larger set of nodes that has them is open."""
+
+    kubelet_text = "failed to find NUMA nodes to extend the current topology hint"
+    advice = "ask for less memory, or wait until a pod on these nodes ends"
+
+
+class NotPreferredExtensionError(MemoryAssignmentError):
+    """Too little is free on the aligned nodes, and every larger set is wider than preferred."""
+
+    kubelet_text = "failed to find the extended preferred hint"
+    advice = "ask for less memory, wait until another pod ends, or use topology policy best-effort"
+
+
+class HintViolatesGroupsError(MemoryAssignmentError):
+    """Several nodes would serve together, but one of them serves alone or in another group."""
+
+    kubelet_text = "preferred hint violates NUMA node allocation"
+    advice = (
+        "a node serves single-node and multi-node memory never at once: ask for what one node has"
+        " free, or wait until the pods on these nodes end"
+    )
+
+
+class DeviceAllocationError(ManagerError):
+    """Devices cannot be given; `requested` and `available` are numbers of devices."""
+
+    def __init__(self, resource: str, requested: int, available: int) -> None:
+        self.resource = resource
+        self.requested = requested
+        self.available = available
+        super().__init__(self._text(), "ask for fewer devices, or wait until another pod ends")
+
+    def _text(self) -> str:
+        return (
+            f"requested number of devices unavailable for {self.resource}."
+            f" Requested: {self.requested}, Available: {self.available}"
+        )
+
+
+class NoHealthyDevicesError(DeviceAllocationError):
+    """Every device of a resource is unhealthy."""
+
+    def _text(self) -> str:
+        return f"no healthy devices present; cannot allocate unhealthy devices {self.resource}"
+
+
+def _size_text(size: int) -> str:
+    """Return a number of bytes for people, exact where it is a whole number of units."""
+    amount, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(amount) < _UNIT:
+            break
+        amount, unit = amount / _UNIT, larger
+    return f"{amount:.2f}".rstrip("0").rstrip(".") + f" {unit}"

@@ -1,0 +1,120 @@
+"""Where devices fit and which are given: the device manager's pure part (KEP-693, KEP-3573).
+
+Devices are those of an inventory, `PluginDevice`; the lowest ids are given first where the choice
+is free, in place of a device plugin's preference.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.managers.errors import DeviceAllocationError, NoHealthyDevicesError
+from agent.managers.hints import Hint
+from agent.managers.numa_masks import masks_by_size
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from agent.managers.policy import PluginDevice
+
+
+def device_hints(
+    nodes: int,
+    inventory: Sequence[PluginDevice],
+    count: int,
+    allocated: Collection[str],
+    reusable: Collection[str] = frozenset(),
+) -> tuple[Hint, ...] | None:
+    """Return where `count` devices of one resource are free, narrow masks first.
+
+    `nodes` are all NUMA nodes (bits); `allocated` are the ids held by anyone, those that this
+    pod's finished init containers leave (`reusable`) included. None is no preference: no device
+    of the resource has a locality. Empty is impossible. Preferred are the masks with as few nodes
+    as would do if no device was held. A mask that misses a reusable device is no choice.
+    """
+    if not any(device.nodes for device in inventory):
+        return None
+    if len(_available(inventory, allocated)) + len(reusable) < count:
+        return ()
+    everything = [device.nodes.bits for device in inventory]
+    again = [device.nodes.bits for device in inventory if device.id in reusable and device.nodes]
+    open_to_pod = [device.nodes.bits for device in _available(inventory, allocated)] + again
+    fewest = _fewest_nodes(nodes, everything, count)
+    return tuple(
+        Hint(mask, mask.bit_count() == fewest)
+        for mask in masks_by_size(nodes)
+        if all(mask & place for place in again) and _reached(mask, open_to_pod) >= count
+    )
+
+
+def held_device_hints(
+    nodes: int, inventory: Sequence[PluginDevice], count: int, held: Collection[str]
+) -> tuple[Hint, ...] | None:
+    """Return the hints of a container that holds devices: where all of them are reached.
+
+    Empty (impossible) when it holds another number than it asks for, None where no device of the
+    resource has a locality.
+    """
+    if not any(device.nodes for device in inventory):
+        return None
+    if len(held) != count:
+        return ()
+    fewest = _fewest_nodes(nodes, [device.nodes.bits for device in inventory], count)
+    places = [device.nodes.bits for device in inventory if device.id in held]
+    return tuple(
+        Hint(mask, mask.bit_count() == fewest)
+        for mask in masks_by_size(nodes)
+        if _reached(mask, places) >= count
+    )
+
+
+def assign_devices(  # noqa: PLR0913  (one resource's whole situation; no value would name it)
+    resource: str,
+    inventory: Sequence[PluginDevice],
+    count: int,
+    hint: Hint,
+    allocated: Collection[str],
+    reusable: Collection[str] = frozenset(),
+) -> tuple[str, ...]:
+    """Return the ids of `count` devices for a container, sorted.
+
+    First what finished init containers of the pod left, then devices that the hint's nodes reach,
+    then any; among equals the lowest ids. Raises `DeviceAllocationError` when too few healthy
+    devices are free, `NoHealthyDevicesError` when there is none at all.
+    """
+    if not any(device.healthy for device in inventory):
+        raise NoHealthyDevicesError(resource, count, 0)
+    given = sorted(reusable)[:count]
+    needed = count - len(given)
+    free = _available(inventory, allocated)
+    if len(free) < needed:
+        raise DeviceAllocationError(resource, needed, len(free))
+    aligned = {device.id for device in free if hint.nodes and device.nodes.bits & hint.nodes}
+    ordered = sorted(free, key=lambda device: (device.id not in aligned, device.id))
+    return tuple(sorted((*given, *(device.id for device in ordered[:needed]))))
+
+
+def reusable_devices_after(
+    reusable: frozenset[str], devices: Iterable[str], *, standard_init: bool
+) -> frozenset[str]:
+    """Return what later containers may use again, once a container of the pod has its devices.
+
+    Standard init containers leave theirs; sidecars and apps keep theirs.
+    """
+    return reusable | frozenset(devices) if standard_init else reusable - frozenset(devices)
+
+
+def _available(inventory: Iterable[PluginDevice], allocated: Collection[str]) -> list[PluginDevice]:
+    return [device for device in inventory if device.healthy and device.id not in allocated]
+
+
+def _fewest_nodes(nodes: int, places: Sequence[int], count: int) -> int:
+    """Return the size of the smallest mask that reaches `count` of the places."""
+    return next(
+        (mask.bit_count() for mask in masks_by_size(nodes) if _reached(mask, places) >= count),
+        nodes.bit_count(),
+    )
+
+
+def _reached(mask: int, places: Sequence[int]) -> int:
+    return sum(1 for place in places if mask & place)

@@ -1,0 +1,172 @@
+"""What memory a machine can give, what of it is charged, and how charges come and go.
+
+The memory manager's static policy (KEP-1769; kubelet v1.36, memorymanager/policy_static.go).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Self
+
+from agent.ledger import NodeMemory
+from agent.pods.model import HUGEPAGES_PREFIX, MEMORY
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.ledger import MemoryBlock
+    from agent.managers.machine import Machine, MachineNode
+    from agent.managers.policy import MemoryPolicy
+
+_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+
+
+def hugepages_type(page_bytes: int) -> str:
+    """Return the resource name of a huge page size: `hugepages-2Mi`, `hugepages-1Gi`.
+
+    The amount is a canonical Kubernetes quantity: the largest suffix that leaves a whole number.
+    """
+    amount, power = page_bytes, 0
+    while amount and amount % 1024 == 0 and power < len(_SUFFIXES) - 1:
+        amount //= 1024
+        power += 1
+    return f"{HUGEPAGES_PREFIX}{amount}{_SUFFIXES[power]}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """The memory of a machine's nodes, in bytes by node by type, once reservations are made.
+
+    `allocatable` is what pods can have: of `memory` the node's total less the reservation and all
+    its huge pages, of a huge page size its pages less the reservation. It is never negative;
+    `overcommitted` names the nodes whose reservations and huge pages exceed the total, and by
+    how much. A node has only the huge page sizes that its own tables list.
+    """
+
+    nodes: tuple[int, ...]
+    total: Mapping[int, Mapping[str, int]]
+    reserved: Mapping[int, Mapping[str, int]]
+    allocatable: Mapping[int, Mapping[str, int]]
+    overcommitted: Mapping[int, int]
+
+    @classmethod
+    def of(cls, machine: Machine, policy: MemoryPolicy) -> Self:
+        """Work out what a machine can give under a policy; memory-only nodes count as others."""
+        nodes = sorted(machine.nodes, key=lambda node: node.id)
+        total = {node.id: _totals(node) for node in nodes}
+        reserved = {
+            node: {name: policy.reserved.get(node, {}).get(name, 0) for name in types}
+            for node, types in total.items()
+        }
+        spare = {node: _spare(total[node], reserved[node]) for node in total}
+        return cls(
+            nodes=tuple(total),
+            total=total,
+            reserved=reserved,
+            allocatable={
+                node: {name: max(size, 0) for name, size in types.items()}
+                for node, types in spare.items()
+            },
+            overcommitted={
+                node: -min(types.values())
+                for node, types in spare.items()
+                if min(types.values()) < 0
+            },
+        )
+
+    @property
+    def mask(self) -> Mask:
+        """All NUMA nodes, memory-only ones included."""
+        return Mask.from_ids(self.nodes)
+
+    def types(self) -> frozenset[str]:
+        """Return the memory types that any node has."""
+        return frozenset(name for types in self.allocatable.values() for name in types)
+
+
+def initial_memory(facts: MemoryFacts) -> dict[int, NodeMemory]:
+    """Return the charge of a machine on which nobody holds memory."""
+    return {node: _unused(facts, node) for node in facts.nodes}
+
+
+def free_memory(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], memory_type: str
+) -> dict[int, int]:
+    """Return the free bytes of one type by node, 0 on nodes that do not have the type."""
+    return {
+        node: types.get(memory_type, 0) - state[node].reserved.get(memory_type, 0)
+        for node, types in facts.allocatable.items()
+    }
+
+
+def charge(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], block: MemoryBlock
+) -> dict[int, NodeMemory]:
+    """Return the charge with one more block; `block.size` is what is newly taken.
+
+    Nodes are filled in ascending order. Every node of the block becomes a member of its group,
+    also those from which nothing is taken.
+    """
+    changed = dict(state)
+    open_size = block.size
+    for node in block.nodes:
+        held = changed[node]
+        used = held.reserved.get(block.type, 0)
+        taken = min(open_size, max(facts.allocatable[node].get(block.type, 0) - used, 0))
+        open_size -= taken
+        changed[node] = NodeMemory(
+            held.assignments + 1, block.nodes, _with(held.reserved, block.type, used + taken)
+        )
+    return changed
+
+
+def release(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], blocks: Iterable[MemoryBlock]
+) -> dict[int, NodeMemory]:
+    """Return the charge without the given blocks.
+
+    Nodes are emptied in ascending order, whichever of them the blocks were charged to, so over a
+    group of nodes the sum is right and the division may have changed (the kubelet's rule). A node
+    that no block uses any longer is as good as new. Nodes that the machine no longer has are
+    passed over.
+    """
+    changed = dict(state)
+    for block in blocks:
+        open_size = block.size
+        for node in block.nodes:
+            if node not in changed:
+                continue
+            held = changed[node]
+            used = held.reserved.get(block.type, 0)
+            returned = min(open_size, used)
+            open_size -= returned
+            if held.assignments <= 1:
+                changed[node] = _unused(facts, node)
+                continue
+            reserved = _with(held.reserved, block.type, used - returned)
+            changed[node] = replace(held, assignments=held.assignments - 1, reserved=reserved)
+    return changed
+
+
+def _totals(node: MachineNode) -> dict[str, int]:
+    pages = {hugepages_type(size): size * count for size, count in node.hugepages.items()}
+    return {MEMORY: node.memory_bytes, **pages}
+
+
+def _spare(total: Mapping[str, int], reserved: Mapping[str, int]) -> dict[str, int]:
+    in_pages = sum(size for name, size in total.items() if name != MEMORY)
+    return {
+        name: size - reserved[name] - (in_pages if name == MEMORY else 0)
+        for name, size in total.items()
+    }
+
+
+def _unused(facts: MemoryFacts, node: int) -> NodeMemory:
+    return NodeMemory(0, Mask.of(node), dict.fromkeys(facts.allocatable.get(node, ()), 0))
+
+
+def _with(reserved: Mapping[str, int], memory_type: str, size: int) -> Mapping[str, int]:
+    if reserved.get(memory_type, 0) == size:
+        return reserved
+    return {**reserved, memory_type: size}
