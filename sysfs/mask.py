@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 #: No kernel supports more; a larger id in a list is a mistake, not a machine.
 MAX_ID: Final = 65535
+_LONGEST_PART: Final = 40
 
 
 @final
@@ -159,14 +160,18 @@ def _range_bits(part: str) -> int:
     first = _member(first_text, part)
     last = _member(last_text, part) if dash else first
     if last < first:
-        raise ValueError(f"range {part!r} runs backwards")
+        raise ValueError(f"range {_shown(part)} runs backwards")
     return (1 << last + 1) - (1 << first)
 
 
 def _member(text: str, part: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{part!r} is not a number or a range of numbers such as 0-3")
-    member = int(text)
-    if member > MAX_ID:
-        raise ValueError(f"{part!r} names an id above {MAX_ID}")
-    return member
+        raise ValueError(f"{_shown(part)} is not a number or a range of numbers such as 0-3")
+    # Counted first: int() refuses thousands of digits with an error of its own.
+    if len(text) > _LONGEST_PART or int(text) > MAX_ID:
+        raise ValueError(f"{_shown(part)} names an id above {MAX_ID}")
+    return int(text)
+
+
+def _shown(part: str) -> str:
+    return repr(part if len(part) <= _LONGEST_PART else f"{part[:_LONGEST_PART]}...")
