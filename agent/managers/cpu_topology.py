@@ -45,31 +45,45 @@ class CpuGroup(NamedTuple):
 Groups: TypeAlias = tuple[CpuGroup, ...]
 
 
+class CpuCounts(NamedTuple):
+    """How many of each there are said to be (the kubelet's NumCPUs, NumCores, ...)."""
+
+    cpus: int
+    cores: int
+    sockets: int
+    nodes: int
+    uncores: int
+
+
 @dataclass(frozen=True)
 class CpuTopology:
     """All online CPUs of a host in ascending order, and the groups they form.
 
     Two topologies are equal when their rows are. Every tuple of groups is ascending by id.
     A group "in" another is one that shares at least one CPU with it; it is listed whole, as the
-    kubelet does (a socket that spans two NUMA nodes is in both).
+    kubelet does (a socket that spans two NUMA nodes is in both). `given` are counts that came with
+    the rows; on a real host they are counted, so only a recorded decision needs to give them.
     """
 
     rows: tuple[CpuRow, ...]
+    given: CpuCounts | None = None
 
     @classmethod
     def from_rows(
-        cls, rows: Iterable[tuple[int, int, int, int, int | None]], *, online: Mask | None = None
+        cls,
+        rows: Iterable[tuple[int, int, int, int, int | None]],
+        *,
+        counts: CpuCounts | None = None,
     ) -> Self:
         """Build from `(cpu, core, socket, node, uncore)` rows with host-wide ids.
 
         An uncore of None (or -1) is not reported: the socket stands for it, as in the kubelet's
-        `topology.Discover`. `online` leaves out all other CPUs. Raises `CpuTopologyError` when
-        there is no CPU, a CPU appears twice, or a CPU or node id is negative.
+        `topology.Discover`. `counts` stand beside the rows in a recorded decision and may
+        contradict them. Raises `CpuTopologyError` when there is no CPU, a CPU appears twice, or a
+        CPU or node id is negative.
         """
         found: dict[int, CpuRow] = {}
         for cpu, core, socket, node, uncore in rows:
-            if online is not None and cpu not in online:
-                continue
             if cpu < 0 or node < 0:
                 raise CpuTopologyError(f"cpu {cpu} in node {node}: ids must not be negative")
             if cpu in found:
@@ -78,7 +92,7 @@ class CpuTopology:
             found[cpu] = CpuRow(cpu, core, socket, node, shared_cache)
         if not found:
             raise CpuTopologyError("a machine needs at least one online CPU, none is listed")
-        return cls(tuple(found[cpu] for cpu in sorted(found)))
+        return cls(tuple(found[cpu] for cpu in sorted(found)), counts)
 
     @classmethod
     def from_host(cls, host: Host) -> Self:
@@ -167,29 +181,20 @@ class CpuTopology:
         return sum(1 << node.id for node in self.nodes)
 
     @cached_property
-    def num_cpus(self) -> int:
-        """How many CPUs there are (the kubelet's NumCPUs)."""
-        return len(self.rows)
+    def counted(self) -> CpuCounts:
+        """How many of each the rows hold."""
+        groups = (self.cores, self.sockets, self.nodes, self.uncores)
+        return CpuCounts(len(self.rows), *map(len, groups))
 
     @property
-    def num_cores(self) -> int:
-        """How many physical cores there are."""
-        return len(self.cores)
+    def counts(self) -> CpuCounts:
+        """The counts that decisions go by: the given ones, else those of the rows."""
+        return self.given or self.counted
 
-    @property
-    def num_sockets(self) -> int:
-        """How many sockets there are."""
-        return len(self.sockets)
-
-    @property
-    def num_nodes(self) -> int:
-        """How many NUMA nodes with CPUs there are."""
-        return len(self.nodes)
-
-    @property
-    def num_uncores(self) -> int:
-        """How many uncore caches there are."""
-        return len(self.uncores)
+    @cached_property
+    def numa_first(self) -> bool:
+        """Whether NUMA nodes are the outer level: there are at least as many sockets as nodes."""
+        return self.counts.sockets >= self.counts.nodes
 
     @cached_property
     def regular(self) -> bool:
@@ -198,22 +203,23 @@ class CpuTopology:
         Only there the kubelet's averages (CPUs per core, socket, cache) say something true.
         """
         kinds = (self.cores, self.sockets, self.uncores)
-        return all(len({group.size for group in groups}) == 1 for groups in kinds)
+        even = all(len({group.size for group in groups}) == 1 for groups in kinds)
+        return even and self.counts == self.counted
 
     @property
     def cpus_per_core(self) -> int:
         """The kubelet's CPUsPerCore: an average, rounded down; exact where `regular`."""
-        return self.num_cpus // self.num_cores
+        return _average(self.counts.cpus, self.counts.cores)
 
     @property
     def cpus_per_socket(self) -> int:
         """The kubelet's CPUsPerSocket: an average, rounded down; exact where `regular`."""
-        return self.num_cpus // self.num_sockets
+        return _average(self.counts.cpus, self.counts.sockets)
 
     @property
     def cpus_per_uncore(self) -> int:
         """The kubelet's CPUsPerUncore: an average, rounded down; exact where `regular`."""
-        return self.num_cpus // self.num_uncores
+        return _average(self.counts.cpus, self.counts.uncores)
 
     def cores_of(self, cpus: Mask) -> Mask:
         """Return all hardware threads of the cores that `cpus` touch."""
@@ -265,6 +271,10 @@ def _within(
     return MappingProxyType(
         {ident: tuple(by_id[member] for member in sorted(ids[ident])) for ident in sorted(ids)}
     )
+
+
+def _average(number: int, by: int) -> int:
+    return number // by if by else 0
 
 
 def _package(cpu: Cpu) -> int:

@@ -1,0 +1,157 @@
+"""Which CPUs serve a request: the static policy's choice (kubelet `takeByTopology`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.managers.cpu_accumulator import (
+    REAL_SIZES,
+    CpuAccumulator,
+    Yardstick,
+    averages,
+    touched,
+)
+from agent.managers.cpu_distribution import distribution
+from agent.managers.cpu_whole_cores import splits_a_core, whole_cores
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from agent.managers.cpu_topology import CpuTopology
+    from agent.managers.policy import CpuPolicyOptions
+
+
+class NotEnoughCpusError(Exception):
+    """A request for more CPUs than are free."""
+
+    def __init__(self, asked: int, available: int) -> None:
+        super().__init__(
+            f"not enough CPUs are free: asked for {asked}, {available} available; "
+            "ask for fewer or wait until another pod ends"
+        )
+        self.asked = asked
+        self.available = available
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How CPUs are chosen.
+
+    `group_size` None packs onto few NUMA nodes; a number distributes evenly over the nodes that
+    are needed, in groups of that many CPUs. `spread` takes single CPUs across cores, `uncore`
+    prefers whole uncore caches (packing only), `whole_cores` asks for whole physical cores.
+    """
+
+    group_size: int | None = None
+    spread: bool = False
+    uncore: bool = False
+    whole_cores: bool = False
+
+
+def strategy_of(topology: CpuTopology, options: CpuPolicyOptions) -> Strategy:
+    """Return how the policy options want CPUs chosen (kubelet `staticPolicy.takeByTopology`)."""
+    group_size = None
+    if options.distribute_cpus_across_numa:
+        group_size = topology.cpus_per_core if options.full_pcpus_only else 1
+    return Strategy(
+        group_size=group_size,
+        spread=options.distribute_cpus_across_cores,
+        uncore=options.prefer_align_cpus_by_uncorecache,
+        whole_cores=options.full_pcpus_only,
+    )
+
+
+def take_by_topology(
+    topology: CpuTopology, options: CpuPolicyOptions, available: Mask, count: int
+) -> Mask:
+    """Choose `count` of the `available` CPUs by the policy options.
+
+    CPUs that the topology does not know are not available. The same arguments always give the
+    same answer. Raises `NotEnoughCpusError`.
+    """
+    return take(topology, strategy_of(topology, options), available, count)
+
+
+def take(topology: CpuTopology, strategy: Strategy, available: Mask, count: int) -> Mask:
+    """Choose `count` of the `available` CPUs; raises `NotEnoughCpusError`.
+
+    Where cores, sockets or caches differ in size the kubelet's averages mislead it, up to giving
+    away busy CPUs. There the real sizes decide, unless the averages happen to lead to fewer NUMA
+    nodes, sockets or cores: no request gets a wider answer than the kubelet would give.
+    """
+    free = available.bits & topology.all.bits
+    if count > free.bit_count():
+        raise NotEnoughCpusError(count, free.bit_count())
+    if count <= 0:
+        return EMPTY
+    chosen = Mask(_choose(topology, strategy, free, count, REAL_SIZES))
+    if topology.regular:
+        return chosen
+    averaged = Mask(_choose(topology, strategy, free, count, averages(topology)))
+    narrow = all(
+        ours <= theirs
+        for ours, theirs in zip(touched(topology, chosen), touched(topology, averaged), strict=True)
+    )
+    return _keep_cores_whole(topology, strategy, free, chosen if narrow else averaged)
+
+
+def _choose(
+    topology: CpuTopology, strategy: Strategy, free: int, count: int, yardstick: Yardstick
+) -> int:
+    if strategy.group_size is not None and count % strategy.group_size == 0:
+        taken = _distributed(topology, strategy, free, count, yardstick)
+        if taken is not None:
+            return taken
+    uncore = strategy.uncore and strategy.group_size is None
+    return _packed(topology, free, count, yardstick, spread=strategy.spread, uncore=uncore)
+
+
+def _packed(
+    topology: CpuTopology,
+    free: int,
+    count: int,
+    yardstick: Yardstick,
+    *,
+    spread: bool,
+    uncore: bool = False,
+) -> int:
+    """Fill the fullest places first (kubelet `takeByTopologyNUMAPacked`)."""
+    accumulator = CpuAccumulator(topology, free, count, yardstick)
+    steps = [accumulator.take_full_outer, accumulator.take_full_inner]
+    if uncore:
+        steps.append(accumulator.take_uncore)
+    if spread:
+        steps.append(accumulator.take_remaining_spread)
+    else:
+        steps += [accumulator.take_full_cores, accumulator.take_remaining_packed]
+    for step in steps:
+        if accumulator.need:
+            step()
+    return accumulator.taken
+
+
+def _distributed(
+    topology: CpuTopology, strategy: Strategy, free: int, count: int, yardstick: Yardstick
+) -> int | None:
+    """Take the same number from each node that is needed (`takeByTopologyNUMADistributed`).
+
+    None when no set of nodes can be balanced. `prefer-align-cpus-by-uncorecache` plays no part.
+    """
+    group_size = strategy.group_size or 1
+    shares = distribution(topology, free, count, group_size)
+    if shares is None:
+        return None
+    taken = 0
+    for node in shares:
+        for portion in (node.base, *(group_size,) * node.extra_groups):
+            left = node.cpus & free & ~taken
+            taken |= _packed(topology, left, portion, yardstick, spread=strategy.spread)
+    return taken
+
+
+def _keep_cores_whole(topology: CpuTopology, strategy: Strategy, free: int, chosen: Mask) -> Mask:
+    """Where cores differ in size the order of taking can split one; choose whole ones if any."""
+    if not strategy.whole_cores or not splits_a_core(topology, chosen.bits):
+        return chosen
+    whole = whole_cores(topology, free, len(chosen))
+    return chosen if whole is None else Mask(whole)
