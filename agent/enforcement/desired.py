@@ -1,0 +1,145 @@
+"""From the ledger to the settings that every pod and container cgroup should have.
+
+Pure: what is wanted follows from the ledger, the node's shared pool and where the containers are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from agent.enforcement.bindings import NO_BINDINGS
+from agent.enforcement.entitlement import container_entitlement, default_entitlement
+from agent.enforcement.locate import Identity
+from agent.enforcement.quota import pod_cpu_max
+from cgroupfs.plan import Setting
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from agent.enforcement.bindings import Bindings
+    from agent.enforcement.entitlement import Entitlement
+    from agent.enforcement.locate import Landscape, Leftover, Located, LocatedPod
+    from agent.ledger import Ledger, PodGrant
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the kernel is to honour: the grants, the node's shared pool, the explicit bindings."""
+
+    ledger: Ledger
+    shared_pool: Mask
+    bindings: Bindings = NO_BINDINGS
+
+
+class Role(StrEnum):
+    """What a cgroup is to the ledger."""
+
+    POD = "pod"
+    CONTAINER = "container"
+    SUBGROUP = "subgroup"
+    UNIDENTIFIED = "unidentified"
+    LEFTOVER = "leftover"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One cgroup, what it is, and the settings it should have.
+
+    `pod` is the pod's uid, "" for a leftover. `container` is None for anything but a container
+    (or a subgroup of one) that is known by name.
+    """
+
+    setting: Setting
+    role: Role
+    pod: str
+    container: str | None = None
+    identity: Identity | None = None
+
+
+def desired(target: Target, landscape: Landscape) -> tuple[Wanted, ...]:
+    """Return what is wanted of every cgroup, pods before their containers.
+
+    A pod's set is the union of what its members may use: its budget where it has one, the sets of
+    its containers, the node's shared pool where a container runs there. Memory nodes are pinned
+    only where memory was granted. A pod's own cgroup is listed although it may not exist yet.
+    """
+    wanted: list[Wanted] = []
+    for uid, pod in target.ledger.grants.items():
+        wanted.extend(_pod(pod, landscape.pods[uid], target.shared_pool))
+    for leftover in landscape.leftovers:
+        wanted.extend(_leftover(leftover, target.shared_pool))
+    return tuple(wanted)
+
+
+def _pod(pod: PodGrant, located: LocatedPod, shared_pool: Mask) -> Iterator[Wanted]:
+    members = [(member, _entitlement(pod, member, shared_pool)) for member in located.containers]
+    inside = [
+        entitlement
+        for member, entitlement in members
+        if member.cgroup.startswith(f"{located.cgroup}/")
+    ]
+    granted = [container_entitlement(pod, c, shared_pool) for c in pod.containers]
+    setting = Setting(
+        located.cgroup,
+        cpus=_union(pod.cpus, (e.cpus for e in (*granted, *inside))) or None,
+        mems=_pod_mems(pod, granted),
+        cpu_max=pod_cpu_max(pod),
+        exclusive=bool(pod.exclusive_cpus),
+    )
+    yield Wanted(setting, Role.POD, pod.uid)
+    for member, entitlement in members:
+        yield from _member(pod.uid, member, entitlement)
+
+
+def _entitlement(pod: PodGrant, member: Located, shared_pool: Mask) -> Entitlement:
+    if member.identity is Identity.UNKNOWN:
+        return default_entitlement(pod, shared_pool)
+    container = pod.container(member.container) if member.container else pod.containers[0]
+    if container is None:
+        raise ValueError(f"pod {pod.uid} has no container {member.container!r}")
+    return container_entitlement(pod, container, shared_pool)
+
+
+def _member(uid: str, member: Located, entitlement: Entitlement) -> Iterator[Wanted]:
+    unknown = member.identity is Identity.UNKNOWN
+    role = Role.UNIDENTIFIED if unknown else Role.CONTAINER
+    for path in (member.cgroup, *member.subgroups):
+        setting = Setting(
+            path,
+            cpus=entitlement.cpus,
+            mems=entitlement.mems,
+            cpu_max=entitlement.cpu_max,
+            exclusive=entitlement.exclusive,
+        )
+        yield Wanted(
+            setting,
+            role if path == member.cgroup else Role.SUBGROUP,
+            uid,
+            member.container,
+            member.identity,
+        )
+
+
+def _leftover(leftover: Leftover, shared_pool: Mask) -> Iterator[Wanted]:
+    """Confine what runs without a grant to the node's shared pool: nothing else is free."""
+    for path in (leftover.cgroup, *leftover.containers):
+        yield Wanted(Setting(path, cpus=shared_pool or None), Role.LEFTOVER, "")
+
+
+def _pod_mems(pod: PodGrant, granted: list[Entitlement]) -> Mask | None:
+    """Return the nodes of a pod's cgroup, None while any member may use the whole host's."""
+    if not pod.memory and any(entitlement.mems is None for entitlement in granted):
+        return None
+    budget = _union(None, (block.nodes for block in pod.memory))
+    return _union(budget, (entitlement.mems for entitlement in granted)) or None
+
+
+def _union(first: Mask | None, others: Iterable[Mask | None]) -> Mask:
+    union = EMPTY if first is None else first
+    for mask in others:
+        if mask is not None:
+            union |= mask
+    return union

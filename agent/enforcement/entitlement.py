@@ -1,0 +1,72 @@
+"""What one container is entitled to, as settings of a cgroup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.enforcement.quota import container_cpu_max
+from agent.ledger import Isolation
+from agent.pods.model import ContainerKind
+
+if TYPE_CHECKING:
+    from agent.ledger import ContainerGrant, PodGrant
+    from cgroupfs.values import CpuMax
+    from sysfs.mask import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Entitlement:
+    """CPUs, memory nodes and quota; None leaves a setting as it is.
+
+    `exclusive`: the CPUs are out of the node's shared pool.
+    """
+
+    cpus: Mask | None
+    mems: Mask | None = None
+    cpu_max: CpuMax | None = None
+    exclusive: bool = False
+
+
+def container_entitlement(
+    pod: PodGrant, container: ContainerGrant, shared_pool: Mask
+) -> Entitlement:
+    """Return what a container may use: its own CPUs, or the node's shared pool as it is now."""
+    cpus = shared_pool if container.cpus is None else container.cpus
+    return Entitlement(
+        cpus=cpus or None,
+        mems=container.mems or None,
+        cpu_max=container_cpu_max(pod, container),
+        exclusive=container.cpus is not None,
+    )
+
+
+def default_entitlement(pod: PodGrant, shared_pool: Mask) -> Entitlement:
+    """Return what a cgroup of a pod gets as long as nobody knows which container it is.
+
+    The pod's shared pool where it has one, else the node's: never another's exclusive CPUs.
+    """
+    own = pod_shared_pool(pod)
+    return Entitlement(cpus=own or shared_pool or None, exclusive=own is not None)
+
+
+def pod_shared_pool(pod: PodGrant) -> Mask | None:
+    """Return the CPUs that the containers of a pod-level pod share, None when they share none.
+
+    A standard init container may burst over more than the pool, so its set does not tell it.
+    """
+    return next(
+        (
+            container.cpus
+            for container in pod.containers
+            if container.isolation is Isolation.POD and container.kind is not ContainerKind.INIT
+        ),
+        None,
+    )
+
+
+def all_alike(pod: PodGrant) -> bool:
+    """Tell whether every container of a pod is entitled to the same."""
+    first, *rest = pod.containers
+    alike = (first.cpus, first.mems, container_cpu_max(pod, first))
+    return all((c.cpus, c.mems, container_cpu_max(pod, c)) == alike for c in rest)

@@ -1,0 +1,201 @@
+"""Which cgroup is which container.
+
+Containers are started by others, so their cgroups are found, not made. A cgroup directly in a
+pod's cgroup is taken for, in this order:
+
+1. the container that was bound to it (`numawarden bind`);
+2. the container that a `ContainerFinder` (a container runtime's API) names;
+3. the container whose name is the unit's or directory's name without suffix, or its end after one
+   of `-`, `_`, `.`, `@` (`db.scope`, `shop-db.service`, `run@db.service`); the longest such name
+   wins, and runtimes' ids (`cri-containerd-<id>.scope`) are not names;
+4. the only container of the pod;
+5. any container, when all of the pod are entitled to the same;
+6. none: it gets the pod's safe default (`entitlement.default_entitlement`) and is reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from agent.enforcement.entitlement import all_alike
+from cgroupfs.names import (
+    RUNTIME_SUBGROUPS,
+    Runtime,
+    Tier,
+    containers,
+    parse_container,
+)
+from cgroupfs.tree import join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.enforcement.bindings import Bindings
+    from agent.ledger import Ledger, PodGrant
+    from cgroupfs.names import Layout
+    from cgroupfs.tree import Tree
+
+_SEPARATORS: Final = "-_.@"
+_NAMED_BY_USERS: Final = (Runtime.SYSTEMD, Runtime.PLAIN)
+
+
+class Identity(StrEnum):
+    """How it is known which container a cgroup is."""
+
+    BOUND = "bound"
+    RUNTIME = "told by the runtime"
+    NAME = "by its name"
+    ONLY = "the only container"
+    ALIKE = "all containers are entitled to the same"
+    UNKNOWN = "unknown"
+
+
+class ContainerFinder(Protocol):
+    """Knows which container a cgroup is from elsewhere, such as a container runtime's API."""
+
+    def container_of(self, pod: PodGrant, cgroup: str) -> str | None:
+        """Return the name of the pod's container that lives in `cgroup`, None if unknown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """One container's cgroup; `container` is None for the identities ALIKE and UNKNOWN.
+
+    `subgroups` are cgroups that the runtime made inside it for the process (crun's `container`).
+    """
+
+    cgroup: str
+    container: str | None
+    identity: Identity
+    subgroups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedPod:
+    """A pod's cgroup, whether it exists, and the container cgroups of the pod."""
+
+    cgroup: str
+    exists: bool
+    containers: tuple[Located, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A pod cgroup without a pod in the ledger, with the container cgroups in it."""
+
+    cgroup: str
+    containers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Landscape:
+    """Where everything is: the ledger's pods by uid, and pod cgroups that are none of them."""
+
+    pods: Mapping[str, LocatedPod]
+    leftovers: tuple[Leftover, ...] = ()
+
+
+def survey(
+    tree: Tree,
+    layout: Layout,
+    ledger: Ledger,
+    bindings: Bindings,
+    finder: ContainerFinder | None = None,
+) -> Landscape:
+    """Look for the cgroups of every pod. Raises `OSError` as the tree does, not for absence."""
+    pods = {
+        uid: _survey_pod(tree, layout, pod, _bound_to(tree, layout, pod, bindings), finder)
+        for uid, pod in ledger.grants.items()
+    }
+    known = {pod.cgroup for pod in pods.values()}
+    return Landscape(pods, tuple(_leftovers(tree, layout, known)))
+
+
+def pod_cgroup(layout: Layout, pod: PodGrant) -> str:
+    """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid."""
+    return layout.pod(pod.uid, Tier(str(pod.qos)))
+
+
+def subgroups(tree: Tree, cgroup: str) -> tuple[str, ...]:
+    """Return the cgroups that a runtime made inside a container's for its process."""
+    paths = (join(cgroup, name) for name in RUNTIME_SUBGROUPS)
+    return tuple(path for path in paths if tree.exists(path))
+
+
+def identify(
+    pod: PodGrant, cgroup: str, finder: ContainerFinder | None = None
+) -> tuple[str | None, Identity]:
+    """Tell which container an unbound cgroup is, and how that is known (rules 2 to 6)."""
+    if finder is not None:
+        found = finder.container_of(pod, cgroup)
+        if found is not None and pod.container(found) is not None:
+            return found, Identity.RUNTIME
+    named = name_match(cgroup.rpartition("/")[2], (c.name for c in pod.containers))
+    if named is not None:
+        return named, Identity.NAME
+    if len(pod.containers) == 1:
+        return pod.containers[0].name, Identity.ONLY
+    return None, Identity.ALIKE if pod.containers and all_alike(pod) else Identity.UNKNOWN
+
+
+def name_match(directory: str, names: Iterable[str]) -> str | None:
+    """Return the longest of the names that a cgroup's directory is called by (rule 3)."""
+    parsed = parse_container(directory)
+    if parsed is None or parsed.runtime not in _NAMED_BY_USERS:
+        return None
+    matching = [name for name in names if _called(parsed.id, name)]
+    return max(matching, key=len, default=None)
+
+
+def _called(stem: str, name: str) -> bool:
+    return stem == name or (stem.endswith(name) and stem[-len(name) - 1] in _SEPARATORS)
+
+
+def _bound_to(tree: Tree, layout: Layout, pod: PodGrant, bindings: Bindings) -> dict[str, str]:
+    return {
+        binding.cgroup: binding.container
+        for binding in bindings.of_pod(pod.uid)
+        if pod.container(binding.container) is not None
+        and _may_be_of(layout, pod, binding.cgroup)
+        and tree.exists(binding.cgroup)
+    }
+
+
+def _may_be_of(layout: Layout, pod: PodGrant, cgroup: str) -> bool:
+    own = pod_cgroup(layout, pod)
+    return cgroup.startswith(f"{own}/") or not f"{cgroup}/".startswith(f"{layout.pods()}/")
+
+
+def _survey_pod(
+    tree: Tree,
+    layout: Layout,
+    pod: PodGrant,
+    bound: dict[str, str],
+    finder: ContainerFinder | None,
+) -> LocatedPod:
+    path = pod_cgroup(layout, pod)
+    located = [
+        Located(cgroup, container, Identity.BOUND, subgroups(tree, cgroup))
+        for cgroup, container in bound.items()
+    ]
+    for cgroup in containers(tree, path):
+        # A cgroup around a bound one is no container itself; its settings stay as they are.
+        if cgroup not in bound and not any(b.startswith(f"{cgroup}/") for b in bound):
+            name, identity = identify(pod, cgroup, finder)
+            located.append(Located(cgroup, name, identity, subgroups(tree, cgroup)))
+    return LocatedPod(path, tree.exists(path), tuple(sorted(located, key=lambda c: c.cgroup)))
+
+
+def _leftovers(tree: Tree, layout: Layout, known: set[str]) -> Iterable[Leftover]:
+    for tier in Tier:
+        above = layout.tier(tier)
+        try:
+            names = tree.children(above)
+        except FileNotFoundError:
+            continue
+        for path in (join(above, name) for name in names):
+            if path not in known and layout.parse_pod(path) is not None:
+                yield Leftover(path, containers(tree, path))
