@@ -130,6 +130,7 @@ class StateV1(Struct, Generic[PodT], forbid_unknown_fields=True):
     memory: list[ChargeV1]
     bindings: list[BindingV1]
     pods: list[PodT]
+    manifests: dict[Name, Name] | UnsetType = UNSET
 
 
 def pod_to_wire(grant: PodGrant) -> PodV1:
@@ -161,6 +162,7 @@ def state_to_wire(state: State, pods: list[msgspec.Raw]) -> StateV1[msgspec.Raw]
         ],
         bindings=[BindingV1(b.pod_uid, b.container, b.cgroup) for b in state.bindings],
         pods=pods,
+        manifests=dict(sorted(state.manifests.items())) or UNSET,
     )
 
 
@@ -179,6 +181,7 @@ def state_from_wire(wire: StateV1[PodV1]) -> State:
         host=_host_from_wire(wire.host),
         policy=MappingProxyType(wire.policy),
         agent_version=wire.agent_version,
+        manifests=MappingProxyType({} if wire.manifests is UNSET else wire.manifests),
     )
 
 

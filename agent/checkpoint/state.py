@@ -42,6 +42,8 @@ class State:
 
     `boot_id` is the kernel's random boot id. `policy` is the policy under which the last decision
     was made, as {the configuration's key: its value}. `agent_version` is the release that wrote it.
+    `manifests` names, by pod uid, the file of the manifest directory that a pod came from, so that
+    a file deleted while the agent was down still ends its pod.
     """
 
     ledger: Ledger
@@ -50,6 +52,7 @@ class State:
     host: HostFacts = HostFacts()
     policy: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     agent_version: str = ""
+    manifests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def host_facts(host: Host) -> HostFacts:

@@ -201,4 +201,5 @@ states = st.builds(
     ),
     policy=st.dictionaries(names, st.text(max_size=8), max_size=3).map(MappingProxyType),
     agent_version=st.text(max_size=8),
+    manifests=st.dictionaries(names, names, max_size=2).map(MappingProxyType),
 )
