@@ -106,8 +106,9 @@ def survey(
     finder: ContainerFinder | None = None,
 ) -> Landscape:
     """Look for the cgroups of every pod. Raises `OSError` as the tree does, not for absence."""
+    bound = _bound(tree, layout, ledger, bindings)
     pods = {
-        uid: _survey_pod(tree, layout, pod, _bound_to(tree, layout, pod, bindings), finder)
+        uid: _survey_pod(tree, layout, pod, bound.get(uid, {}), finder)
         for uid, pod in ledger.grants.items()
     }
     known = {pod.cgroup for pod in pods.values()}
@@ -154,14 +155,24 @@ def _called(stem: str, name: str) -> bool:
     return stem == name or (stem.endswith(name) and stem[-len(name) - 1] in _SEPARATORS)
 
 
-def _bound_to(tree: Tree, layout: Layout, pod: PodGrant, bindings: Bindings) -> dict[str, str]:
-    return {
-        binding.cgroup: binding.container
-        for binding in bindings.of_pod(pod.uid)
-        if pod.container(binding.container) is not None
+def _bound(
+    tree: Tree, layout: Layout, ledger: Ledger, bindings: Bindings
+) -> dict[str, dict[str, str]]:
+    """Return {pod uid: {cgroup: container}} of the bindings that can be honoured."""
+    valid = {
+        binding.cgroup: binding
+        for binding in bindings
+        if (pod := ledger.grants.get(binding.pod_uid)) is not None
+        and pod.container(binding.container) is not None
         and _may_be_of(layout, pod, binding.cgroup)
         and tree.exists(binding.cgroup)
     }
+    bound: dict[str, dict[str, str]] = {}
+    for cgroup, binding in valid.items():
+        # Of two that lie in each other the inner one is the container.
+        if not any(other.startswith(f"{cgroup}/") for other in valid):
+            bound.setdefault(binding.pod_uid, {})[cgroup] = binding.container
+    return bound
 
 
 def _may_be_of(layout: Layout, pod: PodGrant, cgroup: str) -> bool:
