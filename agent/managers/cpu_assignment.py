@@ -14,6 +14,7 @@ from agent.managers.cpu_accumulator import (
 )
 from agent.managers.cpu_distribution import distribution
 from agent.managers.cpu_whole_cores import splits_a_core, whole_cores
+from agent.managers.errors import ManagerError
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -21,16 +22,16 @@ if TYPE_CHECKING:
     from agent.managers.policy import CpuPolicyOptions
 
 
-class NotEnoughCpusError(Exception):
+class NotEnoughCpusError(ManagerError):
     """A request for more CPUs than are free."""
 
     def __init__(self, asked: int, available: int) -> None:
-        super().__init__(
-            f"not enough CPUs are free: asked for {asked}, {available} available; "
-            "ask for fewer or wait until another pod ends"
-        )
         self.asked = asked
         self.available = available
+        super().__init__(
+            f"{asked} CPUs asked, {available} available",
+            "ask for fewer CPUs, or wait until another pod ends",
+        )
 
 
 @dataclass(frozen=True, slots=True)

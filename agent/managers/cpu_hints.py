@@ -1,0 +1,89 @@
+"""The CPU manager's topology hints: which NUMA nodes could serve a request for exclusive CPUs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from agent.managers.hints import Hint
+from agent.managers.numa_masks import SubsetIndex, masks_by_size, subset_sums
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from agent.managers.cpu_topology import CpuTopology
+    from agent.managers.policy import CpuPolicyOptions
+    from sysfs.mask import Mask
+
+
+def cpu_hints(
+    topology: CpuTopology,
+    options: CpuPolicyOptions,
+    available: Mask,
+    reusable: Mask,
+    request: int,
+) -> Sequence[Hint]:
+    """Return every set of NUMA nodes that can serve `request` CPUs, in the kubelet's order.
+
+    `available` are the free CPUs, `reusable` those that the pod's init containers leave to the next
+    container: a set of nodes must hold all of them. Preferred are the sets of the fewest nodes that
+    could serve the request on an empty host, reserved CPUs included (`generateCPUTopologyHints`).
+    Nodes without CPUs are left out. An empty sequence: no set of nodes can serve it.
+    """
+    fewest = fewest_nodes(topology, request)
+    aligned = _socket_aligned(topology, fewest) if options.align_by_socket else frozenset()
+    return [
+        Hint(nodes, preferred=nodes.bit_count() == fewest or nodes in aligned)
+        for nodes in _serving(topology, available, reusable, request)
+    ]
+
+
+def fewest_nodes(topology: CpuTopology, request: int) -> int:
+    """Return how many NUMA nodes the request needs on an empty host; all when it never fits."""
+    held = 0
+    for number, size in enumerate(sorted((n.size for n in topology.nodes), reverse=True), start=1):
+        held += size
+        if held >= request:
+            return number
+    return topology.counted.nodes
+
+
+def _serving(topology: CpuTopology, available: Mask, reusable: Mask, request: int) -> Iterator[int]:
+    """Yield the sets of nodes (bits) with enough free CPUs and all reusable ones."""
+    required = topology.nodes_of(reusable).bits
+    usable = available.bits | reusable.bits
+    room = subset_sums(tuple((node.cpus & usable).bit_count() for node in topology.nodes))
+    for nodes, number in _numbered(topology.node_bits):
+        if room[number] >= request and not required & ~nodes:
+            yield nodes
+
+
+def _socket_aligned(topology: CpuTopology, fewest: int) -> frozenset[int]:
+    """Return the sets of nodes on as few sockets as `fewest` nodes need (KEP-3327).
+
+    Where there are more sockets than nodes no set is aligned; the option is refused there.
+    """
+    nodes_per_socket = topology.counts.nodes // topology.counts.sockets
+    if not nodes_per_socket:
+        return frozenset()
+    sockets = -(-fewest // nodes_per_socket)
+    touched = [0]
+    for node in topology.nodes:
+        bits = sum(
+            1 << position
+            for position, socket in enumerate(topology.sockets)
+            if socket.cpus & node.cpus
+        )
+        touched += [others | bits for others in touched]
+    return frozenset(
+        nodes
+        for nodes, number in _numbered(topology.node_bits)
+        if touched[number].bit_count() == sockets
+    )
+
+
+@lru_cache(maxsize=16)
+def _numbered(nodes: int) -> tuple[tuple[int, int], ...]:
+    """Return all sets of nodes in the kubelet's order, each with its number as a subset."""
+    number = SubsetIndex.of(nodes).number
+    return tuple((subset, number[subset]) for subset in masks_by_size(nodes))
