@@ -6,6 +6,8 @@ is free, in place of a device plugin's preference.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from agent.managers.errors import DeviceAllocationError, NoHealthyDevicesError
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def device_hints(
-    nodes: int,
     inventory: Sequence[PluginDevice],
     count: int,
     allocated: Collection[str],
@@ -27,28 +28,28 @@ def device_hints(
 ) -> tuple[Hint, ...] | None:
     """Return where `count` devices of one resource are free, narrow masks first.
 
-    `nodes` are all NUMA nodes (bits); `allocated` are the ids held by anyone, those that this
-    pod's finished init containers leave (`reusable`) included. None is no preference: no device
-    of the resource has a locality. Empty is impossible. Preferred are the masks with as few nodes
-    as would do if no device was held. A mask that misses a reusable device is no choice.
+    `allocated` are the ids held by anyone, those that this pod's finished init containers leave
+    (`reusable`) included. None is no preference: no device of the resource has a locality. Empty
+    is impossible. Masks are made of the nodes that the resource's devices, healthy or not, are on
+    (kubelet v1.36). Preferred are those with as few nodes as would do if no device was held. A
+    mask that misses a reusable device is no choice.
     """
     if not any(device.nodes for device in inventory):
         return None
-    if len(_available(inventory, allocated)) + len(reusable) < count:
+    free = _available(inventory, allocated)
+    if len(free) + len(reusable) < count:
         return ()
-    everything = [device.nodes.bits for device in inventory]
     again = [device.nodes.bits for device in inventory if device.id in reusable and device.nodes]
-    open_to_pod = [device.nodes.bits for device in _available(inventory, allocated)] + again
-    fewest = _fewest_nodes(nodes, everything, count)
+    places = [device.nodes.bits for device in free] + again
     return tuple(
-        Hint(mask, mask.bit_count() == fewest)
-        for mask in masks_by_size(nodes)
-        if all(mask & place for place in again) and _reached(mask, open_to_pod) >= count
+        hint
+        for hint in _hints(inventory, places, count)
+        if all((hint.nodes or 0) & place for place in again)
     )
 
 
 def held_device_hints(
-    nodes: int, inventory: Sequence[PluginDevice], count: int, held: Collection[str]
+    inventory: Sequence[PluginDevice], count: int, held: Collection[str]
 ) -> tuple[Hint, ...] | None:
     """Return the hints of a container that holds devices: where all of them are reached.
 
@@ -59,16 +60,11 @@ def held_device_hints(
         return None
     if len(held) != count:
         return ()
-    fewest = _fewest_nodes(nodes, [device.nodes.bits for device in inventory], count)
     places = [device.nodes.bits for device in inventory if device.id in held]
-    return tuple(
-        Hint(mask, mask.bit_count() == fewest)
-        for mask in masks_by_size(nodes)
-        if _reached(mask, places) >= count
-    )
+    return _hints(inventory, places, count)
 
 
-def assign_devices(  # noqa: PLR0913  (one resource's whole situation; no value would name it)
+def assign_devices(
     resource: str,
     inventory: Sequence[PluginDevice],
     count: int,
@@ -108,11 +104,15 @@ def _available(inventory: Iterable[PluginDevice], allocated: Collection[str]) ->
     return [device for device in inventory if device.healthy and device.id not in allocated]
 
 
-def _fewest_nodes(nodes: int, places: Sequence[int], count: int) -> int:
-    """Return the size of the smallest mask that reaches `count` of the places."""
-    return next(
-        (mask.bit_count() for mask in masks_by_size(nodes) if _reached(mask, places) >= count),
-        nodes.bit_count(),
+def _hints(
+    inventory: Sequence[PluginDevice], places: Sequence[int], count: int
+) -> tuple[Hint, ...]:
+    """Return the masks that reach `count` of the places (masks of nodes)."""
+    everything = [device.nodes.bits for device in inventory]
+    masks = masks_by_size(reduce(or_, everything, 0))
+    fewest = next((mask.bit_count() for mask in masks if _reached(mask, everything) >= count), 0)
+    return tuple(
+        Hint(mask, mask.bit_count() == fewest) for mask in masks if _reached(mask, places) >= count
     )
 
 

@@ -137,10 +137,6 @@ def _open_choices(facts: MemoryFacts, state: Mapping[int, NodeMemory]) -> list[_
             singles.add(1 << node)
         if held.assignments:
             used |= 1 << node
-    if not used:
-        return [
-            choice for choice in choices if choice.mask.bit_count() > 1 or choice.mask in singles
-        ]
     groups = {
         held.cells.bits for held in state.values() if held.assignments and len(held.cells) > 1
     }

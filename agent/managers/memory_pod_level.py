@@ -13,7 +13,7 @@ from agent.ledger import MemoryBlock
 from agent.pods.model import ContainerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from agent.managers.demand import PodDemand
     from sysfs.mask import Mask

@@ -60,9 +60,9 @@ def merge_hints(
     """Return the alignment of a container or pod and whether the policy admits it.
 
     `nodes` are all NUMA nodes of the machine; `distances` is read only with
-    `prefer_closest_numa_nodes` (see `require_distances`). The hint's `nodes` is None where the providers leave
-    the choice open (policy none, or single-numa-node without any opinion), otherwise it is a
-    non-empty mask. The choice equals that of trying every permutation of hints.
+    `prefer_closest_numa_nodes` (see `require_distances`). The hint's `nodes` is None where the
+    providers leave the choice open (policy none, or single-numa-node without any opinion),
+    otherwise it is a non-empty mask. The choice is that of trying every permutation of hints.
     """
     if policy.policy is TopologyManagerPolicy.NONE:
         return NO_AFFINITY, True
