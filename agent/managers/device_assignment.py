@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def device_hints(
+    nodes: int,
     inventory: Sequence[PluginDevice],
     count: int,
     allocated: Collection[str],
@@ -30,9 +31,9 @@ def device_hints(
 
     `allocated` are the ids held by anyone, those that this pod's finished init containers leave
     (`reusable`) included. None is no preference: no device of the resource has a locality. Empty
-    is impossible. Masks are made of the nodes that the resource's devices, healthy or not, are on
-    (kubelet v1.36). Preferred are those with as few nodes as would do if no device was held. A
-    mask that misses a reusable device is no choice.
+    is impossible. Masks are made of those `nodes` of the machine (bits) that the resource's
+    devices, healthy or not, are on (kubelet v1.36). Preferred are masks with as few nodes as would
+    do if no device was held. A mask that misses a reusable device is no choice.
     """
     if not any(device.nodes for device in inventory):
         return None
@@ -43,13 +44,13 @@ def device_hints(
     places = [device.nodes.bits for device in free] + again
     return tuple(
         hint
-        for hint in _hints(inventory, places, count)
+        for hint in _hints(nodes, inventory, places, count)
         if all((hint.nodes or 0) & place for place in again)
     )
 
 
 def held_device_hints(
-    inventory: Sequence[PluginDevice], count: int, held: Collection[str]
+    nodes: int, inventory: Sequence[PluginDevice], count: int, held: Collection[str]
 ) -> tuple[Hint, ...] | None:
     """Return the hints of a container that holds devices: where all of them are reached.
 
@@ -61,7 +62,7 @@ def held_device_hints(
     if len(held) != count:
         return ()
     places = [device.nodes.bits for device in inventory if device.id in held]
-    return _hints(inventory, places, count)
+    return _hints(nodes, inventory, places, count)
 
 
 def assign_devices(
@@ -105,11 +106,11 @@ def _available(inventory: Iterable[PluginDevice], allocated: Collection[str]) ->
 
 
 def _hints(
-    inventory: Sequence[PluginDevice], places: Sequence[int], count: int
+    nodes: int, inventory: Sequence[PluginDevice], places: Sequence[int], count: int
 ) -> tuple[Hint, ...]:
     """Return the masks that reach `count` of the places (masks of nodes)."""
     everything = [device.nodes.bits for device in inventory]
-    masks = masks_by_size(reduce(or_, everything, 0))
+    masks = masks_by_size(nodes & reduce(or_, everything, 0))
     fewest = next((mask.bit_count() for mask in masks if _reached(mask, everything) >= count), 0)
     return tuple(
         Hint(mask, mask.bit_count() == fewest) for mask in masks if _reached(mask, places) >= count
