@@ -27,6 +27,7 @@ class Reason(StrEnum):
     EMPTY_POD_SHARED_POOL = "EmptyPodSharedPoolError"
     UNEXPECTED = "UnexpectedAdmissionError"
     INVALID = "InvalidPod"
+    CONFLICT = "PodConflict"
 
 
 @dataclass(frozen=True, slots=True)

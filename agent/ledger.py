@@ -47,8 +47,8 @@ class ContainerGrant:
 
     `cpus` None: no CPUs of its own, it runs in the node's shared pool. With isolation POD they
     are the pod shared pool (or, for a standard init container, the budget it may burst over).
-    `memory` empty: its memory is not pinned. `reusable_released` is True once the memory of a
-    standard init container went back because a later container started.
+    `memory` empty: its memory is not pinned, or, of a standard init container, it went back because
+    a later container started.
     """
 
     name: str

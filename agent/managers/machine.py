@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from agent.managers.cpu_topology import CpuTopology
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.cpu_topology import CpuTopology
+    from sysfs.host import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,20 @@ class Machine:
 
     cpus: CpuTopology
     nodes: tuple[MachineNode, ...]
+
+    @classmethod
+    def of(cls, host: Host) -> Self:
+        """Build from the facts of a host; raises `CpuTopologyError` when no CPU is online."""
+        nodes = (
+            MachineNode(
+                id=node.id,
+                memory_bytes=node.memory_bytes,
+                hugepages={pages.size_bytes: pages.count for pages in node.hugepages},
+                distances=node.distances,
+            )
+            for node in host.nodes
+        )
+        return cls(CpuTopology.from_host(host), tuple(nodes))
 
     @cached_property
     def node_mask(self) -> Mask:

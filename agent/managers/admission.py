@@ -1,0 +1,231 @@
+"""Admission: the pure functions that turn a pod and a ledger into a decision and a new ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from agent.decision import Decision, Reason, Refusal
+from agent.ledger import ContainerGrant, CpuLimits, Isolation, Ledger, PodGrant
+from agent.managers.cpu_manager import CpuManager
+from agent.managers.demand import demand_of, explain_eligibility
+from agent.managers.device_manager import DeviceManager
+from agent.managers.draft import Draft
+from agent.managers.memory_assignment import release_finished
+from agent.managers.memory_manager import MemoryManager, release_memory
+from agent.managers.providers import HintProvider, Refused
+from agent.managers.topology_scope import align_and_allocate
+from agent.pods.digest import spec_digest
+from agent.pods.errors import QuantityError
+from agent.pods.model import CPU, ContainerKind
+from agent.pods.requests import pod_limits, pod_requests
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from agent.managers.demand import ContainerDemand, PodDemand
+    from agent.managers.rules import Rules
+    from agent.pods.model import Pod
+    from agent.pods.quantity import Quantity
+    from sysfs.mask import Mask
+
+#: The kubelet's order: it decides both who is asked first and who allocates first.
+PROVIDERS: Final[tuple[HintProvider, ...]] = (DeviceManager(), CpuManager(), MemoryManager())
+
+
+def admit(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
+    """Decide whether a pod fits and what each of its containers gets.
+
+    Pure: the same arguments give the same decision. A pod that already holds a grant keeps it; a
+    refused pod changes nothing. The order of steps is that of design: eligibility, hints, merge,
+    allocation.
+    """
+    held = ledger.grants.get(pod.uid)
+    if held is not None:
+        return _repeated(ledger, held, pod)
+    try:
+        demand = demand_of(rules.policy, pod)
+    except QuantityError as error:
+        refusal = Refusal(Reason.UNEXPECTED, str(error), remedy="state memory in whole bytes")
+        return Decision(pod.uid, ledger, refusal=refusal)
+    draft = Draft.start(rules, ledger, demand)
+    eligibility = explain_eligibility(demand)
+    try:
+        align_and_allocate(draft, PROVIDERS)
+    except Refused as refused:
+        return Decision(
+            pod.uid,
+            ledger,
+            refusal=refused.refusal,
+            hints=tuple(draft.traces),
+            eligibility=eligibility,
+            counters=MappingProxyType(draft.counters),
+        )
+    grant = _grant(draft)
+    return Decision(
+        pod.uid,
+        _with_grant(draft, grant),
+        grant=grant,
+        hints=tuple(draft.traces),
+        eligibility=eligibility,
+        counters=MappingProxyType(draft.counters),
+    )
+
+
+def remove(rules: Rules, ledger: Ledger, uid: str) -> Ledger:
+    """Return the ledger without a pod; everything it held is free again.
+
+    A pod that is not in the ledger changes nothing.
+    """
+    grant = ledger.grants.get(uid)
+    if grant is None:
+        return ledger
+    grants = dict(ledger.grants)
+    del grants[uid]
+    return Ledger(
+        grants=MappingProxyType(grants),
+        exclusive_cpus=ledger.exclusive_cpus - grant.exclusive_cpus,
+        memory=release_memory(rules, ledger.memory, grant),
+        devices=_without_devices(ledger.devices, grant),
+    )
+
+
+def start_container(rules: Rules, ledger: Ledger, uid: str, name: str) -> Ledger:
+    """Return the ledger once a container started: init containers before it are over.
+
+    Their pinned memory is free again (kubelet v1.36, memorymanager AddContainer); what a pod with
+    a pod-level budget holds stays whole until it ends (KEP-5526). Their CPUs stay with the pod.
+    An unknown pod or container changes nothing.
+    """
+    grant = ledger.grants.get(uid)
+    if grant is None or grant.memory or grant.container(name) is None:
+        return ledger
+    finished: list[str] = []
+    for container in grant.containers:
+        if container.name == name:
+            break
+        if container.kind is ContainerKind.INIT and container.memory:
+            finished.append(container.name)
+    if not finished:
+        return ledger
+    return _without_memory_of(rules, ledger, grant, finished)
+
+
+def _without_memory_of(
+    rules: Rules, ledger: Ledger, grant: PodGrant, finished: Collection[str]
+) -> Ledger:
+    over = [c for c in grant.containers if c.name in finished]
+    containers = tuple(replace(c, memory=()) if c in over else c for c in grant.containers)
+    return replace(
+        ledger,
+        grants=MappingProxyType(
+            {**ledger.grants, grant.uid: replace(grant, containers=containers)}
+        ),
+        memory=release_finished(rules.memory, ledger.memory, [c.memory for c in over]),
+    )
+
+
+def _repeated(ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
+    if held.spec_digest == spec_digest(pod):
+        return Decision(pod.uid, ledger, grant=held, already_admitted=True)
+    refusal = Refusal(
+        Reason.CONFLICT,
+        f"pod {held.namespace}/{held.name} already holds uid {pod.uid} with another specification",
+        remedy="remove the pod first, or give the new one a uid of its own",
+    )
+    return Decision(pod.uid, ledger, refusal=refusal)
+
+
+def _grant(draft: Draft) -> PodGrant:
+    demand = draft.demand
+    pod, gates = demand.pod, draft.rules.policy.gates
+    containers = tuple(_container_grant(draft, container) for container in demand.containers)
+    requests = pod_requests(pod, pod_level_resources=gates.pod_level_resources)
+    limits = pod_limits(pod, pod_level_resources=gates.pod_level_resources)
+    return PodGrant(
+        uid=pod.uid,
+        name=pod.name,
+        namespace=pod.namespace,
+        qos=demand.qos,
+        spec_digest=spec_digest(pod),
+        containers=containers,
+        cpus=draft.pod_cpus,
+        memory=draft.pod_memory,
+        cpu=_cpu_limits(requests, limits),
+        quota_disabled=_pod_quota_disabled(draft, containers),
+    )
+
+
+def _container_grant(draft: Draft, container: ContainerDemand) -> ContainerGrant:
+    name = container.name
+    isolation = _isolation(draft.demand, container, draft.cpus.get(name))
+    resources = container.container.resources
+    return ContainerGrant(
+        name=name,
+        kind=container.kind,
+        isolation=isolation,
+        cpus=draft.cpus.get(name),
+        memory=draft.memory.get(name, ()),
+        devices=MappingProxyType(draft.devices.get(name, {})),
+        hint=draft.hint(name),
+        cpu=_cpu_limits(resources.requests, resources.limits),
+        quota_disabled=isolation is Isolation.CONTAINER and _gate_disables_quota(draft),
+    )
+
+
+def _isolation(demand: PodDemand, container: ContainerDemand, cpus: Mask | None) -> Isolation:
+    """Tell with whom a container shares its CPUs (KEP-5526, ResourceIsolationLevel)."""
+    if cpus is None:
+        return Isolation.HOST
+    if demand.pod_level and not container.cpus:
+        return Isolation.POD
+    return Isolation.CONTAINER
+
+
+def _pod_quota_disabled(draft: Draft, containers: tuple[ContainerGrant, ...]) -> bool:
+    """Tell whether the kubelet lifts the pod's quota.
+
+    It does when any container is exclusive, with pod-level resources only when all are.
+    """
+    exclusive = [grant.isolation is Isolation.CONTAINER for grant in containers]
+    lifted = all(exclusive) if draft.demand.pod_level else any(exclusive)
+    return lifted and _gate_disables_quota(draft)
+
+
+def _gate_disables_quota(draft: Draft) -> bool:
+    return draft.rules.policy.gates.disable_cpu_quota_with_exclusive_cpus
+
+
+def _cpu_limits(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -> CpuLimits:
+    return CpuLimits(
+        request_millis=requests[CPU].milli_value if CPU in requests else None,
+        limit_millis=limits[CPU].milli_value if CPU in limits else None,
+    )
+
+
+def _with_grant(draft: Draft, grant: PodGrant) -> Ledger:
+    ledger = draft.ledger
+    devices = dict(ledger.devices)
+    for container in grant.containers:
+        for resource, ids in container.devices.items():
+            devices[resource] = devices.get(resource, frozenset()) | frozenset(ids)
+    return replace(
+        ledger,
+        grants=MappingProxyType({**ledger.grants, grant.uid: grant}),
+        exclusive_cpus=ledger.exclusive_cpus | grant.exclusive_cpus,
+        memory=draft.node_memory,
+        devices=MappingProxyType(devices) if devices else ledger.devices,
+    )
+
+
+def _without_devices(
+    held: Mapping[str, frozenset[str]], grant: PodGrant
+) -> Mapping[str, frozenset[str]]:
+    freed = [item for container in grant.containers for item in container.devices.items()]
+    if not freed:
+        return held
+    devices = dict(held)
+    for resource, ids in freed:
+        devices[resource] = devices[resource] - frozenset(ids)
+    return MappingProxyType({name: ids for name, ids in devices.items() if ids})

@@ -1,0 +1,210 @@
+"""The CPU manager's static policy: exclusive CPUs for containers and pods (KEP-3570, KEP-5526)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from agent.decision import Reason, Refusal
+from agent.managers.cpu_assignment import NotEnoughCpusError, take_by_topology
+from agent.managers.cpu_hints import cpu_hints
+from agent.managers.cpu_pod_level import divide_cpus, empty_pool_problem
+from agent.managers.cpu_smt import smt_misalignment
+from agent.managers.explain import free_cpus_by_node
+from agent.managers.providers import Refused
+from agent.metrics.names import (
+    ALIGNED_COUNT,
+    ALIGNED_FAILURE_COUNT,
+    ALLOCATION_ERRORS,
+    ALLOCATIONS,
+    CONTAINER_ASSIGNMENTS,
+    CPU_PINNING_ERRORS,
+    CPU_PINNING_REQUESTS,
+)
+from agent.pods.model import CPU
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from agent.managers.demand import ContainerDemand
+    from agent.managers.draft import Draft
+    from agent.managers.hints import Hint, ProviderHints
+
+_NODE: Final = "node"
+_POD: Final = "pod"
+_CONTAINER: Final = "container"
+
+
+@final
+class CpuManager:
+    """Hint provider for `cpu`; with policy `none` it has no preference and gives nothing."""
+
+    name = CPU
+
+    def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
+        """Return the sets of nodes on which the container's CPUs are free."""
+        if not _gives_cpus(draft) or not container.cpus:
+            return {}
+        return _hints(draft, container.cpus)
+
+    def pod_hints(self, draft: Draft) -> ProviderHints:
+        """Return the sets of nodes on which the pod's CPUs are free; none if a pool is empty."""
+        if not _gives_cpus(draft) or not draft.demand.cpus:
+            return {}
+        if draft.demand.pod_level and empty_pool_problem(draft.demand) is not None:
+            return {CPU: ()}
+        return _hints(draft, draft.demand.cpus)
+
+    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
+        """Give the container its CPUs, from the hint's nodes as far as they reach."""
+        if not _gives_cpus(draft) or not container.cpus:
+            return
+        draft.count(CPU_PINNING_REQUESTS.name)
+        try:
+            _require_whole_cores(draft, container.cpus, container.name)
+            cpus = _take(draft, container.cpus, hint, draft.reusable_cpus, container.name)
+        except Refused:
+            _count_container_error(draft)
+            raise
+        draft.cpus[container.name] = cpus
+        if container.is_standard_init:
+            draft.reusable_cpus |= cpus
+        else:
+            draft.reusable_cpus -= cpus
+        _count_container(draft)
+
+    def allocate_pod(self, draft: Draft, hint: Hint) -> None:
+        """Take the pod's budget and divide it (KEP-5526, partitioning algorithm)."""
+        if not _gives_cpus(draft) or not draft.demand.cpus:
+            return
+        try:
+            _require_shared_pool(draft)
+            _require_whole_cores(draft, draft.demand.cpus, None)
+            bubble = _take(draft, draft.demand.cpus, hint, EMPTY, None)
+            draft.pod_cpus = bubble
+            self._divide(draft, bubble)
+        except Refused:
+            draft.count(CPU_PINNING_ERRORS.name)
+            draft.count(ALLOCATION_ERRORS.name, CPU, _POD)
+            raise
+
+    def _divide(self, draft: Draft, bubble: Mask) -> None:
+        rules = draft.rules
+        options = rules.policy.cpu.options
+        try:
+            parts = divide_cpus(rules.machine.cpus, options, bubble, draft.demand)
+        except NotEnoughCpusError as error:
+            raise Refused(_not_enough(draft, draft.demand.cpus, None, error)) from error
+        for name, part in parts.items():
+            draft.cpus[name] = part.cpus
+            draft.count(ALLOCATIONS.name, CPU, _POD)
+            draft.count(
+                CONTAINER_ASSIGNMENTS.name, CPU, "pod_exclusive" if part.exclusive else "pod_shared"
+            )
+            if part.exclusive:
+                draft.count(CPU_PINNING_REQUESTS.name)
+
+
+def aligned_cpus(draft: Draft, nodes: int, cpus: Mask) -> Mask:
+    """Return the given CPUs that count as aligned to `nodes` (bits of node ids).
+
+    With `align-by-socket` those of every socket that has one of the nodes (KEP-3327).
+    """
+    topology = draft.rules.machine.cpus
+    if draft.rules.policy.cpu.options.align_by_socket:
+        return cpus & topology.cpus_in_sockets_of(Mask(nodes))
+    return cpus & topology.cpus_in_nodes(Mask(nodes))
+
+
+def _gives_cpus(draft: Draft) -> bool:
+    return draft.rules.static_cpus and not draft.demand.unmanaged
+
+
+def _hints(draft: Draft, count: int) -> ProviderHints:
+    rules = draft.rules
+    options = rules.policy.cpu.options
+    return {
+        CPU: cpu_hints(rules.machine.cpus, options, draft.free_cpus, draft.reusable_cpus, count)
+    }
+
+
+def _take(draft: Draft, count: int, hint: Hint, reusable: Mask, container: str | None) -> Mask:
+    """Take CPUs inside the hint first, the rest (best-effort, failed alignment) anywhere."""
+    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
+    allocatable = draft.free_cpus | reusable
+    try:
+        taken = EMPTY
+        if hint.nodes is not None:
+            aligned = aligned_cpus(draft, hint.nodes, allocatable)
+            taken = take_by_topology(topology, options, aligned, min(count, len(aligned)))
+        if len(taken) < count:
+            taken |= take_by_topology(topology, options, allocatable - taken, count - len(taken))
+    except NotEnoughCpusError as error:
+        raise Refused(_not_enough(draft, count, container, error)) from error
+    draft.free_cpus -= taken
+    if any(not taken.bits & ~cache.cpus for cache in topology.uncores):
+        draft.count(ALIGNED_COUNT.name, _CONTAINER, "uncore_cache")
+    return taken
+
+
+def _require_whole_cores(draft: Draft, count: int, container: str | None) -> None:
+    """Refuse what `full-pcpus-only` cannot serve in whole physical cores (KEP-2625)."""
+    rules = draft.rules
+    if not rules.policy.cpu.options.full_pcpus_only:
+        return
+    free_physical = draft.free_cpus - rules.reserved_physical_cpus
+    problem = smt_misalignment(rules.machine.cpus, free_physical, count)
+    if problem is not None:
+        raise Refused(
+            Refusal(
+                Reason.SMT_ALIGNMENT,
+                problem.message,
+                remedy=problem.remedy,
+                resource=CPU,
+                container=container,
+                asked=count,
+                free=free_cpus_by_node(draft, free_physical),
+            )
+        )
+
+
+def _require_shared_pool(draft: Draft) -> None:
+    """Refuse a pod whose exclusive containers leave nothing to its shared ones (KEP-5526)."""
+    problem = empty_pool_problem(draft.demand)
+    if problem is not None:
+        raise Refused(
+            Refusal(
+                Reason.EMPTY_POD_SHARED_POOL,
+                problem,
+                remedy="raise the pod's cpu budget or lower the containers' exclusive requests",
+                resource=CPU,
+                asked=draft.demand.cpus,
+                free=free_cpus_by_node(draft, draft.free_cpus),
+            )
+        )
+
+
+def _not_enough(
+    draft: Draft, count: int, container: str | None, error: NotEnoughCpusError
+) -> Refusal:
+    return Refusal(
+        Reason.UNEXPECTED,
+        f"not enough CPUs: {error.asked} asked, {error.available} free",
+        remedy="ask for fewer CPUs, or wait until another pod ends",
+        resource=CPU,
+        container=container,
+        asked=count,
+        free=free_cpus_by_node(draft, draft.free_cpus),
+    )
+
+
+def _count_container(draft: Draft) -> None:
+    if draft.rules.policy.cpu.options.full_pcpus_only:
+        draft.count(ALIGNED_COUNT.name, _CONTAINER, "physical_cpu")
+    draft.count(ALLOCATIONS.name, CPU, _NODE)
+    draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "node_exclusive")
+
+
+def _count_container_error(draft: Draft) -> None:
+    draft.count(CPU_PINNING_ERRORS.name)
+    draft.count(ALLOCATION_ERRORS.name, CPU, _NODE)
+    if draft.rules.policy.cpu.options.full_pcpus_only:
+        draft.count(ALIGNED_FAILURE_COUNT.name, _CONTAINER, "physical_cpu")

@@ -1,0 +1,165 @@
+"""What a pod demands of the managers, worked out once before the first one is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.decision import Eligibility
+from agent.pods.model import CPU, ContainerKind, QosClass
+from agent.pods.qos import is_container_guaranteed, qos_class
+from agent.pods.quantity import ZERO
+from agent.pods.requests import (
+    aggregate,
+    exclusive_cpus,
+    has_pod_level_resources,
+    memory_requests,
+    pod_exclusive_cpus,
+    pod_memory_requests,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.managers.policy import Policy
+    from agent.pods.model import Container, Pod
+    from agent.pods.quantity import Quantity
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerDemand:
+    """What one container demands: whole CPUs of its own, bytes by memory type, devices.
+
+    `cpus` 0 means that it shares CPUs, an empty `memory` that its memory is not pinned.
+    `guaranteed` is whether requests equal limits for cpu and memory (KEP-5526).
+    """
+
+    container: Container
+    cpus: int
+    memory: Mapping[str, int]
+    devices: Mapping[str, int]
+    guaranteed: bool
+
+    @property
+    def name(self) -> str:
+        """The container's name."""
+        return self.container.name
+
+    @property
+    def kind(self) -> ContainerKind:
+        """Standard init container, sidecar or app."""
+        return self.container.kind
+
+    @property
+    def is_standard_init(self) -> bool:
+        """Whether it ends before the next container starts, so that its resources are reused."""
+        return self.container.kind is ContainerKind.INIT
+
+
+@dataclass(frozen=True, slots=True)
+class PodDemand:
+    """What one pod demands, and by which rules it is served.
+
+    `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: it has pod-level
+    resources but the gates are off, so it is admitted without alignment or exclusive resources.
+    `cpus`, `memory` and `devices` are the pod's totals, its budget where it is pod-level.
+    `containers` are in the order of admission: init containers first.
+    """
+
+    pod: Pod
+    qos: QosClass
+    pod_level: bool
+    unmanaged: bool
+    cpus: int
+    memory: Mapping[str, int]
+    devices: Mapping[str, int]
+    containers: tuple[ContainerDemand, ...]
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether the pod is of the class Guaranteed."""
+        return self.qos is QosClass.GUARANTEED
+
+    def init_containers(self) -> Iterator[ContainerDemand]:
+        """Yield standard init containers and sidecars, in order."""
+        return (c for c in self.containers if c.kind is not ContainerKind.APP)
+
+    def apps(self) -> Iterator[ContainerDemand]:
+        """Yield app containers, in order."""
+        return (c for c in self.containers if c.kind is ContainerKind.APP)
+
+
+def demand_of(policy: Policy, pod: Pod) -> PodDemand:
+    """Work out what a pod demands under a policy.
+
+    Raises `agent.pods.errors.QuantityError` when an amount of memory cannot be counted in bytes.
+    """
+    managed = policy.pod_level_managers
+    qos = qos_class(pod, pod_level_resources=policy.gates.pod_level_resources)
+    has_budget = has_pod_level_resources(pod)
+    return PodDemand(
+        pod=pod,
+        qos=qos,
+        pod_level=has_budget and managed,
+        unmanaged=has_budget and not managed,
+        cpus=pod_exclusive_cpus(pod, qos, pod_level_managers=managed),
+        memory=_pod_memory(pod, pod_level=has_budget and managed, managed=managed),
+        devices=_device_requests(aggregate(pod, _limits), policy.devices) if policy.devices else {},
+        containers=tuple(
+            _container_demand(policy, pod, container, qos) for container in pod.all_containers()
+        ),
+    )
+
+
+def explain_eligibility(demand: PodDemand) -> tuple[Eligibility, ...]:
+    """Say of every container whether it may hold exclusive resources, and why."""
+    return tuple(
+        Eligibility(
+            container=c.name,
+            exclusive_cpus=0 if demand.unmanaged else c.cpus,
+            exclusive_memory=bool(c.memory) and demand.guaranteed and not demand.unmanaged,
+            why=_why(demand, c),
+        )
+        for c in demand.containers
+    )
+
+
+def _container_demand(
+    policy: Policy, pod: Pod, container: Container, qos: QosClass
+) -> ContainerDemand:
+    managed = policy.pod_level_managers
+    return ContainerDemand(
+        container=container,
+        cpus=exclusive_cpus(pod, container, qos, pod_level_managers=managed),
+        memory=memory_requests(pod, container, pod_level_managers=managed),
+        devices=_device_requests(container.resources.limits, policy.devices),
+        guaranteed=is_container_guaranteed(container),
+    )
+
+
+def _limits(container: Container) -> Mapping[str, Quantity]:
+    return container.resources.limits
+
+
+def _device_requests(limits: Mapping[str, Quantity], inventory: Iterable[str]) -> dict[str, int]:
+    """Return how many devices are asked for; of extended resources requests equal limits."""
+    return {name: limits[name].value for name in inventory if name in limits}
+
+
+def _pod_memory(pod: Pod, *, pod_level: bool, managed: bool) -> dict[str, int]:
+    """Return the pod's memory; a budget of zero bytes is no budget, a request of zero is one."""
+    amounts = pod_memory_requests(pod, pod_level_managers=managed)
+    return {name: size for name, size in amounts.items() if size > 0 or not pod_level}
+
+
+def _why(demand: PodDemand, container: ContainerDemand) -> str:
+    if demand.unmanaged:
+        return "the pod has pod-level resources and the gate PodLevelResourceManagers is off"
+    if not demand.guaranteed:
+        return f"the pod's QoS class is {demand.qos}; exclusive resources need Guaranteed"
+    if demand.pod_level and not container.guaranteed:
+        return "its requests do not equal its limits for both cpu and memory"
+    if container.cpus:
+        return f"Guaranteed with a whole number of CPUs ({container.cpus})"
+    asked = container.container.resources.requests.get(CPU, ZERO)
+    return f"its cpu request {asked} is not a positive whole number"

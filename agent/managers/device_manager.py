@@ -1,0 +1,90 @@
+"""The device manager: devices of an inventory, aligned with CPUs and memory (KEP-693, KEP-3573)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from agent.decision import Reason, Refusal
+from agent.managers.device_assignment import assign_devices, device_hints, reusable_devices_after
+from agent.managers.errors import ManagerError
+from agent.managers.explain import free_by_node
+from agent.managers.providers import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.managers.demand import ContainerDemand
+    from agent.managers.draft import Draft
+    from agent.managers.hints import Hint, ProviderHints
+
+
+@final
+class DeviceManager:
+    """Hint provider for every resource of the device inventory."""
+
+    name = "devices"
+
+    def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
+        """Return the sets of nodes from which the container's devices are reached."""
+        return _hints(draft, container.devices)
+
+    def pod_hints(self, draft: Draft) -> ProviderHints:
+        """Return the sets of nodes from which the pod's devices are reached."""
+        return _hints(draft, draft.demand.devices)
+
+    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
+        """Give the container its devices, from the hint's nodes as far as they reach."""
+        for resource, count in container.devices.items():
+            given = _assign(draft, container, resource, count, hint)
+            draft.devices.setdefault(container.name, {})[resource] = given
+            draft.reusable_devices[resource] = reusable_devices_after(
+                draft.reusable_devices.get(resource, frozenset()),
+                given,
+                standard_init=container.is_standard_init,
+            )
+
+    def allocate_pod(self, draft: Draft, hint: Hint) -> None:
+        """Give nothing: the kubelet allocates a pod-level pod's devices after admission."""
+
+
+def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
+    return {
+        resource: device_hints(
+            draft.rules.machine.node_mask.bits,
+            draft.rules.policy.devices[resource],
+            count,
+            _allocated(draft, resource),
+            draft.reusable_devices.get(resource, frozenset()),
+        )
+        for resource, count in requests.items()
+    }
+
+
+def _assign(
+    draft: Draft, container: ContainerDemand, resource: str, count: int, hint: Hint
+) -> tuple[str, ...]:
+    try:
+        return assign_devices(
+            resource,
+            draft.rules.policy.devices[resource],
+            count,
+            hint,
+            _allocated(draft, resource),
+            draft.reusable_devices.get(resource, frozenset()),
+        )
+    except ManagerError as error:
+        refusal = Refusal(
+            Reason.UNEXPECTED,
+            error.message,
+            remedy=error.remedy,
+            resource=resource,
+            container=container.name,
+            asked=count,
+            free=free_by_node(draft, resource),
+        )
+        raise Refused(refusal) from error
+
+
+def _allocated(draft: Draft, resource: str) -> frozenset[str]:
+    own = (ids for devices in draft.devices.values() for ids in devices.get(resource, ()))
+    return draft.ledger.devices.get(resource, frozenset()).union(own)

@@ -1,0 +1,109 @@
+"""What a refusal says beyond its reason: what was asked, what is free where, what would help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.decision import Reason, Refusal
+from agent.managers.memory_state import free_memory
+from agent.managers.policy import TopologyManagerPolicy
+from agent.pods.model import CPU
+from agent.pods.requests import is_memory_type
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.managers.draft import Draft
+    from agent.managers.hints import Hint, ProviderHints
+
+
+def affinity_refusal(
+    draft: Draft, container: str | None, hints: Sequence[tuple[str, ProviderHints]]
+) -> Refusal:
+    """Explain why the hints of a container (None: the pod) could not be merged acceptably."""
+    policy = draft.rules.policy.topology.policy
+    offers = [(name, offered) for _, by_name in hints for name, offered in by_name.items()]
+    blocked = next((name for name, offered in offers if _blocks(policy, offered)), None)
+    subject = "the pod" if container is None else f"container {container}"
+    details = "; ".join(
+        _describe(draft, container, name, where) for name, where in offers if where is not None
+    )
+    return Refusal(
+        Reason.TOPOLOGY_AFFINITY,
+        f"{subject} cannot be aligned as topology policy {policy} demands: {details}",
+        remedy=_remedy(policy, blocked),
+        resource=blocked,
+        container=container,
+        asked=None if blocked is None else asked(draft, container, blocked),
+        free={} if blocked is None else free_by_node(draft, blocked),
+    )
+
+
+def asked(draft: Draft, container: str | None, resource: str) -> int:
+    """Return how much a container (None: the pod) demands: CPUs, bytes or devices."""
+    demand = draft.demand
+    if container is None:
+        if resource == CPU:
+            return demand.cpus
+        return demand.memory.get(resource, 0) or demand.devices.get(resource, 0)
+    one = next(c for c in demand.containers if c.name == container)
+    if resource == CPU:
+        return one.cpus
+    return one.memory.get(resource, 0) or one.devices.get(resource, 0)
+
+
+def free_by_node(draft: Draft, resource: str) -> dict[int, int]:
+    """Return what is free of a resource on each NUMA node: CPUs, bytes or devices."""
+    if resource == CPU:
+        return free_cpus_by_node(draft, draft.free_cpus | draft.reusable_cpus)
+    if is_memory_type(resource):
+        return free_memory(draft.rules.memory, draft.node_memory, resource)
+    taken = draft.ledger.devices.get(resource, frozenset())
+    free: dict[int, int] = {}
+    for device in draft.rules.policy.devices.get(resource, ()):
+        if device.healthy and device.id not in taken:
+            for node in device.nodes:
+                free[node] = free.get(node, 0) + 1
+    return free
+
+
+def free_cpus_by_node(draft: Draft, free: Mask) -> dict[int, int]:
+    """Return how many of the given CPUs each NUMA node has."""
+    nodes = draft.rules.machine.cpus.nodes
+    return {node.id: (node.cpus & free.bits).bit_count() for node in nodes}
+
+
+def _blocks(policy: TopologyManagerPolicy, offered: Sequence[Hint] | None) -> bool:
+    if offered is None:
+        return False
+    if policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
+        return not any(
+            hint.preferred and (hint.nodes is None or hint.nodes.bit_count() == 1)
+            for hint in offered
+        )
+    return not any(hint.preferred for hint in offered)
+
+
+def _describe(draft: Draft, container: str | None, resource: str, offered: Sequence[Hint]) -> str:
+    free = ", ".join(f"node {n}: {amount}" for n, amount in free_by_node(draft, resource).items())
+    preferred = [_nodes(hint) for hint in offered if hint.preferred]
+    if not offered:
+        fit = "fits nowhere"
+    elif preferred:
+        fit = f"fits best on {' or '.join(preferred[:8])}"
+    else:
+        fit = f"fits only across {' or '.join(_nodes(hint) for hint in offered[:8])}"
+    return f"{resource} {asked(draft, container, resource)} {fit} (free: {free})"
+
+
+def _nodes(hint: Hint) -> str:
+    return "any node" if hint.nodes is None else f"{{{Mask(hint.nodes)}}}"
+
+
+def _remedy(policy: TopologyManagerPolicy, blocked: str | None) -> str:
+    if blocked is None:
+        return "the resources fit on different nodes only: ask for less of one, or free one node"
+    if policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
+        return f"ask for no more {blocked} than one node has free, or use policy restricted"
+    return f"ask for less {blocked}, wait until another pod ends, or use policy best-effort"

@@ -1,0 +1,66 @@
+"""The machine and the policy in force, with what follows from the two, reckoned once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from agent.ledger import Ledger
+from agent.managers.cpu_reservation import reserved_physical_cpus
+from agent.managers.memory_state import MemoryFacts, initial_memory
+from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
+
+if TYPE_CHECKING:
+    from agent.managers.machine import Machine
+    from agent.managers.policy import Policy
+    from sysfs.mask import Mask
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What every decision is made by; make it again when the host or the configuration changes."""
+
+    machine: Machine
+    policy: Policy
+
+    @cached_property
+    def assignable_cpus(self) -> Mask:
+        """The CPUs that may be given exclusively: online and not reserved."""
+        return self.machine.cpus.all - self.policy.cpu.reserved
+
+    @cached_property
+    def reserved_physical_cpus(self) -> Mask:
+        """The reserved CPUs and their siblings, out of reach for whole-core requests."""
+        return reserved_physical_cpus(self.machine.cpus, self.policy.cpu.reserved)
+
+    @cached_property
+    def memory(self) -> MemoryFacts:
+        """Allocatable memory by node and type."""
+        return MemoryFacts.of(self.machine, self.policy.memory)
+
+    @property
+    def static_cpus(self) -> bool:
+        """Whether the CPU manager gives CPUs exclusively."""
+        return self.policy.cpu.policy is CpuManagerPolicy.STATIC
+
+    @property
+    def static_memory(self) -> bool:
+        """Whether the memory manager pins memory."""
+        return self.policy.memory.policy is MemoryManagerPolicy.STATIC
+
+    def empty_ledger(self) -> Ledger:
+        """Return the ledger of a host on which nothing was admitted."""
+        return Ledger(memory=initial_memory(self.memory) if self.static_memory else {})
+
+
+def shared_pool(rules: Rules, ledger: Ledger) -> Mask:
+    """Return the CPUs that containers without CPUs of their own run on.
+
+    All online CPUs that nobody holds exclusively; the reserved ones belong to it unless
+    `strict-cpu-reservation` keeps them for the system (KEP-4540).
+    """
+    pool = rules.machine.cpus.all - ledger.exclusive_cpus
+    if rules.policy.cpu.options.strict_cpu_reservation:
+        pool -= rules.policy.cpu.reserved
+    return pool

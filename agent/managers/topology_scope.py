@@ -1,0 +1,109 @@
+"""The topology manager's scopes: what one alignment decision is made for (KEP-693, KEP-5526).
+
+The order is the kubelet's: every provider is asked for its hints, the hints are merged, and every
+provider allocates with the merged hint, before the next container's turn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.decision import HintTrace
+from agent.managers.explain import affinity_refusal
+from agent.managers.hints import NO_AFFINITY, Hint
+from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.providers import Refused
+from agent.managers.topology_manager import merge
+from agent.metrics.names import (
+    ALIGNED_COUNT,
+    ALIGNED_FAILURE_COUNT,
+    TOPOLOGY_ADMISSION_ERRORS,
+    TOPOLOGY_ADMISSION_REQUESTS,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.managers.draft import Draft
+    from agent.managers.hints import ProviderHints
+    from agent.managers.providers import HintProvider
+
+_NUMA_NODE: Final = "numa_node"
+
+
+def align_and_allocate(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    """Serve the pod by the policy and scope in force; raises `Refused`."""
+    draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
+    topology = draft.rules.policy.topology
+    try:
+        if topology.policy is TopologyManagerPolicy.NONE:
+            _without_alignment(draft, providers)
+        elif topology.scope is TopologyManagerScope.CONTAINER:
+            _by_container(draft, providers)
+        elif draft.demand.pod_level:
+            _by_pod_budget(draft, providers)
+        else:
+            _by_pod(draft, providers)
+    except Refused:
+        draft.count(TOPOLOGY_ADMISSION_ERRORS.name)
+        raise
+
+
+def _without_alignment(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    """Policy none: no hints; pod-level budgets are not managed either, only containers are."""
+    for container in draft.demand.containers:
+        for provider in providers:
+            provider.allocate(draft, container, NO_AFFINITY)
+
+
+def _by_container(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    for container in draft.demand.containers:
+        hints = [(p.name, p.container_hints(draft, container)) for p in providers]
+        best = _merged(draft, container.name, hints)
+        draft.hints[container.name] = best
+        for provider in providers:
+            provider.allocate(draft, container, best)
+        _count_alignment(draft)
+
+
+def _by_pod(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    best = _best_for_pod(draft, providers)
+    for container in draft.demand.containers:
+        for provider in providers:
+            provider.allocate(draft, container, best)
+    _count_alignment(draft)
+
+
+def _by_pod_budget(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    """Pod scope with pod-level resources: one budget for the pod, then divided (KEP-5526)."""
+    best = _best_for_pod(draft, providers)
+    for provider in providers:
+        provider.allocate_pod(draft, best)
+    _count_alignment(draft)
+
+
+def _best_for_pod(draft: Draft, providers: Sequence[HintProvider]) -> Hint:
+    best = _merged(draft, None, [(p.name, p.pod_hints(draft)) for p in providers])
+    for container in draft.demand.containers:
+        draft.hints[container.name] = best
+    return best
+
+
+def _merged(draft: Draft, container: str | None, hints: list[tuple[str, ProviderHints]]) -> Hint:
+    policy = draft.rules.policy.topology
+    best, admitted = merge(draft.rules.machine, policy, [offered for _, offered in hints])
+    draft.traces.append(HintTrace(container, tuple(hints), best, admitted))
+    if not admitted:
+        if _alignment_is_guaranteed(draft):
+            draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
+        raise Refused(affinity_refusal(draft, container, hints))
+    return best
+
+
+def _count_alignment(draft: Draft) -> None:
+    if _alignment_is_guaranteed(draft):
+        draft.count(ALIGNED_COUNT.name, draft.rules.policy.topology.scope.value, _NUMA_NODE)
+
+
+def _alignment_is_guaranteed(draft: Draft) -> bool:
+    return draft.rules.policy.topology.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE
