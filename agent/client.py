@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _Document = TypeVar("_Document", bound=wire.Document)
 
-DEFAULT_SOCKET: Final = "/run/numawarden/numawarden.sock"
+DEFAULT_SOCKET: Final = "/run/numawarden/agent.sock"
 DEFAULT_TIMEOUT: Final = 60.0
 
 

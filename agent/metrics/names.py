@@ -210,7 +210,7 @@ LAST_RECONCILE: Final = _gauge(
 ADMISSIONS: Final = _counter(
     "numawarden_admissions_total",
     "Requests to admit a pod, by outcome.",
-    result=("admitted", "conflict", "refused", "repeated"),
+    result=("admitted", "conflict", "failed", "refused", "repeated"),
 )
 REFUSALS: Final = Metric(
     "numawarden_refusals_total", MetricType.COUNTER, "Pods refused, by reason.", ("reason",)

@@ -42,6 +42,17 @@ class PodNotFoundError(RequestError):
         self.uid = uid
 
 
+class ManifestPodError(RequestError):
+    """The pod belongs to a file of the manifest directory, which would bring it back."""
+
+    code = "ManagedByManifest"
+
+    def __init__(self, uid: str, manifest: str) -> None:
+        super().__init__(f"pod {uid!r} comes from {manifest}; delete that file to end it")
+        self.uid = uid
+        self.manifest = manifest
+
+
 class ContainerNotFoundError(RequestError):
     """The pod has no container of that name."""
 
@@ -53,20 +64,6 @@ class ContainerNotFoundError(RequestError):
         )
         self.pod = pod
         self.container = container
-
-
-class SpecConflictError(RequestError):
-    """A pod of the same uid is admitted with another spec."""
-
-    code = "SpecConflict"
-
-    def __init__(self, uid: str, pod: str) -> None:
-        super().__init__(
-            f"uid {uid!r} is already admitted as {pod} with another spec, and a running pod is "
-            "never re-decided; remove it first, or give the new pod a uid of its own"
-        )
-        self.uid = uid
-        self.pod = pod
 
 
 class BindError(RequestError):

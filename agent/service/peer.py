@@ -7,7 +7,10 @@ import socket
 import struct
 from array import array
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
 
 #: From asm-generic/socket.h (Linux 4.13); the socket module does not name it.
 SO_PEERGROUPS: Final = 59
@@ -33,7 +36,7 @@ class Peer:
         return self.uid in (0, owner) or (group is not None and group in self.groups)
 
 
-def peer_of(connection: socket.socket) -> Peer:
+def peer_of(connection: socket.socket | TransportSocket) -> Peer:
     """Return the peer of a connected Unix socket (unix(7): SO_PEERCRED, SO_PEERGROUPS)."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, gid = _UCRED.unpack(raw)

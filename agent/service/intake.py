@@ -1,0 +1,48 @@
+"""How the manifest directory asks the keeper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.sources.files import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from agent.pods.model import Pod
+    from agent.service.keeper import Keeper
+    from agent.sources.files import Load, ManifestFile
+    from agent.wire import AdmissionDocument
+
+
+class KeeperIntake:
+    """Admits and removes through the keeper (`agent.sources.manifests.Intake`)."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    async def admit(self, pod: Pod, manifest: str) -> AdmissionDocument:
+        """Admit a pod of a file; the file owns it from then on."""
+        return await self._keeper.admit(pod, manifest)
+
+    async def release(self, uid: str) -> None:
+        """Remove a pod whose file is gone."""
+        await self._keeper.release(uid)
+
+    async def scan(
+        self, directory: Path, known: Mapping[Path, ManifestFile], load: Load
+    ) -> list[ManifestFile]:
+        """Read the directory in the worker thread."""
+        return await self._keeper.worker.run(scan, directory, known, load)
+
+    def owners(self) -> Mapping[str, str]:
+        """Return the file of every admitted pod that came from one, by uid."""
+        state = self._keeper.state
+        return {
+            uid: file for uid, file in state.held.manifests.items() if uid in state.ledger.grants
+        }
+
+    def generation(self) -> int:
+        """Return how often something was freed, or the host changed."""
+        return self._keeper.state.releases

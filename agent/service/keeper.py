@@ -1,0 +1,393 @@
+"""The one owner of the ledger: everything that changes it goes through here, one at a time.
+
+The order of an admission: decide, save the checkpoint, enforce, verify, tell, answer. When the
+kernel refuses after the save the pod stays admitted and is reported as not enforced: part of the
+grant may already be in force, so giving its CPUs to somebody else could let two pods hold them.
+Every reconcile tries again; the caller sees the exact reason and may remove the pod.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from agent.checkpoint.errors import CheckpointIOError
+from agent.decision import Reason
+from agent.enforcement.bindings import Binding
+from agent.managers import admission
+from agent.managers.rules import shared_pool
+from agent.metrics import names
+from agent.metrics.exposition import Metrics
+from agent.service import views
+from agent.service.errors import (
+    CheckpointFailedError,
+    ContainerNotFoundError,
+    ManifestPodError,
+    PodNotFoundError,
+)
+from agent.service.events import EventHub
+from agent.service.operation import current_operation, operation
+from agent.service.records import API, PodRecord
+from agent.service.serial import SerialQueue, Worker
+from agent.wire import (
+    AdmissionDocument,
+    BindDocument,
+    BindRequest,
+    ErrorBody,
+    EventDocument,
+    PodDocument,
+    ReconcileDocument,
+    RemovalDocument,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.decision import Decision, Refusal
+    from agent.ledger import PodGrant
+    from agent.pods.model import Pod
+    from agent.service.clock import Clock
+    from agent.service.ports import Kernel, Outcome, Saver
+    from agent.service.state import AgentState, Holdings, Situation
+
+log = structlog.get_logger(__name__)
+
+
+class Keeper:
+    """Owns the state: decides, saves, enforces, and answers with documents."""
+
+    def __init__(self, state: AgentState, kernel: Kernel, saver: Saver, clock: Clock) -> None:
+        self.state = state
+        self.metrics = Metrics(state.reading)
+        self.events = EventHub(lambda: self.metrics.counters.add(names.EVENTS_DROPPED))
+        self.queue = SerialQueue(clock)
+        self.worker = Worker()
+        self._kernel = kernel
+        self._saver = saver
+        self._clock = clock
+
+    # --- what may be asked ----------------------------------------------------------------------
+
+    async def admit(self, pod: Pod, manifest: str | None = None) -> AdmissionDocument:
+        """Admit a pod or refuse it; raises `CheckpointFailedError` when it cannot be saved.
+
+        The same pod asked for again gets the same grant; a refused pod changes nothing. A pod
+        that is asked for by a file (`manifest`, its path) belongs to that file from then on.
+        """
+        with operation("admit", uid=pod.uid, pod=_full_name(pod)):
+            started = self._clock.monotonic()
+            answer = await self.queue.run(lambda: self._admit(pod, manifest))
+            self.metrics.admission_duration.observe(self._clock.monotonic() - started)
+            return answer
+
+    def preview(self, pod: Pod) -> AdmissionDocument:
+        """Decide as `admit` would now, changing and counting nothing."""
+        decision = admission.admit(self.state.situation.rules, self.state.ledger, pod)
+        if decision.grant is None:
+            return _refusal(pod, decision, dry_run=True)
+        return self._admission(decision, decision.grant, PodRecord(API), dry_run=True)
+
+    async def remove(self, uid: str) -> RemovalDocument:
+        """Remove a pod and free what it holds; raises `PodNotFoundError`, `ManifestPodError`."""
+        manifest = self.state.held.manifests.get(uid)
+        if manifest is not None and manifest in self.state.manifests:
+            raise ManifestPodError(uid, manifest)
+        return await self.release(uid)
+
+    async def release(self, uid: str) -> RemovalDocument:
+        """Remove a pod wherever it came from; raises `PodNotFoundError`."""
+        with operation("remove", uid=uid):
+            return await self.queue.run(lambda: self._remove(uid))
+
+    async def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
+        """Take a cgroup as that of a container; raises `BindError` and the like."""
+        with operation("bind", uid=uid, container=container):
+            return await self.queue.run(lambda: self._bind(uid, container, request))
+
+    async def reconcile(self) -> ReconcileDocument:
+        """Compare the kernel with the ledger and put right what differs."""
+        with operation("reconcile"):
+            return await self.queue.run(self._reconcile)
+
+    async def take_over(self, discover: Callable[[], Situation]) -> bool:
+        """Read the host again; take it over when it changed, and tell whether it did."""
+        with operation("rediscover"):
+            return await self.queue.run(lambda: self._take_over(discover))
+
+    def pods(self) -> tuple[PodDocument, ...]:
+        """Return all pods in the order of admission."""
+        return tuple(self._pod(grant) for grant in self.state.ledger.grants.values())
+
+    async def pod(self, uid: str) -> PodDocument:
+        """Return a pod with its explanation and what the kernel says; raises `PodNotFoundError`."""
+        grant = self._grant(uid)
+        seen = await self.worker.run(self._kernel.observe, self.state.target(), grant)
+        record = self.state.records.of(uid)
+        return views.pod_document(
+            grant,
+            self.state.shared_pool,
+            source=self.state.source_of(uid),
+            problems=record.problems,
+            explanation=record.explanation,
+            kernel=seen,
+        )
+
+    # --- one at a time --------------------------------------------------------------------------
+
+    async def _admit(self, pod: Pod, manifest: str | None) -> AdmissionDocument:
+        decision = self._decide(pod)
+        if decision.grant is None:
+            return self._refuse(pod, decision)
+        if decision.already_admitted:
+            return await self._repeat(decision, decision.grant, manifest)
+        await self._commit_admission(
+            self.state.held.with_manifest(decision.ledger, pod.uid, manifest)
+        )
+        record = PodRecord(API, views.explanation_document(decision))
+        self.state.records.pods[pod.uid] = record
+        self.state.records.refused.pop(pod.uid, None)
+        await self._enforce(pod.uid)
+        self._count_admission("admitted")
+        source = self.state.source_of(pod.uid)
+        log.info("pod admitted", source=source, enforced=not record.problems)
+        self._tell("PodAdmitted", pod.uid, _full_name(pod))
+        return self._admission(decision, decision.grant, record)
+
+    async def _repeat(
+        self, decision: Decision, grant: PodGrant, manifest: str | None
+    ) -> AdmissionDocument:
+        held = self.state.held
+        if manifest is not None and held.manifests.get(grant.uid) != manifest:
+            await self._commit(held.with_manifest(held.ledger, grant.uid, manifest))
+        record = self.state.records.of(grant.uid)
+        if record.problems:
+            await self._enforce(grant.uid)
+        self._count_admission("repeated")
+        return self._admission(decision, grant, record)
+
+    async def _remove(self, uid: str) -> RemovalDocument:
+        grant = self._grant(uid)
+        ledger = admission.remove(self.state.situation.rules, self.state.ledger, uid)
+        await self._commit(self.state.held.without_pod(ledger, uid))
+        self.state.records.forget(uid)
+        self.state.releases += 1
+        outcome = await self.worker.run(self._kernel.removed, self.state.target(), grant)
+        self._note(outcome)
+        self.metrics.counters.add(names.REMOVALS)
+        problems = (*outcome.unenforced.get(uid, ()), *outcome.problems)
+        log.info("pod removed", pod=_full_name(grant), problems=problems)
+        self._tell("PodRemoved", uid, _full_name(grant))
+        return RemovalDocument(
+            uid=uid,
+            name=grant.name,
+            namespace=grant.namespace,
+            enforcement=views.enforcement_document(problems),
+        )
+
+    async def _bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
+        grant = self._grant(uid)
+        if grant.container(container) is None:
+            known = tuple(member.name for member in grant.containers)
+            raise ContainerNotFoundError(_full_name(grant), container, known)
+        cgroup = await self.worker.run(self._kernel.locate, grant, request.cgroup, request.pid)
+        binding = Binding(uid, container, cgroup)
+        held = self.state.held
+        await self._commit(replace(held, bindings=held.bindings.with_binding(binding)))
+        await self._enforce(uid)
+        log.info("container bound", cgroup=str(cgroup))
+        self._tell("ContainerBound", uid, _full_name(grant), f"{container} is {cgroup}")
+        problems = self.state.records.of(uid).problems
+        return BindDocument(
+            uid=uid,
+            container=container,
+            cgroup=str(cgroup),
+            enforcement=views.enforcement_document(problems),
+        )
+
+    async def _reconcile(self) -> ReconcileDocument:
+        started = self._clock.monotonic()
+        if self.state.unsaved is not None:
+            await self._save_again()
+        outcome = await self.worker.run(self._kernel.reconcile, self.state.target())
+        self._note(outcome)
+        seconds = self._clock.monotonic() - started
+        self.metrics.reconcile_duration.observe(seconds)
+        return self._reconciled(outcome, seconds)
+
+    async def _take_over(self, discover: Callable[[], Situation]) -> bool:
+        found = await self.worker.run(discover)
+        if found.host == self.state.situation.host:
+            return False
+        self.state.situation = found
+        self.state.releases += 1
+        self.metrics.counters.add(names.HOST_CHANGES)
+        message = f"CPUs {found.host.online} are online"
+        log.warning("the host changed", online=str(found.host.online))
+        self._tell("HostChanged", message=message)
+        return True
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _decide(self, pod: Pod) -> Decision:
+        started = self._clock.monotonic()
+        decision = admission.admit(self.state.situation.rules, self.state.ledger, pod)
+        milliseconds = (self._clock.monotonic() - started) * 1000
+        self.metrics.decision_duration.observe(milliseconds)
+        self.metrics.counters.add_all(decision.counters)
+        return decision
+
+    async def _enforce(self, uid: str) -> None:
+        self._note(await self.worker.run(self._kernel.admitted, self.state.target(), uid))
+
+    def _refuse(self, pod: Pod, decision: Decision) -> AdmissionDocument:
+        refusal = _refusal_of(decision)
+        conflict = refusal.reason is Reason.CONFLICT
+        self._count_admission("conflict" if conflict else "refused")
+        self.metrics.counters.add(names.REFUSALS, str(refusal.reason))
+        document = _refusal(pod, decision)
+        if not conflict:
+            self.state.records.note_refusal(document)
+        log.warning("pod refused", reason=str(refusal.reason), why=refusal.message)
+        self._tell("PodRefused", pod.uid, _full_name(pod), f"{refusal.reason}: {refusal.message}")
+        return document
+
+    async def _commit(self, held: Holdings) -> None:
+        """Save, then take over; a save that left the previous checkpoint in place undoes nothing.
+
+        When the new one is in place but perhaps not yet durable, memory and disk agree, so the
+        change stands; the next reconcile saves again.
+        """
+        try:
+            await self.worker.run(self._saver.save, self.state.to_save(held))
+            self.state.unsaved = None
+        except CheckpointIOError as error:
+            self.metrics.counters.add(names.CHECKPOINT_FAILURES)
+            log.exception("the checkpoint cannot be saved", replaced=error.replaced)
+            if not error.replaced:
+                raise CheckpointFailedError(error) from error
+            self.state.unsaved = str(error)
+        self.state.held = held
+
+    async def _commit_admission(self, held: Holdings) -> None:
+        try:
+            await self._commit(held)
+        except CheckpointFailedError:
+            self._count_admission("failed")
+            raise
+
+    async def _save_again(self) -> None:
+        try:
+            await self._commit(self.state.held)
+        except CheckpointFailedError as failed:
+            self.state.unsaved = str(failed.error)
+
+    def _note(self, outcome: Outcome) -> None:
+        """Count and tell what a change or a comparison brought to light."""
+        counters = self.metrics.counters
+        for cause, count in outcome.found.items():
+            counters.add(names.DRIFT_FOUND, cause, by=count)
+        for cause, count in outcome.repaired.items():
+            counters.add(names.DRIFT_REPAIRED, cause, by=count)
+        if outcome.found:
+            log.warning("drift", found=dict(outcome.found), repaired=dict(outcome.repaired))
+            causes = ", ".join(f"{cause}: {count}" for cause, count in outcome.found.items())
+            self._tell("DriftFound", message=causes)
+        grants = self.state.ledger.grants
+        news = self.state.records.note_unenforced(grants, outcome.unenforced)
+        for uid, problems in news.items():
+            counters.add(names.ENFORCEMENT_FAILURES)
+            log.error("pod not enforced", uid=uid, pod=_full_name(grants[uid]), problems=problems)
+            self._tell("PodNotEnforced", uid, _full_name(grants[uid]), "; ".join(problems))
+        for problem in outcome.problems:
+            log.error("enforcement", problem=problem)
+
+    def _reconciled(self, outcome: Outcome, seconds: float) -> ReconcileDocument:
+        by_pod = (problem for lines in outcome.unenforced.values() for problem in lines)
+        problems = (*outcome.problems, *by_pod)
+        result = "failed" if problems else "repaired" if outcome.found else "clean"
+        self.metrics.counters.add(names.RECONCILES, result)
+        now = self._clock.time()
+        if not problems:
+            self.state.last_agreement = now
+        self.state.last_reconcile = ReconcileDocument(
+            found=dict(outcome.found),
+            repaired=dict(outcome.repaired),
+            problems=problems,
+            finished=now,
+            seconds=seconds,
+        )
+        return self.state.last_reconcile
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _grant(self, uid: str) -> PodGrant:
+        grant = self.state.ledger.grants.get(uid)
+        if grant is None:
+            raise PodNotFoundError(uid)
+        return grant
+
+    def _pod(self, grant: PodGrant) -> PodDocument:
+        return views.pod_document(
+            grant,
+            self.state.shared_pool,
+            source=self.state.source_of(grant.uid),
+            problems=self.state.records.of(grant.uid).problems,
+        )
+
+    def _admission(
+        self, decision: Decision, grant: PodGrant, record: PodRecord, *, dry_run: bool = False
+    ) -> AdmissionDocument:
+        pool = shared_pool(self.state.situation.rules, decision.ledger)
+        source = API if dry_run else self.state.source_of(grant.uid)
+        return AdmissionDocument(
+            uid=grant.uid,
+            name=grant.name,
+            namespace=grant.namespace,
+            admitted=True,
+            dry_run=dry_run,
+            already_admitted=decision.already_admitted,
+            pod=views.pod_document(grant, pool, source=source, problems=record.problems),
+            explanation=record.explanation or views.explanation_document(decision),
+        )
+
+    def _count_admission(self, result: str) -> None:
+        self.metrics.counters.add(names.ADMISSIONS, result)
+
+    def _tell(
+        self, kind: str, uid: str | None = None, pod: str | None = None, message: str = ""
+    ) -> None:
+        event = EventDocument(
+            type=kind,
+            time=self._clock.time(),
+            operation=current_operation(),
+            uid=uid,
+            pod=pod,
+            message=message,
+        )
+        self.events.publish(event)
+
+
+def _full_name(pod: Pod | PodGrant) -> str:
+    return f"{pod.namespace}/{pod.name}"
+
+
+def _refusal_of(decision: Decision) -> Refusal:
+    if decision.refusal is None:
+        raise ValueError(f"the decision on {decision.uid} neither admits nor refuses")
+    return decision.refusal
+
+
+def _refusal(pod: Pod, decision: Decision, *, dry_run: bool = False) -> AdmissionDocument:
+    refusal = _refusal_of(decision)
+    return AdmissionDocument(
+        uid=pod.uid,
+        name=pod.name,
+        namespace=pod.namespace,
+        admitted=False,
+        dry_run=dry_run,
+        refusal=views.refusal_document(refusal),
+        explanation=views.explanation_document(decision),
+        error=ErrorBody(code=str(refusal.reason), message=refusal.message),
+    )

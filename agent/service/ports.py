@@ -1,0 +1,72 @@
+"""What the service needs of the parts that touch the system; all of it blocks.
+
+Everything here is called from the one worker thread, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.checkpoint.state import State
+    from agent.enforcement.desired import Target
+    from agent.ledger import PodGrant
+    from agent.wire import KernelDocument
+    from sysfs.host import Host
+
+
+def _nothing() -> Mapping[str, int]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of enforcing or comparing.
+
+    `found` and `repaired` count settings by cause. `unenforced` says, by pod uid, what the kernel
+    does not honour; `problems` is what concerns no single pod. One line each.
+    """
+
+    found: Mapping[str, int] = field(default_factory=_nothing)
+    repaired: Mapping[str, int] = field(default_factory=_nothing)
+    unenforced: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    problems: tuple[str, ...] = ()
+
+
+class Kernel(Protocol):
+    """The cgroup tree, with systemd where it manages it."""
+
+    def admitted(self, target: Target, uid: str) -> Outcome:
+        """Make the kernel honour a ledger to which a pod was added."""
+
+    def removed(self, target: Target, grant: PodGrant) -> Outcome:
+        """Release a pod that is no longer in the ledger, and give others what it held."""
+
+    def reconcile(self, target: Target) -> Outcome:
+        """Compare the kernel with the ledger and put right what differs."""
+
+    def observe(
+        self, target: Target, grant: PodGrant
+    ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
+        """Return what the kernel says of a pod's cgroups, by container (None: the pod's own)."""
+
+    def locate(self, grant: PodGrant, cgroup: str | None, pid: int | None) -> str:
+        """Return the cgroup that was named, checked; raises `BindError`."""
+
+
+class Saver(Protocol):
+    """The checkpoint."""
+
+    def save(self, state: State) -> int:
+        """Make a state the one that a restart finds; raises `CheckpointIOError`."""
+
+
+class Discover(Protocol):
+    """Where the facts of the host come from."""
+
+    def __call__(self) -> Host:
+        """Read the host; raises `SysfsError`."""

@@ -1,0 +1,125 @@
+"""Everything the running agent knows. Only the keeper changes it; everybody may read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from agent import __version__
+from agent.checkpoint.state import State, host_facts, policy_summary
+from agent.enforcement.bindings import NO_BINDINGS, Bindings
+from agent.enforcement.desired import Target
+from agent.managers.rules import shared_pool
+from agent.metrics.gauges import Reading
+from agent.service.records import Records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.ledger import Ledger
+    from agent.managers.rules import Rules
+    from agent.wire import ManifestDocument, ReconcileDocument
+    from sysfs.host import Host
+    from sysfs.mask import Mask
+
+MANIFEST_STATES: Final = ("admitted", "conflict", "invalid", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The host as it was last read, and the rules that follow from it and the configuration."""
+
+    host: Host
+    rules: Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What outlives the process: every grant, explicit bindings, and by uid each pod's manifest."""
+
+    ledger: Ledger
+    bindings: Bindings = NO_BINDINGS
+    manifests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def without_pod(self, ledger: Ledger, uid: str) -> Holdings:
+        """Return what is held once a pod is removed and `ledger` is left."""
+        manifests = {pod: file for pod, file in self.manifests.items() if pod != uid}
+        return Holdings(ledger, self.bindings.without_pod(uid), MappingProxyType(manifests))
+
+    def with_manifest(self, ledger: Ledger, uid: str, manifest: str | None) -> Holdings:
+        """Return what is held with `ledger`, the pod of `uid` coming from `manifest`."""
+        if manifest is None:
+            return replace(self, ledger=ledger)
+        manifests = MappingProxyType({**self.manifests, uid: manifest})
+        return replace(self, ledger=ledger, manifests=manifests)
+
+
+@dataclass(slots=True)
+class AgentState:
+    """The state of the running agent.
+
+    `held` is what the checkpoint holds. `releases` counts what may have made room for a pod that
+    was refused. `manifests` are the files of the manifest directory by path, `last_reconcile` the
+    latest comparison and `last_agreement` when one last ended well (Unix time). `unsaved` says why
+    the checkpoint may not be durable, `troubles` what else is wrong, by subject.
+    """
+
+    situation: Situation
+    held: Holdings
+    boot_id: str = ""
+    started: float = 0.0
+    ready: bool = False
+    records: Records = field(default_factory=Records)
+    manifests: Mapping[str, ManifestDocument] = field(default_factory=lambda: MappingProxyType({}))
+    last_reconcile: ReconcileDocument | None = None
+    last_agreement: float | None = None
+    releases: int = 0
+    unsaved: str | None = None
+    troubles: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who holds what."""
+        return self.held.ledger
+
+    @property
+    def shared_pool(self) -> Mask:
+        """The CPUs of containers that hold none of their own."""
+        return shared_pool(self.situation.rules, self.ledger)
+
+    def target(self) -> Target:
+        """Return what the kernel is to honour now."""
+        return Target(self.ledger, self.shared_pool, self.held.bindings)
+
+    def source_of(self, uid: str) -> str:
+        """Return where a pod came from: its manifest's path, `api`, or `checkpoint`."""
+        return self.held.manifests.get(uid) or self.records.of(uid).source
+
+    def to_save(self, held: Holdings) -> State:
+        """Return what a checkpoint of these holdings contains."""
+        return State(
+            ledger=held.ledger,
+            bindings=held.bindings,
+            boot_id=self.boot_id,
+            host=host_facts(self.situation.host),
+            policy=policy_summary(self.situation.rules.policy),
+            agent_version=__version__,
+            manifests=held.manifests,
+        )
+
+    def reading(self) -> Reading:
+        """Return what the gauges are computed from."""
+        counts = dict.fromkeys(MANIFEST_STATES, 0)
+        for manifest in self.manifests.values():
+            counts[manifest.state] += 1
+        return Reading(
+            version=__version__,
+            host=self.situation.host,
+            policy=self.situation.rules.policy,
+            ledger=self.ledger,
+            shared_pool=self.shared_pool,
+            unenforced_pods=self.records.unenforced,
+            manifests=MappingProxyType(counts),
+            last_reconcile=self.last_agreement,
+        )

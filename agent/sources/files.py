@@ -1,0 +1,155 @@
+"""Reading a directory of manifests: which files are there, and the pod in each.
+
+As the kubelet's file source: not recursive, hidden files are ignored, one pod per file, a bad file
+does not keep the others from being read. Unlike it: who may write here decides what runs where,
+so the directory and every file must belong to root (or the agent's user) and to nobody else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from agent.pods.errors import ManifestError
+from agent.sources.errors import ManifestDirectoryError, ManifestFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from agent.pods.model import Pod
+
+#: Reads a manifest: (its bytes, the name of its source) -> the pod; raises `ManifestError`.
+Load: TypeAlias = "Callable[[bytes, str], Pod]"
+
+MAX_FILE_BYTES: Final = 1 << 20
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What changes when a file's content does."""
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        """Return the stamp of a file."""
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """One file: the pod in it, or what is wrong with it."""
+
+    path: Path
+    stamp: Stamp
+    pod: Pod | None = None
+    error: ManifestError | ManifestFileError | None = None
+
+
+def check_directory(directory: Path) -> None:
+    """Raise `ManifestDirectoryError` unless only root or the agent's user can write here."""
+    try:
+        status = directory.stat()
+    except FileNotFoundError:
+        remedy = f"create it (install -d -m 0755 {directory}) or leave staticPodPath empty"
+        raise ManifestDirectoryError(directory, "does not exist", remedy) from None
+    except OSError as error:
+        remedy = "let the agent's user read it"
+        raise ManifestDirectoryError(directory, _reason(error), remedy) from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise ManifestDirectoryError(directory, "is not a directory", "name another path")
+    if status.st_uid not in _trusted():
+        found = f"belongs to user {status.st_uid}, who could make any pod run"
+        raise ManifestDirectoryError(directory, found, f"give it to root: chown root {directory}")
+    if status.st_mode & _OTHERS_WRITE:
+        found = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+        raise ManifestDirectoryError(directory, found, f"close it: chmod go-w {directory}")
+
+
+def scan(directory: Path, known: Mapping[Path, ManifestFile], load: Load) -> list[ManifestFile]:
+    """Return the files of a directory in order of their names.
+
+    A file that did not change since `known` is not read again. Raises `ManifestDirectoryError`;
+    what is wrong with a file is in its `error`.
+    """
+    check_directory(directory)
+    try:
+        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        remedy = "let the agent's user read it"
+        raise ManifestDirectoryError(directory, _reason(error), remedy) from error
+    return [file for path in paths if (file := _read(path, known.get(path), load)) is not None]
+
+
+def _read(path: Path, known: ManifestFile | None, load: Load) -> ManifestFile | None:
+    """Return one file, None for a directory and for a file that vanished meanwhile."""
+    try:
+        status = path.lstat()
+        if stat.S_ISDIR(status.st_mode):
+            return None
+        stamp = Stamp.of(status)
+        if known is not None and known.stamp == stamp:
+            return known
+        return _parse(path, stamp, load)
+    except FileNotFoundError:
+        return None
+
+
+def _parse(path: Path, stamp: Stamp, load: Load) -> ManifestFile:
+    try:
+        return ManifestFile(path, stamp, pod=load(_content(path), str(path)))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        failed = ManifestFileError(path, _reason(error), "let the agent's user read it")
+        return ManifestFile(path, stamp, error=failed)
+    except (ManifestError, ManifestFileError) as error:
+        return ManifestFile(path, stamp, error=error)
+
+
+def _content(path: Path) -> bytes:
+    fd = _open(path)
+    with os.fdopen(fd, "rb") as file:
+        _check_file(path, os.fstat(fd))
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ManifestFileError(path, f"larger than {MAX_FILE_BYTES} bytes", "shorten it")
+    return content
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            remedy = "put the file itself here"
+            raise ManifestFileError(path, "is a symbolic link", remedy) from None
+        raise
+
+
+def _check_file(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ManifestFileError(path, "is not a regular file", "remove it from this directory")
+    if status.st_uid not in _trusted():
+        found = f"belongs to user {status.st_uid}"
+        raise ManifestFileError(path, found, f"give it to root: chown root {path}")
+    if status.st_mode & _OTHERS_WRITE:
+        found = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+        raise ManifestFileError(path, found, f"close it: chmod go-w {path}")
+
+
+def _trusted() -> frozenset[int]:
+    return frozenset((0, os.geteuid()))
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__

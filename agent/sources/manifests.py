@@ -1,0 +1,154 @@
+"""The manifest directory (`staticPodPath`): a file is a pod that should run, its end the pod's.
+
+A running pod is never re-decided. So a file that was edited and states the uid of its running pod
+is a conflict, which is reported; delete the file, then write it anew. A file without a uid gets
+another one with every change (as with the kubelet), which ends the old pod and admits the new one.
+A file that can no longer be read or parsed keeps its pod, and so does a directory that vanished:
+only a file that is certainly gone releases anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from agent.decision import Reason
+from agent.pods.errors import ManifestError
+from agent.wire import ErrorDetail, ManifestDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.pods.model import Pod
+    from agent.sources.files import Load, ManifestFile, Stamp
+    from agent.wire import AdmissionDocument
+
+ADMITTED: Final = "admitted"
+REFUSED: Final = "refused"
+CONFLICT: Final = "conflict"
+INVALID: Final = "invalid"
+
+
+class Intake(Protocol):
+    """Who admits and removes, and remembers which file a pod came from."""
+
+    async def admit(self, pod: Pod, manifest: str) -> AdmissionDocument:
+        """Admit a pod of a file; the file owns it from then on."""
+
+    async def release(self, uid: str) -> None:
+        """Remove a pod whose file is gone."""
+
+    async def scan(
+        self, directory: Path, known: Mapping[Path, ManifestFile], load: Load
+    ) -> list[ManifestFile]:
+        """Run `files.scan` where it may block."""
+
+    def owners(self) -> Mapping[str, str]:
+        """Return the file of every admitted pod that came from one, by uid."""
+
+    def generation(self) -> int:
+        """Return a number that changes whenever a refused pod might fit now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What came of a file when it was last tried, and under which circumstances."""
+
+    stamp: Stamp
+    generation: int
+    document: ManifestDocument
+
+
+class ManifestSource:
+    """Keeps the ledger's pods in step with one directory."""
+
+    def __init__(self, directory: Path, intake: Intake, load: Load) -> None:
+        self.directory = directory
+        self._intake = intake
+        self._load = load
+        self._known: dict[Path, ManifestFile] = {}
+        self._tried: dict[Path, _Tried] = {}
+
+    async def sync(self) -> dict[str, ManifestDocument]:
+        """Read the directory, release and admit what follows; return the state of every file.
+
+        Raises `ManifestDirectoryError`, having changed nothing.
+        """
+        files = await self._intake.scan(self.directory, self._known, self._load)
+        self._known = {file.path: file for file in files}
+        self._tried = {path: tried for path, tried in self._tried.items() if path in self._known}
+        await self._release(files)
+        documents = [await self._settle(file) for file in files]
+        return {document.file: document for document in documents}
+
+    async def _release(self, files: Iterable[ManifestFile]) -> None:
+        named = {file.pod.uid: file for file in files if file.pod is not None}
+        for uid, owner in tuple(self._intake.owners().items()):
+            path = Path(owner)
+            if path.parent != self.directory:
+                continue  # configured before; its file may still be there
+            file = self._known.get(path)
+            if file is None and uid in named:
+                await self._move(uid, named[uid])
+            elif file is None or (file.pod is not None and file.pod.uid != uid):
+                await self._intake.release(uid)
+
+    async def _move(self, uid: str, file: ManifestFile) -> None:
+        """Hand a pod over to the file that names it now; another spec is a new pod."""
+        document = await self._settle(file)
+        if document.state == CONFLICT:
+            await self._intake.release(uid)
+            self._tried.pop(file.path, None)
+
+    async def _settle(self, file: ManifestFile) -> ManifestDocument:
+        if file.pod is None:
+            return _invalid(file)
+        owner = self._intake.owners().get(file.pod.uid)
+        if owner is not None and owner != str(file.path) and self._holds(owner, file.pod.uid):
+            message = f"states the same uid as {owner}, which came first"
+            return _document(file, CONFLICT, message)
+        tried = self._tried.get(file.path)
+        if tried is not None and not self._worth_trying(file.pod.uid, file.stamp, tried):
+            return tried.document
+        return await self._try(file, file.pod)
+
+    def _holds(self, owner: str, uid: str) -> bool:
+        file = self._known.get(Path(owner))
+        return file is not None and (file.pod is None or file.pod.uid == uid)
+
+    def _worth_trying(self, uid: str, stamp: Stamp, tried: _Tried) -> bool:
+        if tried.stamp != stamp:
+            return True
+        if tried.document.state == ADMITTED:
+            return uid not in self._intake.owners()
+        return tried.generation != self._intake.generation()
+
+    async def _try(self, file: ManifestFile, pod: Pod) -> ManifestDocument:
+        generation = self._intake.generation()
+        document = _outcome(file, await self._intake.admit(pod, str(file.path)))
+        self._tried[file.path] = _Tried(file.stamp, generation, document)
+        return document
+
+
+def _outcome(file: ManifestFile, answer: AdmissionDocument) -> ManifestDocument:
+    if answer.refusal is None:
+        return _document(file, ADMITTED, "")
+    state = CONFLICT if answer.refusal.reason == Reason.CONFLICT else REFUSED
+    return _document(file, state, f"{answer.refusal.reason}: {answer.refusal.message}")
+
+
+def _document(file: ManifestFile, state: str, message: str) -> ManifestDocument:
+    uid = file.pod.uid if file.pod is not None else None
+    return ManifestDocument(file=str(file.path), state=state, uid=uid, message=message)
+
+
+def _invalid(file: ManifestFile) -> ManifestDocument:
+    details: tuple[ErrorDetail, ...] = ()
+    if isinstance(file.error, ManifestError):
+        details = tuple(
+            ErrorDetail(path=problem.path, message=problem.message)
+            for problem in file.error.problems
+        )
+    message = str(file.error).splitlines()[0]
+    return ManifestDocument(file=str(file.path), state=INVALID, message=message, details=details)
