@@ -44,9 +44,13 @@ class Node:
     new: Mask
     late: bool = False
     above: Node | None = None
+    #: Must be given a set of its own before its parent gains, or it would gain as much.
+    pinned: bool = field(default=False, init=False)
     #: What it still holds after everyone was narrowed, and the widest it has to be meanwhile.
     keep: Mask = field(default=EMPTY, init=False)
     wide: Mask = field(default=EMPTY, init=False)
+    #: Whether a planned cgroup stands below.
+    inner: bool = field(default=False, init=False)
 
     @property
     def follows(self) -> bool:
@@ -54,17 +58,14 @@ class Node:
         return self.written.isdisjoint(self.old)
 
     @property
-    def uses(self) -> Mask:
-        """What it uses at this point of the order."""
-        if self.above is None:
-            return self.old
-        around = self.above.uses
-        return (self.written & around) or around
-
-    @property
     def holds(self) -> Mask:
         """What it uses now, or would use at once if the CPU came online or the parent grew."""
         return self.old if self.follows else self.old | self.written
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it is written before anyone gains."""
+        return self.pinned or self.keep != self.holds
 
 
 #: One step: the stage, the cgroup's path, the set to write.
@@ -77,10 +78,11 @@ def order(nodes: Sequence[Node]) -> Iterator[Step]:
     `nodes` stand parents before children, each `new` is inside that of `above`. The nodes are
     used up.
     """
+    _decide_pins(nodes)
     _decide_keeps(nodes)
     for stage, late in ((Stage.SHRINK, False), (Stage.CONFINE, True)):
         for node in reversed(nodes):
-            if node.late is late and _narrows(node):
+            if node.late is late and node.narrows:
                 yield _step(stage, node, node.keep)
     _decide_widths(nodes)
     for node in _giving_order(nodes):
@@ -96,22 +98,25 @@ def _step(stage: Stage, node: Node, mask: Mask) -> Step:
     return stage, node.path, mask
 
 
+def _decide_pins(nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        if node.above is not None:
+            node.above.inner = True
+            gains_with_parent = node.follows and not node.above.new <= node.above.old
+            node.pinned = gains_with_parent and node.written != node.new
+
+
 def _decide_keeps(nodes: Sequence[Node]) -> None:
     """Set `keep`: what a node has of its new set, and what its children keep of theirs.
 
     A node whose new set is disjoint from the old one keeps the old until it can jump.
     """
-    below: dict[str, Mask] = {}
+    needed: dict[str, Mask] = {}
     for node in reversed(nodes):
-        needed = below.get(node.path, EMPTY)
-        stays = node.new if not node.old.isdisjoint(node.new) else EMPTY
-        node.keep = ((stays | needed) & node.holds) or node.old
-        if node.above is not None and (not node.follows or _narrows(node)):
-            below[node.above.path] = below.get(node.above.path, EMPTY) | node.keep
-
-
-def _narrows(node: Node) -> bool:
-    return node.keep != node.holds
+        stays = EMPTY if node.old.isdisjoint(node.new) else node.new
+        node.keep = ((stays | needed.get(node.path, EMPTY)) & node.holds) or node.old
+        if node.above is not None and (node.narrows or not node.follows):
+            needed[node.above.path] = needed.get(node.above.path, EMPTY) | node.keep
 
 
 def _decide_widths(nodes: Sequence[Node]) -> None:
@@ -125,32 +130,27 @@ def _decide_widths(nodes: Sequence[Node]) -> None:
 
 def _giving_order(nodes: Sequence[Node]) -> Iterator[Node]:
     """Yield who must be written: parents first, and losers before those who gain from them."""
-    followers = _followers(nodes)
     waiting = {node.path: node for node in nodes if node.written != node.wide}
     while waiting:
         losing = Mask(0)
         for node in waiting.values():
-            losing |= node.uses - node.wide
-        before = len(waiting)
-        for node in list(waiting.values()):
-            if _above_waits(node, waiting) or not losing.isdisjoint(node.wide - node.uses):
-                continue
+            losing |= node.old - node.wide
+        ready = [
+            node
+            for node in waiting.values()
+            if not _above_waits(node, waiting) and losing.isdisjoint(node.wide - node.old)
+        ]
+        for node in ready or [_least_harm(waiting)]:
             yield waiting.pop(node.path)
-            # Who follows this node has just been widened with it, and gives that up when written.
-            for follower in followers.get(node.path, ()):
-                if follower.path in waiting:
-                    losing |= follower.uses - follower.wide
-        if len(waiting) == before:
-            circle = next(n for n in waiting.values() if not _above_waits(n, waiting))
-            yield waiting.pop(circle.path)
 
 
-def _followers(nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    found: dict[str, list[Node]] = {}
-    for node in nodes:
-        if node.above is not None and node.follows:
-            found.setdefault(node.above.path, []).append(node)
-    return found
+def _least_harm(waiting: Mapping[str, Node]) -> Node:
+    """Choose who goes first where everyone waits for another.
+
+    Widening an inner cgroup gives nobody below a CPU: they have sets of their own by now.
+    """
+    free = [node for node in waiting.values() if not _above_waits(node, waiting)]
+    return next((node for node in free if node.inner), free[0])
 
 
 def _above_waits(node: Node, waiting: Mapping[str, Node]) -> bool:

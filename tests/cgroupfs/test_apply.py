@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from cgroupfs.apply import Result, apply, apply_write
+from cgroupfs.diagnose import Cause
+from cgroupfs.emulated.kernel import EmulatedKernel
+from cgroupfs.ordering import Stage
+from cgroupfs.plan import Plan, Setting, Write, make_plan
+from cgroupfs.state import read_states
+from cgroupfs.values import CpuMax
+from sysfs.mask import Mask
+from tests.fakes.kernel import Died, FaultyTree, die_at, refuse_writes
+
+
+@pytest.fixture
+def kernel() -> EmulatedKernel:
+    kernel = EmulatedKernel(Mask.parse("0-7"), Mask.parse("0-1"))
+    for path in ("", "pods", "pods/a", "pods/b"):
+        if path:
+            kernel.mkdir(path)
+        kernel.write(path, "cgroup.subtree_control", "+cpuset +cpu")
+    return kernel
+
+
+def write(path: str, file: str, value: str, stage: Stage = Stage.GIVE) -> Write:
+    return Write(stage, path, file, value)
+
+
+def test_a_plan_is_carried_out_and_shown(kernel: EmulatedKernel) -> None:
+    wanted = (
+        Setting("pods/a", cpus=Mask.parse("2-3"), mems=Mask.of(1), exclusive=True),
+        Setting("pods/b", cpus=Mask.parse("0-1,4-7"), cpu_max=CpuMax(150_000)),
+    )
+    plan = make_plan(read_states(kernel, ("pods/a", "pods/b")), wanted)
+    done = apply(kernel, plan)
+    assert done.ok
+    assert done.problems == ()
+    assert [outcome.write for outcome in done.outcomes] == list(plan.writes)
+    assert kernel.read("pods/a", "cpuset.mems.effective") == "1\n"
+    assert kernel.read("pods/b", "cpu.max") == "150000 100000\n"
+
+
+def test_a_set_outside_the_parent_is_reported_with_the_parent(kernel: EmulatedKernel) -> None:
+    kernel.write("pods", "cpuset.cpus", "4-5")
+    outcome = apply_write(kernel, write("pods/a", "cpuset.cpus", "1-2"))
+    assert outcome.result is Result.NOT_EFFECTIVE
+    assert outcome.cause is Cause.PARENT_TOO_NARROW
+    assert (outcome.shown, outcome.effective) == ("1-2", "4-5")
+    assert "/pods has only 4-5 of 1-2" in outcome.detail
+
+
+def test_memory_nodes_outside_the_parent_are_reported_too(kernel: EmulatedKernel) -> None:
+    kernel.write("pods", "cpuset.mems", "0")
+    outcome = apply_write(kernel, write("pods/a", "cpuset.mems", "1"))
+    assert (outcome.result, outcome.cause) == (Result.NOT_EFFECTIVE, Cause.PARENT_TOO_NARROW)
+    assert outcome.effective == "0"
+
+
+def test_an_offline_cpu_is_reported_as_such(kernel: EmulatedKernel) -> None:
+    kernel.set_online(Mask.parse("0-2,4-7"))
+    partly = apply_write(kernel, write("pods/a", "cpuset.cpus", "2-3"))
+    assert (partly.cause, partly.effective) == (Cause.CPU_OFFLINE, "2")
+    wholly = apply_write(kernel, write("pods/b", "cpuset.cpus", "3"))
+    assert (wholly.cause, wholly.effective) == (Cause.CPU_OFFLINE, "0-2,4-7")
+    assert "all of 3 is offline" in wholly.detail
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "number", "remedy"),
+    [
+        ("cpuset.cpus", "64", errno.ERANGE, "check the host's topology"),
+        ("cpuset.mems", "5", errno.EINVAL, "check that the CPUs and nodes exist"),
+        ("cpu.max", "10 100000", errno.EINVAL, "does not take this value"),
+    ],
+)
+def test_a_refusal_has_its_errno_and_a_remedy(
+    kernel: EmulatedKernel, file: str, value: str, number: int, remedy: str
+) -> None:
+    outcome = apply_write(kernel, write("pods/a", file, value))
+    assert (outcome.result, outcome.error) == (Result.FAILED, number)
+    assert remedy in outcome.detail
+    assert "/pods/a failed: " in outcome.detail
+
+
+def test_clearing_a_set_in_use_is_explained(kernel: EmulatedKernel) -> None:
+    kernel.mkdir("pods/a/app")
+    kernel.write("pods/a", "cpuset.cpus", "1")
+    kernel.spawn("pods/a/app", 7)
+    outcome = apply_write(kernel, write("pods/a", "cpuset.cpus", "\n"))
+    assert outcome.error == errno.ENOSPC
+    assert "write a full set" in outcome.detail
+
+
+def test_a_cgroup_that_went_away_is_no_failure(kernel: EmulatedKernel) -> None:
+    outcome = apply_write(kernel, write("pods/gone", "cpuset.cpus", "1"))
+    assert (outcome.result, outcome.error) == (Result.GONE, errno.ENOENT)
+
+
+def test_a_cgroup_without_the_controller_says_so(kernel: EmulatedKernel) -> None:
+    kernel.write("pods", "cgroup.subtree_control", "+cpuset")
+    for path in ("pods/a", "pods/b"):
+        kernel.write(path, "cgroup.subtree_control", "-cpuset -cpu")
+    kernel.write("pods", "cgroup.subtree_control", "-cpuset -cpu")
+    outcome = apply_write(kernel, write("pods/a", "cpuset.cpus", "1"))
+    assert (outcome.result, outcome.cause) == (Result.FAILED, Cause.CONTROLLER_LOST)
+
+
+def test_nothing_is_given_while_somebody_could_not_be_shrunk(kernel: EmulatedKernel) -> None:
+    tree = FaultyTree(kernel, refuse_writes("pods/b", "cpuset.cpus", errno.EINVAL))
+    wanted = (
+        Setting("pods/a", cpus=Mask.parse("2-3"), exclusive=True),
+        Setting("pods/b", cpus=Mask.parse("0-1")),
+    )
+    done = apply(tree, make_plan(read_states(kernel, ("pods/a", "pods/b")), wanted))
+    assert not done.ok
+    assert [outcome.result for outcome in done.outcomes] == [Result.FAILED, Result.SKIPPED]
+    assert kernel.read("pods/a", "cpuset.cpus") == "\n"
+    assert "could not be narrowed to 0-1" in done.problems[1].detail
+
+
+def test_who_shrinks_into_offline_cpus_only_spills_and_blocks(kernel: EmulatedKernel) -> None:
+    kernel.set_online(Mask.parse("0-6"))
+    plan = Plan(
+        (
+            write("pods/b", "cpuset.cpus", "7", Stage.SHRINK),
+            write("pods/a", "cpuset.cpus", "2", Stage.CONFINE),
+        )
+    )
+    done = apply(kernel, plan)
+    assert [outcome.result for outcome in done.outcomes] == [Result.NOT_EFFECTIVE, Result.SKIPPED]
+
+
+def test_who_shrinks_with_one_offline_cpu_blocks_nobody(kernel: EmulatedKernel) -> None:
+    kernel.set_online(Mask.parse("0-6"))
+    plan = Plan(
+        (
+            write("pods/b", "cpuset.cpus", "6-7", Stage.SHRINK),
+            write("pods/a", "cpuset.cpus", "2", Stage.CONFINE),
+        )
+    )
+    done = apply(kernel, plan)
+    assert [outcome.result for outcome in done.outcomes] == [Result.NOT_EFFECTIVE, Result.OK]
+
+
+def test_who_is_gone_needs_no_shrinking(kernel: EmulatedKernel) -> None:
+    plan = Plan(
+        (
+            write("pods/gone", "cpuset.cpus", "1", Stage.SHRINK),
+            write("pods/a", "cpuset.cpus", "2", Stage.CONFINE),
+        )
+    )
+    done = apply(kernel, plan)
+    assert [outcome.result for outcome in done.outcomes] == [Result.GONE, Result.OK]
+
+
+def test_a_crash_at_any_write_is_repaired_by_the_next_plan(kernel: EmulatedKernel) -> None:
+    paths = ("pods/a", "pods/b")
+    wanted = (
+        Setting("pods/a", cpus=Mask.parse("2-3"), exclusive=True),
+        Setting("pods/b", cpus=Mask.parse("0-1,4-7"), cpu_max=CpuMax(10_000)),
+    )
+    for number in range(1, 10):
+        tree = FaultyTree(kernel, die_at(number))
+        for path in paths:
+            kernel.write(path, "cpuset.cpus", "0-7")
+        try:
+            apply(tree, make_plan(read_states(kernel, paths), wanted))
+        except Died:
+            assert apply(kernel, make_plan(read_states(kernel, paths), wanted)).ok
+        assert kernel.read("pods/a", "cpuset.cpus.effective") == "2-3\n"
+        assert kernel.read("pods/b", "cpuset.cpus.effective") == "0-1,4-7\n"

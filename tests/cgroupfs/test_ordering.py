@@ -1,0 +1,158 @@
+"""Plans run write by write on the emulated kernel, with the invariants checked in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cgroupfs.emulated.kernel import EmulatedKernel
+from cgroupfs.ordering import Stage
+from cgroupfs.plan import Plan, Setting, make_plan
+from cgroupfs.state import CPUS, read_states
+from cgroupfs.tree import parent
+from sysfs.mask import Mask
+
+HOST = Mask.parse("0-7")
+PODS = "pods"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is written in the tree at first, and what is wanted."""
+
+    before: dict[str, Mask]
+    wanted: tuple[Setting, ...]
+
+
+def subset(mask: Mask) -> st.SearchStrategy[Mask]:
+    return st.sets(st.sampled_from(sorted(mask)), min_size=1).map(Mask.from_ids)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    before: dict[str, Mask] = {PODS: Mask(0)}
+    wanted: list[Setting] = []
+    for pod in range(draw(st.integers(1, 4))):
+        path = f"{PODS}/pod{pod}"
+        before[path] = draw(st.just(Mask(0)) | subset(HOST))
+        new = draw(subset(HOST))
+        wanted.append(Setting(path, cpus=new, exclusive=draw(st.booleans())))
+        for app in range(draw(st.integers(0, 3))):
+            inner = f"{path}/app{app}"
+            before[inner] = draw(st.just(Mask(0)) | subset(before[path] or HOST))
+            goal = draw(subset(new))
+            wanted.append(Setting(inner, cpus=goal, exclusive=draw(st.booleans())))
+    return Case(before, tuple(wanted))
+
+
+def build(case: Case) -> EmulatedKernel:
+    kernel = EmulatedKernel(HOST, Mask.of(0))
+    kernel.write("", "cgroup.subtree_control", "+cpuset +cpu")
+    for path, cpus in case.before.items():
+        kernel.mkdir(path)
+        kernel.write(path, "cgroup.subtree_control", "+cpuset +cpu")
+        if cpus:
+            kernel.write(path, CPUS, str(cpus))
+    return kernel
+
+
+def plan_of(kernel: EmulatedKernel, case: Case) -> Plan:
+    return make_plan(read_states(kernel, case.before), case.wanted)
+
+
+def effective(kernel: EmulatedKernel, path: str) -> Mask:
+    return Mask.parse(kernel.read(path, "cpuset.cpus.effective"))
+
+
+def snapshots(kernel: EmulatedKernel, case: Case, plan: Plan) -> list[dict[str, Mask]]:
+    """Run a plan; return what is in effect before it and after each of its writes."""
+    shown = [{path: effective(kernel, path) for path in case.before}]
+    for write in plan.writes:
+        kernel.write(write.cgroup, write.file, write.value)
+        shown.append({path: effective(kernel, path) for path in case.before})
+    return shown
+
+
+def leaves(case: Case) -> list[str]:
+    inner = {parent(path) for path in case.before}
+    return [path for path in case.before if path not in inner]
+
+
+def has_circle(case: Case, first: dict[str, Mask], goal: dict[str, Mask]) -> bool:
+    """Tell whether leaves wait for each other in a circle: nobody could go first."""
+    waits = {
+        gainer: {
+            loser
+            for loser in leaves(case)
+            if loser != gainer
+            and first[loser].isdisjoint(goal[loser])
+            and not first[loser].isdisjoint(goal[gainer] - first[gainer])
+        }
+        for gainer in leaves(case)
+    }
+    while any(not others for others in waits.values()):
+        free = {path for path, others in waits.items() if not others}
+        waits = {p: others - free for p, others in waits.items() if p not in free}
+    return bool(waits)
+
+
+@given(cases())
+@settings(max_examples=120, deadline=None)
+def test_a_plan_ends_with_what_is_wanted_and_a_second_one_is_empty(case: Case) -> None:
+    kernel = build(case)
+    snapshots(kernel, case, plan_of(kernel, case))
+    for setting in case.wanted:
+        assert kernel.read(setting.cgroup, CPUS).strip() == str(setting.cpus)
+        assert effective(kernel, setting.cgroup) == setting.cpus
+    assert plan_of(kernel, case).writes == ()
+
+
+@given(cases())
+@settings(max_examples=120, deadline=None)
+def test_no_write_leaves_a_child_outside_its_parent(case: Case) -> None:
+    kernel = build(case)
+    for write in plan_of(kernel, case).writes:
+        kernel.write(write.cgroup, write.file, write.value)
+        for path in case.before:
+            written = Mask.parse(kernel.read(path, CPUS))
+            assert written in (Mask(0), effective(kernel, path)), (write, path)
+
+
+@given(cases())
+@settings(max_examples=250, deadline=None)
+def test_nobody_gains_a_cpu_before_its_loser_has_given_it_up(case: Case) -> None:
+    kernel = build(case)
+    shown = snapshots(kernel, case, plan_of(kernel, case))
+    assume(not has_circle(case, shown[0], shown[-1]))
+    for now in shown:
+        for one, other in combinations(leaves(case), 2):
+            unavoidable = (shown[0][one] & shown[0][other]) | (shown[-1][one] & shown[-1][other])
+            assert now[one] & now[other] <= unavoidable
+
+
+@given(cases())
+@settings(max_examples=120, deadline=None)
+def test_every_write_changes_something_and_no_cgroup_is_written_more_than_thrice(
+    case: Case,
+) -> None:
+    kernel = build(case)
+    plan = plan_of(kernel, case)
+    for write in plan.writes:
+        assert kernel.read(write.cgroup, CPUS).strip() != write.value
+        kernel.write(write.cgroup, write.file, write.value)
+    for path in case.before:
+        assert sum(write.cgroup == path for write in plan.writes) <= 3
+
+
+@given(cases())
+@settings(max_examples=100, deadline=None)
+def test_stages_come_in_order_and_exclusive_holders_are_confined_after_the_shrinking(
+    case: Case,
+) -> None:
+    plan = plan_of(build(case), case)
+    assert all(one.stage <= two.stage for one, two in pairwise(plan.writes))
+    exclusive = {setting.cgroup for setting in case.wanted if setting.exclusive}
+    assert all(w.cgroup not in exclusive for w in plan.writes if w.stage is Stage.SHRINK)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cgroupfs.ordering import Stage
+from cgroupfs.plan import Plan, Setting, Write, make_plan
+from cgroupfs.state import State
+from cgroupfs.values import UNLIMITED, CpuMax
+from sysfs.mask import EMPTY, Mask
+
+ALL = Mask.parse("0-7")
+NODES = Mask.parse("0-1")
+FRESH = State(EMPTY, ALL, EMPTY, NODES, UNLIMITED, populated=False)
+
+
+def cpus(text: str, effective: str | None = None) -> State:
+    return replace(FRESH, cpus=Mask.parse(text), cpus_effective=Mask.parse(effective or text))
+
+
+def lines(plan: Plan) -> list[tuple[str, str, str]]:
+    return [(write.stage.name, write.cgroup, write.value) for write in plan.writes]
+
+
+def test_shared_containers_shrink_before_the_pod_and_its_container_are_confined() -> None:
+    current = {"a": cpus("0-7"), "a/shared": cpus("0-7"), "b": FRESH, "b/one": FRESH}
+    wanted = (
+        Setting("b", cpus=Mask.parse("2-3"), exclusive=True),
+        Setting("b/one", cpus=Mask.parse("2-3"), exclusive=True),
+        Setting("a", cpus=ALL),
+        Setting("a/shared", cpus=Mask.parse("0-1,4-7")),
+    )
+    assert lines(make_plan(current, wanted)) == [
+        ("SHRINK", "a/shared", "0-1,4-7"),
+        ("CONFINE", "b/one", "2-3"),
+        ("CONFINE", "b", "2-3"),
+    ]
+
+
+def test_a_released_set_goes_back_from_the_pod_down() -> None:
+    current = {"a": cpus("0-1"), "a/shared": cpus("0-1")}
+    wanted = (Setting("a/shared", cpus=ALL), Setting("a", cpus=ALL))
+    assert lines(make_plan(current, wanted)) == [("GIVE", "a", "0-7"), ("GIVE", "a/shared", "0-7")]
+
+
+def test_a_pod_that_moves_is_wider_for_as_long_as_its_container_needs() -> None:
+    current = {"a": cpus("0-1"), "a/app": cpus("0-1")}
+    wanted = (Setting("a", cpus=Mask.parse("4-5")), Setting("a/app", cpus=Mask.parse("4-5")))
+    assert lines(make_plan(current, wanted)) == [
+        ("GIVE", "a", "0-1,4-5"),
+        ("GIVE", "a/app", "4-5"),
+        ("SETTLE", "a", "4-5"),
+    ]
+
+
+def test_sets_that_change_places_are_written_once_each() -> None:
+    current = {"a": cpus("0"), "b": cpus("1")}
+    wanted = (Setting("a", cpus=Mask.of(1)), Setting("b", cpus=Mask.of(0)))
+    assert sorted(lines(make_plan(current, wanted))) == [("GIVE", "a", "1"), ("GIVE", "b", "0")]
+
+
+def test_who_moves_away_goes_before_who_comes() -> None:
+    current = {"a": cpus("0"), "b": cpus("1")}
+    wanted = (Setting("a", cpus=Mask.of(1)), Setting("b", cpus=Mask.of(2)))
+    assert lines(make_plan(current, wanted)) == [("GIVE", "b", "2"), ("GIVE", "a", "1")]
+
+
+def test_an_offline_cpu_in_a_set_that_stays_is_not_rewritten() -> None:
+    current = {"a": cpus("0-3", effective="0-2")}
+    assert make_plan(current, (Setting("a", cpus=Mask.parse("0-3")),)) == Plan()
+
+
+def test_a_shrinking_set_keeps_its_offline_cpu_in_one_write() -> None:
+    current = {"a": cpus("0-7", effective="0-2,4-7")}
+    wanted = (Setting("a", cpus=Mask.parse("0-3")),)
+    assert lines(make_plan(current, wanted)) == [("SHRINK", "a", "0-3")]
+
+
+def test_what_is_right_already_is_not_written() -> None:
+    state = State(Mask.of(1), Mask.of(1), Mask.of(0), Mask.of(0), UNLIMITED, populated=True)
+    wanted = (Setting("a", cpus=Mask.of(1), mems=Mask.of(0), cpu_max=UNLIMITED),)
+    assert make_plan({"a": state}, wanted) == Plan()
+
+
+def test_a_cgroup_that_is_gone_or_lacks_the_controller_gets_no_write() -> None:
+    bare = State(None, None, None, None, None, populated=True)
+    wanted = (
+        Setting("gone", cpus=Mask.of(1), mems=Mask.of(0), cpu_max=UNLIMITED),
+        Setting("bare", cpus=Mask.of(1), mems=Mask.of(0), cpu_max=UNLIMITED),
+    )
+    assert make_plan({"bare": bare}, wanted) == Plan()
+
+
+def test_memory_of_running_processes_is_not_moved_unasked() -> None:
+    running = replace(FRESH, populated=True)
+    wanted = Setting("a", mems=Mask.of(0))
+    held = Write(Stage.GIVE, "a", "cpuset.mems", "0")
+    assert make_plan({"a": running}, (wanted,)) == Plan(withheld=(held,))
+    asked = make_plan({"a": running}, (replace(wanted, move_memory=True),))
+    assert [(w.file, w.value) for w in asked.writes] == [("cpuset.mems", "0")]
+    assert asked.withheld == ()
+
+
+def test_memory_nodes_in_effect_anyway_may_be_written_down() -> None:
+    running = replace(FRESH, populated=True)
+    plan = make_plan({"a": running}, (Setting("a", mems=NODES),))
+    assert [(w.file, w.value) for w in plan.writes] == [("cpuset.mems", "0-1")]
+
+
+def test_higher_quotas_are_given_from_above_and_lower_ones_settled_from_below() -> None:
+    tight = replace(FRESH, cpu_max=CpuMax(50_000))
+    wide = replace(FRESH, cpu_max=UNLIMITED)
+    raised = (Setting("a/app", cpu_max=UNLIMITED), Setting("a", cpu_max=CpuMax(90_000)))
+    assert lines(make_plan({"a": tight, "a/app": tight}, raised)) == [
+        ("GIVE", "a", "90000 100000"),
+        ("GIVE", "a/app", "max 100000"),
+    ]
+    lowered = (Setting("a", cpu_max=CpuMax(50_000)), Setting("a/app", cpu_max=CpuMax(20_000)))
+    assert lines(make_plan({"a": wide, "a/app": wide}, lowered)) == [
+        ("SETTLE", "a/app", "20000 100000"),
+        ("SETTLE", "a", "50000 100000"),
+    ]
+
+
+def test_within_a_stage_memory_nodes_come_before_cpus_and_cpus_before_quotas() -> None:
+    state = State(Mask.of(0), Mask.of(0), Mask.of(0), Mask.of(0), CpuMax(5_000), populated=False)
+    wanted = (Setting("a", cpus=ALL, mems=NODES, cpu_max=UNLIMITED),)
+    files = [write.file for write in make_plan({"a": state}, wanted).writes]
+    assert files == ["cpuset.mems", "cpuset.cpus", "cpu.max"]
+
+
+def test_an_empty_set_cannot_be_wanted() -> None:
+    with pytest.raises(ValueError, match=r"cpuset\.cpus of a must not be empty"):
+        Setting("a", cpus=EMPTY)
+
+
+def test_a_child_wanted_outside_its_parent_is_a_mistake() -> None:
+    wanted = (Setting("a", cpus=Mask.of(1)), Setting("a/app", cpus=Mask.of(2)))
+    with pytest.raises(ValueError, match=r"2 wanted for a/app is outside 1"):
+        make_plan({"a": FRESH, "a/app": FRESH}, wanted)
+
+
+def test_a_cgroup_wanted_twice_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="a is wanted twice"):
+        make_plan({}, (Setting("a"), Setting("a")))

@@ -1,0 +1,113 @@
+"""A tree that can fail: counts what is done to another tree, and makes it go wrong on request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cgroupfs.tree import Tree
+
+
+class Died(BaseException):
+    """The process was killed here: not an `Exception`, so that no handler survives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call of a tree that changes something or could fail."""
+
+    number: int
+    name: str
+    path: str
+    file: str = ""
+    value: str = ""
+
+
+#: Called before an operation is done; raises to make it fail.
+Fault = Callable[[Operation], None]
+
+
+def fail_at(number: int, code: int) -> Fault:
+    """Return a fault: the nth operation (from 1) is refused with an errno."""
+
+    def fault(operation: Operation) -> None:
+        if operation.number == number:
+            raise OSError(code, os.strerror(code), operation.path)
+
+    return fault
+
+
+def die_at(number: int) -> Fault:
+    """Return a fault: the process is gone before the nth operation (from 1)."""
+
+    def fault(operation: Operation) -> None:
+        if operation.number >= number:
+            raise Died(str(operation))
+
+    return fault
+
+
+def refuse_writes(path: str, file: str, code: int) -> Fault:
+    """Return a fault: every write of one file is refused with an errno."""
+
+    def fault(operation: Operation) -> None:
+        if (operation.name, operation.path, operation.file) == ("write", path, file):
+            raise OSError(code, os.strerror(code), path)
+
+    return fault
+
+
+@dataclass(slots=True)
+class FaultyTree:
+    """A `Tree` around another: logs every operation and asks `fault` before doing it."""
+
+    inner: Tree
+    fault: Fault | None = None
+    log: list[Operation] = field(default_factory=list)
+
+    @property
+    def writes(self) -> list[tuple[str, str, str]]:
+        """What was written: path, file, value."""
+        return [(op.path, op.file, op.value) for op in self.log if op.name == "write"]
+
+    def read(self, path: str, file: str) -> str:
+        self._step("read", path, file)
+        return self.inner.read(path, file)
+
+    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
+        self._step("read", path, ",".join(files))
+        return self.inner.read_many(path, files)
+
+    def write(self, path: str, file: str, value: str) -> None:
+        self._step("write", path, file, value)
+        self.inner.write(path, file, value)
+
+    def mkdir(self, path: str) -> None:
+        self._step("mkdir", path)
+        self.inner.mkdir(path)
+
+    def rmdir(self, path: str) -> None:
+        self._step("rmdir", path)
+        self.inner.rmdir(path)
+
+    def exists(self, path: str) -> bool:
+        return self.inner.exists(path)
+
+    def children(self, path: str) -> tuple[str, ...]:
+        self._step("children", path)
+        return self.inner.children(path)
+
+    def procs(self, path: str) -> tuple[int, ...]:
+        self._step("procs", path)
+        return self.inner.procs(path)
+
+    def _step(self, name: str, path: str, file: str = "", value: str = "") -> None:
+        operation = Operation(len(self.log) + 1, name, path, file, value)
+        self.log.append(operation)
+        if self.fault is not None:
+            self.fault(operation)
