@@ -1,0 +1,41 @@
+"""Recorded topology hints of the CPU manager against our own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.managers.cpu_hints import cpu_hints
+from agent.managers.cpu_options import AlignBySocketError, require_host_fits
+from agent.managers.policy import CpuPolicyOptions
+from sysfs.mask import Mask
+from tests.conformance.cpu_topologies import topology_of
+from tests.conformance.outcome import Outcome
+
+if TYPE_CHECKING:
+    from tests.conformance.outcome import Case
+
+
+def run_case(case: Case) -> Outcome:
+    """Compare one case of the family `cpuhints`: the same hints in the same order."""
+    topology = topology_of(case["topology"])
+    options = CpuPolicyOptions(
+        **{name.replace("-", "_"): value == "true" for name, value in case["options"].items()}
+    )
+    expected = case["expected"]
+    try:
+        require_host_fits(topology, options)
+    except AlignBySocketError as error:
+        return _same(f"refused: {error}", "policy_error" in expected, expected)
+    hints = cpu_hints(
+        topology,
+        options,
+        Mask.parse(case["available"]),
+        Mask.parse(case["reusable"]),
+        case["request"],
+    )
+    ours = [{"mask": list(Mask(hint.nodes or 0)), "preferred": hint.preferred} for hint in hints]
+    return _same(f"hints {ours}", ours == expected.get("hints"), expected)
+
+
+def _same(ours: str, same: bool, expected: object) -> Outcome:  # noqa: FBT001  (one private use)
+    return Outcome.equal() if same else Outcome.wrong(f"{ours}, kubelet {expected}")
