@@ -6,17 +6,19 @@ is free, in place of a device plugin's preference.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
 from agent.managers.errors import DeviceAllocationError, NoHealthyDevicesError
-from agent.managers.hints import Hint
-from agent.managers.numa_masks import masks_by_size
+from agent.managers.numa_masks import SubsetIndex, choices, subset_sums
+from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from agent.managers.hints import Hint
     from agent.managers.policy import PluginDevice
 
 
@@ -110,12 +112,24 @@ def _hints(
 ) -> tuple[Hint, ...]:
     """Return the masks that reach `count` of the places (masks of nodes)."""
     everything = [device.nodes.bits for device in inventory]
-    masks = masks_by_size(nodes & reduce(or_, everything, 0))
-    fewest = next((mask.bit_count() for mask in masks if _reached(mask, everything) >= count), 0)
+    nodes &= reduce(or_, everything, 0)
+    if_unused = _reached(nodes, everything)
+    now = _reached(nodes, places)
+    masks = choices(nodes)
+    fewest = next((one.mask.bit_count() for one in masks if if_unused[one.number] >= count), 0)
     return tuple(
-        Hint(mask, mask.bit_count() == fewest) for mask in masks if _reached(mask, places) >= count
+        one.preferred if one.mask.bit_count() == fewest else one.plain
+        for one in masks
+        if now[one.number] >= count
     )
 
 
-def _reached(mask: int, places: Sequence[int]) -> int:
-    return sum(1 for place in places if mask & place)
+def _reached(nodes: int, places: Iterable[int]) -> list[int]:
+    """Return for every subset of `nodes`, by its number, how many of the places it touches."""
+    counts = Counter(places)
+    reached = subset_sums(tuple(counts.pop(1 << node, 0) for node in iter_bits(nodes)))
+    for place, count in counts.items():
+        for number, subset in enumerate(SubsetIndex.of(nodes).subsets):
+            if subset & place:
+                reached[number] += count
+    return reached

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from agent.managers.errors import UnknownMemoryTypeError
 from agent.managers.hints import Hint
 from agent.managers.memory_state import free_memory
-from agent.managers.numa_masks import SubsetIndex, masks_by_size, subset_sums
+from agent.managers.numa_masks import Choice, choices, subset_sums
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 Reusable: TypeAlias = "Mapping[tuple[int, str], int]"
 
 NOTHING_REUSABLE: Final[Reusable] = MappingProxyType({})
-
-
-class _Choice(NamedTuple):
-    """One mask of nodes, its number in the subset index, and its hint either way."""
-
-    mask: int
-    number: int
-    plain: Hint
-    preferred: Hint
 
 
 def memory_hints(
@@ -63,18 +54,18 @@ def fitting_hints(
     if not requests:
         return ()
     require_known_types(facts, requests)
-    choices = _open_choices(facts, state)
+    open_choices = _open_choices(facts, state)
     for memory_type, size in requests.items():
         free = subset_sums(tuple(free_memory(facts, state, memory_type).values()))
-        choices = [
+        open_choices = [
             choice
-            for choice in choices
+            for choice in open_choices
             if free[choice.number] + reusable.get((choice.mask, memory_type), 0) >= size
         ]
     fewest = _fewest_nodes(facts, requests)
     return tuple(
         choice.preferred if choice.mask.bit_count() == fewest else choice.plain
-        for choice in choices
+        for choice in open_choices
     )
 
 
@@ -123,13 +114,12 @@ def _rank(hint: Hint) -> tuple[bool, int, int]:
     return not hint.preferred, nodes.bit_count(), nodes
 
 
-def _open_choices(facts: MemoryFacts, state: Mapping[int, NodeMemory]) -> list[_Choice]:
+def _open_choices(facts: MemoryFacts, state: Mapping[int, NodeMemory]) -> list[Choice]:
     """Return the masks that the groups in use allow.
 
     A node serves either alone or in one group of nodes: one alone must not be a member of a
     larger group, several must all be unused or all be exactly one group.
     """
-    choices = _choices(facts.mask.bits)
     used = 0
     singles = set()
     for node, held in state.items():
@@ -143,7 +133,7 @@ def _open_choices(facts: MemoryFacts, state: Mapping[int, NodeMemory]) -> list[_
     allowed = singles | {mask for mask in groups if _is_one_group(state, mask)}
     return [
         choice
-        for choice in choices
+        for choice in choices(facts.mask.bits)
         if choice.mask in allowed or (choice.mask.bit_count() > 1 and not choice.mask & used)
     ]
 
@@ -165,7 +155,7 @@ def _fewest_nodes(facts: MemoryFacts, requests: Mapping[str, int]) -> int:
     return next(
         (
             choice.mask.bit_count()
-            for choice in _choices(facts.mask.bits)
+            for choice in choices(facts.mask.bits)
             if all(total[choice.number] >= size for total, size in sums)
         ),
         len(facts.nodes),
@@ -175,12 +165,3 @@ def _fewest_nodes(facts: MemoryFacts, requests: Mapping[str, int]) -> int:
 @lru_cache(maxsize=64)
 def _allocatable_sums(values: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(subset_sums(values))
-
-
-@lru_cache(maxsize=16)
-def _choices(nodes: int) -> tuple[_Choice, ...]:
-    number = SubsetIndex.of(nodes).number
-    return tuple(
-        _Choice(mask, number[mask], Hint(mask, preferred=False), Hint(mask, preferred=True))
-        for mask in masks_by_size(nodes)
-    )

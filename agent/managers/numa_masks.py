@@ -5,8 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from typing import NamedTuple
 
+from agent.managers.hints import Hint
 from sysfs.mask import iter_bits
+
+
+class Choice(NamedTuple):
+    """One non-empty mask of nodes, its number in the `SubsetIndex`, and its hint either way."""
+
+    mask: int
+    number: int
+    plain: Hint
+    preferred: Hint
+
+
+@lru_cache(maxsize=16)
+def choices(nodes: int) -> tuple[Choice, ...]:
+    """Return every non-empty subset of `nodes` (bits) in the order of `masks_by_size`."""
+    number = SubsetIndex.of(nodes).number
+    return tuple(
+        Choice(mask, number[mask], Hint(mask, preferred=False), Hint(mask, preferred=True))
+        for mask in masks_by_size(nodes)
+    )
 
 
 @lru_cache(maxsize=16)
