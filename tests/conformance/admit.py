@@ -1,0 +1,281 @@
+"""Recorded sequences of admissions, removals and restarts against our own decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent.managers.admission import admit, remove, start_container
+from agent.managers.memory_state import free_memory
+from agent.managers.rules import Rules, shared_pool
+from agent.metrics.names import DECISION_COUNTERS
+from agent.pods.errors import ManifestError
+from agent.pods.manifest import pod_from_document
+from sysfs.mask import Mask
+from tests.conformance.invariants import broken_invariants
+from tests.conformance.outcome import Outcome
+from tests.conformance.recorded import machine_of, policy_of
+from tests.conformance.start_errors import start_is_refused
+from tests.conformance.valid_instead import valid_instead
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.decision import Decision
+    from agent.ledger import ContainerGrant, Ledger, MemoryBlock, PodGrant
+    from agent.managers.hints import Hint
+    from tests.conformance.outcome import Case
+
+    Step = Mapping[str, Any]
+
+#: The kubelet lets these drift; ours are read off the ledger when they are scraped.
+_GAUGES = (
+    "kubelet_cpu_manager_shared_pool_size_millicores",
+    "kubelet_cpu_manager_exclusive_cpu_allocation_count",
+    "kubelet_cpu_manager_allocation_per_numa",
+)
+
+
+_LABELS = {metric.name: metric.labels for metric in DECISION_COUNTERS}
+
+
+@dataclass(slots=True)
+class Replay:
+    """Our own answers to the steps of one case, so far.
+
+    `parted` is set once a flag of the case has ended the comparison; from there on only the
+    invariants are checked, because the two ledgers have parted.
+    """
+
+    case: Case
+    rules: Rules
+    ledger: Ledger
+    restarted: bool = False
+    parted: bool = False
+
+    @classmethod
+    def of(cls, case: Case) -> Replay:
+        """Start from the configuration and machine of a case."""
+        rules = _rules(case)
+        return cls(case, rules, rules.empty_ledger())
+
+    def run(self) -> Outcome:
+        """Take every step, comparing as long as the flags of the case allow."""
+        expected = self.case["expected"]
+        differences = list(_initial_differences(self, expected["initial"]))
+        for number, (step, answer) in enumerate(
+            zip(self.case["steps"], expected["steps"], strict=False)
+        ):
+            if differences:
+                break
+            found = [*self._take(number, step, answer), *self._broken()]
+            differences = [f"step {number} {step['op']}: {text}" for text in found]
+        if differences:
+            return Outcome.wrong(*differences)
+        return Outcome.right_instead() if self.parted else Outcome.equal()
+
+    def _take(self, number: int, step: Step, answer: Step) -> list[str]:
+        before = self.ledger
+        if self._kubelet_is_wrong_from(number):
+            self.parted = True
+        match step["op"]:
+            case "admit":
+                return self._admit(number, step, answer, before)
+            case "remove":
+                self.ledger = remove(self.rules, self.ledger, step["uid"])
+            case "start":
+                self.ledger = start_container(
+                    self.rules, self.ledger, step["uid"], step["container"]
+                )
+            case "restart":
+                return self._restart(step, answer)
+        return [] if self.parted else list(_state_differences(self, answer["state"]))
+
+    def _admit(self, number: int, step: Step, answer: Step, before: Ledger) -> list[str]:
+        uid = step["pod"]["metadata"]["uid"]
+        try:
+            pod = pod_from_document(
+                step["pod"], uid, defaults=self.case.get("apply_defaults", False),
+                pod_level=self.rules.policy.gates.pod_level_resources,
+            )  # fmt: skip
+        except ManifestError as error:
+            if uid in self.case.get("api_invalid_pods", ()):
+                self.parted = True
+                return []
+            return [f"pod {uid} is refused as invalid: {error}"]
+        if uid in self.case.get("api_invalid_pods", ()):
+            return [f"pod {uid} is accepted, the API server would refuse it"]
+        decision = admit(self.rules, self.ledger, pod)
+        self.ledger = decision.ledger
+        deviation = self.case.get("doc_deviation", {}).get("step")
+        if deviation == number:
+            self.parted = True
+            return [] if decision.admitted else [f"{uid} is refused: {decision.refusal}"]
+        if self.parted:
+            return []
+        differences = list(_decision_differences(self, decision, answer))
+        if differences and self.case.get("irregular") and valid_instead(
+            self.rules, before, decision, answer
+        ):
+            self.parted = True
+            return []
+        return differences
+
+    def _restart(self, step: Step, answer: Step) -> list[str]:
+        for key in ("config", "gates", "topology"):
+            if key in step:
+                self.case = {**self.case, key: step[key]}
+        self.rules = _rules(self.case)
+        self.restarted = True
+        if "start_error" in answer:
+            self.parted = True
+        return [] if self.parted else list(_state_differences(self, answer["state"]))
+
+    def _kubelet_is_wrong_from(self, number: int) -> bool:
+        broken = self.case.get("invariant_violations")
+        return broken is not None and number >= min(first["step"] for first in broken["first"])
+
+    def _broken(self) -> list[str]:
+        return broken_invariants(self.rules, self.ledger, reserved_may_have_moved=self.restarted)
+
+
+def run_case(case: Case) -> Outcome:
+    """Replay one recorded sequence and compare every step."""
+    if "start_error" in case["expected"]:
+        return start_is_refused(case)
+    return Replay.of(case).run()
+
+
+def _rules(case: Case) -> Rules:
+    machine = machine_of(case["topology"])
+    return Rules(machine, policy_of(case["config"], case.get("gates", {}), machine))
+
+
+def _initial_differences(replay: Replay, expected: Step) -> Iterator[str]:
+    if "reserved" in expected:
+        yield from _differ("reserved", str(replay.rules.policy.cpu.reserved), expected["reserved"])
+        yield from _differ(
+            "reserved_physical",
+            str(replay.rules.reserved_physical_cpus),
+            expected["reserved_physical"],
+        )
+        yield from _differ(
+            "allocatable", str(replay.rules.assignable_cpus), expected["allocatable"]
+        )
+    yield from _state_differences(replay, expected["state"])
+
+
+def _decision_differences(replay: Replay, decision: Decision, expected: Step) -> Iterator[str]:
+    if decision.admitted != expected["admitted"]:
+        yield f"admitted {decision.admitted}, expected {expected['admitted']}:" \
+            f" {decision.refusal or decision.grant} / {expected.get('message')}"
+        return
+    if decision.refusal is not None:
+        yield from _differ("reason", decision.refusal.reason.value, expected["reason"])
+    if decision.grant is not None:
+        yield from _grant_differences(replay, decision, decision.grant, expected["pod"])
+    yield from _state_differences(replay, expected["state"])
+    if not decision.already_admitted:
+        yield from _differ("counters", _counters(decision), _expected_counters(expected))
+
+
+def _grant_differences(
+    replay: Replay, decision: Decision, grant: PodGrant, expected: Step
+) -> Iterator[str]:
+    yield from _differ("qos", grant.qos.value, expected["qos"])
+    yield from _differ("pod cpus", _text(grant.cpus), expected["cpus"])
+    yield from _differ("pod memory", _blocks(grant.memory), expected["memory"])
+    yield from _differ("pod quota_disabled", grant.quota_disabled, expected["quota_disabled"])
+    for container in grant.containers:
+        theirs = expected["containers"][container.name]
+        ours = _container(replay, container)
+        keys = [key for key in theirs if not (key == "hint" and decision.already_admitted)]
+        for key in keys:
+            answer = theirs[key] or None if key == "memory" else theirs[key]
+            yield from _differ(f"container {container.name} {key}", ours[key], answer)
+
+
+def _container(replay: Replay, grant: ContainerGrant) -> dict[str, object]:
+    return {
+        "cpus": _text(grant.cpus),
+        "effective": str(
+            shared_pool(replay.rules, replay.ledger) if grant.cpus is None else grant.cpus
+        )
+        if replay.rules.static_cpus
+        else "",
+        "isolation": grant.isolation.value,
+        "quota_disabled": grant.quota_disabled,
+        "memory": _blocks(grant.memory),
+        "mems": ",".join(map(str, grant.mems)),
+        "hint": _hint(grant.hint),
+        "devices": {resource: list(ids) for resource, ids in grant.devices.items()},
+    }
+
+
+def _state_differences(replay: Replay, expected: Step) -> Iterator[str]:
+    if replay.rules.static_cpus:
+        yield from _differ(
+            "shared pool", str(shared_pool(replay.rules, replay.ledger)), expected["default"]
+        )
+    for node, theirs in expected.get("mem_nodes", {}).items():
+        yield from _differ(f"memory of node {node}", _node_memory(replay, int(node)), theirs)
+
+
+def _node_memory(replay: Replay, node: int) -> dict[str, object]:
+    facts, held = replay.rules.memory, replay.ledger.memory[node]
+    return {
+        "assignments": held.assignments,
+        "cells": list(held.cells),
+        "memory": {
+            kind: [
+                free_memory(facts, replay.ledger.memory, kind)[node],
+                held.reserved.get(kind, 0),
+            ]
+            for kind in facts.allocatable[node]
+        },
+    }
+
+
+def _counters(decision: Decision) -> dict[str, int]:
+    return {
+        _sample(name, labels): value for (name, labels), value in decision.counters.items() if value
+    }
+
+
+def _sample(name: str, labels: tuple[str, ...]) -> str:
+    names = _LABELS[name]
+    if not names:
+        return name
+    pairs = sorted(zip(names, labels, strict=True))
+    return name + "{" + ",".join(f"{key}={value}" for key, value in pairs) + "}"
+
+
+def _expected_counters(expected: Step) -> dict[str, int]:
+    return {
+        name: value
+        for name, value in expected["metrics"].items()
+        if not name.startswith(_GAUGES) and value
+    }
+
+
+def _hint(hint: Hint) -> dict[str, object]:
+    nodes = None if hint.nodes is None else list(Mask(hint.nodes))
+    return {"mask": nodes, "preferred": hint.preferred}
+
+
+def _blocks(blocks: tuple[MemoryBlock, ...]) -> list[dict[str, object]] | None:
+    if not blocks:
+        return None
+    return [
+        {"type": block.type, "size": block.size, "numa": list(block.nodes)}
+        for block in sorted(blocks, key=lambda block: block.type)
+    ]
+
+
+def _text(cpus: Mask | None) -> str | None:
+    return None if cpus is None else str(cpus)
+
+
+def _differ(what: str, ours: object, theirs: object) -> Iterator[str]:
+    if ours != theirs:
+        yield f"{what}: {ours!r}, expected {theirs!r}"
