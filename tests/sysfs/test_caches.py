@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sysfs.caches import read_uncore
+from sysfs.errors import InconsistentTree
+from sysfs.files import Tree
+from sysfs.mask import Mask
+from tests.sysfs.trees import CPU, lay_out
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _cache(root: Path, cpu: int, index: int, level: int, shared: dict[str, str]) -> None:
+    directory = f"{CPU}/cpu{cpu}/cache/index{index}"
+    texts = {"level": f"{level}\n", **shared}
+    lay_out(root, {f"{directory}/{name}": text for name, text in texts.items()})
+
+
+@pytest.mark.parametrize("index", [0, 2, 3, 4])
+def test_the_third_level_is_found_wherever_it_stands(tmp_path: Path, index: int) -> None:
+    for cpu in (1, 2):
+        _cache(tmp_path, cpu, index, 3, {"shared_cpu_list": "0-2"})
+        _cache(tmp_path, cpu, index + 1, 2, {"shared_cpu_list": str(cpu)})
+    assert read_uncore(Tree(tmp_path), Mask.of(1, 2)) == {1: 1, 2: 1}
+
+
+def test_a_hexadecimal_map_will_do(tmp_path: Path) -> None:
+    for cpu in (0, 1):
+        _cache(tmp_path, cpu, 3, 3, {"shared_cpu_map": "00000000,00000003"})
+    assert read_uncore(Tree(tmp_path), Mask.of(0, 1)) == {0: 0, 1: 0}
+
+
+def test_some_cpus_may_have_no_uncore_cache(tmp_path: Path) -> None:
+    _cache(tmp_path, 0, 3, 3, {"shared_cpu_list": "0-1"})
+    _cache(tmp_path, 2, 2, 2, {"shared_cpu_list": "2-3"})
+    assert read_uncore(Tree(tmp_path), Mask.parse("0-3")) == {0: 0, 1: 0}
+
+
+def test_a_cache_that_does_not_say_who_shares_it_is_of_no_use(tmp_path: Path) -> None:
+    _cache(tmp_path, 0, 3, 3, {})
+    assert read_uncore(Tree(tmp_path), Mask.of(0)) == {}
+
+
+def test_caches_must_not_overlap(tmp_path: Path) -> None:
+    _cache(tmp_path, 0, 3, 3, {"shared_cpu_list": "0-1"})
+    _cache(tmp_path, 2, 3, 3, {"shared_cpu_list": "1-2"})
+    with pytest.raises(InconsistentTree, match="index3/shared_cpu"):
+        read_uncore(Tree(tmp_path), Mask.parse("0-2"))

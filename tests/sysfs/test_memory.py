@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sysfs.errors import MalformedFile
+from sysfs.files import Tree
+from sysfs.host import HugePages
+from sysfs.memory import find_memory_total, read_hugepages
+from tests.sysfs.trees import lay_out
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MemTotal:        2048 kB\nMemFree: 1 kB\n",
+        "Node 3 MemTotal:        2048 kB\nNode 3 MemFree: 1 kB\n",
+        "\nNode 12 MemTotal:  2048 kB\n\0",
+    ],
+)
+def test_the_total_is_read_in_bytes(tmp_path: Path, text: str) -> None:
+    tree = Tree(lay_out(tmp_path, {"meminfo": text}))
+    assert find_memory_total(tree, "meminfo") == 2 << 20
+
+
+def test_an_absent_meminfo_is_none(tmp_path: Path) -> None:
+    assert find_memory_total(Tree(tmp_path), "meminfo") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MemFree: 1 kB", "MemTotal: kB", "MemTotal: 1 MB", "MemTotal: -1 kB", "X 9"]
+)
+def test_a_meminfo_without_a_total_is_told(tmp_path: Path, text: str) -> None:
+    tree = Tree(lay_out(tmp_path, {"meminfo": text}))
+    with pytest.raises(MalformedFile, match=r"meminfo: .*MemTotal: <number> kB"):
+        find_memory_total(tree, "meminfo")
+
+
+def test_pools_come_by_size_and_empty_ones_too(tmp_path: Path) -> None:
+    files = {
+        "h/hugepages-1048576kB/nr_hugepages": "0\n",
+        "h/hugepages-2048kB/nr_hugepages": "512\n",
+        "h/hugepages-64kB/free_hugepages": "1\n",
+        "h/other/nr_hugepages": "7\n",
+    }
+    assert read_hugepages(Tree(lay_out(tmp_path, files)), "h") == (
+        HugePages(64 << 10, 0),
+        HugePages(2 << 20, 512),
+        HugePages(1 << 30, 0),
+    )
+
+
+def test_a_kernel_without_huge_pages_has_no_pools(tmp_path: Path) -> None:
+    assert read_hugepages(Tree(tmp_path), "h") == ()
+
+
+@pytest.mark.parametrize("text", ["-1", "many", ""])
+def test_a_count_that_is_none_is_told(tmp_path: Path, text: str) -> None:
+    tree = Tree(lay_out(tmp_path, {"h/hugepages-2048kB/nr_hugepages": text}))
+    with pytest.raises(MalformedFile, match="hugepages-2048kB/nr_hugepages"):
+        read_hugepages(tree, "h")
