@@ -95,7 +95,9 @@ class Reader:
                 return value.text
             if isinstance(value, str):
                 return value
-        self.refuse(where, f"expected a number or a text, found {describe(where.node)}")
+        unclear = isinstance(where.node, Scalar) and isinstance(where.node.value, Unclear)
+        hint = "; put it in quotes if it is meant as it stands" if unclear else ""
+        self.refuse(where, f"expected a number or a text, found {describe(where.node)}{hint}")
         return None
 
     def boolean(self, where: Field) -> bool | None:
@@ -104,6 +106,10 @@ class Reader:
             return where.node.value
         self.refuse(where, f"expected true or false, found {describe(where.node)}")
         return None
+
+    def is_boolean(self, where: Field) -> bool:
+        """Tell whether a field holds a boolean."""
+        return isinstance(where.node, Scalar) and isinstance(where.node.value, bool)
 
     def integer(self, where: Field, lowest: int, highest: int) -> int | None:
         """Return a whole number within bounds, both included."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from agent.pods.model import HUGEPAGES_PREFIX, Resources
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
 from agent.pods.quantity import Quantity
-from agent.pods.requests import aggregate, is_pod_level_resource
+from agent.pods.requests import aggregate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from agent.pods.model import Container, Pod
 
 _NANO_PER_MILLI: Final = 10**6
+_OVERCOMMITTABLE: Final = (CPU, MEMORY)
 
 
 def apply_defaults(pod: Pod, *, pod_level_resources: bool = True) -> Pod:
     """Return the pod with every default set; doing it twice changes nothing.
 
     Amounts are rounded up to thousandths. A container's request follows from its limit. Pod-level
-    requests follow from what the containers request together, and where they request nothing from
-    the pod-level limit; a pod-level limit of huge pages follows from the containers'.
+    requests of cpu and memory follow from what the containers request together; all that is still
+    missing follows from the pod-level limits, and those of huge pages from the containers' limits.
     `pod_level_resources` is the gate PodLevelResources.
     """
     defaulted = replace(
@@ -58,7 +59,7 @@ def _pod_level(pod: Pod, stated: Resources) -> Resources:
         return stated
     requests = dict(stated.requests)
     for name, amount in aggregate(pod, lambda container: container.resources.requests).items():
-        if is_pod_level_resource(name):
+        if name in _OVERCOMMITTABLE:
             requests.setdefault(name, amount)
     for name, amount in limits.items():
         requests.setdefault(name, amount)

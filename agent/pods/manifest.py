@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.document.errors import Problem
 from agent.document.fields import Field, Reader, guess
-from agent.document.nodes import place, plain, shown
+from agent.document.nodes import from_plain, place, plain, shown
 from agent.document.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.defaults import apply_defaults
 from agent.pods.errors import ManifestError, QuantityError
@@ -21,7 +21,7 @@ from agent.pods.validation import find_problems
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.document.nodes import Node
+    from agent.document.nodes import Node, Plain
 
 DEFAULT_NAMESPACE: Final = "default"
 _MAX_CONTAINERS: Final = 1000
@@ -51,15 +51,23 @@ def load_pod(
     problems = list(_kind_problems(Field("", document)))
     if problems:
         raise ManifestError(source, tuple(problems))
-    return pod_of(document, source, pod_level=pod_level)
+    return _checked_pod(document, source, defaults=True, pod_level=pod_level)
 
 
-def pod_of(document: Node, source: str, *, pod_level: bool = True) -> Pod:
-    """Return the defaulted and validated pod of a document that need not state its kind.
+def pod_from_document(
+    value: Plain, source: str, *, defaults: bool = True, pod_level: bool = True
+) -> Pod:
+    """Return the validated pod of a JSON value that need not state apiVersion and kind.
 
-    Raises `ManifestError` with every mistake.
+    With `defaults` False the pod is taken as it stands. Raises `ManifestError` with every mistake.
     """
-    pod = apply_defaults(read_pod(document, source), pod_level_resources=pod_level)
+    return _checked_pod(from_plain(value), source, defaults=defaults, pod_level=pod_level)
+
+
+def _checked_pod(document: Node, source: str, *, defaults: bool, pod_level: bool) -> Pod:
+    pod = read_pod(document, source)
+    if defaults:
+        pod = apply_defaults(pod, pod_level_resources=pod_level)
     problems = find_problems(pod)
     if problems:
         placed = (replace(problem, line=place(document, problem.path)) for problem in problems)

@@ -90,7 +90,7 @@ def _resources(resources: Resources, path: str) -> Iterator[Problem]:
 
 def _amount(name: str, amount: Quantity, path: str) -> Iterator[Problem]:
     where = join(path, name)
-    fault = _name_fault(name)
+    fault = resource_name_fault(name)
     if fault is not None:
         yield Problem(where, f"{shown(name)} is not a resource: {fault}")
         return
@@ -110,7 +110,8 @@ def _whole_pages(name: str, amount: Quantity, where: str) -> Iterator[Problem]:
         yield Problem(where, f"{amount} is not a whole number of pages of {page}")
 
 
-def _name_fault(name: str) -> str | None:
+def resource_name_fault(name: str) -> str | None:
+    """Say what keeps a text from naming a resource of a container; None when it does."""
     if name in _OVERCOMMITTABLE:
         return None
     if not name.startswith(HUGEPAGES_PREFIX):

@@ -1,0 +1,166 @@
+"""The configuration as a value: the kubelet's fields with the kubelet's defaults, and our own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from agent.config.features import gates_of
+from agent.managers.policy import (
+    CpuManagerPolicy,
+    MemoryManagerPolicy,
+    TopologyManagerPolicy,
+    TopologyManagerScope,
+)
+from agent.pods.quantity import Quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.managers.policy import FeatureGates, PluginDevice
+    from sysfs.mask import Mask
+
+MEMORY_AVAILABLE: Final = "memory.available"
+_MIB: Final = 1 << 20
+
+
+class CgroupDriver(StrEnum):
+    """`cgroupDriver`: who makes the cgroups of pods."""
+
+    SYSTEMD = "systemd"
+    CGROUPFS = "cgroupfs"
+
+
+class LogFormat(StrEnum):
+    """`agent.logging.format`."""
+
+    JSON = "json"
+    CONSOLE = "console"
+
+
+class LogLevel(StrEnum):
+    """`agent.logging.level`."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """An eviction threshold: an amount, or a share of the capacity in percent.
+
+    `percent` is kept as text because the kubelet reckons it in single precision.
+    """
+
+    amount: Quantity | None = None
+    percent: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.percent}%" if self.percent is not None else str(self.amount)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReservation:
+    """One entry of `reservedMemory`: amounts by memory type on one NUMA node."""
+
+    numa_node: int
+    limits: Mapping[str, Quantity]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """Where `/metrics`, `/healthz` and `/readyz` are served; with both files set, over TLS."""
+
+    address: str = "127.0.0.1"
+    port: int = 9464
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingConfig:
+    """How the log is written."""
+
+    format: LogFormat = LogFormat.JSON
+    level: LogLevel = LogLevel.INFO
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """What is refused for its size: bytes of a manifest file and of one message."""
+
+    manifest_bytes: int = _MIB
+    message_bytes: int = 4 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """The agent's own settings (`agent:`), beside those it shares with the kubelet.
+
+    `socket_group` None: only root may use the socket. `sysfs_root` is the directory below which
+    `sys` and `proc` of the host stand. `devices` is the inventory by resource name.
+    """
+
+    state_directory: Path = Path("/var/lib/numawarden")
+    socket_path: Path = Path("/run/numawarden/agent.sock")
+    socket_group: str | None = None
+    sysfs_root: Path = Path("/")
+    cgroup_mount: Path = Path("/sys/fs/cgroup")
+    metrics: MetricsConfig = MetricsConfig()
+    logging: LoggingConfig = LoggingConfig()
+    limits: LimitsConfig = LimitsConfig()
+    devices: Mapping[str, tuple[PluginDevice, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+
+
+_NO_TEXTS: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_AMOUNTS: Final[Mapping[str, Quantity]] = MappingProxyType({})
+_NO_GATES: Final[Mapping[str, bool]] = MappingProxyType({})
+_KUBELET_EVICTION: Final[Mapping[str, Threshold]] = MappingProxyType(
+    {
+        MEMORY_AVAILABLE: Threshold(Quantity.parse("100Mi")),
+        "nodefs.available": Threshold(percent="10"),
+        "nodefs.inodesFree": Threshold(percent="5"),
+        "imagefs.available": Threshold(percent="15"),
+        "imagefs.inodesFree": Threshold(percent="5"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that can be configured, complete and consistent in itself.
+
+    What depends on the host is decided by `agent.config.resolve.resolve`. Periods are seconds.
+    `reserved_system_cpus` None: the list is not given. `static_pod_path` None: no manifests are
+    read. `feature_gates` holds the gates that were set; `gates` is what follows from them.
+    """
+
+    cpu_manager_policy: CpuManagerPolicy = CpuManagerPolicy.NONE
+    cpu_manager_policy_options: Mapping[str, str] = field(default_factory=lambda: _NO_TEXTS)
+    cpu_manager_reconcile_period: float = 10.0
+    memory_manager_policy: MemoryManagerPolicy = MemoryManagerPolicy.NONE
+    reserved_memory: tuple[MemoryReservation, ...] = ()
+    topology_manager_policy: TopologyManagerPolicy = TopologyManagerPolicy.NONE
+    topology_manager_scope: TopologyManagerScope = TopologyManagerScope.CONTAINER
+    topology_manager_policy_options: Mapping[str, str] = field(default_factory=lambda: _NO_TEXTS)
+    reserved_system_cpus: Mask | None = None
+    system_reserved: Mapping[str, Quantity] = field(default_factory=lambda: _NO_AMOUNTS)
+    kube_reserved: Mapping[str, Quantity] = field(default_factory=lambda: _NO_AMOUNTS)
+    eviction_hard: Mapping[str, Threshold] = field(default_factory=lambda: _KUBELET_EVICTION)
+    feature_gates: Mapping[str, bool] = field(default_factory=lambda: _NO_GATES)
+    cgroup_driver: CgroupDriver = CgroupDriver.CGROUPFS
+    cgroup_root: str = "/"
+    static_pod_path: Path | None = None
+    agent: AgentConfig = AgentConfig()
+
+    @property
+    def gates(self) -> FeatureGates:
+        """The feature gates that change a decision."""
+        return gates_of(self.feature_gates)

@@ -1,0 +1,11 @@
+"""What can be wrong with a configuration."""
+
+from __future__ import annotations
+
+from agent.document.errors import DocumentError
+
+
+class ConfigError(DocumentError):
+    """A configuration was refused; `problems` holds every mistake in it with path and line."""
+
+    what = "configuration"

@@ -1,0 +1,93 @@
+"""Feature gates: which change a decision here, which are locked, which are only known by name.
+
+Stages and defaults are those of Kubernetes v1.36.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.config.kubelet_gates import IGNORED
+from agent.document.fields import guess
+from agent.managers.policy import FeatureGates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+class Stage(StrEnum):
+    """How mature a feature is; AllAlpha and AllBeta switch whole stages."""
+
+    ALPHA = "alpha"
+    BETA = "beta"
+    DEPRECATED = "deprecated"
+
+
+class Gate(NamedTuple):
+    """A gate that changes a decision: its field in `FeatureGates`, and its stage."""
+
+    field: str
+    stage: Stage
+
+
+POD_LEVEL_RESOURCES: Final = "PodLevelResources"
+POD_LEVEL_RESOURCE_MANAGERS: Final = "PodLevelResourceManagers"
+
+GATES: Final[Mapping[str, Gate]] = {
+    POD_LEVEL_RESOURCES: Gate("pod_level_resources", Stage.BETA),
+    POD_LEVEL_RESOURCE_MANAGERS: Gate("pod_level_resource_managers", Stage.ALPHA),
+    "DisableCPUQuotaWithExclusiveCPUs": Gate(
+        "disable_cpu_quota_with_exclusive_cpus", Stage.DEPRECATED
+    ),
+    "CPUManagerPolicyAlphaOptions": Gate("cpu_manager_policy_alpha_options", Stage.ALPHA),
+    "CPUManagerPolicyBetaOptions": Gate("cpu_manager_policy_beta_options", Stage.BETA),
+}
+_WHOLE_STAGES: Final = {"AllAlpha": Stage.ALPHA, "AllBeta": Stage.BETA}
+
+#: Features that graduated: they are on and stay on.
+LOCKED_ON: Final = frozenset(
+    {
+        "CPUManager",
+        "CPUManagerPolicyOptions",
+        "DevicePluginCDIDevices",
+        "MemoryManager",
+        "SidecarContainers",
+        "TopologyManager",
+        "TopologyManagerPolicyOptions",
+    }
+)
+
+
+def gates_of(gates: Mapping[str, bool]) -> FeatureGates:
+    """Return the gates that change a decision; one that is named wins over its whole stage."""
+    values: dict[str, bool] = {}
+    for name, gate in GATES.items():
+        for whole, stage in _WHOLE_STAGES.items():
+            if gate.stage is stage and whole in gates:
+                values[gate.field] = gates[whole]
+        if name in gates:
+            values[gate.field] = gates[name]
+    return FeatureGates(**values)
+
+
+def gate_problems(gates: Mapping[str, bool]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the gates that were set, as (gate, message)."""
+    for name, enabled in gates.items():
+        if name in LOCKED_ON:
+            if not enabled:
+                yield name, "this feature has graduated and cannot be switched off; remove it"
+        elif name not in GATES and name not in _WHOLE_STAGES and name not in IGNORED:
+            known = (*GATES, *_WHOLE_STAGES, *LOCKED_ON, *IGNORED)
+            yield name, f"unknown feature gate{guess(name, known)}"
+    resolved = gates_of(gates)
+    if resolved.pod_level_resource_managers and not resolved.pod_level_resources:
+        yield (
+            POD_LEVEL_RESOURCE_MANAGERS,
+            f"it needs {POD_LEVEL_RESOURCES}, which is off; switch both on, or this one off",
+        )
+
+
+def ignored_gates(gates: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return the gates that were set and change nothing here, in the order they were given."""
+    return tuple(name for name in gates if name in IGNORED or name in LOCKED_ON)

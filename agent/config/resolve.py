@@ -1,0 +1,211 @@
+"""From a configuration and a machine to the policy in force, or to all that does not fit."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from agent.config.errors import ConfigError
+from agent.config.options import cpu_options, host_problems, prefers_closest
+from agent.config.reservations import (
+    node_capacity,
+    page_size,
+    reserved_millicpus,
+    reserved_totals,
+    spread,
+)
+from agent.document.errors import Problem
+from agent.managers.cpu_reservation import reserve_cpus
+from agent.managers.policy import (
+    CpuManagerPolicy,
+    CpuPolicy,
+    MemoryManagerPolicy,
+    MemoryPolicy,
+    Policy,
+    TopologyPolicy,
+)
+from agent.pods.model import MEMORY
+from agent.pods.quantity import Quantity
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.config.config import Config
+    from agent.managers.machine import Machine
+
+
+def resolve(
+    config: Config, machine: Machine, *, offline: Mask = EMPTY, source: str = "configuration"
+) -> Policy:
+    """Return the policy in force on a machine.
+
+    `offline` are CPUs that exist but do not run: a reserved CPU may be one of them. `source` names
+    the configuration in errors. Raises `ConfigError` with everything that does not fit the
+    machine: reserved CPUs, options, nodes, memory types and amounts.
+    """
+    problems = list(
+        chain(
+            _cpu_problems(config, machine, offline),
+            _memory_problems(config, machine),
+            _device_problems(config, machine),
+        )
+    )
+    if problems:
+        raise ConfigError(source, tuple(problems))
+    return Policy(
+        cpu=_cpu_policy(config, machine, offline),
+        memory=_memory_policy(config, machine),
+        topology=TopologyPolicy(
+            config.topology_manager_policy,
+            config.topology_manager_scope,
+            prefer_closest_numa_nodes=prefers_closest(config.topology_manager_policy_options),
+        ),
+        gates=config.gates,
+        devices=config.agent.devices,
+    )
+
+
+def reserved_memory(config: Config, machine: Machine) -> dict[int, dict[str, int]]:
+    """Return the bytes kept from pods by node and type: as stated, else derived.
+
+    Without `reservedMemory` the reservation of the whole host is spread over its nodes.
+    """
+    if not config.reserved_memory:
+        return spread(machine, _totals(config, machine))
+    reserved: dict[int, dict[str, int]] = {}
+    for entry in config.reserved_memory:
+        types = reserved.setdefault(entry.numa_node, {})
+        for name, amount in entry.limits.items():
+            types[name] = types.get(name, 0) + amount.value
+    return reserved
+
+
+def _totals(config: Config, machine: Machine) -> dict[str, int]:
+    return reserved_totals(config, sum(node.memory_bytes for node in machine.nodes))
+
+
+def _cpu_policy(config: Config, machine: Machine, offline: Mask) -> CpuPolicy:
+    if config.cpu_manager_policy is not CpuManagerPolicy.STATIC:
+        return CpuPolicy()
+    options = cpu_options(config.cpu_manager_policy_options)
+    if config.reserved_system_cpus is not None:
+        reserved = config.reserved_system_cpus - offline
+    else:
+        reserved = reserve_cpus(machine.cpus, options, reserved_millicpus(config))
+    return CpuPolicy(CpuManagerPolicy.STATIC, options, reserved)
+
+
+def _memory_policy(config: Config, machine: Machine) -> MemoryPolicy:
+    if config.memory_manager_policy is not MemoryManagerPolicy.STATIC:
+        return MemoryPolicy()
+    return MemoryPolicy(MemoryManagerPolicy.STATIC, reserved_memory(config, machine))
+
+
+def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Problem]:
+    if config.cpu_manager_policy is not CpuManagerPolicy.STATIC:
+        return
+    options = cpu_options(config.cpu_manager_policy_options)
+    counts = machine.cpus.counts
+    for name, message in host_problems(
+        options, config.topology_manager_policy, counts.sockets, counts.nodes
+    ):
+        yield Problem(f"cpuManagerPolicyOptions.{name}", message)
+    yield from _reservation_problems(config, machine.cpus.all, offline)
+
+
+def _reservation_problems(config: Config, online: Mask, offline: Mask) -> Iterator[Problem]:
+    listed = config.reserved_system_cpus
+    wanted = -(-reserved_millicpus(config) // 1000)
+    if listed is None:
+        if wanted > len(online):
+            yield Problem(
+                "systemReserved",
+                f"systemReserved.cpu and kubeReserved.cpu reserve {wanted} CPUs, this host has "
+                f"{len(online)}; lower them",
+            )
+        return
+    unknown = listed - online - offline
+    if unknown:
+        yield Problem(
+            "reservedSystemCPUs",
+            f"this host has no CPU {unknown}; its CPUs are {online | offline}",
+        )
+    elif not listed - offline:
+        yield Problem("reservedSystemCPUs", f"all of its CPUs ({listed}) are offline; name others")
+
+
+def _memory_problems(config: Config, machine: Machine) -> Iterator[Problem]:
+    if config.memory_manager_policy is not MemoryManagerPolicy.STATIC:
+        return
+    totals = _totals(config, machine)
+    stated = bool(config.reserved_memory)
+    if not totals.get(MEMORY) and not stated:
+        yield Problem(
+            "memoryManagerPolicy",
+            "the Static policy needs memory for the system: set systemReserved.memory, "
+            "kubeReserved.memory or evictionHard memory.available to an amount above zero",
+        )
+    if stated:
+        yield from _sum_problems(config, machine, totals)
+    path = "reservedMemory" if stated else "systemReserved"
+    yield from _place_problems(machine, reserved_memory(config, machine), path)
+
+
+def _sum_problems(config: Config, machine: Machine, totals: Mapping[str, int]) -> Iterator[Problem]:
+    reserved = reserved_memory(config, machine)
+    for memory_type in sorted({*totals, *(name for types in reserved.values() for name in types)}):
+        found = sum(types.get(memory_type, 0) for types in reserved.values())
+        wanted = totals.get(memory_type, 0)
+        if found != wanted:
+            yield Problem(
+                "reservedMemory",
+                f"the nodes together reserve {_text(found)} of {memory_type}, but systemReserved, "
+                f"kubeReserved and evictionHard together reserve {_text(wanted)}; make them equal, "
+                "or leave reservedMemory out to have it derived",
+            )
+
+
+def _place_problems(
+    machine: Machine, reserved: Mapping[int, Mapping[str, int]], path: str
+) -> Iterator[Problem]:
+    nodes = {node.id: node for node in machine.nodes}
+    for node_id, types in reserved.items():
+        node = nodes.get(node_id)
+        if node is None:
+            yield Problem(
+                path, f"this host has no NUMA node {node_id}; its nodes are {machine.node_mask}"
+            )
+            continue
+        for memory_type, size in types.items():
+            capacity = node_capacity(node, memory_type)
+            unit = page_size(machine, memory_type)
+            if unit is None:
+                yield Problem(path, f"{memory_type}: no node of this host has pages of this size")
+            elif size > capacity:
+                yield Problem(
+                    path,
+                    f"node {node_id} cannot reserve {_text(size)} of {memory_type}, it has "
+                    f"{_text(capacity)}",
+                )
+            elif memory_type != MEMORY and size % unit:
+                yield Problem(
+                    path,
+                    f"node {node_id}: {_text(size)} of {memory_type} are not whole pages",
+                )
+
+
+def _device_problems(config: Config, machine: Machine) -> Iterator[Problem]:
+    for resource, devices in config.agent.devices.items():
+        for device in devices:
+            unknown = device.nodes - machine.node_mask
+            if unknown:
+                yield Problem(
+                    f'agent.devices["{resource}"]',
+                    f"device {device.id}: this host has no NUMA node {unknown}; its nodes are "
+                    f"{machine.node_mask}",
+                )
+
+
+def _text(size: int) -> str:
+    return str(Quantity.of_bytes(size))

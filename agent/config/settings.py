@@ -1,0 +1,66 @@
+"""Single settings from the command line (`agent.metrics.port=9465`) as one document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.config.keys import KEYS
+from agent.document.errors import Problem
+from agent.document.nodes import Mapping, Scalar, shown
+from agent.document.reader import UnreadableError, read_document
+
+if TYPE_CHECKING:
+    import collections.abc
+
+    from agent.config.keys import Keys
+    from agent.document.nodes import Node
+
+
+def document_of_settings(
+    settings: collections.abc.Iterable[str],
+) -> tuple[Mapping, list[Problem]]:
+    """Return a document with all settings in it, and what was no setting at all."""
+    root: dict[str, Node] = {}
+    problems: list[Problem] = []
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        if not equals or not path:
+            problems.append(
+                Problem("", f"{shown(setting)} is not a setting; write key=value, such as "
+                        "cgroupDriver=systemd")
+            )  # fmt: skip
+            continue
+        try:
+            _put(root, _split(path, KEYS), _value(value))
+        except UnreadableError as error:
+            problems.append(Problem(path, error.problem.message))
+    return Mapping(root), problems
+
+
+def _split(path: str, keys: Keys) -> list[str]:
+    """Split at the dots between known sections; names within a free mapping keep theirs."""
+    parts: list[str] = []
+    section: Keys | None = keys
+    while section and "." in path:
+        head, _, rest = path.partition(".")
+        if head not in section:
+            break
+        parts.append(head)
+        section, path = section[head], rest
+    return [*parts, path]
+
+
+def _value(text: str) -> Node:
+    return read_document(text) if text else Scalar("")
+
+
+def _put(root: dict[str, Node], parts: list[str], value: Node) -> None:
+    *sections, last = parts
+    entries = root
+    for section in sections:
+        inner = entries.get(section)
+        # A fresh copy: mappings of a document are not shared with the one that is built here.
+        nested = dict(inner.entries) if isinstance(inner, Mapping) else {}
+        entries[section] = Mapping(nested)
+        entries = nested
+    entries[last] = value
