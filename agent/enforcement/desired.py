@@ -5,7 +5,7 @@ Pure: what is wanted follows from the ledger, the node's shared pool and where t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -106,21 +106,18 @@ def _entitlement(pod: PodGrant, member: Located, shared_pool: Mask) -> Entitleme
 def _member(uid: str, member: Located, entitlement: Entitlement) -> Iterator[Wanted]:
     unknown = member.identity is Identity.UNKNOWN
     role = Role.UNIDENTIFIED if unknown else Role.CONTAINER
-    for path in (member.cgroup, *member.subgroups):
-        setting = Setting(
-            path,
-            cpus=entitlement.cpus,
-            mems=entitlement.mems,
-            cpu_max=entitlement.cpu_max,
-            exclusive=entitlement.exclusive,
-        )
-        yield Wanted(
-            setting,
-            role if path == member.cgroup else Role.SUBGROUP,
-            uid,
-            member.container,
-            member.identity,
-        )
+    setting = Setting(
+        member.cgroup,
+        cpus=entitlement.cpus,
+        mems=entitlement.mems,
+        cpu_max=entitlement.cpu_max,
+        exclusive=entitlement.exclusive,
+    )
+    yield Wanted(setting, role, uid, member.container, member.identity)
+    for path in member.subgroups:
+        # The quota stays with the container: it counts for everything inside.
+        inner = replace(setting, cgroup=path, cpu_max=None)
+        yield Wanted(inner, Role.SUBGROUP, uid, member.container, member.identity)
 
 
 def _leftover(leftover: Leftover, shared_pool: Mask) -> Iterator[Wanted]:

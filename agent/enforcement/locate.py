@@ -27,6 +27,7 @@ from cgroupfs.names import (
     containers,
     parse_container,
 )
+from cgroupfs.state import CPUS
 from cgroupfs.tree import join
 
 if TYPE_CHECKING:
@@ -121,9 +122,19 @@ def pod_cgroup(layout: Layout, pod: PodGrant) -> str:
 
 
 def subgroups(tree: Tree, cgroup: str) -> tuple[str, ...]:
-    """Return the cgroups that a runtime made inside a container's for its process."""
+    """Return the cgroups that a runtime made inside a container's and that have sets of their own.
+
+    One without the cpuset controller follows the container anyway.
+    """
     paths = (join(cgroup, name) for name in RUNTIME_SUBGROUPS)
-    return tuple(path for path in paths if tree.exists(path))
+    return tuple(path for path in paths if _has_cpuset(tree, path))
+
+
+def _has_cpuset(tree: Tree, path: str) -> bool:
+    try:
+        return tree.read_many(path, (CPUS,)) != (None,)
+    except FileNotFoundError:
+        return False
 
 
 def identify(

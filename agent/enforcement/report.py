@@ -67,7 +67,8 @@ class EnforcementReport:
     `found` is what differed before anything was done; after an admission that is the new pod
     itself, in a reconciliation it is drift. `cgroups` is how things stand at the end, `problems`
     what concerns no single setting (a controller, systemd). `writes` are the writes in their
-    order, `created` the cgroups that were made, `recorded` the units told to systemd. `notes` are
+    order, `created` the cgroups that were made, `enabled` those whose `cgroup.subtree_control` was
+    written, `recorded` the units told to systemd. `notes` are
     facts worth knowing that are no failure: cgroups nobody can name, leftovers of removed pods.
     """
 
@@ -76,6 +77,7 @@ class EnforcementReport:
     problems: tuple[Problem, ...] = ()
     writes: tuple[WriteRecord, ...] = ()
     created: tuple[str, ...] = ()
+    enabled: tuple[str, ...] = ()
     recorded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -92,7 +94,7 @@ class EnforcementReport:
     @property
     def changed(self) -> bool:
         """Whether anything was done."""
-        return bool(self.writes or self.created or self.recorded)
+        return bool(self.writes or self.created or self.enabled or self.recorded)
 
     def by_pod(self) -> Mapping[str, tuple[str, ...]]:
         """Return the details of what is not enforced by pod uid ("" for no single pod)."""

@@ -1,0 +1,75 @@
+"""Comparing the kernel with what is wanted: problems with their cause and the pod they concern."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from agent.enforcement.desired import Role
+from agent.enforcement.report import Problem
+from cgroupfs.diagnose import Cause
+from cgroupfs.verify import GONE, Records, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from agent.enforcement.desired import Wanted
+    from agent.enforcement.pod_cgroups import PodCgroups
+    from cgroupfs.plan import Setting
+    from cgroupfs.state import State
+    from cgroupfs.tree import Tree
+    from cgroupfs.verify import Drift
+
+#: A runtime enables what it likes for its subgroup; only the sets matter there.
+_SUBGROUP_NEEDS: Final = ("cpuset",)
+
+
+def assess(tree: Tree, pods: PodCgroups, wanted: Sequence[Wanted]) -> tuple[Problem, ...]:
+    """Return what the kernel does not honour.
+
+    A container's cgroup that is gone is no problem: the container has ended.
+    """
+    drifts = _drifts(tree, wanted, {})
+    unexplained = {drift.cgroup for drift in drifts if _may_be_explained(drift)}
+    if unexplained:
+        records = {path: Records(systemd=pods.remembered(path)) for path in unexplained}
+        drifts = _drifts(tree, wanted, records)
+    owners = {item.setting.cgroup: item for item in wanted}
+    return tuple(
+        _problem(drift, owners.get(drift.cgroup))
+        for drift in drifts
+        if drift.file != GONE or owners[drift.cgroup].role is Role.POD
+    )
+
+
+def as_wanted(setting: Setting, state: State) -> bool:
+    """Tell whether a cgroup that was read shows exactly what is wanted, in effect too."""
+    return (
+        (setting.cpus is None or setting.cpus == state.cpus == state.cpus_effective)
+        and (setting.mems is None or setting.mems == state.mems == state.mems_effective)
+        and (setting.cpu_max is None or setting.cpu_max == state.cpu_max)
+    )
+
+
+def _drifts(
+    tree: Tree, wanted: Iterable[Wanted], records: Mapping[str, Records]
+) -> tuple[Drift, ...]:
+    main: list[Setting] = []
+    inner: list[Setting] = []
+    for item in wanted:
+        (inner if item.role is Role.SUBGROUP else main).append(item.setting)
+    found = verify(tree, main, records=records)
+    if not inner:
+        return found
+    return (*found, *verify(tree, inner, records=records, needed=_SUBGROUP_NEEDS))
+
+
+def _may_be_explained(drift: Drift) -> bool:
+    return drift.cause is Cause.UNKNOWN and drift.found is not None
+
+
+def _problem(drift: Drift, owner: Wanted | None) -> Problem:
+    problem = Problem(drift.cgroup, drift.detail, drift.cause, file=drift.file)
+    if owner is None:
+        return problem
+    return replace(problem, pod=owner.pod, container=owner.container)

@@ -1,0 +1,367 @@
+"""The one place that writes cgroups.
+
+Blocking; call it from one thread. Nothing here is remembered that matters: every call reads the
+tree, so that it can be repeated after any failure and does only what is left to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from agent.enforcement.assess import as_wanted, assess
+from agent.enforcement.desired import Role, desired
+from agent.enforcement.locate import pod_cgroup, survey
+from agent.enforcement.pod_cgroups import CreateError
+from agent.enforcement.report import (
+    CgroupReport,
+    EnforcementReport,
+    Problem,
+    ReleaseReport,
+    WriteRecord,
+    write_record,
+)
+from agent.enforcement.units import UnitError
+from cgroupfs.apply import Result, apply
+from cgroupfs.controllers import NEEDED, enable, enabled
+from cgroupfs.diagnose import Cause
+from cgroupfs.errors import CgroupError
+from cgroupfs.plan import Setting, make_plan
+from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, State, read_states
+from cgroupfs.tree import ancestors, join
+from cgroupfs.values import UNLIMITED
+from cgroupfs.verify import Record
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.enforcement.desired import Target, Wanted
+    from agent.enforcement.locate import ContainerFinder, Landscape
+    from agent.enforcement.pod_cgroups import PodCgroups
+    from agent.ledger import PodGrant
+    from cgroupfs.apply import Applied
+    from cgroupfs.names import Layout
+    from cgroupfs.plan import Plan
+    from cgroupfs.tree import Tree
+
+
+#: Stands for a child that is still to come: its ancestors are what matters.
+_ANY_CHILD: Final = "container"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """One look at the tree: who is where, what is wanted, what the kernel shows."""
+
+    landscape: Landscape
+    wanted: tuple[Wanted, ...]
+    states: Mapping[str, State]
+
+    def missing(self) -> dict[str, str]:
+        """Return the pod cgroups that do not exist, with the pods' uids."""
+        return {pod.cgroup: uid for uid, pod in self.landscape.pods.items() if not pod.exists}
+
+    def paths(self, tree: Tree) -> dict[str, str]:
+        """Return the cgroups whose controllers are ours to enable, with the pods' uids.
+
+        A new pod's cgroup passes them on from the start, before its first container is there.
+        """
+        inside = {join(cgroup, _ANY_CHILD): uid for cgroup, uid in self.missing().items()}
+        return inside | {
+            item.setting.cgroup: item.pod
+            for item in self.wanted
+            if item.role is not Role.SUBGROUP
+            and (item.setting.cgroup in self.states or tree.exists(item.setting.cgroup))
+        }
+
+
+class Enforcer:
+    """Makes the kernel honour a ledger.
+
+    `pods` is the driver (`SliceCgroups`, `DirectoryCgroups`), `finder` knows more about containers
+    than their cgroups' names tell.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        layout: Layout,
+        pods: PodCgroups,
+        finder: ContainerFinder | None = None,
+    ) -> None:
+        self._tree = tree
+        self._layout = layout
+        self._pods = pods
+        self._finder = finder
+        self._told: dict[str, Record] = {}
+
+    def prepare(self) -> EnforcementReport:
+        """Make the cgroup of all pods with its controllers; call it once at the start.
+
+        Raises `EnforcementStartError` when the driver cannot work; what the kernel refuses is in
+        the report.
+        """
+        self._pods.check()
+        path = self._layout.pods()
+        created, refused = self._create({path: ""})
+        enabled, lacking = self._enable({join(path, _ANY_CHILD): ""})
+        return EnforcementReport(
+            problems=(*refused, *lacking), created=tuple(created), enabled=tuple(enabled)
+        )
+
+    def enforce(self, target: Target, *, move_memory: bool = False) -> EnforcementReport:
+        """Do what is left to do so that the kernel honours `target`.
+
+        Shared containers shrink and are verified, then exclusive CPUs are given, pods first;
+        systemd is told; everything is read back. Pod cgroups that are missing are made.
+        `cpuset.mems` is written where it was unset; a set that somebody wrote in a running
+        container is rewritten (which migrates its memory) only with `move_memory`.
+        Raises `OSError` only when the tree itself fails.
+        """
+        before = self._look(target)
+        found = self._found(before)
+        created, refused = self._create(before.missing())
+        enabled, lacking = self._enable(before.paths(self._tree))
+        scene = self._again(before) if created or enabled else before
+        plan = make_plan(scene.states, _settings(scene, move_memory=move_memory))
+        applied = apply(self._tree, plan)
+        recorded, untold = self._tell(scene, applied)
+        if applied.outcomes or recorded:
+            scene = self._again(scene)
+        left = assess(self._tree, self._pods, scene.wanted) if found else ()
+        return EnforcementReport(
+            cgroups=_reports(scene, left),
+            found=found,
+            problems=(
+                *refused,
+                *lacking,
+                *untold,
+                *_skipped(scene, applied),
+                *_beside(scene, left),
+            ),
+            writes=tuple(write_record(outcome) for outcome in applied.outcomes),
+            created=tuple(created),
+            enabled=tuple(enabled),
+            recorded=tuple(recorded),
+            notes=(*_notes(scene), *_withheld(plan)),
+        )
+
+    def repair(self, target: Target) -> EnforcementReport:
+        """Enforce, memory nodes that were changed under a running container included."""
+        return self.enforce(target, move_memory=True)
+
+    def verify(self, target: Target) -> EnforcementReport:
+        """Compare the kernel with `target`; nothing is written."""
+        scene = self._look(target)
+        found = self._found(scene)
+        return EnforcementReport(
+            cgroups=_reports(scene, found),
+            found=found,
+            problems=tuple(_beside(scene, found)),
+            notes=tuple(_notes(scene)),
+        )
+
+    def preview(self, target: Target) -> EnforcementReport:
+        """Return what `enforce` would write and make; nothing is written.
+
+        The new pods' cgroups are taken as they will be when just made.
+        """
+        scene = self._look(target)
+        new = tuple(scene.missing())
+        fresh = self._fresh_state()
+        scene = replace(scene, states={**scene.states, **dict.fromkeys(new, fresh)})
+        plan = make_plan(scene.states, _settings(scene, move_memory=False))
+        writes = tuple(WriteRecord(w.cgroup, w.file, w.value, w.stage) for w in plan.writes)
+        above = dict.fromkeys(a for path in scene.states for a in ancestors(path))
+        return EnforcementReport(
+            writes=writes,
+            created=new,
+            enabled=tuple(a for a in above if not set(NEEDED) <= enabled(self._tree, a)),
+            notes=tuple(_notes(scene)),
+        )
+
+    def release(self, pod: PodGrant) -> ReleaseReport:
+        """Remove the cgroup of a pod that is no longer in the ledger.
+
+        It stays while processes live in it: nothing is ever ended. The next `enforce` then
+        confines them to the node's shared pool. Raises `OSError` only when the tree itself fails.
+        """
+        return self._remove(pod_cgroup(self._layout, pod))
+
+    def release_leftovers(self, target: Target) -> tuple[ReleaseReport, ...]:
+        """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
+        scene = survey(self._tree, self._layout, target.ledger, target.bindings, self._finder)
+        return tuple(self._remove(leftover.cgroup) for leftover in scene.leftovers)
+
+    def cgroups_of(self, target: Target, uid: str) -> tuple[CgroupReport, ...]:
+        """Return a pod's cgroups as they are; nothing is written."""
+        return self.verify(target).of_pod(uid)
+
+    def _look(self, target: Target) -> _Scene:
+        landscape = survey(self._tree, self._layout, target.ledger, target.bindings, self._finder)
+        wanted = desired(target, landscape)
+        return _Scene(landscape, wanted, self._read(wanted))
+
+    def _again(self, scene: _Scene) -> _Scene:
+        return replace(scene, states=self._read(scene.wanted))
+
+    def _read(self, wanted: Iterable[Wanted]) -> Mapping[str, State]:
+        return read_states(self._tree, (item.setting.cgroup for item in wanted))
+
+    def _found(self, scene: _Scene) -> tuple[Problem, ...]:
+        # Reading everything once more is worth it only where the first look found a difference.
+        if _honoured(scene):
+            return ()
+        return assess(self._tree, self._pods, scene.wanted)
+
+    def _create(self, owners: Mapping[str, str]) -> tuple[list[str], list[Problem]]:
+        """Make the cgroups that `owners` maps to pod uids."""
+        created: list[str] = []
+        problems: list[Problem] = []
+        for cgroup, uid in owners.items():
+            try:
+                created.extend(self._pods.create(cgroup))
+            except CreateError as error:
+                problems.append(Problem(cgroup, str(error), Cause.UNKNOWN, uid))
+        return created, problems
+
+    def _enable(self, owners: Mapping[str, str]) -> tuple[list[str], list[Problem]]:
+        """Enable the controllers on the way to each cgroup; every ancestor is looked at once."""
+        written: list[str] = []
+        problems: list[Problem] = []
+        passes: dict[str, bool] = {}
+        for cgroup, uid in owners.items():
+            for above in ancestors(cgroup):
+                if above not in passes:
+                    passes[above] = set(NEEDED) <= enabled(self._tree, above)
+            if all(passes[above] for above in ancestors(cgroup)):
+                continue
+            try:
+                written.extend(enable(self._tree, cgroup))
+            except CgroupError as error:
+                problems.append(Problem(cgroup, str(error), Cause.CONTROLLER_LOST, uid))
+            else:
+                passes.update(dict.fromkeys(ancestors(cgroup), True))
+        return written, problems
+
+    def _tell(self, scene: _Scene, applied: Applied) -> tuple[list[str], list[Problem]]:
+        """Have the settings of every cgroup remembered that is new or was written."""
+        written = {outcome.write.cgroup for outcome in applied.outcomes}
+        recorded: list[str] = []
+        problems: list[Problem] = []
+        self._told = {path: told for path, told in self._told.items() if path in scene.states}
+        for item in scene.wanted:
+            cgroup, state = item.setting.cgroup, scene.states.get(item.setting.cgroup)
+            if state is None or item.role is Role.SUBGROUP:
+                continue
+            settings = _to_tell(item, state)
+            if self._told.get(cgroup) == settings and cgroup not in written:
+                continue
+            try:
+                unit = self._pods.record(cgroup, settings)
+            except UnitError as error:
+                problems.append(_untold(item, error))
+                continue
+            self._told[cgroup] = settings
+            if unit is not None:
+                recorded.append(unit)
+        return recorded, problems
+
+    def _remove(self, cgroup: str) -> ReleaseReport:
+        self._told = {
+            path: told
+            for path, told in self._told.items()
+            if not f"{path}/".startswith(f"{cgroup}/")
+        }
+        if not self._tree.exists(cgroup):
+            return ReleaseReport(cgroup, removed=True)
+        return self._pods.remove(cgroup)
+
+    def _fresh_state(self) -> State:
+        texts = self._tree.read_many("", (CPUS_EFFECTIVE, MEMS_EFFECTIVE))
+        cpus, mems = (Mask.parse(text or "") for text in texts)
+        return State(EMPTY, cpus, EMPTY, mems, UNLIMITED, populated=False)
+
+
+def _settings(scene: _Scene, *, move_memory: bool) -> Iterator[Setting]:
+    for item in scene.wanted:
+        state = scene.states.get(item.setting.cgroup)
+        if state is None:
+            continue
+        # An unset set was nobody's wish; pinning it is what the grant asks for.
+        unset = state.mems is not None and not state.mems
+        yield replace(item.setting, move_memory=move_memory or unset)
+
+
+def _to_tell(item: Wanted, state: State) -> Record:
+    """Return what systemd must hold; it rewrites `cpu.max` always, so one is always told."""
+    setting = item.setting
+    return Record(setting.cpus, setting.mems, setting.cpu_max or state.cpu_max)
+
+
+def _withheld(plan: Plan) -> Iterator[str]:
+    for write in plan.withheld:
+        yield (
+            f"{write.file} of /{write.cgroup} is left as it is: writing {write.value} would "
+            "migrate the memory of what runs there; a repair does"
+        )
+
+
+def _untold(item: Wanted, error: UnitError) -> Problem:
+    cgroup = item.setting.cgroup
+    detail = f"systemd was not told of /{cgroup} and may undo its settings: {error}"
+    return Problem(cgroup, detail, Cause.REVERTED_BY_SYSTEMD, item.pod, item.container)
+
+
+def _skipped(scene: _Scene, applied: Applied) -> Iterator[Problem]:
+    """Explain what was not written because somebody could not be narrowed first."""
+    owners = {item.setting.cgroup: item for item in scene.wanted}
+    for outcome in applied.outcomes:
+        if outcome.result is Result.SKIPPED:
+            write, item = outcome.write, owners[outcome.write.cgroup]
+            cause = outcome.cause or Cause.UNKNOWN
+            yield Problem(write.cgroup, outcome.detail, cause, item.pod, item.container, write.file)
+
+
+def _honoured(scene: _Scene) -> bool:
+    """Tell whether every cgroup shows what is wanted and none is missing."""
+    for item in scene.wanted:
+        state = scene.states.get(item.setting.cgroup)
+        if state is None and item.role is not Role.POD:
+            continue
+        if state is None or not as_wanted(item.setting, state):
+            return False
+    return True
+
+
+def _reports(scene: _Scene, problems: Iterable[Problem]) -> tuple[CgroupReport, ...]:
+    mine: dict[str, list[Problem]] = {}
+    for problem in problems:
+        mine.setdefault(problem.cgroup, []).append(problem)
+    return tuple(
+        CgroupReport(item, scene.states.get(cgroup), tuple(mine.get(cgroup, ())))
+        for item in scene.wanted
+        if (cgroup := item.setting.cgroup) in scene.states or cgroup in mine
+    )
+
+
+def _beside(scene: _Scene, problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield the problems of cgroups that are nobody's own, such as an ancestor's controllers."""
+    own = {item.setting.cgroup for item in scene.wanted}
+    yield from (problem for problem in problems if problem.cgroup not in own)
+
+
+def _notes(scene: _Scene) -> Iterator[str]:
+    for item in scene.wanted:
+        if item.role is Role.UNIDENTIFIED and item.setting.cgroup in scene.states:
+            yield (
+                f"/{item.setting.cgroup} in pod {item.pod} cannot be told to be one of its "
+                f"containers; it runs on {item.setting.cpus or 'what its pod has'} until it is "
+                "bound with 'numawarden bind'"
+            )
+    for leftover in scene.landscape.leftovers:
+        yield (
+            f"/{leftover.cgroup} belongs to no admitted pod; what runs there is confined to the "
+            "node's shared pool, and it is removed when it is empty"
+        )

@@ -1,0 +1,203 @@
+"""How pod cgroups come and go, and who remembers their settings: one class for each driver."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, Protocol
+
+from agent.enforcement.errors import EnforcementStartError
+from agent.enforcement.report import ReleaseReport
+from agent.enforcement.units import UnitError, unit_of
+from cgroupfs.state import EVENTS
+from cgroupfs.tree import ancestors, join
+from cgroupfs.verify import Record
+
+if TYPE_CHECKING:
+    from agent.enforcement.units import Units
+    from cgroupfs.tree import Tree
+
+#: So many process ids are named in a report; more help nobody.
+_NAMED_PROCESSES: Final = 8
+
+
+class PodCgroups(Protocol):
+    """Makes, records and removes cgroups."""
+
+    def check(self) -> None:
+        """Raise `EnforcementStartError` when the driver cannot work here."""
+        ...
+
+    def create(self, cgroup: str) -> tuple[str, ...]:
+        """Make a pod's cgroup and those above it; return what was made. Raises `CreateError`."""
+        ...
+
+    def record(self, cgroup: str, record: Record) -> str | None:
+        """Have the settings remembered by whoever may rewrite them; return the unit told.
+
+        None when nobody needs to be told. Raises `UnitError`.
+        """
+        ...
+
+    def remembered(self, cgroup: str) -> Record | None:
+        """Return the settings that may be written over ours, None when nobody remembers any."""
+        ...
+
+    def remove(self, cgroup: str) -> ReleaseReport:
+        """Remove a pod's cgroup unless processes live in it; they are never ended."""
+        ...
+
+
+class CreateError(Exception):
+    """A pod's cgroup could not be made; one line."""
+
+
+class DirectoryCgroups:
+    """The cgroupfs driver: plain directories that nobody else writes."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    def check(self) -> None:
+        """Nothing beyond the tree itself is needed."""
+
+    def create(self, cgroup: str) -> tuple[str, ...]:
+        """Make directories from the root down; see `PodCgroups.create`."""
+        made: list[str] = []
+        for path in (*ancestors(cgroup)[1:], cgroup):
+            if self._tree.exists(path):
+                continue
+            try:
+                self._tree.mkdir(path)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise CreateError(
+                    f"cannot make /{path}: {os.strerror(error.errno or 0)}; "
+                    "run as root with a writable cgroup mount, see cgroup.max.descendants above it"
+                ) from error
+            made.append(path)
+        return tuple(made)
+
+    def record(self, cgroup: str, record: Record) -> str | None:
+        """Tell nobody: nobody rewrites a plain directory; see `PodCgroups.record`."""
+        _ = cgroup, record
+        return None
+
+    def remembered(self, cgroup: str) -> Record | None:
+        """Nobody remembers anything of a directory; see `PodCgroups.remembered`."""
+        _ = cgroup
+        return None
+
+    def remove(self, cgroup: str) -> ReleaseReport:
+        """Remove the directory and the empty ones in it; see `PodCgroups.remove`."""
+        stays = inhabited(self._tree, cgroup)
+        return stays if stays is not None else remove_directories(self._tree, cgroup)
+
+
+class SliceCgroups:
+    """The systemd driver: pod cgroups are slices, and systemd is told what was written.
+
+    systemd rewrites a unit's files from its own properties at occasions of its own choosing, so
+    the properties have to say the same.
+    """
+
+    def __init__(self, tree: Tree, units: Units) -> None:
+        self._tree = tree
+        self._units = units
+
+    def check(self) -> None:
+        """Raise `EnforcementStartError` unless systemd answers on the system bus."""
+        try:
+            self._units.check()
+        except UnitError as error:
+            raise EnforcementStartError(
+                "cgroupDriver systemd",
+                f"systemd cannot be reached: {error}",
+                "start the system bus, give the agent its socket, or use cgroupDriver: cgroupfs",
+            ) from error
+
+    def create(self, cgroup: str) -> tuple[str, ...]:
+        """Start the slice, and with it those above it; see `PodCgroups.create`."""
+        missing = tuple(p for p in (*ancestors(cgroup)[1:], cgroup) if not self._tree.exists(p))
+        try:
+            self._units.start_slice(cgroup.rpartition("/")[2])
+        except UnitError as error:
+            raise CreateError(f"cannot start the slice of /{cgroup}: {error}") from error
+        if not self._tree.exists(cgroup):
+            # A slice without units in it may have no directory yet; the name is systemd's own.
+            DirectoryCgroups(self._tree).create(cgroup)
+        return missing
+
+    def record(self, cgroup: str, record: Record) -> str | None:
+        """Tell systemd if the cgroup is a unit's; see `PodCgroups.record`."""
+        unit = unit_of(cgroup)
+        # Properties of a unit that is not active would leave a file and a cgroup behind, and a
+        # unit of the same name elsewhere (in a container of its own) is not this one.
+        if unit is None or record == Record() or self._units.cgroup_of(unit) != cgroup:
+            return None
+        self._units.set_properties(unit, record)
+        return unit
+
+    def remembered(self, cgroup: str) -> Record | None:
+        """Return systemd's properties of the unit; see `PodCgroups.remembered`."""
+        unit = unit_of(cgroup)
+        try:
+            if unit is None or self._units.cgroup_of(unit) != cgroup:
+                return None
+            return self._units.properties(unit)
+        except UnitError:
+            # Only the cause of a drift hangs on it, and that systemd is silent is told elsewhere.
+            return None
+
+    def remove(self, cgroup: str) -> ReleaseReport:
+        """Stop the slice if it is empty; see `PodCgroups.remove`."""
+        stays = inhabited(self._tree, cgroup)
+        if stays is not None:
+            return stays
+        unit = cgroup.rpartition("/")[2]
+        try:
+            # The last look before: stopping a slice ends everything that runs in it.
+            if self._units.cgroup_of(unit) == cgroup and inhabited(self._tree, cgroup) is None:
+                self._units.stop(unit)
+        except UnitError as error:
+            return ReleaseReport(cgroup, removed=False, problem=f"cannot stop {unit}: {error}")
+        return inhabited(self._tree, cgroup) or remove_directories(self._tree, cgroup)
+
+
+def inhabited(tree: Tree, cgroup: str) -> ReleaseReport | None:
+    """Return the report that a cgroup stays because processes live in it, None when none do."""
+    try:
+        if "populated 1" not in tree.read(cgroup, EVENTS):
+            return None
+        processes = _processes(tree, cgroup)
+    except FileNotFoundError:
+        return None
+    shown = ", ".join(map(str, processes[:_NAMED_PROCESSES]))
+    problem = (
+        f"/{cgroup} stays: processes live in it ({shown or 'they are ending'}); they keep running "
+        "in the node's shared pool; stop them, then it is removed"
+    )
+    return ReleaseReport(cgroup, removed=False, processes=processes, problem=problem)
+
+
+def remove_directories(tree: Tree, cgroup: str) -> ReleaseReport:
+    """Remove a cgroup without processes, the cgroups in it first."""
+    try:
+        for name in tree.children(cgroup):
+            below = remove_directories(tree, join(cgroup, name))
+            if not below.removed:
+                return ReleaseReport(cgroup, removed=False, problem=below.problem)
+        tree.rmdir(cgroup)
+    except FileNotFoundError:
+        return ReleaseReport(cgroup, removed=True)
+    except OSError as error:
+        problem = f"cannot remove /{cgroup}: {os.strerror(error.errno or 0)}; it is tried again"
+        return ReleaseReport(cgroup, removed=False, problem=problem)
+    return ReleaseReport(cgroup, removed=True)
+
+
+def _processes(tree: Tree, cgroup: str) -> tuple[int, ...]:
+    found = set(tree.procs(cgroup))
+    for name in tree.children(cgroup):
+        found.update(_processes(tree, join(cgroup, name)))
+    return tuple(sorted(found))
