@@ -49,17 +49,20 @@ def settle_partitions(root: Group, partitions: Iterable[Group]) -> None:
         group.invalid = _why_invalid(group, root)
         if group.invalid:
             group.exclusive_now = group.exclusive & _above(group).exclusive_now
-    valid = [group for group in by_depth if not group.invalid]
+    valid = [group for group in by_depth if group.is_partition]
     _share(root, root.cpus, frozenset(valid))
 
 
 def overlaps_sibling(group: Group, exclusive: Mask) -> bool:
     """Tell whether exclusive CPUs would collide with those of a sibling (EINVAL)."""
-    return any(
-        not exclusive.isdisjoint(sibling.exclusive)
-        or (bool(sibling.cpus) and sibling.cpus <= exclusive)
-        for sibling in _siblings(group)
-    )
+    return any(not exclusive.isdisjoint(sibling.exclusive) for sibling in _siblings(group))
+
+
+def break_siblings(group: Group) -> None:
+    """Invalidate the partitions beside `group` whose CPUs it now names in `cpuset.cpus`."""
+    for sibling in _siblings(group):
+        if sibling.is_partition and not sibling.exclusive_now.isdisjoint(group.cpus):
+            sibling.broken = True
 
 
 def _share(group: Group, cpus: Mask, valid: frozenset[Group]) -> None:
@@ -104,7 +107,7 @@ def _siblings(group: Group) -> list[Group]:
 
 def _why_invalid(group: Group, root: Group) -> str:
     above = _above(group)
-    is_root = above.parent is None or (above.partition != MEMBER and not above.invalid)
+    is_root = above.parent is None or above.is_partition
     if not group.exclusive and not is_root:
         return _NOT_PARTITION
     if not group.exclusive_now:

@@ -69,6 +69,7 @@ def _store_cpus(kernel: Kernel, group: Group, text: str) -> None:
     cpus = parse_list(text, kernel.cpu_limit)
     _refuse_clearing(group, group.cpus, cpus)
     group.cpus = cpus
+    cpuset.break_siblings(group)
     kernel.changed(group)
 
 
@@ -88,8 +89,7 @@ def _refuse_clearing(group: Group, old: Mask, new: Mask) -> None:
 
 def _store_exclusive(kernel: Kernel, group: Group, text: str) -> None:
     cpus = parse_list(text, kernel.cpu_limit)
-    above = group.parent.exclusive_now if group.parent is not None else EMPTY
-    if cpus and (cpus.isdisjoint(above) or cpuset.overlaps_sibling(group, cpus)):
+    if cpuset.overlaps_sibling(group, cpus):
         raise refuse(errno.EINVAL)
     group.exclusive = cpus
     kernel.changed(group)
@@ -99,11 +99,13 @@ def _store_partition(kernel: Kernel, group: Group, text: str) -> None:
     word = text.strip()
     if word not in cpuset.PARTITIONS:
         raise refuse(errno.EINVAL)
-    group.partition, group.invalid = word, ""
+    group.partition, group.broken = word, False
     kernel.changed(group)
 
 
 def _show_partition(_kernel: Kernel, group: Group) -> str:
+    if group.broken:
+        return f"{group.partition} invalid\n"
     if group.invalid:
         return f"{group.partition} invalid ({group.invalid})\n"
     return group.partition + "\n"
@@ -112,7 +114,7 @@ def _show_partition(_kernel: Kernel, group: Group) -> str:
 def _show_isolated(kernel: Kernel, _group: Group) -> str:
     taken = EMPTY
     for group in kernel.root.walk():
-        if group.partition == cpuset.ISOLATED and not group.invalid:
+        if group.partition == cpuset.ISOLATED and group.is_partition:
             taken |= group.exclusive_now
     return f"{taken}\n"
 

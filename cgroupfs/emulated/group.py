@@ -34,6 +34,8 @@ class Group:
     partition: str = MEMBER
     #: Why the partition is invalid, empty while it is valid.
     invalid: str = ""
+    #: A sibling took one of its CPUs: invalid without a reason, until it is written again.
+    broken: bool = False
     cpus_now: Mask = EMPTY
     mems_now: Mask = EMPTY
     exclusive_now: Mask = EMPTY
@@ -57,6 +59,11 @@ class Group:
             yield from child.walk()
 
     @property
+    def is_partition(self) -> bool:
+        """Whether it is a partition root and a valid one."""
+        return self.partition != MEMBER and not self.invalid and not self.broken
+
+    @property
     def populated(self) -> bool:
         """Whether a process lives here or below."""
         return any(group.procs for group in self.walk())
@@ -69,7 +76,7 @@ class Group:
         """Forget the controller's settings, as when it is disabled and its state freed."""
         if controller == "cpuset":
             self.cpus = self.mems = self.exclusive = EMPTY
-            self.partition, self.invalid = MEMBER, ""
+            self.partition, self.invalid, self.broken = MEMBER, "", False
         elif controller == "cpu":
             self.quota, self.period, self.burst = None, DEFAULT_PERIOD_US, 0
             self.weight = DEFAULT_WEIGHT

@@ -127,6 +127,13 @@ class EmulatedKernel:
         self._homes[pid] = group
         group.procs.add(pid)
 
+    def admit(self, pid: int, path: str) -> None:
+        """Move a process into a cgroup, starting it there if it is not known."""
+        if pid in self._homes:
+            self.move(pid, self._group(path))
+        else:
+            self.spawn(path, pid)
+
     def exit(self, pid: int) -> None:
         """End a process."""
         self._homes.pop(pid).procs.discard(pid)
@@ -148,6 +155,15 @@ class EmulatedKernel:
         if group.parent is None:
             return {name: f for name, f in ROOT_FILES.items() if f.offered(self.controllers)}
         return {name: f for name, f in FILES.items() if f.offered(group.parent.subtree)}
+
+    def texts(self, group: Group) -> dict[str, str]:
+        """Return all files of a cgroup with their texts."""
+        return {name: file.show(self, group) for name, file in self.files(group).items()}
+
+    def writable(self, path: str) -> list[str]:
+        """Return the names of the files of a cgroup that take values."""
+        found = self.files(self._group(path))
+        return [name for name, file in found.items() if file.store is not None]
 
     def available(self, group: Group) -> tuple[str, ...]:
         """Return the controllers of `cgroup.controllers`, in the kernel's order."""

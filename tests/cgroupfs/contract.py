@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from cgroupfs.tree import join
+from cgroupfs.tree import KernelTree, Tree, join
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from cgroupfs.tree import Tree
+    from collections.abc import Iterator
 
 
 class Lab(Protocol):
@@ -45,14 +45,22 @@ class Lab(Protocol):
         ...
 
 
+class Emulation(Tree, Protocol):
+    """An emulated hierarchy, in memory or in files."""
+
+    def spawn(self, path: str, pid: int) -> None: ...
+
+    def exit(self, pid: int) -> None: ...
+
+    def set_online(self, cpus: Mask) -> None: ...
+
+
 class EmulatedLab:
-    """A lab around the emulated kernel."""
+    """A lab around an emulated hierarchy."""
 
-    def __init__(self) -> None:
-        from cgroupfs.emulated.kernel import EmulatedKernel  # noqa: PLC0415 - one lab of two
-
-        self.kernel = EmulatedKernel(Mask.parse("0-7"), Mask.parse("0-1"))
-        self.tree: Tree = self.kernel
+    def __init__(self, tree: Emulation) -> None:
+        self.kernel = tree
+        self.tree: Tree = tree
         self.top = "lab"
         self._next = 100
         prepare(self.tree, self.top)
@@ -67,11 +75,18 @@ class EmulatedLab:
         self.kernel.exit(pid)
 
     def set_online(self, cpu: int, *, online: bool) -> None:
-        now, one = self.kernel.root.cpus, Mask.of(cpu)
+        now, one = Mask.parse(self.tree.read("", "cpuset.cpus.effective")), Mask.of(cpu)
         self.kernel.set_online(now | one if online else now - one)
 
     def allowed(self, pid: int) -> tuple[Mask, Mask]:
-        return self.kernel.allowed(pid)
+        home = next(path for path in self._walk("") if pid in self.tree.procs(path))
+        texts = self.tree.read_many(home, ("cpuset.cpus.effective", "cpuset.mems.effective"))
+        return Mask.parse(texts[0] or ""), Mask.parse(texts[1] or "")
+
+    def _walk(self, path: str) -> Iterator[str]:
+        yield path
+        for name in self.tree.children(path):
+            yield from self._walk(join(path, name))
 
     def close(self) -> None:
         """Nothing outlives the object."""
@@ -81,8 +96,6 @@ class KernelLab:
     """A lab in a real cgroup v2 mount; `close` removes everything again."""
 
     def __init__(self, root: Path) -> None:
-        from cgroupfs.tree import KernelTree  # noqa: PLC0415 - one lab of two
-
         self.real = KernelTree(root)
         self.tree: Tree = self.real
         self.top = "numawarden-contract"
@@ -280,10 +293,12 @@ class Contract:
 
     def test_exclusive_cpus_are_given_from_the_top_down(self, lab: Lab) -> None:
         pod = make(lab, "pod")
-        assert refused(lab, pod, "cpuset.cpus.exclusive", "2") == errno.EINVAL
-        lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
         lab.tree.write(pod, "cpuset.cpus.exclusive", "2")
-        assert shown(lab, pod, "cpuset.cpus.exclusive.effective") == "2"
+        assert shown(lab, pod, "cpuset.cpus.exclusive.effective") == ""
+        lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
+        assert shown(lab, pod, "cpuset.cpus.exclusive") == "2"
+        lab.tree.write(pod, "cpuset.cpus.exclusive", "2-3")
+        assert shown(lab, pod, "cpuset.cpus.exclusive.effective") == "2-3"
 
     def test_exclusive_cpus_of_siblings_cannot_overlap(self, lab: Lab) -> None:
         lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
@@ -318,7 +333,16 @@ class Contract:
         lab.tree.write(pod, "cpuset.cpus.exclusive", "2-3")
         lab.tree.write(pod, "cpuset.cpus.partition", "isolated")
         lab.tree.write(other, "cpuset.cpus", "2")
-        assert shown(lab, pod, "cpuset.cpus.partition").startswith("isolated invalid")
+        assert shown(lab, pod, "cpuset.cpus.partition") == "isolated invalid"
+        lab.tree.write(other, "cpuset.cpus", "1")
+        assert shown(lab, pod, "cpuset.cpus.partition") == "isolated invalid"
+
+    def test_a_partition_without_its_parents_cpus_is_invalid(self, lab: Lab) -> None:
+        pod = make(lab, "pod")
+        lab.tree.write(pod, "cpuset.cpus.exclusive", "2")
+        lab.tree.write(pod, "cpuset.cpus.partition", "isolated")
+        reason = "Invalid cpu list in cpuset.cpus.exclusive"
+        assert shown(lab, pod, "cpuset.cpus.partition") == f"isolated invalid ({reason})"
 
     # --- cpu --------------------------------------------------------------------------------
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cgroupfs.emulated.directory import DirectoryTree
+from cgroupfs.emulated.kernel import EmulatedKernel
+from sysfs.mask import Mask
 from tests.cgroupfs.contract import Contract, EmulatedLab, KernelLab
 
 if TYPE_CHECKING:
@@ -15,13 +18,23 @@ if TYPE_CHECKING:
 
     from tests.cgroupfs.contract import Lab
 
+CPUS = Mask.parse("0-7")
+NODES = Mask.parse("0-1")
 ROOT = os.environ.get("NUMAWARDEN_CGROUP_ROOT")
 
 
 class TestEmulatedKernel(Contract):
     @pytest.fixture
     def lab(self) -> Iterator[Lab]:
-        lab = EmulatedLab()
+        lab = EmulatedLab(EmulatedKernel(CPUS, NODES))
+        yield lab
+        lab.close()
+
+
+class TestEmulatedFiles(Contract):
+    @pytest.fixture
+    def lab(self, tmp_path: Path) -> Iterator[Lab]:
+        lab = EmulatedLab(DirectoryTree(tmp_path, CPUS, NODES))
         yield lab
         lab.close()
 

@@ -1,0 +1,201 @@
+"""Is the kernel's truth still what is wanted? The differences, each with its likely cause.
+
+Nothing is written. A cgroup that is right costs one walk of its path and five short reads, so a
+pass over hundreds of containers stays within milliseconds.
+
+Who undid a setting cannot be read from the kernel. It is deduced from facts that the caller hands
+in (`Records`): what systemd would write from its unit properties and what the container runtime
+would re-send from its stored spec. The rules, first match wins:
+
+1. the file is missing: `controller lost` (an ancestor does not pass it on any more);
+2. the file shows what was wanted but the effective set differs: `CPU offline` or
+   `parent too narrow`, see `cgroupfs.diagnose`;
+3. the file shows the runtime's stored value and not systemd's: `runtime update`;
+4. it shows systemd's and not the runtime's: `reverted by systemd`;
+5. it shows both (runtimes record with systemd too): systemd, when a sibling in the same slice went
+   back to its own record in the same pass, because systemd rewrites all units of a slice together;
+   else the runtime, which updates one container at a time;
+6. anything else: `unknown`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cgroupfs import controllers
+from cgroupfs.diagnose import Cause, why_not_effective
+from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE
+from cgroupfs.tree import ancestors, parent
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from cgroupfs.plan import Setting
+    from cgroupfs.tree import Tree
+    from cgroupfs.values import CpuMax
+
+_FILES: Final = (CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, CPU_MAX)
+#: The file `""` of a drift says that the cgroup itself is missing.
+GONE: Final = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What somebody else would write into a cgroup; None where they would not write."""
+
+    cpus: Mask | None = None
+    mems: Mask | None = None
+    cpu_max: CpuMax | None = None
+
+    def has(self, file: str, text: str) -> bool:
+        """Tell whether `text` of `file` is what this record would write."""
+        value = {CPUS: self.cpus, MEMS: self.mems, CPU_MAX: self.cpu_max}[file]
+        return value is not None and str(value) == text
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What systemd (unit properties) and the runtime (stored spec) have on record."""
+
+    systemd: Record | None = None
+    runtime: Record | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One difference between what is wanted and what the kernel shows.
+
+    `file` is the file that differs (`*.effective` when the setting is there but not in effect,
+    `cgroup.subtree_control` for an ancestor that lost a controller, `""` when the cgroup is gone);
+    `wanted` and `found` are its texts, `found` None when it is not there.
+    """
+
+    cgroup: str
+    file: str
+    wanted: str
+    found: str | None
+    cause: Cause
+    detail: str
+
+
+def verify(
+    tree: Tree,
+    wanted: Iterable[Setting],
+    *,
+    records: Mapping[str, Records] | None = None,
+    needed: Sequence[str] = controllers.NEEDED,
+) -> tuple[Drift, ...]:
+    """Compare the kernel with what is wanted; nothing found is an empty tuple.
+
+    `records` holds what others have on record for a cgroup, by its path. Raises `OSError` only
+    when the kernel refuses to be read.
+    """
+    settings = tuple(wanted)
+    drifts = _lost_controllers(tree, settings, needed)
+    for setting in settings:
+        drifts.extend(_check(tree, setting))
+    return _name_writers(tuple(drifts), records or {})
+
+
+def _lost_controllers(
+    tree: Tree, settings: Sequence[Setting], needed: Sequence[str]
+) -> list[Drift]:
+    above = dict.fromkeys(a for setting in settings for a in ancestors(setting.cgroup))
+    return [drift for path in above if (drift := _lost(tree, path, needed)) is not None]
+
+
+def _lost(tree: Tree, path: str, needed: Sequence[str]) -> Drift | None:
+    try:
+        found = tree.read(path, controllers.ENABLED).split()
+    except FileNotFoundError:
+        return None
+    lost = [name for name in needed if name not in found]
+    if not lost:
+        return None
+    names = " and ".join(lost)
+    detail = f"/{path} does not pass {names} on to its children any more; enable it again"
+    return Drift(
+        path, controllers.ENABLED, " ".join(needed), " ".join(found), Cause.CONTROLLER_LOST, detail
+    )
+
+
+def _check(tree: Tree, setting: Setting) -> list[Drift]:
+    try:
+        texts = tree.read_many(setting.cgroup, _FILES)
+    except FileNotFoundError:
+        return [_gone(setting.cgroup)]
+    cpus, cpus_now, mems, mems_now, cpu_max = texts
+    found: list[Drift | None] = []
+    if setting.cpus is not None:
+        found.append(_check_set(tree, setting.cgroup, CPUS, setting.cpus, (cpus, cpus_now)))
+    if setting.mems is not None:
+        found.append(_check_set(tree, setting.cgroup, MEMS, setting.mems, (mems, mems_now)))
+    if setting.cpu_max is not None:
+        found.append(_check_text(setting.cgroup, CPU_MAX, str(setting.cpu_max), cpu_max))
+    return [drift for drift in found if drift is not None]
+
+
+def _gone(path: str) -> Drift:
+    detail = f"/{path} does not exist; it was removed, or never created"
+    return Drift(path, GONE, "", None, Cause.UNKNOWN, detail)
+
+
+def _check_set(
+    tree: Tree, path: str, file: str, wanted: Mask, texts: tuple[str | None, str | None]
+) -> Drift | None:
+    text, now = texts
+    goal = str(wanted)
+    drift = _check_text(path, file, goal, text)
+    if drift is not None or now is None or now.strip() == goal:
+        return drift
+    effective = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
+    why = why_not_effective(tree, path, file, wanted, Mask.parse(now))
+    return Drift(path, effective, goal, now.strip(), why.cause, why.detail)
+
+
+def _check_text(path: str, file: str, goal: str, text: str | None) -> Drift | None:
+    if text is None:
+        detail = f"/{path} has no {file}: its controller was disabled above it"
+        return Drift(path, file, goal, None, Cause.CONTROLLER_LOST, detail)
+    shown = text.strip()
+    if shown == goal:
+        return None
+    detail = f"{file} of /{path} shows {shown or 'nothing'} instead of {goal}"
+    return Drift(path, file, goal, shown, Cause.UNKNOWN, detail)
+
+
+def _name_writers(drifts: tuple[Drift, ...], records: Mapping[str, Records]) -> tuple[Drift, ...]:
+    """Replace `unknown` by who is likely to have written, where records tell."""
+    matches = {index: _match(drift, records) for index, drift in enumerate(drifts)}
+    reverted: dict[str, set[str]] = {}
+    for index, (by_systemd, _) in matches.items():
+        if by_systemd:
+            path = drifts[index].cgroup
+            reverted.setdefault(parent(path), set()).add(path)
+    return tuple(
+        _named(drift, *matches[index], together=len(reverted.get(parent(drift.cgroup), EMPTY)) > 1)
+        for index, drift in enumerate(drifts)
+    )
+
+
+def _match(drift: Drift, records: Mapping[str, Records]) -> tuple[bool, bool]:
+    known = records.get(drift.cgroup)
+    if known is None or drift.found is None or drift.file not in (CPUS, MEMS, CPU_MAX):
+        return False, False
+    return (
+        known.systemd is not None and known.systemd.has(drift.file, drift.found),
+        known.runtime is not None and known.runtime.has(drift.file, drift.found),
+    )
+
+
+def _named(drift: Drift, by_systemd: bool, by_runtime: bool, *, together: bool) -> Drift:  # noqa: FBT001 - the pair of `_match`
+    if by_systemd and (together or not by_runtime):
+        cause, who = Cause.REVERTED_BY_SYSTEMD, "systemd has on record for the unit"
+    elif by_runtime:
+        cause, who = Cause.RUNTIME_UPDATE, "the container runtime has in its stored spec"
+    else:
+        return drift
+    detail = f"{drift.detail}: that is what {who}"
+    return Drift(drift.cgroup, drift.file, drift.wanted, drift.found, cause, detail)
