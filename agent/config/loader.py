@@ -16,7 +16,7 @@ from agent.config.errors import ConfigError
 from agent.config.sections import ConfigReader
 from agent.config.settings import document_of_settings
 from agent.document.fields import Field
-from agent.document.nodes import place
+from agent.document.nodes import Mapping, place
 from agent.document.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def _override(config: Config, settings: Sequence[str], source: str) -> Config:
         raise ConfigError(source, tuple(problems))
     reader = ConfigReader(merge=True)
     changed = reader.config(Field("", document), config)
-    return _checked(changed, reader.problems, source, document)
+    # Settings stand on no line; the one within a single value would mislead.
+    misread = [replace(problem, line=None) for problem in reader.problems]
+    return _checked(changed, misread, source, Mapping({}))
 
 
 def _checked(config: Config, misread: Sequence[Problem], source: str, document: Node) -> Config:

@@ -1,42 +1,41 @@
-"""A stable name for what a decision depends on, so that the same pod is recognised."""
+"""A digest of all that a decision depends on, so that asking twice is recognized."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agent.pods.model import Container, Pod, Resources
-    from agent.pods.quantity import Quantity
+
+#: Changes when the digest covers something else, so that digests never compare across.
+_FORMAT: Final = 1
 
 
 def spec_digest(pod: Pod) -> str:
-    """Return 32 hex digits that are equal for pods that ask for the same.
+    """Return 64 hex digits that are equal for two pods exactly when they ask for the same.
 
-    Names, kinds and order of containers, requests and limits, pod-level resources and a stated QoS
-    class take part; annotations and how an amount is written (`1` or `1000m`) do not.
+    Covered are the containers in order with name, kind, requests and limits, the pod-level
+    resources and a stated QoS class. Not covered are uid, name, namespace, annotations and how an
+    amount was written.
     """
-    document = {
-        "name": pod.name,
-        "namespace": pod.namespace,
-        "containers": [_container(container) for container in pod.all_containers()],
-        "resources": None if pod.resources is None else _resources(pod.resources),
-        "qos": pod.status_qos,
-    }
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    asked = [
+        _FORMAT,
+        [_container(container) for container in pod.all_containers()],
+        None if pod.resources is None else _amounts(pod.resources),
+        pod.status_qos,
+    ]
+    text = json.dumps(asked, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _container(container: Container) -> list[object]:
-    return [container.name, container.kind, _resources(container.resources)]
+    return [container.name, container.kind, _amounts(container.resources)]
 
 
-def _resources(resources: Resources) -> list[dict[str, int]]:
-    return [_amounts(resources.requests), _amounts(resources.limits)]
-
-
-def _amounts(amounts: Mapping[str, Quantity]) -> dict[str, int]:
-    return {name: amount.nano for name, amount in amounts.items()}
+def _amounts(resources: Resources) -> list[list[tuple[str, int]]]:
+    return [
+        sorted((name, amount.nano) for name, amount in amounts.items())
+        for amounts in (resources.requests, resources.limits)
+    ]

@@ -1,0 +1,29 @@
+"""What is accepted in a configuration and changes nothing, for people to know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.config.config import MEMORY_AVAILABLE, Config
+from agent.config.features import ignored_gates
+from agent.config.options import MAX_NODES
+from agent.managers.policy import MemoryManagerPolicy, TopologyManagerPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def notes_on(config: Config) -> Iterator[str]:
+    """Yield one line for each setting that was accepted for the kubelet's sake alone."""
+    for gate in ignored_gates(config.feature_gates):
+        yield f"featureGates.{gate} changes nothing here"
+    options = config.topology_manager_policy_options
+    if MAX_NODES in options:
+        yield f"{MAX_NODES} is not needed: the number of NUMA nodes is not limited"
+    if options and config.topology_manager_policy is TopologyManagerPolicy.NONE:
+        yield "topologyManagerPolicyOptions change nothing with topologyManagerPolicy none"
+    if config.reserved_memory and config.memory_manager_policy is MemoryManagerPolicy.NONE:
+        yield "reservedMemory changes nothing with memoryManagerPolicy None"
+    signals = [name for name in config.eviction_hard if name != MEMORY_AVAILABLE]
+    if signals and config.eviction_hard != Config().eviction_hard:
+        yield f"evictionHard {', '.join(signals)}: only memory.available counts here"
