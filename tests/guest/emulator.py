@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.guest import cache, host
 from tests.guest.image import SUITE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.guest.image import Image
     from tests.guest.topologies import Topology
 

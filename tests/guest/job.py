@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.guest import wheel
@@ -14,6 +13,7 @@ from tests.guest.errors import GuestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 #: Room for everything a scenario brings back; the file is sparse.
 OUT_SIZE: Final = 256 << 20

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.guest import emulator, job
@@ -18,6 +17,7 @@ from tests.guest.topologies import TOPOLOGIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from typing import IO
 
     from tests.guest.cache import Cache

@@ -92,6 +92,7 @@ def _install(python: Python, wheels: Wheels, root: Path) -> None:
     quiet = ("--quiet", "--no-compile", "--root-user-action=ignore")
     into = (python.pip, "install", *quiet, *offline, "--target", site)
     python.run(*into, "--require-hashes", "--requirement", LOCK)
+    shutil.rmtree(root / SITE / "bin")  # of the dependencies; pip would not add to it
     python.run(*into, "--no-deps", wheels.file)
     _make_virtual(root)
     where = ("-s", root, "-p", PREFIX)

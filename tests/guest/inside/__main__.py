@@ -36,16 +36,20 @@ def main(name: str) -> int:
 
 def _run(guest: Guest, name: str) -> str:
     """Run a scenario and collect its logs; return why it stopped early, or nothing."""
-    error = ""
-    for step in (lambda: _load(name)(guest), guest.finish):
-        try:
-            step()
-        except Stopped as stopped:
-            error = error or f"without {stopped} the rest makes no sense"
-        except Exception as unexpected:  # noqa: BLE001 - whatever it is, it is the verdict
-            traceback.print_exc()
-            error = error or f"{type(unexpected).__name__}: {unexpected}"
-    return error
+    stopped = _step(lambda: _load(name)(guest))
+    unfinished = _step(guest.finish)
+    return stopped or unfinished
+
+
+def _step(step: Callable[[], None]) -> str:
+    try:
+        step()
+    except Stopped as stopped:
+        return f"without {stopped} the rest makes no sense"
+    except Exception as unexpected:  # noqa: BLE001 - whatever it is, it is the verdict
+        traceback.print_exc()
+        return f"{type(unexpected).__name__}: {unexpected}"
+    return ""
 
 
 def _load(name: str) -> Callable[[Guest], None]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-import grpc  # type: ignore[import-not-found,unused-ignore] # the guest has it, the host need not
-from google.protobuf import (  # type: ignore[import-not-found,unused-ignore] # as above
+import grpc  # type: ignore[import-untyped,import-not-found,unused-ignore] # only the guest has it
+from google.protobuf import (  # type: ignore[import-untyped,import-not-found,unused-ignore] # as above
     descriptor_pb2,
     descriptor_pool,
     message_factory,
@@ -126,7 +126,7 @@ def _declare_field(
     elif isinstance(kind, str):
         field.type, field.type_name = FIELD.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
     else:
-        field.type = SCALARS[kind]
+        field.type = SCALARS[cast("type", kind)]
 
 
 def _declare_map(

@@ -60,7 +60,7 @@ class Prometheus:
         """Return the value of a query that gives one sample, else None."""
         match self.query(expression):
             case [{"value": [_, text]}]:
-                return float(text)
+                return float(str(text))
             case _:
                 return None
 
@@ -93,3 +93,8 @@ def check_metrics(text: str) -> Outcome:
 def check_rules(file: Path) -> Outcome:
     """Let promtool judge a file of rules."""
     return attempt("promtool", "check", "rules", file)
+
+
+def check_config(file: Path) -> Outcome:
+    """Let promtool judge a configuration, without looking for the files it names."""
+    return attempt("promtool", "check", "config", "--syntax-only", file)

@@ -30,6 +30,62 @@ class Scenario:
 SCENARIOS: Final = {
     scenario.name: scenario
     for scenario in (
+        # The long ones first, so that two at a time end together.
+        Scenario(
+            "containerd-systemd",
+            "two-sockets",
+            "the pods of KEP-5526 through CRI: runc, systemd driver",
+            timeout=600,
+        ),
+        Scenario(
+            "containerd-cgroupfs",
+            "two-sockets",
+            "the pods of KEP-5526 through CRI: crun, cgroupfs driver",
+            timeout=600,
+        ),
+        Scenario(
+            "kep-systemd",
+            "two-sockets",
+            "the pods of KEP-5526 under systemd-run and podman, agent as a service",
+            timeout=600,
+        ),
+        Scenario(
+            "survival",
+            "two-sockets",
+            "the agent stopped, restarted, killed; workloads and grants stay",
+        ),
+        Scenario(
+            "container",
+            "two-sockets",
+            "the agent in a privileged container with another machine's sysfs",
+        ),
+        Scenario(
+            "metrics",
+            "two-sockets",
+            "a real Prometheus scrapes, promtool judges",
+        ),
+        Scenario(
+            "installation",
+            "two-sockets",
+            "installed from its wheel by the guest's Python; the unit's hardening",
+            agent=False,
+            wheels=True,
+        ),
+        Scenario(
+            "distances",
+            "four-nodes",
+            "pods of two nodes, with and without prefer-closest-numa-nodes",
+        ),
+        Scenario(
+            "manifests",
+            "two-sockets",
+            "the manifest directory: pods come and go with their files",
+        ),
+        Scenario(
+            "cgroup-contract",
+            "two-sockets",
+            "the contract tests of the emulated cgroup tree, against the kernel's",
+        ),
         Scenario(
             "plumbing",
             "two-sockets",

@@ -1,0 +1,183 @@
+"""The installed agent: its files, its service, its command line, its metrics page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.guest.inside import kernel
+from tests.guest.inside.checks import wait_until
+from tests.guest.inside.commands import CommandFailed, Outcome, attempt, run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.guest.inside.guest import Guest
+
+PROGRAM: Final = "/opt/numawarden/bin/numawarden"
+SERVICE: Final = "numawarden.service"
+CONFIG: Final = Path("/etc/numawarden/config.yaml")
+METRICS: Final = "127.0.0.1:9464"
+
+#: Where the files of deploy/ go, as the installation instructions have it.
+INSTALLED: Final = {
+    "numawarden.service": "/etc/systemd/system",
+    "numawarden.sysusers": "/usr/lib/sysusers.d/numawarden.conf",
+    "numawarden.tmpfiles": "/usr/lib/tmpfiles.d/numawarden.conf",
+}
+
+#: The configuration of every scenario, in the kubelet's words; each changes what it is about.
+BASE: Final[Mapping[str, object]] = {
+    "cpuManagerPolicy": "static",
+    "memoryManagerPolicy": "Static",
+    "topologyManagerPolicy": "restricted",
+    "topologyManagerScope": "pod",
+    "reservedSystemCPUs": "0,8",
+    "kubeReserved": {"memory": "412Mi"},
+    "evictionHard": {"memory.available": "100Mi"},
+    "reservedMemory": [
+        {"numaNode": 0, "limits": {"memory": "256Mi"}},
+        {"numaNode": 1, "limits": {"memory": "256Mi"}},
+    ],
+    "featureGates": {"PodLevelResourceManagers": True},
+    "cgroupDriver": "systemd",
+}
+
+
+class Agent:
+    """The agent as its systemd service."""
+
+    def __init__(self, guest: Guest, **config: object) -> None:
+        self._guest = guest
+        self._manifests = guest.work / "pods"
+        self._manifests.mkdir(exist_ok=True)
+        self.install()
+        self.configure(**config)
+        guest.at_end(self._collect)
+
+    def install(self) -> None:
+        """Install the files of deploy/ and let systemd see them."""
+        for name, target in INSTALLED.items():
+            shutil.copy(self._guest.job / "deploy" / name, target)
+        run("systemd-sysusers")
+        run("systemd-tmpfiles", "--create", INSTALLED["numawarden.tmpfiles"])
+        run("systemctl", "daemon-reload")
+
+    def configure(self, **config: object) -> None:
+        """Write the configuration of the service: the base with some keys changed."""
+        CONFIG.parent.mkdir(parents=True, exist_ok=True)
+        self.write_config(CONFIG, **config)
+
+    def write_config(self, file: Path, **config: object) -> Path:
+        """Write a configuration, the base with some keys changed (YAML includes JSON)."""
+        file.write_text(json.dumps({**BASE, **config}, indent=1))
+        return file
+
+    def start(self) -> None:
+        """Start the service; it is up when it says so (`Type=notify`)."""
+        run("systemctl", "start", SERVICE, timeout=180)
+
+    def stop(self) -> None:
+        """Stop the service as `systemctl` does, with SIGTERM."""
+        run("systemctl", "stop", SERVICE, timeout=180)
+
+    def restart(self) -> None:
+        """Stop and start the service."""
+        run("systemctl", "restart", SERVICE, timeout=180)
+
+    @property
+    def pid(self) -> int:
+        """The service's main process; 0 when it does not run."""
+        return int(run("systemctl", "show", "--value", "--property=MainPID", SERVICE))
+
+    def kill(self) -> None:
+        """Kill the service with SIGKILL and wait until systemd has it running again."""
+        before = self.pid
+        run("systemctl", "kill", "--signal=KILL", SERVICE)
+        wait_until(lambda: self.pid not in (0, before) and self.is_ready(), 180)
+
+    def is_ready(self) -> bool:
+        """Tell whether it answers and says that it is ready."""
+        outcome = self.cli("status")
+        return outcome.ok and bool(_object(outcome)["ready"])
+
+    def cli(self, *arguments: str | Path) -> Outcome:
+        """Run `numawarden ARGUMENTS --output json` to its end."""
+        return attempt(PROGRAM, *arguments, "--output", "json")
+
+    def manifest(self, pod: Mapping[str, Any]) -> Path:
+        """Write a manifest to a file and return it."""
+        file = self._manifests / f"{pod['metadata']['name']}.yaml"
+        file.write_text(json.dumps(pod, indent=1))
+        return file
+
+    def admit(self, pod: Mapping[str, object], *options: str) -> dict[str, Any]:
+        """Ask to admit a pod; returns the answer, be it a refusal."""
+        return _object(self.cli("admit", self.manifest(pod), *options))
+
+    def remove(self, uid: str) -> None:
+        """Remove a pod; raises `CommandFailed`."""
+        _succeeded(self.cli("remove", uid))
+
+    def bind(self, uid: str, container: str, pid: int) -> dict[str, Any]:
+        """Say which cgroup a container got, by one of its processes; raises `CommandFailed`."""
+        return _object(_succeeded(self.cli("bind", uid, container, "--pid", str(pid))))
+
+    def show(self, uid: str) -> dict[str, Any]:
+        """Return all about a pod; raises `CommandFailed`."""
+        return _object(_succeeded(self.cli("show", uid)))
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Return the pods that the agent holds; raises `CommandFailed`."""
+        listed = _object(_succeeded(self.cli("list")))["pods"]
+        assert isinstance(listed, list)
+        return listed
+
+    def status(self) -> dict[str, Any]:
+        """Return how the agent is doing; raises `CommandFailed`."""
+        return _object(_succeeded(self.cli("status")))
+
+    def cgroup_of(self, uid: str) -> kernel.Cgroup:
+        """Return a pod's cgroup, as the agent shows it."""
+        return kernel.Cgroup(self.show(uid)["kernel"][0]["cgroup"])
+
+    def metrics(self) -> str:
+        """Return the metrics page."""
+        return page(f"http://{METRICS}/metrics")
+
+    def _collect(self) -> None:
+        unit = attempt("journalctl", "--no-pager", "--boot", f"--unit={SERVICE}", "-o", "cat")
+        self._guest.log("agent.log", unit.stdout)
+        self._guest.log("pods.json", self.cli("list").stdout)
+
+
+def page(address: str) -> str:
+    """Return the body of a page; raises `OSError` on any answer but 200."""
+    with urllib.request.urlopen(address, timeout=60) as reply:  # noqa: S310 - always http
+        text: str = reply.read().decode()
+        return text
+
+
+def samples(text: str) -> dict[str, float]:
+    """Return the samples of a metrics page by their name and labels, as written."""
+    lines = (line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#")
+    return {name: float(value) for name, _, value in lines}
+
+
+def _succeeded(outcome: Outcome) -> Outcome:
+    if not outcome.ok:
+        raise CommandFailed(str(outcome))
+    return outcome
+
+
+def _object(outcome: Outcome) -> dict[str, Any]:
+    try:
+        loaded = outcome.json()
+    except ValueError:
+        raise CommandFailed(str(outcome)) from None
+    if not isinstance(loaded, dict):
+        raise CommandFailed(str(outcome))
+    return loaded

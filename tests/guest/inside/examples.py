@@ -1,0 +1,92 @@
+"""The documents' pods, one after the other: admitted, started, checked, stopped, removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tests.guest.inside import machine, placements
+from tests.guest.inside.pods import BACKGROUND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.guest.inside.agent import Agent
+    from tests.guest.inside.checks import Checks
+    from tests.guest.inside.kernel import Cgroup
+    from tests.guest.inside.pods import Example
+    from tests.guest.inside.starters import Starter
+    from tests.guest.inside.workloads import Workload
+
+#: A pod whose exclusive containers leave nothing for the others is refused under each policy
+#: with one of these: by the check itself, or because no hint is left (kubelet 1.36).
+EMPTY_POOL: Final = ("EmptyPodSharedPoolError", "TopologyAffinityError")
+
+
+@dataclass(slots=True)
+class Host:
+    """A guest with the agent, and one pod that always has what is left of the node."""
+
+    checks: Checks
+    agent: Agent
+    background: Workload
+
+    @classmethod
+    def opened(cls, checks: Checks, agent: Agent, starter: Starter) -> Host:
+        """Admit and start the background pod."""
+        _, running = start(checks, agent, starter, BACKGROUND)
+        return cls(checks, agent, running[BACKGROUND.containers[0]])
+
+    def run(self, example: Example, starter: Starter) -> None:
+        """Take one of the documents' pods through its life."""
+        if example.placements is None:
+            self._refuse(example)
+            return
+        pod, running = start(self.checks, self.agent, starter, example)
+        placements.check_pod(self.checks, example, running, pod, self.background)
+        starter.close()
+        self.remove(example, pod)
+
+    def run_all(self, examples: Iterable[Example], starter: Starter) -> None:
+        """Take several pods through their lives, one at a time."""
+        for example in examples:
+            self.run(example, starter)
+
+    def remove(self, example: Example, pod: Cgroup) -> None:
+        """Remove a pod whose containers are stopped; everything goes back."""
+        self.agent.remove(example.uid)
+        gone = f"{example.name}: the pod's cgroup is gone"
+        self.checks.eventually(gone, lambda: pod.exists, expected=False)
+        back = f"{example.name}: its CPUs are everybody's again"
+        self.checks.eventually(back, lambda: self.background.cgroup.cpus, machine.cpus())
+
+    def _refuse(self, example: Example) -> None:
+        before = self.agent.pods()
+        answer = self.agent.admit(example.manifest)
+        refusal = answer.get("refusal") or {}
+        self.checks.equal(f"{example.name}: refused", answer["admitted"], expected=False)
+        self.checks.check(
+            f"{example.name}: the reason", refusal.get("reason") in EMPTY_POOL, refusal
+        )
+        message = str(refusal.get("message"))
+        self.checks.check(f"{example.name}: says why", "shared" in message, message)
+        self.checks.equal(f"{example.name}: nothing is held", self.agent.pods(), before)
+        left = self.background.cgroup.cpus
+        self.checks.equal(f"{example.name}: nobody lost a CPU", left, machine.cpus())
+
+
+def start(
+    checks: Checks, agent: Agent, starter: Starter, example: Example
+) -> tuple[Cgroup, dict[str, Workload]]:
+    """Admit a pod and start its containers; stops the scenario if it is refused."""
+    answer = agent.admit(example.manifest)
+    checks.require(f"{example.name}: admitted", answer["admitted"], answer.get("refusal") or "")
+    pod = agent.cgroup_of(example.uid)
+    checks.require(f"{example.name}: has a cgroup before any container", pod.exists, pod)
+    starter.open(example, pod)
+    running = {}
+    for name in example.containers:
+        running[name] = starter.start(name)
+        if not starter.named:
+            agent.bind(example.uid, name, running[name].pid)
+    return pod, running

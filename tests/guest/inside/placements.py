@@ -1,0 +1,132 @@
+"""Whether running containers are where the documents say, by what the kernel shows of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tests.guest.inside import kernel, machine, workloads
+from tests.guest.inside.checks import wait_until
+from tests.guest.inside.pods import Exclusive, Placement, PodShared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.guest.inside.checks import Checks
+    from tests.guest.inside.pods import Example
+    from tests.guest.inside.workloads import Workload
+
+PAGE: Final = 4096
+
+#: How long the agent may take to pin a container that has just started, in seconds.
+PATIENCE: Final = 60
+
+
+def exclusive_cpus(example: Example, running: Mapping[str, Workload]) -> frozenset[int]:
+    """Return the CPUs that a pod's running containers take out of the node's shared pool."""
+    assert example.placements is not None
+    taken: frozenset[int] = frozenset()
+    for name, placement in zip(example.containers, example.placements, strict=True):
+        if isinstance(placement, (Exclusive, PodShared)):
+            taken |= running[name].cgroup.cpus
+    return taken
+
+
+def check_pod(
+    checks: Checks,
+    example: Example,
+    running: Mapping[str, Workload],
+    pod: kernel.Cgroup,
+    background: Workload,
+) -> None:
+    """Check a pod's running containers, its own cgroup, and what is left for everybody else."""
+    assert example.placements is not None
+    pairs = list(zip(example.containers, example.placements, strict=True))
+    for name, placement in pairs:
+        _settle(running[name], placement, background)
+        _check_container(checks, example, running[name], placement, background)
+    _check_apart(checks, example, running)
+    taken = exclusive_cpus(example, running)
+    rest = machine.cpus() - taken
+    checks.equal(f"{example.name}: everybody else has the rest", background.cgroup.cpus, rest)
+    checks.equal(f"{example.name}: and runs there", kernel.affinity(background.pid), rest)
+    _check_pod_cgroup(checks, example, pod, taken)
+
+
+def _settle(workload: Workload, placement: Placement, background: Workload) -> None:
+    """Wait until the agent has seen a new container."""
+    wait_until(lambda: len(workload.cgroup.cpus) == _size(placement, background), PATIENCE)
+
+
+def _size(placement: Placement, background: Workload) -> int:
+    if isinstance(placement, (Exclusive, PodShared)):
+        return placement.cpus
+    return len(background.cgroup.cpus)
+
+
+def _check_container(
+    checks: Checks,
+    example: Example,
+    workload: Workload,
+    placement: Placement,
+    background: Workload,
+) -> None:
+    title = f"{example.name} {workload.name.rpartition('container-')[2]}"
+    cpus = workload.cgroup.cpus
+    checks.equal(f"{title}: number of CPUs", len(cpus), _size(placement, background))
+    checks.equal(f"{title}: sched_getaffinity", kernel.affinity(workload.pid), cpus)
+    if isinstance(placement, (Exclusive, PodShared)):
+        nodes = machine.nodes_of(cpus)
+        checks.equal(f"{title}: on one node", len(nodes), 1)
+        _check_memory(checks, title, workload, nodes)
+    else:
+        checks.equal(f"{title}: the node's shared pool", cpus, background.cgroup.cpus)
+        _check_memory(checks, title, workload, machine.memory_nodes())
+    checks.equal(f"{title}: cpu.max", workload.cgroup.millicores, _quota(example, placement))
+    if isinstance(placement, Exclusive):
+        checks.equal(f"{title}: periods throttled", workload.cgroup.throttled, 0)
+
+
+def _quota(example: Example, placement: Placement) -> int | None:
+    """Return the quota in millicores: none on exclusive CPUs, else the pod's budget."""
+    if isinstance(placement, Exclusive):
+        return None
+    return example.budget * 1000 or None
+
+
+def _check_memory(checks: Checks, title: str, workload: Workload, nodes: frozenset[int]) -> None:
+    checks.equal(f"{title}: cpuset.mems.effective", workload.cgroup.mems, nodes)
+    checks.equal(f"{title}: Mems_allowed", kernel.memory_nodes(workload.pid), nodes)
+    pages = kernel.anonymous_pages(workload.pid)
+    held = sum(pages.get(node, 0) for node in nodes)
+    checks.check(f"{title}: its memory lies there", held >= workloads.HELD // PAGE, pages)
+
+
+def _check_apart(checks: Checks, example: Example, running: Mapping[str, Workload]) -> None:
+    """Check that exclusive sets are nobody else's and that pod-shared sets are one set."""
+    assert example.placements is not None
+    pairs = list(zip(example.containers, example.placements, strict=True))
+    sets = {name: running[name].cgroup.cpus for name, _ in pairs}
+    for name, placement in pairs:
+        if isinstance(placement, Exclusive):
+            others = frozenset().union(*(cpus for other, cpus in sets.items() if other != name))
+            checks.equal(
+                f"{example.name}: only {name} has its CPUs", sets[name] & others, frozenset()
+            )
+    shared = {sets[name] for name, placement in pairs if isinstance(placement, PodShared)}
+    if shared:
+        checks.equal(f"{example.name}: one pod shared pool", len(shared), 1)
+
+
+def _check_pod_cgroup(
+    checks: Checks, example: Example, pod: kernel.Cgroup, taken: frozenset[int]
+) -> None:
+    """Check the pod's own cgroup: wide enough for its members, and no brake on exclusive ones."""
+    assert example.placements is not None
+    checks.check(
+        f"{example.name}: the pod's set holds its containers'", taken <= pod.cpus, pod.cpus
+    )
+    exclusive = any(isinstance(placement, Exclusive) for placement in example.placements)
+    quota = None if exclusive else example.budget * 1000 or None
+    checks.equal(f"{example.name}: the pod's cpu.max", pod.millicores, quota)
+    if taken:
+        checks.equal(f"{example.name}: all on one node", len(machine.nodes_of(taken)), 1)

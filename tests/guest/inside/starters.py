@@ -1,0 +1,121 @@
+"""Ways to start a pod's containers below the cgroup that the agent made for the pod."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from tests.guest.inside import containerd, kernel, oci, workloads
+from tests.guest.inside.cri import Runtime
+from tests.guest.inside.workloads import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.guest.inside.cri import Sandbox
+    from tests.guest.inside.pods import Example
+
+
+class Starter(Protocol):
+    """Starts and stops the containers of one pod at a time."""
+
+    #: Whether a container's cgroup carries its name, so that the agent finds it by itself.
+    named: bool
+
+    def open(self, pod: Example, cgroup: kernel.Cgroup) -> None:
+        """Prepare the pod, whose cgroup the agent has made."""
+        ...
+
+    def start(self, container: str) -> Workload:
+        """Start one of its containers."""
+        ...
+
+    def close(self) -> None:
+        """Stop every container of the pod."""
+        ...
+
+
+class SystemdRun:
+    """Transient services below the pod's slice, named after pod and container."""
+
+    named = True
+
+    def __init__(self) -> None:
+        self._slice = self._pod = ""
+        self._units: list[str] = []
+
+    def open(self, pod: Example, cgroup: kernel.Cgroup) -> None:
+        self._slice, self._pod = cgroup.path.name, pod.name
+
+    def start(self, container: str) -> Workload:
+        unit = f"{self._pod}-{container}"
+        self._units.append(unit)
+        return workloads.systemd_run(unit, self._slice)
+
+    def close(self) -> None:
+        while self._units:
+            workloads.stop_unit(self._units.pop())
+
+
+class Podman:
+    """Podman's containers below the pod's slice or path, from a plain root file system."""
+
+    named = False
+
+    def __init__(self, root: Path, driver: str = "systemd") -> None:
+        self._root = root if root.exists() else oci.write_root(root)
+        self._driver = driver
+        self._parent = self._pod = ""
+        self._names: list[str] = []
+
+    def open(self, pod: Example, cgroup: kernel.Cgroup) -> None:
+        systemd = self._driver == "systemd"
+        below = cgroup.path.relative_to(kernel.CGROUPS)
+        self._parent = cgroup.path.name if systemd else f"/{below}"
+        self._pod = pod.name
+
+    def start(self, container: str) -> Workload:
+        name = f"{self._pod}-{container}"
+        self._names.append(name)
+        return workloads.podman_run(name, self._parent, self._driver, self._root)
+
+    def close(self) -> None:
+        while self._names:
+            workloads.podman_remove(self._names.pop())
+
+
+class Cri:
+    """Containers of a runtime behind its CRI socket, as a kubelet would start them."""
+
+    named = False
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
+        self._runtime = Runtime()
+        self._sandbox: Sandbox | None = None
+        self.ids: dict[str, str] = {}
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime, for what a kubelet does later to a container."""
+        return self._runtime
+
+    def open(self, pod: Example, cgroup: kernel.Cgroup) -> None:
+        below = cgroup.path.relative_to(kernel.CGROUPS)
+        parent = cgroup.path.name if self._driver == "systemd" else f"/{below}"
+        self._sandbox = self._runtime.run_sandbox(pod.name, pod.uid, parent)
+
+    def start(self, container: str) -> Workload:
+        assert self._sandbox is not None
+        shell = ("/bin/sh", "-c", workloads.SCRIPT)
+        started = self._runtime.start_container(
+            self._sandbox, container, containerd.IMAGE, shell, cpu_shares=1024
+        )
+        self.ids[container] = started
+        cgroup = kernel.cgroup_of(self._runtime.pid_of(started))
+        return Workload.found(container, cgroup)
+
+    def close(self) -> None:
+        if self._sandbox:
+            self._runtime.remove_sandbox(self._sandbox)
+        self._sandbox = None
+        self.ids.clear()

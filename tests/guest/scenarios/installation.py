@@ -1,0 +1,91 @@
+"""The agent installed from its wheel as its users do, its unit, and how it starts or does not."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from tests.guest.inside.agent import CONFIG, INSTALLED, PROGRAM, SERVICE, Agent
+from tests.guest.inside.commands import Outcome, attempt
+from tests.guest.inside.commands import run as command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.guest.inside.checks import Checks
+    from tests.guest.inside.guest import Guest
+
+#: What `systemd-analyze security` may give the unit at most, in its points.
+EXPOSURE: Final = 3.0
+NOBODY: Final = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+def run(guest: Guest) -> None:
+    """Install, look at the unit, start with the configuration that is shipped, start wrongly."""
+    _install(guest.job)
+    agent = Agent(guest)
+    _check_unit(guest.checks)
+    shutil.copy(guest.job / "deploy/config.yaml", CONFIG)
+    started = attempt("systemctl", "start", SERVICE, timeout=180)
+    guest.checks.require("it starts with the configuration that is shipped", started.ok, started)
+    guest.checks.check("it says that it is ready", agent.is_ready())
+    _check_refusals(guest, agent)
+    agent.stop()
+
+
+def _install(job: Path) -> None:
+    command("python3", "-m", "venv", "/opt/numawarden", timeout=240)
+    pip = (
+        "/opt/numawarden/bin/pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--find-links=/job/wheels",
+    )
+    lock = job / "deploy/requirements/run.txt"
+    command(*pip, "--require-hashes", "--requirement", lock, timeout=240)
+    command(*pip, "--no-deps", *sorted((job / "wheels").glob("numawarden-*.whl")), timeout=240)
+
+
+def _check_unit(checks: Checks) -> None:
+    unit = f"{INSTALLED[SERVICE]}/{SERVICE}"
+    verified = attempt("systemd-analyze", "verify", unit)
+    said = (verified.status, verified.stdout + verified.stderr)
+    checks.equal("systemd-analyze verify has nothing to say", said, (0, ""))
+    judged = attempt("systemd-analyze", "security", "--no-pager", SERVICE)
+    found = re.search(r"exposure level for \S+: ([\d.]+)", judged.stdout)
+    level = float(found[1]) if found else 10.0
+    checks.check(f"exposure at most {EXPOSURE}", level <= EXPOSURE, f"{level}\n{judged}")
+
+
+def _check_refusals(guest: Guest, agent: Agent) -> None:
+    """Start a second agent in ways that cannot work: each is said in one line."""
+
+    def second(name: str, *before: str, **config: object) -> None:
+        own = {
+            "stateDirectory": str(guest.work / "state"),
+            "socketPath": str(guest.work / "agent.sock"),
+            "metrics": {"port": 9465},
+        }
+        own.update(config.pop("agent", {}))  # type: ignore[call-overload]
+        file = agent.write_config(guest.work / "second.yaml", agent=own, **config)
+        file.chmod(0o644)
+        outcome = attempt(*before, PROGRAM, "run", "--config", file, timeout=60)
+        _check_refusal(guest.checks, name, outcome)
+
+    guest.work.chmod(0o755)
+    second("not root", *NOBODY)
+    second("unknown cgroup driver", cgroupDriver="cgroup")
+    second("socket in use", agent={"socketPath": "/run/numawarden/agent.sock"})
+    second("port in use", agent={"metrics": {"port": 9464}})
+    second("state directory not writable", agent={"stateDirectory": "/proc/numawarden"})
+    second("no cgroup v2", agent={"cgroupMount": "/tmp"})
+    second("reserved CPUs that are not there", reservedSystemCPUs="0,99")
+    guest.checks.check("the first one is as it was", agent.is_ready())
+
+
+def _check_refusal(checks: Checks, name: str, outcome: Outcome) -> None:
+    lines = outcome.stderr.strip().splitlines()
+    checks.check(f"{name}: refused", outcome.status not in (0, 1, 124), outcome)
+    checks.check(f"{name}: in one line", len(lines) == 1 and not outcome.stdout, outcome)

@@ -1,0 +1,89 @@
+"""The metrics page, scraped by a real Prometheus and judged by promtool."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.guest.inside import prometheus
+from tests.guest.inside.agent import METRICS, Agent, page
+from tests.guest.inside.pods import POD_SCOPE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.guest.inside.checks import Checks
+    from tests.guest.inside.guest import Guest
+
+EXAMPLES: Final = {example.name: example for example in POD_SCOPE}
+MIXED: Final = EXAMPLES["pod-scope-mixed"]
+REFUSED: Final = EXAMPLES["pod-scope-admission-failure"]
+
+#: Status of promtool when a page parses and only names are against its rules.
+LINT: Final = 3
+#: Counters whose names the kubelet fixed, without `_total`.
+KUBELETS: Final = (
+    "kubelet_container_aligned_compute_resources_count ",
+    "kubelet_container_aligned_compute_resources_failure_count ",
+    "resource_manager_container_assignments ",
+)
+
+#: After one mixed pod of three containers in pod scope: one exclusive slice and two in the pod's
+#: shared pool, for CPU and for memory alike.
+ASSIGNMENT: Final = "resource_manager_container_assignments"
+ASSIGNMENTS: Final = {
+    (kind, resource): count
+    for resource in ("cpu", "memory")
+    for kind, count in (("pod_exclusive", 1.0), ("pod_shared", 2.0))
+}
+
+
+def run(guest: Guest) -> None:
+    """Admit one pod, refuse another, and read what the metrics say of it."""
+    checks, agent = guest.checks, Agent(guest)
+    agent.start()
+    config = prometheus.write_config(guest.work / "prometheus.yml", "numawarden", METRICS)
+    reader = prometheus.Prometheus(guest.work, config)
+    _healthy(checks)
+    checks.require("a pod is admitted", agent.admit(MIXED.manifest)["admitted"])
+    checks.check("a pod is refused", not agent.admit(REFUSED.manifest)["admitted"])
+    text = agent.metrics()
+    guest.log("metrics.txt", text)
+    _check_page(checks, text)
+    for (kind, resource), value in ASSIGNMENTS.items():
+        labels = f'assignment_type="{kind}",resource_name="{resource}"'
+        expression = f"{ASSIGNMENT}{{{labels}}}"
+        checks.eventually(expression, partial(reader.value, expression), value)
+    checks.eventually("Prometheus: up", lambda: reader.value('up{job="numawarden"}'), 1.0)
+    targets = [(target["health"], target["lastError"]) for target in reader.targets()]
+    checks.equal("Prometheus: targets without an error", targets, [("up", "")])
+    _check_deployed(checks, guest.job / "deploy")
+    reader.stop()
+
+
+def _check_page(checks: Checks, text: str) -> None:
+    """Let promtool judge the page: it may only mind the names that are the kubelet's own."""
+    verdict = prometheus.check_metrics(text)
+    findings = [line for line in verdict.stderr.splitlines() if not line.startswith(KUBELETS)]
+    checks.check("promtool parses the page", verdict.status in (0, LINT), verdict)
+    checks.equal("promtool has nothing against our names", findings, [])
+
+
+def _healthy(checks: Checks) -> None:
+    for path in ("healthz", "readyz"):
+        try:
+            answer = page(f"http://{METRICS}/{path}")
+        except OSError as error:
+            checks.check(path, condition=False, detail=error)
+        else:
+            checks.check(path, condition=True, detail=answer.strip())
+
+
+def _check_deployed(checks: Checks, deploy: Path) -> None:
+    """Let promtool judge the files for Prometheus that users are given."""
+    given: dict[str, Any] = {"rules": prometheus.check_rules, "config": prometheus.check_config}
+    found = sorted(deploy.glob("prometheus/*.y*ml"))
+    checks.check("there are files for Prometheus", found, [file.name for file in found])
+    for file in found:
+        verdict = given["rules" if "rules" in file.name else "config"](file)
+        checks.check(f"promtool on {file.name}", verdict.ok, verdict)

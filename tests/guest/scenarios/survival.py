@@ -1,0 +1,143 @@
+"""The agent stopped, restarted and killed: workloads stay as they are, nothing is forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.guest.inside import kernel, machine, placements, snapshot
+from tests.guest.inside.agent import Agent
+from tests.guest.inside.examples import start
+from tests.guest.inside.pods import BACKGROUND, POD_SCOPE, Exclusive
+from tests.guest.inside.starters import Podman, SystemdRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.guest.inside.checks import Checks
+    from tests.guest.inside.guest import Guest
+    from tests.guest.inside.starters import Starter
+    from tests.guest.inside.workloads import Workload
+
+EXAMPLES: Final = {example.name: example for example in POD_SCOPE}
+MIXED: Final = EXAMPLES["pod-scope-mixed"]
+LATE: Final = EXAMPLES["pod-scope-no-budget"]
+
+#: What a pod holds, without how that came about (which is not kept over a restart).
+HELD: Final = ("uid", "name", "namespace", "qos", "cpus", "memory", "exclusiveCpus", "containers")
+
+
+@dataclass(slots=True)
+class Story:
+    """A host with one pod on the node's shared pool and one mixed pod."""
+
+    checks: Checks
+    agent: Agent
+    starter: Starter
+    background: Workload
+    pod: kernel.Cgroup
+    mixed: dict[str, Workload]
+
+    @classmethod
+    def begin(cls, guest: Guest) -> Story:
+        """Start the agent and both pods."""
+        agent = Agent(guest)
+        agent.start()
+        _, idle = start(guest.checks, agent, SystemdRun(), BACKGROUND)
+        starter = Podman(guest.work / "root")
+        pod, mixed = start(guest.checks, agent, starter, MIXED)
+        background = idle[BACKGROUND.containers[0]]
+        return cls(guest.checks, agent, starter, background, pod, mixed)
+
+    @property
+    def running(self) -> list[Workload]:
+        """All workloads."""
+        return [self.background, *self.mixed.values()]
+
+    def check_placements(self) -> None:
+        """Check that everybody is where the documents say."""
+        placements.check_pod(self.checks, MIXED, self.mixed, self.pod, self.background)
+
+
+def run(guest: Guest) -> None:
+    """Stop, start, kill; start containers and remove pods in between."""
+    story = Story.begin(guest)
+    story.check_placements()
+    held = _held(story.agent)
+    _leaves_alone(story, "SIGTERM", story.agent.stop)
+    story.checks.equal("SIGTERM: it is stopped", story.agent.pid, 0)
+    for what, act in (
+        ("the next start", story.agent.start),
+        ("SIGKILL", story.agent.kill),
+        ("a restart", story.agent.restart),
+    ):
+        _leaves_alone(story, what, act)
+        story.checks.equal(f"{what}: the same grants", _held(story.agent), held)
+    story.check_placements()
+    _admits_once(story)
+    _starts_while_down(story)
+    _removes_while_down(story)
+
+
+def _held(agent: Agent) -> list[dict[str, Any]]:
+    return [{key: pod[key] for key in HELD} for pod in agent.pods()]
+
+
+def _leaves_alone(story: Story, what: str, act: Callable[[], None]) -> None:
+    """Check that an act upon the agent changes no pod's cgroup and no process."""
+    top = kernel.Cgroup("kubepods.slice")
+    before = snapshot.settings(top)
+    story.checks.check(f"{what}: there is something to change", before, len(before))
+    act()
+    changes = snapshot.differences(before, snapshot.settings(top))
+    story.checks.equal(f"{what}: no cgroup changed", changes, {})
+    story.checks.equal(f"{what}: no workload was touched", snapshot.touched(story.running), [])
+
+
+def _admits_once(story: Story) -> None:
+    """Check that admitting a pod again, after restarts, is the same admission."""
+    held = _held(story.agent)
+    answer = story.agent.admit(MIXED.manifest)
+    story.checks.check("again: admitted", answer["admitted"], answer.get("refusal") or "")
+    story.checks.check("again: it says so", answer["alreadyAdmitted"])
+    story.checks.equal("again: nothing new is held", _held(story.agent), held)
+
+
+def _starts_while_down(story: Story) -> None:
+    """Admit a pod, start its containers while no agent runs: the next one finds and pins them."""
+    checks, agent, starter = story.checks, story.agent, SystemdRun()
+    answer = agent.admit(LATE.manifest)
+    checks.require("late: admitted", answer["admitted"], answer.get("refusal") or "")
+    starter.open(LATE, agent.cgroup_of(LATE.uid))
+    agent.stop()
+    late = {name: starter.start(name) for name in LATE.containers}
+    agent.start()
+    for name, placement in zip(LATE.containers, LATE.placements or (), strict=True):
+        assert isinstance(placement, Exclusive)
+        cgroup = late[name].cgroup
+        pinned = f"late: {name} is found and pinned"
+        checks.eventually(pinned, partial(_count, cgroup), placement.cpus)
+    taken = placements.exclusive_cpus(LATE, late)
+    checks.equal(
+        "late: nobody else has its CPUs", taken & story.background.cgroup.cpus, frozenset()
+    )
+    checks.equal("late: nobody was moved", snapshot.touched([*story.running, *late.values()]), [])
+    starter.close()
+    agent.remove(LATE.uid)
+
+
+def _count(cgroup: kernel.Cgroup) -> int:
+    return len(cgroup.cpus)
+
+
+def _removes_while_down(story: Story) -> None:
+    """Stop a pod's containers while no agent runs, then remove the pod: all it held is free."""
+    story.agent.stop()
+    story.starter.close()
+    story.agent.start()
+    uids = [pod["uid"] for pod in story.agent.pods()]
+    story.checks.equal("a pod without containers stays", uids, [BACKGROUND.uid, MIXED.uid])
+    story.agent.remove(MIXED.uid)
+    back = "all it held is everybody's again"
+    story.checks.eventually(back, lambda: story.background.cgroup.cpus, machine.cpus())
