@@ -1,38 +1,19 @@
 """Taking CPUs out of a free set, in the order in which the kubelet's CPU accumulator does.
 
-The rules are those of `cpu_assignment.go` in kubelet v1.36. Groups are compared with their real
-sizes; `Yardstick` can replace these by the averages that the kubelet reckons with.
+The rules are those of `cpu_assignment.go` in kubelet v1.36. It compares the free CPUs of a core or
+socket with the average core or socket of the host, and then takes all CPUs of the group. Where
+cores or sockets differ in size that gives away CPUs that are not free, so here a group must also be
+free as a whole. That is the only difference.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.cpu_topology import CpuGroup, CpuTopology, Groups
-    from sysfs.mask import Mask
-
-
-class Yardstick(NamedTuple):
-    """What counts as a whole core or socket, and as a cache's worth of CPUs.
-
-    None stands for the size that each group really has. With numbers, a core or socket is whole
-    only when it is free and has exactly this many CPUs.
-    """
-
-    core: int | None = None
-    socket: int | None = None
-    uncore: int | None = None
-
-
-REAL_SIZES: Final = Yardstick()
-
-
-def averages(topology: CpuTopology) -> Yardstick:
-    """Return the sizes that the kubelet reckons with (CPUsPerCore, PerSocket, PerUncore)."""
-    return Yardstick(topology.cpus_per_core, topology.cpus_per_socket, topology.cpus_per_uncore)
 
 
 class Levels(NamedTuple):
@@ -53,26 +34,23 @@ def _levels(topology: CpuTopology) -> Levels:
 class CpuAccumulator:
     """One request being served: `free` CPUs (bits), `need` more of them, `taken` so far."""
 
-    __slots__ = ("free", "levels", "need", "taken", "topology", "yardstick")
+    __slots__ = ("free", "levels", "need", "taken", "topology")
 
-    def __init__(
-        self, topology: CpuTopology, free: int, need: int, yardstick: Yardstick = REAL_SIZES
-    ) -> None:
+    def __init__(self, topology: CpuTopology, free: int, need: int) -> None:
         self.topology = topology
         self.levels = _levels(topology)
-        self.yardstick = yardstick
         self.free = free
         self.need = need
         self.taken = 0
 
     def take_full_outer(self) -> None:
         """Take free NUMA nodes (or sockets, where these are the outer level) that fit."""
-        size = None if self.topology.numa_first else self.yardstick.socket
+        size = None if self.topology.numa_first else self.topology.cpus_per_socket
         self._take_whole(rank(self.levels.outer, self.free), size)
 
     def take_full_inner(self) -> None:
         """Take free sockets (or NUMA nodes) that fit."""
-        size = self.yardstick.socket if self.topology.numa_first else None
+        size = self.topology.cpus_per_socket if self.topology.numa_first else None
         self._take_whole(self._inner_order(self.free), size)
 
     def take_uncore(self) -> None:
@@ -82,7 +60,7 @@ class CpuAccumulator:
         NUMA nodes, then by free CPUs, then by id.
         """
         order = self._uncore_order(self.free)
-        if self.yardstick.uncore is None or self.need >= self.yardstick.uncore:
+        if self.need >= self.topology.cpus_per_uncore:
             self._take_whole(order, None)
         for cache in order:
             if not self.need:
@@ -91,7 +69,7 @@ class CpuAccumulator:
 
     def take_full_cores(self) -> None:
         """Take free physical cores that fit."""
-        self._take_whole(self._whole_core_order(self.free), self.yardstick.core)
+        self._take_whole(self._whole_core_order(self.free), self.topology.cpus_per_core)
 
     def take_remaining_packed(self) -> None:
         """Take single CPUs, filling up the cores with the fewest free CPUs first."""
@@ -122,6 +100,7 @@ class CpuAccumulator:
         self._claim(lowest(cpus & self.free, self.need))
 
     def _take_whole(self, groups: Iterable[CpuGroup], size: int | None) -> None:
+        """Take those that are free and fit; with `size`, only groups of exactly this size."""
         for group in groups:
             if not self.need:
                 return
@@ -136,25 +115,23 @@ class CpuAccumulator:
         free. When that gives more than is needed of an odd number, one CPU is dropped. A cache
         whose first cores are partly busy is passed over even if it has room (the kubelet's rule).
         """
-        cpus, threads = self._cores_for_need(cache)
+        threads = self.topology.cpus_per_core
+        cpus = self._free_in_first_cores(cache, -(-self.need // threads))
         if self.need % 2 and threads > 1 and cpus.bit_count() > self.need:
             cpus ^= 1 << cpus.bit_length() - 1
         if cpus.bit_count() == self.need:
             self._claim(cpus)
 
-    def _cores_for_need(self, cache: CpuGroup) -> tuple[int, int]:
-        """Return the free CPUs of these cores and the most threads that one of them has."""
-        average = self.yardstick.core
-        cpus, room, threads = 0, 0, average or 1
+    def _free_in_first_cores(self, cache: CpuGroup, cores: int) -> int:
         inside = cache.cpus & self.free
+        found = 0
         for core in self.topology.cores_in_uncore[cache.id]:
-            if room >= self.need:
+            if not cores:
                 break
             if core.cpus & inside:
-                cpus |= core.cpus & self.free
-                room += core.size if average is None else average
-                threads = threads if average else max(threads, core.size)
-        return cpus, threads
+                found |= core.cpus & self.free
+                cores -= 1
+        return found
 
     def _inner_order(self, free: int) -> Iterator[CpuGroup]:
         return _nested(self.levels.outer, self.levels.inner_of, free)
@@ -213,12 +190,3 @@ def lowest(cpus: int, count: int) -> int:
 
 def _by_size_and_id(group: CpuGroup) -> tuple[int, int]:
     return group.size, group.id
-
-
-def touched(topology: CpuTopology, cpus: Mask) -> tuple[int, int, int]:
-    """Return how many NUMA nodes, sockets and cores a set of CPUs touches."""
-    kinds = (topology.nodes, topology.sockets, topology.cores)
-    nodes, sockets, cores = (
-        sum(1 for group in groups if group.cpus & cpus.bits) for groups in kinds
-    )
-    return nodes, sockets, cores

@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent.managers.cpu_accumulator import (
-    REAL_SIZES,
-    CpuAccumulator,
-    Yardstick,
-    averages,
-    touched,
-)
+from agent.managers.cpu_accumulator import CpuAccumulator
 from agent.managers.cpu_distribution import distribution
-from agent.managers.cpu_whole_cores import splits_a_core, whole_cores
+from agent.managers.cpu_whole_cores import unsplit
 from agent.managers.errors import ManagerError
 from sysfs.mask import EMPTY, Mask
 
@@ -74,66 +68,38 @@ def take_by_topology(
 
 
 def take(topology: CpuTopology, strategy: Strategy, available: Mask, count: int) -> Mask:
-    """Choose `count` of the `available` CPUs; raises `NotEnoughCpusError`.
-
-    Where cores, sockets or caches differ in size the kubelet's averages mislead it, up to giving
-    away busy CPUs. There the real sizes decide, unless the averages happen to lead to fewer NUMA
-    nodes, sockets or cores: no request gets a wider answer than the kubelet would give.
-    """
+    """Choose `count` of the `available` CPUs; raises `NotEnoughCpusError`."""
     free = available.bits & topology.all.bits
     if count > free.bit_count():
         raise NotEnoughCpusError(count, free.bit_count())
     if count <= 0:
         return EMPTY
-    chosen = Mask(_choose(topology, strategy, free, count, REAL_SIZES))
-    if topology.regular:
-        return chosen
-    averaged = Mask(_choose(topology, strategy, free, count, averages(topology)))
-    narrow = all(
-        ours <= theirs
-        for ours, theirs in zip(touched(topology, chosen), touched(topology, averaged), strict=True)
-    )
-    return _keep_cores_whole(topology, strategy, free, chosen if narrow else averaged)
-
-
-def _choose(
-    topology: CpuTopology, strategy: Strategy, free: int, count: int, yardstick: Yardstick
-) -> int:
     if strategy.group_size is not None and count % strategy.group_size == 0:
-        taken = _distributed(topology, strategy, free, count, yardstick)
+        taken = _distributed(topology, strategy, free, count)
         if taken is not None:
-            return taken
-    uncore = strategy.uncore and strategy.group_size is None
-    return _packed(topology, free, count, yardstick, spread=strategy.spread, uncore=uncore)
+            return Mask(taken)
+    return Mask(_packed(topology, strategy, free, count))
 
 
-def _packed(
-    topology: CpuTopology,
-    free: int,
-    count: int,
-    yardstick: Yardstick,
-    *,
-    spread: bool,
-    uncore: bool = False,
-) -> int:
+def _packed(topology: CpuTopology, strategy: Strategy, free: int, count: int) -> int:
     """Fill the fullest places first (kubelet `takeByTopologyNUMAPacked`)."""
-    accumulator = CpuAccumulator(topology, free, count, yardstick)
+    accumulator = CpuAccumulator(topology, free, count)
     steps = [accumulator.take_full_outer, accumulator.take_full_inner]
-    if uncore:
+    if strategy.uncore and strategy.group_size is None:
         steps.append(accumulator.take_uncore)
-    if spread:
+    if strategy.spread:
         steps.append(accumulator.take_remaining_spread)
     else:
         steps += [accumulator.take_full_cores, accumulator.take_remaining_packed]
     for step in steps:
         if accumulator.need:
             step()
+    if strategy.whole_cores and not topology.cores_alike:
+        return unsplit(topology, free, accumulator.taken)
     return accumulator.taken
 
 
-def _distributed(
-    topology: CpuTopology, strategy: Strategy, free: int, count: int, yardstick: Yardstick
-) -> int | None:
+def _distributed(topology: CpuTopology, strategy: Strategy, free: int, count: int) -> int | None:
     """Take the same number from each node that is needed (`takeByTopologyNUMADistributed`).
 
     None when no set of nodes can be balanced. `prefer-align-cpus-by-uncorecache` plays no part.
@@ -145,14 +111,5 @@ def _distributed(
     taken = 0
     for node in shares:
         for portion in (node.base, *(group_size,) * node.extra_groups):
-            left = node.cpus & free & ~taken
-            taken |= _packed(topology, left, portion, yardstick, spread=strategy.spread)
+            taken |= _packed(topology, strategy, node.cpus & ~taken, portion)
     return taken
-
-
-def _keep_cores_whole(topology: CpuTopology, strategy: Strategy, free: int, chosen: Mask) -> Mask:
-    """Where cores differ in size the order of taking can split one; choose whole ones if any."""
-    if not strategy.whole_cores or not splits_a_core(topology, chosen.bits):
-        return chosen
-    whole = whole_cores(topology, free, len(chosen))
-    return chosen if whole is None else Mask(whole)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.cpu_assignment import NotEnoughCpusError, take_by_topology
+from agent.managers.cpu_assignment import NotEnoughCpusError, strategy_of, take
 from agent.managers.errors import ManagerError
 
 if TYPE_CHECKING:
@@ -70,14 +71,16 @@ def reserve_cpus(topology: CpuTopology, options: CpuPolicyOptions, millicores: i
     """Return the CPUs for a quantity in millicores (systemReserved + kubeReserved), rounded up.
 
     They are chosen as for a container, by the same policy options (so that for example
-    `distribute-cpus-across-numa` reserves on every node). Raises `EmptyReservationError` or
-    `ReservationTooLargeError`.
+    `distribute-cpus-across-numa` reserves on every node). `full-pcpus-only` promises whole cores to
+    containers, not to the system: the choice is the kubelet's also where cores differ.
+    Raises `EmptyReservationError` or `ReservationTooLargeError`.
     """
     count = -(-millicores // _MILLICORES_PER_CPU)
     if count <= 0:
         raise EmptyReservationError
     try:
-        return take_by_topology(topology, options, topology.all, count)
+        strategy = replace(strategy_of(topology, options), whole_cores=False)
+        return take(topology, strategy, topology.all, count)
     except NotEnoughCpusError as error:
         raise ReservationTooLargeError(error.asked, error.available) from error
 

@@ -197,28 +197,32 @@ class CpuTopology:
         return self.counts.sockets >= self.counts.nodes
 
     @cached_property
-    def regular(self) -> bool:
-        """Whether all cores, all sockets and all uncore caches have the same number of CPUs.
+    def cores_alike(self) -> bool:
+        """Whether all cores have the same number of CPUs (no hybrid cores, no offline threads)."""
+        return len({core.size for core in self.cores}) == 1
 
-        Only there the kubelet's averages (CPUs per core, socket, cache) say something true.
-        """
-        kinds = (self.cores, self.sockets, self.uncores)
-        even = all(len({group.size for group in groups}) == 1 for groups in kinds)
-        return even and self.counts == self.counted
-
-    @property
+    @cached_property
     def cpus_per_core(self) -> int:
-        """The kubelet's CPUsPerCore: an average, rounded down; exact where `regular`."""
+        """The kubelet's CPUsPerCore: the average, rounded down, so at least 1.
+
+        Where the cores differ in size it says nothing about any one of them.
+        """
         return _average(self.counts.cpus, self.counts.cores)
 
-    @property
+    @cached_property
     def cpus_per_socket(self) -> int:
-        """The kubelet's CPUsPerSocket: an average, rounded down; exact where `regular`."""
+        """The kubelet's CPUsPerSocket: the average, rounded down, so at least 1.
+
+        Where the sockets differ in size it says nothing about any one of them.
+        """
         return _average(self.counts.cpus, self.counts.sockets)
 
-    @property
+    @cached_property
     def cpus_per_uncore(self) -> int:
-        """The kubelet's CPUsPerUncore: an average, rounded down; exact where `regular`."""
+        """The kubelet's CPUsPerUncore: the average, rounded down, so at least 1.
+
+        Where the uncore caches differ in size it says nothing about any one of them.
+        """
         return _average(self.counts.cpus, self.counts.uncores)
 
     def cores_of(self, cpus: Mask) -> Mask:
@@ -273,8 +277,8 @@ def _within(
     )
 
 
-def _average(number: int, by: int) -> int:
-    return number // by if by else 0
+def _average(cpus: int, groups: int) -> int:
+    return max(1, cpus // groups) if groups else 1
 
 
 def _package(cpu: Cpu) -> int:

@@ -7,12 +7,31 @@ from typing import TYPE_CHECKING
 from agent.managers.cpu_accumulator import rank
 
 if TYPE_CHECKING:
-    from agent.managers.cpu_topology import CpuGroup, CpuTopology
+    from agent.managers.cpu_topology import CpuGroup, CpuTopology, Groups
 
 
 def splits_a_core(topology: CpuTopology, cpus: int) -> bool:
     """Tell whether `cpus` (bits) hold some but not all threads of a core."""
     return any(core.cpus & cpus and core.cpus & ~cpus for core in topology.cores)
+
+
+def unsplit(topology: CpuTopology, free: int, chosen: int) -> int:
+    """Return whole cores in place of `chosen` CPUs (bits) if those split a core needlessly.
+
+    The kubelet's packing can do so where cores differ in size, because it knows only the average.
+    The answer stays on the same NUMA nodes and touches no more sockets and cores; where whole cores
+    cannot do that, `chosen` stands.
+    """
+    if not splits_a_core(topology, chosen):
+        return chosen
+    nodes = sum(node.cpus for node in topology.nodes if node.cpus & chosen)
+    whole = whole_cores(topology, free & nodes, chosen.bit_count())
+    if whole is None or any(
+        _touched(groups, whole) > _touched(groups, chosen)
+        for groups in (topology.sockets, topology.cores)
+    ):
+        return chosen
+    return whole
 
 
 def whole_cores(topology: CpuTopology, free: int, count: int) -> int | None:
@@ -49,3 +68,7 @@ def _reachable_sums(cores: list[CpuGroup]) -> list[int]:
         sums.append(sums[-1] | sums[-1] << core.size)
     sums.reverse()
     return sums
+
+
+def _touched(groups: Groups, cpus: int) -> int:
+    return sum(1 for group in groups if group.cpus & cpus)
