@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
 #: The kernel's own multicast group: complete without udev, and only the kernel sends to it.
 KERNEL_GROUP: Final = 1
@@ -26,7 +26,7 @@ class Hotplug:
     device: str
 
 
-async def watch_hotplug() -> AsyncIterator[Hotplug]:
+async def watch_hotplug() -> AsyncGenerator[Hotplug, None]:
     """Yield hotplug events of CPUs, memory and nodes from now on, until it is closed.
 
     The events say that facts changed, not what they are: read the host again. Other

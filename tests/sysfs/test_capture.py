@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import errno
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+
+from sysfs.capture import capture
+from sysfs.discover import discover, read_host
+from sysfs.errors import MissingFile
+from sysfs.files import Tree
+from sysfs.shapes import regular_host
+from sysfs.tree import write_tree
+from tests.sysfs.hosts import hosts
+from tests.sysfs.machines import Machine, machines
+from tests.sysfs.trees import lay_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sysfs.host import Host
+
+
+def _unpacked(file: Path, directory: Path) -> Path:
+    directory.mkdir()
+    subprocess.run(["tar", "-xzf", file, "-C", directory], check=True)
+    return directory
+
+
+@settings(max_examples=40, deadline=None)
+@given(host=hosts())
+def test_an_unpacked_capture_shows_the_same_host(host: Host) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        capture(write_tree(host, place / "host"), place / "host.tar.gz")
+        assert discover(_unpacked(place / "host.tar.gz", place / "again")) == host
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("machine", machines(), ids=lambda machine: machine.name)
+def test_a_capture_of_a_captured_machine_shows_the_same_host(
+    machine: Machine, machine_root: Callable[[Machine], Path], tmp_path: Path
+) -> None:
+    root = machine_root(machine)
+    capture(root, tmp_path / "host.tar.gz")
+    assert discover(_unpacked(tmp_path / "host.tar.gz", tmp_path / "again")) == discover(root)
+
+
+class _RecordingTree(Tree):
+    """A tree that remembers every file that it found."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.found: set[str] = set()
+
+    def find(self, name: str) -> str | None:
+        text = super().find(name)
+        if text is not None:
+            self.found.add(name)
+        return text
+
+
+def test_every_file_that_discovery_reads_is_in_the_archive(tmp_path: Path) -> None:
+    tree = _RecordingTree(write_tree(regular_host(hugepages=[(2 << 20, 1)]), tmp_path / "host"))
+    read_host(tree)
+    capture(tmp_path / "host", tmp_path / "host.tar.gz")
+    with tarfile.open(tmp_path / "host.tar.gz") as archive:
+        assert tree.found <= set(archive.getnames())
+
+
+def test_the_same_host_gives_the_same_bytes(tmp_path: Path) -> None:
+    write_tree(regular_host(), tmp_path / "one")
+    write_tree(regular_host(), tmp_path / "two")
+    one, two = tmp_path / "1.tar.gz", tmp_path / "2.tar.gz"
+    assert capture(tmp_path / "one", one) == capture(tmp_path / "two", two) > 50
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_nothing_that_changes_or_names_its_owner_is_kept(tmp_path: Path) -> None:
+    root = write_tree(regular_host(), tmp_path / "host")
+    nic = "sys/devices/pci0000:00/0000:00:01.0"
+    lay_out(
+        root,
+        {
+            "proc/meminfo": "MemTotal: 8 kB\nMemFree: 4711 kB\n",
+            "sys/devices/system/cpu/cpu0/topology/ppin": "0x3840d4deda78bbf2",
+            f"{nic}/net/enx0013ef601a2b/address": "00:13:ef:60:1a:2b",
+            f"{nic}/net/enx0013ef601a2c/address": "00:13:ef:60:1a:2c",
+            f"{nic}/vpd": "serial number 4711",
+        },
+    )
+    (root / "sys/class/net").mkdir(parents=True)
+    for name in ("enx0013ef601a2b", "enx0013ef601a2c"):
+        (root / f"sys/class/net/{name}").symlink_to(
+            f"../../devices/pci0000:00/0000:00:01.0/net/{name}"
+        )
+    (root / "sys/bus/pci/devices").mkdir(parents=True)
+    (root / "sys/bus/pci/devices/0000:00:01.0").symlink_to(
+        "../../../devices/pci0000:00/0000:00:01.0"
+    )
+    capture(root, tmp_path / "host.tar.gz")
+    again = _unpacked(tmp_path / "host.tar.gz", tmp_path / "again")
+    content = b"".join(path.read_bytes() for path in again.rglob("*") if path.is_file())
+    names = " ".join(str(path) for path in again.rglob("*"))
+    for private in ("4711", "3840d4", "13ef601a2b", "13:ef"):
+        assert private.encode() not in content
+        assert private not in names
+    assert [device.name for device in discover(again).devices if device.kind == "net"] == [
+        "enx0",
+        "enx1",
+    ]
+
+
+def test_links_in_an_archive_stay_inside(tmp_path: Path) -> None:
+    capture(write_tree(regular_host(), tmp_path / "host"), tmp_path / "host.tar.gz")
+    with tarfile.open(tmp_path / "host.tar.gz") as archive:
+        archive.extractall(tmp_path / "again", filter="data")
+    assert discover(tmp_path / "again") == regular_host()
+
+
+def test_a_capture_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "out" / "host.tar.gz"
+    file.parent.mkdir()
+    file.write_text("old")
+    with pytest.raises(MissingFile):
+        capture(tmp_path, file)
+    assert [path.name for path in file.parent.iterdir()] == ["host.tar.gz"]
+    assert file.read_text() == "old"
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    root = write_tree(regular_host(), tmp_path / "host")
+    file = tmp_path / "out" / "host.tar.gz"
+    file.parent.mkdir()
+    file.write_text("old")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        capture(root, file)
+    assert [path.name for path in file.parent.iterdir()] == ["host.tar.gz"]
+    assert file.read_text() == "old"
