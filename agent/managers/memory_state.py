@@ -127,26 +127,50 @@ def release(
     """Return the charge without the given blocks.
 
     Nodes are emptied in ascending order, whichever of them the blocks were charged to, so over a
-    group of nodes the sum is right and the division may have changed (the kubelet's rule). A node
-    that no block uses any longer is as good as new. Nodes that the machine no longer has are
-    passed over.
+    group of nodes the sum is right and the division may have changed (the kubelet's rule). Nodes
+    that nobody uses any longer are emptied first and are as good as new. Nodes that the machine
+    no longer has are passed over.
     """
     changed = dict(state)
     for block in blocks:
-        open_size = block.size
-        for node in block.nodes:
-            if node not in changed:
-                continue
+        nodes = [node for node in block.nodes if node in changed]
+        leaving = [node for node in nodes if changed[node].assignments <= 1]
+        staying = [node for node in nodes if changed[node].assignments > 1]
+        surplus = _sums(changed[node].reserved for node in leaving)
+        surplus[block.type] = surplus.get(block.type, 0) - block.size
+        for node in leaving:
+            changed[node] = _unused(facts, node)
+        for node in staying:
             held = changed[node]
-            used = held.reserved.get(block.type, 0)
-            returned = min(open_size, used)
-            open_size -= returned
-            if held.assignments <= 1:
-                changed[node] = _unused(facts, node)
-                continue
-            reserved = _with(held.reserved, block.type, used - returned)
+            reserved = _moved(facts.allocatable[node], held.reserved, surplus)
             changed[node] = replace(held, assignments=held.assignments - 1, reserved=reserved)
     return changed
+
+
+def _moved(
+    allocatable: Mapping[str, int], reserved: Mapping[str, int], surplus: dict[str, int]
+) -> Mapping[str, int]:
+    """Return what a node is charged once it took its share of `surplus`, which is lessened.
+
+    A negative surplus is memory to give back. A positive one was charged to a node that is
+    out of use by now, on behalf of blocks that stay (after a single-node block was placed on a
+    member of a group, and the group's blocks were released in ascending order).
+    """
+    for name, size in surplus.items():
+        used = reserved.get(name, 0)
+        room = max(allocatable.get(name, 0) - used, 0)
+        change = max(size, -used) if size < 0 else min(size, room)
+        surplus[name] = size - change
+        reserved = _with(reserved, name, used + change)
+    return reserved
+
+
+def _sums(amounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for amount in amounts:
+        for name, size in amount.items():
+            total[name] = total.get(name, 0) + size
+    return total
 
 
 def _totals(node: MachineNode) -> dict[str, int]:
