@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.cli.main import run_command
+from agent.topology_view import topology_view
+from sysfs.mask import Mask
+from sysfs.shapes import regular_host, with_isolated, with_memory_only_nodes, with_offline
+from sysfs.tree import write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sysfs.host import Host
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def _shown(host: Host, root: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    write_tree(host, root)
+    assert run_command(["topology", "--root", str(root), *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_json_is_the_view_of_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = regular_host(hugepages=[(2 << 20, 4)])
+    output = _shown(host, tmp_path, capsys, "--output", "json")
+    assert json.loads(output) == topology_view(host)
+
+
+def test_the_picture_shows_packages_nodes_caches_cores_and_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = with_memory_only_nodes(
+        regular_host(packages=2, cores_per_node=2, memory_bytes=3 << 30, hugepages=[(2 << 20, 8)]),
+        [64 << 30],
+    )
+    assert _shown(host, tmp_path, capsys) == (
+        "8 CPUs (8 online), 2 packages, 2 dies, 4 cores, 2 L3 caches, 3 nodes, 1 \n"
+        "memory-only node\n"
+        "machine\n"
+        "├── package 0  CPUs 0-1,4-5\n"
+        "│   └── node 0  3 GiB, 8 x 2 MiB pages, CPUs 0-1,4-5\n"
+        "│       └── L3 0  CPUs 0-1,4-5\n"
+        "│           └── 2 cores x 2 threads: 0+4 1+5\n"
+        "├── package 1  CPUs 2-3,6-7\n"
+        "│   └── node 1  3 GiB, 8 x 2 MiB pages, CPUs 2-3,6-7\n"
+        "│       └── L3 2  CPUs 2-3,6-7\n"
+        "│           └── 2 cores x 2 threads: 2+6 3+7\n"
+        "└── node 2  64 GiB, no CPUs\n"
+        "distances\n"
+        "            0  1  2\n"
+        "  node   0 10 21 28\n"
+        "  node   1 21 10 28\n"
+        "  node   2 28 28 10\n"
+    )
+
+
+def test_offline_and_isolated_cpus_are_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = with_isolated(regular_host(packages=1, cores_per_node=3), Mask.of(1, 4))
+    output = _shown(with_offline(host, Mask.of(5)), tmp_path, capsys)
+    assert "2 cores x 2 threads + 1 core: 0+3 1*+4* 2" in output
+    assert "offline  5\n" in output
+    assert "isolated (*)  1,4\n" in output
+
+
+def test_a_host_of_4096_cpus_fits_a_screen_of_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = regular_host(4, 16, 8, 2, uncores_per_node=2)
+    output = _shown(host, tmp_path, capsys)
+    assert len(output.splitlines()) < 24
+    assert max(len(line) for line in output.splitlines()) <= 80
+    assert "16 nodes 16-31  each 16 GiB, 2 L3 (4 cores x 2 threads each); CPUs" in output
+    assert "nodes 16-31: 10 to itself, 12 to 16-31, 21 to 0-15,32-63" in output
+
+
+def test_a_directory_without_a_tree_is_one_line_and_exit_code_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["topology", "--root", str(tmp_path)]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith(f"numawarden: error: {tmp_path}/sys/devices/system/cpu/online: ")
+    assert error.count("\n") == 1
+
+
+def test_a_damaged_file_is_named_with_exit_code_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tree(regular_host(), tmp_path)
+    (tmp_path / "sys/devices/system/node/node0/cpulist").write_text("0-x")
+    assert run_command(["topology", "--root", str(tmp_path)]) == 3
+    assert "node0/cpulist: found '0-x'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--root", "/nonexistent"], ["--output", "xml"], ["extra"]])
+def test_a_wrong_command_line_is_exit_code_2(options: list[str]) -> None:
+    assert run_command(["topology", *options]) == 2
+
+
+def test_this_host_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["topology", "--output", "json"]) == 0
+    view = json.loads(capsys.readouterr().out)
+    assert view["totals"]["online"] == sum(cpu["online"] for cpu in view["cpus"]) > 0
+
+
+def test_json_of_another_root_needs_neither_rich_nor_pyroute2(tmp_path: Path) -> None:
+    write_tree(regular_host(), tmp_path)
+    script = (
+        "import sys; from agent.cli.main import run_command;"
+        f"run_command(['topology', '--root', {str(tmp_path)!r}, '--output', 'json']);"
+        "print([name for name in ('rich', 'pyroute2') if name in sys.modules], file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stderr == "[]\n"
