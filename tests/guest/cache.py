@@ -72,7 +72,7 @@ class Cache:
 
     def _remove_others(self, kind: str, wanted: Path) -> None:
         for other in self.root.glob(f"{kind}-*"):
-            if other != wanted:
+            if other != wanted and other.name.rpartition("-")[0] == kind:
                 shutil.rmtree(other)
 
     @contextmanager
