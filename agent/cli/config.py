@@ -40,16 +40,19 @@ def check(file: Path, root: Path | None, settings: tuple[str, ...]) -> None:
     """
     # Imported here: help and completion neither read files nor hosts.
     from agent.config.loader import load_config_file  # noqa: PLC0415
-    from agent.config.resolve import resolve  # noqa: PLC0415
+    from agent.config.resolve import overcommitted_memory, resolve  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
 
     loaded = load_config_file(file, settings)
     host = discover(root or loaded.agent.sysfs_root)
-    policy = resolve(loaded, Machine.of(host), offline=host.offline, source=str(file))
+    machine = Machine.of(host)
+    policy = resolve(loaded, machine, offline=host.offline, source=str(file))
     click.echo(f"{file}: no mistakes")
     for line in _summary(loaded, policy):
         click.echo(line)
+    for line in overcommitted_memory(policy, machine):
+        click.echo(f"  note: {line}")
 
 
 def _summary(loaded: Config, policy: Policy) -> Iterator[str]:

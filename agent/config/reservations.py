@@ -88,7 +88,7 @@ def spread(machine: Machine, totals: Mapping[str, int]) -> dict[int, dict[str, i
     The system runs where the CPUs are, so nodes with CPUs share a total by what they have of the
     type, in whole MiB or whole huge pages, and the lowest of them takes the rest. Memory-only
     nodes (HBM, CXL) are touched only as far as the others are too small. What no node can hold
-    stays with the lowest node, for `resolve` to refuse.
+    stays with the lowest node.
     """
     reserved: dict[int, dict[str, int]] = {node.id: {} for node in machine.nodes}
     for memory_type, total in totals.items():

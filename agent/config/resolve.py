@@ -81,6 +81,22 @@ def reserved_memory(config: Config, machine: Machine) -> dict[int, dict[str, int
     return reserved
 
 
+def overcommitted_memory(policy: Policy, machine: Machine) -> Iterator[str]:
+    """Yield a line for each node that has less of a memory type than is reserved there.
+
+    As for the kubelet that is no error: pods get nothing of the type on that node. It happens
+    when huge pages are taken from memory that was reserved.
+    """
+    for node in machine.nodes:
+        for memory_type, size in policy.memory.reserved.get(node.id, {}).items():
+            capacity = node_capacity(node, memory_type)
+            if size > capacity:
+                yield (
+                    f"node {node.id} has {_text(capacity)} of {memory_type} and {_text(size)} "
+                    "reserved: nothing of it is left for pods"
+                )
+
+
 def _totals(config: Config, machine: Machine) -> dict[str, int]:
     return reserved_totals(config, sum(node.memory_bytes for node in machine.nodes))
 
@@ -146,18 +162,23 @@ def _memory_problems(config: Config, machine: Machine) -> Iterator[Problem]:
             "the Static policy needs memory for the system: set systemReserved.memory, "
             "kubeReserved.memory or evictionHard memory.available to an amount above zero",
         )
+    reserved = reserved_memory(config, machine) if stated else {}
+    yield from _node_problems(machine, reserved)
+    yield from _type_problems(machine, totals, reserved)
     if stated:
         yield from _sum_problems(config, machine, totals)
-    path = "reservedMemory" if stated else "systemReserved"
-    yield from _place_problems(machine, reserved_memory(config, machine), path)
 
 
 def _sum_problems(config: Config, machine: Machine, totals: Mapping[str, int]) -> Iterator[Problem]:
-    reserved = reserved_memory(config, machine)
-    for memory_type in sorted({*totals, *(name for types in reserved.values() for name in types)}):
-        found = sum(types.get(memory_type, 0) for types in reserved.values())
+    reserved = [
+        types
+        for node, types in reserved_memory(config, machine).items()
+        if node in machine.node_mask
+    ]
+    for memory_type in sorted({*totals, *(name for types in reserved for name in types)}):
+        found = sum(types.get(memory_type, 0) for types in reserved)
         wanted = totals.get(memory_type, 0)
-        if found != wanted:
+        if found != wanted and page_size(machine, memory_type) is not None:
             yield Problem(
                 "reservedMemory",
                 f"the nodes together reserve {_text(found)} of {memory_type}, but systemReserved, "
@@ -166,33 +187,29 @@ def _sum_problems(config: Config, machine: Machine, totals: Mapping[str, int]) -
             )
 
 
-def _place_problems(
-    machine: Machine, reserved: Mapping[int, Mapping[str, int]], path: str
+def _type_problems(
+    machine: Machine, totals: Mapping[str, int], reserved: Mapping[int, Mapping[str, int]]
 ) -> Iterator[Problem]:
-    nodes = {node.id: node for node in machine.nodes}
-    for node_id, types in reserved.items():
-        node = nodes.get(node_id)
-        if node is None:
+    stated = {name: "reservedMemory" for types in reserved.values() for name in types}
+    for memory_type, path in (dict.fromkeys(totals, "systemReserved") | stated).items():
+        unit = page_size(machine, memory_type)
+        if unit is None:
+            yield Problem(path, f"{memory_type}: no NUMA node of this host has pages of this size")
+        elif memory_type != MEMORY:
+            sizes = (*(types.get(memory_type, 0) for types in reserved.values()),)
+            if any(size % unit for size in (totals.get(memory_type, 0), *sizes)):
+                yield Problem(path, f"{memory_type}: an amount is not a whole number of pages")
+
+
+def _node_problems(
+    machine: Machine, reserved: Mapping[int, Mapping[str, int]]
+) -> Iterator[Problem]:
+    for node in reserved:
+        if node not in machine.node_mask:
             yield Problem(
-                path, f"this host has no NUMA node {node_id}; its nodes are {machine.node_mask}"
+                "reservedMemory",
+                f"this host has no NUMA node {node}; its nodes are {machine.node_mask}",
             )
-            continue
-        for memory_type, size in types.items():
-            capacity = node_capacity(node, memory_type)
-            unit = page_size(machine, memory_type)
-            if unit is None:
-                yield Problem(path, f"{memory_type}: no node of this host has pages of this size")
-            elif size > capacity:
-                yield Problem(
-                    path,
-                    f"node {node_id} cannot reserve {_text(size)} of {memory_type}, it has "
-                    f"{_text(capacity)}",
-                )
-            elif memory_type != MEMORY and size % unit:
-                yield Problem(
-                    path,
-                    f"node {node_id}: {_text(size)} of {memory_type} are not whole pages",
-                )
 
 
 def _device_problems(config: Config, machine: Machine) -> Iterator[Problem]:

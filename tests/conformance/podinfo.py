@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.document.nodes import from_plain
 from agent.managers.cpu_pod_level import empty_pool_problem
 from agent.managers.demand import demand_of
-from agent.managers.policy import FeatureGates, Policy
+from agent.managers.memory_pod_level import empty_memory_pool
+from agent.managers.policy import Policy
 from agent.pods.defaults import apply_defaults
 from agent.pods.manifest import read_pod
 from agent.pods.qos import is_container_guaranteed, qos_class
@@ -20,38 +21,62 @@ from agent.pods.requests import (
     pod_memory_requests,
     pod_requests,
 )
+from agent.pods.validation import find_problems
+from tests.conformance.outcome import Outcome
+from tests.conformance.recorded import gates_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.pods.model import Pod, Resources
     from agent.pods.quantity import Quantity
+    from tests.conformance.outcome import Case
 
 #: The kubelet reads a negative amount of memory, which the API server refuses, as unsigned.
 _UNSIGNED: Final = 2**64
 
 
-def run_case(case: Mapping[str, Any]) -> list[str]:
-    """Return every difference between the recorded answer and ours; none when they are equal."""
-    gates = case["gates"]
-    pod_level = gates.get("PodLevelResources", True)
-    managed = pod_level and gates.get("PodLevelResourceManagers", False)
+def run_case(case: Case) -> Outcome:
+    """Compare one recorded pod."""
+    gates = gates_of(case["gates"])
     pod = read_pod(from_plain(case["pod"]), case["name"])
     if case["apply_defaults"]:
-        pod = apply_defaults(pod, pod_level_resources=pod_level)
-    found = _answer(pod, pod_level=pod_level, managed=managed)
+        pod = apply_defaults(pod, pod_level_resources=gates.pod_level_resources)
+    policy = Policy(gates=gates)
+    found = _answer(pod, policy)
     if case["apply_defaults"]:
         found["defaulted"] = _defaulted(pod)
-    expected = case["expected"]
-    found |= {key: expected.get(key) for key in ("memory_pod_scope_error",) if key in expected}
+    expected = {key: case["expected"].get(key) for key in found}
+    differences = [
+        f"{key}: expected {expected[key]}, found {found[key]}"
+        for key in found
+        if expected[key] != found[key]
+    ]
+    return Outcome.of(differences + _pool_differences(case["expected"], pod, policy))
+
+
+def _pool_differences(expected: Mapping[str, Any], pod: Pod, policy: Policy) -> list[str]:
+    """Compare who is refused for an empty pool; the words, and which of two types, are ours.
+
+    The recording asked of every pod. Pods that never come that far, because the API server refuses
+    them or no budget is divided, are left out.
+    """
+    demand = demand_of(policy, pod)
+    if find_problems(pod) or not demand.cpus:
+        return []
+    found = {
+        "cpu_pod_scope_error": empty_pool_problem(demand) is not None,
+        "memory_pod_scope_error": empty_memory_pool(demand) is not None,
+    }
     return [
-        f"{key}: expected {expected.get(key)}, found {found.get(key)}"
-        for key in sorted({*expected, *found})
-        if expected.get(key) != found.get(key)
+        f"{key}: expected {expected.get(key)!r}, found {refused}"
+        for key, refused in found.items()
+        if (expected.get(key) is not None) != refused
     ]
 
 
-def _answer(pod: Pod, *, pod_level: bool, managed: bool) -> dict[str, Any]:
+def _answer(pod: Pod, policy: Policy) -> dict[str, Any]:
+    pod_level, managed = policy.gates.pod_level_resources, policy.pod_level_managers
     qos = qos_class(pod, pod_level_resources=pod_level)
     containers = tuple(pod.all_containers())
     return {
@@ -90,6 +115,3 @@ def _defaulted(pod: Pod) -> dict[str, Any]:
 def _resources(resources: Resources) -> dict[str, dict[str, str]]:
     parts = {"limits": resources.limits, "requests": resources.requests}
     return {key: _texts(amounts) for key, amounts in parts.items() if amounts}
-
-
-_ = (empty_pool_problem, demand_of, FeatureGates, Policy)

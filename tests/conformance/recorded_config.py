@@ -1,0 +1,65 @@
+"""Recorded configurations as the text of our own configuration file, and what comes of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from agent.config.errors import ConfigError
+from agent.config.loader import load_config
+from agent.config.resolve import resolve
+from tests.conformance.recorded import machine_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.managers.policy import Policy
+
+
+def config_text(config: Mapping[str, Any], gates: Mapping[str, bool]) -> str:
+    """Return a configuration file that says what a recorded configuration says."""
+    cpu, memory, topology = config["cpu"], config["memory"], config["topology"]
+    reservation = dict(memory.get("node_allocatable_reservation") or {})
+    if cpu.get("quantity") is not None:
+        reservation["cpu"] = cpu["quantity"]
+    document: dict[str, object] = {
+        "cpuManagerPolicy": cpu["policy"],
+        "cpuManagerPolicyOptions": cpu.get("options") or {},
+        "reservedSystemCPUs": cpu.get("reserved") or "",
+        "systemReserved": reservation,
+        "evictionHard": {"memory.available": "0"},
+        "memoryManagerPolicy": memory["policy"],
+        "reservedMemory": [
+            {"numaNode": entry["numa"], "limits": entry["limits"]}
+            for entry in memory.get("reserved") or ()
+        ],
+        "topologyManagerPolicy": topology["policy"],
+        "topologyManagerScope": topology["scope"],
+        "topologyManagerPolicyOptions": topology.get("options") or {},
+        "featureGates": dict(gates),
+        "agent": {
+            "devices": {
+                resource: [
+                    {"id": d["id"], "numaNodes": d["numa"] or [], "healthy": d["healthy"]}
+                    for d in devices
+                ]
+                for resource, devices in (config.get("devices") or {}).items()
+            }
+        },
+    }
+    return json.dumps(document)
+
+
+def resolved_policy(case: Mapping[str, Any]) -> Policy:
+    """Return the policy that a recorded case starts with; raises `ConfigError`."""
+    config = load_config(config_text(case["config"], case.get("gates") or {}), case["name"])
+    return resolve(config, machine_of(case["topology"]), source=case["name"])
+
+
+def start_problems(case: Mapping[str, Any]) -> list[str]:
+    """Return what keeps the agent from starting with a recorded configuration."""
+    try:
+        resolved_policy(case)
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+    return []
