@@ -34,8 +34,9 @@ def memory_hints(
 
     All types share one list of masks, narrow ones first. When no mask is left the answer is
     empty: "no preference", not "impossible" (the kubelet's semantics; `assign` then refuses).
-    Preferred are the masks with as few nodes as would do on an empty machine. Raises
-    `UnknownMemoryTypeError` for a huge page size that no node has.
+    Preferred are the masks with as few nodes as would do on an empty machine. `reusable` memory is
+    charged to its mask already. Raises `UnknownMemoryTypeError` for a huge page size that no node
+    has.
     """
     hints = fitting_hints(facts, state, requests, reusable)
     return dict.fromkeys(requests, hints) if hints else {}
