@@ -38,7 +38,7 @@ def assess(tree: Tree, pods: PodCgroups, wanted: Sequence[Wanted]) -> tuple[Prob
     return tuple(
         _problem(drift, owners.get(drift.cgroup))
         for drift in drifts
-        if drift.file != GONE or owners[drift.cgroup].role is Role.POD
+        if not _ended(tree, drift, owners.get(drift.cgroup))
     )
 
 
@@ -62,6 +62,13 @@ def _drifts(
     if not inner:
         return found
     return (*found, *verify(tree, inner, records=records, needed=_SUBGROUP_NEEDS))
+
+
+def _ended(tree: Tree, drift: Drift, owner: Wanted | None) -> bool:
+    # A cgroup on its way out may still be there for the directory and not for its files.
+    if owner is None or owner.role is Role.POD or drift.found is not None:
+        return False
+    return drift.file == GONE or not tree.exists(drift.cgroup)
 
 
 def _may_be_explained(drift: Drift) -> bool:

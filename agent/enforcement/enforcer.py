@@ -34,7 +34,7 @@ from cgroupfs.verify import Record
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.enforcement.desired import Target, Wanted
     from agent.enforcement.locate import ContainerFinder, Landscape
@@ -62,12 +62,17 @@ class _Scene:
         """Return the pod cgroups that do not exist, with the pods' uids."""
         return {pod.cgroup: uid for uid, pod in self.landscape.pods.items() if not pod.exists}
 
-    def paths(self, tree: Tree) -> dict[str, str]:
+    def paths(self, tree: Tree, unmade: Collection[str]) -> dict[str, str]:
         """Return the cgroups whose controllers are ours to enable, with the pods' uids.
 
-        A new pod's cgroup passes them on from the start, before its first container is there.
+        A new pod's cgroup passes them on from the start, before its first container is there,
+        unless it could not be made.
         """
-        inside = {join(cgroup, _ANY_CHILD): uid for cgroup, uid in self.missing().items()}
+        inside = {
+            join(cgroup, _ANY_CHILD): uid
+            for cgroup, uid in self.missing().items()
+            if cgroup not in unmade
+        }
         return inside | {
             item.setting.cgroup: item.pod
             for item in self.wanted
@@ -122,7 +127,8 @@ class Enforcer:
         before = self._look(target)
         found = self._found(before)
         created, refused = self._create(before.missing())
-        enabled, lacking = self._enable(before.paths(self._tree))
+        unmade = {problem.cgroup for problem in refused}
+        enabled, lacking = self._enable(before.paths(self._tree, unmade))
         scene = self._again(before) if created or enabled else before
         plan = make_plan(scene.states, _settings(scene, move_memory=move_memory))
         applied = apply(self._tree, plan)

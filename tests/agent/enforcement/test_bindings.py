@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.enforcement.bindings import NO_BINDINGS, Binding, Bindings
+
+few = st.sampled_from(["a", "b", "c"])
+bindings = st.lists(st.builds(Binding, few, few, few))
+
+
+def bind_all(entries: list[Binding]) -> Bindings:
+    bound = NO_BINDINGS
+    for entry in entries:
+        bound = bound.with_binding(entry)
+    return bound
+
+
+@given(bindings)
+def test_a_container_and_a_cgroup_are_bound_at_most_once(entries: list[Binding]) -> None:
+    bound = bind_all(entries)
+    assert len({(b.pod_uid, b.container) for b in bound}) == len(bound)
+    assert len({b.cgroup for b in bound}) == len(bound)
+
+
+@given(bindings, st.builds(Binding, few, few, few))
+def test_the_latest_binding_wins(entries: list[Binding], last: Binding) -> None:
+    assert last in bind_all([*entries, last])
+
+
+@given(bindings, few)
+def test_a_pods_end_takes_its_bindings_and_no_others(entries: list[Binding], uid: str) -> None:
+    bound = bind_all(entries)
+    assert bound.without_pod(uid).of_pod(uid) == ()
+    assert {*bound.without_pod(uid), *bound.of_pod(uid)} == set(bound)
+
+
+@given(bindings.map(bind_all))
+def test_the_order_is_stable(bound: Bindings) -> None:
+    assert list(bound) == sorted(bound)
