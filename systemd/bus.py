@@ -1,0 +1,213 @@
+"""systemd's manager over D-Bus: the few calls that resource control needs (systemd1(5)).
+
+systemd answers a property change with success even when the kernel refuses the value (seen with
+systemd 257: AllowedCPUs=100 gives no error), so whoever calls this reads the cgroup's files back.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from systemd.errors import (
+    BusTimeoutError,
+    BusUnavailableError,
+    JobFailedError,
+    NoSuchUnitError,
+    ProtocolError,
+)
+from systemd.escape import check_unit
+from systemd.wire import SYSTEM_BUS, Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from systemd.properties import Property
+
+_NAME: Final = "org.freedesktop.systemd1"
+_MANAGER_PATH: Final = "/org/freedesktop/systemd1"
+_MANAGER: Final = "org.freedesktop.systemd1.Manager"
+_UNIT: Final = "org.freedesktop.systemd1.Unit"
+_PROPERTIES: Final = "org.freedesktop.DBus.Properties"
+_INTERFACES: Final = {
+    "slice": "org.freedesktop.systemd1.Slice",
+    "scope": "org.freedesktop.systemd1.Scope",
+    "service": "org.freedesktop.systemd1.Service",
+}
+
+
+class ActiveState(StrEnum):
+    """`ActiveState` of a unit; one that is not loaded counts as inactive."""
+
+    ACTIVE = "active"
+    RELOADING = "reloading"
+    INACTIVE = "inactive"
+    FAILED = "failed"
+    ACTIVATING = "activating"
+    DEACTIVATING = "deactivating"
+    MAINTENANCE = "maintenance"
+    REFRESHING = "refreshing"
+
+    @property
+    def running(self) -> bool:
+        """Whether the unit's cgroup exists and properties apply to it at once."""
+        return self in (ActiveState.ACTIVE, ActiveState.RELOADING, ActiveState.REFRESHING)
+
+
+class Systemd(Protocol):
+    """What resource control needs of systemd. All calls block and raise `SystemdError`s."""
+
+    def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
+        """Create and start a transient unit, and wait until it runs.
+
+        Raises `UnitExistsError` when a unit of that name is loaded.
+        """
+        ...
+
+    def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
+        """Change properties until the next boot (`runtime`); applied to the cgroup at once."""
+        ...
+
+    def stop(self, unit: str) -> None:
+        """Stop a unit and wait until it is gone; raises `NoSuchUnitError` if it is not loaded."""
+        ...
+
+    def active_state(self, unit: str) -> ActiveState:
+        """Return the state of a unit without loading it."""
+        ...
+
+    def control_group(self, unit: str) -> str:
+        """Return a unit's cgroup relative to the root, `""` when it has none now."""
+        ...
+
+    def unit_of(self, pid: int) -> str:
+        """Return the name of the unit that a process belongs to."""
+        ...
+
+    def unit_property(self, unit: str, name: str) -> object:
+        """Return one property of the unit's own type (`AllowedCPUs`, `CPUQuotaPerSecUSec`, …)."""
+        ...
+
+
+class SystemBus:
+    """`Systemd` over the message bus at `address`.
+
+    Connects at the first call and again after the connection broke. Each call has `timeout`
+    seconds, waiting for its job included. Use it from one thread.
+    """
+
+    def __init__(self, address: str = SYSTEM_BUS, *, timeout: float = 10.0) -> None:
+        self._address = address
+        self._timeout = timeout
+        self._open: Connection | None = None
+
+    def close(self) -> None:
+        """End the connection; the next call makes a new one."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
+        """Create and start a transient unit; see `Systemd.start_transient`."""
+        check_unit(unit)
+        auxiliary: list[object] = []
+        body = (unit, "fail", _wire(properties), auxiliary)
+        self._run_job(unit, "start", ("StartTransientUnit", "ssa(sv)a(sa(sv))", body))
+
+    def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
+        """Change properties at run time; see `Systemd.set_properties`."""
+        body = (check_unit(unit), True, _wire(properties))
+        self._manager("SetUnitProperties", "sba(sv)", body)
+
+    def stop(self, unit: str) -> None:
+        """Stop a unit; see `Systemd.stop`."""
+        self._run_job(unit, "stop", ("StopUnit", "ss", (check_unit(unit), "replace")))
+
+    def active_state(self, unit: str) -> ActiveState:
+        """Return the state of a unit; see `Systemd.active_state`."""
+        try:
+            path = self._unit_path("GetUnit", "s", (check_unit(unit),))
+        except NoSuchUnitError:
+            return ActiveState.INACTIVE
+        value = self._get(path, _UNIT, "ActiveState")
+        try:
+            return ActiveState(str(value))
+        except ValueError as error:
+            raise ProtocolError("ActiveState", value) from error
+
+    def control_group(self, unit: str) -> str:
+        """Return a unit's cgroup; see `Systemd.control_group`."""
+        return str(self.unit_property(unit, "ControlGroup")).removeprefix("/")
+
+    def unit_of(self, pid: int) -> str:
+        """Return the unit of a process; see `Systemd.unit_of`."""
+        path = self._unit_path("GetUnitByPID", "u", (pid,))
+        return str(self._get(path, _UNIT, "Id"))
+
+    def unit_property(self, unit: str, name: str) -> object:
+        """Return one property; see `Systemd.unit_property`."""
+        kind = check_unit(unit).rpartition(".")[2]
+        path = self._unit_path("GetUnit", "s", (unit,))
+        return self._get(path, _INTERFACES.get(kind, _UNIT), name)
+
+    # --- the wire ---------------------------------------------------------------------------
+
+    def _run_job(self, unit: str, job: str, call: tuple[str, str, tuple[object, ...]]) -> None:
+        deadline = time.monotonic() + self._timeout
+        with (
+            self._connected() as bus,
+            bus.signals(_MANAGER, "JobRemoved", _MANAGER_PATH, (2, unit), self._timeout) as ended,
+        ):
+            method, signature, body = call
+            queued = self._manager(method, signature, body)
+            try:
+                while True:
+                    signal = ended.next(max(0.0, deadline - time.monotonic()))
+                    if len(signal) == 4 and signal[1] == queued[0]:  # noqa: PLR2004 - id, job, unit, result
+                        break
+            except TimeoutError as error:
+                raise BusTimeoutError(f"the {job} of {unit}", self._timeout) from error
+            if signal[3] not in ("done", "skipped"):
+                raise JobFailedError(unit, job, str(signal[3]))
+
+    def _manager(self, method: str, signature: str, body: tuple[object, ...]) -> tuple[object, ...]:
+        with self._connected() as bus:
+            address = (_NAME, _MANAGER_PATH, _MANAGER)
+            return bus.call(address, method, signature, body, self._timeout)
+
+    def _unit_path(self, method: str, signature: str, body: tuple[object, ...]) -> str:
+        reply = self._manager(method, signature, body)
+        if len(reply) != 1 or not isinstance(reply[0], str):
+            raise ProtocolError(method, reply)
+        return reply[0]
+
+    def _get(self, path: str, interface: str, name: str) -> object:
+        with self._connected() as bus:
+            address = (_NAME, path, _PROPERTIES)
+            reply = bus.call(address, "Get", "ss", (interface, name), self._timeout)
+        match reply:
+            case ((str(), value),):
+                return value
+            case _:
+                raise ProtocolError(f"Get {name}", reply)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        try:
+            yield self._open or self._connect()
+        except BusUnavailableError:
+            self.close()
+            raise
+
+    def _connect(self) -> Connection:
+        self._open = Connection(self._address, self._timeout)
+        # Without a subscriber systemd sends no JobRemoved.
+        address = (_NAME, _MANAGER_PATH, _MANAGER)
+        self._open.call(address, "Subscribe", "", (), self._timeout)
+        return self._open
+
+
+def _wire(properties: Sequence[Property]) -> list[tuple[str, tuple[str, object]]]:
+    return [(prop.name, (prop.signature, prop.value)) for prop in properties]

@@ -1,0 +1,113 @@
+"""Unit names: their rules, escaping, and where a slice's cgroup is (systemd.unit(5))."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from systemd.errors import UnitNameError
+
+UNIT_NAME_MAX: Final = 255
+_TYPES: Final = frozenset(
+    {
+        "automount",
+        "device",
+        "mount",
+        "path",
+        "scope",
+        "service",
+        "slice",
+        "socket",
+        "swap",
+        "target",
+        "timer",
+    }
+)
+_CHARACTERS: Final = re.compile(r"[A-Za-z0-9:_.\\@-]+")
+_PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789:_.")
+_ESCAPED: Final = re.compile(r"\\x([0-9a-fA-F]{2})")
+_ROOT_SLICE: Final = "-.slice"
+#: Names that would collide with the kernel's files in a cgroup's directory.
+_KERNEL_FILES: Final = frozenset({"tasks", "notify_on_release", "release_agent"})
+_KERNEL_PREFIXES: Final = (
+    "cgroup.", "cpu.", "cpuset.", "cpuacct.", "io.", "blkio.", "memory.", "devices.", "pids.",
+)  # fmt: skip
+
+
+def check_unit(name: str, kind: str | None = None) -> str:
+    """Return `name` if it is a valid unit name (of type `kind`), else raise `UnitNameError`."""
+    if len(name) > UNIT_NAME_MAX:
+        raise UnitNameError(name[:40] + "…", f"it is longer than {UNIT_NAME_MAX} characters")
+    stem, dot, suffix = name.rpartition(".")
+    if not dot or suffix not in _TYPES:
+        raise UnitNameError(name, "it has no unit type, such as .slice or .scope")
+    if not stem or not _CHARACTERS.fullmatch(stem) or stem.startswith("@"):
+        raise UnitNameError(name, r"use letters, digits and : _ . \ - @ only")
+    if kind is not None and suffix != kind:
+        raise UnitNameError(name, f"a .{kind} is needed")
+    return name
+
+
+def escape(text: str) -> str:
+    r"""Escape any text for use in a unit name as `systemd-escape` does (`/` is `-`, `\x2d` `-`)."""
+    if not text:
+        return ""
+    parts = []
+    for position, byte in enumerate(text.encode("utf-8", "surrogateescape")):
+        character = chr(byte)
+        if character == "/":
+            parts.append("-")
+        elif character not in _PLAIN or (position == 0 and character == "."):
+            parts.append(f"\\x{byte:02x}")
+        else:
+            parts.append(character)
+    return "".join(parts)
+
+
+def unescape(text: str) -> str:
+    """Undo `escape`; raises `UnitNameError` where a backslash is not followed by `xHH`."""
+    if "\\" in _ESCAPED.sub("", text):
+        raise UnitNameError(text, r"a backslash must be followed by x and two hex digits")
+    raw = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text.replace("-", "/"))
+    try:
+        return raw.encode("latin-1").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise UnitNameError(text, "it has a character that systemd escapes") from error
+
+
+def slice_path(name: str) -> str:
+    """Return the cgroup path of a slice, relative to the root: `a-b.slice` is `a.slice/a-b.slice`.
+
+    Raises `UnitNameError` for a name that systemd refuses: another unit type, a leading or
+    trailing `-`, or `--`. The root slice `-.slice` is `""`.
+    """
+    check_unit(name, "slice")
+    if name == _ROOT_SLICE:
+        return ""
+    parts = name.removesuffix(".slice").split("-")
+    if not all(parts):
+        raise UnitNameError(name, "a slice's name has single dashes, between parts")
+    names = ("-".join(parts[: depth + 1]) + ".slice" for depth in range(len(parts)))
+    return "/".join(cgroup_component(each) for each in names)
+
+
+def slice_name(path: str) -> str:
+    """Return the slice whose cgroup `path` is; the inverse of `slice_path`.
+
+    Raises `UnitNameError` when the path's parts do not build on each other.
+    """
+    if not path:
+        return _ROOT_SLICE
+    name = path.rpartition("/")[2].removeprefix("_")
+    if slice_path(name) != path:
+        raise UnitNameError(name, f"its cgroup would be {slice_path(name)}, not {path}")
+    return name
+
+
+def cgroup_component(unit: str) -> str:
+    """Return the directory's name of a unit: itself, or with `_` before it where it would collide.
+
+    systemd does so for names that look like the kernel's files or begin with `_` or `.`.
+    """
+    collides = unit in _KERNEL_FILES or unit.startswith(("_", ".", *_KERNEL_PREFIXES))
+    return f"_{unit}" if collides else unit

@@ -1,0 +1,110 @@
+"""Telling systemd how the service is: sd_notify(3) and the watchdog.
+
+Reads the environment only through the mapping it is given, so tests and callers decide.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Final
+
+from systemd.errors import SystemdError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SOCKET: Final = "NOTIFY_SOCKET"
+_LINE_BREAK: Final = "\n"
+
+
+class NotifyError(SystemdError):
+    """The notification socket exists in the environment but cannot be used."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(f"cannot notify systemd over NOTIFY_SOCKET={address}: {why}")
+        self.address = address
+        self.why = why
+
+
+class Notifier:
+    """Sends states to the service manager; does nothing where none asked for them.
+
+    `environment` is usually `os.environ`. Raises `NotifyError` for an address that is neither a
+    path nor an abstract socket (`@name`).
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._address = environment.get(_SOCKET, "")
+        if self._address and self._address[0] not in "/@":
+            raise NotifyError(self._address, "it is neither a path nor an abstract socket")
+
+    @property
+    def active(self) -> bool:
+        """Whether a service manager listens."""
+        return bool(self._address)
+
+    def ready(self, status: str = "") -> None:
+        """Tell that the service is up."""
+        self._send("READY=1", *_status(status))
+
+    def stopping(self, status: str = "") -> None:
+        """Tell that the service is going down."""
+        self._send("STOPPING=1", *_status(status))
+
+    def reloading(self) -> None:
+        """Tell that the configuration is read again; `ready` ends it (Type=notify-reload)."""
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}")
+
+    def status(self, text: str) -> None:
+        """Set the line that `systemctl status` shows."""
+        self._send(*_status(text))
+
+    def watchdog(self) -> None:
+        """Tell that the service still works; send it from the loop that does the work."""
+        self._send("WATCHDOG=1")
+
+    def main_pid(self, pid: int) -> None:
+        """Tell which process is the service."""
+        self._send(f"MAINPID={pid}")
+
+    def extend_timeout(self, microseconds: int) -> None:
+        """Ask for more time to start or stop."""
+        self._send(f"EXTEND_TIMEOUT_USEC={microseconds}")
+
+    def _send(self, *lines: str) -> None:
+        if not self._address or not lines:
+            return
+        address = self._address
+        if address.startswith("@"):
+            address = "\0" + address[1:]
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.connect(address)
+                sender.sendall(_LINE_BREAK.join(lines).encode())
+        except OSError as error:
+            raise NotifyError(self._address, str(error)) from error
+
+
+def _status(text: str) -> tuple[str, ...]:
+    # A line break would start another assignment.
+    return (f"STATUS={' '.join(text.split())}",) if text else ()
+
+
+def watchdog_interval(environment: Mapping[str, str], pid: int | None = None) -> float | None:
+    """Return how often to send `watchdog`, in seconds: half of what systemd allows.
+
+    None when no watchdog is set (`WATCHDOG_USEC`) or it is meant for another process
+    (`WATCHDOG_PID`; `pid` is this process unless given). Raises `SystemdError` on nonsense.
+    """
+    text = environment.get("WATCHDOG_USEC", "")
+    if not text:
+        return None
+    for_pid = environment.get("WATCHDOG_PID", "")
+    if for_pid and for_pid != str(os.getpid() if pid is None else pid):
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise SystemdError(f"WATCHDOG_USEC={text!r} is not a positive number of microseconds")
+    return int(text) / 2_000_000
