@@ -28,13 +28,15 @@ class Checks:
     """The checks of one scenario, in order."""
 
     done: list[Check] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
 
     def check(self, name: str, condition: object, detail: object = "") -> bool:
         """Record whether a statement holds; `detail` is what was found."""
         outcome = Check(name, bool(condition), str(detail))
         self.done.append(outcome)
         word = "ok  " if outcome.passed else "FAIL"
-        print(f"{word} {len(self.done)} {name}: {outcome.detail}", flush=True)
+        seconds = time.monotonic() - self.started
+        print(f"{word} {seconds:6.1f} {len(self.done)} {name}: {outcome.detail}", flush=True)
         return outcome.passed
 
     def equal(self, name: str, found: object, expected: object) -> bool:

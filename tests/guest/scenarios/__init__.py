@@ -77,6 +77,11 @@ SCENARIOS: Final = {
             "pods of two nodes, with and without prefer-closest-numa-nodes",
         ),
         Scenario(
+            "uneven-nodes",
+            "uneven-nodes",
+            "a node without memory and one without CPUs",
+        ),
+        Scenario(
             "manifests",
             "two-sockets",
             "the manifest directory: pods come and go with their files",

@@ -1,0 +1,68 @@
+"""Pods of one container that asks for whole CPUs, and where they land."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tests.guest.inside import kernel, machine
+from tests.guest.inside.workloads import stop_unit, systemd_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.guest.inside.agent import Agent
+    from tests.guest.inside.checks import Checks
+    from tests.guest.inside.workloads import Workload
+
+
+def pod(name: str, cpus: int, memory: str) -> dict[str, Any]:
+    """Return the manifest of a Guaranteed pod with one container called `app`."""
+    amounts = {"cpu": str(cpus), "memory": memory}
+    resources = {"requests": amounts, "limits": amounts}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "uid": uid_of(name)},
+        "spec": {"containers": [{"name": "app", "image": "example", "resources": resources}]},
+    }
+
+
+def uid_of(name: str) -> str:
+    """Return the uid of the pod of a name."""
+    return f"uid-{name}"
+
+
+def admit(checks: Checks, agent: Agent, manifest: dict[str, Any]) -> None:
+    """Admit a pod; stops the scenario if it is refused."""
+    answer = agent.admit(manifest)
+    name = manifest["metadata"]["name"]
+    checks.require(f"{name}: admitted", answer["admitted"], answer.get("refusal") or "")
+
+
+@contextmanager
+def running(agent: Agent, name: str) -> Iterator[Workload]:
+    """Run the pod's container for the time of a context."""
+    unit = f"{name}-app"
+    yield systemd_run(unit, agent.cgroup_of(uid_of(name)).path.name)
+    stop_unit(unit)
+
+
+def check_lands(
+    checks: Checks,
+    agent: Agent,
+    manifest: dict[str, Any],
+    nodes: frozenset[int],
+    memory_nodes: frozenset[int],
+) -> None:
+    """Start the pod's container: its CPUs and its memory must be of the given nodes."""
+    name = manifest["metadata"]["name"]
+    asked = int(manifest["spec"]["containers"][0]["resources"]["limits"]["cpu"])
+    with running(agent, name) as workload:
+        checks.eventually(f"{name}: CPUs", lambda: len(workload.cgroup.cpus), asked)
+        cpus = workload.cgroup.cpus
+        checks.equal(f"{name}: nodes of its CPUs", machine.nodes_of(cpus), nodes)
+        checks.equal(f"{name}: runs on them", kernel.affinity(workload.pid), cpus)
+        found = kernel.memory_nodes(workload.pid)
+        checks.equal(f"{name}: nodes of its memory", found, memory_nodes)
+        checks.equal(f"{name}: no quota", workload.cgroup.millicores, None)
