@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.managers import cpu_distribution
+from agent.managers.cpu_distribution import NodeShare, distribution
+from sysfs.mask import Mask
+from tests.agent.managers.cpu_hosts import Shape
+from tests.agent.managers.cpu_reference import best_shares
+
+SIXTEEN = Shape(sockets=16, cores=2).topology()
+
+
+def given_by(room: list[int], number: int, groups: int, group: int) -> dict[int, int] | None:
+    shares = cpu_distribution._Shares(room, number, groups, group)
+    if not shares.possible:
+        return None
+    chosen, deal = shares.best()
+    extra = dict(deal.given)
+    return {index: extra.get(index, 0) for index in chosen}
+
+
+def test_nodes_that_cannot_give_equal_shares_are_passed_over_for_more_nodes() -> None:
+    four = Shape(sockets=4, cores=2).topology()
+    free = Mask.parse("0-3,4,6")  # nodes 0 and 1 whole first threads, node 2 and 3 one CPU each
+
+    shares = distribution(four, free.bits, 4, 1)
+
+    assert shares == [
+        NodeShare(Mask.parse("0-1").bits, 2, 0),
+        NodeShare(Mask.parse("2-3").bits, 2, 0),
+    ]
+
+
+def test_no_set_of_nodes_can_give_equal_shares() -> None:
+    two = Shape(sockets=2, cores=4, threads=1).topology()
+
+    assert distribution(two, Mask.parse("0-4").bits, 4, 4) is not None
+    assert distribution(two, Mask.parse("0-2,4-6").bits, 4, 4) is None
+
+
+def test_an_extra_group_is_dealt_twice_to_a_node_with_far_more_room() -> None:
+    assert (
+        given_by([4, 4, 20], 3, 8, 1) == {0: 0, 1: 0, 2: 2} == best_shares([4, 4, 20], 3, 2, 2, 1)
+    )
+
+
+def test_many_nodes_are_balanced_without_trying_every_set() -> None:
+    free = SIXTEEN.all.bits & ~Mask.of(0, 4).bits
+
+    shares = distribution(SIXTEEN, free, 15, 1)
+
+    assert shares is not None
+    assert [share.base + share.extra_groups for share in shares] == [4, 4, 4, 3]
+    assert not any(share.cpus & (1 | 1 << 4) for share in shares)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.integers(min_value=1, max_value=30), min_size=1, max_size=7),
+    st.integers(min_value=1, max_value=7),
+    st.integers(min_value=1, max_value=40),
+    st.sampled_from([1, 2, 4]),
+)
+def test_the_choice_equals_trying_every_set(
+    room: list[int], number: int, groups: int, group: int
+) -> None:
+    number = min(number, len(room), groups)
+    base, extra = groups // number * group, groups % number
+
+    assert given_by(room, number, groups, group) == best_shares(room, number, base, extra, group)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.integers(min_value=1, max_value=64), min_size=9, max_size=64),
+    st.integers(min_value=1, max_value=64),
+    st.integers(min_value=1, max_value=400),
+    st.sampled_from([1, 2]),
+)
+def test_with_many_nodes_every_share_fits_and_adds_up(
+    room: list[int], number: int, groups: int, group: int
+) -> None:
+    number = min(number, len(room), groups)
+
+    shares = given_by(room, number, groups, group)
+
+    if shares is not None:
+        base = groups // number
+        assert sum(base + extra for extra in shares.values()) == groups
+        assert all((base + extra) * group <= room[index] for index, extra in shares.items())
+        assert len(shares) == number

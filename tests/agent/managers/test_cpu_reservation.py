@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.managers.cpu_reservation import (
+    EmptyReservationError,
+    ReservationTooLargeError,
+    ReservedCpusAbsentError,
+    reserve_cpus,
+    reserve_listed,
+    reserved_physical_cpus,
+)
+from agent.managers.cpu_topology import CpuTopology
+from agent.managers.policy import CpuPolicyOptions
+from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.cpu_hosts import TWO_SOCKETS
+
+PACKED = CpuPolicyOptions()
+
+
+@pytest.mark.parametrize(("millicores", "cpus"), [(1, "0"), (1000, "0"), (1001, "0,8")])
+def test_a_quantity_is_rounded_up_to_whole_cpus(millicores: int, cpus: str) -> None:
+    assert str(reserve_cpus(TWO_SOCKETS, PACKED, millicores)) == cpus
+
+
+def test_a_quantity_is_chosen_by_the_policy_options() -> None:
+    distributed = CpuPolicyOptions(distribute_cpus_across_numa=True)
+    spread = CpuPolicyOptions(distribute_cpus_across_cores=True)
+
+    assert str(reserve_cpus(TWO_SOCKETS, distributed, 10_000)) == "0-2,4-6,8-9,12-13"
+    assert str(reserve_cpus(TWO_SOCKETS, spread, 2000)) == "0-1"
+
+
+def test_whole_cores_are_not_promised_to_the_system() -> None:
+    hybrid = CpuTopology.from_rows(
+        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 3, 0, 0, 0)]
+    )
+
+    assert str(reserve_cpus(hybrid, CpuPolicyOptions(full_pcpus_only=True), 3000)) == "0,2-3"
+
+
+def test_no_reservation_is_refused() -> None:
+    with pytest.raises(EmptyReservationError, match="set reservedSystemCPUs"):
+        reserve_cpus(TWO_SOCKETS, PACKED, 0)
+    with pytest.raises(EmptyReservationError):
+        reserve_listed(TWO_SOCKETS, EMPTY)
+
+
+def test_a_reservation_larger_than_the_host_is_refused() -> None:
+    with pytest.raises(ReservationTooLargeError, match="unable to reserve 17 CPUs") as caught:
+        reserve_cpus(TWO_SOCKETS, PACKED, 16_500)
+
+    assert (caught.value.asked, caught.value.online) == (17, 16)
+
+
+def test_listed_cpus_are_reserved_as_they_are() -> None:
+    assert reserve_listed(TWO_SOCKETS, Mask.parse("3,5")) == Mask.parse("3,5")
+
+
+def test_listed_cpus_that_are_not_online_are_named() -> None:
+    with pytest.raises(ReservedCpusAbsentError, match="CPUs 16-17 are not online") as caught:
+        reserve_listed(TWO_SOCKETS, Mask.parse("15-17"))
+
+    assert caught.value.absent == Mask.parse("16-17")
+
+
+def test_reserved_cores_are_all_siblings_of_reserved_cpus() -> None:
+    assert reserved_physical_cpus(TWO_SOCKETS, Mask.parse("0,12")) == Mask.parse("0,4,8,12")
