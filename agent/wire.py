@@ -88,10 +88,14 @@ class ContainerDocument(Document, frozen=True):
 
 
 class EnforcementDocument(Document, frozen=True):
-    """Whether the kernel honours a grant; `problems` says what is missing, one line each."""
+    """Whether the kernel honours a grant; `problems` says what is missing, one line each.
+
+    `notes` are facts worth knowing that are no failure (processes that still run, say).
+    """
 
     enforced: bool
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class RefusalDocument(Document, frozen=True):
@@ -219,6 +223,7 @@ class ReconcileDocument(Document, frozen=True):
     found: dict[str, int]
     repaired: dict[str, int]
     problems: tuple[str, ...]
+    notes: tuple[str, ...]
     finished: float
     seconds: float
 
@@ -257,6 +262,7 @@ class StatusDocument(Document, frozen=True):
     exclusive_cpus: str
     pods: int
     containers: int
+    refused: tuple[AdmissionDocument, ...]
     last_reconcile: ReconcileDocument | None
     manifests: tuple[ManifestDocument, ...]
     problems: tuple[str, ...]

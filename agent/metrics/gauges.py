@@ -11,13 +11,12 @@ from prometheus_client.core import GaugeMetricFamily
 
 from agent.ledger import Isolation
 from agent.metrics import names
-from agent.pods.model import HUGEPAGES_PREFIX, MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.ledger import Ledger
-    from agent.managers.policy import Policy
+    from agent.managers.rules import Rules
     from sysfs.host import Host, Node
     from sysfs.mask import Mask
 
@@ -31,10 +30,11 @@ class Reading:
 
     version: str
     host: Host
-    policy: Policy
+    rules: Rules
     ledger: Ledger
     shared_pool: Mask
     unenforced_pods: int = 0
+    problems: int = 0
     manifests: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     last_reconcile: float | None = None
 
@@ -90,43 +90,27 @@ def _inventory(reading: Reading) -> Iterator[Sample]:
 
 def _node_cpus(node: Node, reading: Reading) -> Iterator[Sample]:
     held = node.cpus & reading.ledger.exclusive_cpus
-    reserved = (node.cpus & reading.policy.cpu.reserved) - held
+    reserved = (node.cpus & reading.rules.policy.cpu.reserved) - held
     for state, cpus in (("held", held), ("reserved", reserved)):
         yield Sample(names.NODE_CPUS, (str(node.id), state), len(cpus))
     yield Sample(names.NODE_CPUS, (str(node.id), "free"), len(node.cpus - held - reserved))
 
 
 def _node_memory(node: Node, reading: Reading) -> Iterator[Sample]:
+    facts = reading.rules.memory
     charged = reading.ledger.memory.get(node.id)
     held_by_type: Mapping[str, int] = charged.reserved if charged is not None else {}
-    reserved_by_type: Mapping[str, int] = reading.policy.memory.reserved.get(node.id, {})
-    for type_name, total in _memory_by_type(node):
+    for type_name, total in facts.total[node.id].items():
         held = held_by_type.get(type_name, 0)
-        reserved = reserved_by_type.get(type_name, 0)
+        reserved = facts.reserved[node.id].get(type_name, 0)
         labels = (str(node.id), type_name)
         yield Sample(names.NODE_MEMORY, (*labels, "held"), held)
         yield Sample(names.NODE_MEMORY, (*labels, "reserved"), reserved)
         yield Sample(names.NODE_MEMORY, (*labels, "free"), max(0, total - held - reserved))
 
 
-def _memory_by_type(node: Node) -> Iterator[tuple[str, int]]:
-    # MemTotal includes the huge page pools, which ordinary memory cannot use.
-    pools = [(page.size_bytes, page.size_bytes * page.count) for page in node.hugepages]
-    yield MEMORY, node.memory_bytes - sum(size for _, size in pools)
-    for page_size, size in pools:
-        yield f"{HUGEPAGES_PREFIX}{binary_quantity(page_size)}", size
-
-
-def binary_quantity(size: int) -> str:
-    """Return a size in bytes as the shortest Kubernetes quantity with a binary suffix (`2Mi`)."""
-    for shift, suffix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
-        if size and not size % (1 << shift):
-            return f"{size >> shift}{suffix}"
-    return str(size)
-
-
 def _devices(reading: Reading) -> Iterator[Sample]:
-    for resource, devices in reading.policy.devices.items():
+    for resource, devices in reading.rules.policy.devices.items():
         held = reading.ledger.devices.get(resource, frozenset())
         free = [device for device in devices if device.healthy and device.id not in held]
         yield Sample(names.DEVICES, (resource, "held"), len(held))
@@ -135,6 +119,7 @@ def _devices(reading: Reading) -> Iterator[Sample]:
 
 def _service(reading: Reading) -> Iterator[Sample]:
     yield Sample(names.UNENFORCED_PODS, (), reading.unenforced_pods)
+    yield Sample(names.PROBLEMS, (), reading.problems)
     for state, count in reading.manifests.items():
         yield Sample(names.MANIFESTS, (state,), count)
     if reading.last_reconcile is not None:

@@ -195,6 +195,10 @@ UNENFORCED_PODS: Final = _gauge(
     "numawarden_unenforced_pods",
     "Admitted pods whose grant the kernel does not yet honour in full.",
 )
+PROBLEMS: Final = _gauge(
+    "numawarden_problems",
+    "Problems that 'numawarden status' lists at present.",
+)
 MANIFESTS: Final = _gauge(
     "numawarden_manifests",
     "Files of the manifest directory by what became of them.",
@@ -289,6 +293,7 @@ GAUGES: Final = (
     NODE_MEMORY,
     DEVICES,
     UNENFORCED_PODS,
+    PROBLEMS,
     MANIFESTS,
     LAST_RECONCILE,
 )

@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 
 from agent import wire
+from agent.enforcement.errors import BindingError
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.service import errors
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-MAX_BODY_BYTES: Final = 1 << 20
+MAX_BODY_BYTES: Final = 4 << 20
 #: Names a manifest that came over the socket, in errors and in the uid of a pod that states none.
 SOURCE: Final = "manifest"
 
@@ -45,19 +46,27 @@ _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Api:
-    """The routes of `/v1`; `group` may ask besides root and the agent's own user."""
+    """The routes of `/v1`.
+
+    `group` may ask besides root and the agent's own user; no body is larger than `max_bytes`.
+    """
 
     def __init__(
-        self, keeper: Keeper, group: int | None, topology: Callable[[Host], bytes]
+        self,
+        keeper: Keeper,
+        topology: Callable[[Host], bytes],
+        group: int | None = None,
+        max_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self._keeper = keeper
         self._group = group
+        self._max_bytes = max_bytes
         self._topology = topology
 
     def application(self) -> web.Application:
         """Return the application to serve on the Unix socket."""
         app = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=[_as_documents, self._only_members]
+            client_max_size=self._max_bytes, middlewares=[_as_documents, self._only_members]
         )
         app.add_routes(
             [
@@ -137,7 +146,7 @@ class Api:
         gates = self._keeper.state.situation.rules.policy.gates
         try:
             return load_pod(
-                body, SOURCE, max_bytes=MAX_BODY_BYTES, pod_level=gates.pod_level_resources
+                body, SOURCE, max_bytes=self._max_bytes, pod_level=gates.pod_level_resources
             )
         except ManifestError as error:
             raise invalid_manifest(error) from error
@@ -188,6 +197,8 @@ async def _as_documents(request: web.Request, handler: Handler) -> web.StreamRes
     except errors.RequestError as error:
         status = _STATUS.get(error.code, HTTPStatus.BAD_REQUEST)
         return _failed(status, error.code, error.message, error.details)
+    except BindingError as error:
+        return _failed(HTTPStatus.UNPROCESSABLE_ENTITY, "InvalidBinding", str(error))
     except Stopped as error:
         return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "Stopping", str(error))
     except web.HTTPException as error:
@@ -201,7 +212,7 @@ async def _as_documents(request: web.Request, handler: Handler) -> web.StreamRes
 def _http_error(request: web.Request, error: web.HTTPException) -> tuple[str, str]:
     match error:
         case web.HTTPRequestEntityTooLarge():
-            return "TooLarge", f"the body is larger than {MAX_BODY_BYTES} bytes"
+            return "TooLarge", f"the body is larger than {request.client_max_size} bytes"
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
             return "MethodNotAllowed", f"{request.method} is not possible here; use {allowed}"

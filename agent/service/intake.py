@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from agent.pods.model import Pod
     from agent.service.keeper import Keeper
-    from agent.sources.files import Load, ManifestFile
+    from agent.sources.files import Format, ManifestFile
     from agent.wire import AdmissionDocument
 
 
@@ -31,10 +31,10 @@ class KeeperIntake:
         await self._keeper.release(uid)
 
     async def scan(
-        self, directory: Path, known: Mapping[Path, ManifestFile], load: Load
+        self, directory: Path, known: Mapping[Path, ManifestFile], form: Format
     ) -> list[ManifestFile]:
         """Read the directory in the worker thread."""
-        return await self._keeper.worker.run(scan, directory, known, load)
+        return await self._keeper.worker.run(scan, directory, known, form)
 
     def owners(self) -> Mapping[str, str]:
         """Return the file of every admitted pod that came from one, by uid."""

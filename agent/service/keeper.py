@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from agent.checkpoint.errors import CheckpointIOError
+from agent.checkpoint.state import host_changes, host_facts
 from agent.decision import Reason
-from agent.enforcement.bindings import Binding
 from agent.managers import admission
-from agent.managers.rules import shared_pool
+from agent.managers.rules import shared_cpus
 from agent.metrics import names
 from agent.metrics.exposition import Metrics
 from agent.service import views
@@ -64,6 +64,8 @@ class Keeper:
         self.events = EventHub(lambda: self.metrics.counters.add(names.EVENTS_DROPPED))
         self.queue = SerialQueue(clock)
         self.worker = Worker()
+        #: The cgroups that were last looked at: what is worth watching.
+        self.cgroups: tuple[str, ...] = ()
         self._kernel = kernel
         self._saver = saver
         self._clock = clock
@@ -127,7 +129,7 @@ class Keeper:
         record = self.state.records.of(uid)
         return views.pod_document(
             grant,
-            self.state.shared_pool,
+            self.state.shared_cpus,
             source=self.state.source_of(uid),
             problems=record.problems,
             explanation=record.explanation,
@@ -183,7 +185,7 @@ class Keeper:
             uid=uid,
             name=grant.name,
             namespace=grant.namespace,
-            enforcement=views.enforcement_document(problems),
+            enforcement=views.enforcement_document(problems, outcome.notes),
         )
 
     async def _bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
@@ -191,18 +193,18 @@ class Keeper:
         if grant.container(container) is None:
             known = tuple(member.name for member in grant.containers)
             raise ContainerNotFoundError(_full_name(grant), container, known)
-        cgroup = await self.worker.run(self._kernel.locate, grant, request.cgroup, request.pid)
-        binding = Binding(uid, container, cgroup)
-        held = self.state.held
+        held, target = self.state.held, self.state.target()
+        binding = await self.worker.run(self._kernel.locate, target, grant, container, request)
         await self._commit(replace(held, bindings=held.bindings.with_binding(binding)))
         await self._enforce(uid)
-        log.info("container bound", cgroup=str(cgroup))
+        cgroup = f"/{binding.cgroup}"
+        log.info("container bound", cgroup=cgroup)
         self._tell("ContainerBound", uid, _full_name(grant), f"{container} is {cgroup}")
         problems = self.state.records.of(uid).problems
         return BindDocument(
             uid=uid,
             container=container,
-            cgroup=str(cgroup),
+            cgroup=cgroup,
             enforcement=views.enforcement_document(problems),
         )
 
@@ -212,20 +214,22 @@ class Keeper:
             await self._save_again()
         outcome = await self.worker.run(self._kernel.reconcile, self.state.target())
         self._note(outcome)
+        await self._note_started(outcome)
         seconds = self._clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
         return self._reconciled(outcome, seconds)
 
     async def _take_over(self, discover: Callable[[], Situation]) -> bool:
+        before = host_facts(self.state.situation.host)
         found = await self.worker.run(discover)
-        if found.host == self.state.situation.host:
-            return False
         self.state.situation = found
+        changes = host_changes(before, host_facts(found.host))
+        if not changes:
+            return False
         self.state.releases += 1
         self.metrics.counters.add(names.HOST_CHANGES)
-        message = f"CPUs {found.host.online} are online"
-        log.warning("the host changed", online=str(found.host.online))
-        self._tell("HostChanged", message=message)
+        log.warning("the host changed", changes=changes)
+        self._tell("HostChanged", message="; ".join(changes))
         return True
 
     # --- steps ----------------------------------------------------------------------------------
@@ -286,6 +290,7 @@ class Keeper:
     def _note(self, outcome: Outcome) -> None:
         """Count and tell what a change or a comparison brought to light."""
         counters = self.metrics.counters
+        self.cgroups = outcome.cgroups or self.cgroups
         for cause, count in outcome.found.items():
             counters.add(names.DRIFT_FOUND, cause, by=count)
         for cause, count in outcome.repaired.items():
@@ -303,6 +308,15 @@ class Keeper:
         for problem in outcome.problems:
             log.error("enforcement", problem=problem)
 
+    async def _note_started(self, outcome: Outcome) -> None:
+        """Free what init containers held whose successors run (the kubelet's AddContainer)."""
+        rules, ledger = self.state.situation.rules, self.state.ledger
+        for uid, container in outcome.running:
+            ledger = admission.start_container(rules, ledger, uid, container)
+        if ledger is not self.state.ledger:
+            await self._commit(replace(self.state.held, ledger=ledger))
+            self.state.releases += 1
+
     def _reconciled(self, outcome: Outcome, seconds: float) -> ReconcileDocument:
         by_pod = (problem for lines in outcome.unenforced.values() for problem in lines)
         problems = (*outcome.problems, *by_pod)
@@ -315,6 +329,7 @@ class Keeper:
             found=dict(outcome.found),
             repaired=dict(outcome.repaired),
             problems=problems,
+            notes=outcome.notes,
             finished=now,
             seconds=seconds,
         )
@@ -331,7 +346,7 @@ class Keeper:
     def _pod(self, grant: PodGrant) -> PodDocument:
         return views.pod_document(
             grant,
-            self.state.shared_pool,
+            self.state.shared_cpus,
             source=self.state.source_of(grant.uid),
             problems=self.state.records.of(grant.uid).problems,
         )
@@ -339,7 +354,7 @@ class Keeper:
     def _admission(
         self, decision: Decision, grant: PodGrant, record: PodRecord, *, dry_run: bool = False
     ) -> AdmissionDocument:
-        pool = shared_pool(self.state.situation.rules, decision.ledger)
+        pool = shared_cpus(self.state.situation.rules, decision.ledger)
         source = API if dry_run else self.state.source_of(grant.uid)
         return AdmissionDocument(
             uid=grant.uid,

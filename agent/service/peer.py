@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -17,7 +18,8 @@ SO_PEERGROUPS: Final = 59
 
 _UCRED: Final = struct.Struct("3i")
 _GID: Final = "I"
-_MAX_GROUPS: Final = 65536  # NGROUPS_MAX
+#: What socket.getsockopt returns at most, in bytes.
+_LONGEST: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,22 @@ class Peer:
 
 
 def peer_of(connection: socket.socket | TransportSocket) -> Peer:
-    """Return the peer of a connected Unix socket (unix(7): SO_PEERCRED, SO_PEERGROUPS)."""
+    """Return the peer of a connected Unix socket (unix(7): SO_PEERCRED, SO_PEERGROUPS).
+
+    Of a process in more than 256 groups only the primary one is known, which can only deny.
+    """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, gid = _UCRED.unpack(raw)
-    size = array(_GID).itemsize * _MAX_GROUPS
-    others = array(_GID, connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, size))
-    return Peer(pid, uid, frozenset((gid, *others)))
+    return Peer(pid, uid, frozenset((gid, *_supplementary(connection))))
+
+
+def _supplementary(connection: socket.socket | TransportSocket) -> array[int]:
+    try:
+        return array(_GID, connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, _LONGEST))
+    except OSError as error:
+        if error.errno in (errno.ERANGE, errno.ENOPROTOOPT):
+            return array(_GID)
+        raise
 
 
 def own_user() -> int:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.checkpoint.state import State
+    from agent.enforcement.bindings import Binding
     from agent.enforcement.desired import Target
     from agent.ledger import PodGrant
-    from agent.wire import KernelDocument
-    from sysfs.host import Host
+    from agent.wire import BindRequest, KernelDocument
 
 
 def _nothing() -> Mapping[str, int]:
@@ -28,13 +28,18 @@ class Outcome:
     """What came of enforcing or comparing.
 
     `found` and `repaired` count settings by cause. `unenforced` says, by pod uid, what the kernel
-    does not honour; `problems` is what concerns no single pod. One line each.
+    does not honour; `problems` is what concerns no single pod; `notes` are facts worth knowing that
+    are no failure. One line each. `cgroups` are all that were looked at,
+    `running` the containers (uid, name) that have one.
     """
 
     found: Mapping[str, int] = field(default_factory=_nothing)
     repaired: Mapping[str, int] = field(default_factory=_nothing)
     unenforced: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    cgroups: tuple[str, ...] = ()
+    running: tuple[tuple[str, str], ...] = ()
 
 
 class Kernel(Protocol):
@@ -54,8 +59,10 @@ class Kernel(Protocol):
     ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
         """Return what the kernel says of a pod's cgroups, by container (None: the pod's own)."""
 
-    def locate(self, grant: PodGrant, cgroup: str | None, pid: int | None) -> str:
-        """Return the cgroup that was named, checked; raises `BindError`."""
+    def locate(
+        self, target: Target, grant: PodGrant, container: str, request: BindRequest
+    ) -> Binding:
+        """Return the binding that was asked for, checked; raises `BindingError`."""
 
 
 class Saver(Protocol):
@@ -63,10 +70,3 @@ class Saver(Protocol):
 
     def save(self, state: State) -> int:
         """Make a state the one that a restart finds; raises `CheckpointIOError`."""
-
-
-class Discover(Protocol):
-    """Where the facts of the host come from."""
-
-    def __call__(self) -> Host:
-        """Read the host; raises `SysfsError`."""

@@ -10,9 +10,10 @@ from agent import __version__
 from agent.checkpoint.state import State, host_facts, policy_summary
 from agent.enforcement.bindings import NO_BINDINGS, Bindings
 from agent.enforcement.desired import Target
-from agent.managers.rules import shared_pool
+from agent.managers.rules import shared_cpus, shared_pool
 from agent.metrics.gauges import Reading
 from agent.service.records import Records
+from agent.sources.manifests import ADMITTED, CONFLICT, INVALID, REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sysfs.host import Host
     from sysfs.mask import Mask
 
-MANIFEST_STATES: Final = ("admitted", "conflict", "invalid", "refused")
+MANIFEST_STATES: Final = (ADMITTED, CONFLICT, INVALID, REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,32 @@ class AgentState:
 
     @property
     def shared_pool(self) -> Mask:
-        """The CPUs of containers that hold none of their own."""
+        """The node's shared pool; it may be empty (`strict-cpu-reservation`)."""
         return shared_pool(self.situation.rules, self.ledger)
+
+    @property
+    def shared_cpus(self) -> Mask:
+        """The CPUs of containers that hold none of their own; never empty."""
+        return shared_cpus(self.situation.rules, self.ledger)
 
     def target(self) -> Target:
         """Return what the kernel is to honour now."""
-        return Target(self.ledger, self.shared_pool, self.held.bindings)
+        return Target(self.ledger, self.shared_cpus, self.held.bindings)
+
+    def problems(self) -> tuple[str, ...]:
+        """Return what an operator should look at, one line each."""
+        unsaved = () if self.unsaved is None else (f"checkpoint: {self.unsaved}",)
+        unenforced = (
+            f"pod {grant.namespace}/{grant.name} is not enforced: {problem}"
+            for uid, grant in self.ledger.grants.items()
+            for problem in self.records.of(uid).problems
+        )
+        manifests = (
+            f"manifest {manifest.file} is {manifest.state}: {manifest.message}"
+            for manifest in self.manifests.values()
+            if manifest.state != ADMITTED
+        )
+        return (*self.troubles.values(), *unsaved, *unenforced, *manifests)
 
     def source_of(self, uid: str) -> str:
         """Return where a pod came from: its manifest's path, `api`, or `checkpoint`."""
@@ -116,10 +137,11 @@ class AgentState:
         return Reading(
             version=__version__,
             host=self.situation.host,
-            policy=self.situation.rules.policy,
+            rules=self.situation.rules,
             ledger=self.ledger,
             shared_pool=self.shared_pool,
             unenforced_pods=self.records.unenforced,
+            problems=len(self.problems()),
             manifests=MappingProxyType(counts),
             last_reconcile=self.last_agreement,
         )

@@ -11,8 +11,6 @@ from agent.wire import StatusDocument
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from agent.service.state import AgentState
 
 
@@ -32,19 +30,8 @@ def status_document(state: AgentState) -> StatusDocument:
         exclusive_cpus=str(state.ledger.exclusive_cpus),
         pods=len(grants),
         containers=sum(len(grant.containers) for grant in grants),
+        refused=tuple(state.records.refused.values()),
         last_reconcile=state.last_reconcile,
         manifests=tuple(state.manifests.values()),
-        problems=tuple(_problems(state)),
+        problems=state.problems(),
     )
-
-
-def _problems(state: AgentState) -> Iterator[str]:
-    yield from state.troubles.values()
-    if state.unsaved is not None:
-        yield f"checkpoint: {state.unsaved}"
-    for uid, grant in state.ledger.grants.items():
-        for problem in state.records.of(uid).problems:
-            yield f"pod {grant.namespace}/{grant.name} is not enforced: {problem}"
-    for manifest in state.manifests.values():
-        if manifest.state != "admitted":
-            yield f"manifest {manifest.file} is {manifest.state}: {manifest.message}"

@@ -51,10 +51,12 @@ def pod_document(
     )
 
 
-def enforcement_document(problems: Iterable[str]) -> wire.EnforcementDocument:
+def enforcement_document(
+    problems: Iterable[str], notes: tuple[str, ...] = ()
+) -> wire.EnforcementDocument:
     """Return whether a grant is honoured: it is when there are no problems."""
     found = tuple(problems)
-    return wire.EnforcementDocument(enforced=not found, problems=found)
+    return wire.EnforcementDocument(enforced=not found, problems=found, notes=notes)
 
 
 def refusal_document(refusal: Refusal) -> wire.RefusalDocument:

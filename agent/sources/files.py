@@ -25,9 +25,16 @@ if TYPE_CHECKING:
 #: Reads a manifest: (its bytes, the name of its source) -> the pod; raises `ManifestError`.
 Load: TypeAlias = "Callable[[bytes, str], Pod]"
 
-MAX_FILE_BYTES: Final = 1 << 20
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How manifests are read: the parser, and the size in bytes above which none is."""
+
+    load: Load
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ def check_directory(directory: Path) -> None:
         raise ManifestDirectoryError(directory, found, f"close it: chmod go-w {directory}")
 
 
-def scan(directory: Path, known: Mapping[Path, ManifestFile], load: Load) -> list[ManifestFile]:
+def scan(directory: Path, known: Mapping[Path, ManifestFile], form: Format) -> list[ManifestFile]:
     """Return the files of a directory in order of their names.
 
     A file that did not change since `known` is not read again. Raises `ManifestDirectoryError`;
@@ -87,10 +94,10 @@ def scan(directory: Path, known: Mapping[Path, ManifestFile], load: Load) -> lis
     except OSError as error:
         remedy = "let the agent's user read it"
         raise ManifestDirectoryError(directory, _reason(error), remedy) from error
-    return [file for path in paths if (file := _read(path, known.get(path), load)) is not None]
+    return [file for path in paths if (file := _read(path, known.get(path), form)) is not None]
 
 
-def _read(path: Path, known: ManifestFile | None, load: Load) -> ManifestFile | None:
+def _read(path: Path, known: ManifestFile | None, form: Format) -> ManifestFile | None:
     """Return one file, None for a directory and for a file that vanished meanwhile."""
     try:
         status = path.lstat()
@@ -99,14 +106,14 @@ def _read(path: Path, known: ManifestFile | None, load: Load) -> ManifestFile | 
         stamp = Stamp.of(status)
         if known is not None and known.stamp == stamp:
             return known
-        return _parse(path, stamp, load)
+        return _parse(path, stamp, form)
     except FileNotFoundError:
         return None
 
 
-def _parse(path: Path, stamp: Stamp, load: Load) -> ManifestFile:
+def _parse(path: Path, stamp: Stamp, form: Format) -> ManifestFile:
     try:
-        return ManifestFile(path, stamp, pod=load(_content(path), str(path)))
+        return ManifestFile(path, stamp, pod=form.load(_content(path, form.max_bytes), str(path)))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -116,13 +123,13 @@ def _parse(path: Path, stamp: Stamp, load: Load) -> ManifestFile:
         return ManifestFile(path, stamp, error=error)
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, max_bytes: int) -> bytes:
     fd = _open(path)
     with os.fdopen(fd, "rb") as file:
         _check_file(path, os.fstat(fd))
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise ManifestFileError(path, f"larger than {MAX_FILE_BYTES} bytes", "shorten it")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ManifestFileError(path, f"larger than {max_bytes} bytes", "shorten it")
     return content
 
 

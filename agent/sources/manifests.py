@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.pods.model import Pod
-    from agent.sources.files import Load, ManifestFile, Stamp
+    from agent.sources.files import Format, ManifestFile, Stamp
     from agent.wire import AdmissionDocument
 
 ADMITTED: Final = "admitted"
@@ -40,7 +40,7 @@ class Intake(Protocol):
         """Remove a pod whose file is gone."""
 
     async def scan(
-        self, directory: Path, known: Mapping[Path, ManifestFile], load: Load
+        self, directory: Path, known: Mapping[Path, ManifestFile], form: Format
     ) -> list[ManifestFile]:
         """Run `files.scan` where it may block."""
 
@@ -63,10 +63,10 @@ class _Tried:
 class ManifestSource:
     """Keeps the ledger's pods in step with one directory."""
 
-    def __init__(self, directory: Path, intake: Intake, load: Load) -> None:
+    def __init__(self, directory: Path, intake: Intake, form: Format) -> None:
         self.directory = directory
         self._intake = intake
-        self._load = load
+        self._form = form
         self._known: dict[Path, ManifestFile] = {}
         self._tried: dict[Path, _Tried] = {}
 
@@ -75,7 +75,7 @@ class ManifestSource:
 
         Raises `ManifestDirectoryError`, having changed nothing.
         """
-        files = await self._intake.scan(self.directory, self._known, self._load)
+        files = await self._intake.scan(self.directory, self._known, self._form)
         self._known = {file.path: file for file in files}
         self._tried = {path: tried for path, tried in self._tried.items() if path in self._known}
         await self._release(files)

@@ -1,0 +1,58 @@
+"""`numawarden run`: the agent itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from agent.config.config import Config
+    from agent.service.assembly import Surrogates
+
+
+@click.command()
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="The configuration, YAML.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Lay a setting over the file, such as cgroupDriver=cgroupfs; may be repeated.",
+)
+@click.option(
+    "--emulate-cgroups",
+    is_flag=True,
+    help="Without root, to try things out: keep the cgroups that the agent would write as plain "
+    "files in the directory agent.cgroupMount, under the kernel's rules.",
+)
+def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None:
+    """Run the agent in the foreground until it is sent SIGTERM or SIGINT.
+
+    Workloads are never touched by its end; the next start picks everything up again.
+    """
+    # Imported here: help and completion need none of it.
+    from agent.config.loader import load_config_file  # noqa: PLC0415
+    from agent.service.run import run as run_agent  # noqa: PLC0415
+
+    config = load_config_file(file, settings)
+    run_agent(config, _emulated(config) if emulate_cgroups else None)
+
+
+def _emulated(config: Config) -> Surrogates:
+    from agent.service.assembly import Surrogates  # noqa: PLC0415
+    from cgroupfs.emulated.directory import DirectoryTree  # noqa: PLC0415
+    from sysfs.discover import discover  # noqa: PLC0415
+    from sysfs.mask import Mask  # noqa: PLC0415
+
+    host = discover(config.agent.sysfs_root)
+    possible = Mask.from_ids(cpu.id for cpu in host.cpus)
+    nodes = Mask.from_ids(node.id for node in host.nodes if node.memory_bytes)
+    return Surrogates(tree=DirectoryTree(config.agent.cgroup_mount, possible, nodes))

@@ -1,0 +1,73 @@
+"""The log: one line per event on standard error, ours and the libraries' alike.
+
+JSON for a machine, console for a person. What an operation bound (`agent.service.operation`) is on
+every line that it causes, in whichever thread. Manifests and environments are never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+import structlog
+from structlog.stdlib import ProcessorFormatter
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+JSON = "json"
+CONSOLE = "console"
+
+
+def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
+    """Send everything of at least `level` (`debug` ... `error`) to `stream`, standard error if None.
+
+    `log_format` is `json` or `console`.
+    """
+    target = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        ProcessorFormatter(
+            foreign_pre_chain=_common(),
+            processors=[
+                ProcessorFormatter.remove_processors_meta,
+                *_rendering(log_format, colors=target.isatty()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_common(),
+            ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _common() -> list[Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+
+
+def _rendering(log_format: str, *, colors: bool) -> list[Processor]:
+    if log_format == CONSOLE:
+        plain = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+    return [
+        structlog.processors.format_exc_info,
+        structlog.processors.EventRenamer("message"),
+        structlog.processors.JSONRenderer(),
+    ]

@@ -1,0 +1,251 @@
+"""From a configuration to a service that can run: everything opened, checked and restored."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from agent.checkpoint.store import Store
+from agent.config.errors import ConfigError
+from agent.config.resolve import resolve
+from agent.enforcement.binding import cgroup_of_pid
+from agent.enforcement.errors import BindingError
+from agent.enforcement.start import make_enforcer, make_layout, open_tree
+from agent.managers.machine import Machine
+from agent.managers.rules import Rules
+from agent.pods.manifest import load_pod
+from agent.service.api import Api
+from agent.service.intake import KeeperIntake
+from agent.service.keeper import Keeper
+from agent.service.kernel import EnforcedKernel
+from agent.service.restore import restored
+from agent.service.service import Doors, Service, Surroundings
+from agent.service.sockets import Address, group_id, open_tcp, open_unix, tls_context
+from agent.service.state import AgentState, Holdings, Situation
+from agent.service.watches import CgroupChanges, directory_changes
+from agent.sources.files import Format
+from agent.sources.manifests import ManifestSource
+from agent.topology_view import topology_view
+from cgroupfs.names import Driver
+from sysfs.discover import discover
+from sysfs.uevents import watch_hotplug
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from agent.checkpoint.store import LoadResult
+    from agent.config.config import Config
+    from agent.pods.model import Pod
+    from agent.service.clock import Clock
+    from agent.service.manager import ServiceManager
+    from cgroupfs.tree import Tree
+    from sysfs.host import Host
+    from systemd.bus import Systemd
+
+log = structlog.get_logger(__name__)
+
+_ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogates:
+    """What stands in for parts of the system where there is no kernel, for tests and the demo.
+
+    `tree` replaces the cgroup mount, `systemd` its bus. With `live` False neither netlink nor
+    inotify on cgroups is used.
+    """
+
+    tree: Tree | None = None
+    systemd: Systemd | None = None
+    live: bool = True
+
+
+class Assembly:
+    """A service and all that it holds open; use it as a context manager.
+
+    Raises what keeps an agent from starting, one line each: `StartError`, `EnforcementStartError`,
+    `CgroupRootError`, `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        manager: ServiceManager,
+        clock: Clock,
+        surrogates: Surrogates | None = None,
+    ) -> None:
+        self._config = config
+        self._surrogates = surrogates or Surrogates()
+        with ExitStack() as opened:
+            self._store = opened.enter_context(Store(config.agent.state_directory))
+            self._tree = self._open_tree()
+            self._layout = make_layout(config.cgroup_driver, config.cgroup_root)
+            self._situation = situate(config, self._read_host())
+            doors = self._open_doors(opened)
+            self.keeper = self._restore(clock, opened)
+            self.service = Service(
+                self.keeper,
+                self._api(),
+                doors,
+                self._surroundings(opened),
+                manager,
+                clock,
+                config.cpu_manager_reconcile_period,
+            )
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Service:
+        return self.service
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def _open_tree(self) -> Tree:
+        if self._surrogates.tree is not None:
+            return self._surrogates.tree
+        return open_tree(self._config.agent.cgroup_mount)
+
+    def _read_host(self) -> Host:
+        return discover(self._config.agent.sysfs_root)
+
+    def _open_doors(self, opened: ExitStack) -> Doors:
+        agent, metrics = self._config.agent, self._config.agent.metrics
+        address = Address(metrics.address, metrics.port, metrics.tls_certificate, metrics.tls_key)
+        tls = tls_context(address)
+        self.group = None if agent.socket_group is None else group_id(agent.socket_group)
+        admission = open_unix(agent.socket_path, self.group)
+        opened.callback(admission.close)
+        monitoring = open_tcp(address)
+        opened.callback(monitoring.close)
+        return Doors(admission.socket, monitoring, tls)
+
+    def _restore(self, clock: Clock, opened: ExitStack) -> Keeper:
+        loaded = self._store.load()
+        enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened))
+        prepared = enforcer.prepare()
+        state = _state(self._situation, loaded, self._boot_id(), clock.time())
+        for number, problem in enumerate(prepared.problems):
+            log.error("cgroups are not prepared", problem=problem.detail)
+            state.troubles[f"prepare {number}"] = problem.detail
+        kernel = EnforcedKernel(
+            enforcer,
+            self._tree,
+            self._layout,
+            self._config.agent.cgroup_mount,
+            self._proc,
+            self._own_cgroup(),
+        )
+        return Keeper(state, kernel, self._store, clock)
+
+    def _systemd(self, opened: ExitStack) -> Systemd | None:
+        if self._layout.driver is Driver.CGROUPFS or self._surrogates.systemd is not None:
+            return self._surrogates.systemd
+        from systemd.bus import SystemBus  # noqa: PLC0415  # costs memory that cgroupfs does not
+
+        bus = SystemBus()
+        opened.callback(bus.close)
+        return bus
+
+    def _api(self) -> Api:
+        limits = self._config.agent.limits
+        return Api(self.keeper, _topology, self.group, limits.message_bytes)
+
+    def _surroundings(self, opened: ExitStack) -> Surroundings:
+        live = self._surrogates.live
+        return Surroundings(
+            discover=lambda: situate(self._config, self._read_host(), self._situation.rules),
+            fingerprint=lambda: _fingerprint(self._config.agent.sysfs_root),
+            hotplug=watch_hotplug if live and str(self._config.agent.sysfs_root) == "/" else None,
+            cgroups=self._cgroup_changes(opened) if live else None,
+            manifests=self._manifests(),
+            manifest_changes=self._manifest_changes(),
+        )
+
+    def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
+        changes = CgroupChanges(self._config.agent.cgroup_mount)
+        opened.callback(changes.close)
+        return changes
+
+    def _manifests(self) -> ManifestSource | None:
+        directory = self._config.static_pod_path
+        if directory is None:
+            return None
+        form = Format(self._load, self._config.agent.limits.manifest_bytes)
+        return ManifestSource(directory, KeeperIntake(self.keeper), form)
+
+    def _manifest_changes(self) -> Callable[[], AsyncIterator[None]] | None:
+        directory = self._config.static_pod_path
+        return None if directory is None else lambda: directory_changes(directory)
+
+    def _load(self, content: bytes, source: str) -> Pod:
+        limit = self._config.agent.limits.manifest_bytes
+        gates = self._config.gates
+        return load_pod(content, source, max_bytes=limit, pod_level=gates.pod_level_resources)
+
+    @property
+    def _proc(self) -> Path:
+        return self._config.agent.sysfs_root / "proc"
+
+    def _boot_id(self) -> str:
+        try:
+            return (self._proc / "sys/kernel/random/boot_id").read_text().strip()
+        except FileNotFoundError:  # a captured tree has none
+            return ""
+
+    def _own_cgroup(self) -> str:
+        try:
+            return cgroup_of_pid(self._proc, os.getpid())
+        except BindingError:  # an emulated tree, or a cgroup namespace of its own
+            return ""
+
+
+def situate(config: Config, host: Host, previous: Rules | None = None) -> Situation:
+    """Return the rules of a configuration on a host.
+
+    When the configuration no longer fits (its reserved CPUs are gone, say) the `previous` policy
+    stays in force on the host as it is now; without one, `ConfigError` is raised.
+    """
+    machine = Machine.of(host)
+    try:
+        policy = resolve(config, machine, offline=host.offline)
+    except ConfigError:
+        if previous is None:
+            raise
+        log.exception("the configuration no longer fits the host")
+        policy = previous.policy
+    return Situation(host, Rules(machine, policy))
+
+
+def _state(situation: Situation, loaded: LoadResult, boot_id: str, now: float) -> AgentState:
+    held = Holdings(situation.rules.empty_ledger())
+    if loaded.state is not None:
+        saved = loaded.state
+        held = Holdings(restored(situation.rules, saved.ledger), saved.bindings, saved.manifests)
+    state = AgentState(situation, held, boot_id, started=now)
+    if loaded.problem is not None:
+        message = f"the checkpoint was set aside as {loaded.kept_as}: {loaded.problem}"
+        log.error("checkpoint not usable", problem=message)
+        state.troubles["checkpoint"] = message
+    return state
+
+
+def _topology(host: Host) -> bytes:
+    return json.dumps(topology_view(host)).encode() + b"\n"
+
+
+def _fingerprint(root: Path) -> str:
+    """Return what changes when CPUs or nodes come and go; cheap enough for every reconcile."""
+    return "\n".join(_text(root / file) for file in _ONLINE_FILES)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

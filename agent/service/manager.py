@@ -1,0 +1,58 @@
+"""The service manager that started the agent: readiness, status line, watchdog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from systemd.errors import SystemdError
+from systemd.notify import Notifier, watchdog_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+log = structlog.get_logger(__name__)
+
+
+class ServiceManager:
+    """Tells systemd how things are; that it cannot be told is logged and changes nothing else.
+
+    `ping_seconds` is how often the watchdog wants to hear of the agent, None without one.
+    """
+
+    def __init__(self, notifier: Notifier, ping_seconds: float | None) -> None:
+        self.ping_seconds = ping_seconds
+        self._notifier = notifier
+        self._last_status = ""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self:
+        """Return the manager that the environment names; raises `SystemdError` on nonsense."""
+        return cls(Notifier(environment), watchdog_interval(environment))
+
+    def ready(self, status: str) -> None:
+        """Tell that the agent is ready."""
+        self._last_status = status
+        self._attempt(lambda: self._notifier.ready(status))
+
+    def status(self, text: str) -> None:
+        """Tell in one line how things are, when that changed."""
+        if text != self._last_status:
+            self._last_status = text
+            self._attempt(lambda: self._notifier.status(text))
+
+    def alive(self) -> None:
+        """Ping the watchdog."""
+        self._attempt(self._notifier.watchdog)
+
+    def stopping(self) -> None:
+        """Tell that the agent is about to end."""
+        self._attempt(self._notifier.stopping)
+
+    @staticmethod
+    def _attempt(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except SystemdError as error:
+            log.warning("the service manager cannot be told", why=str(error))

@@ -1,0 +1,296 @@
+"""The life of the agent: restore, compare, be ready, watch, stop leaving everything as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+from aiohttp import web
+
+from agent.service.clock import wait_for
+from agent.service.health import Health
+from agent.service.monitoring import Monitoring
+from agent.service.serial import Stopped
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+
+    from agent.service.api import Api
+    from agent.service.clock import Clock
+    from agent.service.keeper import Keeper
+    from agent.service.manager import ServiceManager
+    from agent.service.state import Situation
+    from agent.sources.manifests import ManifestSource
+
+log = structlog.get_logger(__name__)
+
+#: The kubelet's fileCheckFrequency, in seconds.
+MANIFEST_PERIOD: Final = 20.0
+#: What happens in bursts is answered once, so many seconds after its beginning.
+SETTLE_SECONDS: Final = 0.1
+#: How long answers that are under way may take when the agent stops, in seconds.
+SHUTDOWN_SECONDS: Final = 5.0
+#: How long to wait before a stream of changes that broke is opened again, in seconds.
+REOPEN_SECONDS: Final = 60.0
+
+
+class Follows(Protocol):
+    """Notices changes in cgroups (`agent.service.watches.CgroupChanges`)."""
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch exactly these cgroups; raises `OSError`."""
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yield whenever something changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """The listening sockets, and the TLS settings of the metrics listener."""
+
+    admission: socket.socket
+    metrics: socket.socket | None = None
+    tls: ssl.SSLContext | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Everything that the service looks at beside the kernel; what is None is not looked at.
+
+    `fingerprint` is cheap and changes when CPUs or nodes come and go; `discover` reads the host.
+    Both block. `hotplug` and `manifest_changes` open streams that yield when something changed.
+    """
+
+    discover: Callable[[], Situation] | None = None
+    fingerprint: Callable[[], str] | None = None
+    hotplug: Callable[[], AsyncIterator[object]] | None = None
+    cgroups: Follows | None = None
+    manifests: ManifestSource | None = None
+    manifest_changes: Callable[[], AsyncIterator[object]] | None = None
+
+
+class Service:
+    """Runs the keeper's queue, both doors, and all that is periodic (`period` in seconds)."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        api: Api,
+        doors: Doors,
+        around: Surroundings,
+        manager: ServiceManager,
+        clock: Clock,
+        period: float,
+    ) -> None:
+        self.health = Health(keeper.queue, clock, period)
+        self._keeper = keeper
+        self._api = api
+        self._doors = doors
+        self._around = around
+        self._manager = manager
+        self._clock = clock
+        self._period = period
+        self._stop = asyncio.Event()
+        self._compare = asyncio.Event()
+        self._rescan = asyncio.Event()
+        self._rediscover = asyncio.Event()
+        self._fingerprint: str | None = None
+
+    def stop(self) -> None:
+        """Begin to end; every workload stays exactly as it is."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Live until `stop`: restored, compared, ready, watching."""
+        keeper = self._keeper
+        serving = asyncio.create_task(keeper.queue.serve())
+        runners: list[web.AppRunner] = []
+        try:
+            await self._until_stopped(self._live(runners))
+        finally:
+            self._manager.stopping()
+            keeper.state.ready = False
+            keeper.events.close()
+            for runner in reversed(runners):
+                await runner.cleanup()
+            keeper.queue.stop()
+            await serving
+            keeper.worker.close()
+            log.info("stopped; every workload stays as it is")
+
+    async def _live(self, runners: list[web.AppRunner]) -> None:
+        if self._doors.metrics is not None:
+            monitoring = Monitoring(self._keeper.metrics, self.health, self._keeper.state)
+            application = monitoring.application()
+            await self._open(runners, application, self._doors.metrics, self._doors.tls)
+        await self._remember_host()
+        await self._attempt(self._reconcile)
+        await self._attempt(self._sync_manifests)
+        await self._open(runners, self._api.application(), self._doors.admission)
+        self._keeper.state.ready = True
+        self._manager.ready(self._status())
+        log.info("ready", pods=len(self._keeper.state.ledger.grants))
+        async with asyncio.TaskGroup() as group:
+            for loop in self._loops():
+                group.create_task(loop)
+
+    def _loops(self) -> list[Coroutine[None, None, None]]:
+        around = self._around
+        loops = [
+            self._repeat(self._compare, self._period, self._reconcile),
+            self._repeat(self._rediscover, None, self._take_over),
+        ]
+        if around.manifests is not None:
+            loops.append(self._repeat(self._rescan, MANIFEST_PERIOD, self._sync_manifests))
+        if around.manifest_changes is not None:
+            loops.append(self._pump("manifest changes", around.manifest_changes, self._rescan))
+        if around.cgroups is not None:
+            loops.append(self._pump("cgroup changes", around.cgroups.changes, self._compare))
+        if around.hotplug is not None:
+            loops.append(self._pump("hotplug events", around.hotplug, self._rediscover))
+        if self._manager.ping_seconds is not None:
+            loops.append(self._ping(self._manager.ping_seconds))
+        return loops
+
+    # --- what is done again and again -----------------------------------------------------------
+
+    async def _reconcile(self) -> None:
+        if await self._host_moved():
+            self._rediscover.set()
+        await self._keeper.reconcile()
+        self.health.reconciled()
+        self._follow_cgroups()
+        self._manager.status(self._status())
+
+    async def _sync_manifests(self) -> None:
+        source = self._around.manifests
+        if source is None:
+            return
+        documents = await source.sync()
+        for file, document in documents.items():
+            if document != self._keeper.state.manifests.get(file) and document.state == "invalid":
+                log.error("manifest refused", file=file, why=document.message)
+        self._keeper.state.manifests = documents
+        self._follow_cgroups()
+
+    async def _take_over(self) -> None:
+        if self._around.discover is None:
+            return
+        if await self._keeper.take_over(self._around.discover):
+            self._compare.set()
+            self._rescan.set()
+        await self._remember_host()
+
+    async def _remember_host(self) -> None:
+        if self._around.fingerprint is not None:
+            self._fingerprint = await self._keeper.worker.run(self._around.fingerprint)
+
+    async def _host_moved(self) -> bool:
+        if self._around.fingerprint is None:
+            return False
+        return await self._keeper.worker.run(self._around.fingerprint) != self._fingerprint
+
+    def _follow_cgroups(self) -> None:
+        if self._around.cgroups is None:
+            return
+        troubles, subject = self._keeper.state.troubles, "inotify"
+        try:
+            self._around.cgroups.follow(self._keeper.cgroups)
+        except OSError as error:
+            hint = "raise fs.inotify.max_user_watches"
+            troubles[subject] = f"not all cgroups are watched: {error.strerror}; {hint}"
+        else:
+            troubles.pop(subject, None)
+
+    # --- loops ----------------------------------------------------------------------------------
+
+    async def _until_stopped(self, life: Coroutine[None, None, None]) -> None:
+        living = asyncio.create_task(life)
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((living, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not living.done():
+            living.cancel()
+            await asyncio.wait((living,))
+        if not living.cancelled():
+            living.result()
+
+    async def _repeat(
+        self, asked: asyncio.Event, period: float | None, action: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Do something every period and when asked, but not more often than it settles."""
+        while True:
+            if period is None:
+                await asked.wait()
+            else:
+                await wait_for(asked, period, self._clock)
+            if asked.is_set():
+                await self._clock.sleep(SETTLE_SECONDS)
+                asked.clear()
+            await self._attempt(action)
+
+    async def _attempt(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Do something; that it failed is reported, and it is tried again in its time."""
+        subject = action.__name__.strip("_").replace("_", " ")
+        troubles = self._keeper.state.troubles
+        try:
+            await action()
+        except Stopped:
+            return
+        except Exception as error:
+            log.exception("failed", what=subject)
+            troubles[subject] = f"{subject}: {error}"
+        else:
+            troubles.pop(subject, None)
+
+    async def _pump(
+        self, name: str, stream: Callable[[], AsyncIterator[object]], asked: asyncio.Event
+    ) -> None:
+        """Ask for something whenever a stream yields; open it again when it breaks."""
+        troubles = self._keeper.state.troubles
+        while True:
+            try:
+                troubles.pop(name, None)
+                async for _ in stream():
+                    asked.set()
+            except OSError as error:
+                reason = error.strerror or str(error)
+                log.warning("cannot watch", what=name, reason=reason)
+                troubles[name] = f"{name} are not seen at once: {reason}"
+            asked.set()
+            await self._clock.sleep(REOPEN_SECONDS)
+
+    async def _ping(self, period: float) -> None:
+        """Ping the watchdog as long as the owner of the ledger gets on with its work."""
+        while True:
+            if self.health.problem() is None:
+                self._manager.alive()
+            await self._clock.sleep(period)
+
+    async def _open(
+        self,
+        runners: list[web.AppRunner],
+        application: web.Application,
+        listening: socket.socket,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        runner = web.AppRunner(
+            application,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+        )
+        runners.append(runner)
+        await runner.setup()
+        await web.SockSite(runner, listening, ssl_context=tls).start()
+
+    def _status(self) -> str:
+        state = self._keeper.state
+        pods, cpus = len(state.ledger.grants), len(state.ledger.exclusive_cpus)
+        text = f"{pods} pods, {cpus} exclusive CPUs, shared pool {state.shared_pool or 'empty'}"
+        unenforced = state.records.unenforced
+        return f"{text}, {unenforced} pods not enforced" if unenforced else text
