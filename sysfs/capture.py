@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from sysfs.cpus import HYBRID_PMUS, read_cpu_sets
 from sysfs.discover import read_devices
 from sysfs.files import Tree
-from sysfs.memory import HOST_HUGEPAGES, HOST_MEMINFO, find_memory_total
+from sysfs.memory import HOST_HUGEPAGES, HOST_MEMINFO, find_memory_total, pool_sizes
 from sysfs.net import KIND as NET
 from sysfs.net import NET_DIRECTORY
 from sysfs.nodes import NODE_DIRECTORY
@@ -137,9 +137,10 @@ def _add_memory(content: Contents, meminfo: str, label: str, hugepages: str) -> 
     total = find_memory_total(content.tree, meminfo)
     if total is not None:
         content.files[meminfo] = f"{label}MemTotal: {total // 1024:>15} kB"
-    for pool in content.tree.names(hugepages):
-        content.directories.add(f"{hugepages}/{pool}")
-        content.add(f"{hugepages}/{pool}/nr_hugepages")
+    for size_kib in pool_sizes(content.tree, hugepages):
+        directory = f"{hugepages}/hugepages-{size_kib}kB"
+        content.directories.add(directory)
+        content.add(f"{directory}/nr_hugepages")
 
 
 def _add_devices(content: Contents, devices: tuple[Device, ...]) -> None:
@@ -177,7 +178,7 @@ def _archive(content: Contents) -> bytes:
     packed = io.BytesIO()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream,
-        tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive,
     ):
         for name in sorted({*content.files, *content.directories, *content.links}):
             member = tarfile.TarInfo(name)

@@ -19,7 +19,7 @@ _CHUNK: Final = 1 << 14
 _PAGE: Final = 4096
 #: O_NONBLOCK: a FIFO in an unpacked tree must not hang its reader.
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_INTEGER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_INTEGER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _MAP: Final = re.compile(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{8})*", re.ASCII)
 #: What some kernels print for a list that was never set (`nohz_full`).
 _UNSET: Final = "(null)"

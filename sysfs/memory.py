@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 HOST_MEMINFO: Final = "proc/meminfo"
 HOST_HUGEPAGES: Final = "sys/kernel/mm/hugepages"
-_TOTAL: Final = re.compile(r"^(?:Node\s+[0-9]+\s+)?MemTotal:\s+([0-9]{1,18}) kB\s*$", re.MULTILINE)
-_POOL: Final = re.compile(r"hugepages-([1-9][0-9]{0,15})kB", re.ASCII)
+_TOTAL: Final = re.compile(r"^(?:Node\s+[0-9]+\s+)?MemTotal:\s+([0-9]{1,15}) kB\s*$", re.MULTILINE)
+_POOL: Final = re.compile(r"hugepages-([1-9][0-9]{0,11})kB", re.ASCII)
 
 
 def find_memory_total(tree: Tree, name: str) -> int | None:
@@ -38,13 +38,16 @@ def read_hugepages(tree: Tree, directory: str) -> tuple[HugePages, ...]:
     has 0 pages.
     """
     pools = []
-    for name in tree.names(directory):
-        match = _POOL.fullmatch(name)
-        if match is None:
-            continue
-        file = f"{directory}/{name}/nr_hugepages"
+    for size_kib in pool_sizes(tree, directory):
+        file = f"{directory}/hugepages-{size_kib}kB/nr_hugepages"
         count = tree.find_integer(file) or 0
         if count < 0:
             raise MalformedFile(tree.path(file), str(count), "a number of pages")
-        pools.append(HugePages(int(match[1]) * 1024, count))
-    return tuple(sorted(pools, key=lambda pool: pool.size_bytes))
+        pools.append(HugePages(size_kib * 1024, count))
+    return tuple(pools)
+
+
+def pool_sizes(tree: Tree, directory: str) -> list[int]:
+    """Return the page sizes in KiB that have a pool below a `hugepages` directory, ascending."""
+    matches = map(_POOL.fullmatch, tree.names(directory))
+    return sorted(int(match[1]) for match in matches if match is not None)

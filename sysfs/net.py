@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NET_DIRECTORY: Final = "sys/class/net"
 KIND: Final = "net"
+#: IFNAMSIZ without the final NUL.
+_LONGEST_NAME: Final = 15
 _VIRTUAL: Final = "sys/devices/virtual/"
 
 
@@ -30,9 +32,13 @@ def read_interfaces(
     containers.
     """
     known = dict(links)
-    names = sorted({*known, *tree.names(NET_DIRECTORY)})
+    names = sorted({*known, *filter(_can_be_a_name, tree.names(NET_DIRECTORY))})
     found = (_interface(tree, name, known.get(name, ""), online) for name in names)
     return tuple(device for device in found if device is not None)
+
+
+def _can_be_a_name(name: str) -> bool:
+    return name.isprintable() and len(name.encode()) <= _LONGEST_NAME
 
 
 def _interface(tree: Tree, name: str, address: str, online: Mask) -> Device | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,8 @@ NODE_DIRECTORY: Final = "sys/devices/system/node"
 #: What the kernel shows where the firmware has no SLIT (include/linux/topology.h).
 LOCAL_DISTANCE: Final = 10
 REMOTE_DISTANCE: Final = 20
+#: A SLIT holds bytes.
+_DISTANCE: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
 def read_nodes(tree: Tree, online: Mask) -> tuple[Node, ...]:
@@ -100,7 +103,7 @@ def _distances(tree: Tree, node: int, ids: Sequence[int]) -> Mapping[int, int]:
         row = {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in ids}
         return MappingProxyType(row)
     fields = text.split()
-    if not fields or not all(field.isascii() and field.isdigit() for field in fields):
+    if not fields or not all(map(_DISTANCE.fullmatch, fields)):
         raise MalformedFile(tree.path(name), text, "one distance for each node")
     columns = _columns(tree, ids, len(fields))
     if columns is None:

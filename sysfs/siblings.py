@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sysfs.errors import InconsistentTree, MissingFile
+from sysfs.errors import InconsistentTree, MalformedFile, MissingFile
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ DIE_LISTS: Final = ("die_cpus_list",)
 DIE_MAPS: Final = ("die_cpus",)
 PACKAGE_LISTS: Final = ("package_cpus_list", "core_siblings_list")
 PACKAGE_MAPS: Final = ("package_cpus", "core_siblings")
+#: Package ids are what the firmware gives, up to the largest `int` of the kernel.
+HIGHEST_PACKAGE: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +132,18 @@ def _packages(tree: Tree, online: Mask) -> dict[int, int]:
         return _siblings(tree, cpu, PACKAGE_LISTS, PACKAGE_MAPS) or (path, Mask.of(cpu))
 
     for group in sibling_groups(online, read):
-        name = f"{CPU_DIRECTORY}/cpu{group.lowest}/topology/physical_package_id"
-        package = tree.find_integer(name)
-        packages.update(dict.fromkeys(group, -1 if package is None else max(package, -1)))
+        packages.update(dict.fromkeys(group, _package_id(tree, group.lowest)))
     return packages
+
+
+def _package_id(tree: Tree, cpu: int) -> int:
+    name = f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id"
+    package = tree.find_integer(name)
+    if package is None:
+        return -1
+    if package > HIGHEST_PACKAGE:
+        raise MalformedFile(tree.path(name), str(package), f"an id up to {HIGHEST_PACKAGE}")
+    return max(package, -1)
 
 
 def _named_packages(packages: dict[int, int]) -> dict[int, int]:

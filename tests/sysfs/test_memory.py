@@ -32,7 +32,15 @@ def test_an_absent_meminfo_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "MemFree: 1 kB", "MemTotal: kB", "MemTotal: 1 MB", "MemTotal: -1 kB", "X 9"]
+    "text",
+    [
+        "",
+        "MemFree: 1 kB",
+        "MemTotal: kB",
+        "MemTotal: 1 MB",
+        "MemTotal: -1 kB",
+        f"MemTotal: {10**15} kB",
+    ],
 )
 def test_a_meminfo_without_a_total_is_told(tmp_path: Path, text: str) -> None:
     tree = Tree(lay_out(tmp_path, {"meminfo": text}))

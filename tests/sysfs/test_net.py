@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sysfs.files import Tree
 from sysfs.host import Device
 from sysfs.mask import EMPTY, Mask
@@ -63,6 +65,12 @@ def test_interfaces_without_a_device_are_left_out(tmp_path: Path) -> None:
     _interface(tmp_path, "lo", "sys/devices/virtual/net/lo")
     _interface(tmp_path, "veth1", "sys/devices/virtual/net/veth1")
     lay_out(tmp_path, {f"{NET_DIRECTORY}/bonding_masters": ""})
+    assert read_interfaces(Tree(tmp_path), ONLINE) == ()
+
+
+@pytest.mark.parametrize("name", ["e" * 16, "\udcff", "a\nb"])
+def test_what_no_interface_can_be_called_is_no_interface(tmp_path: Path, name: str) -> None:
+    _interface(tmp_path, name, "sys/devices/platform/x")
     assert read_interfaces(Tree(tmp_path), ONLINE) == ()
 
 

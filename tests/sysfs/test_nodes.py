@@ -97,7 +97,9 @@ def test_a_row_of_more_nodes_than_directories_is_read_by_the_lists(
     assert dict(node.distances) == {1: 10}
 
 
-@pytest.mark.parametrize("row", ["10 20 30", "10", "", "10 x", "10 -20", "ten"])
+@pytest.mark.parametrize(
+    "row", ["10 20 30", "10", "", "10 x", "10 -20", "ten", "10 1000", "10 " + "9" * 5000]
+)
 def test_a_row_that_fits_no_list_of_nodes_is_told(tmp_path: Path, row: str) -> None:
     files = {**_node(0, distance=row), **_node(1, distance="20 10")}
     with pytest.raises(MalformedFile, match="node0/distance"):

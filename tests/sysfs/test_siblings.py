@@ -152,6 +152,12 @@ def test_a_core_must_not_be_in_two_packages(tmp_path: Path) -> None:
         _read(tmp_path, "0-1", files)
 
 
+def test_a_package_id_beyond_the_kernels_is_told(tmp_path: Path) -> None:
+    texts = {"core_cpus_list": "0", "physical_package_id": str(1 << 31)}
+    with pytest.raises(MalformedFile, match=r"physical_package_id: found '2147483648'"):
+        _read(tmp_path, "0", {"0": texts})
+
+
 @pytest.mark.parametrize("name", ["physical_package_id", "die_id", "cluster_id", "core_cpus_list"])
 def test_garbage_is_told_with_its_file(tmp_path: Path, name: str) -> None:
     texts = {"core_cpus_list": "0", "die_cpus_list": "0", "cluster_cpus_list": "0", name: "x"}
