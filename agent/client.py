@@ -37,7 +37,9 @@ class AgentRefused(Exception):  # noqa: N818  # named for what it tells
     """The agent answered with an error; `status` is the HTTP status, `body` the whole answer."""
 
     def __init__(self, status: int, error: wire.ErrorBody, body: bytes) -> None:
-        lines = (f"{d.path}: {d.message}" if d.path else d.message for d in error.details)
+        # A single mistake is the message already.
+        details = error.details if len(error.details) > 1 else ()
+        lines = (f"{d.path}: {d.message}" if d.path else d.message for d in details)
         super().__init__("\n".join((error.message, *lines)))
         self.status = status
         self.error = error

@@ -21,7 +21,7 @@ CONSOLE = "console"
 
 
 def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
-    """Send everything of at least `level` (`debug` ... `error`) to `stream`, standard error if None.
+    """Send all of at least `level` (`debug` ... `error`) to `stream`, standard error if None.
 
     `log_format` is `json` or `console`.
     """

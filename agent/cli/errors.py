@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 #: The roots of the packages' trees of exceptions, by full name. A name, not the class: a class in
 #: this table would have to be imported, and `--help` would pay for every package.
 EXIT_CODES: Final[Mapping[str, ExitCode]] = {
-    "agent.cli.errors.CommandError": ExitCode.REFUSED,
-    "agent.pods.errors.ManifestError": ExitCode.BAD_INPUT,
-    "agent.config.errors.ConfigError": ExitCode.BAD_INPUT,
+    "agent.document.errors.DocumentError": ExitCode.BAD_INPUT,
+    "agent.managers.errors.ManagerError": ExitCode.BAD_INPUT,
+    "agent.managers.cpu_topology.CpuTopologyError": ExitCode.BAD_INPUT,
+    "agent.checkpoint.errors.StateDirectoryError": ExitCode.ENVIRONMENT,
+    "agent.checkpoint.errors.CheckpointIOError": ExitCode.ENVIRONMENT,
     "agent.checkpoint.errors.CheckpointError": ExitCode.BAD_INPUT,
     "agent.client.Unreachable": ExitCode.UNREACHABLE,
+    "agent.enforcement.errors.EnforcementError": ExitCode.ENVIRONMENT,
     "agent.service.errors.StartError": ExitCode.ENVIRONMENT,
     "cgroupfs.errors.CgroupError": ExitCode.ENVIRONMENT,
     "sysfs.errors.SysfsError": ExitCode.BAD_INPUT,

@@ -1,0 +1,103 @@
+"""What every command that speaks to the agent shares: its socket, its answers, its errors."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import click
+
+from agent.cli.errors import CommandError
+from agent.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from agent.client import AgentClient
+    from agent.wire import Document, PodDocument
+
+    _Command = TypeVar("_Command", bound=Callable[..., object])
+
+DEFAULT_SOCKET: Final = "/run/numawarden/agent.sock"
+
+_CODES: Final = {
+    "PodNotFound": ExitCode.NOT_FOUND,
+    "ContainerNotFound": ExitCode.NOT_FOUND,
+    "ManagedByManifest": ExitCode.REFUSED,
+    "InvalidManifest": ExitCode.BAD_INPUT,
+    "InvalidBinding": ExitCode.BAD_INPUT,
+    "InvalidRequest": ExitCode.BAD_INPUT,
+    "TooLarge": ExitCode.BAD_INPUT,
+    "Forbidden": ExitCode.UNREACHABLE,
+    "Stopping": ExitCode.UNREACHABLE,
+}
+
+
+def socket_option(command: _Command) -> _Command:
+    """Add `--socket` to a command."""
+    return click.option(
+        "--socket",
+        "socket_path",
+        envvar="NUMAWARDEN_SOCKET",
+        default=DEFAULT_SOCKET,
+        show_default=True,
+        metavar="PATH",
+        help="Where the agent listens; also taken from NUMAWARDEN_SOCKET.",
+    )(command)
+
+
+def output_option(command: _Command) -> _Command:
+    """Add `--output text|json` to a command."""
+    return click.option(
+        "--output",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="For people, or the document of docs/api.md for programs.",
+    )(command)
+
+
+@contextmanager
+def agent_at(socket_path: str) -> Iterator[AgentClient]:
+    """Speak to the agent; its refusals become errors with the exit code that fits."""
+    # Imported here: help and completion do not speak to the agent.
+    from agent.client import AgentClient, AgentRefused  # noqa: PLC0415
+
+    try:
+        yield AgentClient(socket_path)
+    except AgentRefused as refused:
+        code = _CODES.get(refused.error.code, ExitCode.AGENT_FAILED)
+        raise CommandError(str(refused), code) from refused
+
+
+def find_pod(agent: AgentClient, named: str) -> PodDocument:
+    """Return the pod that a uid, a name or namespace/name means; raises `CommandError`."""
+    found = [pod for pod in agent.pods() if named in names_of(pod)]
+    if not found:
+        message = f"no pod {named!r} is admitted; see 'numawarden list'"
+        raise CommandError(message, ExitCode.NOT_FOUND)
+    if len(found) > 1:
+        candidates = "\n".join(f"{pod.namespace}/{pod.name}  uid {pod.uid}" for pod in found)
+        message = f"{len(found)} pods are called {named!r}; name one by its uid:\n{candidates}"
+        raise CommandError(message, ExitCode.BAD_INPUT)
+    return found[0]
+
+
+def names_of(pod: PodDocument) -> tuple[str, str, str]:
+    """Return all that a pod may be called on the command line."""
+    return pod.uid, pod.name, f"{pod.namespace}/{pod.name}"
+
+
+def print_json(document: Document) -> None:
+    """Print a document as the API sends it, indented."""
+    import msgspec  # noqa: PLC0415  # as above
+
+    from agent.wire import encode  # noqa: PLC0415
+
+    click.echo(msgspec.json.format(encode(document), indent=2))
+
+
+def print_lines(lines: Iterator[str]) -> None:
+    """Print lines of text."""
+    for line in lines:
+        click.echo(line)

@@ -1,0 +1,169 @@
+"""`numawarden admit | remove | list | show | bind`: what is done with pods."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from agent.cli.access import (
+    agent_at,
+    find_pod,
+    names_of,
+    output_option,
+    print_json,
+    print_lines,
+    socket_option,
+)
+from agent.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from agent.client import AgentClient
+    from agent.wire import AdmissionDocument, Document, EnforcementDocument
+
+_Shown = TypeVar("_Shown", bound="Document")
+
+
+@click.command()
+@click.argument("file", metavar="FILE|-", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Decide as it would be now, and change nothing.")
+@output_option
+@socket_option
+def admit(file: Path, output: str, socket_path: str, *, dry_run: bool) -> int:
+    """Admit the pod of a manifest (YAML or JSON; - reads standard input).
+
+    Exits with 0 once the kernel honours the pod's grant, 1 when it is refused, and 7 when it is
+    admitted but not enforced.
+    """
+    manifest = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    with agent_at(socket_path) as agent:
+        answer = agent.admit(manifest, dry_run=dry_run)
+    from agent.cli.pod_text import admission_lines  # noqa: PLC0415  # help needs none of it
+
+    _print(answer, output, admission_lines)
+    return _admission_code(answer)
+
+
+@click.command()
+@click.argument("pod")
+@output_option
+@socket_option
+def remove(pod: str, output: str, socket_path: str) -> int:
+    """Remove a POD (uid, name or namespace/name) and free what it holds.
+
+    Its processes are not ended; those that still run go on in the node's shared pool.
+    """
+    with agent_at(socket_path) as agent:
+        answer = agent.remove(find_pod(agent, pod).uid)
+    if output == "json":
+        print_json(answer)
+    else:
+        click.echo(f"removed {answer.namespace}/{answer.name} (uid {answer.uid})")
+        _print_remarks(answer.enforcement)
+    return _enforcement_code(answer.enforcement)
+
+
+@click.command("list")
+@output_option
+@socket_option
+def list_pods(output: str, socket_path: str) -> None:
+    """List the admitted pods, what their containers hold, and whether the kernel honours it."""
+    with agent_at(socket_path) as agent:
+        pods = agent.pods()
+    if output == "json":
+        from agent.wire import PodListDocument  # noqa: PLC0415
+
+        print_json(PodListDocument(pods=pods))
+        return
+    from agent.cli.pod_text import list_lines  # noqa: PLC0415
+
+    print_lines(list_lines(pods))
+
+
+@click.command()
+@click.argument("pod")
+@output_option
+@socket_option
+def show(pod: str, output: str, socket_path: str) -> int:
+    """Show a POD (uid, name or namespace/name): what it holds, why, and what the kernel says.
+
+    A pod that was refused lately is shown too, with why; the exit code is 1 then.
+    """
+    from agent.cli.pod_text import admission_lines, pod_lines  # noqa: PLC0415
+
+    with agent_at(socket_path) as agent:
+        refused = _refused(agent, pod)
+        found = agent.pod(find_pod(agent, pod).uid) if refused is None else None
+    if found is None:
+        _print(refused, output, admission_lines)
+        return ExitCode.REFUSED
+    _print(found, output, pod_lines)
+    return _enforcement_code(found.enforcement)
+
+
+@click.command()
+@click.argument("pod")
+@click.argument("container")
+@click.option("--cgroup", metavar="PATH", help="The container's cgroup, below the cgroup root.")
+@click.option("--pid", type=click.IntRange(min=1), help="Or any process of the container.")
+@output_option
+@socket_option
+def bind(
+    pod: str, container: str, cgroup: str | None, pid: int | None, output: str, socket_path: str
+) -> int:
+    """Tell which cgroup a CONTAINER of a POD got, when it cannot be told from its name."""
+    if (cgroup is None) == (pid is None):
+        raise click.UsageError("give either --cgroup or --pid")
+    from agent.wire import BindRequest  # noqa: PLC0415
+
+    with agent_at(socket_path) as agent:
+        uid = find_pod(agent, pod).uid
+        answer = agent.bind(uid, container, BindRequest(cgroup=cgroup, pid=pid))
+    if output == "json":
+        print_json(answer)
+    else:
+        click.echo(f"bound {answer.container} of {pod} to {answer.cgroup}")
+        _print_remarks(answer.enforcement)
+    return _enforcement_code(answer.enforcement)
+
+
+def _print(document: _Shown | None, output: str, lines: Callable[[_Shown], Iterator[str]]) -> None:
+    if document is None:
+        return
+    if output == "json":
+        print_json(document)
+    else:
+        print_lines(lines(document))
+
+
+def _refused(agent: AgentClient, named: str) -> AdmissionDocument | None:
+    """Return the latest refusal of a pod that is not admitted."""
+    if any(named in names_of(pod) for pod in agent.pods()):
+        return None
+    known = (
+        refused
+        for refused in reversed(agent.status().refused)
+        if named in (refused.uid, refused.name, f"{refused.namespace}/{refused.name}")
+    )
+    return next(known, None)
+
+
+def _admission_code(answer: AdmissionDocument) -> ExitCode:
+    if answer.pod is None:
+        return ExitCode.REFUSED
+    return _enforcement_code(answer.pod.enforcement)
+
+
+def _enforcement_code(enforcement: EnforcementDocument) -> ExitCode:
+    return ExitCode.OK if enforcement.enforced else ExitCode.NOT_ENFORCED
+
+
+def _print_remarks(enforcement: EnforcementDocument) -> None:
+    for problem in enforcement.problems:
+        click.echo(f"  not enforced: {problem}")
+    for note in enforcement.notes:
+        click.echo(f"  note: {note}")

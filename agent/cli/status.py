@@ -1,0 +1,69 @@
+"""`numawarden status`: how the agent is doing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.cli.access import agent_at, output_option, print_json, print_lines, socket_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.wire import ReconcileDocument, StatusDocument
+
+
+@click.command()
+@output_option
+@socket_option
+def status(output: str, socket_path: str) -> None:
+    """Show the policies in force, what is held, and everything that is wrong."""
+    with agent_at(socket_path) as agent:
+        answer = agent.status()
+    if output == "json":
+        print_json(answer)
+    else:
+        print_lines(_lines(answer))
+
+
+def _lines(answer: StatusDocument) -> Iterator[str]:
+    ready = "ready" if answer.ready else "NOT READY"
+    since = _when(answer.started)
+    yield f"numawarden {answer.version}, process {answer.pid}, {ready}, since {since}"
+    policy = answer.policy
+    yield (
+        f"  policies   CPU {policy.cpu_manager_policy}, memory {policy.memory_manager_policy}, "
+        f"topology {policy.topology_manager_policy} (scope {policy.topology_manager_scope})"
+    )
+    yield f"  CPUs       {answer.online_cpus} online, {policy.reserved_cpus or 'none'} reserved"
+    yield f"  exclusive  {answer.exclusive_cpus or 'none'}"
+    yield f"  shared     {answer.shared_pool or 'none'}"
+    yield f"  nodes      {answer.nodes}"
+    yield f"  pods       {answer.pods} with {answer.containers} containers"
+    yield f"  refused    {len(answer.refused)} lately" if answer.refused else "  refused    none"
+    yield f"  reconcile  {_reconcile(answer.last_reconcile)}"
+    for manifest in answer.manifests:
+        yield f"  manifest   {manifest.file}: {manifest.state}"
+        for detail in manifest.details:
+            yield f"               {detail.path}: {detail.message}"
+    for problem in answer.problems:
+        yield f"  PROBLEM    {problem}"
+
+
+def _reconcile(document: ReconcileDocument | None) -> str:
+    if document is None:
+        return "not yet"
+    when = f"{_when(document.finished)}, {document.seconds * 1000:.0f} ms"
+    if not document.found:
+        return f"{when}: as it should be"
+    return f"{when}: found {_causes(document.found)}; repaired {_causes(document.repaired)}"
+
+
+def _causes(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {cause}" for cause, count in counts.items()) or "none"
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
