@@ -1,7 +1,8 @@
 """The one place that writes cgroups.
 
-Blocking; call it from one thread. Nothing here is remembered that matters: every call reads the
-tree, so that it can be repeated after any failure and does only what is left to do.
+Blocking; call it from one thread. Every call reads the tree, so that it can be repeated after any
+failure and does only what is left to do. What is remembered saves work and tells drift from what
+is new; nothing goes wrong without it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from agent.enforcement.report import (
     WriteRecord,
     write_record,
 )
-from agent.enforcement.units import UnitError
 from cgroupfs.apply import Result, apply
-from cgroupfs.controllers import NEEDED, enable, enabled
+from cgroupfs.controllers import ENABLED, NEEDED, enable, enabled
 from cgroupfs.diagnose import Cause
 from cgroupfs.errors import CgroupError
 from cgroupfs.plan import Setting, make_plan
@@ -32,6 +32,7 @@ from cgroupfs.tree import ancestors, join
 from cgroupfs.values import UNLIMITED
 from cgroupfs.verify import Record
 from sysfs.mask import EMPTY, Mask
+from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from agent.enforcement.locate import ContainerFinder, Landscape
     from agent.enforcement.pod_cgroups import PodCgroups
     from agent.ledger import PodGrant
-    from cgroupfs.apply import Applied
+    from cgroupfs.apply import Outcome
     from cgroupfs.names import Layout
     from cgroupfs.plan import Plan
     from cgroupfs.tree import Tree
@@ -100,6 +101,7 @@ class Enforcer:
         self._pods = pods
         self._finder = finder
         self._told: dict[str, Record] = {}
+        self._honoured: Mapping[str, Setting] = {}
 
     def prepare(self) -> EnforcementReport:
         """Make the cgroup of all pods with its controllers; call it once at the start.
@@ -124,29 +126,26 @@ class Enforcer:
         container is rewritten (which migrates its memory) only with `move_memory`.
         Raises `OSError` only when the tree itself fails.
         """
-        before = self._look(target)
-        found = self._found(before)
-        created, refused = self._create(before.missing())
-        unmade = {problem.cgroup for problem in refused}
-        enabled, lacking = self._enable(before.paths(self._tree, unmade))
-        scene = self._again(before) if created or enabled else before
-        plan = make_plan(scene.states, _settings(scene, move_memory=move_memory))
-        applied = apply(self._tree, plan)
-        recorded, untold = self._tell(scene, applied)
-        if applied.outcomes or recorded:
+        scene = self._look(target)
+        found = self._found(scene)
+        created, enabled, refused = self._make_room(scene)
+        if created or enabled:
             scene = self._again(scene)
+        scene, plan, outcomes = self._write(scene, move_memory=move_memory)
+        recorded, untold = self._tell(scene, {problem.cgroup for problem in found})
+        if recorded:
+            # Being told, systemd writes as well, a quota in whole percents and never narrower.
+            scene, plan, more = self._write(self._again(scene), move_memory=move_memory)
+            outcomes += more
         left = assess(self._tree, self._pods, scene.wanted) if found else ()
+        drift = self._drift(scene, found)
+        self._honoured = _honoured_settings(scene, left)
         return EnforcementReport(
             cgroups=_reports(scene, left),
             found=found,
-            problems=(
-                *refused,
-                *lacking,
-                *untold,
-                *_skipped(scene, applied),
-                *_beside(scene, left),
-            ),
-            writes=tuple(write_record(outcome) for outcome in applied.outcomes),
+            drift=drift,
+            problems=(*refused, *untold, *_skipped(scene, outcomes), *_beside(scene, left)),
+            writes=tuple(write_record(outcome) for outcome in outcomes),
             created=tuple(created),
             enabled=tuple(enabled),
             recorded=tuple(recorded),
@@ -164,6 +163,7 @@ class Enforcer:
         return EnforcementReport(
             cgroups=_reports(scene, found),
             found=found,
+            drift=self._drift(scene, found),
             problems=tuple(_beside(scene, found)),
             notes=tuple(_notes(scene)),
         )
@@ -221,6 +221,30 @@ class Enforcer:
             return ()
         return assess(self._tree, self._pods, scene.wanted)
 
+    def _drift(self, scene: _Scene, found: Iterable[Problem]) -> tuple[Problem, ...]:
+        """Return what was honoured before: the rest is new, not undone by anybody."""
+        same = {
+            item.setting.cgroup
+            for item in scene.wanted
+            if self._honoured.get(item.setting.cgroup) == item.setting
+        }
+        return tuple(problem for problem in found if _was_honoured(problem, same))
+
+    def _make_room(self, scene: _Scene) -> tuple[list[str], list[str], list[Problem]]:
+        """Make missing pod cgroups and enable controllers; return both, and what was refused."""
+        created, refused = self._create(scene.missing())
+        unmade = {problem.cgroup for problem in refused}
+        enabled, lacking = self._enable(scene.paths(self._tree, unmade))
+        return created, enabled, refused + lacking
+
+    def _write(
+        self, scene: _Scene, *, move_memory: bool
+    ) -> tuple[_Scene, Plan, tuple[Outcome, ...]]:
+        """Write what differs, in the safe order; return how it looks then."""
+        plan = make_plan(scene.states, _settings(scene, move_memory=move_memory))
+        outcomes = apply(self._tree, plan).outcomes
+        return (self._again(scene) if outcomes else scene), plan, outcomes
+
     def _create(self, owners: Mapping[str, str]) -> tuple[list[str], list[Problem]]:
         """Make the cgroups that `owners` maps to pod uids."""
         created: list[str] = []
@@ -251,35 +275,32 @@ class Enforcer:
                 passes.update(dict.fromkeys(ancestors(cgroup), True))
         return written, problems
 
-    def _tell(self, scene: _Scene, applied: Applied) -> tuple[list[str], list[Problem]]:
-        """Have the settings of every cgroup remembered that is new or was written."""
-        written = {outcome.write.cgroup for outcome in applied.outcomes}
+    def _tell(self, scene: _Scene, suspect: Collection[str]) -> tuple[list[str], list[Problem]]:
+        """Have the settings of every cgroup remembered; return the units told and what failed.
+
+        Of a `suspect` they are compared with what is remembered: that may be what undid them.
+        """
         recorded: list[str] = []
         problems: list[Problem] = []
-        self._told = {path: told for path, told in self._told.items() if path in scene.states}
+        told: dict[str, Record] = {}
         for item in scene.wanted:
             cgroup, state = item.setting.cgroup, scene.states.get(item.setting.cgroup)
             if state is None or item.role is Role.SUBGROUP:
                 continue
-            settings = _to_tell(item, state)
-            if self._told.get(cgroup) == settings and cgroup not in written:
-                continue
+            record = _to_tell(item, state)
             try:
-                unit = self._pods.record(cgroup, settings)
-            except UnitError as error:
+                if cgroup in suspect or self._told.get(cgroup) != record:
+                    unit = self._pods.record(cgroup, record)
+                    recorded.extend([] if unit is None else [unit])
+                told[cgroup] = record
+            except SystemdError as error:
                 problems.append(_untold(item, error))
-                continue
-            self._told[cgroup] = settings
-            if unit is not None:
-                recorded.append(unit)
+        self._told = told
         return recorded, problems
 
     def _remove(self, cgroup: str) -> ReleaseReport:
-        self._told = {
-            path: told
-            for path, told in self._told.items()
-            if not f"{path}/".startswith(f"{cgroup}/")
-        }
+        for path in [path for path in self._told if f"{path}/".startswith(f"{cgroup}/")]:
+            del self._told[path]
         if not self._tree.exists(cgroup):
             return ReleaseReport(cgroup, removed=True)
         return self._pods.remove(cgroup)
@@ -314,20 +335,36 @@ def _withheld(plan: Plan) -> Iterator[str]:
         )
 
 
-def _untold(item: Wanted, error: UnitError) -> Problem:
+def _untold(item: Wanted, error: SystemdError) -> Problem:
     cgroup = item.setting.cgroup
     detail = f"systemd was not told of /{cgroup} and may undo its settings: {error}"
     return Problem(cgroup, detail, Cause.REVERTED_BY_SYSTEMD, item.pod, item.container)
 
 
-def _skipped(scene: _Scene, applied: Applied) -> Iterator[Problem]:
+def _skipped(scene: _Scene, outcomes: Iterable[Outcome]) -> Iterator[Problem]:
     """Explain what was not written because somebody could not be narrowed first."""
     owners = {item.setting.cgroup: item for item in scene.wanted}
-    for outcome in applied.outcomes:
+    for outcome in outcomes:
         if outcome.result is Result.SKIPPED:
             write, item = outcome.write, owners[outcome.write.cgroup]
             cause = outcome.cause or Cause.UNKNOWN
             yield Problem(write.cgroup, outcome.detail, cause, item.pod, item.container, write.file)
+
+
+def _was_honoured(problem: Problem, honoured: Collection[str]) -> bool:
+    if problem.file != ENABLED:
+        return problem.cgroup in honoured
+    inside = f"{problem.cgroup}/" if problem.cgroup else ""
+    return any(cgroup.startswith(inside) for cgroup in honoured)
+
+
+def _honoured_settings(scene: _Scene, left: Iterable[Problem]) -> Mapping[str, Setting]:
+    wrong = {problem.cgroup for problem in left}
+    return {
+        item.setting.cgroup: item.setting
+        for item in scene.wanted
+        if item.setting.cgroup in scene.states and item.setting.cgroup not in wrong
+    }
 
 
 def _honoured(scene: _Scene) -> bool:

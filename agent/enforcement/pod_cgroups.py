@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.enforcement.errors import EnforcementStartError
 from agent.enforcement.report import ReleaseReport
-from agent.enforcement.units import UnitError, unit_of
+from agent.enforcement.unit_record import holds, read_record, to_properties, unit_of
 from cgroupfs.state import EVENTS
 from cgroupfs.tree import ancestors, join
 from cgroupfs.verify import Record
+from systemd import slices
+from systemd.errors import NoSuchUnitError, SystemdError
 
 if TYPE_CHECKING:
-    from agent.enforcement.units import Units
     from cgroupfs.tree import Tree
+    from systemd.bus import Systemd
 
 #: So many process ids are named in a report; more help nobody.
 _NAMED_PROCESSES: Final = 8
+_ROOT_SLICE: Final = "-.slice"
+_DESCRIPTION: Final = "Pods of Numawarden"
 
 
 class PodCgroups(Protocol):
@@ -34,7 +38,7 @@ class PodCgroups(Protocol):
     def record(self, cgroup: str, record: Record) -> str | None:
         """Have the settings remembered by whoever may rewrite them; return the unit told.
 
-        None when nobody needs to be told. Raises `UnitError`.
+        None when nobody needs to be told, or who does knows already. Raises `SystemdError`.
         """
         ...
 
@@ -101,27 +105,25 @@ class SliceCgroups:
     the properties have to say the same.
     """
 
-    def __init__(self, tree: Tree, units: Units) -> None:
+    def __init__(self, tree: Tree, systemd: Systemd) -> None:
         self._tree = tree
-        self._units = units
+        self._systemd = systemd
 
     def check(self) -> None:
         """Raise `EnforcementStartError` unless systemd answers on the system bus."""
         try:
-            self._units.check()
-        except UnitError as error:
+            self._systemd.active_state(_ROOT_SLICE)
+        except SystemdError as error:
             raise EnforcementStartError(
-                "cgroupDriver systemd",
-                f"systemd cannot be reached: {error}",
-                "start the system bus, give the agent its socket, or use cgroupDriver: cgroupfs",
+                "cgroupDriver systemd", "systemd does not answer", str(error)
             ) from error
 
     def create(self, cgroup: str) -> tuple[str, ...]:
         """Start the slice, and with it those above it; see `PodCgroups.create`."""
         missing = tuple(p for p in (*ancestors(cgroup)[1:], cgroup) if not self._tree.exists(p))
         try:
-            self._units.start_slice(cgroup.rpartition("/")[2])
-        except UnitError as error:
+            slices.ensure(self._systemd, cgroup.rpartition("/")[2], (), about=_DESCRIPTION)
+        except SystemdError as error:
             raise CreateError(f"cannot start the slice of /{cgroup}: {error}") from error
         if not self._tree.exists(cgroup):
             # A slice without units in it may have no directory yet; the name is systemd's own.
@@ -133,19 +135,28 @@ class SliceCgroups:
         unit = unit_of(cgroup)
         # Properties of a unit that is not active would leave a file and a cgroup behind, and a
         # unit of the same name elsewhere (in a container of its own) is not this one.
-        if unit is None or record == Record() or self._units.cgroup_of(unit) != cgroup:
+        if unit is None or record == Record() or not self._is_active(unit, cgroup):
             return None
-        self._units.set_properties(unit, record)
+        properties = to_properties(record)
+        if holds(self._systemd, unit, properties):
+            return None
+        self._systemd.set_properties(unit, properties)
         return unit
+
+    def _is_active(self, unit: str, cgroup: str) -> bool:
+        try:
+            return self._systemd.control_group(unit) == cgroup
+        except NoSuchUnitError:
+            return False
 
     def remembered(self, cgroup: str) -> Record | None:
         """Return systemd's properties of the unit; see `PodCgroups.remembered`."""
         unit = unit_of(cgroup)
         try:
-            if unit is None or self._units.cgroup_of(unit) != cgroup:
+            if unit is None or not self._is_active(unit, cgroup):
                 return None
-            return self._units.properties(unit)
-        except UnitError:
+            return read_record(self._systemd, unit)
+        except SystemdError:
             # Only the cause of a drift hangs on it, and that systemd is silent is told elsewhere.
             return None
 
@@ -157,9 +168,9 @@ class SliceCgroups:
         unit = cgroup.rpartition("/")[2]
         try:
             # The last look before: stopping a slice ends everything that runs in it.
-            if self._units.cgroup_of(unit) == cgroup and inhabited(self._tree, cgroup) is None:
-                self._units.stop(unit)
-        except UnitError as error:
+            if self._is_active(unit, cgroup) and inhabited(self._tree, cgroup) is None:
+                slices.stop(self._systemd, unit)
+        except SystemdError as error:
             return ReleaseReport(cgroup, removed=False, problem=f"cannot stop {unit}: {error}")
         return inhabited(self._tree, cgroup) or remove_directories(self._tree, cgroup)
 

@@ -64,16 +64,17 @@ class CgroupReport:
 class EnforcementReport:
     """Everything that was found, done and left.
 
-    `found` is what differed before anything was done; after an admission that is the new pod
-    itself, in a reconciliation it is drift. `cgroups` is how things stand at the end, `problems`
-    what concerns no single setting (a controller, systemd). `writes` are the writes in their
-    order, `created` the cgroups that were made, `enabled` those whose `cgroup.subtree_control` was
-    written, `recorded` the units told to systemd. `notes` are
-    facts worth knowing that are no failure: cgroups nobody can name, leftovers of removed pods.
+    `found` is what differed before anything was done, `drift` the part of it that had been honoured
+    before: not a new pod or container, but something undone by somebody. `cgroups` is how things
+    stand at the end, `problems` what concerns no single setting (a controller, systemd). `writes`
+    are the writes in their order, `created` the cgroups that were made, `enabled` those whose
+    `cgroup.subtree_control` was written, `recorded` the units told to systemd. `notes` are facts
+    worth knowing that are no failure: cgroups nobody can name, leftovers of removed pods.
     """
 
     cgroups: tuple[CgroupReport, ...] = ()
     found: tuple[Problem, ...] = ()
+    drift: tuple[Problem, ...] = ()
     problems: tuple[Problem, ...] = ()
     writes: tuple[WriteRecord, ...] = ()
     created: tuple[str, ...] = ()
@@ -114,9 +115,9 @@ def count_causes(problems: Iterable[Problem]) -> Mapping[str, int]:
 
 
 def repaired(report: EnforcementReport) -> Mapping[str, int]:
-    """Return how many of the problems that were found are gone, by the cause they had."""
+    """Return how much drift is gone now, by the cause it had."""
     left = {(p.cgroup, p.file) for p in report.remaining}
-    return count_causes(p for p in report.found if (p.cgroup, p.file) not in left)
+    return count_causes(p for p in report.drift if (p.cgroup, p.file) not in left)
 
 
 def write_record(outcome: Outcome) -> WriteRecord:

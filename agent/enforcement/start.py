@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.enforcement.locate import ContainerFinder
-    from agent.enforcement.units import Units
     from cgroupfs.tree import Tree
+    from systemd.bus import Systemd
 
 
 def open_tree(mount: Path, *, require_kernel: bool = True) -> KernelTree:
@@ -51,18 +51,18 @@ def make_layout(driver: str, root: str = "/") -> Layout:
 
 
 def make_enforcer(
-    tree: Tree, layout: Layout, units: Units | None, finder: ContainerFinder | None = None
+    tree: Tree, layout: Layout, systemd: Systemd | None, finder: ContainerFinder | None = None
 ) -> Enforcer:
-    """Return the enforcer of a driver; `units` may be None for cgroupfs alone.
+    """Return the enforcer of a driver; `systemd` may be None for cgroupfs.
 
     Raises `EnforcementStartError` when the systemd driver is asked for without systemd.
     """
     if layout.driver is Driver.CGROUPFS:
         return Enforcer(tree, layout, DirectoryCgroups(tree), finder)
-    if units is None:
+    if systemd is None:
         raise EnforcementStartError(
             "cgroupDriver systemd",
             "there is no connection to systemd",
             "run where systemd runs, or use cgroupDriver: cgroupfs",
         )
-    return Enforcer(tree, layout, SliceCgroups(tree, units), finder)
+    return Enforcer(tree, layout, SliceCgroups(tree, systemd), finder)

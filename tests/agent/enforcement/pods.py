@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Final
 from agent.enforcement.desired import Target
 from agent.enforcement.enforcer import Enforcer
 from agent.enforcement.pod_cgroups import DirectoryCgroups, SliceCgroups
-from agent.enforcement.units import UnitError
+from agent.enforcement.unit_record import read_record
 from agent.ledger import ContainerGrant, CpuLimits, Isolation, Ledger, MemoryBlock, PodGrant
 from agent.pods.model import ContainerKind, QosClass
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier
-from cgroupfs.verify import Record
+from cgroupfs.tree import ancestors
 from sysfs.mask import EMPTY, Mask
+from systemd.bus import ActiveState
+from systemd.errors import BusUnavailableError, NoSuchUnitError
+from systemd.properties import INFINITY, Property
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cgroupfs.tree import Tree
 
 ONLINE: Final = Mask.parse("0-15")
@@ -123,34 +128,58 @@ def run(tree: EmulatedKernel, cgroup: str, pid: int) -> str:
 
 @dataclass
 class FakeSystemd:
-    """Units over an emulated kernel: keeps properties, writes them, and can undo what others wrote.
+    """`systemd.bus.Systemd` over an emulated kernel: keeps properties and writes them.
 
-    `calls` is what was asked; `broken` makes every call fail.
+    `calls` is what changed something; `broken` makes every call fail. `realize` writes a unit's
+    files from its properties, as systemd does to all units of a slice after a reload.
     """
 
     tree: EmulatedKernel
     active: dict[str, str] = field(default_factory=dict)
-    records: dict[str, Record] = field(default_factory=dict)
+    held: dict[str, dict[str, object]] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
     broken: bool = False
 
-    def check(self) -> None:
-        self._call("check", "")
+    def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
+        self._call("start", unit)
+        path = slice_path(unit)
+        for above in (*ancestors(path)[1:], path):
+            if not self.tree.exists(above):
+                self.tree.mkdir(above)
+            self.active[above.rpartition("/")[2]] = above
+        self._hold(unit, properties)
 
-    def cgroup_of(self, unit: str) -> str | None:
-        self._call("cgroup_of", unit)
-        return self.active.get(unit)
+    def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
+        self._call("set", unit)
+        self._hold(unit, properties)
 
-    def start_slice(self, slice_unit: str) -> None:
-        self._call("start_slice", slice_unit)
-        parts = slice_unit.removesuffix(".slice").split("-")
-        path = ""
-        for depth in range(1, len(parts) + 1):
-            name = "-".join(parts[:depth]) + ".slice"
-            path = f"{path}/{name}" if path else name
-            if not self.tree.exists(path):
-                self.tree.mkdir(path)
-            self.active[name] = path
+    def stop(self, unit: str) -> None:
+        self._call("stop", unit)
+        path = self.active.pop(unit)
+        for pid in self.tree.procs(path):
+            self.tree.exit(pid)
+        for child in self.tree.children(path):
+            self.active.pop(child, None)
+            self.tree.rmdir(f"{path}/{child}")
+        self.tree.rmdir(path)
+
+    def active_state(self, unit: str) -> ActiveState:
+        self._answer()
+        return ActiveState.ACTIVE if unit in self.active else ActiveState.INACTIVE
+
+    def control_group(self, unit: str) -> str:
+        self._answer()
+        if unit not in self.active:
+            raise NoSuchUnitError("GetUnit", "org.freedesktop.systemd1.NoSuchUnit", unit)
+        return self.active[unit]
+
+    def unit_of(self, pid: int) -> str:
+        raise NotImplementedError(pid)
+
+    def unit_property(self, unit: str, name: str) -> object:
+        self._answer()
+        unset = b"" if name.startswith("Allowed") else INFINITY
+        return self.held.get(unit, {}).get(name, unset)
 
     def start_scope(self, parent: str, name: str, pid: int) -> str:
         """Start a scope with one process, as a runtime does."""
@@ -158,41 +187,36 @@ class FakeSystemd:
         self.active[name] = cgroup
         return cgroup
 
-    def properties(self, unit: str) -> Record:
-        self._call("properties", unit)
-        return self.records.get(unit, Record())
-
-    def set_properties(self, unit: str, record: Record) -> None:
-        self._call("set_properties", unit)
-        self.records[unit] = record
-        self.realize(unit)
-
-    def stop(self, unit: str) -> None:
-        self._call("stop", unit)
-        path = self.active.pop(unit)
-        for pid in self.tree.procs(path):
-            self.tree.exit(pid)
-        self.tree.rmdir(path)
-
     def realize(self, unit: str) -> None:
-        """Write a unit's files from its properties, as systemd does after a reload."""
-        path, record = self.active[unit], self.records.get(unit, Record())
+        path = self.active[unit]
+        record = read_record(self, unit)
         for file, value in (
             ("cpuset.cpus", record.cpus),
             ("cpuset.mems", record.mems),
-            ("cpu.max", record.cpu_max or "max"),
+            ("cpu.max", record.cpu_max),
         ):
-            if value is not None and file in self._files(path):
+            if value is not None and self.tree.read_many(path, (file,)) != (None,):
                 self.tree.write(path, file, str(value))
 
-    def _files(self, path: str) -> set[str]:
-        shown = ("cpuset.cpus", "cpuset.mems", "cpu.max")
-        return {f for f, t in zip(shown, self.tree.read_many(path, shown), strict=True) if t}
+    def _hold(self, unit: str, properties: Sequence[Property]) -> None:
+        held = self.held.setdefault(unit, {})
+        for prop in properties:
+            held[prop.name] = prop.value
+        self.realize(unit)
 
     def _call(self, name: str, unit: str) -> None:
+        self._answer()
         self.calls.append((name, unit))
+
+    def _answer(self) -> None:
         if self.broken:
-            raise UnitError("the bus is gone")
+            raise BusUnavailableError("unix:path=/nowhere", "it is gone")
+
+
+def slice_path(unit: str) -> str:
+    """Return the cgroup of a slice."""
+    parts = unit.removesuffix(".slice").split("-")
+    return "/".join("-".join(parts[: depth + 1]) + ".slice" for depth in range(len(parts)))
 
 
 def slices(tree: EmulatedKernel) -> tuple[Enforcer, FakeSystemd]:

@@ -83,6 +83,7 @@ def test_what_is_enforced_is_not_written_again() -> None:
     assert again.ok
     assert not again.changed
     assert again.found == ()
+    assert again.drift == ()
     assert not Enforcer(tree, layout(), DirectoryCgroups(tree)).repair(target(mixed(), WEB)).changed
 
 
@@ -167,6 +168,19 @@ def test_the_report_names_for_each_cgroup_what_the_kernel_says() -> None:
     assert all(c.ok for c in containers)
 
 
+def test_what_a_changed_ledger_changes_is_not_drift() -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    enforcer.enforce(target(WEB))
+    run(tree, f"{WEB_POD}/web", 4)
+    assert enforcer.enforce(target(WEB)).drift == ()
+    admitted = enforcer.enforce(target(mixed(), WEB))
+    assert admitted.found
+    assert admitted.drift == ()
+    tree.write(f"{WEB_POD}/web", "cpuset.cpus", "3")
+    assert [p.cgroup for p in enforcer.repair(target(mixed(), WEB)).drift] == [f"{WEB_POD}/web"]
+
+
 # --- drift and repair ---------------------------------------------------------------------------
 
 
@@ -195,8 +209,8 @@ def test_what_another_wrote_is_found_and_put_right(cgroup: str, file: str, value
     assert not before.changed
     report = enforcer.repair(aim)
     assert report.ok
-    assert report.found
-    assert repaired(report) == count_causes(report.found)
+    assert report.drift
+    assert repaired(report) == count_causes(report.drift)
     assert enforcer.verify(aim).ok
     assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
     assert tree.allowed(4)[0] == FREE
@@ -224,7 +238,7 @@ def test_a_lost_controller_is_enabled_again_and_the_settings_with_it() -> None:
     assert Cause.CONTROLLER_LOST in {p.cause for p in enforcer.verify(aim).remaining}
     report = enforcer.repair(aim)
     assert report.ok
-    assert count_causes(report.found)["controller lost"] > 0
+    assert repaired(report)["controller lost"] > 0
     assert set(report.enabled) == {"", "kubepods", POD, WEB_POD}
     assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
 
