@@ -114,34 +114,40 @@ class Replay:
 
     def _admit(self, number: int, step: Step, answer: Step, before: Ledger) -> list[str]:
         uid = step["pod"]["metadata"]["uid"]
+        invalid = uid in self.case.get("api_invalid_pods", ())
         try:
-            pod = pod_from_document(
-                step["pod"], uid, defaults=self.case.get("apply_defaults", False),
-                pod_level=self.rules.policy.gates.pod_level_resources,
-            )  # fmt: skip
+            pod = self._pod(step)
         except ManifestError as error:
-            if uid in self.case.get("api_invalid_pods", ()) or has_negative_amounts(step["pod"]):
+            if invalid or has_negative_amounts(step["pod"]):
                 self.parted = True
                 return []
             return [f"pod {uid} is refused as invalid: {error}"]
-        if uid in self.case.get("api_invalid_pods", ()):
+        if invalid:
             return [f"pod {uid} is accepted, the API server would refuse it"]
         decision = admit(self.rules, self.ledger, pod)
         self.ledger = decision.ledger
-        deviation = self.case.get("doc_deviation", {}).get("step")
-        if deviation == number:
+        if self.case.get("doc_deviation", {}).get("step") == number:
             self.parted = True
-            if decision.admitted or refused_for_own_demand(self.rules, pod, decision):
-                return []
-            return [f"{uid} is refused: {decision.refusal}"]
-        if self.parted:
-            return []
-        if "panic" in answer:
+            own_demand = refused_for_own_demand(self.rules, pod, decision)
+            return [] if decision.admitted or own_demand else [f"refused: {decision.refusal}"]
+        return self._compare_decision(before, pod, decision, answer)
+
+    def _pod(self, step: Step) -> Pod:
+        return pod_from_document(
+            step["pod"],
+            step["pod"]["metadata"]["uid"],
+            defaults=self.case.get("apply_defaults", False),
+            pod_level=self.rules.policy.gates.pod_level_resources,
+        )
+
+    def _compare_decision(
+        self, before: Ledger, pod: Pod, decision: Decision, answer: Step
+    ) -> list[str]:
+        if self.parted or "panic" in answer:
             self.parted = True
             return []
         differences = list(_decision_differences(self, decision, answer))
-        if "state_before_gc" in answer:
-            self.leftovers = True
+        self.leftovers |= "state_before_gc" in answer
         if differences and self._may_differ(before, pod, decision, answer):
             self.parted = True
             return []
@@ -151,9 +157,7 @@ class Replay:
         """Tell whether another answer is right here; the reasons stand in the documentation."""
         if decision.already_admitted:
             return decision.grant == before.grants[decision.uid]
-        if self.case.get("irregular") and valid_instead(
-            self.rules, before, pod, decision, answer
-        ):
+        if self.case.get("irregular") and valid_instead(self.rules, before, pod, decision, answer):
             return True
         if evenly_distributed(self.rules, before, decision, answer):
             return True
@@ -221,8 +225,10 @@ def _initial_differences(replay: Replay, expected: Step) -> Iterator[str]:
 
 def _decision_differences(replay: Replay, decision: Decision, expected: Step) -> Iterator[str]:
     if decision.admitted != expected["admitted"]:
-        yield f"admitted {decision.admitted}, expected {expected['admitted']}:" \
+        yield (
+            f"admitted {decision.admitted}, expected {expected['admitted']}:"
             f" {decision.refusal or decision.grant} / {expected.get('message')}"
+        )
         return
     if decision.refusal is not None:
         yield from _differ("reason", decision.refusal.reason.value, expected["reason"])

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from agent.managers.rules import Rules
 
 
-def broken_invariants(rules: Rules, ledger: Ledger, *, reserved_may_have_moved: bool = False) -> list[str]:
+def broken_invariants(
+    rules: Rules, ledger: Ledger, *, reserved_may_have_moved: bool = False
+) -> list[str]:
     """Return what does not hold; empty when all is well.
 
     `reserved_may_have_moved`: grants may predate the reservation in force (after a restart).
@@ -93,4 +95,6 @@ def _derived_values(ledger: Ledger) -> Iterator[str]:
 def over_budget(grant: PodGrant) -> bool:
     """Tell whether a container got CPUs outside its pod's budget."""
     budget = grant.cpus
-    return budget is not None and any(c.cpus is not None and c.cpus - budget for c in grant.containers)
+    return budget is not None and any(
+        c.cpus is not None and c.cpus - budget for c in grant.containers
+    )

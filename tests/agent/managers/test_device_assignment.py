@@ -69,6 +69,11 @@ def test_a_mask_must_reach_what_the_pod_can_use_again() -> None:
     assert device_hints(NODES, INVENTORY, 1, {"a"}, {"a"}) == (yes(0), no(0, 2))
 
 
+def test_what_the_pod_can_use_again_counts_as_free() -> None:
+    assert device_hints(NODES, INVENTORY, 3, {"a", "b"}, {"a", "b"}) == (yes(0, 2),)
+    assert device_hints(NODES, INVENTORY, 3, {"a", "b"}) == ()
+
+
 def test_a_container_that_holds_devices_is_offered_where_they_are() -> None:
     assert held_device_hints(NODES, INVENTORY, 2, {"b", "c"}) == (yes(2), no(0, 2))
     assert held_device_hints(NODES, INVENTORY, 1, {"b", "c"}) == ()

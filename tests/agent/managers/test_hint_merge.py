@@ -52,6 +52,17 @@ def test_a_full_list_leaves_everything_reachable() -> None:
     assert reachable_masks([every] * 6, EIGHT) == set(masks_by_size(EIGHT))
 
 
+def test_a_list_without_the_widest_mask_narrows_even_what_was_all_reachable() -> None:
+    nodes = Mask.of(0, 1, 2).bits
+    pairs = [Hint(Mask.of(*ids).bits, preferred=False) for ids in ((0, 1), (0, 2), (1, 2))]
+    with_all = [*pairs, Hint(nodes, preferred=False)]
+    without_all = [*pairs, Hint(1, preferred=False)]
+    assert reachable_masks([with_all, with_all], nodes) == set(masks_by_size(nodes))
+    assert reachable_masks([with_all, with_all, without_all], nodes) == (
+        set(masks_by_size(nodes)) - {nodes}
+    )
+
+
 def test_masks_are_seen_within_the_machine_only() -> None:
     outside = [Hint(Mask.of(0, 9).bits, preferred=False)]
     assert reachable_masks([outside], EIGHT) == {1}

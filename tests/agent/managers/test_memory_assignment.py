@@ -136,6 +136,14 @@ def test_several_nodes_never_serve_together_when_one_serves_alone() -> None:
     assert blocks[0].nodes == Mask.of(0, 1)
 
 
+def test_a_single_node_with_room_is_taken_out_of_its_group_as_in_the_kubelet() -> None:
+    group, state = assign(FOUR, initial_memory(FOUR), {"memory": 5 * GI}, yes(0, 1))
+    single, state = assign(FOUR, state, {"memory": GI}, no(1))
+    assert single[0].nodes == Mask.of(1)
+    assert (state[0].cells, state[1].cells) == (Mask.of(0, 1), Mask.of(1))
+    assert release(FOUR, state, [*group, *single]) == initial_memory(FOUR)
+
+
 def test_an_unknown_huge_page_size_is_refused_before_anything_else() -> None:
     with pytest.raises(UnknownMemoryTypeError):
         assign(TWO, initial_memory(TWO), {"memory": GI, "hugepages-1Gi": GI}, yes(0))

@@ -105,6 +105,18 @@ def test_what_was_charged_to_a_node_out_of_use_moves_to_those_who_still_hold_it(
     assert release(facts, state, [single]) == initial_memory(facts)
 
 
+def test_what_moves_between_nodes_never_exceeds_what_they_have() -> None:
+    facts = plain_facts(12, 12, 12)
+    wide = Mask.of(0, 1, 2)
+    state = {
+        0: NodeMemory(2, wide, {"memory": 8}),
+        1: NodeMemory(2, wide, {"memory": 0}),
+        2: NodeMemory(1, wide, {"memory": 8}),
+    }
+    after = release(facts, state, [MemoryBlock("memory", 2, wide)])
+    assert charged(after) == {0: 12, 1: 2, 2: 0}
+
+
 def test_releasing_passes_over_nodes_that_are_gone() -> None:
     facts = plain_facts(GI)
     state = initial_memory(facts)

@@ -112,6 +112,11 @@ def test_closest_nodes_win_over_lower_ones_only_when_asked_for() -> None:
     assert merge_hints(nodes, distances, CLOSEST, providers) == (yes(1, 2), True)
 
 
+def test_equally_close_nodes_are_taken_from_the_lowest_mask() -> None:
+    providers: list[ProviderHints] = [{"cpu": (yes(1, 2), yes(0, 2), yes(0, 3))}]
+    assert merge_hints(Mask.of(0, 1, 2, 3), FLAT, CLOSEST, providers) == (yes(0, 2), True)
+
+
 def test_missing_distances_are_named_when_they_are_needed() -> None:
     nodes = [MachineNode(0, 0, {}, {0: 10}), MachineNode(3, 0, {}, {0: 20, 3: 10})]
     require_distances(nodes, BEST_EFFORT)

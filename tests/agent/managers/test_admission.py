@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.decision import Decision, Reason
+from agent.ledger import Isolation, Ledger, PodGrant
+from agent.managers.admission import admit, remove, start_container
+from agent.managers.rules import Rules, shared_cpus, shared_pool
+from agent.pods.model import QosClass
+from sysfs.mask import Mask
+from tests.agent.managers.hosts import (
+    BEST_EFFORT,
+    CONTAINER,
+    NO_POLICY,
+    POD,
+    SINGLE,
+    SMT,
+    make_rules,
+)
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+BUDGET_4 = guaranteed("cpu=4 memory=4Gi")
+BUDGET_5 = guaranteed("cpu=5 memory=5Gi")
+
+
+def granted(decision: Decision) -> PodGrant:
+    assert decision.grant is not None, decision.refusal
+    return decision.grant
+
+
+def cpus(grant: PodGrant) -> dict[str, str | None]:
+    return {c.name: None if c.cpus is None else str(c.cpus) for c in grant.containers}
+
+
+def isolation(grant: PodGrant) -> dict[str, Isolation]:
+    return {c.name: c.isolation for c in grant.containers}
+
+
+class TestPodScopeExamplesOfKep5526:
+    def test_example_1_all_containers_share_the_whole_budget(self) -> None:
+        rules = make_rules()
+        grant = granted(
+            admit(
+                rules,
+                rules.empty_ledger(),
+                pod(app("c1"), app("c2"), app("c3"), of_pod=BUDGET_4),
+            )
+        )
+        assert cpus(grant) == {"c1": "1-4", "c2": "1-4", "c3": "1-4"}
+        assert set(isolation(grant).values()) == {Isolation.POD}
+        assert grant.cpus == Mask.parse("1-4")
+        assert {c.mems for c in grant.containers} == {Mask.of(0)}
+
+    def test_example_2_one_container_gets_a_slice_the_others_share_the_rest(self) -> None:
+        rules = make_rules()
+        mixed = pod(
+            app("c1", guaranteed("cpu=2 memory=2Gi")), app("c2"), app("c3"), of_pod=BUDGET_4
+        )
+        grant = granted(admit(rules, rules.empty_ledger(), mixed))
+        assert cpus(grant) == {"c1": "1-2", "c2": "3-4", "c3": "3-4"}
+        assert isolation(grant) == {
+            "c1": Isolation.CONTAINER,
+            "c2": Isolation.POD,
+            "c3": Isolation.POD,
+        }
+
+    @pytest.mark.parametrize("policy", [BEST_EFFORT, SINGLE])
+    def test_example_3_an_empty_shared_pool_is_refused(self, policy: object) -> None:
+        rules = make_rules(topology=policy)  # type: ignore[arg-type]  # parametrized by value
+        full = pod(
+            app("c1", guaranteed("cpu=3 memory=3Gi")),
+            app("c2", guaranteed("cpu=2 memory=2Gi")),
+            app("c3"),
+            of_pod=BUDGET_5,
+        )
+        ledger = rules.empty_ledger()
+        decision = admit(rules, ledger, full)
+        assert decision.refusal is not None
+        expected = (
+            Reason.EMPTY_POD_SHARED_POOL if policy is BEST_EFFORT else Reason.TOPOLOGY_AFFINITY
+        )
+        assert decision.refusal.reason is expected
+        assert decision.ledger is ledger
+
+    def test_a_budget_that_is_not_used_up_stays_with_the_pod(self) -> None:
+        rules = make_rules()
+        half = pod(app("c1", guaranteed("cpu=2 memory=2Gi")), of_pod=BUDGET_4)
+        decision = admit(rules, rules.empty_ledger(), half)
+        assert granted(decision).cpus == Mask.parse("1-4")
+        assert shared_pool(rules, decision.ledger) == Mask.parse("0,5-15")
+
+    def test_init_slices_are_used_again_and_sidecars_keep_theirs(self) -> None:
+        rules = make_rules()
+        grant = granted(
+            admit(
+                rules,
+                rules.empty_ledger(),
+                pod(
+                    init("first", guaranteed("cpu=4 memory=1Gi")),
+                    sidecar("side", guaranteed("cpu=1 memory=1Gi")),
+                    init("burst"),
+                    sidecar("log"),
+                    app("main", guaranteed("cpu=2 memory=1Gi")),
+                    app("rest"),
+                    of_pod=BUDGET_5,
+                ),
+            )
+        )
+        assert cpus(grant) == {
+            "first": "1-4",
+            "side": "1",
+            "burst": "2-5",
+            "log": "4-5",
+            "main": "2-3",
+            "rest": "4-5",
+        }
+
+
+class TestContainerScopeExamplesOfKep5526:
+    @pytest.mark.parametrize("policy", [NO_POLICY, BEST_EFFORT, SINGLE])
+    def test_example_1_shared_containers_run_in_the_nodes_pool(self, policy: object) -> None:
+        rules = make_rules(topology=policy, scope=CONTAINER)  # type: ignore[arg-type]  # by value
+        mixed = pod(
+            app("c1", guaranteed("cpu=2 memory=2Gi")), app("c2"), app("c3"), of_pod=BUDGET_4
+        )
+        grant = granted(admit(rules, rules.empty_ledger(), mixed))
+        assert cpus(grant) == {"c1": "1-2", "c2": None, "c3": None}
+        assert isolation(grant)["c2"] is Isolation.HOST
+        assert not grant.container("c2").mems  # type: ignore[union-attr]  # it exists
+        assert grant.cpus is None
+
+    def test_example_2_pod_level_resources_alone_give_nothing_exclusive(self) -> None:
+        rules = make_rules(scope=CONTAINER)
+        decision = admit(
+            rules, rules.empty_ledger(), pod(app("c1"), app("c2"), app("c3"), of_pod=BUDGET_4)
+        )
+        assert cpus(granted(decision)) == {"c1": None, "c2": None, "c3": None}
+        assert not decision.ledger.exclusive_cpus
+
+
+def test_without_the_gate_a_pod_with_a_budget_runs_shared() -> None:
+    rules = make_rules(managed=False)
+    grant = granted(
+        admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi")),
+                                               of_pod=BUDGET_4))
+    )  # fmt: skip
+    assert cpus(grant) == {"c1": None}
+    assert grant.qos is QosClass.GUARANTEED
+
+
+def test_a_burstable_pod_runs_in_the_shared_pool() -> None:
+    rules = make_rules()
+    burstable = pod(app("c1", resources("cpu=2 memory=1Gi", "cpu=4 memory=1Gi")))
+    decision = admit(rules, rules.empty_ledger(), burstable)
+    assert cpus(granted(decision)) == {"c1": None}
+    assert decision.eligibility[0].why == (
+        "the pod's QoS class is Burstable; exclusive resources need Guaranteed"
+    )
+
+
+def test_full_pcpus_only_refuses_half_a_core_and_says_what_would_fit() -> None:
+    rules = make_rules(SMT, scope=CONTAINER, reserved="0,8", full_pcpus_only=True)
+    decision = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=3 memory=1Gi"))))
+    assert decision.refusal is not None
+    assert decision.refusal.reason is Reason.SMT_ALIGNMENT
+    assert decision.refusal.asked == 3
+    assert decision.refusal.free == {0: 6, 1: 8}
+    assert "4 CPUs" in decision.refusal.remedy
+
+
+def test_a_refusal_names_resource_request_and_what_is_free_where() -> None:
+    rules = make_rules(topology=SINGLE)
+    decision = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=9 memory=1Gi"))))
+    refusal = decision.refusal
+    assert refusal is not None
+    assert (refusal.reason, refusal.resource) == (Reason.TOPOLOGY_AFFINITY, "cpu")
+    assert (refusal.asked, refusal.free) == (9, {0: 7, 1: 8})
+    assert "free: node 0: 7, node 1: 8" in refusal.message
+
+
+def test_a_later_containers_refusal_leaves_nothing_of_the_earlier_ones() -> None:
+    rules = make_rules(scope=CONTAINER, topology=SINGLE)
+    ledger = rules.empty_ledger()
+    too_much = pod(
+        app("c1", guaranteed("cpu=4 memory=4Gi")), app("c2", guaranteed("cpu=9 memory=1Gi"))
+    )
+    decision = admit(rules, ledger, too_much)
+    assert decision.refusal is not None
+    assert decision.refusal.container == "c2"
+    assert decision.ledger is ledger
+
+
+class TestAskingAgain:
+    def test_the_same_pod_keeps_its_grant(self) -> None:
+        rules = make_rules()
+        asked = pod(app("c1", guaranteed("cpu=2 memory=1Gi")))
+        first = admit(rules, rules.empty_ledger(), asked)
+        second = admit(rules, first.ledger, asked)
+        assert second.already_admitted
+        assert second.grant == first.grant
+        assert second.ledger is first.ledger
+        assert not second.counters
+
+    def test_another_specification_under_the_same_uid_is_a_conflict(self) -> None:
+        rules = make_rules()
+        first = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
+        second = admit(rules, first.ledger, pod(app("c1", guaranteed("cpu=3 memory=1Gi"))))
+        assert second.refusal is not None
+        assert second.refusal.reason is Reason.CONFLICT
+        assert second.ledger is first.ledger
+
+
+class TestRemoving:
+    @pytest.mark.parametrize("scope", [CONTAINER, POD])
+    def test_it_undoes_admitting(self, scope: object) -> None:
+        rules = make_rules(scope=scope)  # type: ignore[arg-type]  # parametrized by value
+        before = rules.empty_ledger()
+        asked = pod(
+            init("i1", guaranteed("cpu=3 memory=3Gi")),
+            app("c1", guaranteed("cpu=2 memory=1Gi")),
+            app("c2", guaranteed("cpu=1 memory=1Gi")),
+        )
+        after = admit(rules, before, asked).ledger
+        assert remove(rules, after, "u-1") == before
+
+    def test_an_unknown_pod_changes_nothing(self) -> None:
+        rules = make_rules()
+        ledger = rules.empty_ledger()
+        assert remove(rules, ledger, "nobody") is ledger
+
+
+class TestInitContainers:
+    def rules_and_ledger(self) -> tuple[Rules, Ledger]:
+        rules = make_rules(scope=CONTAINER)
+        asked = pod(
+            init("i1", guaranteed("cpu=3 memory=3Gi")), app("c1", guaranteed("cpu=2 memory=1Gi"))
+        )
+        return rules, admit(rules, rules.empty_ledger(), asked).ledger
+
+    def test_their_cpus_and_memory_are_used_again(self) -> None:
+        _, ledger = self.rules_and_ledger()
+        grant = ledger.grants["u-1"]
+        assert cpus(grant) == {"i1": "1-3", "c1": "1-2"}
+        assert sum(block.size for c in grant.containers for block in c.memory) == 3 << 30
+        assert ledger.memory[0].reserved["memory"] == 3 << 30
+
+    def test_their_memory_goes_back_when_a_later_container_starts(self) -> None:
+        rules, ledger = self.rules_and_ledger()
+        running = start_container(rules, ledger, "u-1", "c1")
+        assert running.memory[0].reserved["memory"] == 1 << 30
+        assert running.exclusive_cpus == ledger.exclusive_cpus
+        assert start_container(rules, running, "u-1", "c1") is running
+
+    def test_starting_the_init_container_itself_changes_nothing(self) -> None:
+        rules, ledger = self.rules_and_ledger()
+        assert start_container(rules, ledger, "u-1", "i1") is ledger
+        assert start_container(rules, ledger, "nobody", "c1") is ledger
+
+
+class TestQuota:
+    def test_an_exclusive_container_and_its_pod_have_none(self) -> None:
+        rules = make_rules(scope=CONTAINER)
+        grant = granted(
+            admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
+        )
+        assert grant.containers[0].quota_disabled
+        assert grant.quota_disabled
+
+    def test_a_mixed_pod_keeps_the_pods_quota_as_the_kubelet_reckons_it(self) -> None:
+        rules = make_rules()
+        mixed = pod(app("c1", guaranteed("cpu=2 memory=2Gi")), app("c2"), of_pod=BUDGET_4)
+        grant = granted(admit(rules, rules.empty_ledger(), mixed))
+        assert grant.containers[0].quota_disabled
+        assert not grant.containers[1].quota_disabled
+        assert not grant.quota_disabled
+
+    def test_the_gate_brings_quotas_back(self) -> None:
+        rules = make_rules(scope=CONTAINER, gates={"disable_cpu_quota_with_exclusive_cpus": False})
+        grant = granted(
+            admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
+        )
+        assert not grant.containers[0].quota_disabled
+        assert not grant.quota_disabled
+
+
+def test_strict_reservation_leaves_shared_containers_the_reserved_cpus_at_the_worst() -> None:
+    rules = make_rules(scope=CONTAINER, strict_cpu_reservation=True)
+    everything = pod(
+        app("c1", guaranteed("cpu=7 memory=1Gi")), app("c2", guaranteed("cpu=8 memory=1Gi"))
+    )
+    ledger = admit(rules, rules.empty_ledger(), everything).ledger
+    assert not shared_pool(rules, ledger)
+    assert shared_cpus(rules, ledger) == Mask.of(0)
