@@ -127,7 +127,6 @@ def _placement(
         nodes, default_preferred = best_hint(own)
         if preferred and not default_preferred:
             raise NotPreferredDefaultHintError(demand)
-        preferred = default_preferred
     if nodes is None or not _is_enough(demand, nodes):
         own = fitting_hints(facts, state, demand.requests, reusable) if own is None else own
         nodes = _extended(own, nodes or 0, demand, preferred=preferred)

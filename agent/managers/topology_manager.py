@@ -79,8 +79,6 @@ def merge_hints(
 
 
 def _best(lists: Sequence[HintList], nodes: int, tiebreak: Tiebreak) -> Hint:
-    if not all(lists):
-        return Hint(nodes, preferred=False)
     preferred = best_preferred(lists, nodes, tiebreak)
     if preferred is not None:
         return Hint(preferred, preferred=True)
