@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agent.config.errors import ConfigError
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.memory_state import free_memory
 from agent.managers.rules import Rules, shared_pool
@@ -14,8 +15,9 @@ from agent.pods.manifest import pod_from_document
 from sysfs.mask import Mask
 from tests.conformance.invariants import broken_invariants
 from tests.conformance.outcome import Outcome
-from tests.conformance.recorded import machine_of, policy_of
-from tests.conformance.start_errors import start_is_refused
+from tests.conformance.recorded import machine_of
+from tests.conformance.recorded_config import resolved_policy, start_problems
+from tests.conformance.start_errors import refuses_what_none_ignores, start_is_refused
 from tests.conformance.valid_instead import (
     evenly_distributed,
     has_negative_amounts,
@@ -176,8 +178,12 @@ class Replay:
         for key in ("config", "gates", "topology"):
             if key in step:
                 self.case = {**self.case, key: step[key]}
-        self.rules = _rules(self.case)
         self.restarted = True
+        try:
+            self.rules = _rules(self.case)
+        except ConfigError as error:
+            self.parted = True
+            return [] if "start_error" in answer else [str(error)]
         if "start_error" in answer:
             self.parted = True
         return self._compare_state(answer)
@@ -194,12 +200,15 @@ def run_case(case: Case) -> Outcome:
     """Replay one recorded sequence and compare every step."""
     if "start_error" in case["expected"]:
         return start_is_refused(case)
+    problems = start_problems(case)
+    if problems:
+        ignored = refuses_what_none_ignores(case, problems)
+        return Outcome.right_instead() if ignored else Outcome.wrong(*problems)
     return Replay.of(case).run()
 
 
 def _rules(case: Case) -> Rules:
-    machine = machine_of(case["topology"])
-    return Rules(machine, policy_of(case["config"], case.get("gates", {}), machine))
+    return Rules(machine_of(case["topology"]), resolved_policy(case))
 
 
 def _differs_beyond_memory(replay: Replay, decision: Decision, answer: Step) -> bool:

@@ -39,7 +39,7 @@ PLAIN: Final = Machine.of(regular_host(cores_per_node=8, threads=1))
 SMT: Final = Machine.of(regular_host(cores_per_node=4, threads=2))
 
 
-def make_rules(
+def make_rules(  # noqa: PLR0913  # a policy has that many sides, each named at the call
     machine: Machine = PLAIN,
     topology: TopologyManagerPolicy = RESTRICTED,
     scope: TopologyManagerScope = POD,
