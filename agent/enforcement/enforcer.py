@@ -26,7 +26,7 @@ from cgroupfs.apply import Result, apply
 from cgroupfs.controllers import ENABLED, NEEDED, enable, enabled
 from cgroupfs.diagnose import Cause
 from cgroupfs.errors import CgroupError
-from cgroupfs.plan import Setting, make_plan
+from cgroupfs.plan import Plan, Setting, make_plan
 from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, State, read_states
 from cgroupfs.tree import ancestors, join
 from cgroupfs.values import UNLIMITED
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from agent.ledger import PodGrant
     from cgroupfs.apply import Outcome
     from cgroupfs.names import Layout
-    from cgroupfs.plan import Plan
     from cgroupfs.tree import Tree
 
 
@@ -131,13 +130,16 @@ class Enforcer:
         created, enabled, refused = self._make_room(scene)
         if created or enabled:
             scene = self._again(scene)
-        scene, plan, outcomes = self._write(scene, move_memory=move_memory)
+        if found or created or enabled:
+            scene, plan, outcomes = self._write(scene, move_memory=move_memory)
+        else:
+            plan, outcomes = Plan(), ()
         recorded, untold = self._tell(scene, {problem.cgroup for problem in found})
         if recorded:
             # Being told, systemd writes as well, a quota in whole percents and never narrower.
             scene, plan, more = self._write(self._again(scene), move_memory=move_memory)
             outcomes += more
-        left = assess(self._tree, self._pods, scene.wanted) if found else ()
+        left = assess(self._tree, self._pods, scene.wanted) if found or outcomes else ()
         drift = self._drift(scene, found)
         self._honoured = _honoured_settings(scene, left)
         return EnforcementReport(
