@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 import structlog
 from structlog.stdlib import ProcessorFormatter
@@ -16,8 +16,9 @@ from structlog.stdlib import ProcessorFormatter
 if TYPE_CHECKING:
     from structlog.typing import Processor
 
-JSON = "json"
-CONSOLE = "console"
+CONSOLE: Final = "console"
+#: The packages of this project; all others only warn.
+OURS: Final = ("agent", "cgroupfs", "sysfs", "systemd")
 
 
 def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
@@ -38,7 +39,10 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> None
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level.upper())
+    # What libraries say while all is well concerns their developers.
+    root.setLevel(max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING))
+    for package in OURS:
+        logging.getLogger(package).setLevel(level.upper())
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -40,6 +40,9 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     """
     # Imported here: help and completion need none of it.
     from agent.config.loader import load_config_file  # noqa: PLC0415
+    from agent.lean import import_structlog_without_rich  # noqa: PLC0415
+
+    import_structlog_without_rich()
     from agent.service.run import run as run_agent  # noqa: PLC0415
 
     config = load_config_file(file, settings)
