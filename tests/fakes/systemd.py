@@ -1,0 +1,246 @@
+"""A systemd that behaves as the real one was seen to (version 257), on an emulated kernel.
+
+What matters of it: it rewrites a unit's files from its own record whenever a property of that unit
+is set; after a daemon-reload the next unit that is started or changed makes it rewrite every
+sibling, the slices around it and their siblings; it switches controllers off that no unit asked
+for; and it reports success even when the kernel refuses a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from cgroupfs.tree import join, parent
+from systemd.bus import ActiveState
+from systemd.errors import NoSuchUnitError, UnitExistsError
+from systemd.escape import check_unit, slice_path
+from systemd.properties import INFINITY, Property, bytes_mask, written_quota
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cgroupfs.emulated.kernel import EmulatedKernel
+
+_MANAGED: Final = ("cpuset", "cpu", "io", "memory", "pids")
+_ALWAYS: Final = frozenset({"memory", "pids"})
+_NEEDS: Final = {
+    "AllowedCPUs": "cpuset",
+    "AllowedMemoryNodes": "cpuset",
+    "CPUQuotaPerSecUSec": "cpu",
+    "CPUQuotaPeriodUSec": "cpu",
+    "CPUWeight": "cpu",
+}
+
+
+@dataclass(slots=True)
+class Unit:
+    """One loaded unit and what systemd has on record for it."""
+
+    name: str
+    path: str
+    delegate: bool = False
+    properties: dict[str, object] = field(default_factory=dict)
+    #: Nothing is known of its cgroup's files any more (after a reload).
+    stale: bool = False
+    #: The controllers that systemd believes it passes on; None when it does not know.
+    passes_on: frozenset[str] | None = None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The controllers that this unit itself asks for."""
+        asked = {_NEEDS[name] for name in self.properties if name in _NEEDS}
+        return _ALWAYS | asked | (frozenset(_MANAGED) if self.delegate else frozenset())
+
+
+class FakeSystemd:
+    """`systemd.bus.Systemd` over an emulated kernel. `journal` holds what it complained about."""
+
+    def __init__(self, kernel: EmulatedKernel) -> None:
+        self.kernel = kernel
+        self.units: dict[str, Unit] = {"-.slice": Unit("-.slice", "")}
+        self.journal: list[str] = []
+        self.calls: list[tuple[str, str]] = []
+        #: Drop-ins left behind for slices that did not run when a property was set.
+        self.leftovers: set[str] = set()
+        self._realize(self.units["-.slice"])
+
+    # --- the interface under test -----------------------------------------------------------
+
+    def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
+        self.calls.append(("start", unit))
+        check_unit(unit, "slice")
+        self._start(unit, slice_path(unit), properties)
+
+    def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
+        self.calls.append(("set", unit))
+        check_unit(unit)
+        known = self.units.get(unit)
+        if known is None:
+            if not unit.endswith(".slice"):
+                raise NoSuchUnitError("SetUnitProperties", "NoSuchUnit", unit)
+            self.leftovers.add(unit)
+            self._make(slice_path(unit))
+            return
+        self._record(known, properties)
+        self._realize(known)
+        self._write(known)
+
+    def stop(self, unit: str) -> None:
+        self.calls.append(("stop", unit))
+        known = self.units.get(unit)
+        if known is None:
+            raise NoSuchUnitError("StopUnit", "NoSuchUnit", unit)
+        for other in [u for u in self.units.values() if _within(u.path, known.path)]:
+            del self.units[other.name]
+        self._remove(known.path)
+
+    def active_state(self, unit: str) -> ActiveState:
+        return ActiveState.ACTIVE if unit in self.units else ActiveState.INACTIVE
+
+    def control_group(self, unit: str) -> str:
+        return self._unit(unit).path
+
+    def unit_of(self, pid: int) -> str:
+        for unit in sorted(self.units.values(), key=lambda u: -len(u.path)):
+            if any(pid in self.kernel.procs(path) for path in self._below(unit.path)):
+                return unit.name
+        raise NoSuchUnitError("GetUnitByPID", "NoUnitForPID", str(pid))
+
+    def unit_property(self, unit: str, name: str) -> object:
+        return self._unit(unit).properties.get(name)
+
+    # --- what others do to it ---------------------------------------------------------------
+
+    def start_scope(
+        self,
+        name: str,
+        slice_name: str,
+        pid: int,
+        *properties: Property,
+        delegate: bool = False,
+    ) -> str:
+        """Start a scope with one process, as `systemd-run --scope` or a container runtime does."""
+        path = join(slice_path(slice_name), name)
+        self._start(name, path, properties, delegate=delegate)
+        self.kernel.spawn(path, pid)
+        return path
+
+    def daemon_reload(self) -> None:
+        """Read all units again: nothing is written, but all that was known is stale."""
+        for unit in self.units.values():
+            unit.stale, unit.passes_on = True, None
+
+    # --- how it works -----------------------------------------------------------------------
+
+    def _start(
+        self, name: str, path: str, properties: Sequence[Property], *, delegate: bool = False
+    ) -> None:
+        if name in self.units:
+            raise UnitExistsError("StartTransientUnit", "UnitExists", name)
+        self._make(parent(path))
+        if not self.kernel.exists(path):
+            self.kernel.mkdir(path)
+        unit = self.units[name] = Unit(name, path, delegate)
+        self._record(unit, properties)
+        self._realize(unit)
+        self._write(unit)
+
+    def _make(self, path: str) -> None:
+        """Start the slices of a path that do not run yet."""
+        if not path or self.kernel.exists(path):
+            return
+        self._make(parent(path))
+        self.kernel.mkdir(path)
+        name = path.rpartition("/")[2]
+        if name not in self.leftovers:
+            self.units[name] = Unit(name, path)
+
+    def _record(self, unit: Unit, properties: Sequence[Property]) -> None:
+        for prop in properties:
+            if prop.value == b"":
+                unit.properties.pop(prop.name, None)
+            else:
+                unit.properties[prop.name] = prop.value
+
+    def _realize(self, unit: Unit) -> None:
+        """Bring controllers up to date, and every stale unit of the family."""
+        family = list(self._family(unit))
+        for slice_unit in sorted(family, key=lambda u: len(u.path)):
+            if slice_unit.name.endswith(".slice"):
+                self._pass_on(slice_unit)
+        for other in family:
+            if other.stale:
+                self._write(other)
+
+    def _family(self, unit: Unit) -> Iterator[Unit]:
+        """Yield the unit, its siblings, its slice, the slice's siblings, and so on up."""
+        seen: set[str] = set()
+        path = unit.path
+        while True:
+            for other in list(self.units.values()):
+                near = other.path == path or (path and parent(other.path) == parent(path))
+                if near and other.name not in seen:
+                    seen.add(other.name)
+                    yield other
+            if not path:
+                return
+            path = parent(path)
+
+    def _pass_on(self, unit: Unit) -> None:
+        below = [u for u in self.units.values() if u.path and _within(u.path, unit.path)]
+        mask = frozenset[str]().union(*(u.needs for u in below if u is not unit))
+        if unit.passes_on == mask:
+            return
+        unit.passes_on = mask
+        for name in _MANAGED:
+            sign = "+" if name in mask else "-"
+            self._put(unit.path, "cgroup.subtree_control", f"{sign}{name}")
+
+    def _write(self, unit: Unit) -> None:
+        unit.stale = False
+        if not unit.path:
+            return
+        per_second = unit.properties.get("CPUQuotaPerSecUSec", INFINITY)
+        period = unit.properties.get("CPUQuotaPeriodUSec", INFINITY)
+        assert isinstance(per_second, int)
+        assert isinstance(period, int)
+        quota, period = written_quota(per_second, period)
+        self._put(unit.path, "cpu.max", f"{'max' if quota is None else quota} {period}")
+        self._put(unit.path, "cpuset.cpus", self._list(unit, "AllowedCPUs"))
+        self._put(unit.path, "cpuset.mems", self._list(unit, "AllowedMemoryNodes"))
+
+    @staticmethod
+    def _list(unit: Unit, name: str) -> str:
+        value = unit.properties.get(name, b"")
+        assert isinstance(value, bytes)
+        return str(bytes_mask(value)) or "\n"
+
+    def _put(self, path: str, file: str, value: str) -> None:
+        try:
+            self.kernel.write(path, file, value)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.journal.append(f"{path}/{file}: {error.strerror}")
+
+    def _unit(self, name: str) -> Unit:
+        if name not in self.units:
+            raise NoSuchUnitError("GetUnit", "NoSuchUnit", name)
+        return self.units[name]
+
+    def _below(self, path: str) -> Iterator[str]:
+        yield path
+        for name in self.kernel.children(path):
+            yield from self._below(join(path, name))
+
+    def _remove(self, path: str) -> None:
+        for name in self.kernel.children(path):
+            self._remove(join(path, name))
+        for pid in self.kernel.procs(path):
+            self.kernel.exit(pid)
+        self.kernel.rmdir(path)
+
+
+def _within(path: str, above: str) -> bool:
+    return not above or path == above or path.startswith(above + "/")

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sysfs.mask import Mask
+from systemd.bus import ActiveState, SystemBus
+from systemd.errors import (
+    BusError,
+    BusTimeoutError,
+    BusUnavailableError,
+    JobFailedError,
+    NoSuchUnitError,
+    ProtocolError,
+    UnitExistsError,
+    UnitNameError,
+)
+from systemd.properties import allowed_cpus, cpu_quota, description
+from tests.fakes.dbus import Answer, FakeBus, Handler, Refusal, Signal, Silence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Start = Callable[..., tuple[FakeBus, SystemBus]]
+
+UNIT = "kubepods-pod1.slice"
+JOB = "/org/freedesktop/systemd1/job/7"
+MANAGER = "org.freedesktop.systemd1.Manager"
+
+
+def job_removed(unit: str = UNIT, result: str = "done", job: str = JOB) -> Signal:
+    path = "/org/freedesktop/systemd1"
+    return Signal(path, MANAGER, "JobRemoved", "uoss", (7, job, unit, result))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    opened: list[tuple[FakeBus, SystemBus]] = []
+
+    def start(
+        handler: Handler, *, timeout: float = 5.0, greets: bool = True
+    ) -> tuple[FakeBus, SystemBus]:
+        fake = FakeBus(tmp_path, handler, greets=greets)
+        fake.__enter__()
+        opened.append((fake, SystemBus(fake.address, timeout=timeout)))
+        return opened[-1]
+
+    yield start
+    for fake, bus in opened:
+        bus.close()
+        fake.__exit__()
+
+
+def unit_at(**properties: tuple[str, object]) -> Handler:
+    """Answer as a manager that has one unit with these properties (signature, value)."""
+
+    def handler(member: str, _path: str, body: tuple[object, ...]) -> Answer:
+        if member in ("GetUnit", "GetUnitByPID"):
+            return Answer("o", ("/org/freedesktop/systemd1/unit/x",))
+        if member == "Get":
+            return Answer("v", (properties[str(body[1])],))
+        return Answer()
+
+    return handler
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_transient_slice_is_started_and_its_job_awaited(start: Start, early: bool) -> None:  # noqa: FBT001
+    other = job_removed(job="/other")
+
+    def handler(*_: object) -> Answer:
+        signals = [other, job_removed()]
+        return Answer("o", (JOB,), signals if early else [], [] if early else signals)
+
+    fake, bus = start(handler)
+    bus.start_transient(UNIT, (description("a pod"), allowed_cpus(Mask.parse("0,9"))))
+    call = next(body for member, _, body in fake.calls if member == "StartTransientUnit")
+    assert call[:2] == (UNIT, "fail")
+    assert call[2] == [("Description", ("s", "a pod")), ("AllowedCPUs", ("ay", b"\x01\x02"))]
+    matches = [body[0] for member, _, body in fake.calls if member in ("AddMatch", "RemoveMatch")]
+    assert len(matches) == 2
+    assert all(f"arg2='{UNIT}'" in str(rule) for rule in matches)
+
+
+def test_a_failed_job_is_an_error_with_its_result(start: Start) -> None:
+    _, bus = start(lambda *_: Answer("o", (JOB,), after=[job_removed(result="dependency")]))
+    with pytest.raises(JobFailedError, match=r"could not stop kubepods-pod1.slice.*'dependency'"):
+        bus.stop(UNIT)
+
+
+def test_a_job_that_does_not_end_is_a_timeout(start: Start) -> None:
+    _, bus = start(lambda *_: Answer("o", (JOB,)), timeout=0.2)
+    with pytest.raises(BusTimeoutError, match=r"the start of kubepods-pod1.slice within 0.2 s"):
+        bus.start_transient(UNIT, ())
+
+
+def test_no_answer_is_a_timeout_and_the_connection_stays_usable(start: Start) -> None:
+    silent = [True]
+
+    def handler(member: str, path: str, body: tuple[object, ...]) -> Answer:
+        if silent.pop() if silent else False:
+            raise Silence
+        return unit_at(ActiveState=("s", "active"))(member, path, body)
+
+    _, bus = start(handler, timeout=0.2)
+    with pytest.raises(BusTimeoutError, match="GetUnit"):
+        bus.active_state(UNIT)
+    assert bus.active_state(UNIT) is ActiveState.ACTIVE
+
+
+def test_properties_are_set_for_the_run_time_only(start: Start) -> None:
+    fake, bus = start(lambda *_: Answer())
+    bus.set_properties(UNIT, cpu_quota(None))
+    assert fake.calls[-1][2] == (UNIT, True, [("CPUQuotaPerSecUSec", ("t", 2**64 - 1))])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("org.freedesktop.systemd1.NoSuchUnit", NoSuchUnitError),
+        ("org.freedesktop.systemd1.UnitExists", UnitExistsError),
+        ("org.freedesktop.DBus.Error.AccessDenied", BusError),
+    ],
+)
+def test_an_error_keeps_its_name(start: Start, name: str, expected: type[BusError]) -> None:
+    def handler(*_: object) -> Answer:
+        raise Refusal(name, "because")
+
+    _, bus = start(handler)
+    with pytest.raises(expected, match="because") as caught:
+        bus.set_properties(UNIT, ())
+    assert caught.value.name == name
+    assert type(caught.value) is expected
+
+
+def test_a_unit_that_is_not_loaded_is_inactive(start: Start) -> None:
+    def handler(*_: object) -> Answer:
+        raise Refusal("org.freedesktop.systemd1.NoSuchUnit")
+
+    _, bus = start(handler)
+    assert bus.active_state(UNIT) is ActiveState.INACTIVE
+    assert not ActiveState.INACTIVE.running
+
+
+def test_state_cgroup_and_unit_of_a_process_are_read(start: Start) -> None:
+    _, bus = start(
+        unit_at(
+            ActiveState=("s", "active"),
+            ControlGroup=("s", "/kubepods.slice/kubepods-pod1.slice"),
+            Id=("s", "app.scope"),
+            AllowedCPUs=("ay", b"\x03"),
+        )
+    )
+    assert bus.active_state(UNIT).running
+    assert bus.control_group(UNIT) == "kubepods.slice/kubepods-pod1.slice"
+    assert bus.unit_of(42) == "app.scope"
+    assert bus.unit_property(UNIT, "AllowedCPUs") == b"\x03"
+
+
+def test_a_state_that_systemd_does_not_document_is_a_protocol_error(start: Start) -> None:
+    _, bus = start(unit_at(ActiveState=("s", "dreaming")))
+    with pytest.raises(ProtocolError, match="dreaming"):
+        bus.active_state(UNIT)
+
+
+def test_a_broken_connection_is_reported_and_made_anew(start: Start) -> None:
+    fake, bus = start(unit_at(ActiveState=("s", "active")))
+    assert bus.active_state(UNIT).running
+    fake.drop_client()
+    with pytest.raises(BusUnavailableError):
+        bus.active_state(UNIT)
+    assert bus.active_state(UNIT).running
+
+
+def test_a_bus_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
+    bus = SystemBus(f"unix:path={tmp_path}/none")
+    with pytest.raises(BusUnavailableError, match="set cgroupDriver: cgroupfs"):
+        bus.active_state(UNIT)
+
+
+def test_a_bus_that_does_not_greet_is_given_up(start: Start) -> None:
+    _, bus = start(lambda *_: Answer(), timeout=0.2, greets=False)
+    with pytest.raises(BusUnavailableError, match=r"no greeting within 0.2 s"):
+        bus.active_state(UNIT)
+
+
+@pytest.mark.parametrize("name", ["", "pod", "a/b.slice", ".slice", "x.unknown"])
+def test_a_bad_name_never_reaches_the_bus(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnitNameError):
+        SystemBus(f"unix:path={tmp_path}/none").start_transient(name, ())

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from systemd.errors import SystemdError
+from systemd.notify import Notifier, NotifyError, watchdog_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        receiver.settimeout(5)
+        yield receiver
+
+
+def test_states_are_sent_as_systemd_reads_them(listener: socket.socket) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": listener.getsockname()})
+    assert notifier.active
+    notifier.ready("up with\n2 pods")
+    notifier.watchdog()
+    notifier.status("3 pods")
+    notifier.main_pid(7)
+    notifier.extend_timeout(5)
+    notifier.stopping()
+    received = [listener.recv(4096).decode() for _ in range(6)]
+    assert received == [
+        "READY=1\nSTATUS=up with 2 pods",
+        "WATCHDOG=1",
+        "STATUS=3 pods",
+        "MAINPID=7",
+        "EXTEND_TIMEOUT_USEC=5",
+        "STOPPING=1",
+    ]
+
+
+def test_reloading_carries_the_monotonic_time(listener: socket.socket) -> None:
+    Notifier({"NOTIFY_SOCKET": listener.getsockname()}).reloading()
+    state, stamp = listener.recv(4096).decode().split("\n")
+    assert state == "RELOADING=1"
+    assert int(stamp.removeprefix("MONOTONIC_USEC=")) > 0
+
+
+def test_an_abstract_socket_is_reached() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind("")  # the kernel chooses an abstract name
+        receiver.settimeout(5)
+        name = receiver.getsockname()
+        Notifier({"NOTIFY_SOCKET": "@" + name[1:].decode()}).ready()
+        assert receiver.recv(100) == b"READY=1"
+
+
+def test_without_a_service_manager_nothing_happens() -> None:
+    notifier = Notifier({})
+    assert not notifier.active
+    notifier.ready()
+
+
+def test_a_socket_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NotifyError, match="cannot notify systemd"):
+        Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
+
+
+def test_an_address_that_is_no_socket_is_refused() -> None:
+    with pytest.raises(NotifyError, match="neither a path nor an abstract socket"):
+        Notifier({"NOTIFY_SOCKET": "vsock:2:1234"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "interval"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "30000000"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "5"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "6"}, None),
+    ],
+)
+def test_the_watchdog_is_served_twice_as_often_as_needed(
+    environment: dict[str, str], interval: float | None
+) -> None:
+    assert watchdog_interval(environment, pid=5) == interval
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon"])
+def test_a_senseless_watchdog_is_an_error(text: str) -> None:
+    with pytest.raises(SystemdError, match="not a positive number"):
+        watchdog_interval({"WATCHDOG_USEC": text})
