@@ -32,7 +32,7 @@ def _unpacked(file: Path, directory: Path) -> Path:
     return directory
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(host=hosts())
 def test_an_unpacked_capture_shows_the_same_host(host: Host) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -41,8 +41,12 @@ def test_an_unpacked_capture_shows_the_same_host(host: Host) -> None:
         assert discover(_unpacked(place / "host.tar.gz", place / "again")) == host
 
 
+#: The larger ones are laid out as these are, and take most of the time.
+SMALL_MACHINES = [machine for machine in machines() if machine.counts["cpus"] <= 48]
+
+
 @pytest.mark.shared
-@pytest.mark.parametrize("machine", machines(), ids=lambda machine: machine.name)
+@pytest.mark.parametrize("machine", SMALL_MACHINES, ids=lambda machine: machine.name)
 def test_a_capture_of_a_captured_machine_shows_the_same_host(
     machine: Machine, machine_root: Callable[[Machine], Path], tmp_path: Path
 ) -> None:

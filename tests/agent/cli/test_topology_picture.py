@@ -22,7 +22,7 @@ def _drawn(host: Host, width: int = 80) -> str:
     return console.file.getvalue()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(hosts())
 def test_any_host_fits_80_columns_and_names_every_node(host: Host) -> None:
     lines = _drawn(host).splitlines()
