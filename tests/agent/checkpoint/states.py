@@ -94,6 +94,7 @@ def example() -> State:
         ),
         policy=MappingProxyType({"cpuManagerPolicy": "static", "reservedSystemCPUs": "0-1"}),
         agent_version="0.1.0",
+        manifests=MappingProxyType({mixed_pod().uid: "mixed.yaml"}),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.checkpoint.codec import Encoder, decode, encode
@@ -44,17 +44,20 @@ def altered(*path: str | int, to: object) -> bytes:
     return with_body(json.dumps(document["state"]))
 
 
+@settings(deadline=None)
 @given(states)
 def test_what_was_encoded_is_decoded(state: State) -> None:
     assert decode(encode(state), FILE) == state
 
 
+@settings(max_examples=30, deadline=None)
 @given(states)
 def test_pods_keep_their_order_of_admission(state: State) -> None:
     assert list(decode(encode(state), FILE).ledger.grants) == list(state.ledger.grants)
 
 
-@given(st.lists(states, max_size=4))
+@settings(max_examples=30, deadline=None)
+@given(st.lists(states, max_size=3))
 def test_bytes_do_not_depend_on_what_was_encoded_before(sequence: list[State]) -> None:
     encoder = Encoder()
     for state in sequence:
@@ -96,6 +99,7 @@ def test_the_document_is_json_that_a_person_can_read() -> None:
     assert pod["containers"][0]["hint_nodes"] == "0"
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_flipped_byte_is_found(data: st.DataObject) -> None:
     intact = encode(example())
@@ -106,6 +110,7 @@ def test_any_flipped_byte_is_found(data: st.DataObject) -> None:
         decode(broken, FILE)
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(encode(example())) - 2))
 def test_any_truncation_is_found(length: int) -> None:
     with pytest.raises(DamagedCheckpointError) as caught:
@@ -113,6 +118,7 @@ def test_any_truncation_is_found(length: int) -> None:
     assert str(FILE) in str(caught.value)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(UnusableCheckpointError):

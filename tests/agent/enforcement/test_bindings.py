@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.enforcement.bindings import NO_BINDINGS, Binding, Bindings
@@ -16,6 +16,7 @@ def bind_all(entries: list[Binding]) -> Bindings:
     return bound
 
 
+@settings(deadline=None)
 @given(bindings)
 def test_a_container_and_a_cgroup_are_bound_at_most_once(entries: list[Binding]) -> None:
     bound = bind_all(entries)
@@ -23,11 +24,13 @@ def test_a_container_and_a_cgroup_are_bound_at_most_once(entries: list[Binding])
     assert len({b.cgroup for b in bound}) == len(bound)
 
 
+@settings(deadline=None)
 @given(bindings, st.builds(Binding, few, few, few))
 def test_the_latest_binding_wins(entries: list[Binding], last: Binding) -> None:
     assert last in bind_all([*entries, last])
 
 
+@settings(deadline=None)
 @given(bindings, few)
 def test_a_pods_end_takes_its_bindings_and_no_others(entries: list[Binding], uid: str) -> None:
     bound = bind_all(entries)
@@ -35,6 +38,7 @@ def test_a_pods_end_takes_its_bindings_and_no_others(entries: list[Binding], uid
     assert {*bound.without_pod(uid), *bound.of_pod(uid)} == set(bound)
 
 
+@settings(deadline=None)
 @given(bindings.map(bind_all))
 def test_the_order_is_stable(bound: Bindings) -> None:
     assert list(bound) == sorted(bound)

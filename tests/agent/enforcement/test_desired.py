@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent.enforcement.desired import Role, Target, desired
@@ -24,7 +24,9 @@ from tests.agent.enforcement.pods import (
 POD = path_of(mixed())
 
 
-def settings(grant: PodGrant, *located: Located, shared: Mask | None = None) -> dict[str, Setting]:
+def settings_of(
+    grant: PodGrant, *located: Located, shared: Mask | None = None
+) -> dict[str, Setting]:
     aim = target(grant)
     if shared is not None:
         aim = Target(aim.ledger, shared)
@@ -37,7 +39,7 @@ def container(name: str | None, identity: Identity = Identity.NAME) -> Located:
 
 
 def test_each_container_of_a_mixed_pod_gets_its_own() -> None:
-    wanted = settings(mixed(), container("db"), container("backup"), container("metrics"))
+    wanted = settings_of(mixed(), container("db"), container("backup"), container("metrics"))
     node = Mask.of(0)
     assert wanted == {
         POD: Setting(POD, Mask.parse("2-7"), node, UNLIMITED, exclusive=True),
@@ -52,30 +54,30 @@ def test_each_container_of_a_mixed_pod_gets_its_own() -> None:
 
 
 def test_a_pod_is_pinned_before_any_of_its_containers_is_there() -> None:
-    assert settings(mixed()) == {
+    assert settings_of(mixed()) == {
         POD: Setting(POD, Mask.parse("2-7"), Mask.of(0), UNLIMITED, exclusive=True)
     }
 
 
 def test_a_host_container_runs_in_the_shared_pool_as_it_is_now() -> None:
     grant = pod(exclusive("db", "2-5", node=0), on_host("log"))
-    wanted = settings(grant, container("log"), shared=Mask.parse("0-1,8-15"))
+    wanted = settings_of(grant, container("log"), shared=Mask.parse("0-1,8-15"))
     assert wanted[f"{POD}/log"] == Setting(f"{POD}/log", Mask.parse("0-1,8-15"))
     assert wanted[POD].cpus == Mask.parse("0-5,8-15")
-    shrunk = settings(grant, container("log"), shared=Mask.parse("0-1"))
+    shrunk = settings_of(grant, container("log"), shared=Mask.parse("0-1"))
     assert shrunk[f"{POD}/log"].cpus == Mask.parse("0-1")
     assert shrunk[POD].cpus == Mask.parse("0-5")
 
 
 def test_one_unpinned_member_keeps_the_pods_memory_open() -> None:
-    assert settings(pod(exclusive("db", "2", node=0), on_host("log")))[POD].mems is None
+    assert settings_of(pod(exclusive("db", "2", node=0), on_host("log")))[POD].mems is None
     both = pod(exclusive("db", "2", node=0), exclusive("web", "8", node=1))
-    assert settings(both)[POD].mems == Mask.parse("0-1")
+    assert settings_of(both)[POD].mems == Mask.parse("0-1")
 
 
 def test_a_pods_memory_budget_pins_it_whatever_its_members_hold() -> None:
     grant = pod(exclusive("db", "2", node=0), pod_shared("b", "3"), cpus="2-3", node=0)
-    wanted = settings(grant, container("b"))
+    wanted = settings_of(grant, container("b"))
     assert wanted[POD].mems == Mask.of(0)
     assert wanted[f"{POD}/b"].mems is None
 
@@ -87,7 +89,7 @@ def test_init_containers_and_apps_have_sets_of_their_own() -> None:
         pod_shared("log", "6-7"),
         cpus="2-7",
     )
-    wanted = settings(grant, container("init"), container("db"), container("log"))
+    wanted = settings_of(grant, container("init"), container("db"), container("log"))
     assert [wanted[f"{POD}/{name}"].cpus for name in ("init", "db", "log")] == [
         Mask.parse("2-7"),
         Mask.parse("2-5"),
@@ -102,41 +104,41 @@ def test_an_unidentified_cgroup_runs_in_the_pods_shared_pool() -> None:
         pod_shared("log", "6-7"),
         cpus="2-7",
     )
-    wanted = settings(grant, container(None, Identity.UNKNOWN))
+    wanted = settings_of(grant, container(None, Identity.UNKNOWN))
     assert wanted[f"{POD}/x"] == Setting(f"{POD}/x", Mask.parse("6-7"), exclusive=True)
 
 
 def test_without_one_an_unidentified_cgroup_runs_in_the_nodes_and_its_pod_lets_it() -> None:
     grant = pod(exclusive("db", "2-5"), exclusive("web", "6-7"))
-    wanted = settings(grant, container(None, Identity.UNKNOWN), shared=Mask.parse("0-1"))
+    wanted = settings_of(grant, container(None, Identity.UNKNOWN), shared=Mask.parse("0-1"))
     assert wanted[f"{POD}/x"].cpus == Mask.parse("0-1")
     assert wanted[POD].cpus == Mask.parse("0-7")
 
 
 def test_containers_that_are_alike_get_what_each_of_them_is_entitled_to() -> None:
     grant = pod(on_host("a", limit=500), on_host("b", limit=500))
-    wanted = settings(grant, container(None, Identity.ALIKE), shared=Mask.parse("0-3"))
+    wanted = settings_of(grant, container(None, Identity.ALIKE), shared=Mask.parse("0-3"))
     assert wanted[f"{POD}/x"] == Setting(f"{POD}/x", Mask.parse("0-3"), None, CpuMax(50_000))
 
 
 def test_a_container_bound_elsewhere_does_not_widen_its_pods_cgroup() -> None:
     grant = pod(exclusive("db", "2-5"))
     elsewhere = Located("machine.slice/db.scope", "db", Identity.BOUND)
-    wanted = settings(grant, elsewhere)
+    wanted = settings_of(grant, elsewhere)
     assert wanted["machine.slice/db.scope"].cpus == Mask.parse("2-5")
     assert wanted[POD].cpus == Mask.parse("2-5")
 
 
 def test_a_runtimes_subgroup_gets_the_sets_and_not_the_quota() -> None:
     located = Located(f"{POD}/b", "backup", Identity.NAME, (f"{POD}/b/container",))
-    wanted = settings(mixed(), located)
+    wanted = settings_of(mixed(), located)
     assert wanted[f"{POD}/b/container"] == Setting(
         f"{POD}/b/container", Mask.parse("6-7"), Mask.of(0), None, exclusive=True
     )
 
 
 def test_an_empty_shared_pool_leaves_sets_as_they_are() -> None:
-    wanted = settings(pod(on_host("a")), container("a"), shared=EMPTY)
+    wanted = settings_of(pod(on_host("a")), container("a"), shared=EMPTY)
     assert wanted[POD].cpus is None
     assert wanted[f"{POD}/a"].cpus is None
 
@@ -172,6 +174,7 @@ grants = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(grants, cpu_sets | st.just(EMPTY), st.sampled_from([Identity.NAME, Identity.UNKNOWN]))
 def test_whatever_is_wanted_of_a_child_fits_into_what_is_wanted_of_its_pod(
     containers: list[ContainerGrant], shared: Mask, identity: Identity
@@ -182,7 +185,7 @@ def test_whatever_is_wanted_of_a_child_fits_into_what_is_wanted_of_its_pod(
         for grant in containers
     )  # fmt: skip
     grant = pod(*containers)
-    wanted = settings(grant, *located, shared=shared)
+    wanted = settings_of(grant, *located, shared=shared)
     make_plan({}, wanted.values())
     pod_cpus, pod_mems = wanted[POD].cpus, wanted[POD].mems
     for setting in wanted.values():
@@ -190,6 +193,7 @@ def test_whatever_is_wanted_of_a_child_fits_into_what_is_wanted_of_its_pod(
         assert setting.mems is None or pod_mems is None or setting.mems <= pod_mems
 
 
+@settings(deadline=None)
 @given(grants, cpu_sets)
 def test_nobody_unknown_is_ever_given_exclusive_cpus(
     containers: list[ContainerGrant], shared: Mask
@@ -201,5 +205,5 @@ def test_nobody_unknown_is_ever_given_exclusive_cpus(
             own |= held.cpus
     shared -= grant.exclusive_cpus
     assume(all(held.isolation is not Isolation.POD for held in containers))
-    wanted = settings(grant, container(None, Identity.UNKNOWN), shared=shared)
+    wanted = settings_of(grant, container(None, Identity.UNKNOWN), shared=shared)
     assert (wanted[f"{POD}/x"].cpus or EMPTY).isdisjoint(own)

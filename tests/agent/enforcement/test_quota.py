@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.enforcement.quota import container_cpu_max, cpu_max, pod_cpu_max
@@ -28,6 +28,7 @@ def test_a_limit_becomes_the_kubelets_quota(millis: int, shown: str) -> None:
     assert str(cpu_max(millis)) == shown
 
 
+@settings(deadline=None)
 @given(st.integers(10, 10_000_000))
 def test_a_quota_is_a_hundred_microseconds_for_each_millicore(millis: int) -> None:
     assert cpu_max(millis) == CpuMax(millis * 100, 100_000)
@@ -75,6 +76,7 @@ def test_one_exclusive_member_lifts_the_pods_quota() -> None:
     assert pod_cpu_max(grant) == UNLIMITED
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**7), st.booleans())
 def test_no_ancestor_ever_throttles_exclusive_cpus(limit: int, pod_level: bool) -> None:  # noqa: FBT001 - drawn
     grant = pod(
