@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cgroupfs import inotify
+from cgroupfs.inotify import DIRECTORY_OF_FILES, Change, Event, Inotify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def watch() -> Iterator[Inotify]:
+    with Inotify() as watch:
+        yield watch
+
+
+def test_a_file_that_is_written_or_renamed_into_place_is_seen(
+    watch: Inotify, tmp_path: Path
+) -> None:
+    watch.add(tmp_path, DIRECTORY_OF_FILES)
+    (tmp_path / "a.yaml").write_text("x")
+    (tmp_path / "a.yaml").replace(tmp_path / "b.yaml")
+    (tmp_path / "b.yaml").unlink()
+    assert [(event.change, event.name) for event in watch.read()] == [
+        (Change.CLOSE_WRITE, "a.yaml"),
+        (Change.MOVED_FROM, "a.yaml"),
+        (Change.MOVED_TO, "b.yaml"),
+        (Change.DELETE, "b.yaml"),
+    ]
+
+
+def test_nothing_is_returned_when_nothing_happened(watch: Inotify, tmp_path: Path) -> None:
+    watch.add(tmp_path, DIRECTORY_OF_FILES)
+    assert watch.read() == ()
+
+
+def test_names_of_any_length_and_bytes_are_read(watch: Inotify, tmp_path: Path) -> None:
+    watch.add(tmp_path, Change.CREATE)
+    names = ["x" * 255, "é", os.fsdecode(b"\xff")]
+    for name in names:
+        (tmp_path / name).mkdir()
+    events = watch.read()
+    assert [event.name for event in events] == names
+    assert all(event.change & Change.ISDIR for event in events)
+
+
+def test_the_end_of_the_watched_path_ends_the_watch(watch: Inotify, tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    watch.add(inner, DIRECTORY_OF_FILES)
+    inner.rmdir()
+    changes = [event.change for event in watch.read()]
+    assert changes == [Change.DELETE_SELF, Change.IGNORED]
+    inner.mkdir()
+    watch.add(inner, DIRECTORY_OF_FILES)
+    (inner / "a").write_text("")
+    assert [event.path for event in watch.read()] == [inner]
+
+
+def test_a_removed_watch_is_silent(watch: Inotify, tmp_path: Path) -> None:
+    watch.add(tmp_path, DIRECTORY_OF_FILES)
+    (tmp_path / "a").write_text("")
+    watch.remove(tmp_path)
+    watch.remove(tmp_path)
+    assert watch.read() == ()
+
+
+def test_a_missing_path_is_an_error_with_its_name(watch: Inotify, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none"):
+        watch.add(tmp_path / "none", Change.MODIFY)
+
+
+def test_lost_events_ask_for_a_rescan(watch: Inotify, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = inotify._HEADER.pack(-1, Change.OVERFLOW, 0, 0)
+    monkeypatch.setattr(os, "read", lambda *_: data)
+    assert watch.read() == (Event(None, Change.OVERFLOW, ""),)
+
+
+def test_the_descriptor_becomes_readable(watch: Inotify, tmp_path: Path) -> None:
+    import select  # noqa: PLC0415 - only here
+
+    watch.add(tmp_path, DIRECTORY_OF_FILES)
+    assert select.select([watch], [], [], 0)[0] == []
+    (tmp_path / "a").write_text("")
+    assert select.select([watch], [], [], 5)[0] == [watch]

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgroupfs.errors import CgroupValueError
+from cgroupfs.values import MAX_QUOTA_US, UNLIMITED, CpuMax
+
+LIMITS = st.builds(
+    CpuMax, st.none() | st.integers(1_000, MAX_QUOTA_US), st.integers(1_000, 1_000_000)
+)
+
+
+@given(LIMITS)
+def test_a_limit_is_written_as_the_kernel_shows_it(limit: CpuMax) -> None:
+    assert CpuMax.parse(f"{limit}\n") == limit
+
+
+def test_no_limit_is_max() -> None:
+    assert str(UNLIMITED) == "max 100000"
+    assert CpuMax.parse("max 100000\n") == UNLIMITED
+
+
+@pytest.mark.parametrize(
+    ("quota", "period"),
+    [(999, 100_000), (0, 100_000), (None, 999), (None, 1_000_001), (2**44, 1_000)],
+)
+def test_what_the_kernel_would_refuse_is_refused(quota: int | None, period: int) -> None:
+    with pytest.raises(CgroupValueError, match="between"):
+        CpuMax(quota, period)
+
+
+@pytest.mark.parametrize("text", ["", "max", "100000", "max max", "-1 100000", "1 2 3", "x 100000"])
+def test_text_that_no_kernel_writes_is_refused(text: str) -> None:
+    with pytest.raises(CgroupValueError):
+        CpuMax.parse(text)
+
+
+@given(LIMITS, LIMITS)
+def test_one_limit_allows_another_when_its_share_is_no_smaller(one: CpuMax, two: CpuMax) -> None:
+    assert one.allows(one)
+    assert UNLIMITED.allows(one)
+    assert one.allows(two) or two.allows(one)
+    assert one.allows(UNLIMITED) == (one.quota_us is None)
+
+
+def test_shares_of_different_periods_compare() -> None:
+    assert CpuMax(50_000, 100_000).allows(CpuMax(25_000, 50_000))
+    assert not CpuMax(49_999, 100_000).allows(CpuMax(25_000, 50_000))
