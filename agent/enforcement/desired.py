@@ -67,8 +67,8 @@ def desired(target: Target, landscape: Landscape) -> tuple[Wanted, ...]:
     only where memory was granted. A pod's own cgroup is listed although it may not exist yet.
     """
     wanted: list[Wanted] = []
-    for uid, pod in target.ledger.grants.items():
-        wanted.extend(_pod(pod, landscape.pods[uid], target.shared_pool))
+    for uid, located in landscape.pods.items():
+        wanted.extend(_pod(target.ledger.grants[uid], located, target.shared_pool))
     for leftover in landscape.leftovers:
         wanted.extend(_leftover(leftover, target.shared_pool))
     return tuple(wanted)

@@ -7,8 +7,9 @@ is new; nothing goes wrong without it.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from agent.enforcement.assess import as_wanted, assess
 from agent.enforcement.desired import Role, desired
@@ -25,7 +26,7 @@ from agent.enforcement.report import (
 from cgroupfs.apply import Result, apply
 from cgroupfs.controllers import ENABLED, NEEDED, enable, enabled
 from cgroupfs.diagnose import Cause
-from cgroupfs.errors import CgroupError
+from cgroupfs.errors import CgroupError, CgroupNameError
 from cgroupfs.plan import Plan, Setting, make_plan
 from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, State, read_states
 from cgroupfs.tree import ancestors, join
@@ -35,7 +36,7 @@ from sysfs.mask import EMPTY, Mask
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.enforcement.desired import Target, Wanted
     from agent.enforcement.locate import ContainerFinder, Landscape
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 
 #: Stands for a child that is still to come: its ancestors are what matters.
 _ANY_CHILD: Final = "container"
+#: So many containers may end right under our eyes before it counts as a failure of the tree.
+_LOOKS: Final = 8
+
+_Seen = TypeVar("_Seen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ class Enforcer:
             # Being told, systemd writes as well, a quota in whole percents and never narrower.
             scene, plan, more = self._write(self._again(scene), move_memory=move_memory)
             outcomes += more
-        left = assess(self._tree, self._pods, scene.wanted) if found or outcomes else ()
+        left = self._assess(scene) if found or outcomes else ()
         drift = self._drift(scene, found)
         self._honoured = _honoured_settings(scene, left)
         return EnforcementReport(
@@ -195,7 +200,11 @@ class Enforcer:
         It stays while processes live in it: nothing is ever ended. The next `enforce` then
         confines them to the node's shared pool. Raises `OSError` only when the tree itself fails.
         """
-        return self._remove(pod_cgroup(self._layout, pod))
+        try:
+            return self._remove(pod_cgroup(self._layout, pod))
+        except CgroupNameError:
+            # It never had one.
+            return ReleaseReport("", removed=True)
 
     def release_leftovers(self, target: Target) -> tuple[ReleaseReport, ...]:
         """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
@@ -207,12 +216,18 @@ class Enforcer:
         return self.verify(target).of_pod(uid)
 
     def _look(self, target: Target) -> _Scene:
+        return _steadily(lambda: self._look_once(target))
+
+    def _look_once(self, target: Target) -> _Scene:
         landscape = survey(self._tree, self._layout, target.ledger, target.bindings, self._finder)
         wanted = desired(target, landscape)
         return _Scene(landscape, wanted, self._read(wanted))
 
     def _again(self, scene: _Scene) -> _Scene:
-        return replace(scene, states=self._read(scene.wanted))
+        return _steadily(lambda: replace(scene, states=self._read(scene.wanted)))
+
+    def _assess(self, scene: _Scene) -> tuple[Problem, ...]:
+        return _steadily(lambda: assess(self._tree, self._pods, scene.wanted))
 
     def _read(self, wanted: Iterable[Wanted]) -> Mapping[str, State]:
         return read_states(self._tree, (item.setting.cgroup for item in wanted))
@@ -221,7 +236,7 @@ class Enforcer:
         # Reading everything once more is worth it only where the first look found a difference.
         if _honoured(scene):
             return ()
-        return assess(self._tree, self._pods, scene.wanted)
+        return self._assess(scene)
 
     def _drift(self, scene: _Scene, found: Iterable[Problem]) -> tuple[Problem, ...]:
         """Return what was honoured before: the rest is new, not undone by anybody."""
@@ -313,6 +328,17 @@ class Enforcer:
         return State(EMPTY, cpus, EMPTY, mems, UNLIMITED, populated=False)
 
 
+def _steadily(look: Callable[[], _Seen]) -> _Seen:
+    """Look again when a cgroup went away between opening its file and reading it (ENODEV)."""
+    for _ in range(_LOOKS):
+        try:
+            return look()
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+    return look()
+
+
 def _settings(scene: _Scene, *, move_memory: bool) -> Iterator[Setting]:
     for item in scene.wanted:
         state = scene.states.get(item.setting.cgroup)
@@ -392,7 +418,9 @@ def _reports(scene: _Scene, problems: Iterable[Problem]) -> tuple[CgroupReport, 
 
 
 def _beside(scene: _Scene, problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield the problems of cgroups that are nobody's own, such as an ancestor's controllers."""
+    """Yield the problems of no cgroup of ours: an ancestor's controllers, a pod without a name."""
+    for uid, why in scene.landscape.unnamed.items():
+        yield Problem("", f"the pod cannot have a cgroup: {why}", Cause.UNKNOWN, uid)
     own = {item.setting.cgroup for item in scene.wanted}
     yield from (problem for problem in problems if problem.cgroup not in own)
 

@@ -15,11 +15,13 @@ pod's cgroup is taken for, in this order:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.enforcement.entitlement import all_alike
+from cgroupfs.errors import CgroupNameError
 from cgroupfs.names import (
     RUNTIME_SUBGROUPS,
     Runtime,
@@ -93,10 +95,14 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Landscape:
-    """Where everything is: the ledger's pods by uid, and pod cgroups that are none of them."""
+    """Where everything is: the ledger's pods by uid, and pod cgroups that are none of them.
+
+    `unnamed` says of pods that cannot have a cgroup (a uid that makes no name) why.
+    """
 
     pods: Mapping[str, LocatedPod]
     leftovers: tuple[Leftover, ...] = ()
+    unnamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def survey(
@@ -107,13 +113,14 @@ def survey(
     finder: ContainerFinder | None = None,
 ) -> Landscape:
     """Look for the cgroups of every pod. Raises `OSError` as the tree does, not for absence."""
-    bound = _bound(tree, layout, ledger, bindings)
+    paths, unnamed = _paths(layout, ledger)
+    bound = _bound(tree, layout, ledger, bindings, paths)
     pods = {
-        uid: _survey_pod(tree, layout, pod, bound.get(uid, {}), finder)
-        for uid, pod in ledger.grants.items()
+        uid: _survey_pod(tree, ledger.grants[uid], path, bound.get(uid, {}), finder)
+        for uid, path in paths.items()
     }
-    known = {pod.cgroup for pod in pods.values()}
-    return Landscape(pods, tuple(_leftovers(tree, layout, known)))
+    leftovers = tuple(_leftovers(tree, layout, set(paths.values())))
+    return Landscape(pods, leftovers, unnamed)
 
 
 def pod_cgroup(layout: Layout, pod: PodGrant) -> str:
@@ -166,16 +173,32 @@ def _called(stem: str, name: str) -> bool:
     return stem == name or (stem.endswith(name) and stem[-len(name) - 1] in _SEPARATORS)
 
 
+def _paths(layout: Layout, ledger: Ledger) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the pods' cgroups by uid, and the reasons of those that cannot have one."""
+    paths: dict[str, str] = {}
+    unnamed: dict[str, str] = {}
+    for uid, pod in ledger.grants.items():
+        try:
+            paths[uid] = pod_cgroup(layout, pod)
+        except CgroupNameError as error:
+            unnamed[uid] = str(error)
+    return paths, unnamed
+
+
 def _bound(
-    tree: Tree, layout: Layout, ledger: Ledger, bindings: Bindings
+    tree: Tree,
+    layout: Layout,
+    ledger: Ledger,
+    bindings: Bindings,
+    paths: Mapping[str, str],
 ) -> dict[str, dict[str, str]]:
     """Return {pod uid: {cgroup: container}} of the bindings that can be honoured."""
     valid = {
         binding.cgroup: binding
         for binding in bindings
-        if (pod := ledger.grants.get(binding.pod_uid)) is not None
-        and pod.container(binding.container) is not None
-        and _may_be_of(layout, pod, binding.cgroup)
+        if (path := paths.get(binding.pod_uid)) is not None
+        and ledger.grants[binding.pod_uid].container(binding.container) is not None
+        and _may_be_of(layout, path, binding.cgroup)
         and tree.exists(binding.cgroup)
     }
     bound: dict[str, dict[str, str]] = {}
@@ -186,19 +209,17 @@ def _bound(
     return bound
 
 
-def _may_be_of(layout: Layout, pod: PodGrant, cgroup: str) -> bool:
-    own = pod_cgroup(layout, pod)
+def _may_be_of(layout: Layout, own: str, cgroup: str) -> bool:
     return cgroup.startswith(f"{own}/") or not f"{cgroup}/".startswith(f"{layout.pods()}/")
 
 
 def _survey_pod(
     tree: Tree,
-    layout: Layout,
     pod: PodGrant,
+    path: str,
     bound: dict[str, str],
     finder: ContainerFinder | None,
 ) -> LocatedPod:
-    path = pod_cgroup(layout, pod)
     located = [
         Located(cgroup, container, Identity.BOUND, subgroups(tree, cgroup))
         for cgroup, container in bound.items()

@@ -451,6 +451,45 @@ def test_what_could_not_shrink_keeps_others_from_getting_its_cpus() -> None:
     assert any("could not be narrowed" in line for line in report.by_pod()[UID])
 
 
+def test_a_container_that_ends_while_it_is_read_is_looked_at_again() -> None:
+    tree = scene()
+
+    tree.mkdir(f"{WEB_POD}/ending")
+
+    class Ending(FaultyTree):
+        def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
+            if path == f"{WEB_POD}/ending" and tree.exists(path):
+                tree.rmdir(path)
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+            return self.tree.read_many(path, files)
+
+    ending = Ending(tree)
+    assert Enforcer(ending, layout(), DirectoryCgroups(ending)).enforce(target(mixed(), WEB)).ok
+    assert not tree.exists(f"{WEB_POD}/ending")
+
+
+def test_a_tree_that_fails_for_good_is_not_read_for_ever() -> None:
+    class Failing(FaultyTree):
+        def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
+            del path, files
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    failing = Failing(scene())
+    with pytest.raises(OSError, match="No such device"):
+        Enforcer(failing, layout(), DirectoryCgroups(failing)).enforce(target(mixed(), WEB))
+
+
+def test_a_pod_that_cannot_have_a_cgroup_does_not_keep_others_from_theirs() -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    nameless = pod(exclusive("x", "8-9"), uid="../../etc")
+    report = enforcer.enforce(target(nameless, mixed()))
+    assert [*report.by_pod()] == ["../../etc"]
+    assert "cannot have a cgroup" in report.by_pod()["../../etc"][0]
+    assert shown(tree, POD)[0] == "2-7"
+    assert enforcer.release(nameless).removed
+
+
 # --- any sequence of admissions and removals -----------------------------------------------------
 
 CPUS = st.frozensets(st.integers(2, 15), min_size=1, max_size=4).map(Mask.from_ids)
