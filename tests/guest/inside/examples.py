@@ -89,4 +89,5 @@ def start(
         running[name] = starter.start(name)
         if not starter.named:
             agent.bind(example.uid, name, running[name].pid)
+    checks.eventually(f"{example.name}: the agent finds all enforced", agent.problems, [])
     return pod, running

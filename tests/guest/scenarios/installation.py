@@ -49,8 +49,7 @@ def _install(job: Path) -> None:
 
 
 def _check_unit(checks: Checks) -> None:
-    unit = f"{INSTALLED[SERVICE]}/{SERVICE}"
-    verified = attempt("systemd-analyze", "verify", unit)
+    verified = attempt("systemd-analyze", "verify", INSTALLED[SERVICE])
     said = (verified.status, verified.stdout + verified.stderr)
     checks.equal("systemd-analyze verify has nothing to say", said, (0, ""))
     judged = attempt("systemd-analyze", "security", "--no-pager", SERVICE)

@@ -19,7 +19,6 @@ EXAMPLES: Final = {example.name: example for example in POD_SCOPE}
 def run(guest: Guest) -> None:
     """Write, spoil and delete manifests; restart in between."""
     checks = guest.checks
-    DIRECTORY.mkdir(parents=True)
     agent = Agent(guest, staticPodPath=str(DIRECTORY))
     before = EXAMPLES["pod-scope-shared"]
     _write(before.manifest, "before.yaml")
