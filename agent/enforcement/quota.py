@@ -3,6 +3,9 @@
 The arithmetic is the kubelet's (pkg/kubelet/cm/helpers_linux.go, MilliCPUToQuota): a limit of m
 millicores is m * 100 microseconds in each 100,000, at least 1,000. Which cgroup is limited follows
 KEP-5526, "Interaction with CPU Quota Management".
+
+The limit of a pod (`PodGrant.cpu`) is the kubelet's (ResourceConfigForPod): the one stated for the
+pod, else the sum over its containers, and none as soon as one of these has no limit.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -192,6 +192,52 @@ def test_a_slice_that_cannot_be_started_is_reported_with_its_pod() -> None:
     assert any("cannot start the slice" in line for line in report.by_pod()[mixed().uid])
     systemd.broken = False
     assert enforcer.enforce(target(mixed())).ok
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+@dataclass
+class MortalSystemd(FakeSystemd):
+    """The agent dies at its `at`-th question to systemd."""
+
+    at: int = -1
+    asked: int = 0
+
+    def _answer(self) -> None:
+        self.asked += 1
+        if self.asked - 1 == self.at:
+            raise Died
+
+
+def start_and_admit(systemd: FakeSystemd) -> None:
+    tree = systemd.tree
+    enforcer = Enforcer(tree, layout(Driver.SYSTEMD), SliceCgroups(tree, systemd))
+    enforcer.prepare()
+    enforcer.enforce(target(mixed()))
+    systemd.start_scope(SLICE, "db.scope", 1)
+    assert enforcer.enforce(target(mixed())).ok
+
+
+def test_dying_at_any_call_to_systemd_is_made_good_by_the_next_start() -> None:
+    everything = MortalSystemd(kernel())
+    start_and_admit(everything)
+    assert everything.asked >= 10
+    for at in range(everything.asked):
+        tree = kernel()
+        mortal = MortalSystemd(tree, at=at)
+        with pytest.raises(Died):
+            start_and_admit(mortal)
+        restarted = Enforcer(tree, layout(Driver.SYSTEMD), SliceCgroups(tree, mortal))
+        restarted.prepare()
+        assert restarted.repair(target(mixed())).ok
+        if "db.scope" not in mortal.active:
+            mortal.start_scope(SLICE, "db.scope", 1)
+        assert restarted.repair(target(mixed())).ok
+        assert tree.allowed(1)[0] == Mask.parse("2-5")
+        assert read_record(mortal, "db.scope").cpus == Mask.parse("2-5")
+        assert not restarted.repair(target(mixed())).changed
 
 
 def test_only_what_is_wanted_becomes_a_property() -> None:
