@@ -134,5 +134,11 @@ def test_where_every_node_claims_every_cpu_the_link_decides_else_the_lowest(
     assert nodes_of_cpus(Tree(tmp_path), nodes, Mask.of(0, 1)) == {0: 0, 1: 1}
 
 
+def test_several_links_decide_nothing(tmp_path: Path) -> None:
+    lay_out(tmp_path, {f"{CPU}/cpu0/node1/x": "", f"{CPU}/cpu0/node2/x": ""})
+    nodes = (_bare(0, "0"), _bare(1, "0"), _bare(2, "0"))
+    assert nodes_of_cpus(Tree(tmp_path), nodes, Mask.of(0)) == {0: 0}
+
+
 def test_nodes_without_cpus_own_none(tmp_path: Path) -> None:
     assert nodes_of_cpus(Tree(tmp_path), (_bare(0, ""),), EMPTY) == {}
