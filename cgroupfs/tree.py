@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cgroupfs.beneath import DIRECTORY, open_beneath
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 _NAME_MAX: Final = 255
 _PATH_MAX: Final = 4095
-_CHUNK: Final = 65536
+_CHUNK: Final = 16384
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 #: A read that returns less has reached the end: the kernel fills at least one page otherwise.
 _ONE_PAGE: Final = 2048
 
@@ -70,6 +72,7 @@ class Tree(Protocol):
         ...
 
 
+@lru_cache(maxsize=8192)
 def check_path(path: str) -> str:
     """Return `path` if it is a clean relative cgroup path, else raise `CgroupPathError`."""
     if not path:
@@ -92,6 +95,7 @@ def _check_part(path: str, part: str) -> None:
         raise CgroupPathError(path, "it has a control character")
 
 
+@lru_cache(maxsize=256)
 def check_file(file: str) -> str:
     """Return the name of a cgroup's file if it is one plain name, else raise."""
     if "/" in file:
@@ -222,7 +226,7 @@ def check_value(value: str) -> str:
 
 def _read_in(directory: int, file: str) -> str | None:
     try:
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
+        fd = os.open(file, _READ, dir_fd=directory)
     except FileNotFoundError:
         return None
     return _read_all(fd)
