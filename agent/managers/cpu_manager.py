@@ -9,7 +9,7 @@ from agent.managers.cpu_assignment import NotEnoughCpusError, take_by_topology
 from agent.managers.cpu_hints import cpu_hints
 from agent.managers.cpu_pod_level import divide_cpus, empty_pool_problem
 from agent.managers.cpu_smt import smt_misalignment
-from agent.managers.explain import free_cpus_by_node
+from agent.managers.explain import empty_cpu_pool_refusal, free_cpus_by_node
 from agent.managers.providers import Refused
 from agent.metrics.names import (
     ALIGNED_COUNT,
@@ -168,18 +168,9 @@ def _require_whole_cores(draft: Draft, count: int, container: str | None) -> Non
 
 def _require_shared_pool(draft: Draft) -> None:
     """Refuse a pod whose exclusive containers leave nothing to its shared ones (KEP-5526)."""
-    problem = empty_pool_problem(draft.demand)
-    if problem is not None:
-        raise Refused(
-            Refusal(
-                Reason.EMPTY_POD_SHARED_POOL,
-                problem,
-                remedy="raise the pod's cpu budget or lower the containers' exclusive requests",
-                resource=CPU,
-                asked=draft.demand.cpus,
-                free=free_cpus_by_node(draft, draft.free_cpus),
-            )
-        )
+    refusal = empty_cpu_pool_refusal(draft, Reason.EMPTY_POD_SHARED_POOL)
+    if refusal is not None:
+        raise Refused(refusal)
 
 
 def _not_enough(

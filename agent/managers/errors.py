@@ -52,8 +52,8 @@ class MemoryDemand:
 
     def __str__(self) -> str:
         parts = (
-            f"{_size_text(size)} of {name} asked, free: "
-            + ", ".join(f"node {n} {_size_text(free)}" for n, free in self.free[name].items())
+            f"{size_text(size)} of {name} asked, free: "
+            + ", ".join(f"node {n} {size_text(free)}" for n, free in self.free[name].items())
             for name, size in self.requests.items()
         )
         return "; ".join(parts)
@@ -73,7 +73,7 @@ class UnknownMemoryTypeError(ManagerError):
         self.asked = asked
         self.known = known
         super().__init__(
-            f"[memorymanager] {_size_text(asked)} of {memory_type} asked, but no NUMA node has that"
+            f"[memorymanager] {size_text(asked)} of {memory_type} asked, but no NUMA node has that"
             f" type; the machine has {', '.join(known)}",
             "ask for a size that the machine has, or reserve pages of this size"
             " (/sys/devices/system/node/node*/hugepages)",
@@ -160,7 +160,7 @@ class NoHealthyDevicesError(DeviceAllocationError):
         return f"no healthy devices present; cannot allocate unhealthy devices {self.resource}"
 
 
-def _size_text(size: int) -> str:
+def size_text(size: int) -> str:
     """Return a number of bytes for people, exact where it is a whole number of units."""
     amount, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):

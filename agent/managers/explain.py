@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decision import Reason, Refusal
+from agent.managers.cpu_pod_level import empty_pool_problem
+from agent.managers.errors import size_text
+from agent.managers.memory_pod_level import empty_memory_pool
 from agent.managers.memory_state import free_memory
 from agent.managers.policy import TopologyManagerPolicy
 from agent.pods.model import CPU
@@ -22,6 +25,9 @@ def affinity_refusal(
     draft: Draft, container: str | None, hints: Sequence[tuple[str, ProviderHints]]
 ) -> Refusal:
     """Explain why the hints of a container (None: the pod) could not be merged acceptably."""
+    empty = empty_pool_refusal(draft, Reason.TOPOLOGY_AFFINITY) if container is None else None
+    if empty is not None:
+        return empty
     policy = draft.rules.policy.topology.policy
     offers = [(name, offered) for _, by_name in hints for name, offered in by_name.items()]
     blocked = next((name for name, offered in offers if _blocks(policy, offered)), None)
@@ -37,6 +43,44 @@ def affinity_refusal(
         container=container,
         asked=None if blocked is None else asked(draft, container, blocked),
         free={} if blocked is None else free_by_node(draft, blocked),
+    )
+
+
+def empty_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
+    """Explain why containers of a pod would be left without CPUs or memory; None if none would.
+
+    Both managers look before they give hints and again when they allocate: with restricted and
+    single-numa-node the reason is the topology manager's, else that of the empty pool (KEP-5526).
+    """
+    if not draft.demand.pod_level:
+        return None
+    return empty_cpu_pool_refusal(draft, reason) or empty_memory_pool_refusal(draft, reason)
+
+
+def empty_cpu_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
+    """Explain why containers of a pod would be left without CPUs."""
+    problem = empty_pool_problem(draft.demand) if draft.demand.cpus else None
+    if problem is None or not draft.rules.static_cpus:
+        return None
+    return _empty_pool(draft, reason, CPU, draft.demand.cpus, problem)
+
+
+def empty_memory_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
+    """Explain why containers of a pod would be left without memory of some type."""
+    problem = empty_memory_pool(draft.demand)
+    if problem is None or not draft.rules.static_memory:
+        return None
+    return _empty_pool(draft, reason, problem.resource, problem.budget, problem.message)
+
+
+def _empty_pool(draft: Draft, reason: Reason, resource: str, budget: int, problem: str) -> Refusal:
+    return Refusal(
+        reason,
+        problem,
+        remedy=f"raise the pod's {resource} budget or lower the containers' exclusive requests",
+        resource=resource,
+        asked=budget,
+        free=free_by_node(draft, resource),
     )
 
 
@@ -86,7 +130,10 @@ def _blocks(policy: TopologyManagerPolicy, offered: Sequence[Hint] | None) -> bo
 
 
 def _describe(draft: Draft, container: str | None, resource: str, offered: Sequence[Hint]) -> str:
-    free = ", ".join(f"node {n}: {amount}" for n, amount in free_by_node(draft, resource).items())
+    free = ", ".join(
+        f"node {node}: {amount_text(resource, amount)}"
+        for node, amount in free_by_node(draft, resource).items()
+    )
     preferred = [_nodes(hint) for hint in offered if hint.preferred]
     if not offered:
         fit = "fits nowhere"
@@ -94,7 +141,13 @@ def _describe(draft: Draft, container: str | None, resource: str, offered: Seque
         fit = f"fits best on {' or '.join(preferred[:8])}"
     else:
         fit = f"fits only across {' or '.join(_nodes(hint) for hint in offered[:8])}"
-    return f"{resource} {asked(draft, container, resource)} {fit} (free: {free})"
+    wanted = amount_text(resource, asked(draft, container, resource))
+    return f"{wanted} of {resource} {fit} (free: {free})"
+
+
+def amount_text(resource: str, amount: int) -> str:
+    """Return an amount for people: CPUs and devices as numbers, memory in binary units."""
+    return size_text(amount) if is_memory_type(resource) else str(amount)
 
 
 def _nodes(hint: Hint) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from agent.decision import Reason, Refusal
 from agent.managers.errors import ManagerError
-from agent.managers.explain import free_by_node
+from agent.managers.explain import empty_memory_pool_refusal, free_by_node
 from agent.managers.memory_assignment import assign, reusable_after, shrink_reused
 from agent.managers.memory_hints import memory_hints
 from agent.managers.memory_pod_level import divide_memory, empty_memory_pool
@@ -71,6 +71,7 @@ class MemoryManager:
         if blocks:
             draft.memory[container.name] = blocks
         draft.count(ALLOCATIONS.name, MEMORY, _NODE, by=len(blocks))
+        # The kubelet counts every container of a Guaranteed pod here, with memory or without.
         draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "node_exclusive")
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
@@ -146,20 +147,10 @@ def _reuse_init_memory(
 
 
 def _require_shared_pool(draft: Draft) -> None:
-    problem = empty_memory_pool(draft.demand)
-    if problem is not None:
-        raise Refused(
-            Refusal(
-                Reason.EMPTY_POD_SHARED_POOL,
-                problem.message,
-                remedy=f"raise the pod's {problem.resource} budget or lower the containers'"
-                " exclusive requests",
-                resource=problem.resource,
-                container=problem.container,
-                asked=problem.budget,
-                free=free_by_node(draft, problem.resource),
-            )
-        )
+    """Refuse a pod whose exclusive containers leave no memory to its shared ones (KEP-5526)."""
+    refusal = empty_memory_pool_refusal(draft, Reason.EMPTY_POD_SHARED_POOL)
+    if refusal is not None:
+        raise Refused(refusal)
 
 
 def _divide(draft: Draft) -> None:

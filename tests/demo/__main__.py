@@ -1,0 +1,64 @@
+"""Show the agent at work, without root and without a NUMA machine: `make demo`.
+
+The real agent runs as a process of its own on an embedded host: a two-socket machine laid out as a
+sysfs tree, and a cgroup tree of plain files that follows the kernel's rules. Everything lives in a
+temporary directory and is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from agent.cli.exit_codes import ExitCode
+from tests.demo.embedded import EmbeddedHost
+
+EXAMPLES: Final = Path(__file__).resolve().parents[2] / "deploy" / "examples"
+_METRICS: Final = ("resource_manager_allocations_total", "resource_manager_container_assignments")
+
+
+def main() -> int:
+    """Run the demonstration; return 1 when anything went otherwise than told."""
+    with TemporaryDirectory(prefix="numawarden-demo-") as folder:
+        host = EmbeddedHost(Path(folder))
+        _title("The host: two sockets, one NUMA node each (numawarden topology)")
+        host.command("topology", "--root", str(host.sysfs))
+        with host.agent("pod"):
+            _title("Pod scope: containers share what the pod was given (KEP-5526, example 1)")
+            _admit(host, "shared-only")
+            _title("Pod scope: one container has CPUs of its own (KEP-5526, example 2)")
+            _admit(host, "mixed")
+            _title("Pod scope: a pod that would leave a container without CPUs (example 3)")
+            host.command("admit", str(EXAMPLES / "empty-pool.yaml"), expect=ExitCode.REFUSED)
+            _title("What it held is free again, the shared pool has grown (numawarden remove)")
+            host.command("remove", "shared-only")
+            host.command("status")
+        _title("The agent was stopped. Nothing of the pods has changed:")
+        host.show_files("mixed")
+        with host.agent("container"):
+            _title("Started again in container scope: the pod is as it was (numawarden list)")
+            host.command("list")
+            _title("Container scope: the same pod, its other containers share the node's CPUs")
+            _admit(host, "mixed", name="mixed-again")
+            _title("The metrics (curl http://127.0.0.1:PORT/metrics)")
+            host.show_metrics(_METRICS)
+    return 0
+
+
+def _admit(host: EmbeddedHost, example: str, name: str | None = None) -> None:
+    """Admit an example, start its containers as a runtime would, and show every changed file."""
+    manifest = host.manifest(EXAMPLES / f"{example}.yaml", name or example)
+    host.snapshot()
+    host.command("admit", str(manifest))
+    host.start_containers(name or example)
+    host.show_changes()
+
+
+def _title(text: str) -> None:
+    print(f"\n== {text}\n", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
