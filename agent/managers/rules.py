@@ -55,12 +55,22 @@ class Rules:
 
 
 def shared_pool(rules: Rules, ledger: Ledger) -> Mask:
-    """Return the CPUs that containers without CPUs of their own run on.
+    """Return the node's shared pool (the kubelet's default CPU set).
 
     All online CPUs that nobody holds exclusively; the reserved ones belong to it unless
-    `strict-cpu-reservation` keeps them for the system (KEP-4540).
+    `strict-cpu-reservation` keeps them for the system (KEP-4540). With that option it can be empty.
     """
     pool = rules.machine.cpus.all - ledger.exclusive_cpus
     if rules.policy.cpu.options.strict_cpu_reservation:
         pool -= rules.policy.cpu.reserved
     return pool
+
+
+def shared_cpus(rules: Rules, ledger: Ledger) -> Mask:
+    """Return the CPUs on which containers without CPUs of their own run; never empty.
+
+    The shared pool, or the reserved CPUs when `strict-cpu-reservation` has left it empty: the
+    kernel reads an empty `cpuset.cpus` as "all of the parent's", which would let them onto the
+    CPUs of exclusive containers.
+    """
+    return shared_pool(rules, ledger) or rules.policy.cpu.reserved

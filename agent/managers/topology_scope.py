@@ -35,10 +35,11 @@ def align_and_allocate(draft: Draft, providers: Sequence[HintProvider]) -> None:
     """Serve the pod by the policy and scope in force; raises `Refused`."""
     draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
     topology = draft.rules.policy.topology
+    if topology.policy is TopologyManagerPolicy.NONE:
+        _without_alignment(draft, providers)
+        return
     try:
-        if topology.policy is TopologyManagerPolicy.NONE:
-            _without_alignment(draft, providers)
-        elif topology.scope is TopologyManagerScope.CONTAINER:
+        if topology.scope is TopologyManagerScope.CONTAINER:
             _by_container(draft, providers)
         elif draft.demand.pod_level:
             _by_pod_budget(draft, providers)
@@ -50,7 +51,10 @@ def align_and_allocate(draft: Draft, providers: Sequence[HintProvider]) -> None:
 
 
 def _without_alignment(draft: Draft, providers: Sequence[HintProvider]) -> None:
-    """Policy none: no hints; pod-level budgets are not managed either, only containers are."""
+    """Serve each container by itself: policy none asks for no hints and manages no budgets.
+
+    Its failures are not counted as the topology manager's (kubelet v1.36).
+    """
     for container in draft.demand.containers:
         for provider in providers:
             provider.allocate(draft, container, NO_AFFINITY)
