@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 
 from agent.managers.cpu_topology import CpuCounts, CpuTopology, CpuTopologyError
+from sysfs.discover import discover
 from sysfs.host import Cpu, Host
 from sysfs.mask import Mask
 from tests.agent.managers.cpu_hosts import TWO_SOCKETS, Shape, any_hosts
+from tests.shared import needs_shared
+from tests.sysfs.machines import machines, unpack
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def cpu(ident: int, core: int | None, **facts: int | None) -> Cpu:
@@ -125,3 +133,24 @@ def test_every_kind_of_group_parts_the_cpus(topology: CpuTopology) -> None:
         assert sum(group.cpus for group in groups) == topology.all.bits
         assert all(group.size == group.cpus.bit_count() for group in groups)
         assert [group.id for group in groups] == sorted(group.id for group in groups)
+
+
+@pytest.mark.shared
+@needs_shared("hosts")
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("hwloc-16em64t-4s2c2t-offlines", CpuCounts(12, 7, 4, 1, 4)),
+        ("hwloc-20em64t-hybrid-1p6c2t+2ca4co1t", CpuCounts(20, 14, 1, 1, 1)),
+        ("hwloc-48amd64-4pa2n6c-sparse", CpuCounts(48, 48, 4, 8, 8)),
+    ],
+)
+def test_real_machines_have_their_known_groups(
+    tmp_path: Path, name: str, counts: CpuCounts
+) -> None:
+    host = discover(unpack(next(m for m in machines() if m.name == name), tmp_path))
+
+    topology = CpuTopology.from_host(host)
+
+    assert topology.all == host.online
+    assert topology.counted == counts
