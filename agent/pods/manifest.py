@@ -61,7 +61,11 @@ def pod_from_document(
 
     With `defaults` False the pod is taken as it stands. Raises `ManifestError` with every mistake.
     """
-    return _checked_pod(from_plain(value), source, defaults=defaults, pod_level=pod_level)
+    try:
+        document = from_plain(value)
+    except RecursionError as error:
+        raise ManifestError(source, (Problem("", "values are nested too deep"),)) from error
+    return _checked_pod(document, source, defaults=defaults, pod_level=pod_level)
 
 
 def _checked_pod(document: Node, source: str, *, defaults: bool, pod_level: bool) -> Pod:

@@ -1,0 +1,94 @@
+"""The commented example is the reference of every key."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.config.config import Config
+from agent.config.keys import KEYS
+from agent.config.loader import load_config_file
+from agent.config.notes import notes_on
+from agent.document.nodes import plain
+from agent.document.reader import read_document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.config.keys import Keys
+    from agent.document.nodes import Plain
+
+EXAMPLE = Path(__file__).parents[3] / "deploy" / "config.yaml"
+#: What the example changes, because its reader wants KEP-5526 on a systemd host.
+_CHANGED = {
+    "cpuManagerPolicy",
+    "memoryManagerPolicy",
+    "topologyManagerPolicy",
+    "topologyManagerScope",
+    "systemReserved",
+    "featureGates",
+    "cgroupDriver",
+    "staticPodPath",
+}
+_CHANGED_FIELDS = {re.sub("([A-Z])", r"_\1", key).lower() for key in _CHANGED}
+
+
+def _paths(keys: Keys, prefix: str = "") -> Iterator[str]:
+    for key, inner in keys.items():
+        yield f"{prefix}{key}"
+        yield from _paths(inner, f"{prefix}{key}.")
+
+
+def _document() -> dict[str, Plain]:
+    document = plain(read_document(EXAMPLE.read_bytes()))
+    assert isinstance(document, dict)
+    return document
+
+
+def test_the_example_loads_without_a_note() -> None:
+    config = load_config_file(EXAMPLE)
+    assert not list(notes_on(config))
+    assert config.gates.pod_level_resource_managers
+
+
+@pytest.mark.parametrize("path", list(_paths(KEYS)))
+def test_every_key_is_in_the_example(path: str) -> None:
+    value: Plain = _document()
+    for key in path.split("."):
+        assert isinstance(value, dict)
+        assert key in value
+        value = value[key]
+
+
+def test_whatever_the_example_does_not_change_is_the_default() -> None:
+    config, default = load_config_file(EXAMPLE), Config()
+    # Only memory.available is in the example; the other signals are the kubelet's business.
+    assert config.eviction_hard.items() <= default.eviction_hard.items()
+    same = replace(default, **{name: getattr(config, name) for name in _CHANGED_FIELDS})
+    assert replace(config, eviction_hard=default.eviction_hard) == same
+
+
+def test_what_the_example_changes_differs_from_the_default_that_it_names() -> None:
+    text = EXAMPLE.read_text()
+    for key in _CHANGED:
+        comment, value = re.findall(rf"# default: (.*)\n{key}:(.*)", text)[0]
+        assert comment.strip('"') != value.strip(), key
+
+
+#: Sections and the keys within example values have no default of their own; a pair shares one.
+_NO_DEFAULT = {
+    *("apiVersion", "kind", "agent", "metrics", "logging", "limits", "tlsKey"),
+    *("cpu", "memory", "PodLevelResources", "PodLevelResourceManagers"),
+}
+
+
+def test_every_key_has_its_default_in_words() -> None:
+    lines = EXAMPLE.read_text().splitlines()
+    for number, line in enumerate(lines):
+        match = re.match(r" *([A-Za-z]+):", line)
+        if match and match[1] not in _NO_DEFAULT:
+            assert "default:" in "".join(lines[max(number - 3, 0) : number]), line

@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config.checks import find_problems
+from agent.config.config import (
+    CgroupDriver,
+    Config,
+    LogFormat,
+    LogLevel,
+    MemoryReservation,
+    Threshold,
+)
+from agent.config.errors import ConfigError
+from agent.config.keys import KEYS
+from agent.config.loader import load_config, load_config_file, override
+from agent.managers.policy import (
+    CpuManagerPolicy,
+    MemoryManagerPolicy,
+    PluginDevice,
+    TopologyManagerPolicy,
+    TopologyManagerScope,
+)
+from agent.pods.quantity import Quantity
+from sysfs.mask import Mask
+from tests.agent.pods.pods import amounts
+
+EVERYTHING = """\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cpuManagerPolicy: static
+cpuManagerPolicyOptions: {full-pcpus-only: "true", strict-cpu-reservation: true}
+cpuManagerReconcilePeriod: 1m30s
+reservedSystemCPUs: 0-1,8
+memoryManagerPolicy: static
+reservedMemory:
+- {numaNode: 0, limits: {memory: 1Gi}}
+- {numaNode: 0, limits: {hugepages-2Mi: 4Mi}}
+- {numaNode: 1, limits: {memory: "512Mi"}}
+topologyManagerPolicy: single-numa-node
+topologyManagerScope: pod
+topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true", max-allowable-numa-nodes: 16}
+systemReserved: {cpu: 2500m, memory: 1Gi, pid: "100", ephemeral-storage: 1Gi}
+kubeReserved: {memory: 512Mi, hugepages-2Mi: 4Mi}
+evictionHard: {memory.available: 5%, nodefs.available: 10%}
+featureGates: {PodLevelResourceManagers: true, MemoryQoS: true}
+cgroupDriver: systemd
+cgroupRoot: /agents
+staticPodPath: /etc/pods
+agent:
+  stateDirectory: /state
+  socketPath: /run/x.sock
+  socketGroup: wheel
+  sysfsRoot: /host
+  cgroupMount: /host/cgroup
+  metrics: {address: "::1", port: 1, tlsCertificate: /c.pem, tlsKey: /k.pem}
+  logging: {format: console, level: debug}
+  limits: {manifestBytes: 2Mi, messageBytes: 8Mi}
+  devices:
+    example.com/gpu: [{id: a, numaNodes: [0, 1], healthy: false}, {id: b}]
+"""
+
+
+def _problems(text: str | bytes) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(text, "x.yaml")
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_an_empty_mapping_is_the_kubelets_defaults() -> None:
+    config = load_config("{}", "x")
+    assert config == Config()
+    assert config.cpu_manager_policy is CpuManagerPolicy.NONE
+    assert config.memory_manager_policy is MemoryManagerPolicy.NONE
+    assert config.topology_manager_policy is TopologyManagerPolicy.NONE
+    assert config.topology_manager_scope is TopologyManagerScope.CONTAINER
+    assert config.cpu_manager_reconcile_period == 10
+    assert config.cgroup_driver is CgroupDriver.CGROUPFS
+    assert config.eviction_hard["memory.available"] == Threshold(Quantity.parse("100Mi"))
+    assert config.gates.pod_level_resources
+    assert not config.gates.pod_level_resource_managers
+
+
+def test_every_key_is_read() -> None:
+    config = load_config(EVERYTHING, "x")
+    assert config.cpu_manager_policy is CpuManagerPolicy.STATIC
+    assert config.cpu_manager_policy_options == {
+        "full-pcpus-only": "true",
+        "strict-cpu-reservation": "true",
+    }
+    assert config.cpu_manager_reconcile_period == 90
+    assert config.reserved_system_cpus == Mask.of(0, 1, 8)
+    assert config.memory_manager_policy is MemoryManagerPolicy.STATIC
+    assert config.reserved_memory == (
+        MemoryReservation(0, amounts("memory=1Gi")),
+        MemoryReservation(0, amounts("hugepages-2Mi=4Mi")),
+        MemoryReservation(1, amounts("memory=512Mi")),
+    )
+    assert config.topology_manager_policy is TopologyManagerPolicy.SINGLE_NUMA_NODE
+    assert config.topology_manager_scope is TopologyManagerScope.POD
+    assert config.topology_manager_policy_options == {
+        "prefer-closest-numa-nodes": "true",
+        "max-allowable-numa-nodes": "16",
+    }
+    assert config.system_reserved == amounts("cpu=2500m memory=1Gi pid=100 ephemeral-storage=1Gi")
+    assert config.kube_reserved == amounts("memory=512Mi hugepages-2Mi=4Mi")
+    assert config.eviction_hard == {
+        "memory.available": Threshold(percent="5"),
+        "nodefs.available": Threshold(percent="10"),
+    }
+    assert config.gates.pod_level_resource_managers
+    assert config.cgroup_driver is CgroupDriver.SYSTEMD
+    assert config.cgroup_root == "/agents"
+    assert config.static_pod_path == Path("/etc/pods")
+
+
+def test_every_key_of_the_agent_is_read() -> None:
+    agent = load_config(EVERYTHING, "x").agent
+    assert agent.state_directory == Path("/state")
+    assert agent.socket_path == Path("/run/x.sock")
+    assert agent.socket_group == "wheel"
+    assert agent.sysfs_root == Path("/host")
+    assert agent.cgroup_mount == Path("/host/cgroup")
+    assert agent.metrics.address == "::1"
+    assert agent.metrics.port == 1
+    assert agent.metrics.tls_certificate == Path("/c.pem")
+    assert agent.metrics.tls_key == Path("/k.pem")
+    assert agent.logging.format is LogFormat.CONSOLE
+    assert agent.logging.level is LogLevel.DEBUG
+    assert agent.limits.manifest_bytes == 2 << 20
+    assert agent.limits.message_bytes == 8 << 20
+    assert agent.devices == {
+        "example.com/gpu": (
+            PluginDevice("a", Mask.of(0, 1), healthy=False),
+            PluginDevice("b"),
+        )
+    }
+
+
+def test_empty_texts_mean_unset_as_in_the_kubelets_own_file() -> None:
+    text = 'staticPodPath: ""\ncgroupRoot: ""\nreservedSystemCPUs: ""\nagent: {socketGroup: ""}\n'
+    assert load_config(text, "x") == Config()
+
+
+@pytest.mark.parametrize("text", ["Static", "static", "STATIC", "sTaTiC"])
+def test_the_memory_policy_is_accepted_in_any_letter_case(text: str) -> None:
+    config = load_config(f"memoryManagerPolicy: {text}\n", "x")
+    assert config.memory_manager_policy is MemoryManagerPolicy.STATIC
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("cpuManagerPolcy: static", 'cpuManagerPolcy: unknown key "cpuManagerPolcy"; did you mean'),
+        ("agent: {metric: {}}", 'agent.metric: unknown key "metric"; did you mean "metrics"?'),
+        ("agent: {metrics: {Port: 1}}", 'did you mean "port"?'),
+        ("cpuManagerPolicy: Static", '"Static" is not one of none, static; did you mean "static"?'),
+        ("cpuManagerPolicy: on", "YAML 1.1 reads it as a boolean"),
+        ("memoryManagerPolicy: BestEffort", "BestEffort is for Windows"),
+        ("topologyManagerScope: node", '"node" is not one of container, pod'),
+        ("cgroupDriver: cgroup", 'did you mean "cgroupfs"?'),
+        ("cpuManagerReconcilePeriod: 10", "found the number 10"),
+        ("cpuManagerReconcilePeriod: 10 s", "is not a duration"),
+        ("cpuManagerReconcilePeriod: 0s", "is not between 100ms and 24h"),
+        ("reservedSystemCPUs: 3-1", "runs backwards"),
+        ("reservedSystemCPUs: a", "is not a list of CPUs"),
+        ("reservedSystemCPUs: 010", "leading zero"),
+        ("systemReserved: {cpus: 1}", 'did you mean "cpu"?'),
+        ("systemReserved: {cpu: -1}", "negative"),
+        ("systemReserved: {cpu: 1x}", '"1x" is not a quantity'),
+        ("systemReserved: {hugepages-x: 1}", "is not a resource"),
+        ("systemReserved: [cpu]", "expected a mapping, found a list"),
+        ("evictionHard: {memory.avail: 1Gi}", 'did you mean "memory.available"?'),
+        ("evictionHard: {memory.available: 101%}", "is not a share"),
+        ("evictionHard: {memory.available: x%}", "is not a share"),
+        ("reservedMemory: [{numaNode: 0}]", "reservedMemory[0]: limits is missing"),
+        ("reservedMemory: [{limits: {memory: 1}}]", "reservedMemory[0]: numaNode is missing"),
+        ("reservedMemory: [{numaNode: -1, limits: {}}]", "from 0 to 65535"),
+        ("reservedMemory: [{numaNode: 0, limits: {cpu: 1}}]", "is not a memory type"),
+        ("reservedMemory: [{numaNode: 0, limits: {memory: 0}}]", "is not a positive whole"),
+        (
+            "reservedMemory:" + 2 * "\n- {numaNode: 1, limits: {memory: 1}}",
+            "reservedMemory[1].limits.memory: memory of node 1 is reserved twice",
+        ),
+        ("featureGates: {PodLevelResource: true}", 'did you mean "PodLevelResources"?'),
+        ("featureGates: {PodLevelResources: 1}", "expected true or false, found the number 1"),
+        ("featureGates: {MemoryManager: false}", "cannot be switched off"),
+        ("cgroupRoot: a/b", "is not an absolute path"),
+        ("cgroupRoot: /a/../b", "is not an absolute path"),
+        ("agent: {metrics: {port: 65536}}", "from 0 to 65535"),
+        ("agent: {metrics: {address: localhost}}", "is not an IP address"),
+        ("agent: {metrics: {tlsKey: /k}}", "agent.metrics: tlsCertificate is missing"),
+        ("agent: {socketGroup: a b}", "is not the name of a group"),
+        ("agent: {limits: {manifestBytes: 1}}", "is not a number of bytes from 1Ki to 1Gi"),
+        ("agent: {devices: {gpu: []}}", "is not a resource of devices"),
+        ("agent: {devices: {a.b/c: [{id: x}, {id: x}]}}", 'device "x" is listed twice'),
+        ("agent: {devices: {a.b/c: [{}]}}", "id is missing"),
+        ("agent: {devices: {a.b/c: [{id: x, numaNodes: [-1]}]}}", "from 0 to 65535"),
+        ("kind: Pod", '"Pod" is not one of KubeletConfiguration'),
+        ("- a", "expected a mapping, found a list"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(text: str, line: str) -> None:
+    assert any(line in problem for problem in _problems(text)), _problems(text)
+
+
+def test_a_socket_path_has_to_fit_its_address() -> None:
+    assert "at most 107 bytes" in _problems(f"agent: {{socketPath: /{'x' * 107}}}")[0]
+    load_config(f"agent: {{socketPath: /{'x' * 106}}}", "x")
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
+    text = """\
+cpuManagerPolcy: static
+topologyManagerPolicyOptions: {prefer-closest-numa-nodes: maybe}
+cgroupDriver: sysd
+featureGates:
+  PodLevelResources: false
+  PodLevelResourceManagers: true
+"""
+    problems = _problems(text)
+    assert [problem.partition(": ")[0] for problem in problems] == [
+        "line 1",
+        "line 2",
+        "line 3",
+        "line 6",
+    ]
+
+
+def test_what_could_not_be_read_is_not_judged_as_well() -> None:
+    # A static policy would be missing here only because its name was not understood.
+    (problem,) = _problems(
+        "cpuManagerPolicy: statc\ncpuManagerPolicyOptions: {full-pcpus-only: 1}\n"
+    )
+    assert "is not one of" in problem
+
+
+def test_a_file_is_named_in_its_errors(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("x: 1\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: line 1: x: unknown key"):
+        load_config_file(file)
+
+
+def test_settings_change_single_values() -> None:
+    config = override(
+        load_config("systemReserved: {memory: 1Gi}\n", "x"),
+        [
+            "cpuManagerPolicy=static",
+            "systemReserved.cpu=500m",
+            "agent.metrics.port=9",
+            "agent.logging.level=debug",
+            "agent.logging.format=console",
+            "evictionHard.memory.available=5%",
+            "featureGates.PodLevelResourceManagers=true",
+            "agent.devices.example.com/gpu=[{id: a}]",
+            "agent.metrics.port=10",
+        ],
+    )
+    assert config.cpu_manager_policy is CpuManagerPolicy.STATIC
+    assert config.system_reserved == amounts("cpu=500m memory=1Gi")
+    assert config.agent.metrics.port == 10
+    assert config.agent.logging.level is LogLevel.DEBUG
+    assert config.agent.logging.format is LogFormat.CONSOLE
+    assert config.eviction_hard["memory.available"] == Threshold(percent="5")
+    assert config.eviction_hard["nodefs.available"] == Threshold(percent="10")
+    assert config.gates.pod_level_resource_managers
+    assert config.agent.devices == {"example.com/gpu": (PluginDevice("a"),)}
+
+
+def test_settings_can_put_right_what_a_file_leaves_open() -> None:
+    text = "cpuManagerPolicy: static\n"
+    assert "needs CPUs for the system" in _problems(text)[0]
+    config = load_config(text, "x", ["reservedSystemCPUs=0"])
+    assert config.reserved_system_cpus == Mask.of(0)
+
+
+def test_an_empty_setting_is_an_empty_text() -> None:
+    config = override(load_config(EVERYTHING, "x"), ["staticPodPath="])
+    assert config.static_pod_path is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("cgroupDriver", '"cgroupDriver" is not a setting'),
+        ("=x", "is not a setting"),
+        ("cgroupDrivr=x", 'did you mean "cgroupDriver"?'),
+        ("agent.metrics.prt=1", 'agent.metrics.prt: unknown key "prt"'),
+        ("cgroupDriver=[", "cgroupDriver: this is not YAML"),
+        ("cgroupDriver=x", '"x" is not one of systemd, cgroupfs'),
+        ("agent=5", "agent: expected a mapping"),
+    ],
+)
+def test_a_wrong_setting_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        override(Config(), [setting])
+    assert message in str(caught.value)
+    assert "line" not in str(caught.value)
+
+
+_KEYS = st.sampled_from([*KEYS, "x", "cpu", "memory", "memory.available", "id", "limits"])
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 9)
+    | st.sampled_from(["static", "Static", "0-3", "1Gi", "5%", "10s", "/a", "..", "", "on", "9e9"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(_KEYS, _VALUES, max_size=5), st.sampled_from(["agent", "x"]))
+def test_any_document_is_a_sound_config_or_a_config_error(
+    document: dict[str, object], key: str
+) -> None:
+
+    with suppress(ConfigError):
+        config = load_config(json.dumps({key: document} if key == "agent" else document), "x")
+        assert not find_problems(config)
+
+
+@given(st.text() | st.binary())
+def test_any_text_is_a_config_or_a_config_error(text: str | bytes) -> None:
+    with suppress(ConfigError):
+        assert not find_problems(load_config(text, "x"))
+
+
+@given(st.data())
+def test_a_damaged_file_is_a_sound_config_or_a_config_error(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(EVERYTHING)))
+    end = data.draw(st.integers(start, min(start + 20, len(EVERYTHING))))
+    inserted = data.draw(st.text(":{}[]-&*'\"\n \t#0123abcMi%", max_size=6))
+    with suppress(ConfigError):
+        config = load_config(EVERYTHING[:start] + inserted + EVERYTHING[end:], "x")
+        assert not find_problems(config)
+
+
+@given(st.lists(st.text("abcAgent.mtrics=:[]{}'\"0 \n", max_size=20), max_size=3))
+def test_any_settings_are_a_sound_config_or_a_config_error(settings: list[str]) -> None:
+    with suppress(ConfigError):
+        assert not find_problems(override(Config(), settings))

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.config.config import Config
+from agent.config.errors import ConfigError
+from agent.config.loader import load_config
+from agent.config.resolve import overcommitted_memory, resolve
+from agent.managers.policy import (
+    CpuManagerPolicy,
+    MemoryManagerPolicy,
+    PluginDevice,
+    Policy,
+    TopologyManagerPolicy,
+    TopologyManagerScope,
+)
+from agent.pods.quantity import Quantity
+from sysfs.mask import EMPTY, Mask
+from tests.agent.config.machines import GIB, MIB, machine
+from tests.conformance.recorded_config import resolved_policy, start_problems
+from tests.shared import needs_shared, shared_dir
+
+if TYPE_CHECKING:
+    from agent.managers.machine import Machine
+
+_HOST = machine({0: 4 * GIB, 1: 4 * GIB}, hugepages={0: {2 * MIB: 8}})
+
+
+def _resolve(text: str, host: Machine = _HOST, offline: Mask = EMPTY) -> Policy:
+    return resolve(load_config(text, "x"), host, offline=offline, source="x")
+
+
+def _problems(text: str, host: Machine = _HOST) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        _resolve(text, host)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_defaults_resolve_to_managers_that_do_nothing() -> None:
+    assert resolve(Config(), _HOST) == Policy()
+
+
+def test_a_list_of_cpus_is_reserved_as_it_stands() -> None:
+    policy = _resolve("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4\n")
+    assert policy.cpu.policy is CpuManagerPolicy.STATIC
+    assert policy.cpu.reserved == Mask.of(0, 4)
+
+
+def test_a_quantity_of_cpus_is_rounded_up_and_chosen_by_the_policy() -> None:
+    text = "cpuManagerPolicy: static\nsystemReserved: {cpu: 2500m}\nkubeReserved: {cpu: 2600m}\n"
+    assert _resolve(text).cpu.reserved == Mask.parse("0-5")
+    spread = f'{text}cpuManagerPolicyOptions: {{distribute-cpus-across-numa: "true"}}\n'
+    assert _resolve(spread).cpu.reserved == Mask.parse("0-2,4-6")
+
+
+def test_a_reserved_cpu_may_be_offline() -> None:
+    text = "cpuManagerPolicy: static\nreservedSystemCPUs: 0,8\n"
+    assert _resolve(text, offline=Mask.of(8)).cpu.reserved == Mask.of(0)
+    assert "no CPU 8; its CPUs are 0-7" in _problems(text)[0]
+
+
+def test_memory_is_reserved_as_listed() -> None:
+    policy = _resolve(
+        "memoryManagerPolicy: Static\nkubeReserved: {memory: 412Mi, hugepages-2Mi: 2Mi}\n"
+        "reservedMemory:\n- {numaNode: 0, limits: {memory: 256Mi, hugepages-2Mi: 2Mi}}\n"
+        "- {numaNode: 1, limits: {memory: 256Mi}}\n"
+    )
+    assert policy.memory.policy is MemoryManagerPolicy.STATIC
+    assert policy.memory.reserved == {
+        0: {"memory": 256 * MIB, "hugepages-2Mi": 2 * MIB},
+        1: {"memory": 256 * MIB},
+    }
+
+
+def test_memory_is_derived_where_it_is_not_listed() -> None:
+    policy = _resolve("memoryManagerPolicy: Static\nsystemReserved: {memory: 1Gi}\n")
+    reserved = policy.memory.reserved
+    assert sum(types["memory"] for types in reserved.values()) == (1024 + 100) * MIB
+    assert set(reserved) == {0, 1}
+
+
+def test_topology_gates_and_devices_are_taken_over() -> None:
+    policy = _resolve(
+        "topologyManagerPolicy: best-effort\ntopologyManagerScope: pod\n"
+        'topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true"}\n'
+        "featureGates: {PodLevelResourceManagers: true}\n"
+        "agent: {devices: {a.b/c: [{id: x, numaNodes: [1]}]}}\n"
+    )
+    assert policy.topology.policy is TopologyManagerPolicy.BEST_EFFORT
+    assert policy.topology.scope is TopologyManagerScope.POD
+    assert policy.topology.prefer_closest_numa_nodes
+    assert policy.pod_level_managers
+    assert policy.devices == {"a.b/c": (PluginDevice("x", Mask.of(1)),)}
+
+
+_STATIC = "memoryManagerPolicy: Static\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cpuManagerPolicy: static\nsystemReserved: {cpu: 9}\n",
+         "systemReserved: systemReserved.cpu and kubeReserved.cpu reserve 9 CPUs, this host has 8"),
+        ("cpuManagerPolicy: static\nreservedSystemCPUs: 7-9\n", "no CPU 8-9; its CPUs are 0-7"),
+        (_STATIC + "evictionHard: {}\n", "needs memory for the system"),
+        (_STATIC + "reservedMemory: [{numaNode: 0, limits: {memory: 99Mi}}]\n",
+         "the nodes together reserve 99Mi of memory, but"),
+        (_STATIC + "reservedMemory: [{numaNode: 7, limits: {memory: 1Mi}},"
+         "{numaNode: 0, limits: {memory: 100Mi}}]\n", "no NUMA node 7; its nodes are 0-1"),
+        (_STATIC + "systemReserved: {hugepages-1Gi: 1Gi}\n", "hugepages-1Gi: no NUMA node"),
+        (_STATIC + "systemReserved: {hugepages-2Mi: 3Mi}\n", "not a whole number of pages"),
+        ("agent: {devices: {a.b/c: [{id: x, numaNodes: [1, 5]}]}}\n",
+         "device x: this host has no NUMA node 5"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_host_is_told_in_one_line(text: str, words: str) -> None:
+    (problem,) = _problems(text)
+    assert words in problem
+
+
+def test_align_by_socket_needs_sockets_that_are_no_smaller_than_nodes() -> None:
+    text = (
+        "cpuManagerPolicy: static\nreservedSystemCPUs: 0\n"
+        "featureGates: {CPUManagerPolicyAlphaOptions: true}\n"
+        'cpuManagerPolicyOptions: {align-by-socket: "true"}\n'
+    )
+    assert _resolve(text).cpu.options.align_by_socket
+    many = machine({0: GIB, 1: GIB}, sockets=4)
+    assert "more sockets (4) than NUMA nodes with CPUs (2)" in _problems(text, many)[0]
+
+
+def test_reserved_memory_that_huge_pages_have_taken_is_told_and_no_mistake() -> None:
+    host = machine({0: GIB, 1: GIB}, hugepages={0: {2 * MIB: 512}})
+    policy = _resolve(_STATIC + "reservedMemory: [{numaNode: 0, limits: {memory: 100Mi}}]\n", host)
+    (line,) = overcommitted_memory(policy, host)
+    assert line == "node 0 has 0 of memory and 100Mi reserved: nothing of it is left for pods"
+    assert not list(overcommitted_memory(replace(policy, memory=Policy().memory), host))
+
+
+#: The kubelet does not start with these, and we do, on purpose.
+_RIGHT_INSTEAD = {
+    # Reserved memory that is not listed is derived.
+    "named/start/mem-no-reserved",
+    # The number of NUMA nodes is not limited.
+    "named/start/nine-nodes",
+}
+#: The kubelet starts with these: with policy none it never looks at scope and options. A name
+#: that does not exist is refused here wherever it stands.
+_REFUSED_INSTEAD = {"named/start/tm-none-unknown-scope", "named/start/tm-none-unknown-option"}
+
+
+def _cases(family: str) -> list[dict[str, Any]]:
+    folder = shared_dir()
+    assert folder is not None
+    with gzip.open(folder / "vectors" / f"{family}.jsonl.gz", "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.mark.shared
+@needs_shared("vectors/admit_named.jsonl.gz")
+@pytest.mark.parametrize("family", ["admit_named", "lifecycle"])
+def test_recorded_configurations_resolve_to_what_the_kubelet_started_with(family: str) -> None:
+    wrong = []
+    for case in _cases(family):
+        refused = "start_error" in case["expected"] and case["name"] not in _RIGHT_INSTEAD
+        problems = start_problems(case)
+        if refused or case["name"] in _REFUSED_INSTEAD:
+            if len(problems) != 1:
+                wrong.append((case["name"], problems))
+        elif problems or not _equals_recorded(case):
+            wrong.append((case["name"], problems))
+    assert not wrong
+
+
+def _equals_recorded(case: dict[str, Any]) -> bool:
+    if "start_error" in case["expected"]:
+        return True
+    policy, config = resolved_policy(case), case["config"]
+    names = (policy.cpu.policy, policy.memory.policy, policy.topology.policy, policy.topology.scope)
+    listed: dict[int, dict[str, int]] = {}
+    for entry in config["memory"].get("reserved") or ():
+        amounts = {name: Quantity.parse(text).value for name, text in entry["limits"].items()}
+        listed.setdefault(entry["numa"], {}).update(amounts)
+    static = config["memory"]["policy"] == "Static"
+    return (
+        names
+        == (
+            config["cpu"]["policy"],
+            config["memory"]["policy"],
+            config["topology"]["policy"],
+            config["topology"]["scope"],
+        )
+        and str(policy.cpu.reserved) == case["expected"]["initial"].get("reserved", "")
+        and policy.memory.reserved == (listed if static else {})
+        and set(policy.devices) == set(config.get("devices") or ())
+    )

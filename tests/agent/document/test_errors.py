@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from agent.document.errors import DocumentError, Problem
+
+
+def test_one_mistake_is_told_in_one_line() -> None:
+    error = DocumentError("pod.yaml", (Problem("spec.x", "is wrong", 3),))
+    assert str(error) == "pod.yaml: line 3: spec.x: is wrong"
+
+
+def test_several_mistakes_are_told_one_per_line() -> None:
+    error = DocumentError("pod.yaml", (Problem("a", "bad"), Problem("", "worse", 1)))
+    assert str(error) == "pod.yaml: 2 mistakes in this document\n  a: bad\n  line 1: worse"

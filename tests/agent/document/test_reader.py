@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.document.nodes import Mapping, Number, Scalar, Sequence, from_plain, place, plain
+from agent.document.reader import MAX_DEPTH, UnreadableError, read_document
+
+
+def test_values_of_yaml_know_their_line() -> None:
+    document = read_document("a: 1\nb:\n  - x\n  - 'on'\n")
+    assert document == Mapping(
+        {"a": Scalar(Number("1"), 1), "b": Sequence((Scalar("x", 3), Scalar("on", 4)), 3)}, 1
+    )
+
+
+def test_json_is_read_as_json() -> None:
+    # Neither a tab between tokens nor a surrogate pair would pass as YAML here.
+    document = read_document('{\n\t"a":\t["\\ud83d\\ude00", 1e3, null, true]}')
+    assert plain(document) == {"a": ["\U0001f600", "1e3", None, True]}
+
+
+def test_bytes_with_a_byte_order_mark_are_read() -> None:
+    assert plain(read_document(b"\xef\xbb\xbfa: b\n")) == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("a: 1\na: 2\n", 2, "given twice, first on line 1"),
+        ('{"a": 1, "a": 2}', None, "given twice"),
+        ("a: &x 1\n", 1, "anchor &x"),
+        ("- *x\n", 1, "alias *x"),
+        ("a:\n  <<: {b: 1}\n", 2, "merge key"),
+        ("a: !!python/object:os.system x\n", 1, "tag"),
+        ("a: !x {}\n", 1, "tag"),
+        ("a: 1\n---\nb: 2\n", 2, "second document"),
+        ("", None, "empty"),
+        ("# only a comment\n", None, "empty"),
+        ("a: [1\n", 2, "not YAML"),
+        ("a: b: c\n", 1, "not YAML"),
+        ("\ta: 1\n", 1, "not YAML"),
+        ('{"a": 1,}', 1, "not JSON"),
+        ('{"a": NaN}', None, "not JSON: NaN"),
+        ('{"a": "\\ud800"}', None, "surrogate"),
+        ('{"\\ud800": 1}', None, "surrogate"),
+        ("on: 1\n", 1, "not a text"),
+        ("1: 1\n", 1, "not a text"),
+        ("? [a]\n: 1\n", 1, "key must be a text"),
+        ("a: \x00\n", None, "not YAML"),
+        (b"a: \xff\n", None, "UTF-8"),
+        ("a: \ud800\n", None, "UTF-8"),
+    ],
+)
+def test_what_is_no_single_clean_document_is_refused_with_its_line(
+    text: str | bytes, line: int | None, words: str
+) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        read_document(text)
+    assert words in caught.value.problem.message
+    assert caught.value.problem.line == line
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000, '{"a":' + "[" * 5000 + "]}"])
+def test_deep_nesting_is_refused_before_it_costs_anything(deep: str) -> None:
+    with pytest.raises(UnreadableError, match="nested"):
+        read_document(deep)
+
+
+def test_nesting_up_to_the_limit_is_fine() -> None:
+    read_document("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
+    with pytest.raises(UnreadableError, match="nested"):
+        read_document("[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2))
+
+
+def test_a_text_above_the_limit_is_refused_by_its_bytes() -> None:
+    assert plain(read_document("é" * 5, max_bytes=10)) == "é" * 5
+    with pytest.raises(UnreadableError, match="11 bytes, more than the limit of 10"):
+        read_document("é" * 5 + "x", max_bytes=10)
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(_JSON.filter(lambda value: isinstance(value, dict)))
+def test_json_reads_back_what_was_written(value: dict[str, object]) -> None:
+    assert plain(read_document(json.dumps(value))) == plain(from_plain(value))  # type: ignore[arg-type]  # generated JSON
+
+
+@given(st.text() | st.binary() | st.text("[]{}:,-&*!|>'\"#%@ \n\tab01", max_size=60))
+def test_any_input_is_a_document_or_unreadable(text: str | bytes) -> None:
+    with suppress(UnreadableError):
+        plain(read_document(text))
+
+
+def test_place_finds_the_line_of_a_value_or_of_what_is_around_it() -> None:
+    document = read_document("a:\n  b:\n    - c: 1\n      d.e: 2\n")
+    assert place(document, "a.b[0].c") == 3
+    assert place(document, 'a.b[0]["d.e"]') == 4
+    assert place(document, "a.b[0].missing.deeper") == 3
+    assert place(document, "a.bc") == 2
+    assert place(document, "elsewhere") == 1

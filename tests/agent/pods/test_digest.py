@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.pods.digest import spec_digest
+from agent.pods.model import Pod, QosClass
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+_BASE = pod(app("a", guaranteed("cpu=1 memory=1Gi")), init("i"), of_pod=guaranteed("cpu=2"))
+
+
+def test_the_digest_is_stable_across_versions() -> None:
+    # Checkpoints hold digests: a change here means that every held pod is taken for another one.
+    assert spec_digest(pod(app("a"))) == (
+        "e4d780c92759a0699c80a0df4d99584c27ff07209537f9b495849f50a6398933"
+    )
+
+
+def test_neither_identity_nor_notation_nor_order_of_names_matters() -> None:
+    other = pod(
+        app("a", guaranteed("memory=1024Mi cpu=1000m")),
+        init("i"),
+        of_pod=guaranteed("cpu=2000m"),
+        uid="another",
+        annotations={"x": "y"},
+    )
+    assert spec_digest(other) == spec_digest(_BASE)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(_BASE, resources=None),
+        replace(_BASE, resources=resources()),
+        replace(_BASE, status_qos=QosClass.BURSTABLE),
+        replace(_BASE, init_containers=()),
+        replace(_BASE, init_containers=(sidecar("i"),)),
+        replace(_BASE, init_containers=(init("j"),)),
+        replace(_BASE, containers=(app("a", guaranteed("cpu=1 memory=2Gi")),)),
+        replace(_BASE, containers=(app("a", resources("cpu=1 memory=1Gi")),)),
+        replace(_BASE, containers=(*_BASE.containers, app("b"))),
+    ],
+)
+def test_whatever_a_decision_depends_on_changes_the_digest(other: Pod) -> None:
+    assert spec_digest(other) != spec_digest(_BASE)
+
+
+def test_the_order_of_containers_matters() -> None:
+    assert spec_digest(pod(app("a"), app("b"))) != spec_digest(pod(app("b"), app("a")))

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.pods.names import extended_resource_fault, label_fault, subdomain_fault, uid_fault
+
+
+@pytest.mark.parametrize("text", ["a", "0", "a-b", "a" * 63])
+def test_dns_labels(text: str) -> None:
+    assert label_fault(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "-a", "a-", "A", "a.b", "a_b", "a" * 64, "a\n", "é"])
+def test_what_is_no_dns_label(text: str) -> None:
+    assert label_fault(text) is not None
+
+
+@pytest.mark.parametrize("text", ["a.b-c.d", "a" * 253])
+def test_dns_subdomains(text: str) -> None:
+    assert subdomain_fault(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "a..b", ".a", "a.", "a.-b", "a" * 254, "A.b"])
+def test_what_is_no_dns_subdomain(text: str) -> None:
+    assert subdomain_fault(text) is not None
+
+
+@pytest.mark.parametrize("text", ["7b0c6f9e-2f0a-4a9c-8d5e-0e8f4b6a1c2d", "a", "A.b", "0" * 128])
+def test_uids(text: str) -> None:
+    assert uid_fault(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "..", "a/b", "-a", "a.", "a_b", "a b", "0" * 129, "a\n"])
+def test_what_is_no_uid(text: str) -> None:
+    assert uid_fault(text) is not None
+
+
+@pytest.mark.parametrize("text", ["example.com/gpu", "a/B_c.d", "x.kubernetes.iox/y"])
+def test_extended_resources(text: str) -> None:
+    assert extended_resource_fault(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["gpu", "/gpu", "a/", "a/b/c", "kubernetes.io/x", "y.kubernetes.io/x", "requests.a.b/x", "A/b"],
+)
+def test_what_is_no_extended_resource(text: str) -> None:
+    assert extended_resource_fault(text) is not None

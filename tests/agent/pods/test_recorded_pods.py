@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.pods.errors import ManifestError
+from agent.pods.manifest import pod_from_document
+from tests.conformance.outcome import Verdict
+from tests.conformance.podinfo import run_case
+from tests.shared import needs_shared, shared_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _cases(family: str) -> Iterator[dict[str, Any]]:
+    folder = shared_dir()
+    assert folder is not None
+    with gzip.open(folder / "vectors" / f"{family}.jsonl.gz", "rt") as lines:
+        yield from map(json.loads, lines)
+
+
+@pytest.mark.shared
+@needs_shared("vectors/podinfo.jsonl.gz")
+def test_every_recorded_pod_amounts_to_what_the_kubelet_says() -> None:
+    wrong = {
+        case["name"]: outcome.differences
+        for case in _cases("podinfo")
+        if (outcome := run_case(case)).verdict is not Verdict.EQUAL
+    }
+    assert not wrong
+
+
+def _has_negative_amount(pod: dict[str, Any]) -> bool:
+    # The API server refuses these too; the recording has some that carry no flag.
+    return '"-1"' in json.dumps(pod)
+
+
+@pytest.mark.shared
+@needs_shared("vectors/admit.jsonl.gz")
+@pytest.mark.parametrize(
+    ("family", "stride"), [("admit", 12), ("admit_named", 4), ("lifecycle", 12)]
+)
+def test_exactly_the_pods_that_the_api_server_refuses_are_refused(family: str, stride: int) -> None:
+    # Every pod that is to be refused, and every so many of the others: there are 36,000.
+    differences = []
+    for number, case in enumerate(_cases(family)):
+        flagged = set(case.get("api_invalid_pods", ()))
+        for pod in (step["pod"] for step in case["steps"] if "pod" in step):
+            invalid = pod["metadata"]["uid"] in flagged or _has_negative_amount(pod)
+            if not invalid and number % stride:
+                continue
+            refused = {_is_refused(pod, defaults=True), _is_refused(pod, defaults=False)}
+            if refused != {invalid}:
+                differences.append((case["name"], pod["metadata"]["uid"], refused))
+    assert not differences
+
+
+def _is_refused(pod: dict[str, Any], *, defaults: bool) -> bool:
+    try:
+        pod_from_document(pod, "recorded", defaults=defaults)
+    except ManifestError:
+        return True
+    return False
+
+
+def test_a_recorded_pod_needs_no_recording_to_be_read() -> None:
+    # The same comparison on one pod of our own: it must be able to fail.
+    case: dict[str, Any] = {
+        "name": "own",
+        "gates": {"PodLevelResourceManagers": True},
+        "apply_defaults": True,
+        "pod": {
+            "metadata": {"name": "p", "uid": "u"},
+            "spec": {
+                "resources": {"limits": {"cpu": "4", "memory": "2Gi"}},
+                "containers": [
+                    {"name": "a", "resources": {"limits": {"cpu": "2", "memory": "1Gi"}}},
+                    {"name": "b"},
+                ],
+            },
+        },
+        "expected": {
+            "qos": "Burstable",
+            "container_guaranteed": {"a": True, "b": False},
+            "exclusive_cpus": {"a": 0, "b": 0},
+            "memory": {"a": {"memory": 2**30}, "b": {}},
+            "pod_cpus": 0,
+            "pod_memory": {"memory": 2**30},
+            "pod_level_set": True,
+            "pod_requests": {"cpu": "2", "memory": "1Gi"},
+            "pod_limits": {"cpu": "4", "memory": "2Gi"},
+            "defaulted": {
+                "containers": {
+                    "a": {
+                        "limits": {"cpu": "2", "memory": "1Gi"},
+                        "requests": {"cpu": "2", "memory": "1Gi"},
+                    },
+                    "b": {},
+                },
+                "resources": {
+                    "limits": {"cpu": "4", "memory": "2Gi"},
+                    "requests": {"cpu": "2", "memory": "1Gi"},
+                },
+            },
+        },
+    }
+    assert run_case(case).verdict is Verdict.EQUAL
+    case["expected"]["qos"] = "Guaranteed"
+    assert run_case(case).verdict is Verdict.WRONG

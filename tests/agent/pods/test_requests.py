@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.pods.errors import QuantityError
+from agent.pods.model import Container, ContainerKind, QosClass
+from agent.pods.quantity import Quantity
+from agent.pods.requests import (
+    aggregate,
+    exclusive_cpus,
+    has_pod_level_resources,
+    memory_requests,
+    pod_exclusive_cpus,
+    pod_limits,
+    pod_memory_requests,
+    pod_requests,
+)
+from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources, sidecar
+
+_G = QosClass.GUARANTEED
+
+
+@pytest.mark.parametrize(
+    ("cpu", "cpus"), [("3", 3), ("3000m", 3), ("3500m", 0), ("500m", 0), ("0", 0), ("1e1", 10)]
+)
+def test_only_a_whole_number_of_cpus_is_exclusive(cpu: str, cpus: int) -> None:
+    container = app("a", guaranteed(f"cpu={cpu} memory=1Gi"))
+    assert exclusive_cpus(pod(container), container, _G, pod_level_managers=False) == cpus
+
+
+def test_only_guaranteed_pods_have_exclusive_cpus() -> None:
+    container = app("a", guaranteed("cpu=3 memory=1Gi"))
+    for qos in (QosClass.BURSTABLE, QosClass.BEST_EFFORT):
+        assert exclusive_cpus(pod(container), container, qos, pod_level_managers=False) == 0
+
+
+def test_a_container_of_a_pod_with_a_budget_has_to_be_guaranteed_itself() -> None:
+    loose = app("a", resources("cpu=2 memory=1Gi", "cpu=4 memory=1Gi"))
+    mixed = pod(loose, of_pod=guaranteed("cpu=6 memory=4Gi"))
+    assert exclusive_cpus(mixed, loose, _G, pod_level_managers=True) == 0
+    assert exclusive_cpus(mixed, loose, _G, pod_level_managers=False) == 2
+    assert memory_requests(mixed, loose, pod_level_managers=True) == {}
+    assert memory_requests(mixed, loose, pod_level_managers=False) == {"memory": 2**30}
+
+
+def test_the_budget_is_the_total_of_a_pod_that_has_one() -> None:
+    mixed = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=6 memory=4Gi"))
+    assert pod_exclusive_cpus(mixed, _G, pod_level_managers=True) == 6
+    assert pod_exclusive_cpus(mixed, _G, pod_level_managers=False) == 2
+    assert pod_memory_requests(mixed, pod_level_managers=True) == {"memory": 4 * 2**30}
+    assert pod_memory_requests(mixed, pod_level_managers=False) == {"memory": 2**30}
+
+
+def test_a_fractional_budget_or_one_that_is_not_guaranteed_is_no_cpus() -> None:
+    fractional = pod(app("a"), of_pod=guaranteed("cpu=2500m memory=1Gi"))
+    assert pod_exclusive_cpus(fractional, _G, pod_level_managers=True) == 0
+    burstable = pod(app("a"), of_pod=resources("cpu=2"))
+    assert pod_exclusive_cpus(burstable, QosClass.BURSTABLE, pod_level_managers=True) == 0
+
+
+def test_pod_level_resources_that_state_nothing_supported_are_none() -> None:
+    assert not has_pod_level_resources(pod(app("a")))
+    assert not has_pod_level_resources(pod(app("a"), of_pod=resources()))
+    assert not has_pod_level_resources(pod(app("a"), of_pod=resources("example.com/gpu=1")))
+    assert has_pod_level_resources(pod(app("a"), of_pod=resources("", "hugepages-2Mi=2Mi")))
+
+
+def test_huge_pages_of_init_containers_alone_do_not_count_for_the_pod() -> None:
+    asked = pod(
+        init("i", guaranteed("cpu=1 memory=1Gi hugepages-2Mi=4Mi")),
+        app("a", guaranteed("cpu=1 memory=1Mi")),
+    )
+    assert pod_memory_requests(asked, pod_level_managers=False) == {"memory": 2**30}
+
+
+@pytest.mark.parametrize("amount", ["1500m", "10E"])
+def test_memory_that_is_no_number_of_bytes_is_refused(amount: str) -> None:
+    container = app("a", guaranteed(f"cpu=1 memory={amount}"))
+    with pytest.raises(QuantityError, match="whole bytes"):
+        memory_requests(pod(container), container, pod_level_managers=False)
+
+
+def test_pod_totals_take_the_budget_where_it_is_stated() -> None:
+    mixed = pod(
+        app("a", resources("cpu=1 memory=1Gi", "cpu=2")),
+        sidecar("s", resources("cpu=1")),
+        of_pod=resources("cpu=4", "memory=8Gi"),
+    )
+    assert pod_requests(mixed, pod_level_resources=True) == amounts("cpu=4 memory=1Gi")
+    assert pod_requests(mixed, pod_level_resources=False) == amounts("cpu=2 memory=1Gi")
+    assert pod_limits(mixed, pod_level_resources=True) == amounts("cpu=2 memory=8Gi")
+
+
+_CONTAINERS = st.lists(
+    st.tuples(st.sampled_from(list(ContainerKind)), st.integers(0, 9)), min_size=1, max_size=8
+)
+
+
+def _slow_peak(containers: list[tuple[ContainerKind, int]]) -> int:
+    """Return the most CPUs at any moment of the pod's life, moment by moment."""
+    peak = running = 0
+    for kind, cpus in containers:
+        if kind is ContainerKind.SIDECAR:
+            running += cpus
+            peak = max(peak, running)
+        elif kind is ContainerKind.INIT:
+            peak = max(peak, running + cpus)
+    apps = sum(cpus for kind, cpus in containers if kind is ContainerKind.APP)
+    return max(peak, running + apps)
+
+
+@given(_CONTAINERS)
+def test_totals_are_the_peak_over_the_life_of_the_pod(
+    containers: list[tuple[ContainerKind, int]],
+) -> None:
+    built = pod(
+        *(
+            Container(f"c{i}", kind, guaranteed(f"cpu={cpus} memory={cpus}Mi"))
+            for i, (kind, cpus) in enumerate(containers)
+        )
+    )
+    peak = _slow_peak(containers)
+    assert pod_exclusive_cpus(built, _G, pod_level_managers=False) == peak
+    assert aggregate(built, lambda c: c.resources.requests)["cpu"] == Quantity.of(peak)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.pods.defaults import apply_defaults
+from agent.pods.model import ContainerKind
+from agent.pods.quantity import Quantity
+from agent.pods.requests import pod_limits, pod_requests
+from agent.pods.validation import find_problems, resource_name_fault
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+
+def test_a_sound_pod_has_no_problems() -> None:
+    sound = pod(
+        init("i", guaranteed("cpu=2 memory=1Gi")),
+        sidecar("s", guaranteed("cpu=1 memory=1Gi")),
+        app("a", resources("cpu=1 ephemeral-storage=1Gi", "cpu=2 example.com/gpu=1")),
+        of_pod=guaranteed("cpu=4 memory=4Gi hugepages-2Mi=4Mi"),
+    )
+    assert find_problems(apply_defaults(sound)) == []
+
+
+def test_an_init_container_after_a_sidecar_needs_room_beside_it() -> None:
+    asked = pod(
+        sidecar("s", resources("cpu=2")),
+        init("i", resources("cpu=2")),
+        app("a"),
+        of_pod=resources("cpu=3"),
+    )
+    (problem,) = find_problems(asked)
+    assert problem.path == "spec.resources.requests.cpu"
+    assert "request 4" in problem.message
+    # In the other order the init container ends before the sidecar starts.
+    swapped = replace(asked, init_containers=asked.init_containers[::-1])
+    assert find_problems(swapped) == []
+
+
+def test_a_budget_equal_to_the_sum_is_enough() -> None:
+    asked = pod(app("a", resources("cpu=2")), app("b", resources("cpu=1")),
+                of_pod=resources("cpu=3"))  # fmt: skip
+    assert find_problems(asked) == []
+
+
+def test_resources_that_the_budget_does_not_name_are_free() -> None:
+    asked = pod(app("a", resources("memory=9Gi", "memory=9Gi")), of_pod=guaranteed("cpu=1"))
+    assert find_problems(asked) == []
+
+
+def test_hugepages_names_are_canonical() -> None:
+    assert resource_name_fault("hugepages-2Mi") is None
+    assert resource_name_fault("hugepages-1Gi") is None
+    fault = resource_name_fault("hugepages-1024Mi")
+    assert fault is not None
+    assert "hugepages-1Gi" in fault
+
+
+_AMOUNT = st.integers(0, 4)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(ContainerKind)), _AMOUNT, _AMOUNT), max_size=5),
+    _AMOUNT,
+    _AMOUNT,
+)
+def test_whatever_passes_fits_its_budget(
+    containers: list[tuple[ContainerKind, int, int]], request: int, limit: int
+) -> None:
+    built = pod(
+        app("main"),
+        *(
+            replace(app(f"c{i}", resources(f"cpu={low}", f"cpu={high}")), kind=kind)
+            for i, (kind, low, high) in enumerate(containers)
+        ),
+        of_pod=resources(f"cpu={request}", f"cpu={limit}"),
+    )
+    fits = (
+        request <= limit
+        and all(low <= high <= limit for _, low, high in containers)
+        and pod_requests(built, pod_level_resources=False).get("cpu", Quantity(0))
+        <= Quantity.of(request)
+    )
+    assert (find_problems(built) == []) == fits
+    if fits:
+        assert pod_limits(built, pod_level_resources=True)["cpu"] == Quantity.of(limit)
