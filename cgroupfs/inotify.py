@@ -134,8 +134,9 @@ class Inotify:
             return None  # queued before `remove`
         if change & Change.IGNORED:
             del self._paths[watch]
-            if self._watches.get(path) == watch:
-                del self._watches[path]
+            if self._watches.get(path) != watch:
+                return None  # the path was watched again meanwhile
+            del self._watches[path]
         return Event(path, change, name)
 
 

@@ -79,7 +79,8 @@ class CgroupWatch:
     def add(self, cgroup: str) -> bool:
         """Watch a cgroup and its settings; False when it is gone. Adding it twice is harmless.
 
-        Files that are missing because of a controller are left out.
+        Files that are missing because of a controller are left out. The kernel may tell late or
+        never that the cgroup itself went away: watch its parent to learn that at once.
         """
         directory = self._root / check_path(cgroup)
         try:

@@ -71,7 +71,11 @@ class Systemd(Protocol):
         ...
 
     def stop(self, unit: str) -> None:
-        """Stop a unit and wait until it is gone; raises `NoSuchUnitError` if it is not loaded."""
+        """Stop a unit and wait until it is gone.
+
+        Raises `NoSuchUnitError` for one that is not loaded, except a slice: any slice can be
+        loaded by its name, so stopping one that never was is a success.
+        """
         ...
 
     def active_state(self, unit: str) -> ActiveState:

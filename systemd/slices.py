@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from systemd.errors import NoSuchUnitError, UnitExistsError
+from systemd.errors import UnitExistsError
 from systemd.escape import check_unit
 from systemd.properties import description
 
@@ -51,10 +51,12 @@ def update(systemd: Systemd, name: str, properties: Sequence[Property]) -> bool:
 
 
 def stop(systemd: Systemd, name: str) -> bool:
-    """Stop the slice with all that runs in it; return whether there was anything to stop."""
+    """Stop the slice with all that runs in it; return whether there was anything to stop.
+
+    The state is asked for first: systemd stops a slice that never was with success.
+    """
     check_unit(name, "slice")
-    try:
-        systemd.stop(name)
-    except NoSuchUnitError:
+    if not systemd.active_state(name).running:
         return False
+    systemd.stop(name)
     return True

@@ -62,6 +62,21 @@ def test_the_end_of_the_watched_path_ends_the_watch(watch: Inotify, tmp_path: Pa
     assert [event.path for event in watch.read()] == [inner]
 
 
+def test_a_path_watched_again_before_its_old_end_was_read_stays_watched(
+    watch: Inotify, tmp_path: Path
+) -> None:
+    inner = tmp_path / "inner"
+    for _ in range(2):
+        inner.mkdir()
+        watch.add(inner, DIRECTORY_OF_FILES)
+        inner.rmdir()
+    inner.mkdir()
+    watch.add(inner, DIRECTORY_OF_FILES)
+    assert all(not event.change & Change.IGNORED for event in watch.read())
+    (inner / "a").write_text("")
+    assert [event.name for event in watch.read()] == ["a"]
+
+
 def test_a_removed_watch_is_silent(watch: Inotify, tmp_path: Path) -> None:
     watch.add(tmp_path, DIRECTORY_OF_FILES)
     (tmp_path / "a").write_text("")

@@ -96,6 +96,7 @@ def test_a_stopped_slice_is_gone_with_all_in_it(
     assert not kernel.exists(PATH)
     assert systemd.active_state("app.scope") is ActiveState.INACTIVE
     assert slices.stop(systemd, POD) is False
+    assert systemd.calls.count(("stop", POD)) == 1
 
 
 @pytest.mark.parametrize("act", [slices.ensure, slices.update])
