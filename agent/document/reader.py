@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64
+#: A pod with a hundred containers has some two thousand values; each costs time to read.
+MAX_VALUES: Final = 20_000
 _TOO_DEEP: Final = f"values are nested more than {MAX_DEPTH} deep"
+_TOO_MANY: Final = f"the document has more than {MAX_VALUES} values"
 
 _Json: TypeAlias = "bool | str | Number | list[_Json] | _Pairs | None"
 
@@ -53,7 +56,7 @@ def read_document(text: str | bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> N
 
     Raises `UnreadableError` on: more than `max_bytes` bytes, text that is not UTF-8, broken
     syntax, no or several documents, tags, anchors, aliases, merge keys, keys that are no texts,
-    duplicate keys, values nested more than 64 deep.
+    duplicate keys, values nested more than 64 deep, more than 20,000 values.
     """
     content = _utf8(text, max_bytes)
     if content.lstrip(" \t\r\n").startswith("{"):
@@ -74,13 +77,22 @@ def _utf8(text: str | bytes, max_bytes: int) -> str:
 
 def _read_yaml(content: str) -> Node:
     try:
-        return _only_document(yaml.parse(content, Loader=yaml.CSafeLoader))
+        return _only_document(_bounded(yaml.parse(content, Loader=yaml.CSafeLoader)))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else None
         raise UnreadableError(f"this is not YAML: {error.problem}", line) from error
     except yaml.YAMLError as error:
         raise UnreadableError(f"this is not YAML: {error}") from error
+
+
+def _bounded(events: Iterator[Event]) -> Iterator[Event]:
+    values = 0
+    for event in events:
+        values += isinstance(event, NodeEvent)
+        if values > MAX_VALUES:
+            raise UnreadableError(_TOO_MANY, _line(event))
+        yield event
 
 
 def _only_document(events: Iterator[Event]) -> Node:
@@ -178,7 +190,24 @@ def _read_json(content: str) -> Node:
         raise UnreadableError(f"this is not JSON: {error.msg}", error.lineno) from error
     except RecursionError as error:
         raise UnreadableError(_TOO_DEEP) from error
+    # There is no more than one value, one for each comma and one for each bracket.
+    if 1 + content.count(",") + content.count("[") + content.count("{") > MAX_VALUES:
+        _refuse_many(cast("_Json", value))
     return _json_node(cast("_Json", value), 0)
+
+
+def _refuse_many(value: _Json) -> None:
+    """Raise when a value holds too many; nesting is no concern of this walk."""
+    stack, seen = [value], 0
+    while stack:
+        inner = stack.pop()
+        seen += 1
+        if isinstance(inner, _Pairs):
+            stack.extend(item for _, item in inner)
+        elif isinstance(inner, list):
+            stack.extend(cast("list[_Json]", inner))
+        if seen + len(stack) > MAX_VALUES:
+            raise UnreadableError(_TOO_MANY)
 
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")

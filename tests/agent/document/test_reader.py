@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.document.nodes import Mapping, Number, Scalar, Sequence, from_plain, place, plain
-from agent.document.reader import MAX_DEPTH, UnreadableError, read_document
+from agent.document.reader import MAX_DEPTH, MAX_VALUES, UnreadableError, read_document
 
 
 def test_values_of_yaml_know_their_line() -> None:
@@ -75,6 +75,23 @@ def test_nesting_up_to_the_limit_is_fine() -> None:
     read_document("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
     with pytest.raises(UnreadableError, match="nested"):
         read_document("[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2))
+
+
+@pytest.mark.parametrize("one", ["- a: b\n", "- {a: [b]}\n"])
+def test_too_many_values_are_refused_before_they_cost_anything(one: str) -> None:
+    with pytest.raises(UnreadableError, match="more than 20000 values"):
+        read_document(one * 80_000)
+
+
+def test_too_many_values_of_json_are_refused() -> None:
+    fits = {"a": [1] * (MAX_VALUES - 2)}
+    assert isinstance(read_document(json.dumps(fits)), Mapping)
+    half = MAX_VALUES // 2
+    many: tuple[object, ...] = ([1] * (2 * half - 1), [[]] * (2 * half - 1), [{"b": 1}] * half)
+    for much in many:
+        with pytest.raises(UnreadableError, match="more than 20000 values"):
+            read_document(json.dumps({"a": much}))
+    assert plain(read_document(json.dumps({"a": "," * (2 * MAX_VALUES)})))
 
 
 def test_a_text_above_the_limit_is_refused_by_its_bytes() -> None:
