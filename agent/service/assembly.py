@@ -87,12 +87,12 @@ class Assembly:
             self._tree = self._open_tree()
             self._layout = make_layout(config.cgroup_driver, config.cgroup_root)
             self._situation = situate(config, self._read_host())
-            doors = self._open_doors(opened)
+            self.doors = self._open_doors(opened)
             self.keeper = self._restore(clock, opened)
             self.service = Service(
                 self.keeper,
                 self._api(),
-                doors,
+                self.doors,
                 self._surroundings(opened),
                 manager,
                 clock,

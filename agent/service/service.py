@@ -56,6 +56,11 @@ class Doors:
     metrics: socket.socket | None = None
     tls: ssl.SSLContext | None = None
 
+    @property
+    def metrics_port(self) -> int:
+        """The port of the metrics listener, also when any free one was asked for; 0 without."""
+        return 0 if self.metrics is None else int(self.metrics.getsockname()[1])
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.checkpoint.errors import CheckpointIOError
+from agent.enforcement.bindings import Binding
+from agent.managers.machine import Machine
+from agent.managers.policy import (
+    CpuManagerPolicy,
+    CpuPolicy,
+    MemoryManagerPolicy,
+    MemoryPolicy,
+    Policy,
+)
+from agent.managers.rules import Rules
+from agent.metrics import names
+from agent.pods.manifest import load_pod
+from agent.service.errors import CheckpointFailedError, PodNotFoundError
+from agent.service.keeper import Keeper
+from agent.service.ports import Outcome
+from agent.service.state import AgentState, Holdings, Situation
+from agent.wire import BindRequest
+from sysfs.mask import Mask
+from tests.agent.service.support import OTHER_UID, UID, FakeClock, in_loop, manifest, two_packages
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from agent.checkpoint.state import State
+    from agent.enforcement.desired import Target
+    from agent.ledger import PodGrant
+    from agent.pods.model import Pod
+    from agent.wire import KernelDocument
+
+
+@dataclass
+class Recorder:
+    """A checkpoint and a kernel that note in which order they are asked, and fail when told to."""
+
+    log: list[str] = field(default_factory=list)
+    saved: list[State] = field(default_factory=list)
+    save_error: CheckpointIOError | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    targets: list[Target] = field(default_factory=list)
+
+    def save(self, state: State) -> int:
+        self.log.append("save")
+        if self.save_error is not None:
+            raise self.save_error
+        self.saved.append(state)
+        return 1
+
+    def admitted(self, target: Target, uid: str) -> Outcome:
+        self.log.append(f"enforce {uid[:1]}")
+        self.targets.append(target)
+        return self.outcome
+
+    def removed(self, target: Target, grant: PodGrant) -> Outcome:
+        self.log.append(f"release {grant.uid[:1]}")
+        self.targets.append(target)
+        return self.outcome
+
+    def reconcile(self, target: Target) -> Outcome:
+        self.log.append("reconcile")
+        self.targets.append(target)
+        return self.outcome
+
+    def observe(
+        self, target: Target, grant: PodGrant
+    ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
+        del target, grant
+        return {}
+
+    def locate(
+        self, target: Target, grant: PodGrant, container: str, request: BindRequest
+    ) -> Binding:
+        del target
+        return Binding(grant.uid, container, str(request.cgroup))
+
+
+def disk_full(*, replaced: bool = False) -> CheckpointIOError:
+    from pathlib import Path  # noqa: PLC0415
+
+    full = OSError(28, "No space left on device")
+    return CheckpointIOError("writing", Path("/state/checkpoint.json"), full, replaced=replaced)
+
+
+def rules(*, static_memory: bool = False) -> Rules:
+    cpu = CpuPolicy(CpuManagerPolicy.STATIC, reserved=Mask.of(0))
+    memory = MemoryPolicy(
+        MemoryManagerPolicy.STATIC if static_memory else MemoryManagerPolicy.NONE,
+        MappingProxyType({0: MappingProxyType({"memory": 1 << 30})}),
+    )
+    return Rules(Machine.of(two_packages()), Policy(cpu=cpu, memory=memory))
+
+
+@asynccontextmanager
+async def keeping(recorder: Recorder, in_force: Rules | None = None) -> AsyncIterator[Keeper]:
+    """Run a keeper's queue until the block ends."""
+    in_force = in_force or rules()
+    situation = Situation(two_packages(), in_force)
+    state = AgentState(situation, Holdings(in_force.empty_ledger()))
+    keeper = Keeper(state, recorder, recorder, FakeClock())
+    serving = asyncio.create_task(keeper.queue.serve())
+    try:
+        yield keeper
+    finally:
+        keeper.queue.stop()
+        await serving
+        keeper.worker.close()
+
+
+def pod(name: str = "web", uid: str = UID, cpu: str = "2") -> Pod:
+    return load_pod(manifest(name, uid, cpu=cpu), "test")
+
+
+@in_loop
+async def test_the_checkpoint_is_saved_before_the_kernel_is_touched() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        answer = await keeper.admit(pod())
+        assert recorder.log == ["save", "enforce 1"]
+        assert answer.admitted
+        assert list(recorder.saved[0].ledger.grants) == [UID]
+        assert recorder.targets[0].ledger is recorder.saved[0].ledger
+        await keeper.remove(UID)
+    assert recorder.log[2:] == ["save", "release 1"]
+    assert not recorder.saved[1].ledger.grants
+
+
+@in_loop
+async def test_what_cannot_be_saved_is_not_done() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        await keeper.admit(pod())
+        held = keeper.state.held
+        recorder.save_error = disk_full()
+        with pytest.raises(CheckpointFailedError, match="nothing was changed"):
+            await keeper.admit(pod("db", OTHER_UID))
+        with pytest.raises(CheckpointFailedError):
+            await keeper.remove(UID)
+        with pytest.raises(CheckpointFailedError):
+            await keeper.bind(UID, "c0", BindRequest(cgroup="x"))
+        assert keeper.state.held is held
+        counters = keeper.metrics.counters
+        assert counters.value(names.CHECKPOINT_FAILURES) == 3
+        assert counters.value(names.ADMISSIONS, "failed") == 1
+    assert recorder.log == ["save", "enforce 1", "save", "save", "save"]
+
+
+@in_loop
+async def test_a_save_that_is_in_place_but_maybe_not_durable_stands_and_is_repeated() -> None:
+    recorder = Recorder(save_error=disk_full(replaced=True))
+    async with keeping(recorder) as keeper:
+        answer = await keeper.admit(pod())
+        assert answer.admitted
+        assert any("may be lost" in problem for problem in keeper.state.problems())
+        await keeper.reconcile()
+        assert len(keeper.state.problems()) == 1
+        recorder.save_error = None
+        await keeper.reconcile()
+        assert keeper.state.problems() == ()
+    assert list(recorder.saved[-1].ledger.grants) == [UID]
+
+
+@in_loop
+async def test_a_pod_that_the_kernel_refuses_stays_admitted_and_is_said_not_to_be_enforced() -> (
+    None
+):
+    refused = Outcome(unenforced={UID: ("cpuset.cpus: Permission denied",)})
+    recorder = Recorder(outcome=refused)
+    async with keeping(recorder) as keeper:
+        with keeper.events.watch() as watcher:
+            answer = await keeper.admit(pod())
+            keeper.events.close()
+            told = [event.type async for event in watcher]
+        assert answer.pod is not None
+        assert not answer.pod.enforcement.enforced
+        assert answer.pod.enforcement.problems == ("cpuset.cpus: Permission denied",)
+        assert UID in keeper.state.ledger.grants
+        assert keeper.state.reading().unenforced_pods == 1
+        assert "is not enforced: cpuset.cpus" in keeper.state.problems()[0]
+        assert told == ["PodNotEnforced", "PodAdmitted"]
+        recorder.outcome = Outcome()
+        await keeper.reconcile()
+        assert keeper.state.problems() == ()
+
+
+@in_loop
+async def test_asking_again_for_a_pod_that_is_not_enforced_tries_again() -> None:
+    recorder = Recorder(outcome=Outcome(unenforced={UID: ("no",)}))
+    async with keeping(recorder) as keeper:
+        await keeper.admit(pod())
+        recorder.outcome = Outcome()
+        again = await keeper.admit(pod())
+        assert again.already_admitted
+        assert again.pod is not None
+        assert again.pod.enforcement.enforced
+    assert recorder.log == ["save", "enforce 1", "enforce 1"]
+
+
+@in_loop
+async def test_what_is_not_enforced_is_told_once_for_each_reason() -> None:
+    recorder = Recorder(outcome=Outcome(unenforced={UID: ("one",)}))
+    async with keeping(recorder) as keeper:
+        await keeper.admit(pod())
+        await keeper.reconcile()
+        assert keeper.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 1
+        recorder.outcome = Outcome(unenforced={UID: ("two",)})
+        await keeper.reconcile()
+        assert keeper.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 2
+
+
+@in_loop
+async def test_admissions_at_the_same_time_never_share_a_cpu() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        pods = [pod(f"p{number}", f"u-{number}") for number in range(7)]
+        answers = await asyncio.gather(*(keeper.admit(each) for each in pods))
+        held = [Mask.parse(answer.pod.exclusive_cpus) for answer in answers if answer.pod]
+    assert len(held) == 7
+    assert sum(len(mask) for mask in held) == 14
+    assert len(Mask.from_ids(cpu for mask in held for cpu in mask)) == 14
+
+
+@in_loop
+async def test_a_refused_pod_is_neither_saved_nor_enforced_but_counted() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        answer = await keeper.admit(pod(cpu="64"))
+        assert answer.refusal is not None
+        counters = keeper.metrics.counters
+        assert counters.value(names.ADMISSIONS, "refused") == 1
+        assert counters.value(names.REFUSALS, answer.refusal.reason) == 1
+        assert counters.value(names.TOPOLOGY_ADMISSION_REQUESTS) == 1
+        assert keeper.metrics.admission_duration.count == 1
+        assert keeper.metrics.decision_duration.count == 1
+    assert recorder.log == []
+
+
+@in_loop
+async def test_only_the_latest_refusals_are_remembered() -> None:
+    async with keeping(Recorder()) as keeper:
+        for number in range(70):
+            await keeper.admit(pod(f"p{number}", f"u-{number}", cpu="64"))
+        assert len(keeper.state.records.refused) == 64
+        assert "u-69" in keeper.state.records.refused
+        assert "u-0" not in keeper.state.records.refused
+
+
+@in_loop
+async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        await keeper.reconcile()
+        agreed = keeper.state.last_agreement
+        recorder.outcome = Outcome(found={"unknown": 3}, repaired={"unknown": 3})
+        await keeper.reconcile()
+        recorder.outcome = Outcome(problems=("the tree is gone",))
+        document = await keeper.reconcile()
+        counters = keeper.metrics.counters
+        assert document.problems == ("the tree is gone",)
+        assert counters.value(names.DRIFT_FOUND, "unknown") == 3
+        assert counters.value(names.DRIFT_REPAIRED, "unknown") == 3
+        results = [counters.value(names.RECONCILES, r) for r in ("clean", "repaired", "failed")]
+        assert results == [1, 1, 1]
+        assert keeper.state.last_agreement == agreed
+        assert keeper.metrics.reconcile_duration.count == 3
+
+
+@in_loop
+async def test_a_pod_of_a_file_keeps_its_file_in_the_checkpoint() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        await keeper.admit(pod(), "/manifests/web.yaml")
+        assert recorder.saved[-1].manifests == {UID: "/manifests/web.yaml"}
+        await keeper.admit(pod(), "/manifests/moved.yaml")
+        assert recorder.saved[-1].manifests == {UID: "/manifests/moved.yaml"}
+        await keeper.release(UID)
+        assert recorder.saved[-1].manifests == {}
+
+
+@in_loop
+async def test_the_memory_of_init_containers_is_freed_once_an_app_runs() -> None:
+    text = manifest(memory="2Gi").replace(
+        b"spec:\n",
+        b"spec:\n  initContainers:\n  - name: prepare\n    image: i\n    resources:\n"
+        b"      requests: {cpu: '2', memory: 4Gi}\n      limits: {cpu: '2', memory: 4Gi}\n",
+    )
+    recorder = Recorder()
+    async with keeping(recorder, rules(static_memory=True)) as keeper:
+        await keeper.admit(load_pod(text, "test"))
+        held = sum(node.reserved["memory"] for node in keeper.state.ledger.memory.values())
+        recorder.outcome = Outcome(running=((UID, "c0"),))
+        await keeper.reconcile()
+        left = sum(node.reserved["memory"] for node in keeper.state.ledger.memory.values())
+        assert left < held
+        assert left == 2 << 30
+        assert recorder.saved[-1].ledger is keeper.state.ledger
+        saves = recorder.log.count("save")
+        await keeper.reconcile()
+        assert recorder.log.count("save") == saves
+
+
+@in_loop
+async def test_what_is_not_there_is_not_found() -> None:
+    async with keeping(Recorder()) as keeper:
+        with pytest.raises(PodNotFoundError):
+            await keeper.remove("nobody")
+        with pytest.raises(PodNotFoundError):
+            await keeper.pod("nobody")
+
+
+@in_loop
+async def test_an_unexpected_failure_of_the_kernel_does_not_lose_the_grant() -> None:
+    class Broken(Recorder):
+        def admitted(self, target: Target, uid: str) -> Outcome:
+            raise RuntimeError(f"a defect at {uid} with {len(target.ledger.grants)} pods")
+
+    recorder = Broken()
+    async with keeping(recorder) as keeper:
+        with pytest.raises(RuntimeError):
+            await keeper.admit(pod())
+        assert UID in keeper.state.ledger.grants
+        assert list(recorder.saved[-1].ledger.grants) == [UID]
+        assert [each.uid for each in keeper.pods()] == [UID]

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.checkpoint.store import CHECKPOINT_NAME
+from agent.service import service as service_module
+from sysfs.mask import Mask
+from sysfs.shapes import with_offline
+from tests.agent.service.support import (
+    OTHER_UID,
+    UID,
+    RecordingManager,
+    in_loop,
+    make_world,
+    manifest,
+    next_event,
+    running,
+    two_packages,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.agent.service.support import World
+
+POD = f"kubepods/pod{UID}"
+
+
+@in_loop
+async def test_it_is_ready_only_after_the_first_comparison(world: World) -> None:
+    async with running(world) as agent:
+        assert agent.keeper.state.last_reconcile is not None
+        assert agent.manager.told[-1].startswith("ready: 0 pods")
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.ready
+        assert status.shared_pool == "0-15"
+
+
+@in_loop
+async def test_an_admitted_pod_is_pinned_before_the_answer(world: World) -> None:
+    async with running(world) as agent:
+        answer = await asyncio.to_thread(agent.client.admit, manifest())
+        assert answer.pod is not None
+        assert answer.pod.exclusive_cpus == "1,9"
+        assert answer.pod.enforcement.enforced
+        assert world.cpus_of(POD) == "1,9"
+
+
+@in_loop
+async def test_a_restart_picks_everything_up_again_and_moves_nothing(world: World) -> None:
+    async with running(world) as agent:
+        before = await asyncio.to_thread(agent.client.admit, manifest())
+    assert world.cpus_of(POD) == "1,9"
+    async with running(world) as agent:
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert before.pod is not None
+        assert (pod.uid, pod.exclusive_cpus) == (UID, before.pod.exclusive_cpus)
+        assert pod.source == "checkpoint"
+        again = await asyncio.to_thread(agent.client.admit, manifest())
+        assert again.already_admitted
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.last_reconcile is not None
+        assert status.last_reconcile.found == {}
+
+
+@in_loop
+async def test_stopping_leaves_every_workload_as_it_is(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        world.kernel.mkdir(f"{POD}/c0")
+        world.kernel.spawn(f"{POD}/c0", 4711)
+        await agent.ask(agent.client.reconcile)
+        written = world.kernel.read(f"{POD}/c0", "cpuset.cpus")
+        await agent.stop()
+        assert world.kernel.procs(f"{POD}/c0") == (4711,)
+        assert world.kernel.read(f"{POD}/c0", "cpuset.cpus") == written == "1,9\n"
+        assert agent.manager.told[-1] == "stopping"
+    assert not world.socket.exists()
+
+
+@in_loop
+async def test_drift_is_repaired_at_the_next_period_and_counted(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        with agent.keeper.events.watch() as watcher:
+            world.kernel.write(POD, "cpuset.cpus", "0-15")
+            world.clock.advance(10)
+            event = await next_event(watcher, "DriftFound")
+        assert "unknown" in event.message
+        assert world.cpus_of(POD) == "1,9"
+        text = agent.keeper.metrics.render().decode()
+        assert 'numawarden_drift_found_total{cause="unknown"} 1.0' in text
+        assert 'numawarden_drift_repaired_total{cause="unknown"} 1.0' in text
+
+
+@in_loop
+async def test_a_container_that_appears_is_pinned_by_a_comparison(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest(containers=2))
+        for name in ("c0", "c1"):
+            world.kernel.mkdir(f"{POD}/{name}")
+        await agent.ask(agent.client.reconcile)
+        shown = await asyncio.to_thread(agent.client.pod, UID)
+    cpus = [container.kernel[0].cpus_effective for container in shown.containers]
+    assert cpus == [container.cpus for container in shown.containers]
+    assert cpus[0] != cpus[1]
+
+
+@in_loop
+async def test_cpus_that_go_offline_are_noticed_and_no_longer_given(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    async with running(world) as agent:
+        with agent.keeper.events.watch() as watcher:
+            world.change_host(with_offline(two_packages(), Mask.of(1, 9)))
+            world.clock.advance(10)
+            event = await next_event(watcher, "HostChanged")
+        assert "1,9 are no longer online" in event.message
+        answer = await asyncio.to_thread(agent.client.admit, manifest())
+        assert answer.pod is not None
+        assert answer.pod.exclusive_cpus == "2,10"
+
+
+@in_loop
+async def test_the_watchdog_hears_of_an_agent_that_works(world: World) -> None:
+    manager = RecordingManager(ping_seconds=5)
+    async with running(world, manager):
+        await manager.pinged.wait()
+        manager.pinged.clear()
+        world.clock.advance(5)
+        await manager.pinged.wait()
+
+
+@in_loop
+async def test_the_watchdog_hears_nothing_while_an_action_hangs(world: World) -> None:
+    manager = RecordingManager(ping_seconds=5)
+    began, released = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        began.set()
+        await released.wait()
+
+    async with running(world, manager) as agent:
+        await manager.pinged.wait()
+        hanging = asyncio.create_task(agent.keeper.queue.run(hang))
+        await began.wait()
+        manager.pinged.clear()
+        world.clock.advance(61)
+        problem = agent.service.health.problem()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        pinged = manager.pinged.is_set()
+        released.set()
+        await hanging
+    assert problem is not None
+    assert "has been running for 61 s" in problem
+    assert not pinged
+
+
+@in_loop
+async def test_manifests_are_admitted_before_it_is_ready(world: World) -> None:
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert pod.source == str(directory / "web.yaml")
+
+
+@in_loop
+async def test_a_file_that_appears_or_goes_admits_or_releases_its_pod_at_once(
+    world: World,
+) -> None:
+    directory = world.manifest_directory()
+    async with running(world) as agent:
+        with agent.keeper.events.watch() as watcher:
+            (directory / "web.yaml").write_bytes(manifest())
+            assert (await next_event(watcher, "PodAdmitted")).uid == UID
+            (directory / "web.yaml").unlink()
+            assert (await next_event(watcher, "PodRemoved")).uid == UID
+        assert await asyncio.to_thread(agent.client.pods) == ()
+
+
+@in_loop
+async def test_a_file_deleted_while_the_agent_was_down_releases_its_pod(world: World) -> None:
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest())
+    async with running(world):
+        pass
+    (directory / "web.yaml").unlink()
+    async with running(world) as agent:
+        assert await asyncio.to_thread(agent.client.pods) == ()
+
+
+@in_loop
+async def test_a_pod_of_a_file_is_not_removed_over_the_socket(world: World) -> None:
+    from agent.client import AgentRefused  # noqa: PLC0415
+
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        with pytest.raises(AgentRefused, match="delete that file") as refused:
+            await asyncio.to_thread(agent.client.remove, UID)
+        assert refused.value.error.code == "ManagedByManifest"
+        assert len(await asyncio.to_thread(agent.client.pods)) == 1
+
+
+@in_loop
+async def test_a_manifest_directory_open_to_others_is_reported_and_nothing_is_read(
+    world: World,
+) -> None:
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest())
+    directory.chmod(0o777)
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.pods == 0
+        (problem,) = status.problems
+        assert "can be written by others (mode 0777); close it: chmod go-w" in problem
+
+
+@in_loop
+async def test_a_bad_manifest_is_reported_and_the_others_are_admitted(world: World) -> None:
+    directory = world.manifest_directory()
+    (directory / "a.yaml").write_text("kind: Pod\n")
+    (directory / "b.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.pods == 1
+        assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
+        assert any("a.yaml is invalid" in problem for problem in status.problems)
+        text = agent.keeper.metrics.render().decode()
+        assert 'numawarden_manifests{state="invalid"} 1.0' in text
+
+
+@in_loop
+async def test_a_refused_manifest_is_admitted_once_another_pod_ends(world: World) -> None:
+    directory = world.manifest_directory()
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest("big", OTHER_UID, cpu="14"))
+        with agent.keeper.events.watch() as watcher:
+            (directory / "web.yaml").write_bytes(manifest())
+            await next_event(watcher, "PodRefused")
+            await agent.ask(agent.client.remove, OTHER_UID)
+            world.clock.advance(service_module.MANIFEST_PERIOD)
+            assert (await next_event(watcher, "PodAdmitted")).uid == UID
+
+
+@in_loop
+async def test_a_damaged_checkpoint_is_kept_aside_and_reported(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+    (world.directory / "state" / CHECKPOINT_NAME).write_text("{")
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert any("set aside" in problem for problem in status.problems)
+        kept = [path.name for path in (world.directory / "state").iterdir()]
+        assert any(name.startswith("checkpoint.json.damaged") for name in kept)
+
+
+@in_loop
+async def test_a_stream_of_changes_that_breaks_is_reported_and_opened_again(
+    world: World,
+) -> None:
+    directory = world.manifest_directory()
+    async with running(world) as agent:
+        troubles = agent.keeper.state.troubles
+        opened: list[int] = []
+        again = asyncio.Event()
+
+        async def broken() -> AsyncIterator[object]:
+            opened.append(1)
+            if len(opened) == 1:
+                raise OSError(24, "Too many open files")
+            again.set()
+            yield None
+            await asyncio.Event().wait()
+
+        asked = asyncio.Event()
+        pump = asyncio.create_task(agent.service._pump("test changes", broken, asked))
+        await asked.wait()
+        assert "Too many open files" in troubles["test changes"]
+        world.clock.advance(service_module.REOPEN_SECONDS)
+        await again.wait()
+        assert "test changes" not in troubles
+        pump.cancel()
+    assert directory.is_dir()
+
+
+@in_loop
+async def test_a_failing_periodic_action_is_reported_and_does_not_end_the_agent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(world) as agent:
+        fail = asyncio.Event()
+
+        async def broken() -> None:
+            fail.set()
+            raise RuntimeError("boom")
+
+        monkeypatch.setattr(agent.keeper, "reconcile", broken)
+        world.clock.advance(10)
+        await fail.wait()
+        monkeypatch.undo()
+        status = await asyncio.to_thread(agent.client.status)
+        assert any("boom" in problem for problem in status.problems)
+        with agent.keeper.events.watch() as watcher:
+            await agent.ask(agent.client.admit, manifest())
+            await next_event(watcher, "PodAdmitted")
+
+
+@in_loop
+async def test_an_agent_told_to_stop_while_it_restores_stops(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.config = replace(world.config, cpu_manager_reconcile_period=10.0)
+    from agent.service.assembly import Assembly, Surrogates  # noqa: PLC0415
+
+    manager = RecordingManager()
+    assembly = Assembly(world.config, manager, world.clock, Surrogates(world.kernel, live=False))
+    began = asyncio.Event()
+
+    async def endless() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    with assembly as service:
+        monkeypatch.setattr(assembly.keeper, "reconcile", endless)
+        life = asyncio.create_task(service.run())
+        await began.wait()
+        service.stop()
+        await life
+    assert manager.told == ["stopping"]

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.pods.errors import ManifestError
+from agent.pods.manifest import load_pod
+from agent.sources.errors import ManifestDirectoryError, ManifestFileError
+from agent.sources.files import Format, ManifestFile, scan
+from tests.agent.service.support import UID, manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORM = Format(load_pod, 4096)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "manifests"
+    path.mkdir(mode=0o755)
+    return path
+
+
+def read(directory: Path, known: tuple[ManifestFile, ...] = ()) -> list[ManifestFile]:
+    return scan(directory, {file.path: file for file in known}, FORM)
+
+
+def test_files_are_read_in_order_of_their_names(directory: Path) -> None:
+    for name in ("b.yaml", "a.json", "c"):
+        (directory / name).write_bytes(manifest(uid=None))
+    assert [file.path.name for file in read(directory)] == ["a.json", "b.yaml", "c"]
+
+
+def test_hidden_files_and_directories_are_ignored(directory: Path) -> None:
+    (directory / ".a.yaml.swp").write_bytes(manifest())
+    (directory / "sub").mkdir()
+    (directory / "sub" / "a.yaml").write_bytes(manifest())
+    assert read(directory) == []
+
+
+def test_a_file_without_a_uid_gets_one_of_its_own(directory: Path) -> None:
+    (directory / "a.yaml").write_bytes(manifest(uid=None))
+    (directory / "b.yaml").write_bytes(manifest(uid=None))
+    uids = {file.pod.uid for file in read(directory) if file.pod is not None}
+    assert len(uids) == 2
+
+
+def test_a_bad_file_does_not_keep_others_from_being_read(directory: Path) -> None:
+    (directory / "a.yaml").write_text("kind: Pod\n")
+    (directory / "b.yaml").write_bytes(manifest())
+    bad, good = read(directory)
+    assert isinstance(bad.error, ManifestError)
+    assert bad.pod is None
+    assert good.pod is not None
+    assert good.pod.uid == UID
+
+
+def test_an_unchanged_file_is_not_read_again(directory: Path) -> None:
+    (directory / "a.yaml").write_bytes(manifest())
+    first = read(directory)
+    assert read(directory, tuple(first))[0] is first[0]
+
+
+def test_a_replaced_file_is_read_again(directory: Path) -> None:
+    path = directory / "a.yaml"
+    path.write_bytes(manifest())
+    (first,) = read(directory)
+    new = directory / ".new"
+    new.write_bytes(manifest(cpu="3"))
+    os.utime(new, ns=(first.stamp.modified_ns, first.stamp.modified_ns))
+    new.replace(path)
+    (second,) = read(directory, (first,))
+    assert second.pod != first.pod
+
+
+def error_of(directory: Path) -> str:
+    (file,) = read(directory)
+    assert isinstance(file.error, ManifestFileError)
+    return str(file.error)
+
+
+def test_a_link_is_refused(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.yaml").write_bytes(manifest())
+    (directory / "a.yaml").symlink_to(tmp_path / "elsewhere.yaml")
+    assert "is a symbolic link; put the file itself here" in error_of(directory)
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(directory: Path) -> None:
+    os.mkfifo(directory / "a.yaml", 0o600)
+    assert "is not a regular file" in error_of(directory)
+
+
+def test_a_file_that_others_may_write_is_refused(directory: Path) -> None:
+    (directory / "a.yaml").write_bytes(manifest())
+    (directory / "a.yaml").chmod(0o666)
+    assert "can be written by others (mode 0666); close it: chmod go-w" in error_of(directory)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_refused(directory: Path) -> None:
+    (directory / "a.yaml").write_bytes(manifest())
+    os.chown(directory / "a.yaml", 4242, -1)
+    assert "belongs to user 4242; give it to root" in error_of(directory)
+
+
+def test_a_file_above_the_limit_is_refused(directory: Path) -> None:
+    (directory / "a.yaml").write_bytes(b"#" * 4097)
+    assert "larger than 4096 bytes" in error_of(directory)
+
+
+def test_a_directory_that_is_missing_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ManifestDirectoryError, match="does not exist; create it"):
+        read(tmp_path / "none")
+
+
+def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ManifestDirectoryError, match="is not a directory"):
+        read(tmp_path / "file")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_directory_that_others_may_write_is_refused(directory: Path, mode: int) -> None:
+    directory.chmod(mode)
+    with pytest.raises(ManifestDirectoryError, match="can be written by others"):
+        read(directory)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+def test_a_directory_of_another_user_is_refused(directory: Path) -> None:
+    os.chown(directory, 4242, -1)
+    with pytest.raises(ManifestDirectoryError, match="belongs to user 4242, who could make"):
+        read(directory)
+
+
+def test_a_file_that_vanishes_while_the_directory_is_read_is_passed_over(
+    directory: Path,
+) -> None:
+    (directory / "a.yaml").write_bytes(manifest())
+    (directory / "b.yaml").write_bytes(manifest(uid=None))
+
+    def load_and_remove(content: bytes, source: str) -> object:
+        (directory / "b.yaml").unlink(missing_ok=True)
+        return load_pod(content, source)
+
+    files = scan(directory, {}, Format(load_and_remove, 4096))  # type: ignore[arg-type]
+    assert [file.path.name for file in files] == ["a.yaml"]
