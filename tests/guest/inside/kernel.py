@@ -69,6 +69,15 @@ class Cgroup:
         limit, period = self.quota
         return None if limit is None else round(limit * 1000 / period)
 
+    def millicores_within(self, top: Cgroup) -> int | None:
+        """Return the tightest quota from here up to, but not of, a cgroup around this one.
+
+        Some runtimes keep the process in a cgroup of its own below the container's.
+        """
+        inside = [self.path, *self.path.parents]
+        limits = [Cgroup(path).millicores for path in inside[: inside.index(top.path)]]
+        return min((limit for limit in limits if limit is not None), default=None)
+
     @property
     def processes(self) -> list[int]:
         """The processes of this cgroup and of those below it."""

@@ -43,7 +43,10 @@ def check_pod(
     pairs = list(zip(example.containers, example.placements, strict=True))
     for name, placement in pairs:
         _settle(running[name], placement, background)
-        _check_container(checks, example, running[name], placement, background)
+        title = f"{example.name} {name}"
+        _check_container(checks, title, running[name], placement, background)
+        limit = running[name].cgroup.millicores_within(pod)
+        checks.equal(f"{title}: cpu.max", limit, _quota(example, placement))
     _check_apart(checks, example, running)
     taken = exclusive_cpus(example, running)
     rest = machine.cpus() - taken
@@ -65,12 +68,11 @@ def _size(placement: Placement, background: Workload) -> int:
 
 def _check_container(
     checks: Checks,
-    example: Example,
+    title: str,
     workload: Workload,
     placement: Placement,
     background: Workload,
 ) -> None:
-    title = f"{example.name} {workload.name.rpartition('container-')[2]}"
     cpus = workload.cgroup.cpus
     checks.equal(f"{title}: number of CPUs", len(cpus), _size(placement, background))
     checks.equal(f"{title}: sched_getaffinity", kernel.affinity(workload.pid), cpus)
@@ -81,7 +83,6 @@ def _check_container(
     else:
         checks.equal(f"{title}: the node's shared pool", cpus, background.cgroup.cpus)
         _check_memory(checks, title, workload, machine.memory_nodes())
-    checks.equal(f"{title}: cpu.max", workload.cgroup.millicores, _quota(example, placement))
     if isinstance(placement, Exclusive):
         checks.equal(f"{title}: periods throttled", workload.cgroup.throttled, 0)
 

@@ -17,7 +17,7 @@ class Scenario:
     name: str
     topology: str
     summary: str
-    timeout: float = 300
+    timeout: float = 900
     agent: bool = True
     wheels: bool = False
 
@@ -35,19 +35,16 @@ SCENARIOS: Final = {
             "containerd-systemd",
             "two-sockets",
             "the pods of KEP-5526 through CRI: runc, systemd driver",
-            timeout=600,
         ),
         Scenario(
             "containerd-cgroupfs",
             "two-sockets",
             "the pods of KEP-5526 through CRI: crun, cgroupfs driver",
-            timeout=600,
         ),
         Scenario(
             "kep-systemd",
             "two-sockets",
             "the pods of KEP-5526 under systemd-run and podman, agent as a service",
-            timeout=600,
         ),
         Scenario(
             "survival",
