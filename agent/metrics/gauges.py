@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from agent.ledger import Isolation
 from agent.metrics import names
+from agent.pods.model import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,13 +101,20 @@ def _node_memory(node: Node, reading: Reading) -> Iterator[Sample]:
     facts = reading.rules.memory
     charged = reading.ledger.memory.get(node.id)
     held_by_type: Mapping[str, int] = charged.reserved if charged is not None else {}
-    for type_name, total in facts.total[node.id].items():
+    for type_name, total in _usable(facts.total[node.id]):
         held = held_by_type.get(type_name, 0)
         reserved = facts.reserved[node.id].get(type_name, 0)
         labels = (str(node.id), type_name)
         yield Sample(names.NODE_MEMORY, (*labels, "held"), held)
         yield Sample(names.NODE_MEMORY, (*labels, "reserved"), reserved)
         yield Sample(names.NODE_MEMORY, (*labels, "free"), max(0, total - held - reserved))
+
+
+def _usable(total: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield the bytes by memory type; MemTotal includes the huge page pools, which are apart."""
+    pools = sum(size for type_name, size in total.items() if type_name != MEMORY)
+    for type_name, size in total.items():
+        yield type_name, size - pools if type_name == MEMORY else size
 
 
 def _devices(reading: Reading) -> Iterator[Sample]:

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from agent.managers import admission
+from agent.managers.machine import Machine
+from agent.managers.policy import (
+    CpuManagerPolicy,
+    CpuPolicy,
+    MemoryManagerPolicy,
+    MemoryPolicy,
+    PluginDevice,
+    Policy,
+)
+from agent.managers.rules import Rules, shared_pool
+from agent.metrics import names
+from agent.metrics.gauges import Reading, families, samples
+from agent.pods.manifest import load_pod
+from sysfs.mask import Mask
+from sysfs.shapes import regular_host
+from tests.agent.service.support import manifest
+
+if TYPE_CHECKING:
+    from agent.ledger import Ledger
+
+GIB = 1 << 30
+HOST = regular_host(packages=2, cores_per_node=4, hugepages=((2 << 20, 512),))
+POLICY = Policy(
+    cpu=CpuPolicy(CpuManagerPolicy.STATIC, reserved=Mask.of(0, 8)),
+    memory=MemoryPolicy(
+        MemoryManagerPolicy.STATIC, MappingProxyType({0: MappingProxyType({"memory": GIB})})
+    ),
+    devices=MappingProxyType(
+        {"example.org/nic": (PluginDevice("a"), PluginDevice("b", healthy=False))}
+    ),
+)
+RULES = Rules(Machine.of(HOST), POLICY)
+
+
+def reading(ledger: Ledger) -> Reading:
+    return Reading("1.2.3", HOST, RULES, ledger, shared_pool(RULES, ledger))
+
+
+def values(at: Reading) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {(sample.metric.name, sample.labels): sample.value for sample in samples(at)}
+
+
+def admitted() -> Ledger:
+    pod = load_pod(manifest(cpu="2", memory="3Gi"), "test")
+    decision = admission.admit(RULES, RULES.empty_ledger(), pod)
+    assert decision.admitted
+    return decision.ledger
+
+
+def test_what_is_held_is_what_the_ledger_says() -> None:
+    now = values(reading(admitted()))
+    assert now["kubelet_cpu_manager_exclusive_cpu_allocation_count", ()] == 2
+    assert now["kubelet_cpu_manager_shared_pool_size_millicores", ()] == 14_000
+    assert now["kubelet_cpu_manager_allocation_per_numa", ("0",)] == 2
+    assert now["kubelet_cpu_manager_allocation_per_numa", ("1",)] == 0
+    assert now["numawarden_pods", ()] == 1
+    assert now["numawarden_containers", ("container",)] == 1
+    assert now["numawarden_containers", ("host",)] == 0
+    assert now["numawarden_cpus", ("exclusive",)] == 2
+    assert now["numawarden_cpus", ("shared",)] == 14
+    assert now["numawarden_node_memory_bytes", ("0", "memory", "held")] == 3 * GIB
+
+
+def test_every_cpu_and_byte_of_a_node_is_held_reserved_or_free() -> None:
+    now = values(reading(admitted()))
+    states = ("held", "reserved", "free")
+    for node in HOST.nodes:
+        cpus = [now["numawarden_node_cpus", (str(node.id), state)] for state in states]
+        assert sum(cpus) == len(node.cpus)
+        memory = [
+            now["numawarden_node_memory_bytes", (str(node.id), kind, state)]
+            for kind in ("memory", "hugepages-2Mi")
+            for state in states
+        ]
+        assert sum(memory) == node.memory_bytes
+    assert now["numawarden_node_cpus", ("0", "reserved")] == 2
+    assert now["numawarden_node_memory_bytes", ("0", "memory", "reserved")] == GIB
+
+
+def test_nothing_stays_behind_when_the_pod_is_gone() -> None:
+    ledger = admitted()
+    (uid,) = ledger.grants
+    before = values(reading(RULES.empty_ledger()))
+    assert values(reading(admission.remove(RULES, ledger, uid))) == before
+
+
+def test_devices_that_are_not_healthy_are_not_free() -> None:
+    now = values(reading(RULES.empty_ledger()))
+    assert now["numawarden_devices", ("example.org/nic", "free")] == 1
+    held = replace(
+        RULES.empty_ledger(), devices=MappingProxyType({"example.org/nic": frozenset("a")})
+    )
+    now = values(reading(held))
+    assert now["numawarden_devices", ("example.org/nic", "held")] == 1
+    assert now["numawarden_devices", ("example.org/nic", "free")] == 0
+
+
+def test_the_service_tells_how_it_is() -> None:
+    at = replace(
+        reading(RULES.empty_ledger()),
+        unenforced_pods=2,
+        problems=3,
+        manifests=MappingProxyType({"invalid": 1}),
+        last_reconcile=123.5,
+    )
+    now = values(at)
+    assert now["numawarden_unenforced_pods", ()] == 2
+    assert now["numawarden_problems", ()] == 3
+    assert now["numawarden_manifests", ("invalid",)] == 1
+    assert now["numawarden_reconcile_last_success_timestamp_seconds", ()] == 123.5
+    assert now["numawarden_build_info", ("1.2.3",)] == 1
+
+
+def test_every_gauge_of_the_table_is_exported() -> None:
+    exported = {family.name for family in families(reading(RULES.empty_ledger()))}
+    assert exported == {metric.name for metric in names.GAUGES}

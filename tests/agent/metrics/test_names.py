@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from agent.metrics import names
+
+
+@pytest.mark.parametrize("metric", names.ALL, ids=lambda metric: metric.name)
+def test_names_and_labels_are_valid_and_explained(metric: names.Metric) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+    assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in metric.labels)
+    assert metric.help.endswith(".")
+
+
+def test_every_name_appears_once() -> None:
+    listed = [metric.name for metric in names.ALL]
+    assert len(set(listed)) == len(listed)
+
+
+def test_the_metrics_of_kep_5526_have_its_names_and_labels() -> None:
+    labels = {metric.name: metric.labels for metric in names.ALL}
+    assert labels["resource_manager_allocations_total"] == ("resource_name", "source")
+    assert labels["resource_manager_allocation_errors_total"] == ("resource_name", "source")
+    assert labels["resource_manager_container_assignments"] == (
+        "resource_name",
+        "assignment_type",
+    )
+    assert set(names.CONTAINER_ASSIGNMENTS.initial()) == {
+        (resource, kind)
+        for resource in ("cpu", "memory")
+        for kind in ("node_exclusive", "pod_exclusive", "pod_shared")
+    }
+
+
+def test_the_kubelets_histogram_has_its_buckets() -> None:
+    buckets = names.TOPOLOGY_ADMISSION_DURATION.buckets
+    assert len(buckets) == 15
+    assert buckets[0] == 0.05
+    assert buckets[-1] == pytest.approx(819.2)
+    assert all(above == pytest.approx(2 * below) for below, above in pairwise(buckets))
+
+
+def test_our_own_metrics_follow_the_naming_rules() -> None:
+    """Base units, `_total` on every counter (promtool's linter): the kubelet's are its own."""
+    ours = [metric for metric in names.ALL if metric.name.startswith("numawarden_")]
+    for metric in ours:
+        counter = metric.type is names.MetricType.COUNTER
+        assert metric.name.endswith("_total") is counter
+        assert not re.search(r"_(ms|count|sum|bucket|milliseconds|kb|mb)$", metric.name)
+
+
+def test_labels_whose_values_are_not_known_beforehand_start_without_samples() -> None:
+    assert list(names.REFUSALS.initial()) == []
+    assert list(names.REMOVALS.initial()) == [()]
