@@ -105,6 +105,14 @@ def test_uncore_alignment_passes_over_a_cache_whose_first_cores_are_partly_used(
     assert chosen(caches, PACKED, "0,2-3,5-7", 3) == "0,2,6"
 
 
+def test_a_request_below_an_average_cache_is_not_split_over_a_small_free_one() -> None:
+    """Caches of two and of six CPUs: three fit into the second."""
+    uneven = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
+
+    assert chosen(uneven, UNCORE, "0-7", 3) == "2-4"
+    assert chosen(uneven, UNCORE, "0-7", 4) == "0-3"
+
+
 def test_whole_cores_are_kept_where_cores_differ() -> None:
     """Two performance cores (0,1) (2,3) and two efficiency cores: 1 + 2, not half of one."""
     hybrid = CpuTopology.from_rows(

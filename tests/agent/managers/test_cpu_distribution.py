@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from agent.managers import cpu_distribution
 from agent.managers.cpu_distribution import NodeShare, distribution
+from agent.managers.cpu_topology import CpuTopology
 from sysfs.mask import Mask
 from tests.agent.managers.cpu_hosts import Shape
 from tests.agent.managers.cpu_reference import best_shares
@@ -44,6 +45,22 @@ def test_an_extra_group_is_dealt_twice_to_a_node_with_far_more_room() -> None:
     assert (
         given_by([4, 4, 20], 3, 8, 1) == {0: 0, 1: 0, 2: 2} == best_shares([4, 4, 20], 3, 2, 2, 1)
     )
+
+
+def test_of_equally_balanced_sets_the_first_wins_not_the_roomiest() -> None:
+    room = [14, 12, 5, 11, 14, 22, 12]
+
+    assert (
+        given_by(room, 5, 9, 4) == {0: 0, 1: 0, 3: 1, 4: 0, 5: 3} == best_shares(room, 5, 4, 4, 4)
+    )
+
+
+def test_the_average_node_says_how_many_nodes_a_request_needs_at_least() -> None:
+    """Six of ten CPUs are more than half, so two nodes must share; the smaller one has only two."""
+    uneven = CpuTopology.from_rows((cpu, cpu, 0, cpu // 8, 0) for cpu in range(10))
+
+    assert distribution(uneven, uneven.all.bits, 6, 1) is None
+    assert distribution(uneven, uneven.all.bits, 5, 1) == [NodeShare(Mask.parse("0-7").bits, 5, 0)]
 
 
 def test_many_nodes_are_balanced_without_trying_every_set() -> None:

@@ -45,10 +45,27 @@ def test_a_needless_split_is_mended_on_the_same_node() -> None:
     assert unsplit(HYBRID, HYBRID.all.bits, Mask.parse("0-2,4").bits) == Mask.parse("0-3").bits
 
 
-def test_a_split_stands_when_whole_cores_would_touch_more() -> None:
+def test_a_split_stands_when_no_whole_cores_add_up() -> None:
     chosen = Mask.parse("0").bits
 
     assert unsplit(HYBRID, Mask.parse("0-3").bits, chosen) == chosen
+
+
+def test_a_split_stands_when_whole_cores_would_be_more() -> None:
+    """Three efficiency cores would be whole, but one core more than CPUs 0-2 touch."""
+    one_node = CpuTopology.from_rows(
+        [
+            (0, 0, 0, 0, 0),
+            (1, 0, 0, 0, 0),
+            (2, 2, 0, 0, 0),
+            (3, 2, 0, 0, 0),
+            *((cpu, cpu, 0, 0, 0) for cpu in (4, 5, 6)),
+        ]
+    )
+    chosen = Mask.parse("0-2").bits
+
+    assert whole_cores(one_node, one_node.all.bits, 3) == Mask.parse("4-6").bits
+    assert unsplit(one_node, one_node.all.bits, chosen) == chosen
 
 
 @settings(deadline=None, max_examples=200)
