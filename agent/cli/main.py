@@ -57,7 +57,7 @@ def run_command(arguments: list[str]) -> int:
         return ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # click exits when it meets a closed pipe itself
         return _reader_went_away()
     except Exception as error:
         code = exit_code_of(error)

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import click
+import pytest
+
+from agent.cli.lazy import LazyCommand, LazyGroup
+
+
+def group(target: str) -> LazyGroup:
+    return LazyGroup(name="g", lazy={"go": LazyCommand(target, "Go.")})
+
+
+def test_a_command_is_imported_when_it_is_called() -> None:
+    lazy = group("agent.cli.status:status")
+    command = lazy.get_command(click.Context(lazy), "go")
+    assert command is not None
+    assert command.name == "status"
+    assert lazy.get_command(click.Context(lazy), "stay") is None
+
+
+def test_what_is_no_command_is_a_defect() -> None:
+    lazy = group("agent.cli.exit_codes:ExitCode")
+    with pytest.raises(TypeError, match="is not a command"):
+        lazy.get_command(click.Context(lazy), "go")
