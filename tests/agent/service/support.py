@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 from agent.client import AgentClient
 from agent.config.config import AgentConfig, Config, MetricsConfig
-from agent.managers.policy import CpuManagerPolicy
+from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
 from agent.service.assembly import Assembly, Surrogates
 from agent.service.manager import ServiceManager
 from cgroupfs.emulated.kernel import EmulatedKernel
@@ -166,6 +166,7 @@ def make_world(tmp_path: Path, root: Path | None = None) -> World:
     )
     config = Config(
         cpu_manager_policy=CpuManagerPolicy.STATIC,
+        topology_manager_policy=TopologyManagerPolicy.BEST_EFFORT,
         reserved_system_cpus=Mask.of(0),
         feature_gates=MappingProxyType({"PodLevelResourceManagers": True}),
         agent=agent,

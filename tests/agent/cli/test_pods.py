@@ -1,0 +1,298 @@
+"""The commands that speak to the agent, against a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.cli.exit_codes import ExitCode
+from agent.cli.main import run_command
+from tests.agent.service.support import OTHER_UID, PATIENCE, UID, manifest, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from agent.service.events import Watcher
+    from tests.agent.service.support import Running, World
+
+
+@contextmanager
+def in_background(world: World) -> Iterator[Running]:
+    """Run an agent in a loop of its own thread."""
+    started = threading.Event()
+    found: list[Running] = []
+    ended: list[asyncio.Event] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def live() -> None:
+        async with running(world) as agent:
+            found.append(agent)
+            ended.append(asyncio.Event())
+            loops.append(asyncio.get_running_loop())
+            started.set()
+            await ended[0].wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(live(),))
+    thread.start()
+    try:
+        assert started.wait(PATIENCE)
+        yield found[0]
+    finally:
+        if loops:
+            loops[0].call_soon_threadsafe(ended[0].set)
+        thread.join(PATIENCE)
+
+
+@dataclass
+class Shell:
+    """Runs commands against an agent and gives back the exit code and what was printed."""
+
+    world: World
+    directory: Path
+    captured: pytest.CaptureFixture[str]
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        code = run_command([*arguments, "--socket", str(self.world.socket)])
+        out, err = self.captured.readouterr()
+        return code, out, err
+
+    def file(self, content: bytes, name: str = "pod.yaml") -> str:
+        path = self.directory / name
+        path.write_bytes(content)
+        return str(path)
+
+
+@pytest.fixture
+def shell(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(world, tmp_path, capsys)
+
+
+@pytest.fixture
+def agent(world: World) -> Iterator[Running]:
+    with in_background(world) as started:
+        yield started
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_pod_is_admitted_listed_shown_and_removed(shell: Shell) -> None:
+    code, out, err = shell.run("admit", shell.file(manifest(containers=2)))
+    assert (code, err) == (ExitCode.OK, "")
+    assert out.splitlines() == [
+        f"admitted shop/web (uid {UID})",
+        "  c0  CPUs 1,9 (its own)",
+        "  c1  CPUs 2,10 (its own)",
+    ]
+    code, out, _ = shell.run("list")
+    assert code == ExitCode.OK
+    assert out.splitlines()[0] == "shop/web  Guaranteed  enforced  from api"
+    code, out, _ = shell.run("show", "shop/web")
+    assert code == ExitCode.OK
+    assert f"kernel    /kubepods/pod{UID}" in out
+    assert "cpuset.cpus 1-2,9-10, effective 1-2,9-10" in out
+    assert "c0: Guaranteed with a whole number of CPUs (2)" in out
+    assert "merged: " in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    code, out, _ = shell.run("remove", "web")
+    assert (code, out) == (ExitCode.OK, f"removed shop/web (uid {UID})\n")
+    assert shell.run("list") == (ExitCode.OK, "no pods are admitted\n", "")
+
+
+@pytest.mark.usefixtures("agent")
+def test_json_is_the_document_of_the_api(shell: Shell) -> None:
+    _, out, _ = shell.run("admit", shell.file(manifest()), "--output", "json")
+    assert json.loads(out)["pod"]["exclusiveCpus"] == "1,9"
+    _, out, _ = shell.run("list", "--output", "json")
+    assert [pod["uid"] for pod in json.loads(out)["pods"]] == [UID]
+    _, out, _ = shell.run("show", UID, "--output", "json")
+    assert json.loads(out)["kernel"][0]["cpusEffective"] == "1,9"
+    _, out, _ = shell.run("status", "--output", "json")
+    assert json.loads(out)["sharedPool"] == "0,2-8,10-15"
+    _, out, _ = shell.run("remove", UID, "--output", "json")
+    assert json.loads(out)["enforcement"]["enforced"] is True
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_refused_pod_is_explained_and_can_be_asked_about(shell: Shell) -> None:
+    code, out, _ = shell.run("admit", shell.file(manifest("big", OTHER_UID, cpu="64")))
+    assert code == ExitCode.REFUSED
+    assert out.startswith(f"refused shop/big (uid {OTHER_UID})\n")
+    assert "asked: 64 of cpu" in out
+    assert "free: node 0: 7, node 1: 8" in out
+    assert "remedy: " in out
+    for name in (OTHER_UID, "big", "shop/big"):
+        assert shell.run("show", name)[:2] == (ExitCode.REFUSED, out)
+    code, shown, _ = shell.run("show", "big", "--output", "json")
+    assert json.loads(shown)["admitted"] is False
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_dry_run_only_says_what_would_be(shell: Shell) -> None:
+    code, out, _ = shell.run("admit", "--dry-run", shell.file(manifest()))
+    assert code == ExitCode.OK
+    assert out.startswith("would admit shop/web")
+    code, out, _ = shell.run("admit", "--dry-run", shell.file(manifest(cpu="64")))
+    assert code == ExitCode.REFUSED
+    assert out.startswith("would refuse shop/web")
+    assert shell.run("list")[1] == "no pods are admitted\n"
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_manifest_may_come_from_standard_input(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with (tmp_path / "in").open("w+b") as binary:
+        binary.write(manifest())
+        binary.seek(0)
+
+        class Standard:
+            buffer = binary
+
+        monkeypatch.setattr("sys.stdin", Standard())
+        assert shell.run("admit", "-")[0] == ExitCode.OK
+
+
+@pytest.mark.usefixtures("agent")
+def test_every_mistake_in_a_manifest_is_a_line(shell: Shell) -> None:
+    bad = manifest().replace(b"'2'", b"'-2'").replace(b"name: c0", b"name: C_0")
+    code, out, err = shell.run("admit", shell.file(bad))
+    assert (code, out) == (ExitCode.BAD_INPUT, "")
+    first, *rest = err.splitlines()
+    assert first.startswith("numawarden: error: ")
+    assert "mistakes" in first
+    assert any(line.startswith("  spec.containers[0].name: ") for line in rest)
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_single_mistake_is_one_line(shell: Shell) -> None:
+    code, _, err = shell.run("admit", shell.file(b"kind: ["))
+    assert code == ExitCode.BAD_INPUT
+    assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("agent")
+def test_what_is_not_there_is_not_found(shell: Shell) -> None:
+    for arguments in (("remove", "x"), ("show", "x"), ("bind", "x", "c", "--pid", "1")):
+        code, _, err = shell.run(*arguments)
+        assert code == ExitCode.NOT_FOUND
+        assert err == "numawarden: error: no pod 'x' is admitted; see 'numawarden list'\n"
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_name_that_means_two_pods_is_not_guessed(shell: Shell) -> None:
+    shell.run("admit", shell.file(manifest()))
+    shell.run("admit", shell.file(manifest("web", OTHER_UID)))
+    code, _, err = shell.run("remove", "web")
+    assert code == ExitCode.BAD_INPUT
+    assert UID in err
+    assert OTHER_UID in err
+    assert shell.run("remove", UID)[0] == ExitCode.OK
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_container_is_bound_to_its_cgroup(shell: Shell) -> None:
+    shell.world.kernel.mkdir("batch.scope")
+    shell.run("admit", shell.file(manifest()))
+    code, out, _ = shell.run("bind", "web", "c0", "--cgroup", "/batch.scope")
+    assert (code, out) == (ExitCode.OK, "bound c0 of web to /batch.scope\n")
+    assert shell.world.cpus_of("batch.scope") == "1,9"
+    code, _, err = shell.run("bind", "web", "zz", "--cgroup", "/batch.scope")
+    assert code == ExitCode.NOT_FOUND
+    assert "its containers are c0" in err
+    code, _, err = shell.run("bind", "web", "c0", "--cgroup", "/none")
+    assert code == ExitCode.BAD_INPUT
+    assert "there is no such cgroup" in err
+
+
+def test_a_pod_that_is_not_enforced_has_an_exit_code_of_its_own(
+    shell: Shell, agent: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agent.service.ports import Outcome  # noqa: PLC0415
+
+    def refuse(*_: object) -> Outcome:
+        return Outcome(unenforced={UID: ("cpuset.cpus: Permission denied",)})
+
+    monkeypatch.setattr(agent.keeper._kernel, "admitted", refuse)
+    code, out, _ = shell.run("admit", shell.file(manifest()))
+    assert code == ExitCode.NOT_ENFORCED
+    assert "  not enforced: cpuset.cpus: Permission denied" in out
+    code, out, _ = shell.run("list")
+    assert "NOT ENFORCED" in out
+    assert shell.run("show", "web")[0] == ExitCode.NOT_ENFORCED
+    _, out, _ = shell.run("status")
+    assert "PROBLEM    pod shop/web is not enforced" in out
+
+
+def test_processes_that_outlive_their_pod_are_named(shell: Shell, agent: Running) -> None:
+    shell.run("admit", shell.file(manifest()))
+    cgroup = f"kubepods/pod{UID}/c0"
+    agent.world.kernel.mkdir(cgroup)
+    agent.world.kernel.spawn(cgroup, 4711)
+    code, out, _ = shell.run("remove", "web")
+    assert code == ExitCode.OK
+    assert "note: " in out
+    assert "4711" in out
+    assert agent.world.kernel.procs(cgroup) == (4711,)
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_status_says_what_is_in_force_and_held(shell: Shell) -> None:
+    shell.run("admit", shell.file(manifest()))
+    code, out, err = shell.run("status")
+    assert (code, err) == (ExitCode.OK, "")
+    assert "CPU static, memory None, topology best-effort (scope container)" in out
+    assert "  exclusive  1,9" in out
+    assert "  pods       1 with 1 containers" in out
+    assert "as it should be" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_watching_prints_a_line_for_each_event_until_the_agent_ends(
+    shell: Shell, agent: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = threading.Event()
+    watch = agent.keeper.events.watch
+
+    def noticed() -> AbstractContextManager[Watcher]:
+        watched.set()
+        return watch()
+
+    def act() -> None:
+        assert watched.wait(PATIENCE)
+        agent.client.admit(manifest())
+        agent.client.remove(UID)
+        agent.life.get_loop().call_soon_threadsafe(agent.service.stop)
+
+    monkeypatch.setattr(agent.keeper.events, "watch", noticed)
+    acting = threading.Thread(target=act)
+    acting.start()
+    code, out, err = shell.run("watch")
+    acting.join()
+    assert (code, err) == (ExitCode.OK, "")
+    assert [line.split()[1:] for line in out.splitlines()] == [
+        ["PodAdmitted", "shop/web"],
+        ["PodRemoved", "shop/web"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("list",), ("status",), ("watch",), ("show", "x"), ("remove", "x")]
+)
+def test_without_an_agent_it_says_so_in_a_line(shell: Shell, arguments: tuple[str, ...]) -> None:
+    code, out, err = shell.run(*arguments)
+    assert (code, out) == (ExitCode.UNREACHABLE, "")
+    assert err.startswith(f"numawarden: error: cannot reach the agent at {shell.world.socket}: ")
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_named(shell: Shell) -> None:
+    code, _, err = shell.run("admit", "/no/such/pod.yaml")
+    assert code == ExitCode.BAD_INPUT
+    assert err == "numawarden: error: /no/such/pod.yaml: No such file or directory\n"
