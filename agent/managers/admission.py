@@ -50,7 +50,7 @@ def admit(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
         refusal = Refusal(Reason.UNEXPECTED, str(error), remedy="state memory in whole bytes")
         return Decision(pod.uid, ledger, refusal=refusal)
     draft = Draft.start(rules, ledger, demand)
-    eligibility = explain_eligibility(demand)
+    eligibility = explain_eligibility(rules.policy, demand)
     try:
         align_and_allocate(draft, PROVIDERS)
     except Refused as refused:

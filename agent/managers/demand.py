@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.decision import Eligibility
+from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
 from agent.pods.model import CPU, ContainerKind, QosClass
 from agent.pods.qos import is_container_guaranteed, qos_class
 from agent.pods.quantity import ZERO
@@ -111,17 +112,33 @@ def demand_of(policy: Policy, pod: Pod) -> PodDemand:
     )
 
 
-def explain_eligibility(demand: PodDemand) -> tuple[Eligibility, ...]:
-    """Say of every container whether it may hold exclusive resources, and why."""
+def explain_eligibility(policy: Policy, demand: PodDemand) -> tuple[Eligibility, ...]:
+    """Say of every container whether it may hold exclusive resources, and why.
+
+    `why` speaks of CPUs. In pod scope a pod-level budget that the managers do not divide (for CPUs:
+    one that is no whole number) leaves its containers nothing of their own (KEP-5526).
+    """
+    from_budget = demand.pod_level and policy.topology.is_pod_scope
+    cpus = _gives_cpus(policy, demand) and not (from_budget and not demand.cpus)
+    memory = _gives_memory(policy, demand) and not (from_budget and not demand.memory)
     return tuple(
         Eligibility(
             container=c.name,
-            exclusive_cpus=0 if demand.unmanaged else c.cpus,
-            exclusive_memory=bool(c.memory) and demand.guaranteed and not demand.unmanaged,
-            why=_why(demand, c),
+            exclusive_cpus=c.cpus if cpus else 0,
+            exclusive_memory=memory and bool(c.memory),
+            why=_why(policy, demand, c),
         )
         for c in demand.containers
     )
+
+
+def _gives_cpus(policy: Policy, demand: PodDemand) -> bool:
+    return policy.cpu.policy is CpuManagerPolicy.STATIC and not demand.unmanaged
+
+
+def _gives_memory(policy: Policy, demand: PodDemand) -> bool:
+    static = policy.memory.policy is MemoryManagerPolicy.STATIC
+    return static and demand.guaranteed and not demand.unmanaged
 
 
 def _container_demand(
@@ -152,14 +169,26 @@ def _pod_memory(pod: Pod, *, pod_level: bool, managed: bool) -> dict[str, int]:
     return {name: size for name, size in amounts.items() if size > 0 or not pod_level}
 
 
-def _why(demand: PodDemand, container: ContainerDemand) -> str:
-    if demand.unmanaged:
-        return "the pod has pod-level resources and the gate PodLevelResourceManagers is off"
-    if not demand.guaranteed:
-        return f"the pod's QoS class is {demand.qos}; exclusive resources need Guaranteed"
+def _why(policy: Policy, demand: PodDemand, container: ContainerDemand) -> str:
+    none_of_the_pod = _why_none(policy, demand)
+    if none_of_the_pod is not None:
+        return none_of_the_pod
     if demand.pod_level and not container.guaranteed:
         return "its requests do not equal its limits for both cpu and memory"
+    if demand.pod_level and policy.topology.is_pod_scope and not demand.cpus:
+        return "the pod's cpu budget is not a positive whole number; pod scope divides no other"
     if container.cpus:
         return f"Guaranteed with a whole number of CPUs ({container.cpus})"
     asked = container.container.resources.requests.get(CPU, ZERO)
     return f"its cpu request {asked} is not a positive whole number"
+
+
+def _why_none(policy: Policy, demand: PodDemand) -> str | None:
+    """Say why no container of the pod may hold exclusive CPUs, None when some may."""
+    if policy.cpu.policy is not CpuManagerPolicy.STATIC:
+        return f"cpuManagerPolicy is {policy.cpu.policy}; exclusive CPUs need static"
+    if demand.unmanaged:
+        return "the pod has pod-level resources and the gate PodLevelResourceManagers is off"
+    if not demand.guaranteed:
+        return f"the pod's QoS class is {demand.qos}; exclusive resources need Guaranteed"
+    return None

@@ -66,8 +66,11 @@ def empty_cpu_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
 
 
 def empty_memory_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
-    """Explain why containers of a pod would be left without memory of some type."""
-    problem = empty_memory_pool(draft.demand)
+    """Explain why containers of a pod would be left without memory of some type.
+
+    Only a Guaranteed pod has a pool: of any other pod no memory is pinned.
+    """
+    problem = empty_memory_pool(draft.demand) if draft.demand.guaranteed else None
     if problem is None or not draft.rules.static_memory:
         return None
     return _empty_pool(draft, reason, problem.resource, problem.budget, problem.message)

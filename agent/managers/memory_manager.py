@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from agent.decision import Reason, Refusal
-from agent.managers.errors import ManagerError
+from agent.managers.errors import ManagerError, MemoryAssignmentError, UnknownMemoryTypeError
 from agent.managers.explain import empty_memory_pool_refusal, free_by_node
 from agent.managers.memory_assignment import assign, reusable_after, shrink_reused
 from agent.managers.memory_hints import memory_hints
@@ -173,7 +173,7 @@ def _partition_requests(draft: Draft) -> int:
 def _refusal(
     draft: Draft, error: ManagerError, requests: Mapping[str, int], container: str | None
 ) -> Refusal:
-    resource = next(iter(requests), MEMORY)
+    resource = _lacking(error)
     return Refusal(
         Reason.UNEXPECTED,
         error.message,
@@ -183,6 +183,16 @@ def _refusal(
         asked=requests.get(resource),
         free=free_by_node(draft, resource),
     )
+
+
+def _lacking(error: ManagerError) -> str:
+    """Return the memory type that a refusal is about: of several the scarcest."""
+    match error:
+        case UnknownMemoryTypeError():
+            return error.memory_type
+        case MemoryAssignmentError():
+            return error.demand.scarcest
+    return MEMORY
 
 
 def _count_error(draft: Draft, source: str) -> None:

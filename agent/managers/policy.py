@@ -91,6 +91,12 @@ class TopologyPolicy:
     scope: TopologyManagerScope = TopologyManagerScope.CONTAINER
     prefer_closest_numa_nodes: bool = False
 
+    @property
+    def is_pod_scope(self) -> bool:
+        """Whether pods are aligned as a whole; policy none has no scope, whatever is configured."""
+        aligns = self.policy is not TopologyManagerPolicy.NONE
+        return aligns and self.scope is TopologyManagerScope.POD
+
 
 @dataclass(frozen=True, slots=True)
 class PluginDevice:
