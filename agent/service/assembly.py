@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -37,7 +38,6 @@ from sysfs.uevents import watch_hotplug
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
     from agent.checkpoint.store import LoadResult
     from agent.config.config import Config
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+#: Processes are always those of the running kernel, wherever the host's description stands.
+PROC: Final = Path("/proc")
 _ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
 
 
@@ -129,7 +131,7 @@ class Assembly:
         loaded = self._store.load()
         enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened))
         prepared = enforcer.prepare()
-        state = _state(self._situation, loaded, self._boot_id(), clock.time())
+        state = _state(self._situation, loaded, _boot_id(), clock.time())
         for number, problem in enumerate(prepared.problems):
             log.error("cgroups are not prepared", problem=problem.detail)
             state.troubles[f"prepare {number}"] = problem.detail
@@ -138,8 +140,8 @@ class Assembly:
             self._tree,
             self._layout,
             self._config.agent.cgroup_mount,
-            self._proc,
-            self._own_cgroup(),
+            PROC,
+            _own_cgroup(),
         )
         return Keeper(state, kernel, self._store, clock)
 
@@ -188,21 +190,19 @@ class Assembly:
         gates = self._config.gates
         return load_pod(content, source, max_bytes=limit, pod_level=gates.pod_level_resources)
 
-    @property
-    def _proc(self) -> Path:
-        return self._config.agent.sysfs_root / "proc"
 
-    def _boot_id(self) -> str:
-        try:
-            return (self._proc / "sys/kernel/random/boot_id").read_text().strip()
-        except FileNotFoundError:  # a captured tree has none
-            return ""
+def _boot_id() -> str:
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # a sandbox that hides it: then a reboot is not told from a restart
+        return ""
 
-    def _own_cgroup(self) -> str:
-        try:
-            return cgroup_of_pid(self._proc, os.getpid())
-        except BindingError:  # an emulated tree, or a cgroup namespace of its own
-            return ""
+
+def _own_cgroup() -> str:
+    try:
+        return cgroup_of_pid(PROC, os.getpid())
+    except BindingError:  # no cgroup v2 here (an emulated tree), or a cgroup namespace of its own
+        return ""
 
 
 def situate(config: Config, host: Host, previous: Rules | None = None) -> Situation:

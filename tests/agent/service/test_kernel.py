@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.enforcement.bindings import NO_BINDINGS
+from agent.enforcement.desired import Target
+from agent.enforcement.errors import BindingError
+from agent.enforcement.start import make_enforcer, make_layout
+from agent.ledger import ContainerGrant, Isolation, Ledger, PodGrant
+from agent.pods.model import ContainerKind, QosClass
+from agent.service.kernel import EnforcedKernel
+from agent.wire import BindRequest
+from cgroupfs.emulated.kernel import EmulatedKernel
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from cgroupfs.tree import Tree
+
+POD = "kubepods/podu-1"
+
+
+def grant(*names: str) -> PodGrant:
+    containers = tuple(
+        ContainerGrant(name, ContainerKind.APP, Isolation.CONTAINER, Mask.of(number))
+        for number, name in enumerate(names, start=1)
+    )
+    return PodGrant("u-1", "web", "shop", QosClass.GUARANTEED, "", containers)
+
+
+def target(*grants: PodGrant) -> Target:
+    exclusive = Mask.from_ids(cpu for each in grants for cpu in each.exclusive_cpus)
+    ledger = Ledger({each.uid: each for each in grants}, exclusive)
+    return Target(ledger, Mask.parse("0-7") - exclusive, NO_BINDINGS)
+
+
+def kernel_of(tree: Tree) -> EnforcedKernel:
+    layout = make_layout("cgroupfs")
+    return EnforcedKernel(
+        make_enforcer(tree, layout, None), tree, layout, Path("/sys/fs/cgroup"), Path("/proc")
+    )
+
+
+@pytest.fixture
+def tree() -> EmulatedKernel:
+    return EmulatedKernel(Mask.parse("0-7"), Mask.of(0, 1))
+
+
+def test_a_new_pod_is_no_drift(tree: EmulatedKernel) -> None:
+    outcome = kernel_of(tree).admitted(target(grant("a")), "u-1")
+    assert (outcome.found, outcome.unenforced, outcome.problems) == ({}, {}, ())
+    assert outcome.cgroups == (POD,)
+
+
+def test_drift_is_found_and_repaired_by_cause(tree: EmulatedKernel) -> None:
+    kernel, wanted = kernel_of(tree), target(grant("a"))
+    kernel.admitted(wanted, "u-1")
+    tree.write(POD, "cpuset.cpus", "0-7")
+    outcome = kernel.reconcile(wanted)
+    assert outcome.found == outcome.repaired == {"unknown": 1}
+    assert kernel.reconcile(wanted).found == {}
+
+
+def test_containers_that_run_are_named(tree: EmulatedKernel) -> None:
+    kernel, wanted = kernel_of(tree), target(grant("a", "b"))
+    kernel.admitted(wanted, "u-1")
+    for name in ("a", "b"):
+        tree.mkdir(f"{POD}/{name}")
+    tree.spawn(f"{POD}/a", 7)
+    assert kernel.reconcile(wanted).running == (("u-1", "a"),)
+
+
+def test_what_the_kernel_shows_stands_with_its_container(tree: EmulatedKernel) -> None:
+    kernel, pod = kernel_of(tree), grant("a", "b")
+    kernel.admitted(target(pod), "u-1")
+    tree.mkdir(f"{POD}/a")
+    kernel.reconcile(target(pod))
+    seen = kernel.observe(target(pod), pod)
+    assert seen.keys() == {None, "a"}
+    assert seen["a"][0].cpus_effective == "1"
+    assert seen[None][0].cgroup == f"/{POD}"
+
+
+def test_a_removed_pod_is_gone_and_processes_that_stay_are_noted(tree: EmulatedKernel) -> None:
+    kernel, pod = kernel_of(tree), grant("a")
+    kernel.admitted(target(pod), "u-1")
+    assert kernel.removed(target(), pod).notes == ()
+    assert not tree.exists(POD)
+    kernel.admitted(target(pod), "u-1")
+    tree.mkdir(f"{POD}/a")
+    tree.spawn(f"{POD}/a", 7)
+    outcome = kernel.removed(target(), pod)
+    assert any("processes live in it" in note for note in outcome.notes)
+    assert outcome.problems == ()
+    tree.exit(7)
+    kernel.reconcile(target())
+    assert not tree.exists(POD)
+
+
+class BrokenTree(EmulatedKernel):
+    """A hierarchy that fails altogether."""
+
+    def exists(self, path: str) -> bool:
+        raise OSError(5, "Input/output error", path)
+
+
+def test_a_tree_that_fails_is_a_problem_and_no_exception() -> None:
+    kernel = kernel_of(BrokenTree(Mask.parse("0-7"), Mask.of(0)))
+    wanted = target(grant("a"))
+    assert "Input/output error" in kernel.admitted(wanted, "u-1").unenforced["u-1"][0]
+    assert "Input/output error" in kernel.reconcile(wanted).problems[0]
+    assert "Input/output error" in kernel.removed(target(), grant("a")).problems[0]
+
+
+def test_a_cgroup_is_named_by_its_path_with_or_without_the_mount(tree: EmulatedKernel) -> None:
+    tree.mkdir("a.scope")
+    kernel, pod = kernel_of(tree), grant("a")
+    for path in ("a.scope", "/a.scope", "/sys/fs/cgroup/a.scope"):
+        binding = kernel.locate(target(pod), pod, "a", BindRequest(cgroup=path))
+        assert binding.cgroup == "a.scope"
+
+
+def test_a_process_that_does_not_run_cannot_be_bound(tree: EmulatedKernel) -> None:
+    with pytest.raises(BindingError, match="no such process"):
+        kernel_of(tree).locate(target(grant("a")), grant("a"), "a", BindRequest(pid=2**30))
