@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: A terminal that closes ends the agent as cleanly as the service manager does.
-STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(config: Config, surrogates: Surrogates | None = None) -> None:
     """Run the agent until it is told to stop; raises what `Assembly` raises.
 
+    SIGTERM and SIGINT stop it. SIGHUP has it look at the host, the manifests and the kernel again;
+    the configuration is read at the start only, and a restart touches no workload.
     Whatever runs in the pods' cgroups is left exactly as it is when this returns.
     """
     logs.configure(config.agent.logging.format, config.agent.logging.level)
@@ -41,4 +42,5 @@ async def _serve(service: Service) -> None:
     loop = asyncio.get_running_loop()
     for number in STOPPING:
         loop.add_signal_handler(number, service.stop)
+    loop.add_signal_handler(signal.SIGHUP, service.look_again)
     await service.run()

@@ -109,6 +109,12 @@ class Service:
         """Begin to end; every workload stays exactly as it is."""
         self._stop.set()
 
+    def look_again(self) -> None:
+        """Read the host and the manifests again and compare the kernel, all of it soon."""
+        log.info("looking at everything again")
+        for asked in (self._rediscover, self._rescan, self._compare):
+            asked.set()
+
     async def run(self) -> None:
         """Live until `stop`: restored, compared, ready, watching."""
         keeper = self._keeper

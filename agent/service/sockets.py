@@ -73,20 +73,35 @@ def open_unix(path: Path, group: int | None) -> UnixListener:
     _check_path(path)
     _remove_stale(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    previous = os.umask(0o777 & ~SOCKET_MODE)
     try:
-        listening.bind(str(path))
-        if group is not None:
+        _bind(listening, path)
+    except OSError as error:
+        listening.close()
+        raise _unusable(path, error) from error
+    made = path.lstat()
+    opened = UnixListener(path, listening, (made.st_dev, made.st_ino))
+    try:
+        # The service's own group needs no chown, which its unit's system call filter refuses.
+        if group is not None and made.st_gid != group:
             os.chown(path, -1, group)
         listening.listen(BACKLOG)
     except OSError as error:
-        listening.close()
-        remedy = "let the agent's user write there, or name another path"
-        raise StartError(f"socket {path}", error.strerror or str(error), remedy) from error
+        opened.close()
+        raise _unusable(path, error) from error
+    return opened
+
+
+def _bind(listening: socket.socket, path: Path) -> None:
+    previous = os.umask(0o777 & ~SOCKET_MODE)
+    try:
+        listening.bind(str(path))
     finally:
         os.umask(previous)
-    made = path.lstat()
-    return UnixListener(path, listening, (made.st_dev, made.st_ino))
+
+
+def _unusable(path: Path, error: OSError) -> StartError:
+    remedy = "let the agent's user write there, or name another path"
+    return StartError(f"socket {path}", error.strerror or str(error), remedy)
 
 
 def _check_path(path: Path) -> None:

@@ -104,13 +104,23 @@ def test_it_tells_the_service_manager_that_it_is_ready_alive_and_stopping(place:
     assert not (place / "agent.sock").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_other_signals_that_mean_stop_stop_it_as_cleanly(
-    place: Path, number: signal.Signals
-) -> None:
+def test_an_interrupt_stops_it_as_cleanly(place: Path) -> None:
     with started(place) as process:
         process.wait_for("READY=1")
-        assert process.end(number)[0] == ExitCode.OK
+        assert process.end(signal.SIGINT)[0] == ExitCode.OK
+
+
+def test_a_hangup_has_it_look_at_everything_again(place: Path) -> None:
+    manifests = place / "manifests"
+    manifests.mkdir(mode=0o755)
+    with started(place, "--set", f"staticPodPath={manifests}") as process:
+        process.wait_for("READY=1")
+        process.child.send_signal(signal.SIGHUP)
+        (manifests / "web.yaml").write_bytes(manifest())
+        process.wait_for("STATUS=1 pods, 2 exclusive CPUs, shared pool 0,2-8,10-15")
+        code, log = process.end(signal.SIGTERM)
+    assert code == ExitCode.OK
+    assert "looking at everything again" in [entry["message"] for entry in log]
 
 
 def test_one_that_was_killed_leaves_everything_and_the_next_picks_it_up(place: Path) -> None:

@@ -22,6 +22,21 @@ def test_the_socket_is_for_its_owner_and_group_alone(tmp_path: Path) -> None:
     assert not listening.path.exists()
 
 
+def test_the_agents_own_group_needs_no_chown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", forbidden)
+    group = tmp_path.stat().st_gid
+    listening = open_unix(tmp_path / "a.sock", group)
+    listening.close()
+    with pytest.raises(StartError, match="Operation not permitted"):
+        open_unix(tmp_path / "a.sock", group + 1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_umask_is_as_before(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
