@@ -154,7 +154,7 @@ class Keeper:
         self._count_admission("admitted")
         source = self.state.source_of(pod.uid)
         log.info("pod admitted", source=source, enforced=not record.problems)
-        self._tell("PodAdmitted", pod.uid, _full_name(pod))
+        self.tell("PodAdmitted", pod.uid, _full_name(pod))
         return self._admission(decision, decision.grant, record)
 
     async def _repeat(
@@ -180,7 +180,7 @@ class Keeper:
         self.metrics.counters.add(names.REMOVALS)
         problems = (*outcome.unenforced.get(uid, ()), *outcome.problems)
         log.info("pod removed", pod=_full_name(grant), problems=problems)
-        self._tell("PodRemoved", uid, _full_name(grant))
+        self.tell("PodRemoved", uid, _full_name(grant))
         return RemovalDocument(
             uid=uid,
             name=grant.name,
@@ -199,7 +199,7 @@ class Keeper:
         await self._enforce(uid)
         cgroup = f"/{binding.cgroup}"
         log.info("container bound", cgroup=cgroup)
-        self._tell("ContainerBound", uid, _full_name(grant), f"{container} is {cgroup}")
+        self.tell("ContainerBound", uid, _full_name(grant), f"{container} is {cgroup}")
         problems = self.state.records.of(uid).problems
         return BindDocument(
             uid=uid,
@@ -229,7 +229,7 @@ class Keeper:
         self.state.releases += 1
         self.metrics.counters.add(names.HOST_CHANGES)
         log.warning("the host changed", changes=changes)
-        self._tell("HostChanged", message="; ".join(changes))
+        self.tell("HostChanged", message="; ".join(changes))
         return True
 
     # --- steps ----------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Keeper:
         if not conflict:
             self.state.records.note_refusal(document)
         log.warning("pod refused", reason=str(refusal.reason), why=refusal.message)
-        self._tell("PodRefused", pod.uid, _full_name(pod), f"{refusal.reason}: {refusal.message}")
+        self.tell("PodRefused", pod.uid, _full_name(pod), f"{refusal.reason}: {refusal.message}")
         return document
 
     async def _commit(self, held: Holdings) -> None:
@@ -298,13 +298,13 @@ class Keeper:
         if outcome.found:
             log.warning("drift", found=dict(outcome.found), repaired=dict(outcome.repaired))
             causes = ", ".join(f"{cause}: {count}" for cause, count in outcome.found.items())
-            self._tell("DriftFound", message=causes)
+            self.tell("DriftFound", message=causes)
         grants = self.state.ledger.grants
         news = self.state.records.note_unenforced(grants, outcome.unenforced)
         for uid, problems in news.items():
             counters.add(names.ENFORCEMENT_FAILURES)
             log.error("pod not enforced", uid=uid, pod=_full_name(grants[uid]), problems=problems)
-            self._tell("PodNotEnforced", uid, _full_name(grants[uid]), "; ".join(problems))
+            self.tell("PodNotEnforced", uid, _full_name(grants[uid]), "; ".join(problems))
         for problem in outcome.problems:
             log.error("enforcement", problem=problem)
 
@@ -370,9 +370,10 @@ class Keeper:
     def _count_admission(self, result: str) -> None:
         self.metrics.counters.add(names.ADMISSIONS, result)
 
-    def _tell(
+    def tell(
         self, kind: str, uid: str | None = None, pod: str | None = None, message: str = ""
     ) -> None:
+        """Give an event (`agent.wire.EventDocument`) to everybody who watches."""
         event = EventDocument(
             type=kind,
             time=self._clock.time(),

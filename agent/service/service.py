@@ -185,6 +185,7 @@ class Service:
         for file, document in documents.items():
             if document != self._keeper.state.manifests.get(file) and document.state == "invalid":
                 log.error("manifest refused", file=file, why=document.message)
+                self._keeper.tell("ManifestInvalid", message=document.message)
         self._keeper.state.manifests = documents
         self._follow_cgroups()
 

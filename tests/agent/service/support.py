@@ -232,12 +232,12 @@ async def either(wanted: Coroutine[None, None, object], life: asyncio.Task[None]
         raise AssertionError("the agent ended")
 
 
-async def next_event(watcher: Watcher, kind: str) -> EventDocument:
-    """Return the next event of a type."""
+async def next_event(watcher: Watcher, *kinds: str) -> EventDocument:
+    """Return the next event of one of some types."""
     async for event in watcher:
-        if event.type == kind:
+        if event.type in kinds:
             return event
-    raise AssertionError(f"no {kind} before the agent ended")
+    raise AssertionError(f"no {kinds} before the agent ended")
 
 
 def manifest(

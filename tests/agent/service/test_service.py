@@ -237,6 +237,19 @@ async def test_a_bad_manifest_is_reported_and_the_others_are_admitted(world: Wor
 
 
 @in_loop
+async def test_a_manifest_that_turns_bad_is_told_to_watchers_once(world: World) -> None:
+    directory = world.manifest_directory()
+    async with running(world) as agent:
+        with agent.keeper.events.watch() as watcher:
+            (directory / "a.yaml").write_text("kind: Pod\n")
+            event = await next_event(watcher, "ManifestInvalid")
+            assert str(directory / "a.yaml") in event.message
+            world.clock.advance(service_module.MANIFEST_PERIOD)
+            (directory / "b.yaml").write_bytes(manifest())
+            assert (await next_event(watcher, "ManifestInvalid", "PodAdmitted")).uid == UID
+
+
+@in_loop
 async def test_a_refused_manifest_is_admitted_once_another_pod_ends(world: World) -> None:
     directory = world.manifest_directory()
     async with running(world) as agent:
