@@ -7,28 +7,27 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.decision import Decision, Reason, Refusal
-from agent.ledger import ContainerGrant, CpuLimits, Isolation, Ledger, PodGrant
+from agent.ledger import Ledger
+from agent.managers.confirmation import NotConfirmedError, confirm
 from agent.managers.cpu_manager import CpuManager
 from agent.managers.demand import demand_of, explain_eligibility
 from agent.managers.device_manager import DeviceManager
 from agent.managers.draft import Draft
+from agent.managers.grants import Held, make_grant
 from agent.managers.memory_assignment import release_finished
 from agent.managers.memory_manager import MemoryManager, release_memory
 from agent.managers.providers import HintProvider, Refused
 from agent.managers.topology_scope import align_and_allocate
 from agent.pods.digest import spec_digest
 from agent.pods.errors import QuantityError
-from agent.pods.model import CPU, ContainerKind
-from agent.pods.requests import pod_limits, pod_requests
+from agent.pods.model import ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from agent.managers.demand import ContainerDemand, PodDemand
+    from agent.ledger import PodGrant
     from agent.managers.rules import Rules
     from agent.pods.model import Pod
-    from agent.pods.quantity import Quantity
-    from sysfs.mask import Mask
 
 #: The kubelet's order: it decides both who is asked first and who allocates first.
 PROVIDERS: Final[tuple[HintProvider, ...]] = (DeviceManager(), CpuManager(), MemoryManager())
@@ -37,13 +36,14 @@ PROVIDERS: Final[tuple[HintProvider, ...]] = (DeviceManager(), CpuManager(), Mem
 def admit(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
     """Decide whether a pod fits and what each of its containers gets.
 
-    Pure: the same arguments give the same decision. A pod that already holds a grant keeps it; a
-    refused pod changes nothing. The order of steps is that of design: eligibility, hints, merge,
+    Pure: the same arguments give the same decision. A pod that already holds a grant keeps it (one
+    that was imported is completed by the first specification that it fits); a refused pod changes
+    nothing. The order of steps is that of design: eligibility, hints, merge,
     allocation.
     """
     held = ledger.grants.get(pod.uid)
     if held is not None:
-        return _repeated(ledger, held, pod)
+        return _repeated(rules, ledger, held, pod)
     try:
         demand = demand_of(rules.policy, pod)
     except QuantityError as error:
@@ -126,9 +126,11 @@ def _without_memory_of(
     )
 
 
-def _repeated(ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
+def _repeated(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
     if held.spec_digest == spec_digest(pod):
         return Decision(pod.uid, ledger, grant=held, already_admitted=True)
+    if not held.spec_digest:
+        return _confirmed(rules, ledger, held, pod)
     refusal = Refusal(
         Reason.CONFLICT,
         f"pod {held.namespace}/{held.name} already holds uid {pod.uid} with another specification",
@@ -137,71 +139,32 @@ def _repeated(ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
     return Decision(pod.uid, ledger, refusal=refusal)
 
 
+def _confirmed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
+    """Complete an imported grant by the specification that it fits; what it holds stays."""
+    try:
+        grant = confirm(rules.policy, held, pod)
+    except NotConfirmedError as error:
+        refusal = Refusal(
+            Reason.CONFLICT,
+            f"pod uid {pod.uid} was imported from the kubelet and does not fit this specification:"
+            f" {error}",
+            remedy="ask with the specification that the kubelet ran, or remove the pod first",
+        )
+        return Decision(pod.uid, ledger, refusal=refusal)
+    grants = MappingProxyType({**ledger.grants, grant.uid: grant})
+    return Decision(pod.uid, replace(ledger, grants=grants), grant=grant, already_admitted=True)
+
+
 def _grant(draft: Draft) -> PodGrant:
-    demand = draft.demand
-    pod, gates = demand.pod, draft.rules.policy.gates
-    containers = tuple(_container_grant(draft, container) for container in demand.containers)
-    requests = pod_requests(pod, pod_level_resources=gates.pod_level_resources)
-    limits = pod_limits(pod, pod_level_resources=gates.pod_level_resources)
-    return PodGrant(
-        uid=pod.uid,
-        name=pod.name,
-        namespace=pod.namespace,
-        qos=demand.qos,
-        spec_digest=spec_digest(pod),
-        containers=containers,
-        cpus=draft.pod_cpus,
-        memory=draft.pod_memory,
-        cpu=_cpu_limits(requests, limits),
-        quota_disabled=_pod_quota_disabled(draft, containers),
+    held = Held(
+        cpus=draft.cpus,
+        memory=draft.memory,
+        devices=draft.devices,
+        hints=draft.hints,
+        pod_cpus=draft.pod_cpus,
+        pod_memory=draft.pod_memory,
     )
-
-
-def _container_grant(draft: Draft, container: ContainerDemand) -> ContainerGrant:
-    name = container.name
-    isolation = _isolation(draft.demand, container, draft.cpus.get(name))
-    resources = container.container.resources
-    return ContainerGrant(
-        name=name,
-        kind=container.kind,
-        isolation=isolation,
-        cpus=draft.cpus.get(name),
-        memory=draft.memory.get(name, ()),
-        devices=MappingProxyType(draft.devices.get(name, {})),
-        hint=draft.hint(name),
-        cpu=_cpu_limits(resources.requests, resources.limits),
-        quota_disabled=isolation is Isolation.CONTAINER and _gate_disables_quota(draft),
-    )
-
-
-def _isolation(demand: PodDemand, container: ContainerDemand, cpus: Mask | None) -> Isolation:
-    """Tell with whom a container shares its CPUs (KEP-5526, ResourceIsolationLevel)."""
-    if cpus is None:
-        return Isolation.HOST
-    if demand.pod_level and not container.cpus:
-        return Isolation.POD
-    return Isolation.CONTAINER
-
-
-def _pod_quota_disabled(draft: Draft, containers: tuple[ContainerGrant, ...]) -> bool:
-    """Tell whether the kubelet lifts the pod's quota.
-
-    It does when any container is exclusive, with pod-level resources only when all are.
-    """
-    exclusive = [grant.isolation is Isolation.CONTAINER for grant in containers]
-    lifted = all(exclusive) if draft.demand.pod_level else any(exclusive)
-    return lifted and _gate_disables_quota(draft)
-
-
-def _gate_disables_quota(draft: Draft) -> bool:
-    return draft.rules.policy.gates.disable_cpu_quota_with_exclusive_cpus
-
-
-def _cpu_limits(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -> CpuLimits:
-    return CpuLimits(
-        request_millis=requests[CPU].milli_value if CPU in requests else None,
-        limit_millis=limits[CPU].milli_value if CPU in limits else None,
-    )
+    return make_grant(draft.rules.policy, draft.demand, held)
 
 
 def _with_grant(draft: Draft, grant: PodGrant) -> Ledger:
