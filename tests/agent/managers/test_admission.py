@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from agent.decision import Decision, Reason
@@ -18,6 +20,9 @@ from tests.agent.managers.hosts import (
     make_rules,
 )
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+if TYPE_CHECKING:
+    from agent.pods.model import Pod
 
 BUDGET_4 = guaranteed("cpu=4 memory=4Gi")
 BUDGET_5 = guaranteed("cpu=5 memory=5Gi")
@@ -291,3 +296,20 @@ def test_strict_reservation_leaves_shared_containers_the_reserved_cpus_at_the_wo
     ledger = admit(rules, rules.empty_ledger(), everything).ledger
     assert not shared_pool(rules, ledger)
     assert shared_cpus(rules, ledger) == Mask.of(0)
+
+
+class TestThePodsOwnLimit:
+    def limit_of(self, asked: Pod) -> int | None:
+        rules = make_rules()
+        return granted(admit(rules, rules.empty_ledger(), asked)).cpu.limit_millis
+
+    def test_it_is_the_sum_of_its_containers_limits(self) -> None:
+        limited = resources("cpu=500m", "cpu=1")
+        assert self.limit_of(pod(app("a", limited), app("b", limited))) == 2000
+
+    def test_there_is_none_when_one_container_has_none(self) -> None:
+        limited = resources("cpu=500m", "cpu=1")
+        assert self.limit_of(pod(app("a", limited), app("b"))) is None
+
+    def test_one_stated_for_the_pod_holds_whatever_its_containers_say(self) -> None:
+        assert self.limit_of(pod(app("a"), app("b"), of_pod=BUDGET_4)) == 4000
