@@ -295,6 +295,8 @@ class Keeper:
             counters.add(names.DRIFT_FOUND, cause, by=count)
         for cause, count in outcome.repaired.items():
             counters.add(names.DRIFT_REPAIRED, cause, by=count)
+        if outcome.settled:
+            log.info("new cgroups settled", cgroups=outcome.settled)
         if outcome.found:
             log.warning("drift", found=dict(outcome.found), repaired=dict(outcome.repaired))
             causes = ", ".join(f"{cause}: {count}" for cause, count in outcome.found.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.enforcement.binding import cgroup_named, cgroup_of_pid, make_binding
@@ -31,6 +32,8 @@ class EnforcedKernel:
     """The cgroup tree behind the enforcer (`agent.service.ports.Kernel`).
 
     `mount` is where the hierarchy is mounted, `proc` where procfs is, `own` the agent's cgroup.
+    A cgroup that appeared since the last look has never had its settings: it is settled, which
+    is no drift.
     """
 
     def __init__(
@@ -48,13 +51,15 @@ class EnforcedKernel:
         self._mount = mount
         self._proc = proc
         self._own = own
+        self._seen: frozenset[str] | None = None
 
     def admitted(self, target: Target, uid: str) -> Outcome:
         """Make the kernel honour a ledger to which a pod was added or in which it changed."""
 
         def enforce() -> Outcome:
             report = self._enforcer.enforce(target)
-            return _outcome(report, found={}, repaired={})
+            self._look(report)
+            return _outcome(report)
 
         return _guarded(enforce, uid)
 
@@ -64,8 +69,8 @@ class EnforcedKernel:
         def release() -> Outcome:
             released = self._enforcer.release(grant)
             report = self._enforcer.enforce(target)
-            notes = () if released.removed else (released.problem,)
-            return _outcome(report, found={}, repaired={}, notes=notes)
+            self._look(report)
+            return _outcome(report, notes=() if released.removed else (released.problem,))
 
         return _guarded(release)
 
@@ -75,11 +80,14 @@ class EnforcedKernel:
         def repair() -> Outcome:
             report = self._enforcer.repair(target)
             kept = self._enforcer.release_leftovers(target)
-            return _outcome(
-                report,
-                found=count_causes(report.found),
-                repaired=repaired(report),
-                notes=tuple(left.problem for left in kept if not left.removed),
+            settled = self._look(report)
+            drift = tuple(problem for problem in report.found if problem.cgroup not in settled)
+            outcome = _outcome(report, tuple(left.problem for left in kept if not left.removed))
+            return replace(
+                outcome,
+                found=count_causes(drift),
+                repaired=repaired(replace(report, found=drift)),
+                settled=tuple(sorted(settled)),
             )
 
         return _guarded(repair)
@@ -112,6 +120,15 @@ class EnforcedKernel:
             own=self._own,
         )
 
+    def _look(self, report: EnforcementReport) -> frozenset[str]:
+        """Remember which cgroups there are; return those that appeared since the last look.
+
+        At the first look none did: what differs then was changed while no agent ran.
+        """
+        there = frozenset(cgroup.wanted.setting.cgroup for cgroup in report.cgroups)
+        before, self._seen = self._seen, there
+        return frozenset() if before is None else there - before
+
 
 def _guarded(action: Callable[[], Outcome], uid: str | None = None) -> Outcome:
     """Do something to the tree; what makes it fail altogether becomes a problem of the outcome."""
@@ -124,16 +141,9 @@ def _guarded(action: Callable[[], Outcome], uid: str | None = None) -> Outcome:
         return Outcome(problems=(problem,))
 
 
-def _outcome(
-    report: EnforcementReport,
-    found: Mapping[str, int],
-    repaired: Mapping[str, int],
-    notes: tuple[str, ...] = (),
-) -> Outcome:
+def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Outcome:
     by_pod = report.by_pod()
     return Outcome(
-        found=found,
-        repaired=repaired,
         unenforced={uid: lines for uid, lines in by_pod.items() if uid},
         problems=by_pod.get("", ()),
         notes=(*report.notes, *notes),

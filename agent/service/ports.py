@@ -30,7 +30,7 @@ class Outcome:
     `found` and `repaired` count settings by cause. `unenforced` says, by pod uid, what the kernel
     does not honour; `problems` is what concerns no single pod; `notes` are facts worth knowing that
     are no failure. One line each. `cgroups` are all that were looked at,
-    `running` the containers (uid, name) that have one.
+    `running` the containers (uid, name) that have one, `settled` those cgroups that were new.
     """
 
     found: Mapping[str, int] = field(default_factory=_nothing)
@@ -40,6 +40,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
     running: tuple[tuple[str, str], ...] = ()
+    settled: tuple[str, ...] = ()
 
 
 class Kernel(Protocol):

@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 MANIFEST_PERIOD: Final = 20.0
 #: What happens in bursts is answered once, so many seconds after its beginning.
 SETTLE_SECONDS: Final = 0.1
+#: Whoever changes things all the time is answered that often at most, in seconds.
+SPACING_SECONDS: Final = 0.5
 #: How long answers that are under way may take when the agent stops, in seconds.
 SHUTDOWN_SECONDS: Final = 5.0
 #: How long to wait before a stream of changes that broke is opened again, in seconds.
@@ -234,15 +236,18 @@ class Service:
     async def _repeat(
         self, asked: asyncio.Event, period: float | None, action: Callable[[], Awaitable[None]]
     ) -> None:
-        """Do something every period and when asked, but not more often than it settles."""
+        """Do something every period and when asked, but not all the time."""
+        last = self._clock.monotonic() - SPACING_SECONDS
         while True:
             if period is None:
                 await asked.wait()
             else:
                 await wait_for(asked, period, self._clock)
             if asked.is_set():
-                await self._clock.sleep(SETTLE_SECONDS)
+                soonest = last + SPACING_SECONDS - self._clock.monotonic()
+                await self._clock.sleep(max(SETTLE_SECONDS, soonest))
                 asked.clear()
+            last = self._clock.monotonic()
             await self._attempt(action)
 
     async def _attempt(self, action: Callable[[], Awaitable[None]]) -> None:

@@ -63,6 +63,25 @@ def test_drift_is_found_and_repaired_by_cause(tree: EmulatedKernel) -> None:
     assert kernel.reconcile(wanted).found == {}
 
 
+def test_a_container_that_appears_is_settled_which_is_no_drift(tree: EmulatedKernel) -> None:
+    kernel, wanted = kernel_of(tree), target(grant("a", "b"))
+    kernel.admitted(wanted, "u-1")
+    tree.mkdir(f"{POD}/a")
+    outcome = kernel.reconcile(wanted)
+    assert (outcome.found, outcome.settled) == ({}, (f"{POD}/a",))
+    assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
+    tree.write(f"{POD}/a", "cpuset.cpus", "2")
+    outcome = kernel.reconcile(wanted)
+    assert (outcome.found, outcome.settled) == ({"unknown": 1}, ())
+
+
+def test_what_changed_while_no_agent_ran_is_drift(tree: EmulatedKernel) -> None:
+    wanted = target(grant("a"))
+    kernel_of(tree).admitted(wanted, "u-1")
+    tree.write(POD, "cpuset.cpus", "0-7")
+    assert kernel_of(tree).reconcile(wanted).found == {"unknown": 1}
+
+
 def test_containers_that_run_are_named(tree: EmulatedKernel) -> None:
     kernel, wanted = kernel_of(tree), target(grant("a", "b"))
     kernel.admitted(wanted, "u-1")

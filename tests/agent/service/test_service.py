@@ -104,7 +104,8 @@ async def test_a_container_that_appears_is_pinned_by_a_comparison(world: World) 
         await agent.ask(agent.client.admit, manifest(containers=2))
         for name in ("c0", "c1"):
             world.kernel.mkdir(f"{POD}/{name}")
-        await agent.ask(agent.client.reconcile)
+        compared = await asyncio.to_thread(agent.client.reconcile)
+        assert compared.found == {}
         shown = await asyncio.to_thread(agent.client.pod, UID)
     cpus = [container.kernel[0].cpus_effective for container in shown.containers]
     assert cpus == [container.cpus for container in shown.containers]
