@@ -69,7 +69,7 @@ class Host:
             f"{example.name}: the reason", refusal.get("reason") in EMPTY_POOL, refusal
         )
         message = str(refusal.get("message"))
-        self.checks.check(f"{example.name}: says why", "shared" in message, message)
+        self.checks.check(f"{example.name}: says why", "share" in message, message)
         self.checks.equal(f"{example.name}: nothing is held", self.agent.pods(), before)
         left = self.background.cgroup.cpus
         self.checks.equal(f"{example.name}: nobody lost a CPU", left, machine.cpus())

@@ -56,8 +56,15 @@ def check_pod(
 
 
 def _settle(workload: Workload, placement: Placement, background: Workload) -> None:
-    """Wait until the agent has seen a new container."""
-    wait_until(lambda: len(workload.cgroup.cpus) == _size(placement, background), PATIENCE)
+    """Wait until the agent has seen a new container (systemd may start it without a cpuset)."""
+
+    def pinned() -> bool:
+        try:
+            return len(workload.cgroup.cpus) == _size(placement, background)
+        except FileNotFoundError:
+            return False
+
+    wait_until(pinned, PATIENCE)
 
 
 def _size(placement: Placement, background: Workload) -> int:
