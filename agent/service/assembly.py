@@ -132,9 +132,9 @@ class Assembly:
         enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened))
         prepared = enforcer.prepare()
         state = _state(self._situation, loaded, _boot_id(), clock.time())
-        for number, problem in enumerate(prepared.problems):
-            log.error("cgroups are not prepared", problem=problem.detail)
-            state.troubles[f"prepare {number}"] = problem.detail
+        state.kernel_problems = tuple(problem.detail for problem in prepared.problems)
+        if state.kernel_problems:
+            log.error("the cgroup of all pods is not ready", problems=state.kernel_problems)
         kernel = EnforcedKernel(
             enforcer,
             self._tree,

@@ -30,6 +30,7 @@ from agent.service.errors import (
 from agent.service.events import EventHub
 from agent.service.operation import current_operation, operation
 from agent.service.records import API, PodRecord
+from agent.service.restore import restored
 from agent.service.serial import SerialQueue, Worker
 from agent.wire import (
     AdmissionDocument,
@@ -223,6 +224,7 @@ class Keeper:
         before = host_facts(self.state.situation.host)
         found = await self.worker.run(discover)
         self.state.situation = found
+        await self._fit_ledger()
         changes = host_changes(before, host_facts(found.host))
         if not changes:
             return False
@@ -281,6 +283,14 @@ class Keeper:
             self._count_admission("failed")
             raise
 
+    async def _fit_ledger(self) -> None:
+        """Reckon anew what follows from grants and rules, after these changed."""
+        ledger = restored(self.state.situation.rules, self.state.ledger)
+        if ledger is not self.state.ledger:
+            # Decisions need it whether or not it can be saved at once.
+            self.state.held = replace(self.state.held, ledger=ledger)
+            await self._save_again()
+
     async def _save_again(self) -> None:
         try:
             await self._commit(self.state.held)
@@ -307,8 +317,9 @@ class Keeper:
             counters.add(names.ENFORCEMENT_FAILURES)
             log.error("pod not enforced", uid=uid, pod=_full_name(grants[uid]), problems=problems)
             self.tell("PodNotEnforced", uid, _full_name(grants[uid]), "; ".join(problems))
-        for problem in outcome.problems:
-            log.error("enforcement", problem=problem)
+        if outcome.problems and outcome.problems != self.state.kernel_problems:
+            log.error("not enforced", problems=outcome.problems)
+        self.state.kernel_problems = outcome.problems
 
     async def _note_started(self, outcome: Outcome) -> None:
         """Free what init containers held whose successors run (the kubelet's AddContainer)."""

@@ -63,7 +63,8 @@ class AgentState:
     `held` is what the checkpoint holds. `releases` counts what may have made room for a pod that
     was refused. `manifests` are the files of the manifest directory by path, `last_reconcile` the
     latest comparison and `last_agreement` when one last ended well (Unix time). `unsaved` says why
-    the checkpoint may not be durable, `troubles` what else is wrong, by subject.
+    the checkpoint may not be durable, `kernel_problems` what the kernel or systemd refuses beyond
+    single pods, `troubles` what else is wrong, by subject.
     """
 
     situation: Situation
@@ -77,6 +78,7 @@ class AgentState:
     last_agreement: float | None = None
     releases: int = 0
     unsaved: str | None = None
+    kernel_problems: tuple[str, ...] = ()
     troubles: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -111,7 +113,8 @@ class AgentState:
             for manifest in self.manifests.values()
             if manifest.state != ADMITTED
         )
-        return (*self.troubles.values(), *unsaved, *unenforced, *manifests)
+        general = (*self.troubles.values(), *unsaved, *self.kernel_problems)
+        return (*general, *unenforced, *manifests)
 
     def source_of(self, uid: str) -> str:
         """Return where a pod came from: its manifest's path, `api`, or `checkpoint`."""

@@ -27,6 +27,7 @@ from agent.service.ports import Outcome
 from agent.service.state import AgentState, Holdings, Situation
 from agent.wire import BindRequest
 from sysfs.mask import Mask
+from sysfs.shapes import regular_host
 from tests.agent.service.support import OTHER_UID, UID, FakeClock, in_loop, manifest, two_packages
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from agent.ledger import PodGrant
     from agent.pods.model import Pod
     from agent.wire import KernelDocument
+    from sysfs.host import Host
 
 
 @dataclass
@@ -91,20 +93,22 @@ def disk_full(*, replaced: bool = False) -> CheckpointIOError:
     return CheckpointIOError("writing", Path("/state/checkpoint.json"), full, replaced=replaced)
 
 
-def rules(*, static_memory: bool = False) -> Rules:
+def rules(*, static_memory: bool = False, host: Host | None = None) -> Rules:
     cpu = CpuPolicy(CpuManagerPolicy.STATIC, reserved=Mask.of(0))
     memory = MemoryPolicy(
         MemoryManagerPolicy.STATIC if static_memory else MemoryManagerPolicy.NONE,
         MappingProxyType({0: MappingProxyType({"memory": 1 << 30})}),
     )
-    return Rules(Machine.of(two_packages()), Policy(cpu=cpu, memory=memory))
+    return Rules(Machine.of(host or two_packages()), Policy(cpu=cpu, memory=memory))
 
 
 @asynccontextmanager
-async def keeping(recorder: Recorder, in_force: Rules | None = None) -> AsyncIterator[Keeper]:
+async def keeping(
+    recorder: Recorder, in_force: Rules | None = None, host: Host | None = None
+) -> AsyncIterator[Keeper]:
     """Run a keeper's queue until the block ends."""
     in_force = in_force or rules()
-    situation = Situation(two_packages(), in_force)
+    situation = Situation(host or two_packages(), in_force)
     state = AgentState(situation, Holdings(in_force.empty_ledger()))
     keeper = Keeper(state, recorder, recorder, FakeClock())
     serving = asyncio.create_task(keeper.queue.serve())
@@ -264,6 +268,7 @@ async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
         await keeper.reconcile()
         recorder.outcome = Outcome(problems=("the tree is gone",))
         document = await keeper.reconcile()
+        assert keeper.state.problems() == ("the tree is gone",)
         counters = keeper.metrics.counters
         assert document.problems == ("the tree is gone",)
         assert counters.value(names.DRIFT_FOUND, "unknown") == 3
@@ -306,6 +311,23 @@ async def test_the_memory_of_init_containers_is_freed_once_an_app_runs() -> None
         saves = recorder.log.count("save")
         await keeper.reconcile()
         assert recorder.log.count("save") == saves
+
+
+@in_loop
+async def test_memory_that_was_added_can_be_given() -> None:
+    recorder = Recorder()
+    small = regular_host(packages=1, cores_per_node=8)
+    async with keeping(recorder, rules(static_memory=True, host=small), small) as keeper:
+        await keeper.admit(pod())
+        larger = Situation(two_packages(), rules(static_memory=True))
+        recorder.save_error = disk_full()
+        assert await keeper.take_over(lambda: larger)
+        assert keeper.state.ledger.memory.keys() == {0, 1}
+        assert UID in keeper.state.ledger.grants
+        recorder.save_error = None
+        assert (await keeper.admit(pod("db", OTHER_UID))).admitted
+        assert keeper.metrics.counters.value(names.HOST_CHANGES) == 1
+        assert not await keeper.take_over(lambda: larger)
 
 
 @in_loop
