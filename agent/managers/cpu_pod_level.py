@@ -56,7 +56,7 @@ def empty_pool_problem(demand: PodDemand) -> str | None:
     if shares and long_running >= demand.cpus:
         return (
             f"exclusive containers hold all {demand.cpus} CPUs of the pod's budget,"
-            " none is left for the containers that share"
+            " none is left for its shared containers"
         )
     return None
 

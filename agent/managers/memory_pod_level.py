@@ -112,7 +112,7 @@ def _init_problem(
 def _nothing_shared(resource: str, budget: int) -> EmptyMemoryPool:
     message = (
         f"exclusive containers hold all {budget} bytes of {resource} of the pod's budget,"
-        " none is left for the containers that share"
+        " none is left for its shared containers"
     )
     return EmptyMemoryPool(resource, budget, 0, None, message)
 

@@ -99,7 +99,7 @@ def test_exclusive_containers_that_leave_nothing_to_a_sharing_one_are_found() ->
     problem = empty_memory_pool(demand)
     assert problem is not None
     assert problem.resource == "memory"
-    assert "none is left for the containers that share" in problem.message
+    assert "none is left for its shared containers" in problem.message
 
 
 def test_without_a_sharing_container_the_budget_may_be_used_up() -> None:
