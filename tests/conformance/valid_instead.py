@@ -17,7 +17,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.decision import Decision
+    from agent.decision import Decision, Refusal
     from agent.ledger import Ledger
     from agent.managers.cpu_topology import CpuTopology, Groups
     from agent.managers.rules import Rules
@@ -40,7 +40,7 @@ def valid_instead(
     free = rules.assignable_cpus - before.exclusive_cpus
     broken = expected["admitted"] and _is_broken(rules, free, pod, expected["pod"])
     if decision.grant is None:
-        return broken or _refusal_is_valid(rules, before, decision, expected)
+        return broken or _refusal_is_valid(rules, before, pod, decision, expected)
     if decision.grant.exclusive_cpus - free:
         return False
     if broken:
@@ -155,24 +155,28 @@ def _as_many_as_asked(rules: Rules, decision: Decision, pod: Pod) -> bool:
 
 
 def _refusal_is_valid(
-    rules: Rules, before: Ledger, decision: Decision, expected: Mapping[str, Any]
+    rules: Rules, before: Ledger, pod: Pod, decision: Decision, expected: Mapping[str, Any]
 ) -> bool:
     assert decision.refusal is not None
     if not expected["admitted"]:
         return bool(decision.refusal.reason.value == expected["reason"])
-    return _no_whole_cores(rules, before, decision)
+    return _no_whole_cores(rules, before, pod, decision.refusal)
 
 
-def _no_whole_cores(rules: Rules, before: Ledger, decision: Decision) -> bool:
-    refusal = decision.refusal
-    if refusal is None or refusal.reason is not Reason.SMT_ALIGNMENT or refusal.asked is None:
+def _no_whole_cores(rules: Rules, before: Ledger, pod: Pod, refusal: Refusal) -> bool:
+    """Tell whether no whole cores are free that make up the request.
+
+    Once an earlier container of the pod has taken some, nothing is known of what was left.
+    """
+    if refusal.reason is not Reason.SMT_ALIGNMENT or refusal.asked is None:
         return False
+    first = next((c.name for c in demand_of(rules.policy, pod).containers if c.cpus), None)
     free = rules.assignable_cpus - before.exclusive_cpus - rules.reserved_physical_cpus
     sums = {0}
     for core in rules.machine.cpus.cores:
         if not core.cpus & ~free.bits:
             sums |= {total + core.size for total in sums}
-    return refusal.asked not in sums or refusal.container is not None
+    return refusal.asked not in sums or refusal.container not in (None, first)
 
 
 def _whole_cores(rules: Rules, decision: Decision) -> bool:

@@ -1,0 +1,167 @@
+"""That the comparison of whole admissions finds what is wrong."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conformance.admit import run_case
+from tests.conformance.outcome import Outcome, Verdict
+from tests.conformance.selected import selected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conformance.outcome import Case
+
+CASES = {case["name"]: case for family in ("admit", "admit_named") for case in selected(family)}
+#: A Guaranteed pod with exclusive CPUs and pinned memory, then others.
+PLAIN = "named/docs/static-policy/restricted/mem"
+
+
+def outcome_of(name: str, change: Callable[[Case], object]) -> Outcome:
+    case = copy.deepcopy(CASES[name])
+    change(case)
+    return run_case(case)
+
+
+def first_with_cpus(case: Case) -> dict[str, Any]:
+    """Return the first recorded answer in which a container holds CPUs."""
+    return next(
+        step
+        for step in case["expected"]["steps"]
+        if any(c["cpus"] for c in (step.get("pod") or {"containers": {}})["containers"].values())
+    )
+
+
+def invalid(case: Case) -> list[str]:
+    return list(case.get("api_invalid_pods", ()))
+
+
+def container(case: Case) -> dict[str, Any]:
+    containers = first_with_cpus(case)["pod"]["containers"]
+    return next(one for one in containers.values() if one["cpus"])
+
+
+CHANGES: dict[str, Callable[[Case], object]] = {
+    "admitted": lambda case: first_with_cpus(case).update(admitted=False, reason="x"),
+    "qos": lambda case: first_with_cpus(case)["pod"].update(qos="Burstable"),
+    "pod quota_disabled": lambda case: first_with_cpus(case)["pod"].update(quota_disabled=False),
+    "cpus": lambda case: container(case).update(cpus="63"),
+    "effective": lambda case: container(case).update(effective="63"),
+    "isolation": lambda case: container(case).update(isolation="pod"),
+    "quota_disabled": lambda case: container(case).update(quota_disabled=False),
+    "mems": lambda case: container(case).update(mems="7"),
+    "memory": lambda case: container(case)["memory"][0].update(size=1),
+    "hint": lambda case: container(case).update(hint={"mask": [7], "preferred": True}),
+    "shared pool": lambda case: first_with_cpus(case)["state"].update(default="63"),
+    "memory of node": lambda case: first_with_cpus(case)["state"]["mem_nodes"]["0"].update(
+        assignments=9
+    ),
+    "counters": lambda case: first_with_cpus(case)["metrics"].update(
+        kubelet_cpu_manager_pinning_requests_total=9
+    ),
+    "reserved": lambda case: case["expected"]["initial"].update(reserved="63"),
+    "allocatable": lambda case: case["expected"]["initial"].update(allocatable="63"),
+}
+
+
+def test_the_recorded_answers_are_equal() -> None:
+    assert outcome_of(PLAIN, lambda _: None) == Outcome.equal()
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_another_answer_is_wrong_and_named(what: str) -> None:
+    outcome = outcome_of(PLAIN, CHANGES[what])
+    assert outcome.verdict is Verdict.WRONG
+    assert any(what in difference for difference in outcome.differences)
+
+
+def test_another_reason_is_wrong() -> None:
+    name = "named/kep2625/full/5"
+    assert outcome_of(name, lambda _: None) == Outcome.equal()
+
+    def other(case: Case) -> None:
+        case["expected"]["steps"][0]["reason"] = "TopologyAffinityError"
+
+    assert "reason" in outcome_of(name, other).differences[0]
+
+
+def test_other_devices_are_wrong() -> None:
+    def holders(case: Case) -> list[dict[str, Any]]:
+        pods = (step.get("pod") or {} for step in case["expected"]["steps"])
+        return [
+            c for found in pods for c in found.get("containers", {}).values() if c.get("devices")
+        ]
+
+    flags = ("irregular", "doc_deviation", "invariant_violations", "api_invalid_pods")
+    name = next(
+        name
+        for name, case in CASES.items()
+        if holders(case) and not any(case.get(flag) for flag in flags)
+    )
+
+    def other(case: Case) -> None:
+        holders(case)[0]["devices"] = {"example.com/none": ["x"]}
+
+    assert any("devices" in text for text in outcome_of(name, other).differences)
+
+
+class TestFlags:
+    DEVIATION = "named/kep5526-options/align-by-socket/12/container"
+
+    def test_the_documents_pod_must_be_admitted(self) -> None:
+        assert outcome_of(self.DEVIATION, lambda _: None) == Outcome.right_instead()
+
+        def no_excuse(case: Case) -> None:
+            del case["doc_deviation"]
+
+        assert outcome_of(self.DEVIATION, no_excuse).verdict is Verdict.WRONG
+
+    def test_before_the_flagged_step_everything_must_be_equal(self) -> None:
+        name, first = next(
+            (name, min(part["step"] for part in case["invariant_violations"]["first"]))
+            for name, case in CASES.items()
+            if "invariant_violations" in case
+            and not case.get("irregular")
+            and not case.get("doc_deviation")
+            and not case.get("api_invalid_pods")
+            and min(part["step"] for part in case["invariant_violations"]["first"]) > 0
+        )
+        assert first > 0
+
+        def other(case: Case) -> None:
+            case["expected"]["steps"][0]["state"]["default"] = "63"
+
+        assert "shared pool" in outcome_of(name, other).differences[0]
+
+    def test_a_pod_that_the_api_server_refuses_must_be_refused(self) -> None:
+        name, number = next(
+            (name, number)
+            for name, case in CASES.items()
+            for number, step in enumerate(case["steps"])
+            if step["op"] == "admit" and step["pod"]["metadata"]["uid"] in invalid(case)
+        )
+
+        def valid(case: Case) -> None:
+            pod = case["steps"][number]["pod"]
+            pod["spec"] = copy.deepcopy(CASES[PLAIN]["steps"][0]["pod"]["spec"])
+
+        assert outcome_of(name, lambda _: None) == Outcome.right_instead()
+        assert "accepted, the API server would refuse it" in outcome_of(name, valid).differences[0]
+
+    def test_a_configuration_that_the_kubelet_refuses_must_be_refused(self) -> None:
+        name = next(
+            name
+            for name, case in CASES.items()
+            if "unknown" in case["expected"].get("start_error", {}).get("message", "")
+        )
+        assert outcome_of(name, lambda _: None) == Outcome.equal()
+
+        def fine(case: Case) -> None:
+            case["config"] = CASES[PLAIN]["config"]
+            case["topology"] = CASES[PLAIN]["topology"]
+
+        assert "starts, expected" in outcome_of(name, fine).differences[0]

@@ -1,0 +1,91 @@
+"""That the comparisons of pods, options and merges find what is wrong, and never end in a crash."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conformance.families import run_case
+from tests.conformance.outcome import Outcome, Verdict
+from tests.conformance.selected import selected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conformance.outcome import Case
+
+
+def example(family: str, fits: Callable[[Case], object]) -> Case:
+    """Return a copy of the first kept case that fits, which is equal as it stands."""
+    case = copy.deepcopy(next(case for case in selected(family) if fits(case)))
+    assert run_case(case) == Outcome.equal()
+    return case
+
+
+def differences(case: Case) -> str:
+    outcome = run_case(case)
+    assert outcome.verdict is Verdict.WRONG
+    return "; ".join(outcome.differences)
+
+
+@pytest.mark.parametrize(("what", "other"), [("mask", [63]), ("preferred", None), ("admit", None)])
+def test_another_merge_is_wrong(what: str, other: object) -> None:
+    case = example("merge", lambda case: case["expected"].get("mask"))
+    case["expected"][what] = other
+    assert what in differences(case)
+
+
+def test_distances_must_be_missed_on_both_sides() -> None:
+    refused = example("merge", lambda case: "error" in case["expected"])
+    refused["expected"] = {"mask": None, "preferred": False, "admit": True}
+    assert "refused" in differences(refused)
+    merged = example("merge", lambda case: "error" not in case["expected"])
+    merged["expected"] = {"error": "no distances"}
+    assert "not refused" in differences(merged)
+
+
+@pytest.mark.parametrize(
+    ("what", "other"),
+    [("qos", "x"), ("pod_cpus", 99), ("memory", {}), ("exclusive_cpus", {}), ("pod_limits", {})],
+)
+def test_another_reckoning_of_a_pod_is_wrong(what: str, other: object) -> None:
+    case = example("podinfo", lambda case: case["expected"]["pod_limits"])
+    case["expected"][what] = other
+    assert what in differences(case)
+
+
+@pytest.mark.parametrize("pool", ["cpu_pod_scope_error", "memory_pod_scope_error"])
+def test_an_empty_pool_must_be_found_on_both_sides(pool: str) -> None:
+    """Pods that never get so far are not compared: the API server refuses them."""
+    found = []
+    for case in selected("podinfo"):
+        if case["expected"].pop(pool, None) is not None:
+            found += run_case(case).differences
+    assert any(pool in text for text in found)
+
+
+def test_another_reading_of_options_is_wrong() -> None:
+    case = example("options", lambda case: case["kind"] == "cpu" and "options" in case["expected"])
+    name = next(iter(case["expected"]["options"]))
+    case["expected"]["options"][name] = not case["expected"]["options"][name]
+    assert name in differences(case)
+
+
+def test_a_refusal_must_be_of_the_same_option() -> None:
+    case = example("options", lambda case: "full-pcpus-only" in case["expected"].get("error", ""))
+    case["expected"]["error"] = "unknown option some-other-option"
+    assert "some-other-option" in differences(case)
+    del case["expected"]["error"]
+    assert "expected refusal None" in differences(case)
+
+
+def test_a_crash_of_the_comparison_is_wrong() -> None:
+    case = example("merge", lambda _: True)
+    del case["policy"]
+    assert "KeyError" in differences(case)
+
+
+def test_a_family_without_a_comparison_is_wrong() -> None:
+    assert "no comparison" in differences({"name": "x", "family": "unheard-of"})

@@ -1,0 +1,215 @@
+"""That no invalid answer passes for a valid one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.decision import Decision, Reason, Refusal
+from agent.managers.admission import admit
+from agent.managers.machine import Machine
+from sysfs.mask import Mask
+from sysfs.shapes import regular_host
+from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, SMT, make_rules
+from tests.agent.pods.pods import app, guaranteed, pod, resources
+from tests.conformance.valid_instead import (
+    evenly_distributed,
+    has_negative_amounts,
+    refused_for_own_demand,
+    same_memory_in_all,
+    valid_instead,
+    valid_reservation,
+)
+
+if TYPE_CHECKING:
+    from agent.ledger import Ledger
+    from agent.managers.rules import Rules
+    from agent.pods.model import Pod
+
+#: Two nodes of four cores; siblings are n and n + 8; CPU 0 is reserved.
+RULES = make_rules(SMT, NO_POLICY, CONTAINER, memory=False)
+TWO = pod(app("a", guaranteed("cpu=2 memory=1Gi")))
+PAIR = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b", guaranteed("cpu=2 memory=1Gi")))
+
+
+def holding(rules: Rules, wanted: Pod, **cpus: str) -> Decision:
+    """Return an admission of the pod whose containers hold these CPUs, whatever we would decide."""
+    decision = admit(rules, rules.empty_ledger(), wanted)
+    assert decision.grant is not None
+    containers = tuple(
+        replace(one, cpus=Mask.parse(cpus[one.name])) for one in decision.grant.containers
+    )
+    return replace(decision, grant=replace(decision.grant, containers=containers))
+
+
+def recorded(**cpus: str) -> dict[str, Any]:
+    containers = {name: {"cpus": text, "isolation": "container"} for name, text in cpus.items()}
+    return {"admitted": True, "pod": {"cpus": None, "containers": containers}}
+
+
+def refusing(reason: Reason, asked: int | None = None, container: str | None = None) -> Decision:
+    refusal = Refusal(reason, "", asked=asked, container=container)
+    return Decision("u-1", RULES.empty_ledger(), refusal=refusal)
+
+
+def ledger(busy: str = "") -> Ledger:
+    return replace(RULES.empty_ledger(), exclusive_cpus=Mask.parse(busy))
+
+
+class TestOnIrregularHosts:
+    def judged(self, ours: str, theirs: str, *, busy: str = "", rules: Rules = RULES) -> bool:
+        decision = holding(rules, TWO, a=ours)
+        return valid_instead(rules, ledger(busy), TWO, decision, recorded(a=theirs))
+
+    def test_as_many_free_cpus_as_narrow_as_theirs_are_valid(self) -> None:
+        assert self.judged("2,10", "1,9")
+        assert self.judged("2,10", "1-2")
+
+    @pytest.mark.parametrize(
+        ("ours", "busy"),
+        [("0-1", ""), ("2,10", "10"), ("16-17", ""), ("1", ""), ("1-3", ""), ("1,4", "")],
+        ids=["reserved", "busy", "not there", "too few", "too many", "more nodes"],
+    )
+    def test_anything_else_is_not(self, ours: str, busy: str) -> None:
+        assert not self.judged(ours, "1,9", busy=busy)
+
+    def test_more_cores_than_theirs_are_not_valid(self) -> None:
+        assert not self.judged("2-3", "1,9")
+
+    def test_whole_cores_are_required_where_the_option_says_so(self) -> None:
+        rules = make_rules(SMT, NO_POLICY, CONTAINER, memory=False, full_pcpus_only=True)
+        assert self.judged("2,10", "1,9", rules=rules)
+        assert not self.judged("2-3", "1,9", rules=rules)
+
+    @pytest.mark.parametrize(
+        ("theirs", "busy"), [("1,9", "9"), ("0-1", "")], ids=["busy", "reserved"]
+    )
+    def test_a_broken_answer_is_no_measure_of_width(self, theirs: str, busy: str) -> None:
+        assert self.judged("3,6", theirs, busy=busy)
+        assert not self.judged("3", theirs, busy=busy)
+        assert not self.judged("0,3", theirs, busy=busy)
+
+    def test_an_answer_that_overlaps_in_itself_is_broken(self) -> None:
+        decision = holding(RULES, PAIR, a="2,10", b="3,5")
+        theirs = recorded(a="1,9", b="1,10")
+        assert valid_instead(RULES, ledger(), PAIR, decision, theirs)
+        sane = recorded(a="1,9", b="2,10")
+        assert not valid_instead(RULES, ledger(), PAIR, decision, sane)
+
+
+class TestRefusals:
+    SMT_RULES = make_rules(SMT, NO_POLICY, CONTAINER, memory=False, full_pcpus_only=True)
+
+    def test_where_the_kubelet_refuses_too_the_reason_must_be_its_own(self) -> None:
+        theirs = {"admitted": False, "reason": "SMTAlignmentError"}
+        for reason, valid in (Reason.SMT_ALIGNMENT, True), (Reason.UNEXPECTED, False):
+            judged = valid_instead(RULES, ledger(), TWO, refusing(reason), theirs)
+            assert judged is valid
+
+    def judged(self, *, busy: str = "", asked: int = 2, container: str | None = "a") -> bool:
+        decision = refusing(Reason.SMT_ALIGNMENT, asked, container)
+        theirs = recorded(a="1,9", b="2,10")
+        return valid_instead(self.SMT_RULES, ledger(busy), PAIR, decision, theirs)
+
+    def test_for_the_cores_sake_the_free_cores_must_not_add_up(self) -> None:
+        assert self.judged(asked=3)
+        assert self.judged(asked=8, busy="3-7")
+        assert not self.judged()
+        assert not self.judged(container=None)
+        assert not self.judged(asked=4, busy="3-7,11-15")
+
+    def test_a_later_container_may_lack_what_an_earlier_one_took(self) -> None:
+        assert self.judged(container="b")
+
+    def test_another_reason_is_no_excuse(self) -> None:
+        decision = refusing(Reason.TOPOLOGY_AFFINITY, asked=2)
+        assert not valid_instead(self.SMT_RULES, ledger(), TWO, decision, recorded(a="1,9"))
+
+
+class TestReservation:
+    def test_as_many_and_no_further_apart(self) -> None:
+        assert valid_reservation(RULES, {"reserved": "8"})
+        assert not valid_reservation(RULES, {"reserved": "0,8"})
+        wide = make_rules(SMT, reserved="0,4")
+        assert not valid_reservation(wide, {"reserved": "0,8"})
+        assert valid_reservation(make_rules(SMT, reserved="0,8"), {"reserved": "0,4"})
+
+
+class TestDistribution:
+    MACHINE = Machine.of(regular_host(packages=4, cores_per_node=4, threads=1))
+    DISTRIBUTED = make_rules(
+        MACHINE, NO_POLICY, CONTAINER, memory=False, distribute_cpus_across_numa=True
+    )
+    WANTED = pod(app("a", guaranteed("cpu=6 memory=1Gi")))
+
+    def judged(self, ours: str, theirs: str, rules: Rules | None = None) -> bool:
+        rules = rules or self.DISTRIBUTED
+        decision = holding(rules, self.WANTED, a=ours)
+        return evenly_distributed(rules, rules.empty_ledger(), decision, recorded(a=theirs))
+
+    def test_more_even_nodes_are_valid(self) -> None:
+        assert self.judged("1,4-5,8-9,12", "1-3,4-6")
+
+    def test_less_even_nodes_are_not(self) -> None:
+        assert not self.judged("1-3,4-6", "1,4-5,8-9,12")
+
+    def test_too_few_or_reserved_cpus_are_not(self) -> None:
+        assert not self.judged("1,4-5,8-9", "1-3,4-6")
+        assert not self.judged("0,4-5,8-9,12", "1-3,4-6")
+
+    def test_without_the_option_nothing_is_excused(self) -> None:
+        packed = make_rules(self.MACHINE, NO_POLICY, CONTAINER, memory=False)
+        assert not self.judged("1,4-5,8-9,12", "1-3,4-6", packed)
+
+    def test_a_refusal_of_either_side_is_not_excused(self) -> None:
+        refused = refusing(Reason.UNEXPECTED)
+        before = self.DISTRIBUTED.empty_ledger()
+        assert not evenly_distributed(self.DISTRIBUTED, before, refused, recorded(a="1-6"))
+        ours = holding(self.DISTRIBUTED, self.WANTED, a="1,4-5,8-9,12")
+        assert not evenly_distributed(self.DISTRIBUTED, before, ours, {"admitted": False})
+
+
+def test_only_a_container_with_a_demand_of_its_own_may_be_refused() -> None:
+    mixed = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b"), of_pod=guaranteed("cpu=4"))
+    rules = make_rules(scope=CONTAINER)
+    for container, valid in ("a", True), ("b", False), (None, False):
+        refusal = refusing(Reason.UNEXPECTED, container=container)
+        assert refused_for_own_demand(rules, mixed, refusal) is valid
+
+
+@pytest.mark.parametrize("part", ["containers", "initContainers", "pod"])
+def test_negative_amounts_are_found_wherever_they_stand(part: str) -> None:
+    negative = {"resources": {"limits": {"memory": "-1"}}}
+    spec: dict[str, Any] = {"containers": [{"name": "a"}]}
+    spec = {**spec, **negative} if part == "pod" else {**spec, part: [negative]}
+    assert has_negative_amounts({"spec": spec})
+    assert not has_negative_amounts({"spec": {"containers": [{"resources": {}}]}})
+
+
+def test_memory_may_be_spread_otherwise_but_must_add_up_by_type() -> None:
+    rules = make_rules()
+    empty = rules.empty_ledger()
+    charged = {
+        node: replace(held, reserved=MappingProxyType({"memory": GIB}))
+        for node, held in empty.memory.items()
+    }
+    ours = replace(empty, memory=charged)
+
+    def theirs(*reserved: int) -> dict[str, Any]:
+        nodes = {str(n): {"memory": {"memory": [0, size]}} for n, size in enumerate(reserved)}
+        return {"mem_nodes": nodes}
+
+    assert same_memory_in_all(ours, theirs(2 * GIB, 0))
+    assert not same_memory_in_all(ours, theirs(2 * GIB, 1))
+
+
+def test_a_pod_that_shares_must_share_on_both_sides() -> None:
+    shares = pod(app("a", resources("cpu=1")))
+    decision = admit(RULES, RULES.empty_ledger(), shares)
+    theirs = recorded(a="1")
+    theirs["pod"]["containers"]["a"] = {"cpus": None, "isolation": "host"}
+    assert valid_instead(RULES, ledger(), shares, decision, theirs)
+    assert not valid_instead(RULES, ledger(), shares, decision, recorded(a="1"))
