@@ -59,7 +59,7 @@ def test_another_reckoning_of_a_pod_is_wrong(what: str, other: object) -> None:
 @pytest.mark.parametrize("pool", ["cpu_pod_scope_error", "memory_pod_scope_error"])
 def test_an_empty_pool_must_be_found_on_both_sides(pool: str) -> None:
     """Pods that never get so far are not compared: the API server refuses them."""
-    found = []
+    found: list[str] = []
     for case in selected("podinfo"):
         if case["expected"].pop(pool, None) is not None:
             found += run_case(case).differences
