@@ -1,0 +1,174 @@
+"""Recorded starts of the kubelet on its own state files, against taking them over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import to_builtins
+
+from agent.kubelet_state.cpu_file import (
+    CpuDocument,
+    cpu_document,
+    read_cpu_state,
+)
+from agent.kubelet_state.errors import KubeletStateError
+from agent.kubelet_state.exporting import kubelet_state
+from agent.kubelet_state.files import KubeletState, encode_files
+from agent.kubelet_state.importing import take_over
+from agent.kubelet_state.memory_file import MemoryDocument, memory_document, read_memory_state
+from agent.managers.rules import Rules
+from sysfs.mask import Mask
+from tests.conformance.outcome import Outcome
+from tests.conformance.recorded import machine_of
+from tests.conformance.recorded_config import resolved_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conformance.outcome import Case
+
+_FILES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
+
+
+def run_case(case: Case) -> Outcome:
+    """Compare whether the files are taken over, and what is then written back."""
+    rules = Rules(machine_of(case["topology"]), resolved_policy(_with_memory_policy(case)))
+    refused = [error for key, error in case["expected"].items() if key.endswith("_start_error")]
+    try:
+        state = _read(case)
+        taken = take_over(rules, state)
+    except KubeletStateError as error:
+        if refused:
+            return Outcome.equal()
+        return _right_if(_kubelet_accepts_wrongly(case), f"refused: {error}")
+    if refused:
+        return _right_if(_loads_without_gate(case, state), f"taken over, expected {refused}")
+    ours = kubelet_state(rules, taken.ledger)
+    differences = [*_state_differences(case, ours), *_file_differences(case, rules, ours)]
+    if differences and _inert_budget_left_out(case, ours):
+        return Outcome.right_instead()
+    return Outcome.of(differences)
+
+
+def _right_if(reason: bool, difference: str) -> Outcome:  # noqa: FBT001  # a verdict's own words
+    return Outcome.right_instead() if reason else Outcome.wrong(difference)
+
+
+def _with_memory_policy(case: Case) -> Case:
+    """Return the case with the kubelet's default in place of a memory policy that is not given."""
+    config = case["config"]
+    policy = config["memory"]["policy"] or "None"
+    return {**case, "config": {**config, "memory": {**config["memory"], "policy": policy}}}
+
+
+def _read(case: Case) -> KubeletState:
+    owners = {container: (uid, name) for uid, name, container in case["initial_containers"]}
+    cpu, memory = (case.get(name) for name in _FILES.values())
+    return KubeletState(
+        cpu=None if cpu is None else read_cpu_state(cpu.encode(), Path("cpu"), owners),
+        memory=None if memory is None else read_memory_state(memory.encode(), Path("memory")),
+    )
+
+
+def _kubelet_accepts_wrongly(case: Case) -> bool:
+    """Tell whether a state contradicts itself where the kubelet does not look.
+
+    Two pods hold the same CPU, or budgets would be forgotten since the gate is off.
+    """
+    expected = case["expected"]["cpu"]
+    held: list[int] = []
+    for containers in expected["entries"].values():
+        own: set[int] = set()
+        for text in containers.values():
+            own |= _ids(text)
+        held.extend(own)
+    forgotten = not case["gates"] and '"podEntries"' in case["cpu_manager_state"]
+    return forgotten or len(held) != len(set(held))
+
+
+def _loads_without_gate(case: Case, state: KubeletState) -> bool:
+    """Tell whether all that the kubelet minds is that the gate was on when the file was written."""
+    budgets = (state.cpu and state.cpu.pods) or (state.memory and state.memory.pods)
+    if case["gates"] or budgets:
+        return False
+    with_gate: dict[str, bytes] = encode_files(state, pod_level=True)
+    return any(case.get(name) == data.decode() for name, data in with_gate.items())
+
+
+def _inert_budget_left_out(case: Case, ours: KubeletState) -> bool:
+    """Tell whether all that is missing are budgets without containers whose CPUs are all free."""
+    expected = case["expected"]["cpu"]
+    found = _cpu_state(ours)
+    missing = {
+        uid: cpus
+        for uid, cpus in expected["pod_entries"].items()
+        if uid not in found["pod_entries"]
+    }
+    kept = {uid: cpus for uid, cpus in expected["pod_entries"].items() if uid not in missing}
+    return (
+        {**expected, "pod_entries": kept} == found
+        and not missing.keys() & expected["entries"].keys()
+        and all(_ids(cpus) <= _ids(expected["default"]) for cpus in missing.values())
+    )
+
+
+def _state_differences(case: Case, ours: KubeletState) -> Iterator[str]:
+    found = {"cpu": _cpu_state(ours), "memory": _memory_state(ours)}
+    for kind in _FILES:
+        expected = case["expected"].get(kind)
+        if expected is not None and found[kind] != expected:
+            yield f"{kind} {found[kind]}, expected {expected}"
+
+
+def _file_differences(case: Case, rules: Rules, ours: KubeletState) -> Iterator[str]:
+    """Compare our files with the kubelet's where these are of the version written today."""
+    pod_level = rules.policy.pod_level_managers
+    written = encode_files(ours, pod_level=pod_level)
+    for name in _FILES.values():
+        theirs = case["expected"].get(f"{name}_after")
+        if theirs is not None and _is_current(name, theirs, pod_level=pod_level):
+            ours_text = written[name].decode()
+            if ours_text != theirs:
+                yield f"{name} {ours_text}, expected {theirs}"
+
+
+def _is_current(name: str, text: str, *, pod_level: bool) -> bool:
+    """Tell whether a file is byte for byte what the kubelet would write of its content now."""
+    path, data = Path(name), text.encode()
+    try:
+        if name == _FILES["cpu"]:
+            state = KubeletState(cpu=read_cpu_state(data, path))
+        else:
+            state = KubeletState(memory=read_memory_state(data, path))
+    except KubeletStateError:
+        return False
+    try:
+        return encode_files(state, pod_level=pod_level) == {name: data}
+    except ValueError:
+        return False
+
+
+def _cpu_state(state: KubeletState) -> dict[str, Any]:
+    document = cpu_document(state.cpu) if state.cpu is not None else CpuDocument()
+    pods = {uid: entry.cpuSet for uid, entry in (document.podEntries or {}).items()}
+    return {
+        "default": document.defaultCpuSet,
+        "entries": document.entries,
+        "pod_entries": pods,
+    }
+
+
+def _memory_state(state: KubeletState) -> dict[str, Any]:
+    document = memory_document(state.memory) if state.memory is not None else MemoryDocument()
+    return {
+        "entries": to_builtins(document.entries),
+        "machine_state": {
+            str(node): entry for node, entry in to_builtins(document.machineState).items()
+        },
+        "pod_entries": to_builtins(document.podEntries),
+    }
+
+
+def _ids(text: str) -> set[int]:
+    return set(Mask.parse(text))
