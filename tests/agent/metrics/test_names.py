@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from agent.metrics import names
+
+REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 
 
 @pytest.mark.parametrize("metric", names.ALL, ids=lambda metric: metric.name)
@@ -55,3 +58,10 @@ def test_our_own_metrics_follow_the_naming_rules() -> None:
 def test_labels_whose_values_are_not_known_beforehand_start_without_samples() -> None:
     assert list(names.REFUSALS.initial()) == []
     assert list(names.REMOVALS.initial()) == [()]
+
+
+@pytest.mark.parametrize("metric", names.ALL, ids=lambda metric: metric.name)
+def test_every_metric_stands_in_the_reference_as_it_is(metric: names.Metric) -> None:
+    labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
+    row = f"| `{metric.name}` | {metric.type} | {labels} | {metric.help} |"
+    assert row in REFERENCE.read_text().splitlines()
