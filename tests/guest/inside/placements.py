@@ -104,9 +104,15 @@ def _quota(example: Example, placement: Placement) -> int | None:
 def _check_memory(checks: Checks, title: str, workload: Workload, nodes: frozenset[int]) -> None:
     checks.equal(f"{title}: cpuset.mems.effective", workload.cgroup.mems, nodes)
     checks.equal(f"{title}: Mems_allowed", kernel.memory_nodes(workload.pid), nodes)
+
+    def held() -> int:
+        pages = kernel.anonymous_pages(workload.pid)
+        return sum(pages.get(node, 0) for node in nodes)
+
+    # The set is in effect before the kernel has moved the pages that are elsewhere.
+    wait_until(lambda: held() >= workloads.HELD // PAGE, PATIENCE)
     pages = kernel.anonymous_pages(workload.pid)
-    held = sum(pages.get(node, 0) for node in nodes)
-    checks.check(f"{title}: its memory lies there", held >= workloads.HELD // PAGE, pages)
+    checks.check(f"{title}: its memory lies there", held() >= workloads.HELD // PAGE, pages)
 
 
 def _check_apart(checks: Checks, example: Example, running: Mapping[str, Workload]) -> None:
