@@ -29,6 +29,7 @@ _CODES: Final = {
     "InvalidRequest": ExitCode.BAD_INPUT,
     "TooLarge": ExitCode.BAD_INPUT,
     "Forbidden": ExitCode.UNREACHABLE,
+    "NotReady": ExitCode.UNREACHABLE,
     "Stopping": ExitCode.UNREACHABLE,
 }
 

@@ -38,6 +38,7 @@ _STATUS: Final = {
     "PodNotFound": HTTPStatus.NOT_FOUND,
     "ContainerNotFound": HTTPStatus.NOT_FOUND,
     "ManagedByManifest": HTTPStatus.CONFLICT,
+    "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
     "CheckpointFailed": HTTPStatus.INSUFFICIENT_STORAGE,
     "InvalidManifest": HTTPStatus.UNPROCESSABLE_ENTITY,
     "InvalidBinding": HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -66,7 +67,8 @@ class Api:
     def application(self) -> web.Application:
         """Return the application to serve on the Unix socket."""
         app = web.Application(
-            client_max_size=self._max_bytes, middlewares=[_as_documents, self._only_members]
+            client_max_size=self._max_bytes,
+            middlewares=[_as_documents, self._only_members, self._only_when_ready],
         )
         app.add_routes(
             [
@@ -95,6 +97,13 @@ class Api:
             log.warning("request refused", peer_pid=peer.pid, peer_uid=peer.uid)
             message = f"user {peer.uid} is neither root nor a member of the agent's group"
             return _failed(HTTPStatus.FORBIDDEN, "Forbidden", message)
+        return await handler(request)
+
+    @web.middleware
+    async def _only_when_ready(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let everybody look while the state is being restored, and nobody change it."""
+        if request.method != "GET" and not self._keeper.state.ready:
+            raise errors.NotReadyError
         return await handler(request)
 
     async def _admit(self, request: web.Request) -> web.Response:

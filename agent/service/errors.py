@@ -26,6 +26,15 @@ class RequestError(Exception):
         self.details = details
 
 
+class NotReadyError(RequestError):
+    """The agent restores its state, or is about to end."""
+
+    code = "NotReady"
+
+    def __init__(self) -> None:
+        super().__init__("nothing is changed while the agent starts or ends; ask again soon")
+
+
 class InvalidManifestError(RequestError):
     """The manifest is not a valid pod."""
 

@@ -140,10 +140,10 @@ class Service:
             monitoring = Monitoring(self._keeper.metrics, self.health, self._keeper.state)
             application = monitoring.application()
             await self._open(runners, application, self._doors.metrics, self._doors.tls)
+        await self._open(runners, self._api.application(), self._doors.admission)
         await self._remember_host()
         await self._attempt(self._reconcile)
         await self._attempt(self._sync_manifests)
-        await self._open(runners, self._api.application(), self._doors.admission)
         self._keeper.state.ready = True
         self._manager.ready(self._status())
         log.info("ready", pods=len(self._keeper.state.ledger.grants))

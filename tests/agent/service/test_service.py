@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.checkpoint.store import CHECKPOINT_NAME
+from agent.client import AgentRefused
 from agent.service import service as service_module
+from agent.service.assembly import Assembly, Surrogates
 from sysfs.mask import Mask
 from sysfs.shapes import with_offline
 from tests.agent.service.support import (
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from agent.service.service import Service
+    from agent.wire import ReconcileDocument
     from tests.agent.service.support import World
 
 POD = f"kubepods/pod{UID}"
@@ -198,8 +202,6 @@ async def test_a_file_deleted_while_the_agent_was_down_releases_its_pod(world: W
 
 @in_loop
 async def test_a_pod_of_a_file_is_not_removed_over_the_socket(world: World) -> None:
-    from agent.client import AgentRefused  # noqa: PLC0415
-
     directory = world.manifest_directory()
     (directory / "web.yaml").write_bytes(manifest())
     async with running(world) as agent:
@@ -326,25 +328,51 @@ async def test_a_failing_periodic_action_is_reported_and_does_not_end_the_agent(
             await next_event(watcher, "PodAdmitted")
 
 
+@asynccontextmanager
+async def restoring(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[RecordingManager, Service, asyncio.Event]]:
+    """Run an agent whose first comparison lasts until the event is set."""
+    manager = RecordingManager()
+    assembly = Assembly(world.config, manager, world.clock, Surrogates(world.kernel, live=False))
+    began, go_on = asyncio.Event(), asyncio.Event()
+    compare = assembly.keeper.reconcile
+
+    async def wait_and_compare() -> ReconcileDocument:
+        began.set()
+        await go_on.wait()
+        return await compare()
+
+    with assembly as service:
+        monkeypatch.setattr(assembly.keeper, "reconcile", wait_and_compare)
+        life = asyncio.create_task(service.run())
+        try:
+            await began.wait()
+            yield manager, service, go_on
+        finally:
+            service.stop()
+            await life
+
+
 @in_loop
 async def test_an_agent_told_to_stop_while_it_restores_stops(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.config = replace(world.config, cpu_manager_reconcile_period=10.0)
-    from agent.service.assembly import Assembly, Surrogates  # noqa: PLC0415
-
-    manager = RecordingManager()
-    assembly = Assembly(world.config, manager, world.clock, Surrogates(world.kernel, live=False))
-    began = asyncio.Event()
-
-    async def endless() -> None:
-        began.set()
-        await asyncio.Event().wait()
-
-    with assembly as service:
-        monkeypatch.setattr(assembly.keeper, "reconcile", endless)
-        life = asyncio.create_task(service.run())
-        await began.wait()
+    async with restoring(world, monkeypatch) as (manager, service, _):
         service.stop()
-        await life
     assert manager.told == ["stopping"]
+
+
+@in_loop
+async def test_while_it_restores_everybody_may_look_and_nobody_change_anything(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = world.client()
+    async with restoring(world, monkeypatch) as (manager, _, go_on):
+        assert not (await asyncio.to_thread(client.status)).ready
+        with pytest.raises(AgentRefused, match="ask again soon") as refused:
+            await asyncio.to_thread(client.admit, manifest())
+        assert (refused.value.status, refused.value.error.code) == (503, "NotReady")
+        go_on.set()
+        await manager.is_ready.wait()
+        assert (await asyncio.to_thread(client.admit, manifest())).admitted
