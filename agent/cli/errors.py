@@ -20,6 +20,8 @@ EXIT_CODES: Final[Mapping[str, ExitCode]] = {
     "agent.checkpoint.errors.CheckpointError": ExitCode.BAD_INPUT,
     "agent.client.Unreachable": ExitCode.UNREACHABLE,
     "agent.enforcement.errors.EnforcementError": ExitCode.ENVIRONMENT,
+    "agent.kubelet_state.errors.StateFileIOError": ExitCode.ENVIRONMENT,
+    "agent.kubelet_state.errors.KubeletStateError": ExitCode.BAD_INPUT,
     "agent.service.errors.StartError": ExitCode.ENVIRONMENT,
     "cgroupfs.errors.CgroupError": ExitCode.ENVIRONMENT,
     "sysfs.errors.SysfsError": ExitCode.BAD_INPUT,

@@ -44,8 +44,11 @@ def container_cpu_max(pod: PodGrant, container: ContainerGrant) -> CpuMax | None
     return None if limit is None else cpu_max(limit)
 
 
-def pod_cpu_max(pod: PodGrant) -> CpuMax:
+def pod_cpu_max(pod: PodGrant) -> CpuMax | None:
     """Return the quota of a pod's own cgroup: its limit, none without one.
+
+    None where the limit is not known, for a pod that was imported and not yet asked for: the
+    quota stays as it is.
 
     None either as soon as any member runs on exclusive CPUs without a quota. The kubelet keeps the
     quota of a pod with pod-level resources unless all members are exclusive, and so throttles the
@@ -54,4 +57,6 @@ def pod_cpu_max(pod: PodGrant) -> CpuMax:
     """
     if any(c.isolation is Isolation.CONTAINER and c.quota_disabled for c in pod.containers):
         return UNLIMITED
+    if pod.cpu.limit_millis is None and not pod.spec_digest:
+        return None
     return cpu_max(pod.cpu.limit_millis or 0)

@@ -108,7 +108,7 @@ def _coverage(rules: Rules, state: CpuState) -> Iterator[str]:
     found = state.default
     for uid in {*state.containers, *state.pods}:
         found |= _held(state, uid)
-    if lost := expected - found:
+    if lost := expected - found - rules.policy.cpu.reserved:
         yield f"CPUs {lost} are online and nobody's, neither shared nor held by a pod"
     if unknown := found - rules.machine.cpus.all:
         yield f"CPUs {unknown} are in the state but not online; bring them online first"

@@ -33,7 +33,8 @@ def parse_json(data: bytes, kind: type[DocumentT], path: Path) -> DocumentT:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         problem, found, place = str(error).rpartition(" - at `")
-        field, said = (place.rstrip("`"), problem) if found else ("$", str(error))
+        # The place of a bad key is given as "key` in `$.entries`".
+        field, said = (place.split("`")[-2], problem) if found else ("$", str(error))
         raise UnreadableStateFileError(path, field, said, DAMAGED) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = f"not a complete JSON document ({error})" if data else "the file is empty"

@@ -162,11 +162,13 @@ class Keeper:
         self, decision: Decision, grant: PodGrant, manifest: str | None
     ) -> AdmissionDocument:
         held = self.state.held
-        if manifest is not None and held.manifests.get(grant.uid) != manifest:
-            await self._commit(held.with_manifest(held.ledger, grant.uid, manifest))
+        confirmed = decision.ledger is not held.ledger
+        if confirmed or (manifest is not None and held.manifests.get(grant.uid) != manifest):
+            await self._commit(held.with_manifest(decision.ledger, grant.uid, manifest))
         record = self.state.records.of(grant.uid)
-        if record.problems:
+        if record.problems or confirmed:
             await self._enforce(grant.uid)
+            record = self.state.records.of(grant.uid)
         self._count_admission("repeated")
         return self._admission(decision, grant, record)
 

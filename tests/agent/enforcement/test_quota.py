@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.enforcement.quota import container_cpu_max, cpu_max, pod_cpu_max
+from agent.ledger import CpuLimits
 from cgroupfs.values import UNLIMITED, CpuMax
 from tests.agent.enforcement.pods import exclusive, on_host, pod, pod_shared
 
@@ -83,4 +86,12 @@ def test_no_ancestor_ever_throttles_exclusive_cpus(limit: int, pod_level: bool) 
         exclusive("a", "2-3"), on_host("b", limit=limit), cpus="2-5" if pod_level else None,
         limit=limit,
     )  # fmt: skip
-    assert pod_cpu_max(grant).allows(container_cpu_max(grant, grant.containers[0]) or UNLIMITED)
+    assert (pod_cpu_max(grant) or UNLIMITED).allows(
+        container_cpu_max(grant, grant.containers[0]) or UNLIMITED
+    )
+
+
+def test_the_quota_of_an_imported_pod_is_left_alone_until_its_limit_is_known() -> None:
+    imported = replace(pod(on_host("a")), spec_digest="")
+    assert pod_cpu_max(imported) is None
+    assert pod_cpu_max(replace(imported, cpu=CpuLimits(1500, 1500))) == CpuMax(150_000)

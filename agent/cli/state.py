@@ -1,0 +1,241 @@
+"""`numawarden state`: move a host from the kubelet to the agent and back, without draining."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from agent.cli.errors import CommandError
+from agent.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from agent.checkpoint.state import State
+    from agent.checkpoint.store import Store
+    from agent.config.config import Config
+    from agent.kubelet_state.files import KubeletState
+    from agent.ledger import Ledger
+    from agent.managers.rules import Rules
+    from agent.pods.model import Pod
+    from sysfs.host import Host
+
+    _Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+@click.group()
+def state() -> None:
+    """Take the kubelet's state files over, or write them.
+
+    The agent and the kubelet must both be stopped meanwhile; workloads run on.
+    """
+
+
+def _common_options(command: _Command) -> _Command:
+    """Add the options that both directions share."""
+    for option in (
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Lay a setting over the configuration; may be repeated.",
+        ),
+        click.option(
+            "--root",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            help="Reckon with the host whose sys/ stands here [default: agent.sysfsRoot].",
+        ),
+        click.option(
+            "--config",
+            "file",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            required=True,
+            help="The agent's configuration; it names its state directory.",
+        ),
+        click.option(
+            "--kubelet",
+            "directory",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            required=True,
+            help="The kubelet's root directory, usually /var/lib/kubelet.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@state.command("import")
+@_common_options
+@click.option(
+    "--pods",
+    "pods_path",
+    type=click.Path(exists=True, path_type=Path),
+    help="Complete what the files leave open: a directory of Pod manifests, or a file with the "
+    "output of 'kubectl get pods -A -o json'.",
+)
+@click.option(
+    "--containers",
+    "containers_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="For files of a kubelet up to 1.17: the output of 'crictl ps -a -o json'.",
+)
+@click.option("--force", is_flag=True, help="Replace a state of the agent that holds pods.")
+def import_(
+    directory: Path,
+    file: Path,
+    root: Path | None,
+    settings: tuple[str, ...],
+    pods_path: Path | None,
+    containers_path: Path | None,
+    *,
+    force: bool,
+) -> None:
+    """Make the kubelet's state the agent's.
+
+    Files that are damaged, or do not fit this host and configuration, change nothing.
+    """
+    # Imported here: help and completion neither read files nor hosts.
+    from agent.kubelet_state.files import read_directory  # noqa: PLC0415
+    from agent.kubelet_state.importing import take_over  # noqa: PLC0415
+    from agent.kubelet_state.lists import read_container_ids  # noqa: PLC0415
+
+    place = _situate(file, settings, root)
+    with _opened(place.config) as store:
+        ids = None if containers_path is None else read_container_ids(containers_path)
+        found = read_directory(directory, ids)
+        taken = take_over(place.rules, found, _pods(pods_path, found, place.rules))
+        _refuse_replacing(store, force=force)
+        store.save(_state_of(place, taken.ledger))
+    _tell(_summary(place.rules, taken.ledger), taken.notes)
+
+
+@state.command()
+@_common_options
+@click.option("--force", is_flag=True, help="Replace files that are already there.")
+def export(
+    directory: Path, file: Path, root: Path | None, settings: tuple[str, ...], *, force: bool
+) -> None:
+    """Write the agent's state as the kubelet's files.
+
+    In which version follows from featureGates.PodLevelResourceManagers.
+    """
+    # Imported here: as above.
+    from agent.kubelet_state.exporting import export_notes, kubelet_state  # noqa: PLC0415
+    from agent.kubelet_state.files import encode_files, write_directory  # noqa: PLC0415
+
+    place = _situate(file, settings, root)
+    with _opened(place.config) as store:
+        ledger = _saved_ledger(store, place.rules)
+        found = kubelet_state(place.rules, ledger)
+        contents = encode_files(found, pod_level=place.rules.policy.pod_level_managers)
+        write_directory(directory, contents, force=force)
+    _tell((f"{directory / name}: written" for name in contents), export_notes(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The configuration, the host, and the rules that follow from both."""
+
+    config: Config
+    host: Host
+    rules: Rules
+
+
+def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place:
+    from agent.config.loader import load_config_file  # noqa: PLC0415
+    from agent.config.resolve import resolve  # noqa: PLC0415
+    from agent.managers.machine import Machine  # noqa: PLC0415
+    from agent.managers.rules import Rules  # noqa: PLC0415
+    from sysfs.discover import discover  # noqa: PLC0415
+
+    config = load_config_file(file, settings)
+    host = discover(root or config.agent.sysfs_root)
+    machine = Machine.of(host)
+    policy = resolve(config, machine, offline=host.offline, source=str(file))
+    return _Place(config, host, Rules(machine, policy))
+
+
+@contextmanager
+def _opened(config: Config) -> Iterator[Store]:
+    """Open the agent's state directory; a running agent is told of in a line."""
+    from agent.checkpoint.errors import StateDirectoryLockedError  # noqa: PLC0415
+    from agent.checkpoint.store import Store  # noqa: PLC0415
+
+    try:
+        store = Store(config.agent.state_directory)
+    except StateDirectoryLockedError as error:
+        who = "" if error.holder is None else f" (process {error.holder})"
+        message = f"the agent is running{who}; stop it first, its pods run on"
+        raise CommandError(message, ExitCode.ENVIRONMENT) from error
+    with store:
+        yield store
+
+
+def _pods(path: Path | None, found: KubeletState, rules: Rules) -> Mapping[str, Pod]:
+    from agent.kubelet_state.lists import read_pods  # noqa: PLC0415
+
+    if path is None:
+        return {}
+    wanted: set[str] = set()
+    for part in (found.cpu, found.memory):
+        if part is not None:
+            wanted |= {*part.containers, *part.pods}
+    return read_pods(path, wanted, pod_level=rules.policy.gates.pod_level_resources)
+
+
+def _refuse_replacing(store: Store, *, force: bool) -> None:
+    """Look at the state that is there: an unusable one is set aside, one with pods is kept."""
+    loaded = store.load()
+    held = 0 if loaded.state is None else len(loaded.state.ledger.grants)
+    if held and not force:
+        message = f"{store.path}: holds {held} pods already; --force replaces them"
+        raise CommandError(message, ExitCode.BAD_INPUT)
+    if loaded.kept_as is not None:
+        click.echo(f"note: the previous checkpoint was not usable and is kept as {loaded.kept_as}")
+
+
+def _saved_ledger(store: Store, rules: Rules) -> Ledger:
+    """Return the ledger of the checkpoint, seen by the rules in force; nothing is set aside."""
+    from agent.checkpoint.codec import decode  # noqa: PLC0415
+    from agent.service.restore import restored  # noqa: PLC0415
+
+    try:
+        data = store.path.read_bytes()
+    except FileNotFoundError:
+        message = f"{store.path}: there is no state to export; has the agent ever run?"
+        raise CommandError(message, ExitCode.BAD_INPUT) from None
+    return restored(rules, decode(data, store.path).ledger)
+
+
+def _state_of(place: _Place, ledger: Ledger) -> State:
+    from agent import __version__  # noqa: PLC0415
+    from agent.checkpoint.state import State, host_facts, policy_summary  # noqa: PLC0415
+
+    return State(
+        ledger=ledger,
+        host=host_facts(place.host),
+        policy=policy_summary(place.rules.policy),
+        agent_version=__version__,
+    )
+
+
+def _summary(rules: Rules, ledger: Ledger) -> Iterator[str]:
+    from agent.managers.rules import shared_pool  # noqa: PLC0415
+
+    yield f"{len(ledger.grants)} pods taken over"
+    if rules.static_cpus:
+        held = ledger.exclusive_cpus or "none"
+        yield f"  exclusive CPUs  {held}"
+        yield f"  shared pool     {shared_pool(rules, ledger) or 'none'}"
+
+
+def _tell(lines: Iterable[str], notes: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
+    for note in notes:
+        click.echo(f"note: {note}")
