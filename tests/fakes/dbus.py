@@ -106,13 +106,13 @@ class FakeBus:
             self._client = client
             with client:
                 try:
-                    self._authenticate(client)
-                    self._talk(client)
+                    self._talk(client, self._authenticate(client))
                 except OSError:
                     continue
 
     @staticmethod
-    def _authenticate(client: socket.socket) -> None:
+    def _authenticate(client: socket.socket) -> bytes:
+        """Greet the client; return what came behind its BEGIN, the first message perhaps."""
         data = b""
         while b"BEGIN\r\n" not in data:
             more = client.recv(4096)
@@ -121,11 +121,13 @@ class FakeBus:
             data += more
             if data.endswith(b"\r\n") and b"BEGIN" not in data:
                 client.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n")
+        return data.partition(b"BEGIN\r\n")[2]
 
-    def _talk(self, client: socket.socket) -> None:
+    def _talk(self, client: socket.socket, data: bytes) -> None:
         parser, serial = Parser(), 0
-        while data := client.recv(4096):
+        while data := data or client.recv(4096):
             parser.add_data(data)
+            data = b""
             while (message := parser.get_next_message()) is not None:
                 if message.header.message_type is not MessageType.method_call:
                     continue
