@@ -13,6 +13,7 @@ from agent.ledger import ContainerGrant, CpuLimits, Isolation, PodGrant
 from agent.managers.hints import NO_AFFINITY, Hint
 from agent.pods.digest import spec_digest
 from agent.pods.model import CPU
+from agent.pods.quantity import ZERO
 from agent.pods.requests import pod_limits, pod_requests
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from agent.ledger import MemoryBlock
     from agent.managers.demand import ContainerDemand, PodDemand
     from agent.managers.policy import Policy
+    from agent.pods.model import Pod
     from agent.pods.quantity import Quantity
     from sysfs.mask import Mask
 
@@ -43,8 +45,6 @@ def make_grant(policy: Policy, demand: PodDemand, held: Held) -> PodGrant:
     """Return the grant of a pod that holds this and asks for that."""
     pod, gates = demand.pod, policy.gates
     containers = tuple(_container(policy, demand, each, held) for each in demand.containers)
-    requests = pod_requests(pod, pod_level_resources=gates.pod_level_resources)
-    limits = pod_limits(pod, pod_level_resources=gates.pod_level_resources)
     return PodGrant(
         uid=pod.uid,
         name=pod.name,
@@ -54,7 +54,7 @@ def make_grant(policy: Policy, demand: PodDemand, held: Held) -> PodGrant:
         containers=containers,
         cpus=held.pod_cpus,
         memory=held.pod_memory,
-        cpu=_cpu_limits(requests, limits),
+        cpu=_pod_cpu_limits(pod, pod_level=gates.pod_level_resources),
         quota_disabled=_pod_quota_disabled(policy, demand, containers),
     )
 
@@ -98,6 +98,20 @@ def _pod_quota_disabled(
     exclusive = [grant.isolation is Isolation.CONTAINER for grant in containers]
     lifted = all(exclusive) if demand.pod_level else any(exclusive)
     return lifted and policy.gates.disable_cpu_quota_with_exclusive_cpus
+
+
+def _pod_cpu_limits(pod: Pod, *, pod_level: bool) -> CpuLimits:
+    """Return what the quota of the pod's own cgroup follows (kubelet, ResourceConfigForPod).
+
+    The limit stated for the pod, else the sum over its containers, and none as soon as one of them
+    has no limit: that one may use what the node has.
+    """
+    requests = pod_requests(pod, pod_level_resources=pod_level)
+    limits = pod_limits(pod, pod_level_resources=pod_level)
+    stated = pod_level and pod.resources is not None and pod.resources.limits.get(CPU, ZERO)
+    if not stated and not all(c.resources.limits.get(CPU, ZERO) for c in pod.all_containers()):
+        limits.pop(CPU, None)
+    return _cpu_limits(requests, limits)
 
 
 def _cpu_limits(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -> CpuLimits:
