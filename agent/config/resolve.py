@@ -16,14 +16,17 @@ from agent.config.reservations import (
 )
 from agent.document.errors import Problem
 from agent.managers.cpu_reservation import reserve_cpus
+from agent.managers.errors import NodeDistancesError
 from agent.managers.policy import (
     CpuManagerPolicy,
     CpuPolicy,
     MemoryManagerPolicy,
     MemoryPolicy,
     Policy,
+    TopologyManagerPolicy,
     TopologyPolicy,
 )
+from agent.managers.topology_manager import require_distances
 from agent.pods.model import MEMORY
 from agent.pods.quantity import Quantity
 from sysfs.mask import EMPTY, Mask
@@ -49,6 +52,7 @@ def resolve(
             _cpu_problems(config, machine, offline),
             _memory_problems(config, machine),
             _device_problems(config, machine),
+            _distance_problems(config, machine),
         )
     )
     if problems:
@@ -56,11 +60,7 @@ def resolve(
     return Policy(
         cpu=_cpu_policy(config, machine, offline),
         memory=_memory_policy(config, machine),
-        topology=TopologyPolicy(
-            config.topology_manager_policy,
-            config.topology_manager_scope,
-            prefer_closest_numa_nodes=prefers_closest(config.topology_manager_policy_options),
-        ),
+        topology=_topology_policy(config),
         gates=config.gates,
         devices=config.agent.devices,
     )
@@ -99,6 +99,14 @@ def overcommitted_memory(policy: Policy, machine: Machine) -> Iterator[str]:
 
 def _totals(config: Config, machine: Machine) -> dict[str, int]:
     return reserved_totals(config, sum(node.memory_bytes for node in machine.nodes))
+
+
+def _topology_policy(config: Config) -> TopologyPolicy:
+    return TopologyPolicy(
+        config.topology_manager_policy,
+        config.topology_manager_scope,
+        prefer_closest_numa_nodes=prefers_closest(config.topology_manager_policy_options),
+    )
 
 
 def _cpu_policy(config: Config, machine: Machine, offline: Mask) -> CpuPolicy:
@@ -222,6 +230,16 @@ def _device_problems(config: Config, machine: Machine) -> Iterator[Problem]:
                     f"device {device.id}: this host has no NUMA node {unknown}; its nodes are "
                     f"{machine.node_mask}",
                 )
+
+
+def _distance_problems(config: Config, machine: Machine) -> Iterator[Problem]:
+    """Policy none compares no distances, so it does not need any."""
+    if config.topology_manager_policy is TopologyManagerPolicy.NONE:
+        return
+    try:
+        require_distances(machine.nodes, _topology_policy(config))
+    except NodeDistancesError as error:
+        yield Problem("topologyManagerPolicyOptions.prefer-closest-numa-nodes", str(error))
 
 
 def _text(size: int) -> str:

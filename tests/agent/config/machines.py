@@ -29,7 +29,12 @@ def machine(
         for cpu in range(place * cpus_per_node, (place + 1) * cpus_per_node)
     ]
     nodes = tuple(
-        MachineNode(node, size, (hugepages or {}).get(node, {}), {})
+        MachineNode(
+            node,
+            size,
+            (hugepages or {}).get(node, {}),
+            {other: 10 if other == node else 21 for other in memory},
+        )
         for node, size in memory.items()
     )
     return Machine(CpuTopology.from_rows(rows), nodes)

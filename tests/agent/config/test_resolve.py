@@ -199,3 +199,12 @@ def _equals_recorded(case: dict[str, Any]) -> bool:
         and policy.memory.reserved == (listed if static else {})
         and set(policy.devices) == set(config.get("devices") or ())
     )
+
+
+def test_closest_nodes_need_distances_unless_nothing_is_aligned() -> None:
+    closest = 'topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true"}\n'
+    known, blind = _HOST.nodes
+    host = replace(_HOST, nodes=(known, replace(blind, distances={})))
+    (problem,) = _problems(f"topologyManagerPolicy: restricted\n{closest}", host)
+    assert "no distances are known for NUMA nodes 1" in problem
+    assert _resolve(closest, host).topology.policy is TopologyManagerPolicy.NONE
