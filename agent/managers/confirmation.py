@@ -78,7 +78,7 @@ def _cpu_differences(policy: Policy, held: PodGrant, demand: PodDemand) -> Itera
     if held.cpus is not None:
         asked = demand.cpus if demand.pod_level else 0
         if len(held.cpus) != asked:
-            yield f"it has a pod-level budget of {asked} exclusive CPUs, {held.cpus} are held"
+            yield f"it has a pod-level budget of {asked} exclusive CPUs, it holds {held.cpus}"
     for container in demand.containers:
         grant = held.container(container.name)
         if held.cpus is not None and not container.cpus:
@@ -87,7 +87,7 @@ def _cpu_differences(policy: Policy, held: PodGrant, demand: PodDemand) -> Itera
         cpus = grant.cpus if grant is not None else None
         if (0 if cpus is None else len(cpus)) != asked:
             found = "none" if cpus is None else cpus
-            yield f"container {container.name} asks for {asked} exclusive CPUs, {found} are held"
+            yield f"container {container.name} asks for {asked} exclusive CPUs, it holds {found}"
 
 
 def _gets_cpus(policy: Policy, demand: PodDemand) -> bool:
@@ -106,7 +106,7 @@ def _memory_differences(held: PodGrant, demand: PodDemand) -> Iterator[str]:
     if held.memory:
         asked = demand.memory if demand.pod_level else {}
         if _sizes(held.memory) != _positive(asked):
-            yield f"it has a pod-level budget of {_shown(asked)}, {_blocks(held.memory)} are held"
+            yield f"it has a pod-level budget of {_shown(asked)}, it holds {_blocks(held.memory)}"
     for container in demand.containers:
         grant = held.container(container.name)
         blocks = grant.memory if grant is not None else ()
@@ -115,8 +115,8 @@ def _memory_differences(held: PodGrant, demand: PodDemand) -> Iterator[str]:
         asked = container.memory if demand.guaranteed and not demand.unmanaged else {}
         if not _is_asked(container, blocks, asked):
             yield (
-                f"container {container.name} asks for {_shown(asked)} of pinned memory,"
-                f" {_blocks(blocks)} are held"
+                f"container {container.name} asks for {_shown(asked)} to be pinned,"
+                f" it holds {_blocks(blocks)}"
             )
 
 

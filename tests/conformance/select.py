@@ -130,6 +130,20 @@ def _podinfo(case: Case) -> Features:
     )
 
 
+def _checkpoint(case: Case) -> Features:
+    return _named(
+        name=case["name"] if "/base/" in case["name"] else "",
+        version=(case["kind"], case.get("version"), sorted((case.get("gates") or {}).items())),
+        entries=len(case.get("entries") or case.get("mem_entries") or ()),
+        budgets=len(case.get("pod_entries") or case.get("mem_pod_entries") or ()),
+        nodes=len(case.get("machine_state") or ()),
+    )
+
+
+def _restore(case: Case) -> Features:
+    return _named(name=case["name"])
+
+
 def _options(case: Case) -> Features:
     return _named(name=case["name"])
 
@@ -179,6 +193,8 @@ FAMILIES: Final[dict[str, tuple[int, Callable[[Case], Features]]]] = {
     "admit": (220, _sequence),
     "admit_named": (700, _sequence),
     "lifecycle": (40, _sequence),
+    "checkpoint": (100, _checkpoint),
+    "restore": (148, _restore),
 }
 
 

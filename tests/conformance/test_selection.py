@@ -24,6 +24,8 @@ KEPT: Final = {
     "admit": (121, 99),
     "admit_named": (449, 251),
     "lifecycle": (25, 15),
+    "checkpoint": (98, 2),
+    "restore": (142, 6),
 }
 
 

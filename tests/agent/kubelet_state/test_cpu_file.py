@@ -21,7 +21,7 @@ from tests.agent.kubelet_state.machines import cpu_state
 PATH = Path("dir/cpu_manager_state")
 V1, V2, V3 = CpuFileVersion
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=8)
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
 MASKS = st.sets(st.integers(0, 300), max_size=8).map(Mask.from_ids)
 STATES = st.builds(
     CpuState,

@@ -65,8 +65,8 @@ def test_the_first_specification_that_fits_completes_the_grant_and_changes_no_cp
 @pytest.mark.parametrize(
     ("asked", "difference"),
     [
-        (pod(app("a", guaranteed("cpu=3 memory=1Gi"))), "asks for 3 exclusive CPUs, 1-2 are held"),
-        (pod(app("a", resources("cpu=2"))), "asks for 0 exclusive CPUs, 1-2 are held"),
+        (pod(app("a", guaranteed("cpu=3 memory=1Gi"))), "asks for 3 exclusive CPUs, it holds 1-2"),
+        (pod(app("a", resources("cpu=2"))), "asks for 0 exclusive CPUs, it holds 1-2"),
         (pod(app("x", guaranteed("cpu=2 memory=1Gi"))), "it has no container a, which holds"),
     ],
 )

@@ -23,7 +23,7 @@ from sysfs.mask import Mask
 PATH = Path("dir/memory_manager_state")
 V1, V2 = MemoryFileVersion
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=8)
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
 SIZES = st.integers(0, (1 << 64) - 1)
 NODES = st.sets(st.integers(0, 63), min_size=1, max_size=4).map(Mask.from_ids)
 BLOCKS = st.lists(st.builds(MemoryBlock, NAMES, SIZES, NODES), min_size=1, max_size=2).map(tuple)

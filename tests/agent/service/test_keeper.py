@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -207,6 +207,23 @@ async def test_asking_again_for_a_pod_that_is_not_enforced_tries_again() -> None
         assert again.pod is not None
         assert again.pod.enforcement.enforced
     assert recorder.log == ["save", "enforce 1", "enforce 1"]
+
+
+@in_loop
+async def test_the_specification_of_an_imported_pod_is_saved_and_enforced_once() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        await keeper.admit(pod())
+        ledger = keeper.state.ledger
+        known = ledger.grants[UID]
+        imported = replace(ledger, grants=MappingProxyType({UID: replace(known, spec_digest="")}))
+        keeper.state.held = replace(keeper.state.held, ledger=imported)
+        recorder.log.clear()
+        answer = await keeper.admit(pod())
+        assert answer.already_admitted
+        assert recorder.saved[-1].ledger.grants[UID].spec_digest == known.spec_digest
+        await keeper.admit(pod())
+    assert recorder.log == ["save", "enforce 1"]
 
 
 @in_loop
