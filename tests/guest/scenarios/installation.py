@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside.agent import CONFIG, INSTALLED, PROGRAM, SERVICE, Agent
 from tests.guest.inside.commands import Outcome, attempt
@@ -18,7 +19,17 @@ if TYPE_CHECKING:
 
 #: What `systemd-analyze security` may give the unit at most, in its points.
 EXPOSURE: Final = 3.0
-NOBODY: Final = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+NOBODY: Final = 65534
+
+#: What is wrong, what the one line must name, and how the configuration differs from a good one.
+REFUSALS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
+    ("unknown cgroup driver", "cgroupDriver", {"cgroupDriver": "cgroup"}),
+    ("socket in use", "agent.sock", {"agent": {"socketPath": "/run/numawarden/agent.sock"}}),
+    ("port in use", "9464", {"agent": {"metrics": {"port": 9464}}}),
+    ("no state directory", "/proc/none", {"agent": {"stateDirectory": "/proc/none"}}),
+    ("no cgroup v2", "/tmp", {"agent": {"cgroupMount": "/tmp"}}),
+    ("reserved CPUs that are not there", "99", {"reservedSystemCPUs": "0,99"}),
+)
 
 
 def run(guest: Guest) -> None:
@@ -60,31 +71,30 @@ def _check_unit(checks: Checks) -> None:
 
 def _check_refusals(guest: Guest, agent: Agent) -> None:
     """Start a second agent in ways that cannot work: each is said in one line."""
-
-    def second(name: str, *before: str, **config: object) -> None:
-        own = {
-            "stateDirectory": str(guest.work / "state"),
-            "socketPath": str(guest.work / "agent.sock"),
-            "metrics": {"port": 9465},
-        }
-        own.update(config.pop("agent", {}))  # type: ignore[call-overload]
-        file = agent.write_config(guest.work / "second.yaml", agent=own, **config)
-        file.chmod(0o644)
-        outcome = attempt(*before, PROGRAM, "run", "--config", file, timeout=60)
-        _check_refusal(guest.checks, name, outcome)
-
     guest.work.chmod(0o755)
-    second("not root", *NOBODY)
-    second("unknown cgroup driver", cgroupDriver="cgroup")
-    second("socket in use", agent={"socketPath": "/run/numawarden/agent.sock"})
-    second("port in use", agent={"metrics": {"port": 9464}})
-    second("state directory not writable", agent={"stateDirectory": "/proc/numawarden"})
-    second("no cgroup v2", agent={"cgroupMount": "/tmp"})
-    second("reserved CPUs that are not there", reservedSystemCPUs="0,99")
+    state = guest.work / "state"
+    state.mkdir(mode=0o700)
+    own = {
+        "stateDirectory": str(state),
+        "socketPath": str(state / "agent.sock"),
+        "metrics": {"port": 9465},
+    }
+    for name, said, changes in REFUSALS:
+        settings = {key: value for key, value in changes.items() if key != "agent"}
+        second = {**own, **changes.get("agent", {})}
+        file = agent.write_config(guest.work / "second.yaml", agent=second, **settings)
+        outcome = attempt(PROGRAM, "run", "--config", file, timeout=60)
+        _check_refusal(guest.checks, name, said, outcome)
+    file = agent.write_config(guest.work / "second.yaml", agent=own)
+    os.chown(state, NOBODY, NOBODY)
+    ids = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    outcome = attempt("setpriv", *ids, PROGRAM, "run", "--config", file, timeout=60)
+    _check_refusal(guest.checks, "not root", "root", outcome)
     guest.checks.check("the first one is as it was", agent.is_ready())
 
 
-def _check_refusal(checks: Checks, name: str, outcome: Outcome) -> None:
-    lines = outcome.stderr.strip().splitlines()
+def _check_refusal(checks: Checks, name: str, said: str, outcome: Outcome) -> None:
+    """Check for exit code 2 or more, and one line for people after the log's (JSON) lines."""
+    lines = [line for line in outcome.stderr.splitlines() if not line.startswith("{")]
     checks.check(f"{name}: refused", outcome.status not in (0, 1, 124), outcome)
-    checks.check(f"{name}: in one line", len(lines) == 1 and not outcome.stdout, outcome)
+    checks.check(f"{name}: in one line", len(lines) == 1 and said in lines[0], lines)

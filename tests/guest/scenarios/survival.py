@@ -111,7 +111,10 @@ def _starts_while_down(story: Story) -> None:
     checks.require("late: admitted", answer["admitted"], answer.get("refusal") or "")
     starter.open(LATE, agent.cgroup_of(LATE.uid))
     agent.stop()
+    before = snapshot.settings(story.pod)
     late = {name: starter.start(name) for name in LATE.containers}
+    changes = snapshot.differences(before, snapshot.settings(story.pod))
+    checks.equal("late: the other pod keeps its settings meanwhile", changes, {})
     agent.start()
     for name, placement in zip(LATE.containers, LATE.placements or (), strict=True):
         assert isinstance(placement, Exclusive)
