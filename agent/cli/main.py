@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "topology": LazyCommand("agent.cli.topology:topology", "Show the CPUs and nodes of a host."),
     "capture": LazyCommand("agent.cli.capture:capture", "Archive what the agent reads of a host."),
     "config": LazyCommand("agent.cli.config:config", "Check and show a configuration."),
+    "replay": LazyCommand("agent.cli.replay:replay", "Decide pods on a described host."),
     "state": LazyCommand("agent.cli.state:state", "Take the kubelet's state over, or write it."),
 }
 

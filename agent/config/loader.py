@@ -48,6 +48,16 @@ def load_config(
     return _override(config, settings, f"{source} with {', '.join(settings)}")
 
 
+def config_of_document(document: Node, source: str) -> Config:
+    """Return the configuration of a document, or of a part of one that is laid out like it.
+
+    Raises `ConfigError` with every mistake; paths begin at this document.
+    """
+    reader = ConfigReader()
+    config = reader.config(Field("", document), Config())
+    return _checked(config, reader.problems, source, document)
+
+
 def load_config_file(path: Path, settings: Sequence[str] = ()) -> Config:
     """Return the configuration of a file. Raises `ConfigError` and `OSError`."""
     return load_config(path.read_bytes(), str(path), settings)

@@ -51,7 +51,7 @@ def load_pod(
     problems = list(_kind_problems(Field("", document)))
     if problems:
         raise ManifestError(source, tuple(problems))
-    return _checked_pod(document, source, defaults=True, pod_level=pod_level)
+    return checked_pod(document, source, pod_level=pod_level)
 
 
 def pod_from_document(
@@ -65,10 +65,16 @@ def pod_from_document(
         document = from_plain(value)
     except RecursionError as error:
         raise ManifestError(source, (Problem("", "values are nested too deep"),)) from error
-    return _checked_pod(document, source, defaults=defaults, pod_level=pod_level)
+    return checked_pod(document, source, defaults=defaults, pod_level=pod_level)
 
 
-def _checked_pod(document: Node, source: str, *, defaults: bool, pod_level: bool) -> Pod:
+def checked_pod(
+    document: Node, source: str, *, defaults: bool = True, pod_level: bool = True
+) -> Pod:
+    """Return the validated pod of a document that need not state apiVersion and kind.
+
+    With `defaults` False the pod is taken as it stands. Raises `ManifestError` with every mistake.
+    """
     pod = read_pod(document, source)
     if defaults:
         pod = apply_defaults(pod, pod_level_resources=pod_level)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agent.config.errors import ConfigError
 from agent.config.loader import load_config
 from agent.config.resolve import resolve
+from agent.replay.recorded import config_document
 from tests.conformance.recorded import machine_of
 
 if TYPE_CHECKING:
@@ -18,36 +19,7 @@ if TYPE_CHECKING:
 
 def config_text(config: Mapping[str, Any], gates: Mapping[str, bool]) -> str:
     """Return a configuration file that says what a recorded configuration says."""
-    cpu, memory, topology = config["cpu"], config["memory"], config["topology"]
-    reservation = dict(memory.get("node_allocatable_reservation") or {})
-    if cpu.get("quantity") is not None:
-        reservation["cpu"] = cpu["quantity"]
-    document: dict[str, object] = {
-        "cpuManagerPolicy": cpu["policy"],
-        "cpuManagerPolicyOptions": cpu.get("options") or {},
-        "reservedSystemCPUs": cpu.get("reserved") or "",
-        "systemReserved": reservation,
-        "evictionHard": {"memory.available": "0"},
-        "memoryManagerPolicy": memory["policy"],
-        "reservedMemory": [
-            {"numaNode": entry["numa"], "limits": entry["limits"]}
-            for entry in memory.get("reserved") or ()
-        ],
-        "topologyManagerPolicy": topology["policy"],
-        "topologyManagerScope": topology["scope"],
-        "topologyManagerPolicyOptions": topology.get("options") or {},
-        "featureGates": dict(gates),
-        "agent": {
-            "devices": {
-                resource: [
-                    {"id": d["id"], "numaNodes": d["numa"] or [], "healthy": d["healthy"]}
-                    for d in devices
-                ]
-                for resource, devices in (config.get("devices") or {}).items()
-            }
-        },
-    }
-    return json.dumps(document)
+    return json.dumps(config_document(config, gates))
 
 
 def resolved_policy(case: Mapping[str, Any]) -> Policy:

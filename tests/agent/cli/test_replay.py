@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.cli.exit_codes import ExitCode
+from agent.cli.main import run_command
+from tests.agent.replay.cases import line_of
+from tests.agent.replay.texts import HEAD, admitting, text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXAMPLES = Path(__file__).parents[3] / "deploy/examples/replay"
+MEMORY = HEAD.replace(
+    "restricted,", "single-numa-node, memoryManagerPolicy: Static, systemReserved: {memory: 2Gi},"
+)
+
+
+def file_of(folder: Path, *steps: str, head: str = HEAD) -> str:
+    file = folder / "sequence.yaml"
+    file.write_text(text(*steps, head=head))
+    return str(file)
+
+
+def lines(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> list[dict[str, Any]]:
+    run_command(["replay", *arguments, "--output", "jsonl"])
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+class TestExitCode:
+    def test_it_is_0_when_every_pod_is_admitted(self, tmp_path: Path) -> None:
+        assert run_command(["replay", file_of(tmp_path, admitting("a"))]) == ExitCode.OK
+
+    def test_it_is_1_when_any_is_refused(self, tmp_path: Path) -> None:
+        file = file_of(tmp_path, admitting("a", 99), admitting("b"))
+        assert run_command(["replay", file]) == ExitCode.REFUSED
+
+    def test_it_is_1_when_the_agent_would_not_start(self, tmp_path: Path) -> None:
+        file = tmp_path / "a.jsonl"
+        file.write_text(line_of(reserved="99"))
+        assert run_command(["replay", str(file)]) == ExitCode.REFUSED
+
+    def test_it_is_3_when_a_file_is_wrong(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = file_of(tmp_path, "remove: a", "admit: b")
+        assert run_command(["replay", file]) == ExitCode.BAD_INPUT
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.splitlines()[0] == (
+            f"numawarden: error: {file}: 2 mistakes in this sequence"
+        )
+        assert "steps[0].remove" in captured.err
+
+    def test_it_is_2_without_a_file(self) -> None:
+        assert run_command(["replay"]) == ExitCode.USAGE
+
+
+class TestText:
+    def test_it_says_what_came_of_each_step_and_what_is_free(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        steps = (admitting("a"), "start: {pod: a, container: main}", "remove: a", "restart:")
+        file = file_of(tmp_path, *steps, head=MEMORY)
+        run_command(["replay", file])
+        assert capsys.readouterr().out.splitlines() == [
+            file,
+            "",
+            "step 0: admitted default/a (uid uid-a)",
+            "  main  CPUs 1,9 (its own), memory on node 0",
+            "  shared pool 0,2-8,10-15",
+            "  free        node 0: 5 CPUs, 13.95 GiB; node 1: 8 CPUs, 14.95 GiB",
+            "",
+            "step 1: started container main of default/a",
+            "  shared pool 0,2-8,10-15",
+            "  free        node 0: 5 CPUs, 13.95 GiB; node 1: 8 CPUs, 14.95 GiB",
+            "",
+            "step 2: removed default/a",
+            "  shared pool 0-15",
+            "  free        node 0: 7 CPUs, 14.95 GiB; node 1: 8 CPUs, 14.95 GiB",
+            "",
+            "step 3: restart",
+            "  shared pool 0-15",
+            "  free        node 0: 7 CPUs, 14.95 GiB; node 1: 8 CPUs, 14.95 GiB",
+        ]
+
+    def test_a_refusal_is_explained(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run_command(["replay", file_of(tmp_path, admitting("a", 99))])
+        out = capsys.readouterr().out
+        assert "step 0: refused default/a (uid uid-a)" in out
+        assert "TopologyAffinityError: container main cannot be aligned" in out
+        assert "remedy: ask for less cpu" in out
+        assert "no set of nodes can serve it" in out
+
+    def test_notes_are_shown_and_an_agent_that_would_not_start(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "a.jsonl"
+        steps = [{"op": "reconcile"}]
+        file.write_text(f"{line_of(steps=steps)}\n{line_of(reserved='99')}\n")
+        run_command(["replay", str(file)])
+        out = capsys.readouterr().out
+        assert f"{file}: made/up\n\nstep 0: reconcile\n  note: reconcile decides nothing" in out
+        assert "the beginning: the agent would not start\n" in out
+        assert "  note: config.reservedSystemCPUs: this host has no CPU 99" in out
+
+
+class TestJsonLines:
+    def test_an_admission_tells_everything_that_was_decided(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = file_of(tmp_path, admitting("a"), head=MEMORY)
+        (line,) = lines(capsys, [file])
+        assert (line["file"], line["sequence"], line["step"]) == (file, file, 0)
+        assert (line["op"], line["pod"], line["uid"]) == ("admit", "default/a", "uid-a")
+        assert (line["admitted"], line["reason"], line["message"]) == (True, None, None)
+        assert line["grant"] == {
+            "qos": "Guaranteed",
+            "cpus": None,
+            "memory": [],
+            "quotaDisabled": True,
+            "cpuMax": "max 100000",
+            "containers": [
+                {
+                    "name": "main",
+                    "kind": "app",
+                    "isolation": "container",
+                    "cpus": "1,9",
+                    "effectiveCpus": "1,9",
+                    "memory": [{"type": "memory", "bytes": 1 << 30, "nodes": "0"}],
+                    "mems": "0",
+                    "devices": {},
+                    "hint": {"nodes": "0", "preferred": True},
+                    "quotaDisabled": True,
+                    "cpuMax": "max 100000",
+                }
+            ],
+        }
+        assert line["sharedPool"] == "0,2-8,10-15"
+        assert line["memory"]["0"]["memory"]["reserved"] == 1 << 30
+        assert line["counters"]["kubelet_cpu_manager_pinning_requests_total"] == 1
+        assert line["counters"][
+            'kubelet_container_aligned_compute_resources_count{scope="container",boundary="numa_node"}'
+        ] == 1  # fmt: skip
+        assert line["explanation"]["eligibility"][0]["exclusiveCpus"] == 2
+
+    def test_a_refusal_has_reason_message_and_what_is_free(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (line,) = lines(capsys, [file_of(tmp_path, admitting("a", 99))])
+        assert (line["admitted"], line["reason"]) == (False, "TopologyAffinityError")
+        assert line["grant"] is None
+        assert line["refusal"]["free"] == {"0": 7, "1": 8}
+        assert line["message"] == line["refusal"]["message"]
+
+    def test_a_step_that_decides_nothing_has_the_state_alone(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        line = lines(capsys, [file_of(tmp_path, admitting("a"), "remove: a")])[1]
+        assert (line["op"], line["admitted"], line["counters"]) == ("remove", None, {})
+        assert line["sharedPool"] == "0-15"
+
+    def test_an_agent_that_would_not_start_has_no_state(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "a.jsonl"
+        file.write_text(line_of(reserved="99"))
+        (line,) = lines(capsys, [str(file)])
+        assert (line["step"], line["sharedPool"], line["memory"]) == (None, None, {})
+        assert "no CPU 99" in line["notes"][0]
+
+    def test_files_are_replayed_one_after_the_other(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        recorded = tmp_path / "a.jsonl"
+        recorded.write_text(line_of(steps=[{"op": "remove", "uid": "u"}]))
+        own = file_of(tmp_path, admitting("a"))
+        assert [line["file"] for line in lines(capsys, [str(recorded), own])] == [
+            str(recorded),
+            own,
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "admitted"),
+    [
+        ("two-sockets", [True, True, False, None]),
+        ("how-many-fit", [True] * 5 + [False]),
+        ("restart", [True, None, None, True, None]),
+        ("uneven-host", [True]),
+    ],
+)
+def test_the_examples_show_what_they_say(
+    capsys: pytest.CaptureFixture[str], name: str, admitted: list[bool | None]
+) -> None:
+    found = lines(capsys, [str(EXAMPLES / f"{name}.yaml")])
+    assert [line["admitted"] for line in found] == admitted
+
+
+def test_every_example_is_tried() -> None:
+    assert {file.stem for file in EXAMPLES.iterdir()} == {
+        "two-sockets",
+        "how-many-fit",
+        "restart",
+        "uneven-host",
+    }
