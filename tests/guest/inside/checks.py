@@ -47,9 +47,19 @@ class Checks:
     def eventually(
         self, name: str, found: Callable[[], object], expected: object, timeout: float = 60
     ) -> bool:
-        """Record whether something becomes what is expected within `timeout` seconds."""
-        wait_until(lambda: found() == expected, timeout)
-        return self.equal(name, found(), expected)
+        """Record whether something becomes what is expected within `timeout` seconds.
+
+        A file that is not there (yet) is something else than what is expected.
+        """
+
+        def answer() -> object:
+            try:
+                return found()
+            except OSError as error:
+                return error
+
+        wait_until(lambda: answer() == expected, timeout)
+        return self.equal(name, answer(), expected)
 
     def require(self, name: str, condition: object, detail: object = "") -> None:
         """Record a statement and stop the scenario unless it holds."""

@@ -85,8 +85,11 @@ def _check_refusals(guest: Guest, agent: Agent) -> None:
         file = agent.write_config(guest.work / "second.yaml", agent=second, **settings)
         outcome = attempt(PROGRAM, "run", "--config", file, timeout=60)
         _check_refusal(guest.checks, name, said, outcome)
+    theirs = guest.work / "theirs"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, NOBODY, NOBODY)
+    own |= {"stateDirectory": str(theirs), "socketPath": str(theirs / "agent.sock")}
     file = agent.write_config(guest.work / "second.yaml", agent=own)
-    os.chown(state, NOBODY, NOBODY)
     ids = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     outcome = attempt("setpriv", *ids, PROGRAM, "run", "--config", file, timeout=60)
     _check_refusal(guest.checks, "not root", "root", outcome)
