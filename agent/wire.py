@@ -113,12 +113,12 @@ class RefusalDocument(Document, frozen=True):
 class ProviderDocument(Document, frozen=True):
     """What one provider offered: by resource, None (no preference) or its best hints.
 
-    `counts` is how many hints there were in all.
+    `counts` is how many hints there were in all, None where they were too many to count.
     """
 
     provider: str
     hints: dict[str, tuple[HintDocument, ...] | None]
-    counts: dict[str, int]
+    counts: dict[str, int | None]
 
 
 class HintTraceDocument(Document, frozen=True):

@@ -163,12 +163,14 @@ def _trace(trace: HintTraceDocument) -> Iterator[str]:
     yield f"    merged: {_hint(trace.merged)}{verdict}"
 
 
-def _hints(hints: Sequence[HintDocument] | None, count: int) -> str:
+def _hints(hints: Sequence[HintDocument] | None, count: int | None) -> str:
     if hints is None:
         return "no preference"
     if not hints:
         return "no set of nodes can serve it"
-    more = f" and {count - len(hints)} more" if count > len(hints) else ""
+    more = " and many more" if count is None else ""
+    if count is not None and count > len(hints):
+        more = f" and {count - len(hints)} more"
     return "; ".join(_hint(hint) for hint in hints) + more
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from agent.managers.hint_family import HintFamily
 from agent.managers.hints import Hint
+from agent.managers.node_cover import Cover, Demand, Span
 from agent.managers.numa_masks import SubsetIndex, masks_by_size, subset_sums
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from agent.managers.cpu_topology import CpuTopology
     from agent.managers.policy import CpuPolicyOptions
-    from sysfs.mask import Mask
 
 
 def cpu_hints(
@@ -36,6 +38,26 @@ def cpu_hints(
         Hint(nodes, preferred=nodes.bit_count() == fewest or nodes in aligned)
         for nodes in _serving(topology, available, reusable, request)
     ]
+
+
+def cpu_hint_family(
+    topology: CpuTopology,
+    options: CpuPolicyOptions,
+    available: Mask,
+    reusable: Mask,
+    request: int,
+) -> HintFamily:
+    """Return the same hints as `cpu_hints`, told by rules for a machine with many nodes."""
+    usable = available.bits | reusable.bits
+    room = {node.id: (node.cpus & usable).bit_count() for node in topology.nodes}
+    cover = Cover(
+        topology.node_bits,
+        (Demand.by_node(request, room),),
+        topology.nodes_of(reusable).bits,
+    )
+    fewest = fewest_nodes(topology, request)
+    span = _socket_span(topology, fewest) if options.align_by_socket else None
+    return HintFamily((), None if cover.is_empty else cover, fewest, span)
 
 
 def fewest_nodes(topology: CpuTopology, request: int) -> int:
@@ -63,23 +85,29 @@ def _socket_aligned(topology: CpuTopology, fewest: int) -> frozenset[int]:
 
     Where there are more sockets than nodes no set is aligned; the option is refused there.
     """
-    nodes_per_socket = topology.counts.nodes // topology.counts.sockets
-    if not nodes_per_socket:
+    span = _socket_span(topology, fewest)
+    if span is None:
         return frozenset()
-    sockets = -(-fewest // nodes_per_socket)
     touched = [0]
     for node in topology.nodes:
         bits = sum(
-            1 << position
-            for position, socket in enumerate(topology.sockets)
-            if socket.cpus & node.cpus
+            1 << position for position, group in enumerate(span.groups) if group >> node.id & 1
         )
         touched += [others | bits for others in touched]
     return frozenset(
         nodes
         for nodes, number in _numbered(topology.node_bits)
-        if touched[number].bit_count() == sockets
+        if touched[number].bit_count() == span.touching
     )
+
+
+def _socket_span(topology: CpuTopology, fewest: int) -> Span | None:
+    """Return the sockets as groups of nodes, and how many of them an aligned set touches."""
+    nodes_per_socket = topology.counts.nodes // topology.counts.sockets
+    if not nodes_per_socket:
+        return None
+    groups = tuple(topology.nodes_of(Mask(socket.cpus)).bits for socket in topology.sockets)
+    return Span(groups, -(-fewest // nodes_per_socket))
 
 
 @lru_cache(maxsize=16)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from agent.decision import Reason, Refusal
 from agent.managers.cpu_assignment import NotEnoughCpusError, take_by_topology
-from agent.managers.cpu_hints import cpu_hints
+from agent.managers.cpu_hints import cpu_hint_family, cpu_hints
 from agent.managers.cpu_pod_level import divide_cpus, empty_pool_problem
 from agent.managers.cpu_smt import smt_misalignment
 from agent.managers.explain import empty_cpu_pool_refusal, free_cpus_by_node
@@ -92,7 +92,7 @@ class CpuManager:
         try:
             parts = divide_cpus(rules.machine.cpus, options, bubble, draft.demand)
         except NotEnoughCpusError as error:
-            raise Refused(_not_enough(draft, draft.demand.cpus, None, error)) from error
+            raise Refused(_not_enough(draft, error.asked, bubble, None)) from error
         for name, part in parts.items():
             draft.cpus[name] = part.cpus
             draft.count(ALLOCATIONS.name, CPU, _POD)
@@ -121,9 +121,8 @@ def _gives_cpus(draft: Draft) -> bool:
 def _hints(draft: Draft, count: int) -> ProviderHints:
     rules = draft.rules
     options = rules.policy.cpu.options
-    return {
-        CPU: cpu_hints(rules.machine.cpus, options, draft.free_cpus, draft.reusable_cpus, count)
-    }
+    offer = cpu_hints if rules.machine.lists_hints else cpu_hint_family
+    return {CPU: offer(rules.machine.cpus, options, draft.free_cpus, draft.reusable_cpus, count)}
 
 
 def _take(draft: Draft, count: int, hint: Hint, reusable: Mask, container: str | None) -> Mask:
@@ -138,7 +137,7 @@ def _take(draft: Draft, count: int, hint: Hint, reusable: Mask, container: str |
         if len(taken) < count:
             taken |= take_by_topology(topology, options, allocatable - taken, count - len(taken))
     except NotEnoughCpusError as error:
-        raise Refused(_not_enough(draft, count, container, error)) from error
+        raise Refused(_not_enough(draft, count, allocatable, container)) from error
     draft.free_cpus -= taken
     if any(not taken.bits & ~cache.cpus for cache in topology.uncores):
         draft.count(ALIGNED_COUNT.name, _CONTAINER, "uncore_cache")
@@ -173,17 +172,15 @@ def _require_shared_pool(draft: Draft) -> None:
         raise Refused(refusal)
 
 
-def _not_enough(
-    draft: Draft, count: int, container: str | None, error: NotEnoughCpusError
-) -> Refusal:
+def _not_enough(draft: Draft, count: int, available: Mask, container: str | None) -> Refusal:
     return Refusal(
         Reason.UNEXPECTED,
-        f"not enough CPUs: {error.asked} asked, {error.available} free",
+        f"not enough CPUs: {count} asked, {len(available)} free",
         remedy="ask for fewer CPUs, or wait until another pod ends",
         resource=CPU,
         container=container,
         asked=count,
-        free=free_cpus_by_node(draft, draft.free_cpus),
+        free=free_cpus_by_node(draft, available),
     )
 
 

@@ -12,7 +12,10 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from agent.managers.errors import DeviceAllocationError, NoHealthyDevicesError
+from agent.managers.hint_family import HintFamily, is_listed, smallest
+from agent.managers.node_cover import Cover, Demand
 from agent.managers.numa_masks import SubsetIndex, choices, subset_sums
+from agent.managers.work import Work
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
@@ -28,14 +31,16 @@ def device_hints(
     count: int,
     allocated: Collection[str],
     reusable: Collection[str] = frozenset(),
-) -> tuple[Hint, ...] | None:
+    work: Work | None = None,
+) -> tuple[Hint, ...] | HintFamily | None:
     """Return where `count` devices of one resource are free, narrow masks first.
 
     `allocated` are the ids held by anyone, those that this pod's finished init containers leave
     (`reusable`) included. None is no preference: no device of the resource has a locality. Empty
     is impossible. Masks are made of those `nodes` of the machine (bits) that the resource's
     devices, healthy or not, are on (kubelet v1.36). Preferred are masks with as few nodes as would
-    do if no device was held. A mask that misses a reusable device is no choice.
+    do if no device was held. A mask that misses a reusable device is no choice. `work` notes when
+    a budget was exceeded.
     """
     if not any(device.nodes for device in inventory):
         return None
@@ -44,6 +49,8 @@ def device_hints(
         return ()
     again = [device.nodes.bits for device in inventory if device.id in reusable and device.nodes]
     places = [device.nodes.bits for device in free] + again
+    if not is_listed(nodes):
+        return _family(nodes, inventory, places, count, again, work or Work())
     return tuple(
         hint
         for hint in _hints(nodes, inventory, places, count)
@@ -53,7 +60,7 @@ def device_hints(
 
 def held_device_hints(
     nodes: int, inventory: Sequence[PluginDevice], count: int, held: Collection[str]
-) -> tuple[Hint, ...] | None:
+) -> tuple[Hint, ...] | HintFamily | None:
     """Return the hints of a container that holds devices: where all of them are reached.
 
     Empty (impossible) when it holds another number than it asks for, None where no device of the
@@ -64,6 +71,8 @@ def held_device_hints(
     if len(held) != count:
         return ()
     places = [device.nodes.bits for device in inventory if device.id in held]
+    if not is_listed(nodes):
+        return _family(nodes, inventory, places, count, (), Work())
     return _hints(nodes, inventory, places, count)
 
 
@@ -122,6 +131,27 @@ def _hints(
         for one in masks
         if now[one.number] >= count
     )
+
+
+def _family(
+    nodes: int,
+    inventory: Sequence[PluginDevice],
+    places: Sequence[int],
+    count: int,
+    again: Sequence[int],
+    work: Work,
+) -> HintFamily:
+    """Return the same hints as a list would have, told by rules for a machine with many nodes."""
+    everything = [device.nodes.bits for device in inventory]
+    nodes &= reduce(or_, everything, 0)
+    each_again = tuple(Demand(1, ((place, 1),)) for place in dict.fromkeys(again))
+    cover = Cover(nodes, (_devices(count, places), *each_again))
+    fewest = smallest(Cover(nodes, (_devices(count, everything),)), work)
+    return HintFamily((), None if cover.is_empty else cover, fewest)
+
+
+def _devices(count: int, places: Iterable[int]) -> Demand:
+    return Demand(count, tuple(Counter(place for place in places if place).items()))
 
 
 def _reached(nodes: int, places: Iterable[int]) -> list[int]:

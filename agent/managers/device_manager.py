@@ -55,6 +55,7 @@ def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
             count,
             _allocated(draft, resource),
             draft.reusable_devices.get(resource, frozenset()),
+            draft.work(),
         )
         for resource, count in requests.items()
     }

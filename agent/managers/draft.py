@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.managers.hints import NO_AFFINITY, Hint
+from agent.managers.work import Work
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Draft:
     pod_memory: tuple[MemoryBlock, ...] = ()
     counters: Counter[CounterKey] = field(default_factory=Counter)
     traces: list[HintTrace] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
 
     @classmethod
     def start(cls, rules: Rules, ledger: Ledger, demand: PodDemand) -> Draft:
@@ -58,6 +60,11 @@ class Draft:
             free_cpus=rules.assignable_cpus - ledger.exclusive_cpus,
             node_memory=ledger.memory,
         )
+
+    def work(self) -> Work:
+        """Return the budget of one choice among sets of nodes."""
+        self.works.append(Work())
+        return self.works[-1]
 
     def hint(self, container: str) -> Hint:
         """Return the alignment decided for a container."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.decision import Reason, Refusal
 from agent.managers.cpu_pod_level import empty_pool_problem
 from agent.managers.errors import size_text
+from agent.managers.hint_family import best_few
 from agent.managers.memory_pod_level import empty_memory_pool
 from agent.managers.memory_state import free_memory
 from agent.managers.policy import TopologyManagerPolicy
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.managers.draft import Draft
-    from agent.managers.hints import Hint, ProviderHints
+    from agent.managers.hints import Hint, Hints, ProviderHints
+
+#: How many of a provider's hints a refusal names.
+_NAMED_HINTS: Final = 8
 
 
 def affinity_refusal(
@@ -121,29 +125,30 @@ def free_cpus_by_node(draft: Draft, free: Mask) -> dict[int, int]:
     return {node.id: (node.cpus & free.bits).bit_count() for node in nodes}
 
 
-def _blocks(policy: TopologyManagerPolicy, offered: Sequence[Hint] | None) -> bool:
+def _blocks(policy: TopologyManagerPolicy, offered: Hints | None) -> bool:
     if offered is None:
         return False
-    if policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
-        return not any(
-            hint.preferred and (hint.nodes is None or hint.nodes.bit_count() == 1)
-            for hint in offered
-        )
-    return not any(hint.preferred for hint in offered)
+    best = best_few(offered, 1)
+    if not best or not best[0].preferred:
+        return True
+    nodes = best[0].nodes
+    single = nodes is None or nodes.bit_count() == 1
+    return policy is TopologyManagerPolicy.SINGLE_NUMA_NODE and not single
 
 
-def _describe(draft: Draft, container: str | None, resource: str, offered: Sequence[Hint]) -> str:
+def _describe(draft: Draft, container: str | None, resource: str, offered: Hints) -> str:
     free = ", ".join(
         f"node {node}: {amount_text(resource, amount)}"
         for node, amount in free_by_node(draft, resource).items()
     )
-    preferred = [_nodes(hint) for hint in offered if hint.preferred]
-    if not offered:
+    best = best_few(offered, _NAMED_HINTS)
+    preferred = [_nodes(hint) for hint in best if hint.preferred]
+    if not best:
         fit = "fits nowhere"
     elif preferred:
-        fit = f"fits best on {' or '.join(preferred[:8])}"
+        fit = f"fits best on {' or '.join(preferred)}"
     else:
-        fit = f"fits only across {' or '.join(_nodes(hint) for hint in offered[:8])}"
+        fit = f"fits only across {' or '.join(map(_nodes, best))}"
     wanted = amount_text(resource, asked(draft, container, resource))
     return f"{wanted} of {resource} {fit} (free: {free})"
 

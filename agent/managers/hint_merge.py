@@ -15,17 +15,19 @@ from itertools import compress
 from operator import mul
 from typing import TYPE_CHECKING, TypeAlias
 
+from agent.managers.family_merge import best_common, best_intersection, misfit
+from agent.managers.hint_family import HintFamily
 from agent.managers.numa_masks import SubsetIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from agent.managers.hints import Hint, ProviderHints
+    from agent.managers.hints import Hint, Hints, ProviderHints
+    from agent.managers.tiebreak import Tiebreak
+    from agent.managers.work import Work
 
-#: The hints of one resource; never empty unless a policy has filtered them.
+#: The hints of one resource in full; never empty unless a policy has filtered them.
 HintList: TypeAlias = "Sequence[Hint]"
-#: What orders masks with the same number of nodes; the smallest key wins.
-Tiebreak: TypeAlias = "Callable[[int], tuple[int, ...]]"
 
 #: Intersecting a pair directly costs about an eighth of one field of a transform.
 _PAIRS_PER_FIELD = 8
@@ -33,7 +35,7 @@ _PAIRS_PER_FIELD = 8
 
 def resource_lists(
     provider_hints: Iterable[ProviderHints], *, indifferent: Hint, impossible: Hint
-) -> list[HintList]:
+) -> list[Hints]:
     """Return one non-empty list of hints per resource.
 
     A resource without preference has `indifferent` for its only hint, one that nothing can serve
@@ -47,7 +49,9 @@ def resource_lists(
     ]
 
 
-def best_preferred(lists: Sequence[HintList], nodes: int, tiebreak: Tiebreak) -> int | None:
+def best_preferred(
+    lists: Sequence[Hints], nodes: int, tiebreak: Tiebreak, work: Work
+) -> int | None:
     """Return the best mask that every resource offers as preferred, None where there is none.
 
     A permutation is preferred only if all its hints are and their masks are equal; hints for any
@@ -55,7 +59,10 @@ def best_preferred(lists: Sequence[HintList], nodes: int, tiebreak: Tiebreak) ->
     """
     required: set[int] | None = None
     optional = {nodes}
+    families = list({id(hints): hints for hints in lists if isinstance(hints, HintFamily)}.values())
     for hints in lists:
+        if isinstance(hints, HintFamily):
+            continue
         offered = {mask for mask, preferred in hints if preferred}
         if None in offered:
             optional |= {mask for mask in offered if mask is not None}
@@ -64,23 +71,31 @@ def best_preferred(lists: Sequence[HintList], nodes: int, tiebreak: Tiebreak) ->
         required = masks if required is None else required & masks
         if not required:
             return None
+    if required is None and families:
+        return best_common(families, nodes, tiebreak, work)
     candidates = optional if required is None else required
+    candidates = {mask for mask in candidates if all(family.prefers(mask) for family in families)}
     inside = {mask & nodes for mask in candidates} - {0}
     return min(inside, key=lambda mask: (mask.bit_count(), *tiebreak(mask)), default=None)
 
 
-def best_reachable(lists: Sequence[HintList], nodes: int, tiebreak: Tiebreak) -> int | None:
+def best_reachable(
+    lists: Sequence[Hints], nodes: int, tiebreak: Tiebreak, work: Work
+) -> int | None:
     """Return the best mask that some choice of one hint per resource intersects to.
 
     None when every choice ends empty, or when a resource has no hint to choose. The best has as
     many nodes as the resource with the widest narrowest hint needs; failing that the most below
     that number, failing that the fewest above it; then `tiebreak` decides.
     """
-    reachable = reachable_masks(lists, nodes)
+    wanted = max((_narrowest(hints, work) for hints in lists), default=0)
+    listed = [hints for hints in lists if not isinstance(hints, HintFamily)]
+    if len(listed) < len(lists):
+        return best_intersection(lists, nodes, wanted, tiebreak, work)
+    reachable = reachable_masks(listed, nodes)
     if not reachable:
         return None
-    wanted = max(_narrowest(hints) for hints in lists) if lists else 0
-    size = min({mask.bit_count() for mask in reachable}, key=lambda count: _misfit(count, wanted))
+    size = min({mask.bit_count() for mask in reachable}, key=lambda count: misfit(count, wanted))
     return min((mask for mask in reachable if mask.bit_count() == size), key=tiebreak)
 
 
@@ -154,11 +169,7 @@ class _Counting:
         return self.layout.unpack(counts.to_bytes(self.layout.size, "little"))
 
 
-def _narrowest(hints: HintList) -> int:
+def _narrowest(hints: Hints, work: Work) -> int:
+    if isinstance(hints, HintFamily):
+        return hints.narrowest(work)
     return min((mask.bit_count() for mask, _ in hints if mask is not None), default=0)
-
-
-def _misfit(count: int, wanted: int) -> tuple[int, int]:
-    if count <= wanted:
-        return 0, wanted - count
-    return 1, count

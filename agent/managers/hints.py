@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
+
+if TYPE_CHECKING:
+    from agent.managers.hint_family import HintFamily
 
 
 class Hint(NamedTuple):
@@ -19,7 +22,10 @@ class Hint(NamedTuple):
 
 NO_AFFINITY = Hint(None, preferred=False)
 
+#: Hints as a list, or on a machine with many nodes as the rules that make the list.
+Hints: TypeAlias = Union[Sequence[Hint], "HintFamily"]
+
 #: What one provider says of one container or pod, by resource name. A resource mapped to None
 #: has no preference; one mapped to an empty sequence cannot be served by any set of nodes.
 #: An empty mapping is a provider without any preference.
-ProviderHints: TypeAlias = Mapping[str, Sequence[Hint] | None]
+ProviderHints: TypeAlias = Mapping[str, Hints | None]

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from agent.managers.cpu_topology import CpuTopology
+from agent.managers.hint_family import is_listed
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -53,3 +54,8 @@ class Machine:
     def node_mask(self) -> Mask:
         """All NUMA nodes, memory-only ones included."""
         return Mask.from_ids(node.id for node in self.nodes)
+
+    @property
+    def lists_hints(self) -> bool:
+        """Whether hints are listed one by one; on a machine with many nodes rules tell them."""
+        return is_listed(self.node_mask.bits)

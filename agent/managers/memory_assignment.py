@@ -5,6 +5,7 @@ The memory manager's static policy (KEP-1769; kubelet v1.36, Allocate and Alloca
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.ledger import MemoryBlock
@@ -26,12 +27,13 @@ from agent.managers.memory_state import charge, free_memory, release
 from sysfs.mask import Mask, iter_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agent.ledger import NodeMemory
-    from agent.managers.hints import Hint
+    from agent.managers.hints import Hint, Hints
     from agent.managers.memory_hints import Reusable
     from agent.managers.memory_state import MemoryFacts
+    from agent.managers.work import Work
 
 
 def assign(
@@ -40,12 +42,14 @@ def assign(
     requests: Mapping[str, int],
     hint: Hint,
     reusable: Reusable = NOTHING_REUSABLE,
+    work: Work | None = None,
 ) -> tuple[tuple[MemoryBlock, ...], Mapping[int, NodeMemory]]:
     """Return the blocks that serve `requests` (bytes by type) and the charge with them.
 
     The nodes are those of the hint; without any, the best that the memory allows; where too
     little is free there, the best larger mask. Blocks hold the whole request, but only what
-    exceeds `reusable` on exactly these nodes is charged. No request gets no blocks. Raises
+    exceeds `reusable` on exactly these nodes is charged. No request gets no blocks. `work` bounds
+    the search for other nodes than the hint's. Raises
     `UnknownMemoryTypeError` for a huge page size that no node has, otherwise the
     `MemoryAssignmentError` that says which step failed; nothing is changed then.
     """
@@ -53,7 +57,8 @@ def assign(
         return (), state
     require_known_types(facts, requests)
     demand = MemoryDemand(requests, {name: free_memory(facts, state, name) for name in requests})
-    nodes = _placement(facts, state, demand, hint, reusable)
+    own = partial(fitting_hints, facts, state, requests, reusable, work)
+    nodes = _placement(state, demand, hint, own, work)
     blocks = tuple(MemoryBlock(name, size, Mask(nodes)) for name, size in sorted(requests.items()))
     for block in blocks:
         newly_taken = max(block.size - reusable.get((nodes, block.type), 0), 0)
@@ -112,37 +117,30 @@ def release_finished(
 
 
 def _placement(
-    facts: MemoryFacts,
     state: Mapping[int, NodeMemory],
     demand: MemoryDemand,
     hint: Hint,
-    reusable: Reusable,
+    own_hints: Callable[[], Hints],
+    work: Work | None,
 ) -> int:
-    own: tuple[Hint, ...] | None = None
     nodes, preferred = hint
     if nodes is None:
-        own = fitting_hints(facts, state, demand.requests, reusable)
-        if not own:
+        best = best_hint(own_hints(), work)
+        if best is None:
             raise NoDefaultHintError(demand)
-        nodes, default_preferred = best_hint(own)
-        if preferred and not default_preferred:
+        if preferred and not best.preferred:
             raise NotPreferredDefaultHintError(demand)
-    if nodes is None or not _is_enough(demand, nodes):
-        own = fitting_hints(facts, state, demand.requests, reusable) if own is None else own
-        nodes = _extended(own, nodes or 0, demand, preferred=preferred)
+        nodes = best.nodes or 0
+    if not _is_enough(demand, nodes):
+        best = best_hint(own_hints(), work, containing=nodes)
+        if best is None:
+            raise CannotExtendHintError(demand, nodes)
+        if preferred and not best.preferred:
+            raise NotPreferredExtensionError(demand, nodes)
+        nodes = best.nodes or 0
     if _violates_groups(state, nodes):
         raise HintViolatesGroupsError(demand, nodes)
     return nodes
-
-
-def _extended(own: Sequence[Hint], nodes: int, demand: MemoryDemand, *, preferred: bool) -> int:
-    larger = [hint for hint in own if hint.nodes is not None and not nodes & ~hint.nodes]
-    if not larger:
-        raise CannotExtendHintError(demand, nodes)
-    best = best_hint(larger)
-    if preferred and not best.preferred:
-        raise NotPreferredExtensionError(demand, nodes)
-    return best.nodes or 0
 
 
 def _is_enough(demand: MemoryDemand, nodes: int) -> bool:

@@ -7,15 +7,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from agent.managers.errors import UnknownMemoryTypeError
+from agent.managers.hint_family import HintFamily, is_listed, rank, smallest
 from agent.managers.hints import Hint
 from agent.managers.memory_state import free_memory
+from agent.managers.node_cover import Cover, Demand
 from agent.managers.numa_masks import Choice, choices, subset_sums
+from agent.managers.work import Work
+from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent.ledger import MemoryBlock, NodeMemory
-    from agent.managers.hints import ProviderHints
+    from agent.managers.hints import Hints, ProviderHints
     from agent.managers.memory_state import MemoryFacts
 
 #: Bytes held by this pod's finished init containers, by mask of nodes (bits) and memory type.
@@ -29,16 +33,17 @@ def memory_hints(
     state: Mapping[int, NodeMemory],
     requests: Mapping[str, int],
     reusable: Reusable = NOTHING_REUSABLE,
+    work: Work | None = None,
 ) -> ProviderHints:
     """Return where a container or pod that asks for `requests` (bytes by type) fits.
 
     All types share one list of masks, narrow ones first. When no mask is left the answer is
     empty: "no preference", not "impossible" (the kubelet's semantics; `assign` then refuses).
     Preferred are the masks with as few nodes as would do on an empty machine. `reusable` memory is
-    charged to its mask already. Raises `UnknownMemoryTypeError` for a huge page size that no node
-    has.
+    charged to its mask already. `work` notes when a budget was exceeded. Raises
+    `UnknownMemoryTypeError` for a huge page size that no node has.
     """
-    hints = fitting_hints(facts, state, requests, reusable)
+    hints = fitting_hints(facts, state, requests, reusable, work)
     return dict.fromkeys(requests, hints) if hints else {}
 
 
@@ -47,7 +52,8 @@ def fitting_hints(
     state: Mapping[int, NodeMemory],
     requests: Mapping[str, int],
     reusable: Reusable = NOTHING_REUSABLE,
-) -> tuple[Hint, ...]:
+    work: Work | None = None,
+) -> tuple[Hint, ...] | HintFamily:
     """Return the hints that all requested types share, narrow ones first; none for no request.
 
     Raises `UnknownMemoryTypeError` for a type that no node has.
@@ -55,6 +61,8 @@ def fitting_hints(
     if not requests:
         return ()
     require_known_types(facts, requests)
+    if not is_listed(facts.mask.bits):
+        return _family(facts, state, requests, reusable, work or Work())
     open_choices = _open_choices(facts, state)
     for memory_type, size in requests.items():
         free = subset_sums(tuple(free_memory(facts, state, memory_type).values()))
@@ -97,9 +105,15 @@ def pod_memory_hints(
     return memory_hints(facts, state, requests)
 
 
-def best_hint(hints: Sequence[Hint]) -> Hint:
-    """Return the best of one or more hints: preferred, then narrow, then the lowest mask."""
-    return min(hints, key=_rank)
+def best_hint(hints: Hints, work: Work | None = None, containing: int = 0) -> Hint | None:
+    """Return the best hint whose nodes contain the given ones (bits), None when there is none.
+
+    Preferred ones are better, then narrow ones, then those of the lowest mask.
+    """
+    if isinstance(hints, HintFamily):
+        return hints.best(work or Work(), containing)
+    fitting = (hint for hint in hints if hint.nodes is None or not containing & ~hint.nodes)
+    return min(fitting, key=rank, default=None)
 
 
 def require_known_types(facts: MemoryFacts, requests: Mapping[str, int]) -> None:
@@ -110,32 +124,74 @@ def require_known_types(facts: MemoryFacts, requests: Mapping[str, int]) -> None
             raise UnknownMemoryTypeError(memory_type, size, tuple(sorted(known)))
 
 
-def _rank(hint: Hint) -> tuple[bool, int, int]:
-    nodes = hint.nodes or 0
-    return not hint.preferred, nodes.bit_count(), nodes
+def _family(
+    facts: MemoryFacts,
+    state: Mapping[int, NodeMemory],
+    requests: Mapping[str, int],
+    reusable: Reusable,
+    work: Work,
+) -> HintFamily:
+    """Return the same hints as a list would have, told by rules for a machine with many nodes.
+
+    The masks in use (single nodes and groups) are few and stand one by one; several unused nodes
+    are a family of sets that have to hold what is asked for.
+    """
+    used, in_use = _masks_in_use(state)
+    free = {name: free_memory(facts, state, name) for name in requests}
+    unused = facts.mask.bits & ~used
+    several = Demand(2, tuple((1 << node, 1) for node in iter_bits(unused)))
+    enough = [Demand.by_node(size, free[name]) for name, size in requests.items()]
+    cover = Cover(unused, (several, *enough))
+    again = {mask for mask, _ in reusable if mask.bit_count() > 1 and not mask & ~unused}
+    masks = [
+        mask
+        for mask in sorted(in_use | again)
+        if not mask & ~facts.mask.bits
+        and all(
+            sum(free[name][node] for node in iter_bits(mask)) + reusable.get((mask, name), 0)
+            >= size
+            for name, size in requests.items()
+        )
+    ]
+    on_empty_machine = Cover(
+        facts.mask.bits,
+        tuple(
+            Demand.by_node(
+                size, {node: types.get(name, 0) for node, types in facts.allocatable.items()}
+            )
+            for name, size in requests.items()
+        ),
+    )
+    fewest = smallest(on_empty_machine, work) or len(facts.nodes)
+    return HintFamily(tuple(masks), None if cover.is_empty else cover, fewest)
 
 
-def _open_choices(facts: MemoryFacts, state: Mapping[int, NodeMemory]) -> list[Choice]:
-    """Return the masks that the groups in use allow.
+def _masks_in_use(state: Mapping[int, NodeMemory]) -> tuple[int, set[int]]:
+    """Return the nodes in use, and the masks that serve as they are whatever is in use.
 
     A node serves either alone or in one group of nodes: one alone must not be a member of a
-    larger group, several must all be unused or all be exactly one group.
+    larger group, several must all be exactly one group (or all be unused).
     """
     used = 0
-    singles = set()
+    masks = set()
     for node, held in state.items():
         if len(held.cells) == 1:
-            singles.add(1 << node)
+            masks.add(1 << node)
         if held.assignments:
             used |= 1 << node
     groups = {
         held.cells.bits for held in state.values() if held.assignments and len(held.cells) > 1
     }
-    allowed = singles | {mask for mask in groups if _is_one_group(state, mask)}
+    return used, masks | {mask for mask in groups if _is_one_group(state, mask)}
+
+
+def _open_choices(facts: MemoryFacts, state: Mapping[int, NodeMemory]) -> list[Choice]:
+    """Return the masks that the groups in use allow."""
+    used, in_use = _masks_in_use(state)
     return [
         choice
         for choice in choices(facts.mask.bits)
-        if choice.mask in allowed or (choice.mask.bit_count() > 1 and not choice.mask & used)
+        if choice.mask in in_use or (choice.mask.bit_count() > 1 and not choice.mask & used)
     ]
 
 

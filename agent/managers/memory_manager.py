@@ -114,7 +114,7 @@ def _hints(draft: Draft, requests: Mapping[str, int], container: str | None) -> 
     """
     facts = draft.rules.memory
     try:
-        return memory_hints(facts, draft.node_memory, requests, draft.reusable_memory)
+        return memory_hints(facts, draft.node_memory, requests, draft.reusable_memory, draft.work())
     except ManagerError as error:
         raise Refused(_refusal(draft, error, requests, container)) from error
 
@@ -124,7 +124,9 @@ def _assign(
 ) -> tuple[MemoryBlock, ...]:
     facts, reusable = draft.rules.memory, draft.reusable_memory
     try:
-        blocks, draft.node_memory = assign(facts, draft.node_memory, requests, hint, reusable)
+        blocks, draft.node_memory = assign(
+            facts, draft.node_memory, requests, hint, reusable, draft.work()
+        )
     except ManagerError as error:
         raise Refused(_refusal(draft, error, requests, container)) from error
     return blocks

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from agent.managers.errors import NodeDistancesError
+from agent.managers.hint_family import HintFamily
 from agent.managers.hint_merge import best_preferred, best_reachable, resource_lists
 from agent.managers.hints import NO_AFFINITY, Hint
 from agent.managers.policy import TopologyManagerPolicy
-from sysfs.mask import Mask, iter_bits
+from agent.managers.tiebreak import Closest, by_value
+from agent.managers.work import Work
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from agent.managers.hint_merge import HintList, Tiebreak
-    from agent.managers.hints import ProviderHints
+    from agent.managers.hints import Hints, ProviderHints
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import TopologyPolicy
-
-#: ACPI SLIT distances: from node id, to node id, the way back and the node itself included.
-Distances: TypeAlias = "Mapping[int, Mapping[int, int]]"
+    from agent.managers.tiebreak import Distances, Tiebreak
 
 _INDIFFERENT = Hint(None, preferred=True)
 _IMPOSSIBLE = Hint(None, preferred=False)
 
 
 def merge(
-    machine: Machine, policy: TopologyPolicy, provider_hints: Sequence[ProviderHints]
+    machine: Machine,
+    policy: TopologyPolicy,
+    provider_hints: Sequence[ProviderHints],
+    work: Work | None = None,
 ) -> tuple[Hint, bool]:
     """Return the alignment of a container or pod on a machine, and whether it is admitted.
 
     As `merge_hints`, with the nodes and distances of the machine.
     """
     distances = {node.id: node.distances for node in machine.nodes}
-    return merge_hints(machine.node_mask, distances, policy, provider_hints)
+    return merge_hints(machine.node_mask, distances, policy, provider_hints, work)
 
 
 def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
@@ -56,6 +59,7 @@ def merge_hints(
     distances: Distances,
     policy: TopologyPolicy,
     provider_hints: Sequence[ProviderHints],
+    work: Work | None = None,
 ) -> tuple[Hint, bool]:
     """Return the alignment of a container or pod and whether the policy admits it.
 
@@ -63,46 +67,36 @@ def merge_hints(
     `prefer_closest_numa_nodes` (see `require_distances`). The hint's `nodes` is None where the
     providers leave the choice open (policy none, or single-numa-node without any opinion),
     otherwise it is a non-empty mask. The choice is that of trying every permutation of hints.
+    Where hints are told by rules and `work` does not suffice, a better choice may have been missed;
+    then `work` says so, and the choice is still one that some permutation gives.
     """
+    work = work or Work()
     if policy.policy is TopologyManagerPolicy.NONE:
         return NO_AFFINITY, True
     everything = nodes.bits if isinstance(nodes, Mask) else nodes
     lists = resource_lists(provider_hints, indifferent=_INDIFFERENT, impossible=_IMPOSSIBLE)
     if policy.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
-        best = _best([_single_node(hints) for hints in lists], everything, _by_value)
+        best = _best([_single_node(hints) for hints in lists], everything, by_value, work)
         if best.nodes == everything:
             best = Hint(None, best.preferred)
         return best, best.preferred
-    tiebreak = _by_distance(distances) if policy.prefer_closest_numa_nodes else _by_value
-    best = _best(lists, everything, tiebreak)
+    tiebreak = Closest(distances) if policy.prefer_closest_numa_nodes else by_value
+    best = _best(lists, everything, tiebreak, work)
     return best, best.preferred or policy.policy is TopologyManagerPolicy.BEST_EFFORT
 
 
-def _best(lists: Sequence[HintList], nodes: int, tiebreak: Tiebreak) -> Hint:
-    preferred = best_preferred(lists, nodes, tiebreak)
+def _best(lists: Sequence[Hints], nodes: int, tiebreak: Tiebreak, work: Work) -> Hint:
+    preferred = best_preferred(lists, nodes, tiebreak, work)
     if preferred is not None:
         return Hint(preferred, preferred=True)
-    reachable = best_reachable(lists, nodes, tiebreak)
+    reachable = best_reachable(lists, nodes, tiebreak, work)
     return Hint(nodes if reachable is None else reachable, preferred=False)
 
 
-def _single_node(hints: HintList) -> HintList:
+def _single_node(hints: Hints) -> Sequence[Hint]:
+    narrow = hints.single_nodes() if isinstance(hints, HintFamily) else hints
     return [
         hint
-        for hint in hints
+        for hint in narrow
         if hint.preferred and (hint.nodes is None or hint.nodes.bit_count() == 1)
     ]
-
-
-def _by_value(mask: int) -> tuple[int, ...]:
-    return (mask,)
-
-
-def _by_distance(distances: Distances) -> Tiebreak:
-    """Prefer the smaller sum of distances: among equally large masks that is the average."""
-
-    def key(mask: int) -> tuple[int, ...]:
-        members = tuple(iter_bits(mask))
-        return sum(distances[one][other] for one in members for other in members), mask
-
-    return key

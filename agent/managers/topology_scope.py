@@ -17,6 +17,7 @@ from agent.managers.topology_manager import merge
 from agent.metrics.names import (
     ALIGNED_COUNT,
     ALIGNED_FAILURE_COUNT,
+    BOUNDED_CHOICES,
     TOPOLOGY_ADMISSION_ERRORS,
     TOPOLOGY_ADMISSION_REQUESTS,
 )
@@ -34,10 +35,17 @@ _NUMA_NODE: Final = "numa_node"
 def align_and_allocate(draft: Draft, providers: Sequence[HintProvider]) -> None:
     """Serve the pod by the policy and scope in force; raises `Refused`."""
     draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
+    try:
+        if draft.rules.policy.topology.policy is TopologyManagerPolicy.NONE:
+            _without_alignment(draft, providers)
+        else:
+            _aligned(draft, providers)
+    finally:
+        _count_bounded_choices(draft)
+
+
+def _aligned(draft: Draft, providers: Sequence[HintProvider]) -> None:
     topology = draft.rules.policy.topology
-    if topology.policy is TopologyManagerPolicy.NONE:
-        _without_alignment(draft, providers)
-        return
     try:
         if topology.scope is TopologyManagerScope.CONTAINER:
             _by_container(draft, providers)
@@ -48,6 +56,12 @@ def align_and_allocate(draft: Draft, providers: Sequence[HintProvider]) -> None:
     except Refused:
         draft.count(TOPOLOGY_ADMISSION_ERRORS.name)
         raise
+
+
+def _count_bounded_choices(draft: Draft) -> None:
+    bounded = sum(work.exceeded for work in draft.works)
+    if bounded:
+        draft.count(BOUNDED_CHOICES.name, by=bounded)
 
 
 def _without_alignment(draft: Draft, providers: Sequence[HintProvider]) -> None:
@@ -95,7 +109,9 @@ def _best_for_pod(draft: Draft, providers: Sequence[HintProvider]) -> Hint:
 
 def _merged(draft: Draft, container: str | None, hints: list[tuple[str, ProviderHints]]) -> Hint:
     policy = draft.rules.policy.topology
-    best, admitted = merge(draft.rules.machine, policy, [offered for _, offered in hints])
+    best, admitted = merge(
+        draft.rules.machine, policy, [offered for _, offered in hints], draft.work()
+    )
     draft.traces.append(HintTrace(container, tuple(hints), best, admitted))
     if not admitted:
         if _alignment_is_guaranteed(draft):

@@ -122,6 +122,11 @@ CONTAINER_ASSIGNMENTS: Final = _counter(
     assignment_type=ASSIGNMENT_TYPES,
 )
 
+BOUNDED_CHOICES: Final = _counter(
+    "numawarden_bounded_choices_total",
+    "Choices among sets of NUMA nodes that ended at their budget of work: valid, maybe not best.",
+)
+
 #: The counters that decisions increment.
 DECISION_COUNTERS: Final = (
     CPU_PINNING_REQUESTS,
@@ -135,6 +140,7 @@ DECISION_COUNTERS: Final = (
     ALLOCATIONS,
     ALLOCATION_ERRORS,
     CONTAINER_ASSIGNMENTS,
+    BOUNDED_CHOICES,
 )
 
 # --- the kubelet's histogram and gauges ---------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agent import wire
+from agent.managers.hint_family import HintFamily, best_few
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from agent.decision import Decision, Eligibility, HintTrace, Refusal
     from agent.ledger import ContainerGrant, MemoryBlock, PodGrant
-    from agent.managers.hints import Hint, ProviderHints
+    from agent.managers.hints import Hint, Hints, ProviderHints
     from agent.managers.policy import Policy
 
 #: A provider may offer hundreds of hints on a large host; the best few tell the story.
@@ -144,13 +145,17 @@ def _provider(name: str, offered: ProviderHints) -> wire.ProviderDocument:
         hints={
             resource: None if hints is None else _best(hints) for resource, hints in offered.items()
         },
-        counts={resource: len(hints or ()) for resource, hints in offered.items()},
+        counts={resource: _count(hints) for resource, hints in offered.items()},
     )
 
 
-def _best(hints: Sequence[Hint]) -> tuple[wire.HintDocument, ...]:
-    def worth(hint: Hint) -> tuple[bool, int, int]:
-        nodes = hint.nodes or 0
-        return not hint.preferred, nodes.bit_count(), nodes
+def _best(hints: Hints) -> tuple[wire.HintDocument, ...]:
+    return tuple(_hint(hint) for hint in best_few(hints, BEST_HINTS))
 
-    return tuple(_hint(hint) for hint in sorted(hints, key=worth)[:BEST_HINTS])
+
+def _count(hints: Hints | None) -> int | None:
+    """Return how many hints there are; None where they are told by rules and too many to count."""
+    if not isinstance(hints, HintFamily):
+        return len(hints or ())
+    few = len(best_few(hints, BEST_HINTS + 1))
+    return few if few <= BEST_HINTS else None

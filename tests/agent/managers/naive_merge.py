@@ -52,7 +52,7 @@ def _lists(provider_hints: Sequence[ProviderHints]) -> list[list[Hint]]:
         for hints in provider.values():
             if hints is None:
                 lists.append([Hint(None, preferred=True)])
-            elif len(hints) == 0:
+            elif not hints:
                 lists.append([Hint(None, preferred=False)])
             else:
                 lists.append(list(hints))

@@ -1,0 +1,94 @@
+"""Families of sets of NUMA nodes that are told by what a set must hold, not by listing them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class Demand(NamedTuple):
+    """An amount that a set of nodes must hold; any unit, never negative.
+
+    `places` are pairs of nodes (bits) and an amount: a set of nodes holds the amount of every
+    place that it touches. CPUs and memory have a place per node, a device may sit on several.
+    """
+
+    need: int
+    places: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def by_node(cls, need: int, amounts: Mapping[int, int]) -> Self:
+        """Return a demand for what each node (by id) holds an amount of."""
+        return cls(
+            need, tuple((1 << node, amount) for node, amount in amounts.items() if amount > 0)
+        )
+
+    def held_by(self, nodes: int) -> int:
+        """Return how much a set of nodes (bits) holds."""
+        return sum([amount for place, amount in self.places if place & nodes])
+
+    def met_by(self, nodes: int) -> bool:
+        """Tell whether a set of nodes (bits) holds enough."""
+        return self.held_by(nodes) >= self.need
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """All non-empty sets of nodes within `domain` that contain `required` and meet the demands.
+
+    Upward closed: with a set, every larger one within the domain belongs to it.
+    """
+
+    domain: int
+    demands: tuple[Demand, ...]
+    required: int = 0
+
+    def holds(self, nodes: int) -> bool:
+        """Tell whether a set of nodes (bits) belongs to the family."""
+        if not nodes or nodes & ~self.domain or self.required & ~nodes:
+            return False
+        return all(demand.met_by(nodes) for demand in self.demands)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no set of nodes will do: then not even all of the domain does."""
+        return not self.holds(self.domain)
+
+    def containing(self, nodes: int) -> Cover:
+        """Return the sets of the family that contain the given nodes."""
+        return Cover(self.domain, self.demands, self.required | nodes)
+
+    @staticmethod
+    def common(covers: Iterable[Cover]) -> Cover:
+        """Return the sets of nodes that belong to each of one or more families."""
+        known = tuple(covers)
+        demands = dict.fromkeys(demand for cover in known for demand in cover.demands)
+        return Cover(
+            reduce(and_, [cover.domain for cover in known]),
+            tuple(demands),
+            reduce(or_, [cover.required for cover in known]),
+        )
+
+
+class Span(NamedTuple):
+    """Sets of nodes that touch exactly `touching` of some groups of nodes (bits), the sockets."""
+
+    groups: tuple[int, ...]
+    touching: int
+
+    def touched(self, nodes: int) -> int:
+        """Return how many groups a set of nodes touches."""
+        return sum([1 for group in self.groups if group & nodes])
+
+    def met_by(self, nodes: int) -> bool:
+        """Tell whether a set of nodes touches as many groups as it must."""
+        return self.touched(nodes) == self.touching
+
+    def cover(self, domain: int) -> Cover:
+        """Return the half of the condition that is upward closed: enough groups are touched."""
+        return Cover(domain, (Demand(self.touching, tuple((group, 1) for group in self.groups)),))

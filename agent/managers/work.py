@@ -1,0 +1,28 @@
+"""A budget of work for one choice among sets of NUMA nodes: counted in steps, never in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+#: Steps of one choice. A step takes a few microseconds; no host of a regular build needs a tenth.
+BUDGET: Final = 6_000
+
+
+@dataclass(slots=True)
+class Work:
+    """What is left of a budget; `exceeded` once a search had to end before it was through.
+
+    The same question always takes the same steps, so a decision stays a pure function.
+    """
+
+    left: int = BUDGET
+    exceeded: bool = False
+
+    def take(self, steps: int = 1) -> bool:
+        """Spend steps; False when the budget does not allow it, which is noted."""
+        if self.left < steps:
+            self.exceeded = True
+            return False
+        self.left -= steps
+        return True
