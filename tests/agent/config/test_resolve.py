@@ -208,3 +208,9 @@ def test_closest_nodes_need_distances_unless_nothing_is_aligned() -> None:
     (problem,) = _problems(f"topologyManagerPolicy: restricted\n{closest}", host)
     assert "no distances are known for NUMA nodes 1" in problem
     assert _resolve(closest, host).topology.policy is TopologyManagerPolicy.NONE
+
+
+def test_a_host_of_many_nodes_needs_no_option() -> None:
+    host = machine(dict.fromkeys(range(9), GIB), cpu_nodes=tuple(range(9)))
+    policy = _resolve("topologyManagerPolicy: restricted\n", host)
+    assert policy.topology.policy is TopologyManagerPolicy.RESTRICTED

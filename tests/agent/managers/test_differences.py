@@ -1,0 +1,160 @@
+"""Where kubelet v1.36.2 decides otherwise, shown on whole pods (docs/differences.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.decision import Reason
+from agent.managers.admission import admit, start_container
+from agent.managers.cpu_topology import CpuTopology
+from agent.managers.machine import Machine, MachineNode
+from agent.managers.rules import Rules, shared_pool
+from sysfs.mask import Mask
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import (
+    BEST_EFFORT,
+    CONTAINER,
+    GIB,
+    NO_POLICY,
+    POD,
+    RESTRICTED,
+    SINGLE,
+    make_rules,
+)
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources
+
+BUDGET = guaranteed("cpu=4 memory=4Gi")
+#: One node: two cores of two threads (0-1, 2-3), then six cores without siblings.
+HYBRID = Machine(
+    CpuTopology.from_rows([(cpu, cpu // 2 * 2 if cpu < 4 else cpu, 0, 0, 0) for cpu in range(10)]),
+    (MachineNode(0, 16 * GIB, {}, {0: 10}),),
+)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_no_pod_of_an_uneven_host_gets_a_cpu_that_is_busy_or_reserved(
+    *, strict: bool, whole: bool
+) -> None:
+    """The kubelet takes every thread of a core that it thinks free by average size."""
+    rules = make_rules(
+        HYBRID, NO_POLICY, CONTAINER, reserved="1", memory=False,
+        strict_cpu_reservation=strict, full_pcpus_only=whole,
+    )  # fmt: skip
+    ledger = rules.empty_ledger()
+    for number in range(9):
+        wanted = pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid=f"u-{number}")
+        decision = admit(rules, ledger, wanted)
+        if decision.grant is not None:
+            assert not decision.grant.exclusive_cpus & ledger.exclusive_cpus
+            assert not decision.grant.exclusive_cpus & Mask.of(1)
+        ledger = decision.ledger
+    assert len(ledger.exclusive_cpus) == sum(len(g.exclusive_cpus) for g in ledger.grants.values())
+
+
+class TestRestart:
+    MIXED = pod(app("a", guaranteed("cpu=2 memory=2Gi")), app("b"), of_pod=BUDGET)
+
+    @pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
+    def test_a_pod_with_a_budget_keeps_the_one_it_has(self, policy: object) -> None:
+        """The kubelet takes a second budget, or refuses the running pod."""
+        rules = make_rules(topology=policy)  # type: ignore[arg-type]  # parametrized by value
+        ledger = with_pod(rules, self.MIXED)
+        again = admit(rules, ledger, self.MIXED)
+        assert again.grant == ledger.grants["u-1"]
+        assert again.ledger is ledger
+
+    def test_other_policies_scopes_and_gates_keep_it_as_well(self) -> None:
+        """The kubelet refuses to start until the node is drained and the file deleted."""
+        ledger = with_pod(make_rules(), self.MIXED)
+        for rules in make_rules(topology=NO_POLICY), make_rules(scope=CONTAINER, managed=False):
+            assert admit(rules, ledger, self.MIXED).grant == ledger.grants["u-1"]
+
+    def test_cpus_that_were_reserved_meanwhile_stay_with_their_pod_alone(self) -> None:
+        """The kubelet refuses to start: not all reserved CPUs are in its default set."""
+        ledger = with_pod(
+            make_rules(scope=CONTAINER), pod(app("a", guaranteed("cpu=2 memory=1Gi")))
+        )
+        rules = make_rules(scope=CONTAINER, reserved="0-3")
+        assert ledger.grants["u-1"].exclusive_cpus == Mask.parse("1-2")
+        assert shared_pool(rules, ledger) == Mask.parse("0,3-15")
+        later = with_pod(rules, pod(app("a", guaranteed("cpu=2 memory=1Gi")), uid="u-2"), ledger)
+        assert later.grants["u-2"].exclusive_cpus == Mask.parse("4-5")
+
+    def test_cpus_that_went_offline_are_given_to_nobody(self) -> None:
+        """The kubelet refuses to start: its CPUs are not those of the state."""
+        before = make_rules(HYBRID, NO_POLICY, CONTAINER, memory=False)
+        ledger = with_pod(before, pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
+        gone = ledger.exclusive_cpus.lowest
+        rows = [tuple(row) for row in HYBRID.cpus.rows if row.cpu != gone]
+        machine = replace(HYBRID, cpus=CpuTopology.from_rows(rows))  # type: ignore[arg-type]  # rows
+        rules = make_rules(machine, NO_POLICY, CONTAINER, memory=False)
+        assert gone not in shared_pool(rules, ledger)
+        rest = len(rules.assignable_cpus - ledger.exclusive_cpus)
+        later = with_pod(
+            rules, pod(app("a", guaranteed(f"cpu={rest} memory=1Gi")), uid="u-2"), ledger
+        )
+        assert not later.grants["u-2"].exclusive_cpus & ledger.exclusive_cpus
+
+
+@pytest.mark.parametrize("policy", [NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE])
+def test_a_shared_container_of_a_budget_needs_no_pinned_memory_in_container_scope(
+    policy: object,
+) -> None:
+    """The kubelet refuses the KEP's own example: no memory is asked for, so no node serves it."""
+    rules = make_rules(topology=policy, scope=CONTAINER)  # type: ignore[arg-type]  # by value
+    mixed = pod(app("a", guaranteed("cpu=2 memory=2Gi")), app("b"), of_pod=BUDGET)
+    grant = with_pod(rules, mixed).grants["u-1"]
+    assert [container.memory != () for container in grant.containers] == [True, False]
+
+
+@pytest.mark.parametrize("scope", [CONTAINER, POD])
+def test_a_refused_pod_leaves_nothing_behind(scope: object) -> None:
+    """The kubelet keeps what its earlier containers got until the next stale state is removed."""
+    rules = make_rules(topology=NO_POLICY, scope=scope)  # type: ignore[arg-type]  # by value
+    ledger = rules.empty_ledger()
+    wanted = pod(
+        init("i", guaranteed("cpu=2 memory=1Gi")),
+        app("a", guaranteed("cpu=8 memory=1Gi")),
+        app("b", guaranteed("cpu=8 memory=1Gi")),
+    )
+    decision = admit(rules, ledger, wanted)
+    assert decision.refusal is not None
+    assert decision.ledger is ledger
+
+
+def test_a_node_with_more_reserved_than_it_has_gives_no_memory() -> None:
+    """The kubelet subtracts unsigned numbers and sees 16 EiB free."""
+    plain = make_rules(topology=SINGLE, scope=CONTAINER)
+    reserved = {0: {"memory": 64 * GIB}, 1: {"memory": 64 * GIB}}
+    memory = replace(plain.policy.memory, reserved=reserved)
+    rules = Rules(plain.machine, replace(plain.policy, memory=memory))
+    wanted = pod(app("a", guaranteed("cpu=1 memory=1Gi")))
+    decision = admit(rules, rules.empty_ledger(), wanted)
+    assert decision.refusal is not None
+    assert decision.refusal.reason is Reason.UNEXPECTED
+    assert decision.refusal.free == {0: 0, 1: 0}
+
+
+def test_what_shared_containers_request_is_not_added_up() -> None:
+    """The kubelet refuses with OutOfcpu or OutOfmemory what a scheduler should not have sent."""
+    rules = make_rules()
+    greedy = pod(app("a", resources("cpu=500 memory=500Gi")))
+    decision = admit(rules, rules.empty_ledger(), greedy)
+    assert decision.admitted
+    assert decision.ledger.exclusive_cpus == Mask(0)
+
+
+def test_nothing_of_a_budget_is_freed_before_the_pod_ends() -> None:
+    """Here the kubelet does otherwise than KEP-5526 says, and the agent does as the kubelet."""
+    rules = make_rules()
+    wanted = pod(
+        init("i", guaranteed("cpu=2 memory=2Gi")),
+        app("a", guaranteed("cpu=1 memory=1Gi")),
+        app("b"),
+        of_pod=BUDGET,
+    )
+    ledger = with_pod(rules, wanted)
+    assert start_container(rules, ledger, "u-1", "b") is ledger
