@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = argparse.ArgumentParser(prog="python -m tests.guest", description=__doc__)
-    made.add_argument("scenario", nargs="*", help="scenarios to run; all when none is named")
+    made.add_argument(
+        "scenario", nargs="*", help="scenarios to run; all usual ones if none is named"
+    )
     made.add_argument("--list", action="store_true", help="list the scenarios and stop")
     made.add_argument("--jobs", type=int, default=2, help="guests at a time, one host core each")
     made.add_argument("--keep", action="store_true", help="keep the disks of each run")
@@ -40,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.list:
             for scenario in SCENARIOS.values():
-                print(f"{scenario.name:<24} {scenario.topology:<14} {scenario.summary}")
+                when = "" if scenario.usual else " (only when named)"
+                print(f"{scenario.name:<24} {scenario.topology:<14} {scenario.summary}{when}")
             return 0
         return _run(options)
     except GuestError as error:
@@ -69,7 +72,8 @@ def _chosen(names: Sequence[str]) -> list[Scenario]:
     for name in names:
         if name not in SCENARIOS:
             raise GuestError(f"no scenario is called {name!r}", f"known: {', '.join(SCENARIOS)}")
-    return [SCENARIOS[name] for name in names or SCENARIOS]
+    usual = [scenario for scenario in SCENARIOS.values() if scenario.usual]
+    return [SCENARIOS[name] for name in names] or usual
 
 
 def _contents(

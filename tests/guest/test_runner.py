@@ -64,3 +64,11 @@ def test_a_failed_check_and_an_early_stop_fail_and_are_told(tmp_path: Path) -> N
         "the scenario stopped: LookupError: none",
     )
     assert "what was said" in verdict.report()
+
+
+def test_a_guest_that_never_ended_is_judged_by_what_it_printed(tmp_path: Path) -> None:
+    console = b"ok      0.5 1 is so: 3\r\nFAIL    9.9 2 is not: found: 4\r\n"
+    verdict = judge(SCENARIO, "abc", console, tmp_path, 0)
+    assert verdict.checks == 2
+    assert verdict.problems[0].startswith("check failed: is not: found: 4")
+    assert "did not end by itself" in verdict.problems[1]

@@ -90,19 +90,25 @@ def _resources(cpus: int) -> dict[str, object]:
 E3, E2, E1 = Exclusive(3), Exclusive(2), Exclusive(1)
 P5, P4, P2 = PodShared(5), PodShared(4), PodShared(2)
 
-POD_SCOPE: Final = (
+POD_SCOPE_EXAMPLES: Final = (
     Example("pod-scope-shared", 4, (0, 0, 0), (P4, P4, P4)),
     Example("pod-scope-mixed", 4, (2, 0, 0), (E2, P2, P2)),
     Example("pod-scope-admission-failure", 5, (3, 2, 0), None),
+)
+POD_SCOPE: Final = (
+    *POD_SCOPE_EXAMPLES,
     Example("pod-scope-no-budget", 0, (3, 1, 1), (E3, E1, E1)),
     Example("pod-scope-all-guaranteed", 5, (3, 1, 1), (E3, E1, E1)),
     Example("pod-scope-some-guaranteed", 5, (3, 0, 0), (E3, P2, P2)),
     Example("pod-scope-none-guaranteed", 5, (0, 0, 0), (P5, P5, P5)),
 )
 
-CONTAINER_SCOPE: Final = (
+CONTAINER_SCOPE_EXAMPLES: Final = (
     Example("container-scope-mixed", 4, (2, 0, 0), (E2, SHARED, SHARED)),
     Example("container-scope-pod-only", 4, (0, 0, 0), (SHARED, SHARED, SHARED)),
+)
+CONTAINER_SCOPE: Final = (
+    *CONTAINER_SCOPE_EXAMPLES,
     Example("container-scope-no-budget", 0, (3, 1, 1), (E3, E1, E1)),
     Example("container-scope-all-guaranteed", 5, (3, 1, 1), (E3, E1, E1)),
     Example("container-scope-some-guaranteed", 5, (3, 0, 0), (E3, SHARED, SHARED)),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from tests.guest.inside import kernel
 from tests.guest.inside.commands import attempt, run
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 #: What each workload keeps in memory, in bytes.
-HELD: Final = 8 << 20
+HELD: Final = 2 << 20
 
 #: A shell that holds memory and waits for ever.
 SCRIPT: Final = f"held=$(head -c {HELD} /dev/zero | tr '\\0' x); while :; do sleep 1000000; done"
@@ -56,12 +54,13 @@ def systemd_run(name: str, pod_slice: str) -> Workload:
 
 def podman_run(name: str, parent: str, driver: str, root: Path) -> Workload:
     """Start a workload in a podman container below a pod's slice (systemd) or path (cgroupfs)."""
+    pid = Path(f"/run/{name}.pid")
     options = (f"--cgroup-parent={parent}", "--network=host", f"--name={name}", "--log-driver=none")
     shell = ("/bin/sh", "-c", SCRIPT)
     podman = ("podman", f"--cgroup-manager={driver}")
-    run(*podman, "run", "--detach", *options, "--rootfs", root, *shell, timeout=240)
-    pid = run("podman", "inspect", "--format={{.State.Pid}}", name).strip()
-    return Workload.found(name, kernel.cgroup_of(int(pid)))
+    detached = ("run", "--detach", f"--pidfile={pid}", *options)
+    run(*podman, *detached, "--rootfs", root, *shell, timeout=240)
+    return Workload.found(name, kernel.cgroup_of(int(pid.read_text())))
 
 
 def stop_unit(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Every pod of KEP-5526's documents as containers of containerd, made through CRI."""
+"""The examples of KEP-5526's documents as containers of containerd, made through CRI."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tests.guest.inside import containerd
 from tests.guest.inside.agent import Agent
 from tests.guest.inside.examples import Host
-from tests.guest.inside.pods import CONTAINER_SCOPE, POD_SCOPE
+from tests.guest.inside.pods import CONTAINER_SCOPE_EXAMPLES, POD_SCOPE_EXAMPLES
 from tests.guest.inside.starters import Cri
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def run_with(guest: Guest, driver: str, runtime: str) -> None:
     agent.start()
     host = Host.opened(guest.checks, agent, Cri(driver))
     starter = Cri(driver)
-    for scope, examples in (("pod", POD_SCOPE), ("container", CONTAINER_SCOPE)):
+    for scope, examples in (("pod", POD_SCOPE_EXAMPLES), ("container", CONTAINER_SCOPE_EXAMPLES)):
         agent.configure(topologyManagerScope=scope, cgroupDriver=driver)
         agent.restart()
         host.run_all(examples, starter)
