@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tests.guest.inside import kernel, machine, workloads
@@ -45,12 +46,13 @@ def check_pod(
         _settle(running[name], placement, background)
         title = f"{example.name} {name}"
         _check_container(checks, title, running[name], placement, background)
-        limit = running[name].cgroup.millicores_within(pod)
-        checks.equal(f"{title}: cpu.max", limit, _quota(example, placement))
+        limit = partial(running[name].cgroup.millicores_within, pod)
+        checks.eventually(f"{title}: cpu.max", limit, _quota(example, placement))
     _check_apart(checks, example, running)
     taken = exclusive_cpus(example, running)
     rest = machine.cpus() - taken
-    checks.equal(f"{example.name}: everybody else has the rest", background.cgroup.cpus, rest)
+    title = f"{example.name}: everybody else has the rest"
+    checks.eventually(title, lambda: background.cgroup.cpus, rest)
     checks.equal(f"{example.name}: and runs there", kernel.affinity(background.pid), rest)
     _check_pod_cgroup(checks, example, pod, taken)
 
@@ -102,7 +104,7 @@ def _quota(example: Example, placement: Placement) -> int | None:
 
 
 def _check_memory(checks: Checks, title: str, workload: Workload, nodes: frozenset[int]) -> None:
-    checks.equal(f"{title}: cpuset.mems.effective", workload.cgroup.mems, nodes)
+    checks.eventually(f"{title}: cpuset.mems.effective", lambda: workload.cgroup.mems, nodes)
     checks.equal(f"{title}: Mems_allowed", kernel.memory_nodes(workload.pid), nodes)
 
     def held() -> int:
@@ -141,6 +143,6 @@ def _check_pod_cgroup(
     )
     exclusive = any(isinstance(placement, Exclusive) for placement in example.placements)
     quota = None if exclusive else example.budget * 1000 or None
-    checks.equal(f"{example.name}: the pod's cpu.max", pod.millicores, quota)
+    checks.eventually(f"{example.name}: the pod's cpu.max", lambda: pod.millicores, quota)
     if taken:
         checks.equal(f"{example.name}: all on one node", len(machine.nodes_of(taken)), 1)
