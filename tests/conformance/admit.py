@@ -13,7 +13,7 @@ from agent.metrics.names import DECISION_COUNTERS
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import pod_from_document
 from sysfs.mask import Mask
-from tests.conformance.invariants import broken_invariants
+from tests.conformance.invariants import NOTHING, Before, broken_invariants
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import machine_of
 from tests.conformance.recorded_config import resolved_policy, start_problems
@@ -62,7 +62,7 @@ class Replay:
     case: Case
     rules: Rules
     ledger: Ledger
-    restarted: bool = False
+    before: Before = NOTHING
     parted: bool = False
     leftovers: bool = False
 
@@ -178,7 +178,7 @@ class Replay:
         for key in ("config", "gates", "topology"):
             if key in step:
                 self.case = {**self.case, key: step[key]}
-        self.restarted = True
+        self.before = Before(frozenset(self.ledger.grants), self.ledger.memory)
         try:
             self.rules = _rules(self.case)
         except ConfigError as error:
@@ -193,7 +193,7 @@ class Replay:
         return broken is not None and number >= min(first["step"] for first in broken["first"])
 
     def _broken(self) -> list[str]:
-        return broken_invariants(self.rules, self.ledger, reserved_may_have_moved=self.restarted)
+        return broken_invariants(self.rules, self.ledger, self.before)
 
 
 def run_case(case: Case) -> Outcome:

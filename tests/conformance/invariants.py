@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.ledger import Isolation
 from agent.managers.rules import shared_cpus
@@ -11,25 +12,36 @@ from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
-    from agent.ledger import Ledger, PodGrant
+    from agent.ledger import Ledger, NodeMemory
     from agent.managers.rules import Rules
 
 
-def broken_invariants(
-    rules: Rules, ledger: Ledger, *, reserved_may_have_moved: bool = False
-) -> list[str]:
-    """Return what does not hold; empty when all is well.
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What was there when the agent was last started: facts, whatever the rules are now.
 
-    `reserved_may_have_moved`: grants may predate the reservation in force (after a restart).
+    `uids` are the pods that held grants, `memory` the charge by node.
     """
+
+    uids: Collection[str] = ()
+    memory: Mapping[int, NodeMemory] = field(default_factory=dict)
+
+
+NOTHING: Final = Before()
+
+
+def broken_invariants(rules: Rules, ledger: Ledger, before: Before = NOTHING) -> list[str]:
+    """Return what does not hold; empty when all is well."""
     return [
         *_overlapping_pods(ledger),
         *_overlapping_containers(ledger),
-        *_outside_the_machine(rules, ledger, reserved_may_have_moved=reserved_may_have_moved),
+        *_outside_their_budget(ledger),
+        *_outside_the_machine(rules, ledger, before),
         *_unrunnable_containers(rules, ledger),
-        *_overcharged_memory(rules, ledger),
+        *_overcharged_memory(rules, ledger, before),
+        *_devices_of_two_pods(rules, ledger, before),
         *_derived_values(ledger),
     ]
 
@@ -55,13 +67,10 @@ def _overlapping_containers(ledger: Ledger) -> Iterator[str]:
                 yield f"containers {one.name} and {other.name} of {grant.uid} overlap"
 
 
-def _outside_the_machine(
-    rules: Rules, ledger: Ledger, *, reserved_may_have_moved: bool
-) -> Iterator[str]:
-    allowed = rules.machine.cpus.all if reserved_may_have_moved else rules.assignable_cpus
+def _outside_the_machine(rules: Rules, ledger: Ledger, before: Before) -> Iterator[str]:
     for grant in ledger.grants.values():
-        outside = grant.exclusive_cpus - allowed
-        if outside:
+        outside = grant.exclusive_cpus - rules.assignable_cpus
+        if outside and grant.uid not in before.uids:
             yield f"CPUs {outside} of pod {grant.uid} are reserved or not online"
 
 
@@ -69,19 +78,45 @@ def _unrunnable_containers(rules: Rules, ledger: Ledger) -> Iterator[str]:
     pool = shared_cpus(rules, ledger)
     for grant in ledger.grants.values():
         for container in grant.containers:
-            cpus = pool if container.cpus is None else container.cpus
-            if not cpus and rules.static_cpus:
+            if not (pool if container.cpus is None else container.cpus):
                 yield f"container {container.name} of {grant.uid} has no CPU to run on"
 
 
-def _overcharged_memory(rules: Rules, ledger: Ledger) -> Iterator[str]:
-    if not rules.static_memory:
-        return
+def _overcharged_memory(rules: Rules, ledger: Ledger, before: Before) -> Iterator[str]:
     for node, memory in ledger.memory.items():
         for kind, size in memory.reserved.items():
-            capacity = rules.memory.allocatable[node].get(kind, 0)
+            held = before.memory[node].reserved.get(kind, 0) if node in before.memory else 0
+            capacity = max(rules.memory.allocatable.get(node, {}).get(kind, 0), held)
             if not 0 <= size <= capacity:
                 yield f"node {node} is charged {size} of {capacity} bytes of {kind}"
+
+
+def _devices_of_two_pods(rules: Rules, ledger: Ledger, before: Before) -> Iterator[str]:
+    """Containers of one pod may use a device one after the other, two pods never."""
+    seen: set[tuple[str, str]] = set()
+    for grant in ledger.grants.values():
+        own = {
+            (resource, device)
+            for container in grant.containers
+            for resource, devices in container.devices.items()
+            for device in devices
+        }
+        if own & seen:
+            yield f"devices {own & seen} of pod {grant.uid} are held by another pod as well"
+        seen |= own
+        if grant.uid not in before.uids and own - _healthy(rules):
+            yield f"pod {grant.uid} got devices {own - _healthy(rules)} that are not healthy"
+    if seen != {(name, device) for name, devices in ledger.devices.items() for device in devices}:
+        yield f"the ledger says {ledger.devices} are held, its grants say {seen}"
+
+
+def _healthy(rules: Rules) -> set[tuple[str, str]]:
+    return {
+        (resource, device.id)
+        for resource, devices in rules.policy.devices.items()
+        for device in devices
+        if device.healthy
+    }
 
 
 def _derived_values(ledger: Ledger) -> Iterator[str]:
@@ -92,9 +127,10 @@ def _derived_values(ledger: Ledger) -> Iterator[str]:
         yield f"the ledger says {ledger.exclusive_cpus} are exclusive, its grants say {union}"
 
 
-def over_budget(grant: PodGrant) -> bool:
-    """Tell whether a container got CPUs outside its pod's budget."""
-    budget = grant.cpus
-    return budget is not None and any(
-        c.cpus is not None and c.cpus - budget for c in grant.containers
-    )
+def _outside_their_budget(ledger: Ledger) -> Iterator[str]:
+    for grant in ledger.grants.values():
+        for container in grant.containers:
+            if grant.cpus is not None and container.cpus is not None:
+                outside = container.cpus - grant.cpus
+                if outside:
+                    yield f"CPUs {outside} of {container.name} are not in {grant.uid}'s budget"

@@ -6,93 +6,132 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.cpu_topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
-from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.rules import shared_pool
+from agent.service.restore import restored
+from sysfs.mask import Mask
 from tests.agent.managers.hosts import GIB, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
-from tests.conformance.invariants import broken_invariants
+from tests.conformance.invariants import NOTHING, Before, broken_invariants
 
 if TYPE_CHECKING:
-    from agent.ledger import Ledger
     from agent.managers.rules import Rules
     from agent.pods.model import Container, Pod
 
-SEQUENCES = int(os.environ.get("NUMAWARDEN_SEQUENCES", "150"))
-EVERY_SEQUENCE = settings(
+SEQUENCES: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "100"))
+EVERY_SEQUENCE: Final = settings(
     max_examples=SEQUENCES,
+    stateful_step_count=12,
     deadline=None,
     derandomize="NUMAWARDEN_SEQUENCES" not in os.environ,
-    suppress_health_check=[HealthCheck.too_slow],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+#: A busy machine may need a second for the largest host.
+pytestmark = pytest.mark.timeout(max(120, SEQUENCES))
+GPU: Final = "example.com/gpu"
+#: How many nodes a host has at most, and how many cores each of them: mostly few, at times many.
+SIZES: Final = ((1, 6), (2, 4), (4, 4), (4, 4), (6, 3), (6, 3), (12, 2), (64, 1))
 
 
 @st.composite
-def machines(draw: st.DrawFn, most_nodes: int = 6) -> Machine:
-    """Draw uneven machines: sparse ids, cores of 1, 2 or 4 threads, nodes without CPUs."""
-    ids = sorted(draw(st.sets(st.integers(0, 12), min_size=1, max_size=most_nodes)))
+def machines(draw: st.DrawFn) -> Machine:
+    """Draw uneven hosts: sparse ids, cores of 1, 2 or 4 threads, nodes without CPUs or memory."""
+    most_nodes, most_cores = draw(st.sampled_from(SIZES))
+    spread = draw(st.sampled_from([1, 1, 8])) if most_nodes < 64 else 1
+    fewest = most_nodes // 2 or 1
+    chosen = draw(st.sets(st.integers(0, most_nodes), min_size=fewest, max_size=most_nodes))
+    ids = sorted(spread * node for node in chosen)
+    nodes_per_socket = draw(st.integers(1, 2))
     rows: list[tuple[int, int, int, int, int]] = []
     cpu = draw(st.integers(0, 3))
-    nodes_per_socket = draw(st.integers(1, 2))
     for position, node in enumerate(ids):
-        for _ in range(draw(st.integers(0 if position else 1, 4))):
+        for _ in range(draw(st.integers(0 if position else 1, most_cores))):
             core = cpu
             for _ in range(draw(st.sampled_from([1, 2, 2, 2, 4]))):
                 rows.append((cpu, core, position // nodes_per_socket, node, node))
                 cpu += draw(st.sampled_from([1, 1, 1, 2]))
-    memory = st.sampled_from([0, 2 * GIB, 4 * GIB, 16 * GIB])
-    return Machine(
-        CpuTopology.from_rows(rows),
-        tuple(
-            MachineNode(
-                node,
-                draw(memory),
-                {2 << 20: draw(st.integers(0, 64))},
-                {other: 10 if node == other else draw(st.integers(11, 40)) for other in ids},
-            )
-            for node in ids
-        ),
-    )
+    return Machine(CpuTopology.from_rows(rows), tuple(_nodes(draw, ids)))
+
+
+def _nodes(draw: st.DrawFn, ids: list[int]) -> list[MachineNode]:
+    sizes = draw(st.lists(st.sampled_from([0, 2, 4, 16]), min_size=1, max_size=4))
+    pages = draw(st.lists(st.integers(0, 64), min_size=1, max_size=4))
+    far = draw(st.lists(st.integers(11, 40), min_size=1, max_size=5))
+    return [
+        MachineNode(
+            node,
+            sizes[place % len(sizes)] * GIB,
+            {2 << 20: pages[place % len(pages)]},
+            {other: 10 if node == other else far[(node ^ other) % len(far)] for other in ids},
+        )
+        for place, node in enumerate(ids)
+    ]
 
 
 @st.composite
-def rule_sets(draw: st.DrawFn) -> Rules:
-    """Draw a machine and a policy for it."""
-    machine = draw(machines())
-    reserved = draw(st.sampled_from(list(machine.cpus.all)))
+def rule_sets(draw: st.DrawFn, machine: Machine | None = None) -> Rules:
+    """Draw a policy for a machine, which is drawn as well unless it is given."""
+    machine = machine or draw(machines())
+    cpus = list(machine.cpus.all)
     spread = draw(st.booleans())
     return make_rules(
         machine,
         draw(st.sampled_from(TopologyManagerPolicy)),
         draw(st.sampled_from(TopologyManagerScope)),
-        reserved=str(reserved),
+        reserved=str(Mask.from_ids(draw(st.sets(st.sampled_from(cpus), min_size=1, max_size=2)))),
         memory=draw(st.booleans()),
         managed=draw(st.booleans()),
+        devices=draw(inventories(machine)),
         full_pcpus_only=not spread and draw(st.booleans()),
         distribute_cpus_across_cores=spread,
         distribute_cpus_across_numa=not spread and draw(st.booleans()),
         strict_cpu_reservation=draw(st.booleans()),
         align_by_socket=draw(st.booleans()),
+        prefer_align_cpus_by_uncorecache=not spread and draw(st.booleans()),
     )
 
 
 @st.composite
+def inventories(draw: st.DrawFn, machine: Machine) -> dict[str, tuple[PluginDevice, ...]]:
+    """Draw no devices, or some: of one node, of several, of none, at times unhealthy."""
+    ids = list(machine.node_mask)
+    places = draw(st.lists(st.sets(st.sampled_from(ids), max_size=2), max_size=4))
+    devices = tuple(
+        PluginDevice(f"d{number}", Mask.from_ids(place), healthy=draw(st.integers(0, 4)) > 0)
+        for number, place in enumerate(places)
+    )
+    return {GPU: devices} if devices else {}
+
+
+@st.composite
 def containers(draw: st.DrawFn, name: str) -> Container:
-    """Draw a container that is exclusive, shares, or asks for nothing."""
+    """Draw a container that is exclusive, shares, or asks for nothing; some want devices."""
     kind = draw(st.sampled_from([app, app, init, sidecar])) if name != "c0" else app
     cpu = draw(st.sampled_from(["1", "2", "3", "4", "500m", "6"]))
     memory = draw(st.sampled_from(["64Mi", "1Gi", "3Gi", "5Gi"]))
     pages = draw(st.sampled_from(["", "", " hugepages-2Mi=4Mi"]))
+    devices = draw(st.sampled_from(["", "", f" {GPU}=1", f" {GPU}=2"]))
     asked = draw(
         st.sampled_from(
             [
-                guaranteed(f"cpu={cpu} memory={memory}{pages}"),
+                guaranteed(f"cpu={cpu} memory={memory}{pages}{devices}"),
                 guaranteed(f"cpu={cpu} memory={memory}"),
                 resources(f"cpu={cpu}"),
                 None,
@@ -103,7 +142,7 @@ def containers(draw: st.DrawFn, name: str) -> Container:
 
 
 @st.composite
-def pods(draw: st.DrawFn, uid: str) -> Pod:
+def pods(draw: st.DrawFn, uid: str = "u") -> Pod:
     """Draw a pod of one to four containers, half of them with a budget of its own."""
     names = [f"c{number}" for number in range(draw(st.integers(1, 4)))]
     budget = None
@@ -113,37 +152,97 @@ def pods(draw: st.DrawFn, uid: str) -> Pod:
     return pod(*(draw(containers(name)) for name in names), of_pod=budget, uid=uid)
 
 
-@given(rules=rule_sets(), data=st.data())
-@EVERY_SEQUENCE
-def test_no_sequence_breaks_an_invariant(rules: Rules, data: st.DataObject) -> None:
-    ledger = rules.empty_ledger()
-    for number in range(data.draw(st.integers(1, 10))):
-        step = data.draw(st.sampled_from(["admit", "admit", "admit", "remove", "start", "again"]))
-        ledger = _step(rules, ledger, step, number, data)
-        assert broken_invariants(rules, ledger) == []
-    for uid in list(ledger.grants):
-        ledger = remove(rules, ledger, uid)
-        assert broken_invariants(rules, ledger) == []
-    assert ledger == rules.empty_ledger()
+class Host(RuleBasedStateMachine):
+    """One host on which pods come and go, and on which the agent is started again."""
+
+    @initialize(rules=rule_sets())
+    def begin(self, rules: Rules) -> None:
+        self.in_force = rules
+        self.whole = rules.machine
+        self.ledger = rules.empty_ledger()
+        self.before = NOTHING
+        self.admitted: dict[str, Pod] = {}
+        self.asked = 0
+
+    @rule(data=st.data())
+    def admit(self, data: st.DataObject) -> None:
+        self.asked += 1
+        wanted = data.draw(pods(f"u-{self.asked}"))
+        decision = admit(self.in_force, self.ledger, wanted)
+        assert decision == admit(self.in_force, self.ledger, wanted), (
+            "the same question, one answer"
+        )
+        if decision.admitted:
+            self.admitted[wanted.uid] = wanted
+            if not self.before.memory:
+                undone = remove(self.in_force, decision.ledger, wanted.uid)
+                assert undone.exclusive_cpus == self.ledger.exclusive_cpus
+                assert undone.devices == self.ledger.devices
+        else:
+            assert decision.refusal is not None
+            assert decision.ledger is self.ledger, "a refused pod changes nothing"
+        self.ledger = decision.ledger
+
+    @precondition(lambda self: self.admitted)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        wanted = self.admitted[data.draw(st.sampled_from(sorted(self.admitted)))]
+        decision = admit(self.in_force, self.ledger, wanted)
+        assert decision.grant == self.ledger.grants[wanted.uid]
+        assert decision.ledger is self.ledger
+
+    @precondition(lambda self: self.admitted)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.admitted)))
+        del self.admitted[uid]
+        self.ledger = remove(self.in_force, self.ledger, uid)
+
+    @precondition(lambda self: self.admitted)
+    @rule(data=st.data())
+    def start_container(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.admitted)))
+        names = [one.name for one in self.ledger.grants[uid].containers]
+        name = data.draw(st.sampled_from(names))
+        self.ledger = start_container(self.in_force, self.ledger, uid, name)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def start_again_under_other_rules(self, data: st.DataObject) -> None:
+        self._start_again(data.draw(rule_sets(self.in_force.machine)))
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def start_again_with_threads_offline(self, data: st.DataObject) -> None:
+        """Lose some threads, or get all of them back."""
+        rows = self.whole.cpus.rows
+        lost = data.draw(st.sets(st.sampled_from([row.cpu for row in rows]), max_size=3))
+        left = [row for row in rows if row.cpu not in lost] or list(rows)
+        machine = Machine(CpuTopology.from_rows(left), self.whole.nodes)
+        self._start_again(data.draw(rule_sets(machine)))
+
+    def _start_again(self, rules: Rules) -> None:
+        held = dict(self.ledger.grants)
+        self.in_force = rules
+        self.ledger = restored(rules, self.ledger)
+        self.before = Before(frozenset(held), self.ledger.memory)
+        assert dict(self.ledger.grants) == held, "what was granted is a fact"
+
+    @invariant()
+    def nothing_is_broken(self) -> None:
+        assert broken_invariants(self.in_force, self.ledger, self.before) == []
+        assert not shared_pool(self.in_force, self.ledger) & self.ledger.exclusive_cpus
+        assert set(self.ledger.grants) == set(self.admitted)
+
+    def teardown(self) -> None:
+        for uid in list(self.ledger.grants):
+            self.ledger = remove(self.in_force, self.ledger, uid)
+            assert broken_invariants(self.in_force, self.ledger, self.before) == []
+        assert self.ledger == self.in_force.empty_ledger(), "all of it comes back"
 
 
-def _step(rules: Rules, ledger: Ledger, step: str, number: int, data: st.DataObject) -> Ledger:
-    if step == "admit":
-        asked = data.draw(pods(f"u-{number}"))
-        decision = admit(rules, ledger, asked)
-        assert decision == admit(rules, ledger, asked), "the same question, the same answer"
-        if not decision.admitted:
-            assert decision.ledger is ledger
-            return ledger
-        assert admit(rules, decision.ledger, asked).grant == decision.grant
-        return decision.ledger
-    if not ledger.grants:
-        return ledger
-    uid = data.draw(st.sampled_from(sorted(ledger.grants)))
-    if step == "remove":
-        return remove(rules, ledger, uid)
-    names = [container.name for container in ledger.grants[uid].containers]
-    return start_container(rules, ledger, uid, data.draw(st.sampled_from(names)))
+def test_no_sequence_breaks_an_invariant() -> None:
+    run_state_machine_as_test(Host, settings=EVERY_SEQUENCE)
 
 
 @given(rules=rule_sets(), asked=pods("u-1"))
@@ -152,3 +251,21 @@ def test_removing_undoes_admitting(rules: Rules, asked: Pod) -> None:
     before = rules.empty_ledger()
     decision = admit(rules, before, asked)
     assert remove(rules, decision.ledger, "u-1") == before
+
+
+@given(rules=rule_sets(), several=st.lists(pods(), min_size=2, max_size=5), data=st.data())
+@EVERY_SEQUENCE
+def test_no_order_of_independent_pods_breaks_an_invariant(
+    rules: Rules, several: list[Pod], data: st.DataObject
+) -> None:
+    named = [pod(*one.all_containers(), of_pod=one.resources, uid=f"u-{number}")
+             for number, one in enumerate(several)]  # fmt: skip
+    for order in named, data.draw(st.permutations(named)):
+        ledger = rules.empty_ledger()
+        for one in order:
+            ledger = admit(rules, ledger, one).ledger
+            assert broken_invariants(rules, ledger) == []
+        for one in data.draw(st.permutations(order)):
+            ledger = remove(rules, ledger, one.uid)
+            assert broken_invariants(rules, ledger) == []
+        assert ledger == rules.empty_ledger()
