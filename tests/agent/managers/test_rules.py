@@ -47,3 +47,9 @@ class TestSharedPool:
         ledger = replace(rules.empty_ledger(), exclusive_cpus=Mask.parse("1-15"))
         assert shared_pool(rules, ledger) == EMPTY
         assert shared_cpus(rules, ledger) == Mask.of(0)
+
+    def test_containers_run_anywhere_when_nothing_is_reserved_either(self) -> None:
+        rules = Rules(PLAIN, Policy())
+        ledger = replace(rules.empty_ledger(), exclusive_cpus=PLAIN.cpus.all)
+        assert shared_pool(rules, ledger) == EMPTY
+        assert shared_cpus(rules, ledger) == PLAIN.cpus.all
