@@ -30,7 +30,7 @@ def open_tree(mount: Path, *, require_kernel: bool = True) -> KernelTree:
         tree = KernelTree(mount, require_kernel=require_kernel)
         check_usable(mount)
     except CgroupRootError as error:
-        raise EnforcementStartError("cgroup v2", error.found, error.remedy) from error
+        raise EnforcementStartError(f"cgroup v2 at {mount}", error.found, error.remedy) from error
     return tree
 
 
