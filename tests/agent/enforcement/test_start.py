@@ -22,7 +22,7 @@ def one_line(caught: pytest.ExceptionInfo[EnforcementStartError]) -> str:
 def test_a_missing_mount_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnforcementStartError) as caught:
         open_tree(tmp_path / "cgroup")
-    assert one_line(caught).startswith("cgroup v2: no such directory")
+    assert one_line(caught).startswith(f"cgroup v2 at {tmp_path}/cgroup: no such directory")
 
 
 def test_a_directory_that_is_no_cgroup_file_system_is_refused(tmp_path: Path) -> None:

@@ -94,12 +94,13 @@ def test_a_state_directory_open_to_others_is_said(world: World) -> None:
 def test_a_directory_that_is_no_cgroup_tree_is_said(world: World, tmp_path: Path) -> None:
     (tmp_path / "cgroup").mkdir()
     line = refused(world, EnforcementStartError, ExitCode.ENVIRONMENT, emulated=False)
-    assert "cgroup v2: it is not a cgroup2 file system" in line
+    assert f"cgroup v2 at {tmp_path}/cgroup: it is not a cgroup2 file system" in line
 
 
 def test_a_missing_cgroup_mount_is_said(world: World) -> None:
     line = refused(world, EnforcementStartError, ExitCode.ENVIRONMENT, emulated=False)
-    assert "cgroup v2: no such directory" in line
+    assert "cgroup v2 at " in line
+    assert "cgroup: no such directory" in line
 
 
 def test_a_host_tree_that_describes_no_host_is_said(world: World, tmp_path: Path) -> None:
