@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import kernel
+from tests.guest.inside.api import ask
 from tests.guest.inside.checks import wait_until
 from tests.guest.inside.commands import CommandFailed, Outcome, attempt, run
 
@@ -104,8 +105,10 @@ class Agent:
 
     def is_ready(self) -> bool:
         """Tell whether it answers and says that it is ready."""
-        outcome = self.cli("status")
-        return outcome.ok and bool(_object(outcome)["ready"])
+        try:
+            return bool(self.status()["ready"])
+        except OSError:
+            return False
 
     def cli(self, *arguments: str | Path) -> Outcome:
         """Run `numawarden ARGUMENTS --output json` to its end."""
@@ -127,21 +130,21 @@ class Agent:
 
     def bind(self, uid: str, container: str, pid: int) -> dict[str, Any]:
         """Say which cgroup a container got, by one of its processes; raises `CommandFailed`."""
-        return _object(_succeeded(self.cli("bind", uid, container, "--pid", str(pid))))
+        return ask("POST", f"pods/{uid}/containers/{container}/bind", {"pid": pid})
 
     def show(self, uid: str) -> dict[str, Any]:
         """Return all about a pod; raises `CommandFailed`."""
-        return _object(_succeeded(self.cli("show", uid)))
+        return ask("GET", f"pods/{uid}")
 
     def pods(self) -> list[dict[str, Any]]:
         """Return the pods that the agent holds; raises `CommandFailed`."""
-        listed = _object(_succeeded(self.cli("list")))["pods"]
+        listed = ask("GET", "pods")["pods"]
         assert isinstance(listed, list)
         return listed
 
     def status(self) -> dict[str, Any]:
         """Return how the agent is doing; raises `CommandFailed`."""
-        return _object(_succeeded(self.cli("status")))
+        return ask("GET", "status")
 
     def problems(self) -> list[str]:
         """Return what the agent finds the kernel not to honour; raises `CommandFailed`."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+#: Between two looks at something that is awaited, in seconds.
+PAUSE: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,12 @@ class Checks:
             except OSError as error:
                 return error
 
-        wait_until(lambda: answer() == expected, timeout)
-        return self.equal(name, answer(), expected)
+        last = answer()
+        deadline = time.monotonic() + timeout
+        while last != expected and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            last = answer()
+        return self.equal(name, last, expected)
 
     def require(self, name: str, condition: object, detail: object = "") -> None:
         """Record a statement and stop the scenario unless it holds."""
@@ -72,11 +79,11 @@ class Checks:
         return [check for check in self.done if not check.passed]
 
 
-def wait_until(predicate: Callable[[], object], timeout: float, pause: float = 0.2) -> bool:
+def wait_until(predicate: Callable[[], object], timeout: float) -> bool:
     """Ask until the answer is true, or `timeout` seconds have passed; tell which it was."""
     deadline = time.monotonic() + timeout
     while not predicate():
         if time.monotonic() > deadline:
             return False
-        time.sleep(pause)
+        time.sleep(PAUSE)
     return True

@@ -52,6 +52,7 @@ def _install(job: Path) -> None:
         "install",
         "--quiet",
         "--no-index",
+        "--no-compile",
         "--find-links=/job/wheels",
     )
     lock = job / "deploy/requirements/run.txt"

@@ -76,6 +76,7 @@ def run(guest: Guest) -> None:
         story.checks.equal(f"{what}: the same grants", _held(story.agent), held)
     story.check_placements()
     _admits_once(story)
+    _commands(story)
     _starts_while_down(story)
     _removes_while_down(story)
 
@@ -102,6 +103,17 @@ def _admits_once(story: Story) -> None:
     story.checks.check("again: admitted", answer["admitted"], answer.get("refusal") or "")
     story.checks.check("again: it says so", answer["alreadyAdmitted"])
     story.checks.equal("again: nothing new is held", _held(story.agent), held)
+
+
+def _commands(story: Story) -> None:
+    """Check that the commands that only look, and a container bound once more, change nothing."""
+    held = _held(story.agent)
+    name = MIXED.containers[0]
+    again = ("bind", MIXED.name, name, "--pid", str(story.mixed[name].pid))
+    for command in (("status",), ("list",), ("show", MIXED.name), again):
+        outcome = story.agent.cli(*command)
+        story.checks.check(f"numawarden {command[0]}", outcome.ok, outcome.command)
+    story.checks.equal("commands: nothing else is held", _held(story.agent), held)
 
 
 def _starts_while_down(story: Story) -> None:
