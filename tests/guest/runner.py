@@ -130,7 +130,8 @@ def _boot(
     command = emulator.command(setup.emulator, setup.image, topology, disks)
     with (results / "qemu.log").open("wb") as log:
         process = subprocess.Popen(
-            ["taskset", "--cpu-list", str(core), *command],
+            # A runner that is killed takes its guests along; nobody else would end them.
+            ["setpriv", "--pdeathsig", "KILL", "taskset", "--cpu-list", str(core), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
