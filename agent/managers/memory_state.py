@@ -93,11 +93,29 @@ def initial_memory(facts: MemoryFacts) -> dict[int, NodeMemory]:
 def free_memory(
     facts: MemoryFacts, state: Mapping[int, NodeMemory], memory_type: str
 ) -> dict[int, int]:
-    """Return the free bytes of one type by node, 0 on nodes that do not have the type."""
-    return {
+    """Return the free bytes of one type by node, 0 on nodes that do not have the type.
+
+    Never negative: where more is held than a node has (its memory or the reservation changed), the
+    excess counts against the nodes of its group, and otherwise nothing is free.
+    """
+    free = {
         node: types.get(memory_type, 0) - state[node].reserved.get(memory_type, 0)
         for node, types in facts.allocatable.items()
     }
+    return free if min(free.values(), default=0) >= 0 else _covered(state, free)
+
+
+def _covered(state: Mapping[int, NodeMemory], free: dict[int, int]) -> dict[int, int]:
+    """Return what is free once the excess of each node was taken from the others of its group."""
+    for node, excess in [(node, -size) for node, size in free.items() if size < 0]:
+        left = excess
+        for other in state[node].cells:
+            taken = min(left, max(free.get(other, 0), 0))
+            if taken:
+                free[other] -= taken
+                left -= taken
+        free[node] = 0
+    return free
 
 
 def charge(
@@ -144,6 +162,11 @@ def release(
             held = changed[node]
             reserved = _moved(facts.allocatable[node], held.reserved, surplus)
             changed[node] = replace(held, assignments=held.assignments - 1, reserved=reserved)
+        for name, size in surplus.items() if staying else ():
+            if size > 0:  # more is held than these nodes have; it is not free for all that
+                held = changed[staying[-1]]
+                reserved = _with(held.reserved, name, held.reserved.get(name, 0) + size)
+                changed[staying[-1]] = replace(held, reserved=reserved)
     return changed
 
 

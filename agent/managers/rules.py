@@ -71,7 +71,9 @@ def shared_cpus(rules: Rules, ledger: Ledger) -> Mask:
 
     The shared pool, or the reserved CPUs when `strict-cpu-reservation` has left it empty: the
     kernel reads an empty `cpuset.cpus` as "all of the parent's", which would let them onto the
-    CPUs of exclusive containers. All CPUs only when nothing is reserved either: after a restart
-    with policy none, while the last free CPU is offline.
+    CPUs of exclusive containers. Reserved CPUs that somebody held before they were reserved come
+    last; all CPUs only when nothing is reserved either: after a restart with policy none, while
+    the last free CPU is offline.
     """
-    return shared_pool(rules, ledger) or rules.policy.cpu.reserved or rules.machine.cpus.all
+    pool, reserved = shared_pool(rules, ledger), rules.policy.cpu.reserved
+    return pool or reserved - ledger.exclusive_cpus or reserved or rules.machine.cpus.all

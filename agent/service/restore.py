@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.managers.memory_state import charge
+from agent.managers.validity import charged_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from agent.ledger import Ledger, MemoryBlock, NodeMemory, PodGrant
+    from agent.ledger import Ledger, MemoryBlock, NodeMemory
+    from agent.managers.memory_state import MemoryFacts
     from agent.managers.rules import Rules
 
 
@@ -19,19 +21,19 @@ def restored(rules: Rules, ledger: Ledger) -> Ledger:
 
     The charge by node is kept where it is of the same nodes and memory types, for its division
     over groups of nodes is history. Otherwise (another memory policy, another machine) it is made
-    anew from the grants, leaving out what the machine no longer has.
+    anew from the grants: in full, also where a node has less than is held there, so that nobody
+    is given memory of another's. Nodes that the machine no longer has are left out.
     """
     fresh = rules.empty_ledger().memory
     if _same_shape(fresh, ledger.memory):
         return ledger
-    if not fresh:
-        return replace(ledger, memory=fresh)
     charged: Mapping[int, NodeMemory] = fresh
     for grant in ledger.grants.values():
-        for block in _charged_blocks(grant):
-            if _fits(rules, block):
-                charged = charge(rules.memory, charged, block)
-    return replace(ledger, memory=charged)
+        for _, block in charged_blocks(grant):
+            nodes = block.nodes & rules.memory.mask
+            if fresh and nodes:
+                charged = _in_full(rules.memory, charged, replace(block, nodes=nodes))
+    return ledger if charged == ledger.memory else replace(ledger, memory=charged)
 
 
 def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]) -> bool:
@@ -40,14 +42,18 @@ def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]
     )
 
 
-def _charged_blocks(grant: PodGrant) -> Iterator[MemoryBlock]:
-    if grant.memory:
-        yield from grant.memory
-        return
-    for container in grant.containers:
-        yield from container.memory
-
-
-def _fits(rules: Rules, block: MemoryBlock) -> bool:
-    allocatable = rules.memory.allocatable
-    return all(node in allocatable and block.type in allocatable[node] for node in block.nodes)
+def _in_full(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], block: MemoryBlock
+) -> Mapping[int, NodeMemory]:
+    """Charge a block; what the nodes have no room for is charged to the first of them."""
+    charged = charge(facts, state, block)
+    excess = block.size - sum(
+        charged[node].reserved.get(block.type, 0) - state[node].reserved.get(block.type, 0)
+        for node in block.nodes
+    )
+    if not excess:
+        return charged
+    first = charged[block.nodes.lowest]
+    size = first.reserved.get(block.type, 0) + excess
+    reserved = {**first.reserved, block.type: size}
+    return {**charged, block.nodes.lowest: replace(first, reserved=reserved)}
