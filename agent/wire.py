@@ -146,6 +146,20 @@ class ExplanationDocument(Document, frozen=True):
     hints: tuple[HintTraceDocument, ...]
 
 
+class FindingDocument(Document, frozen=True):
+    """Something that a pod holds and the rules in force would not give.
+
+    `rule` is a key of the configuration or a fact of the host, `pod` is namespace/name.
+    """
+
+    uid: str
+    pod: str
+    container: str | None
+    rule: str
+    message: str
+    remedy: str
+
+
 class PodDocument(Document, frozen=True):
     """One pod of the ledger.
 
@@ -166,6 +180,7 @@ class PodDocument(Document, frozen=True):
     enforcement: EnforcementDocument
     explanation: ExplanationDocument | None = None
     kernel: tuple[KernelDocument, ...] = ()
+    invalid: tuple[FindingDocument, ...] = ()
 
 
 class PodListDocument(Document, frozen=True):
@@ -266,13 +281,14 @@ class StatusDocument(Document, frozen=True):
     last_reconcile: ReconcileDocument | None
     manifests: tuple[ManifestDocument, ...]
     problems: tuple[str, ...]
+    invalid: tuple[FindingDocument, ...] = ()
 
 
 class EventDocument(Document, frozen=True):
     """One line of `watch`.
 
     `type` is one of `PodAdmitted`, `PodRefused`, `PodRemoved`, `PodNotEnforced`, `ContainerBound`,
-    `DriftFound`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
+    `DriftFound`, `GrantInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
     """
 
     type: str

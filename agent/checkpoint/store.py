@@ -37,6 +37,22 @@ class LoadResult:
     set_aside: tuple[Path, ...] = ()
 
 
+def peek(directory: Path, files: Files | None = None) -> State | None:
+    """Return the state that is saved in a directory, None without one; nothing is changed.
+
+    An agent may be running on it: a save replaces the file as a whole. Raises
+    `UnusableCheckpointError`, and `CheckpointIOError` when the file cannot be read.
+    """
+    path = directory / CHECKPOINT_NAME
+    try:
+        data = (OsFiles() if files is None else files).read(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointIOError("reading", path, error) from error
+    return decode(data, path)
+
+
 class Store:
     """The checkpoint in one state directory, which it locks while it is open.
 

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agent.cli.exit_codes import ExitCode
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.config.config import Config
     from agent.managers.policy import Policy
+    from sysfs.host import Host
 
 
 @click.group()
@@ -33,7 +36,26 @@ def config() -> None:
     metavar="KEY=VALUE",
     help="Lay a setting over the file, such as cgroupDriver=cgroupfs; may be repeated.",
 )
-def check(file: Path, root: Path | None, settings: tuple[str, ...]) -> None:
+@click.option(
+    "--against-state",
+    is_flag=True,
+    help="Say too what the configuration would make of what pods hold now; exit code 1 when it "
+    "would not give all of it. The agent may be running.",
+)
+@click.option(
+    "--state",
+    "directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where that state is [default: agent.stateDirectory]; implies --against-state.",
+)
+def check(
+    file: Path,
+    root: Path | None,
+    settings: tuple[str, ...],
+    directory: Path | None,
+    *,
+    against_state: bool,
+) -> ExitCode:
     """Check a configuration file against this host and show what follows from it.
 
     Every mistake is told at once, and the exit code is 3 then.
@@ -53,6 +75,37 @@ def check(file: Path, root: Path | None, settings: tuple[str, ...]) -> None:
         click.echo(line)
     for line in overcommitted_memory(policy, machine):
         click.echo(f"  note: {line}")
+    if not against_state and directory is None:
+        return ExitCode.OK
+    lines, valid = _against(directory or loaded.agent.state_directory, host, policy)
+    for line in lines:
+        click.echo(line)
+    return ExitCode.OK if valid else ExitCode.REFUSED
+
+
+def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bool]:
+    """Return what a policy would make of a saved state, and whether all of it would be valid."""
+    from agent.checkpoint.store import CHECKPOINT_NAME, peek  # noqa: PLC0415
+    from agent.managers.machine import Machine  # noqa: PLC0415
+    from agent.managers.rules import Rules, shared_pool  # noqa: PLC0415
+    from agent.managers.validity import invalid_grants  # noqa: PLC0415
+    from agent.service.restore import restored  # noqa: PLC0415
+
+    saved = peek(directory)
+    if saved is None:
+        return [f"{directory / CHECKPOINT_NAME}: no state, nothing is held"], True
+    rules = Rules(Machine.of(host), policy)
+    ledger = restored(rules, saved.ledger)
+    found = invalid_grants(rules, ledger, host.offline)
+    pods, affected = len(ledger.grants), len({finding.uid for finding in found})
+    lines = [
+        f"{directory / CHECKPOINT_NAME}: {pods} pods, all of them keep what they hold",
+        f"  valid             {pods - affected} of {pods} pods",
+        f"  exclusive CPUs    {ledger.exclusive_cpus or 'none'}",
+        f"  shared pool       {shared_pool(rules, ledger) or 'none'}",
+        *(f"  not valid         {finding}" for finding in found),
+    ]
+    return lines, not found
 
 
 def _summary(loaded: Config, policy: Policy) -> Iterator[str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         ContainerDocument,
         EnforcementDocument,
         ExplanationDocument,
+        FindingDocument,
         HintDocument,
         HintTraceDocument,
         KernelDocument,
@@ -66,6 +67,7 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield f"  from      {pod.source}"
     yield f"  enforced  {'yes' if pod.enforcement.enforced else 'NO'}"
     yield from _remarks(pod.enforcement)
+    yield from _each("  not valid under the rules in force: ", map(_finding, pod.invalid))
     if pod.cpus is not None or pod.memory:
         yield f"  budget    {_budget(pod)}"
     for cgroup in pod.kernel:
@@ -192,6 +194,11 @@ def _block(block: MemoryDocument) -> str:
 def _amount(resource: str, amount: int) -> str:
     memory = resource == "memory" or resource.startswith("hugepages-")
     return str(Quantity.of_bytes(amount)) if memory else str(amount)
+
+
+def _finding(finding: FindingDocument) -> str:
+    whose = "" if finding.container is None else f"{finding.container} "
+    return f"{whose}{finding.message} ({finding.rule}); {finding.remedy}"
 
 
 def _remarks(enforcement: EnforcementDocument) -> Iterator[str]:

@@ -66,6 +66,32 @@ def resolve(
     )
 
 
+def resolve_what_fits(config: Config, machine: Machine) -> Policy:
+    """Return what of a configuration fits a machine that it does not fit as a whole.
+
+    Nothing should be decided by it: it serves to keep what is held already.
+    """
+    static = config.cpu_manager_policy is CpuManagerPolicy.STATIC
+    reserved = (config.reserved_system_cpus or EMPTY) & machine.cpus.all
+    memory = config.memory_manager_policy is MemoryManagerPolicy.STATIC
+    kept = {
+        node: {name: size for name, size in types.items() if page_size(machine, name)}
+        for node, types in reserved_memory(config, machine).items()
+        if node in machine.node_mask
+    }
+    return Policy(
+        cpu=CpuPolicy(
+            CpuManagerPolicy.STATIC, cpu_options(config.cpu_manager_policy_options), reserved
+        )
+        if static
+        else CpuPolicy(),
+        memory=MemoryPolicy(MemoryManagerPolicy.STATIC, kept) if memory else MemoryPolicy(),
+        topology=_topology_policy(config),
+        gates=config.gates,
+        devices=config.agent.devices,
+    )
+
+
 def reserved_memory(config: Config, machine: Machine) -> dict[int, dict[str, int]]:
     """Return the bytes kept from pods by node and type: as stated, else derived.
 

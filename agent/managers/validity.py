@@ -226,7 +226,7 @@ def _several_nodes(rules: Rules, grant: PodGrant) -> Iterator[Finding]:
             yield _finding(grant, Rule.TOPOLOGY_POLICY, message, _AGAIN, name)
     if by_container:
         return
-    union = rules.machine.cpus.nodes_of(grant.exclusive_cpus)
+    union = _nodes_of(rules, grant.exclusive_cpus)
     for _, block in charged_blocks(grant):
         union |= block.nodes
     if len(union) > 1:
@@ -236,7 +236,17 @@ def _several_nodes(rules: Rules, grant: PodGrant) -> Iterator[Finding]:
 
 def _nodes_of_containers(rules: Rules, grant: PodGrant) -> Iterator[tuple[str, Mask]]:
     for container in grant.containers:
-        yield container.name, rules.machine.cpus.nodes_of(container.cpus or EMPTY) | container.mems
+        yield container.name, _nodes_of(rules, container.cpus or EMPTY) | container.mems
+
+
+def _nodes_of(rules: Rules, cpus: Mask) -> Mask:
+    """Return the nodes of CPUs; `align-by-socket` takes CPUs of any node of one socket as well."""
+    topology = rules.machine.cpus
+    nodes = topology.nodes_of(cpus)
+    if rules.policy.cpu.options.align_by_socket and len(nodes) > 1:
+        of_socket = topology.cpus_in_sockets_of(Mask.of(nodes.lowest))
+        return EMPTY if cpus & topology.all <= of_socket else nodes
+    return nodes
 
 
 def _not_preferred(grant: PodGrant) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from prometheus_client.core import GaugeMetricFamily
 
 from agent.ledger import Isolation
+from agent.managers.validity import Rule
 from agent.metrics import names
 from agent.pods.model import MEMORY
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class Reading:
     """The state of one moment.
 
-    `manifests` counts files by state; `last_reconcile` is Unix time, None before the first.
+    `manifests` counts files by state, `invalid` what `agent.managers.validity` finds by rule;
+    `last_reconcile` is Unix time, None before the first.
     """
 
     version: str
@@ -37,6 +39,7 @@ class Reading:
     unenforced_pods: int = 0
     problems: int = 0
     manifests: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    invalid: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     last_reconcile: float | None = None
 
 
@@ -128,6 +131,8 @@ def _devices(reading: Reading) -> Iterator[Sample]:
 def _service(reading: Reading) -> Iterator[Sample]:
     yield Sample(names.UNENFORCED_PODS, (), reading.unenforced_pods)
     yield Sample(names.PROBLEMS, (), reading.problems)
+    for rule in Rule:
+        yield Sample(names.INVALID_GRANTS, (str(rule),), reading.invalid.get(str(rule), 0))
     for state, count in reading.manifests.items():
         yield Sample(names.MANIFESTS, (state,), count)
     if reading.last_reconcile is not None:

@@ -201,6 +201,11 @@ UNENFORCED_PODS: Final = _gauge(
     "numawarden_unenforced_pods",
     "Admitted pods whose grant the kernel does not yet honour in full.",
 )
+INVALID_GRANTS: Final = _gauge(
+    "numawarden_invalid_grants",
+    "Findings on held grants that the rules in force would not give, by rule.",
+    "rule",
+)
 PROBLEMS: Final = _gauge(
     "numawarden_problems",
     "Problems that 'numawarden status' lists at present.",
@@ -299,6 +304,7 @@ GAUGES: Final = (
     NODE_MEMORY,
     DEVICES,
     UNENFORCED_PODS,
+    INVALID_GRANTS,
     PROBLEMS,
     MANIFESTS,
     LAST_RECONCILE,

@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.checkpoint.store import Store
-from agent.config.errors import ConfigError
-from agent.config.resolve import resolve
 from agent.enforcement.binding import cgroup_of_pid
 from agent.enforcement.errors import BindingError
 from agent.enforcement.start import make_enforcer, make_layout, open_tree
-from agent.managers.machine import Machine
-from agent.managers.rules import Rules
 from agent.pods.manifest import load_pod
 from agent.service.api import Api
 from agent.service.intake import KeeperIntake
 from agent.service.keeper import Keeper
 from agent.service.kernel import EnforcedKernel
-from agent.service.restore import restored
+from agent.service.restart import initial_state
 from agent.service.service import Doors, Service, Surroundings
+from agent.service.situation import situate
 from agent.service.sockets import Address, group_id, open_tcp, open_unix, tls_context
-from agent.service.state import AgentState, Holdings, Situation
 from agent.service.watches import CgroupChanges, directory_changes
 from agent.sources.files import Format
 from agent.sources.manifests import ManifestSource
@@ -44,6 +40,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.service.clock import Clock
     from agent.service.manager import ServiceManager
+    from agent.service.situation import Situation
     from cgroupfs.tree import Tree
     from sysfs.host import Host
     from systemd.bus import Systemd
@@ -88,7 +85,8 @@ class Assembly:
             self._store = opened.enter_context(Store(config.agent.state_directory))
             self._tree = self._open_tree()
             self._layout = make_layout(config.cgroup_driver, config.cgroup_root)
-            self._situation = situate(config, self._read_host())
+            self._loaded = self._store.load()
+            self._situation = situate(config, self._read_host(), holding=_holds(self._loaded))
             self.doors = self._open_doors(opened)
             self.keeper = self._restore(clock, opened)
             self.service = Service(
@@ -128,10 +126,9 @@ class Assembly:
         return Doors(admission.socket, monitoring, tls)
 
     def _restore(self, clock: Clock, opened: ExitStack) -> Keeper:
-        loaded = self._store.load()
         enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened))
         prepared = enforcer.prepare()
-        state = _state(self._situation, loaded, _boot_id(), clock.time())
+        state = initial_state(self._situation, self._loaded, _boot_id(), clock.time())
         state.kernel_problems = tuple(problem.detail for problem in prepared.problems)
         if state.kernel_problems:
             log.error("the cgroup of all pods is not ready", problems=state.kernel_problems)
@@ -143,7 +140,9 @@ class Assembly:
             PROC,
             _own_cgroup(),
         )
-        return Keeper(state, kernel, self._store, clock)
+        keeper = Keeper(state, kernel, self._store, clock)
+        keeper.note_invalid()
+        return keeper
 
     def _systemd(self, opened: ExitStack) -> Systemd | None:
         if self._layout.driver is Driver.CGROUPFS or self._surrogates.systemd is not None:
@@ -161,13 +160,16 @@ class Assembly:
     def _surroundings(self, opened: ExitStack) -> Surroundings:
         live = self._surrogates.live
         return Surroundings(
-            discover=lambda: situate(self._config, self._read_host(), self._situation.rules),
+            discover=self._look_at_host,
             fingerprint=lambda: _fingerprint(self._config.agent.sysfs_root),
             hotplug=watch_hotplug if live and str(self._config.agent.sysfs_root) == "/" else None,
             cgroups=self._cgroup_changes(opened) if live else None,
             manifests=self._manifests(),
             manifest_changes=self._manifest_changes(),
         )
+
+    def _look_at_host(self) -> Situation:
+        return situate(self._config, self._read_host(), self.keeper.state.situation)
 
     def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
         changes = CgroupChanges(self._config.agent.cgroup_mount)
@@ -205,34 +207,8 @@ def _own_cgroup() -> str:
         return ""
 
 
-def situate(config: Config, host: Host, previous: Rules | None = None) -> Situation:
-    """Return the rules of a configuration on a host.
-
-    When the configuration no longer fits (its reserved CPUs are gone, say) the `previous` policy
-    stays in force on the host as it is now; without one, `ConfigError` is raised.
-    """
-    machine = Machine.of(host)
-    try:
-        policy = resolve(config, machine, offline=host.offline)
-    except ConfigError:
-        if previous is None:
-            raise
-        log.exception("the configuration no longer fits the host")
-        policy = previous.policy
-    return Situation(host, Rules(machine, policy))
-
-
-def _state(situation: Situation, loaded: LoadResult, boot_id: str, now: float) -> AgentState:
-    held = Holdings(situation.rules.empty_ledger())
-    if loaded.state is not None:
-        saved = loaded.state
-        held = Holdings(restored(situation.rules, saved.ledger), saved.bindings, saved.manifests)
-    state = AgentState(situation, held, boot_id, started=now)
-    if loaded.problem is not None:
-        message = f"the checkpoint was set aside as {loaded.kept_as}: {loaded.problem}"
-        log.error("checkpoint not usable", problem=message)
-        state.troubles["checkpoint"] = message
-    return state
+def _holds(loaded: LoadResult) -> bool:
+    return loaded.state is not None and bool(loaded.state.ledger.grants)
 
 
 def _topology(host: Host) -> bytes:

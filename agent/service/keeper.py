@@ -32,6 +32,7 @@ from agent.service.operation import current_operation, operation
 from agent.service.records import API, PodRecord
 from agent.service.restore import restored
 from agent.service.serial import SerialQueue, Worker
+from agent.service.situation import decide
 from agent.wire import (
     AdmissionDocument,
     BindDocument,
@@ -48,10 +49,12 @@ if TYPE_CHECKING:
 
     from agent.decision import Decision, Refusal
     from agent.ledger import PodGrant
+    from agent.managers.validity import Finding
     from agent.pods.model import Pod
     from agent.service.clock import Clock
     from agent.service.ports import Kernel, Outcome, Saver
-    from agent.service.state import AgentState, Holdings, Situation
+    from agent.service.situation import Situation
+    from agent.service.state import AgentState, Holdings
 
 log = structlog.get_logger(__name__)
 
@@ -70,6 +73,7 @@ class Keeper:
         self._kernel = kernel
         self._saver = saver
         self._clock = clock
+        self._told_invalid: frozenset[Finding] = frozenset()
 
     # --- what may be asked ----------------------------------------------------------------------
 
@@ -87,7 +91,7 @@ class Keeper:
 
     def preview(self, pod: Pod) -> AdmissionDocument:
         """Decide as `admit` would now, changing and counting nothing."""
-        decision = admission.admit(self.state.situation.rules, self.state.ledger, pod)
+        decision = decide(self.state.situation, self.state.ledger, pod)
         if decision.grant is None:
             return _refusal(pod, decision, dry_run=True)
         return self._admission(decision, decision.grant, PodRecord(API), dry_run=True)
@@ -119,6 +123,15 @@ class Keeper:
         with operation("rediscover"):
             return await self.queue.run(lambda: self._take_over(discover))
 
+    def note_invalid(self) -> None:
+        """Tell once of each thing that is held and the rules in force would not give."""
+        found = self.state.invalid
+        for finding in found:
+            if finding not in self._told_invalid:
+                log.warning("grant not valid any more", uid=finding.uid, finding=str(finding))
+                self.tell("GrantInvalid", finding.uid, finding.pod, str(finding))
+        self._told_invalid = frozenset(found)
+
     def pods(self) -> tuple[PodDocument, ...]:
         """Return all pods in the order of admission."""
         return tuple(self._pod(grant) for grant in self.state.ledger.grants.values())
@@ -135,6 +148,7 @@ class Keeper:
             problems=record.problems,
             explanation=record.explanation,
             kernel=seen,
+            invalid=self.state.invalid,
         )
 
     # --- one at a time --------------------------------------------------------------------------
@@ -227,6 +241,7 @@ class Keeper:
         found = await self.worker.run(discover)
         self.state.situation = found
         await self._fit_ledger()
+        self.note_invalid()
         changes = host_changes(before, host_facts(found.host))
         if not changes:
             return False
@@ -240,7 +255,7 @@ class Keeper:
 
     def _decide(self, pod: Pod) -> Decision:
         started = self._clock.monotonic()
-        decision = admission.admit(self.state.situation.rules, self.state.ledger, pod)
+        decision = decide(self.state.situation, self.state.ledger, pod)
         milliseconds = (self._clock.monotonic() - started) * 1000
         self.metrics.decision_duration.observe(milliseconds)
         self.metrics.counters.add_all(decision.counters)
@@ -364,6 +379,7 @@ class Keeper:
             self.state.shared_cpus,
             source=self.state.source_of(grant.uid),
             problems=self.state.records.of(grant.uid).problems,
+            invalid=self.state.invalid,
         )
 
     def _admission(

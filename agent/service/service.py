@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agent.service.clock import Clock
     from agent.service.keeper import Keeper
     from agent.service.manager import ServiceManager
-    from agent.service.state import Situation
+    from agent.service.situation import Situation
     from agent.sources.manifests import ManifestSource
 
 log = structlog.get_logger(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -10,7 +11,9 @@ from agent import __version__
 from agent.checkpoint.state import State, host_facts, policy_summary
 from agent.enforcement.bindings import NO_BINDINGS, Bindings
 from agent.enforcement.desired import Target
+from agent.enforcement.usable import usable
 from agent.managers.rules import shared_cpus, shared_pool
+from agent.managers.validity import invalid_grants
 from agent.metrics.gauges import Reading
 from agent.service.records import Records
 from agent.sources.manifests import ADMITTED, CONFLICT, INVALID, REFUSED
@@ -20,19 +23,12 @@ if TYPE_CHECKING:
 
     from agent.ledger import Ledger
     from agent.managers.rules import Rules
+    from agent.managers.validity import Finding
+    from agent.service.situation import Situation
     from agent.wire import ManifestDocument, ReconcileDocument
-    from sysfs.host import Host
     from sysfs.mask import Mask
 
 MANIFEST_STATES: Final = (ADMITTED, CONFLICT, INVALID, REFUSED)
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """The host as it was last read, and the rules that follow from it and the configuration."""
-
-    host: Host
-    rules: Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +76,16 @@ class AgentState:
     unsaved: str | None = None
     kernel_problems: tuple[str, ...] = ()
     troubles: dict[str, str] = field(default_factory=dict)
+    _judged: tuple[Rules, Ledger, tuple[Finding, ...]] | None = None
+
+    @property
+    def invalid(self) -> tuple[Finding, ...]:
+        """What is held and the rules in force would not give."""
+        rules, ledger = self.situation.rules, self.ledger
+        if self._judged is None or self._judged[0] is not rules or self._judged[1] is not ledger:
+            found = invalid_grants(rules, ledger, self.situation.host.offline)
+            self._judged = (rules, ledger, found)
+        return self._judged[2]
 
     @property
     def ledger(self) -> Ledger:
@@ -97,8 +103,9 @@ class AgentState:
         return shared_cpus(self.situation.rules, self.ledger)
 
     def target(self) -> Target:
-        """Return what the kernel is to honour now."""
-        return Target(self.ledger, self.shared_cpus, self.held.bindings)
+        """Return what the kernel is to honour now, as far as the host can."""
+        ledger = usable(self.ledger, self.situation.host)
+        return Target(ledger, self.shared_cpus, self.held.bindings)
 
     def problems(self) -> tuple[str, ...]:
         """Return what an operator should look at, one line each."""
@@ -113,8 +120,9 @@ class AgentState:
             for manifest in self.manifests.values()
             if manifest.state != ADMITTED
         )
-        general = (*self.troubles.values(), *unsaved, *self.kernel_problems)
-        return (*general, *unenforced, *manifests)
+        general = (*self.situation.problems(), *self.troubles.values(), *unsaved)
+        invalid = (str(finding) for finding in self.invalid)
+        return (*general, *self.kernel_problems, *unenforced, *invalid, *manifests)
 
     def source_of(self, uid: str) -> str:
         """Return where a pod came from: its manifest's path, `api`, or `checkpoint`."""
@@ -146,5 +154,6 @@ class AgentState:
             unenforced_pods=self.records.unenforced,
             problems=len(self.problems()),
             manifests=MappingProxyType(counts),
+            invalid=MappingProxyType(Counter(str(finding.rule) for finding in self.invalid)),
             last_reconcile=self.last_agreement,
         )

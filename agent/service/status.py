@@ -34,4 +34,5 @@ def status_document(state: AgentState) -> StatusDocument:
         last_reconcile=state.last_reconcile,
         manifests=tuple(state.manifests.values()),
         problems=state.problems(),
+        invalid=tuple(views.finding_document(finding) for finding in state.invalid),
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agent.ledger import ContainerGrant, MemoryBlock, PodGrant
     from agent.managers.hints import Hint, Hints, ProviderHints
     from agent.managers.policy import Policy
+    from agent.managers.validity import Finding
 
 #: A provider may offer hundreds of hints on a large host; the best few tell the story.
 BEST_HINTS: Final = 8
@@ -28,6 +29,7 @@ def pod_document(
     problems: Sequence[str] = (),
     explanation: wire.ExplanationDocument | None = None,
     kernel: Mapping[str | None, tuple[wire.KernelDocument, ...]] | None = None,
+    invalid: Iterable[Finding] = (),
 ) -> wire.PodDocument:
     """Return one pod; `kernel` holds cgroups by container (None: the pod's own)."""
     seen = kernel or {}
@@ -49,6 +51,19 @@ def pod_document(
         enforcement=enforcement_document(problems),
         explanation=explanation,
         kernel=seen.get(None, ()),
+        invalid=tuple(finding_document(f) for f in invalid if f.uid == grant.uid),
+    )
+
+
+def finding_document(finding: Finding) -> wire.FindingDocument:
+    """Return something that a pod holds and the rules in force would not give."""
+    return wire.FindingDocument(
+        uid=finding.uid,
+        pod=finding.pod,
+        container=finding.container,
+        rule=str(finding.rule),
+        message=finding.message,
+        remedy=finding.remedy,
     )
 
 

@@ -4,8 +4,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.checkpoint.state import State
+from agent.checkpoint.store import Store
 from agent.cli.exit_codes import ExitCode
 from agent.cli.main import run_command
+from agent.ledger import ContainerGrant, Isolation, Ledger, PodGrant
+from agent.pods.model import ContainerKind, QosClass
 from sysfs.host import Cpu, Host, HugePages, Node
 from sysfs.mask import Mask
 from sysfs.tree import write_tree
@@ -111,3 +115,89 @@ def test_a_file_that_is_not_there_is_a_usage_error(
 ) -> None:
     assert run_command(["config", "check", str(tmp_path / "none.yaml")]) == ExitCode.USAGE
     assert "does not exist" in capsys.readouterr().err
+
+
+class TestAgainstState:
+    """A pod holds CPUs 1 and 3 of the four CPUs."""
+
+    @pytest.fixture
+    def state(self, tmp_path: Path) -> Path:
+        directory = tmp_path / "state"
+        directory.mkdir(mode=0o700)
+        held = PodGrant(
+            uid="u-1",
+            name="web",
+            namespace="shop",
+            qos=QosClass.GUARANTEED,
+            spec_digest="d",
+            containers=(
+                ContainerGrant(
+                    "c0", ContainerKind.APP, isolation=Isolation.CONTAINER, cpus=Mask.of(1, 3)
+                ),
+            ),
+        )
+        with Store(directory) as store:
+            store.save(State(Ledger({"u-1": held}, exclusive_cpus=Mask.of(1, 3))))
+        return directory
+
+    def check(self, root: Path, file: Path, state: Path, *settings: str) -> int:
+        laid = [part for setting in settings for part in ("--set", setting)]
+        where = ["--root", str(root), "--state", str(state)]
+        return run_command(["config", "check", str(file), *where, *laid])
+
+    def test_what_all_would_keep_validly_is_said(
+        self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.check(root, file, state) == ExitCode.OK
+        assert capsys.readouterr().out.splitlines()[-4:] == [
+            f"{state}/checkpoint.json: 1 pods, all of them keep what they hold",
+            "  valid             1 of 1 pods",
+            "  exclusive CPUs    1,3",
+            "  shared pool       0,2",
+        ]
+
+    def test_what_would_not_be_given_any_more_is_said_with_an_exit_code(
+        self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        changes = ("reservedSystemCPUs=1", "topologyManagerPolicy=single-numa-node")
+        assert self.check(root, file, state, *changes) == ExitCode.REFUSED
+        assert capsys.readouterr().out.splitlines()[-2:] == [
+            (
+                "  not valid         pod shop/web: holds CPUs 1, which are reserved now "
+                "(reservedSystemCPUs); reserve others, or remove the pod and admit it again"
+            ),
+            (
+                "  not valid         pod shop/web: is spread over nodes 0-1, single-numa-node "
+                "allows one (topologyManagerPolicy); remove the pod and admit it again"
+            ),
+        ]
+
+    def test_it_changes_nothing_and_needs_no_stopped_agent(
+        self, root: Path, file: Path, state: Path
+    ) -> None:
+        before = (state / "checkpoint.json").read_bytes()
+        with Store(state):
+            assert self.check(root, file, state) == ExitCode.OK
+        assert (state / "checkpoint.json").read_bytes() == before
+
+    def test_the_state_is_that_of_the_configuration_unless_told(
+        self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        setting = ["--set", f"agent.stateDirectory={state}", "--against-state"]
+        arguments = ["config", "check", str(file), "--root", str(root)]
+        assert run_command([*arguments, *setting]) == ExitCode.OK
+        assert "1 of 1 pods" in capsys.readouterr().out
+
+    def test_no_state_holds_nothing(
+        self, root: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.check(root, file, tmp_path) == ExitCode.OK
+        assert "no state, nothing is held" in capsys.readouterr().out
+
+    def test_a_damaged_state_is_said_and_left_alone(
+        self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (state / "checkpoint.json").write_text("{")
+        assert self.check(root, file, state) == ExitCode.BAD_INPUT
+        assert "checkpoint.json" in capsys.readouterr().err
+        assert (state / "checkpoint.json").read_text() == "{"

@@ -13,9 +13,10 @@ from agent.config.config import CgroupDriver, MetricsConfig
 from agent.config.errors import ConfigError
 from agent.enforcement.errors import EnforcementStartError
 from agent.managers.machine import Machine
-from agent.service.assembly import Assembly, Surrogates, situate
+from agent.service.assembly import Assembly, Surrogates
 from agent.service.clock import SystemClock
 from agent.service.errors import StartError
+from agent.service.situation import situate
 from sysfs.errors import SysfsError
 from sysfs.mask import Mask
 from sysfs.shapes import with_offline
@@ -147,7 +148,7 @@ def test_a_configuration_that_fits_no_longer_leaves_the_policy_as_it_was(world: 
     unfit = replace(config, reserved_system_cpus=Mask.of(99))
     with pytest.raises(ConfigError):
         situate(unfit, gone)
-    after = situate(unfit, gone, before.rules)
+    after = situate(unfit, gone, before)
     assert after.rules.policy is before.rules.policy
     assert after.rules.machine == Machine.of(gone)
     assert 1 not in after.rules.assignable_cpus

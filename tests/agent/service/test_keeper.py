@@ -24,7 +24,8 @@ from agent.pods.manifest import load_pod
 from agent.service.errors import CheckpointFailedError, PodNotFoundError
 from agent.service.keeper import Keeper
 from agent.service.ports import Outcome
-from agent.service.state import AgentState, Holdings, Situation
+from agent.service.situation import Situation
+from agent.service.state import AgentState, Holdings
 from agent.wire import BindRequest
 from sysfs.mask import Mask
 from sysfs.shapes import regular_host

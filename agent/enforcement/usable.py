@@ -1,0 +1,68 @@
+"""What of a ledger the host can honour now: CPUs that run, memory nodes that are there.
+
+The kernel lets a cgroup whose CPUs are all offline run on its parent's, which are everybody's. So a
+container that lost all of its CPUs runs on what is left of its pod's budget, or in the node's
+shared pool, until they are back. The grants themselves stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from agent.ledger import Isolation
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.ledger import ContainerGrant, Ledger, MemoryBlock, PodGrant
+    from sysfs.host import Host
+
+
+def usable(ledger: Ledger, host: Host) -> Ledger:
+    """Return a ledger as the host can honour it; the same one when it can honour all of it."""
+    # The kernel refuses a cpuset.mems that names a node without memory.
+    nodes = Mask.from_ids(node.id for node in host.nodes if node.memory_bytes)
+    fitting = {uid: _pod(grant, host, nodes) for uid, grant in ledger.grants.items()}
+    if all(fitting[uid] is grant for uid, grant in ledger.grants.items()):
+        return ledger
+    exclusive = ledger.exclusive_cpus & host.online
+    return replace(ledger, grants=MappingProxyType(fitting), exclusive_cpus=exclusive)
+
+
+def _pod(grant: PodGrant, host: Host, nodes: Mask) -> PodGrant:
+    if grant.exclusive_cpus <= host.online and _all_there(grant, nodes):
+        return grant
+    budget = grant.cpus if grant.cpus is None else _running(grant.cpus, host)
+    containers = tuple(_container(one, budget, host, nodes) for one in grant.containers)
+    return replace(grant, cpus=budget, memory=_present(grant.memory, nodes), containers=containers)
+
+
+def _container(
+    grant: ContainerGrant, budget: Mask | None, host: Host, nodes: Mask
+) -> ContainerGrant:
+    memory = _present(grant.memory, nodes)
+    if grant.cpus is None:
+        return replace(grant, memory=memory)
+    own = _running(grant.cpus, host)
+    if own is not None:
+        return replace(grant, memory=memory, cpus=own)
+    isolation = Isolation.HOST if budget is None else Isolation.POD
+    return replace(grant, memory=memory, cpus=budget, isolation=isolation, quota_disabled=False)
+
+
+def _running(cpus: Mask, host: Host) -> Mask | None:
+    """Return the CPUs that exist, None when none of them runs."""
+    return cpus & (host.online | host.offline) if cpus & host.online else None
+
+
+def _all_there(grant: PodGrant, nodes: Mask) -> bool:
+    blocks = (*grant.memory, *(block for one in grant.containers for block in one.memory))
+    return all(block.nodes <= nodes for block in blocks)
+
+
+def _present(blocks: Iterable[MemoryBlock], nodes: Mask) -> tuple[MemoryBlock, ...]:
+    left = (replace(block, nodes=block.nodes & nodes) for block in blocks)
+    return tuple(block for block in left if block.nodes)

@@ -1,0 +1,70 @@
+"""What a start makes of the checkpoint: everything that is held, and what has changed since."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from agent.checkpoint.state import host_changes, host_facts, policy_summary
+from agent.service.renumbering import node_moves, renumbered
+from agent.service.restore import restored
+from agent.service.state import AgentState, Holdings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.checkpoint.state import State
+    from agent.checkpoint.store import LoadResult
+    from agent.ledger import Ledger
+    from agent.service.situation import Situation
+
+log = structlog.get_logger(__name__)
+
+
+def initial_state(situation: Situation, loaded: LoadResult, boot_id: str, now: float) -> AgentState:
+    """Return the state that a start begins with: each grant as it was saved.
+
+    What changed since (the host, the configuration) is told in the log; what that makes of single
+    grants is `AgentState.invalid`.
+    """
+    held = Holdings(situation.rules.empty_ledger())
+    if loaded.state is not None:
+        saved = loaded.state
+        _tell_changes(situation, saved)
+        ledger = restored(situation.rules, _numbered(situation, saved, boot_id))
+        held = Holdings(ledger, saved.bindings, saved.manifests)
+    state = AgentState(situation, held, boot_id, started=now)
+    if loaded.problem is not None:
+        message = f"the checkpoint was set aside as {loaded.kept_as}: {loaded.problem}"
+        log.error("checkpoint not usable", problem=message)
+        state.troubles["checkpoint"] = message
+    if situation.misfits:
+        log.error("the configuration does not fit the host", misfits=situation.misfits)
+    return state
+
+
+def _numbered(situation: Situation, saved: State, boot_id: str) -> Ledger:
+    """Follow nodes that a reboot renumbered; between two reboots numbers do not change."""
+    if not saved.boot_id or not boot_id or saved.boot_id == boot_id:
+        return saved.ledger
+    moves = node_moves(saved.host, host_facts(situation.host))
+    if not moves:
+        return saved.ledger
+    log.warning("nodes were renumbered; memory follows its node", moves=dict(moves))
+    return renumbered(saved.ledger, moves)
+
+
+def _tell_changes(situation: Situation, saved: State) -> None:
+    if changes := host_changes(saved.host, host_facts(situation.host)):
+        log.warning("the host changed while no agent ran", changes=changes)
+    policy = policy_summary(situation.rules.policy)
+    if changed := tuple(_rule_changes(saved.policy, policy)):
+        log.warning("the rules changed since the last start; what is held stays", changes=changed)
+
+
+def _rule_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key, "unset"), after.get(key, "unset")
+        if before and old != new:
+            yield f"{key} is {new}, it was {old}"
