@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from cgroupfs.diagnose import Cause, why_not_effective
 from cgroupfs.ordering import Stage
-from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE
+from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, EVENTS, MEMS, MEMS_EFFECTIVE
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -95,13 +95,31 @@ def apply(tree: Tree, plan: Plan) -> Applied:
 def apply_write(tree: Tree, write: Write) -> Outcome:
     """Do one write and read it back; never raises for a refusal of the kernel."""
     try:
-        tree.write(write.cgroup, write.file, write.value)
+        if write.file == MEMS:
+            _write_mems(tree, write)
+        else:
+            tree.write(write.cgroup, write.file, write.value)
     except OSError as error:
         return _failed(tree, write, error)
     try:
         return _read_back(tree, write)
     except OSError as error:
         return _failed(tree, write, error)
+
+
+def _write_mems(tree: Tree, write: Write) -> None:
+    """Write memory nodes so that the pages of whoever runs there move along.
+
+    The kernel (6.12) moves pages from the nodes that a cgroup had before, and of a cgroup whose
+    processes were cloned into it (CLONE_INTO_CGROUP, as runtimes start containers) it does not know
+    any: the first write moves nothing. Widened to what it had and narrowed again, it moves them.
+    """
+    texts = tree.read_many(write.cgroup, (MEMS, MEMS_EFFECTIVE, EVENTS))
+    written, effective, events = ((text or "").strip() for text in texts)
+    tree.write(write.cgroup, MEMS, write.value)
+    if not written and effective not in ("", write.value) and "populated 1" in events:
+        tree.write(write.cgroup, MEMS, effective)
+        tree.write(write.cgroup, MEMS, write.value)
 
 
 def _read_back(tree: Tree, write: Write) -> Outcome:

@@ -18,6 +18,8 @@ SECOND_US: Final = 1_000_000
 #: systemd's period where `CPUQuotaPeriodUSec` is not set.
 DEFAULT_PERIOD_US: Final = 100_000
 _PERCENT_US: Final = SECOND_US // 100
+#: The weight of a unit that states none (CPUWeight= in systemd.resource-control).
+DEFAULT_WEIGHT: Final = 100
 _MIN_WEIGHT: Final = 1
 _MAX_WEIGHT: Final = 10_000
 

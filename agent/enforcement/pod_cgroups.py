@@ -13,10 +13,12 @@ from cgroupfs.tree import ancestors, join
 from cgroupfs.verify import Record
 from systemd import slices
 from systemd.errors import NoSuchUnitError, SystemdError
+from systemd.properties import DEFAULT_WEIGHT, INFINITY, cpu_weight
 
 if TYPE_CHECKING:
     from cgroupfs.tree import Tree
     from systemd.bus import Systemd
+    from systemd.properties import Property
 
 #: So many process ids are named in a report; more help nobody.
 _NAMED_PROCESSES: Final = 8
@@ -137,11 +139,20 @@ class SliceCgroups:
         # unit of the same name elsewhere (in a container of its own) is not this one.
         if unit is None or record == Record() or not self._is_active(unit, cgroup):
             return None
-        properties = to_properties(record)
+        properties = (*to_properties(record), *self._keeps_cpu(unit))
         if holds(self._systemd, unit, properties):
             return None
         self._systemd.set_properties(unit, properties)
         return unit
+
+    def _keeps_cpu(self, unit: str) -> tuple[Property, ...]:
+        """Return the weight that a unit without one has anyway.
+
+        systemd takes back a controller that no unit asks for, and a unit without a quota asks for
+        no `cpu`; stating the default weight asks for it.
+        """
+        unset = self._systemd.unit_property(unit, "CPUWeight") == INFINITY
+        return (cpu_weight(DEFAULT_WEIGHT),) if unset else ()
 
     def _is_active(self, unit: str, cgroup: str) -> bool:
         try:

@@ -172,3 +172,29 @@ def test_a_crash_at_any_write_is_repaired_by_the_next_plan(kernel: EmulatedKerne
             assert apply(kernel, make_plan(read_states(kernel, paths), wanted)).ok
         assert kernel.read("pods/a", "cpuset.cpus.effective") == "2-3\n"
         assert kernel.read("pods/b", "cpuset.cpus.effective") == "0-1,4-7\n"
+
+
+class TestMemoryOfWhoeverRunsThere:
+    """The kernel moves no pages at the first write when the processes were cloned into it."""
+
+    def written(self, kernel: EmulatedKernel) -> list[str]:
+        tree = FaultyTree(kernel)
+        outcome = apply_write(tree, write("pods/a", "cpuset.mems", "0"))
+        assert outcome.result is Result.OK
+        return [value for _, file, value in tree.writes if file == "cpuset.mems"]
+
+    def test_it_moves_along_because_the_nodes_are_left_and_taken_again(
+        self, kernel: EmulatedKernel
+    ) -> None:
+        kernel.spawn("pods/a", 1)
+        assert self.written(kernel) == ["0", "0-1", "0"]
+
+    def test_there_is_none_to_move_in_an_empty_cgroup(self, kernel: EmulatedKernel) -> None:
+        assert self.written(kernel) == ["0"]
+
+    def test_a_cgroup_that_had_nodes_of_its_own_needs_one_write(
+        self, kernel: EmulatedKernel
+    ) -> None:
+        kernel.write("pods/a", "cpuset.mems", "1")
+        kernel.spawn("pods/a", 1)
+        assert self.written(kernel) == ["0"]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _MANAGED: Final = ("cpuset", "cpu", "io", "memory", "pids")
 _ALWAYS: Final = frozenset({"memory", "pids"})
+#: What systemd shows of a property that nobody set, where that is not nothing.
+_UNSET: Final = {"CPUWeight": INFINITY}
 _NEEDS: Final = {
     "AllowedCPUs": "cpuset",
     "AllowedMemoryNodes": "cpuset",
@@ -48,8 +50,12 @@ class Unit:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The controllers that this unit itself asks for."""
-        asked = {_NEEDS[name] for name in self.properties if name in _NEEDS}
+        """The controllers that this unit itself asks for; what is infinite asks for nothing."""
+        asked = {
+            _NEEDS[name]
+            for name, value in self.properties.items()
+            if name in _NEEDS and value != INFINITY
+        }
         return _ALWAYS | asked | (frozenset(_MANAGED) if self.delegate else frozenset())
 
 
@@ -110,7 +116,7 @@ class FakeSystemd:
         raise NoSuchUnitError("GetUnitByPID", "NoUnitForPID", str(pid))
 
     def unit_property(self, unit: str, name: str) -> object:
-        return self._unit(unit).properties.get(name)
+        return self._unit(unit).properties.get(name, _UNSET.get(name))
 
     # --- what others do to it ---------------------------------------------------------------
 

@@ -247,3 +247,10 @@ def test_only_what_is_wanted_becomes_a_property() -> None:
         "AllowedMemoryNodes",
         "CPUQuotaPerSecUSec",
     ]
+
+
+def test_a_unit_without_a_quota_keeps_the_cpu_controller_by_its_weight() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    assert systemd.unit_property(UNIT, "CPUWeight") == 100
