@@ -21,6 +21,7 @@ from agent.managers.topology_scope import align_and_allocate
 from agent.pods.digest import spec_digest
 from agent.pods.errors import QuantityError
 from agent.pods.model import ContainerKind
+from agent.shared_map import SharedMap
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -81,10 +82,8 @@ def remove(rules: Rules, ledger: Ledger, uid: str) -> Ledger:
     grant = ledger.grants.get(uid)
     if grant is None:
         return ledger
-    grants = dict(ledger.grants)
-    del grants[uid]
     return Ledger(
-        grants=MappingProxyType(grants),
+        grants=SharedMap.of(ledger.grants).without(uid),
         exclusive_cpus=ledger.exclusive_cpus - grant.exclusive_cpus,
         memory=release_memory(rules, ledger.memory, grant),
         devices=_without_devices(ledger.devices, grant),
@@ -119,8 +118,8 @@ def _without_memory_of(
     containers = tuple(replace(c, memory=()) if c in over else c for c in grant.containers)
     return replace(
         ledger,
-        grants=MappingProxyType(
-            {**ledger.grants, grant.uid: replace(grant, containers=containers)}
+        grants=SharedMap.of(ledger.grants).with_entry(
+            grant.uid, replace(grant, containers=containers)
         ),
         memory=release_finished(rules.memory, ledger.memory, [c.memory for c in over]),
     )
@@ -151,7 +150,7 @@ def _confirmed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decisi
             remedy="ask with the specification that the kubelet ran, or remove the pod first",
         )
         return Decision(pod.uid, ledger, refusal=refusal)
-    grants = MappingProxyType({**ledger.grants, grant.uid: grant})
+    grants = SharedMap.of(ledger.grants).with_entry(grant.uid, grant)
     return Decision(pod.uid, replace(ledger, grants=grants), grant=grant, already_admitted=True)
 
 
@@ -175,7 +174,7 @@ def _with_grant(draft: Draft, grant: PodGrant) -> Ledger:
             devices[resource] = devices.get(resource, frozenset()) | frozenset(ids)
     return replace(
         ledger,
-        grants=MappingProxyType({**ledger.grants, grant.uid: grant}),
+        grants=SharedMap.of(ledger.grants).with_entry(grant.uid, grant),
         exclusive_cpus=ledger.exclusive_cpus | grant.exclusive_cpus,
         memory=draft.node_memory,
         devices=MappingProxyType(devices) if devices else ledger.devices,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from agent.managers.cpu_topology import CpuTopology
 from agent.managers.hint_family import is_listed
+from agent.managers.tiebreak import Closest
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class Machine:
     def node_mask(self) -> Mask:
         """All NUMA nodes, memory-only ones included."""
         return Mask.from_ids(node.id for node in self.nodes)
+
+    @cached_property
+    def closest(self) -> Closest:
+        """The order of sets of nodes by distance."""
+        return Closest({node.id: node.distances for node in self.nodes})
 
     @property
     def lists_hints(self) -> bool:

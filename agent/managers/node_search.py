@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from agent.managers.tiebreak import Closest
+from agent.managers.tiebreak import Closest, Nearness
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class Search:
     ) -> None:
         self._work = work
         self._spans = spans
+        self._covers = covers
         self._nodes = [1 << node for node in iter_bits(pool)]
         self._below = [0, *accumulate(self._nodes)]
         self._families = [_Family(cover, self._nodes) for cover in covers]
@@ -150,21 +151,36 @@ class Search:
         self._kinds = [self._kind(at, bit) for at, bit in enumerate(self._nodes)]
         self._every = every
         self._alike = [0] * len(self._nodes) if every else self._lower_alike()
-        self._closest: Closest | None = None
+        self._near: Nearness | None = None
         self._limit: int | None = None
 
     def best(self, size: int, tiebreak: Tiebreak) -> int | None:
         """Return the best set of `size` nodes; None when there is none (or the work is spent)."""
         if not isinstance(tiebreak, Closest):
             return next(self.sets(size), None)
-        self._closest, self._limit = tiebreak, None
+        return self._closest(size, tiebreak) if size <= len(self._nodes) else None
+
+    def _closest(self, size: int, tiebreak: Closest) -> int | None:
+        """Return the closest set: the first of those in ascending order that none falls below."""
         self._alike = [0] * len(self._nodes)
+        self._near = Nearness(tiebreak, self._nodes)
+        floor = self._near.at_least(0, len(self._nodes), size)
+        guess = self._near.guess(size, self._is_member)
+        self._limit = None if guess is None else guess + 1
         best = None
         for nodes in self.sets(size):
             total = tiebreak.total(nodes)
             if self._limit is None or total < self._limit:
                 best, self._limit = nodes, total
+            if 2 * total <= floor:
+                break
         return best
+
+    def _is_member(self, nodes: int) -> bool:
+        """Tell whether a set belongs to every family; it comes out then, if others may as well."""
+        return all(one.holds(nodes) for one in self._covers) and all(
+            span.met_by(nodes) for span in self._spans
+        )
 
     def sets(self, size: int) -> Iterator[int]:
         """Yield the sets of `size` nodes in ascending order of their integer value."""
@@ -231,13 +247,12 @@ class Search:
                 return True
         if any(_is_out_of_span(span, chosen, others, inside) for span in self._spans):
             return True
-        return self._is_too_far(chosen, others, inside)
+        return self._is_too_far(first, inside, chosen)
 
-    def _is_too_far(self, chosen: int, others: int, inside: int) -> bool:
-        if self._closest is None or self._limit is None:
+    def _is_too_far(self, first: int, inside: int, chosen: int) -> bool:
+        if self._near is None or self._limit is None:
             return False
-        self._work.take(others.bit_count() >> 2)
-        return self._closest.at_least(chosen, others, inside) >= 2 * self._limit
+        return self._near.at_least(chosen, first, inside) >= 2 * self._limit
 
     def _without(
         self, held: tuple[_State, tuple[int, ...]], at: int

@@ -35,8 +35,7 @@ def merge(
 
     As `merge_hints`, with the nodes and distances of the machine.
     """
-    distances = {node.id: node.distances for node in machine.nodes}
-    return merge_hints(machine.node_mask, distances, policy, provider_hints, work)
+    return _merged(machine.node_mask.bits, machine.closest, policy, provider_hints, work or Work())
 
 
 def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
@@ -70,18 +69,27 @@ def merge_hints(
     Where hints are told by rules and `work` does not suffice, a better choice may have been missed;
     then `work` says so, and the choice is still one that some permutation gives.
     """
-    work = work or Work()
+    everything = nodes.bits if isinstance(nodes, Mask) else nodes
+    return _merged(everything, Closest(distances), policy, provider_hints, work or Work())
+
+
+def _merged(
+    nodes: int,
+    closest: Closest,
+    policy: TopologyPolicy,
+    provider_hints: Sequence[ProviderHints],
+    work: Work,
+) -> tuple[Hint, bool]:
     if policy.policy is TopologyManagerPolicy.NONE:
         return NO_AFFINITY, True
-    everything = nodes.bits if isinstance(nodes, Mask) else nodes
     lists = resource_lists(provider_hints, indifferent=_INDIFFERENT, impossible=_IMPOSSIBLE)
     if policy.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
-        best = _best([_single_node(hints) for hints in lists], everything, by_value, work)
-        if best.nodes == everything:
+        best = _best([_single_node(hints) for hints in lists], nodes, by_value, work)
+        if best.nodes == nodes:
             best = Hint(None, best.preferred)
         return best, best.preferred
-    tiebreak = Closest(distances) if policy.prefer_closest_numa_nodes else by_value
-    best = _best(lists, everything, tiebreak, work)
+    tiebreak = closest if policy.prefer_closest_numa_nodes else by_value
+    best = _best(lists, nodes, tiebreak, work)
     return best, best.preferred or policy.policy is TopologyManagerPolicy.BEST_EFFORT
 
 

@@ -24,7 +24,10 @@ def main() -> int:
         return _compare(*arguments.compare)
     figures = []
     print(f"{'name':44} {'n':>6} {'p50 us':>11} {'p99 us':>11} {'max us':>11}")
-    for family in FAMILIES:
+    chosen = [
+        family for family in FAMILIES if family.__name__ in (arguments.only or [family.__name__])
+    ]
+    for family in chosen:
         for figure in family():
             print(_line(figure), flush=True)
             figures.append(figure)
@@ -39,6 +42,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--output", default="bench.json", help="where the figures go")
     parser.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), help="compare two runs")
+    parser.add_argument("--only", nargs="+", help="measure only these: decide, choose, ...")
     return parser.parse_args()
 
 

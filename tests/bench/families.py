@@ -27,8 +27,14 @@ if TYPE_CHECKING:
 
     from agent.ledger import Ledger
     from agent.managers.hints import ProviderHints
+    from agent.managers.rules import Rules
 
 _HELD: Final = (10, 250, 2500)
+_POLICIES: Final = (
+    (TopologyManagerPolicy.BEST_EFFORT, False),
+    (TopologyManagerPolicy.RESTRICTED, True),
+    (TopologyManagerPolicy.SINGLE_NUMA_NODE, False),
+)
 _OPTIONS: Final = (
     "full_pcpus_only",
     "distribute_cpus_across_numa",
@@ -40,25 +46,44 @@ _OPTIONS: Final = (
 
 
 def decide() -> Iterator[Figure]:
-    """Decide an admission alone: occupancy, options, scopes, pods already held."""
-    for name in hosts.DECIDED:
+    """Decide an admission alone: occupancy, resources, policies, options, pods already held."""
+    for name in hosts.HOSTS:
         rules = hosts.rules(name)
+        yield from _decide_occupied(name)
         asked = hosts.guaranteed_pod("new", 4)
-        ledgers = {
-            "empty": rules.empty_ledger(),
-            "half": hosts.filled(rules, 0.5),
-            "fragmented": hosts.filled(rules, 0.5, fragmented=True),
-            "full90": hosts.filled(rules, 0.9),
-            **{f"held{pods}": hosts.held(rules, pods) for pods in _HELD},
-        }
-        for variant, ledger in ledgers.items():
-            yield measure(f"decide/{name}/{variant}", partial(admit, rules, ledger, asked))
+        for pods in _HELD:
+            run = partial(admit, rules, hosts.held(rules, pods), asked)
+            yield measure(f"decide/{name}/held{pods}", run)
         budget = hosts.pod_level_pod("new")
-        yield measure(
-            f"decide/{name}/podlevel", partial(admit, rules, rules.empty_ledger(), budget)
-        )
+        run = partial(admit, rules, rules.empty_ledger(), budget)
+        yield measure(f"decide/{name}/podlevel", run)
         for option in _OPTIONS:
             yield _decide_with(name, option)
+
+
+def _decide_occupied(name: str) -> Iterator[Figure]:
+    """One to six resources, then a pod of an eighth of the machine, on hosts in each state."""
+    rules = hosts.rules(name)
+    for state, ledger in _ledgers(rules).items():
+        for number, text in enumerate(hosts.RESOURCES, start=1):
+            by = hosts.rules(name, memory=False) if number == 1 else rules
+            run = partial(admit, by, ledger, hosts.pod_of("new", text))
+            yield measure(f"decide/{name}/{state}-{number}r", run)
+        wide = len(rules.assignable_cpus) // 8
+        asked = hosts.pod_of("new", f"cpu={wide} memory={wide // 2}Gi hugepages-2Mi={wide}Mi")
+        for policy, closest in _POLICIES:
+            by = hosts.rules(name, policy, closest=closest)
+            run = partial(admit, by, ledger, asked)
+            yield measure(f"decide/{name}/{state}-wide-{policy}{'-closest' * closest}", run)
+
+
+def _ledgers(rules: Rules) -> dict[str, Ledger]:
+    return {
+        "empty": rules.empty_ledger(),
+        "half": hosts.filled(rules, 0.5),
+        "fragmented": hosts.fragmented(rules),
+        "full90": hosts.filled(rules, 0.9),
+    }
 
 
 def _decide_with(name: str, option: str) -> Figure:
@@ -76,7 +101,7 @@ def _decide_with(name: str, option: str) -> Figure:
 
 def removal() -> Iterator[Figure]:
     """Remove a pod again."""
-    for name in hosts.DECIDED:
+    for name in hosts.HOSTS:
         rules = hosts.rules(name)
         ledger = admit(rules, hosts.held(rules, 250), hosts.guaranteed_pod("new", 4)).ledger
         yield measure(f"remove/{name}/held250", partial(remove, rules, ledger, "new"))
@@ -84,14 +109,15 @@ def removal() -> Iterator[Figure]:
 
 def hints_and_merge() -> Iterator[Figure]:
     """Ask every provider for hints, and merge them."""
-    for name in hosts.DECIDED:
+    for name in hosts.HOSTS:
         rules = hosts.rules(name)
-        demand = demand_of(rules.policy, hosts.guaranteed_pod("new", 4))
-        draft = Draft.start(rules, rules.empty_ledger(), demand)
-        yield measure(f"hints/{name}/cpu+memory", partial(_all_hints, draft))
-        offered = _all_hints(draft)
-        topology = rules.policy.topology
-        yield measure(f"merge/{name}/cpu+memory", partial(merge, rules.machine, topology, offered))
+        ledger = hosts.fragmented(rules)
+        for number, text in enumerate(hosts.RESOURCES[1:], start=2):
+            draft = Draft.start(rules, ledger, demand_of(rules.policy, hosts.pod_of("new", text)))
+            yield measure(f"hints/{name}/fragmented-{number}r", partial(_all_hints, draft))
+            offered, topology = _all_hints(draft), rules.policy.topology
+            run = partial(merge, rules.machine, topology, offered)
+            yield measure(f"merge/{name}/fragmented-{number}r", run)
 
 
 def _all_hints(draft: Draft) -> list[ProviderHints]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import islice
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.admission import admit, remove
@@ -14,6 +16,7 @@ from agent.managers.policy import (
     FeatureGates,
     MemoryManagerPolicy,
     MemoryPolicy,
+    PluginDevice,
     Policy,
     TopologyManagerPolicy,
     TopologyManagerScope,
@@ -25,26 +28,36 @@ from sysfs.shapes import regular_host, with_memory_only_nodes
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from agent.ledger import Ledger
     from agent.pods.model import Pod
     from sysfs.host import Host
 
 GIB: Final = 1 << 30
+MIB: Final = 1 << 20
+#: Huge pages of every node that has CPUs: 16 GiB in small ones, 8 GiB in large ones.
+PAGES: Final = ((2 * MIB, 8192), (GIB, 8))
 
 #: Machines by the name that figures carry.
 HOSTS: Final[dict[str, Callable[[], Host]]] = {
-    "2n128c": lambda: regular_host(2, 1, 32, memory_bytes=256 * GIB),
-    "8n256c": lambda: regular_host(2, 4, 16, memory_bytes=64 * GIB),
-    "16n512c": lambda: regular_host(4, 4, 16, memory_bytes=64 * GIB),
+    "2n128c": lambda: regular_host(2, 1, 32, memory_bytes=256 * GIB, hugepages=PAGES),
+    "8n256c": lambda: regular_host(2, 4, 16, memory_bytes=64 * GIB, hugepages=PAGES),
+    "16n512c": lambda: regular_host(4, 4, 16, memory_bytes=64 * GIB, hugepages=PAGES),
     "34n": lambda: with_memory_only_nodes(
-        regular_host(2, 1, 36, memory_bytes=256 * GIB), [96 * GIB] * 32
+        regular_host(2, 1, 36, memory_bytes=256 * GIB, hugepages=PAGES), [96 * GIB] * 32
     ),
-    "64n4096c": lambda: regular_host(16, 4, 32, memory_bytes=64 * GIB),
+    "64n4096c": lambda: regular_host(16, 4, 32, memory_bytes=64 * GIB, hugepages=PAGES),
 }
-#: Those on which a whole admission is measured today: hints are enumerated, 2^nodes of them.
-DECIDED: Final = ("2n128c", "8n256c")
+#: What a pod asks for, one more each time: cpu and memory always, their managers do not care.
+RESOURCES: Final = (
+    "cpu=4 memory=1Gi",
+    "cpu=4 memory=1Gi",
+    "cpu=4 memory=1Gi hugepages-2Mi=64Mi",
+    "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi",
+    "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1",
+    "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1 example.com/nic=1",
+)
 
 
 @lru_cache
@@ -57,9 +70,15 @@ def rules(
     name: str,
     topology: TopologyManagerPolicy = TopologyManagerPolicy.RESTRICTED,
     scope: TopologyManagerScope = TopologyManagerScope.POD,
+    *,
+    closest: bool = False,
+    memory: bool = True,
     **options: bool,
 ) -> Rules:
-    """Return static policies on one of the machines, with a core reserved."""
+    """Return static policies on one of the machines, with a core reserved.
+
+    Two GPUs are on every node that has CPUs, a network card on every other one of these.
+    """
     machine = Machine.of(host(name))
     first = Mask(machine.cpus.cores[0].cpus)
     kept = {node.id: {"memory": GIB} for node in machine.nodes}
@@ -67,11 +86,26 @@ def rules(
         machine,
         Policy(
             cpu=CpuPolicy(CpuManagerPolicy.STATIC, CpuPolicyOptions(**options), first),
-            memory=MemoryPolicy(MemoryManagerPolicy.STATIC, kept),
-            topology=TopologyPolicy(topology, scope),
+            memory=MemoryPolicy(MemoryManagerPolicy.STATIC, kept) if memory else MemoryPolicy(),
+            topology=TopologyPolicy(topology, scope, closest),
             gates=FeatureGates(pod_level_resource_managers=True),
+            devices={
+                "example.com/gpu": tuple(_devices("gpu", machine, 2, 1)),
+                "example.com/nic": tuple(_devices("nic", machine, 4, 2)),
+            },
         ),
     )
+
+
+def _devices(kind: str, machine: Machine, each: int, every: int) -> Iterator[PluginDevice]:
+    for node in islice(machine.cpus.nodes, 0, None, every):
+        for number in range(each):
+            yield PluginDevice(f"{kind}-{node.id:02}-{number}", Mask.of(node.id))
+
+
+def pod_of(uid: str, asked: str) -> Pod:
+    """Return a pod of one Guaranteed container that asks for this."""
+    return pod(app("main", guaranteed(asked)), uid=uid)
 
 
 def guaranteed_pod(uid: str, cpus: int = 2) -> Pod:
@@ -91,24 +125,41 @@ def shared_pod(uid: str) -> Pod:
     return pod(app("main"), uid=uid)
 
 
-def filled(rules_in_force: Rules, share: float, *, fragmented: bool = False) -> Ledger:
-    """Return a ledger with this share of the CPUs held by pods of two CPUs each.
+def filled(rules_in_force: Rules, share: float) -> Ledger:
+    """Return a ledger with this share of the CPUs held by pods of many sizes.
 
-    `fragmented`: twice as many were admitted and every other one has ended.
+    They ask for two to a dozen CPUs, for memory, and some for huge pages and devices. Those that
+    do not fit are left out.
     """
     ledger = rules_in_force.empty_ledger()
     wanted = int(len(rules_in_force.assignable_cpus) * share)
-    uids: list[str] = []
-    while len(ledger.exclusive_cpus) + 2 <= (min(2 * wanted, 1 << 30) if fragmented else wanted):
-        uid = f"held-{len(uids)}"
-        decision = admit(rules_in_force, ledger, guaranteed_pod(uid, 2 if not fragmented else 1))
-        if not decision.admitted:
+    draw = Random(7)  # noqa: S311  (the same ledger in every run)
+    for number in range(wanted):
+        if len(ledger.exclusive_cpus) >= wanted:
             break
-        uids.append(uid)
-        ledger = decision.ledger
-    for uid in uids[::2] if fragmented else ():
+        ledger = admit(rules_in_force, ledger, pod_of(f"held-{number}", _some(draw))).ledger
+    return ledger
+
+
+def fragmented(rules_in_force: Rules) -> Ledger:
+    """Return a ledger with about half of the CPUs held: many pods came, every other one ended."""
+    ledger = filled(rules_in_force, 0.95)
+    draw = Random(11)  # noqa: S311  (the same ledger in every run)
+    uids = list(ledger.grants)
+    for uid in draw.sample(uids, len(uids) // 2):
         ledger = remove(rules_in_force, ledger, uid)
     return ledger
+
+
+def _some(draw: Random) -> str:
+    asked = f"cpu={draw.randint(2, 12)} memory={draw.randint(1, 40) * 256}Mi"
+    if draw.random() < 0.4:
+        asked += f" hugepages-2Mi={draw.randint(1, 400) * 2}Mi"
+    if draw.random() < 0.2:
+        asked += " hugepages-1Gi=1Gi"
+    if draw.random() < 0.1:
+        asked += " example.com/gpu=1"
+    return asked
 
 
 def held(rules_in_force: Rules, pods: int) -> Ledger:

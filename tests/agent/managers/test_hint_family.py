@@ -19,7 +19,7 @@ from agent.managers.rules import Rules
 from agent.managers.work import Work
 from sysfs.mask import Mask, iter_bits
 from tests.agent.managers.families import covers, hint_families, node_sets, subsets
-from tests.agent.managers.test_invariants import pods, rule_sets
+from tests.agent.managers.test_invariants import machines, pods, rule_sets
 from tests.agent.pods.pods import guaranteed
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def lists() -> Iterator[pytest.MonkeyPatch]:
 @st.composite
 def rules_with_devices(draw: st.DrawFn) -> Rules:
     """Draw rules as for every sequence, with devices and closest nodes besides."""
-    rules = draw(rule_sets())
+    rules = draw(rule_sets(draw(machines().filter(lambda machine: len(machine.nodes) <= 6))))
     nodes = [node.id for node in rules.machine.nodes]
     places = st.sets(st.sampled_from(nodes), max_size=2).map(Mask.from_ids)
     devices = {
