@@ -313,3 +313,11 @@ class TestThePodsOwnLimit:
 
     def test_one_stated_for_the_pod_holds_whatever_its_containers_say(self) -> None:
         assert self.limit_of(pod(app("a"), app("b"), of_pod=BUDGET_4)) == 4000
+
+
+def test_a_refusal_for_want_of_cpus_names_the_whole_request() -> None:
+    rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER)
+    decision = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=20 memory=1Gi"))))
+    assert decision.refusal is not None
+    assert decision.refusal.reason is Reason.UNEXPECTED
+    assert decision.refusal.message == "not enough CPUs: 20 asked, 15 free"
