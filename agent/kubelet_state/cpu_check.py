@@ -2,7 +2,7 @@
 
 The checks are those of the kubelet's start (v1.36, cpumanager/policy_static.go, validateState),
 and those that it leaves out: pods that share CPUs, budgets that overlap the shared pool or leave
-out their own containers.
+out their own containers, containers with a set of no CPUs.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def cpu_problems(rules: Rules, state: CpuState) -> tuple[str, ...]:
         *_coverage(rules, state),
         *_held_twice(state),
         *_outside_budget(state),
+        *_without_cpus(state),
     )
 
 
@@ -135,6 +136,13 @@ def _outside_budget(state: CpuState) -> Iterator[str]:
                     f"container {name} of pod {uid} holds CPUs {outside} outside of its pod's"
                     f" budget {_shown(budget)}"
                 )
+
+
+def _without_cpus(state: CpuState) -> Iterator[str]:
+    for uid, containers in sorted(state.containers.items()):
+        for name, cpus in sorted(containers.items()):
+            if not cpus:
+                yield f"container {name} of pod {uid} holds a set of no CPUs; end the pod"
 
 
 def _held(state: CpuState, uid: str) -> Mask:

@@ -38,6 +38,7 @@ def test_a_state_that_is_true_of_the_host_is_taken(
         ("", {"u": {"a": "0-15"}}, {}, r"\(empty\) lacks the reserved CPUs 0;"),
         ("0-15", {"u": {"a": "5"}}, {}, "container a of pod u holds CPUs 5 of the shared pool"),
         ("0-14", {}, {}, "CPUs 15 are online and nobody's"),
+        ("0-15", {"u": {"a": ""}}, {}, "container a of pod u holds a set of no CPUs; end the pod"),
         ("0-16", {}, {}, "CPUs 16 are in the state but not online"),
         ("0-4,6-15", {"u": {"a": "5"}, "v": {"b": "5"}}, {}, "pods u and v both hold CPUs 5"),
         ("0,5-15", {"u": {"a": "1"}, "v": {"b": "4"}}, {"u": "1-4"}, "both hold CPUs 4"),
