@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 #: No kernel supports more; a larger id in a list is a mistake, not a machine.
 MAX_ID: Final = 65535
 _LONGEST_PART: Final = 40
+_PIECE_BITS: Final = 512
+_PIECE: Final = (1 << _PIECE_BITS) - 1
 
 
 @final
@@ -137,10 +139,16 @@ EMPTY: Final = Mask(0)
 
 def iter_bits(bits: int) -> Iterator[int]:
     """Yield the positions of the set bits of a non-negative integer, ascending."""
+    first = 0
     while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
+        # Piece by piece: each step on the whole would cost as much as the largest id is high.
+        piece = bits & _PIECE
+        while piece:
+            low = piece & -piece
+            yield first + low.bit_length() - 1
+            piece ^= low
+        bits >>= _PIECE_BITS
+        first += _PIECE_BITS
 
 
 def _runs(bits: int) -> Iterator[tuple[int, int]]:
