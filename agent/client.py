@@ -96,6 +96,10 @@ class AgentClient:
         """Return how the agent is doing."""
         return self._call("GET", "/v1/status", wire.StatusDocument)
 
+    def verify(self) -> wire.VerificationDocument:
+        """Return the truth of the kernel beside the ledger."""
+        return self._call("GET", "/v1/verify", wire.VerificationDocument)
+
     def reconcile(self) -> wire.ReconcileDocument:
         """Have the kernel compared with the ledger now, and repaired."""
         return self._call("POST", "/v1/reconcile", wire.ReconcileDocument)

@@ -284,6 +284,71 @@ class StatusDocument(Document, frozen=True):
     invalid: tuple[FindingDocument, ...] = ()
 
 
+class DifferenceDocument(Document, frozen=True):
+    """One file of a cgroup that differs from what is wanted ("" for the cgroup itself)."""
+
+    file: str
+    cause: str
+    detail: str
+
+
+class VerifiedDocument(Document, frozen=True):
+    """One cgroup: what the ledger wants of it (null: nothing) beside what the kernel shows.
+
+    `role` is `pod`, `container`, `subgroup`, `unidentified` or `leftover`; `uid` and `pod` are ""
+    for a leftover.
+    """
+
+    uid: str
+    pod: str
+    container: str | None
+    role: str
+    cpus: str | None
+    mems: str | None
+    cpu_max: str | None
+    kernel: KernelDocument
+    differences: tuple[DifferenceDocument, ...] = ()
+
+
+class AncestorDocument(Document, frozen=True):
+    """A cgroup above others: the controllers that it passes on, and those that it should too."""
+
+    cgroup: str
+    enabled: tuple[str, ...]
+    lacking: tuple[str, ...]
+
+
+class ForeignDocument(Document, frozen=True):
+    """Threads of one process that may run on `cpus`, which belong to other `pods` (uids)."""
+
+    pid: int
+    name: str
+    threads: int
+    cgroup: str | None
+    affinity: str
+    cpus: str
+    pods: tuple[str, ...]
+
+
+class VerificationDocument(Document, frozen=True):
+    """The kernel beside the ledger.
+
+    `foreign` are tasks that were confined to a set with exclusive CPUs of others. `unconfined` are
+    the first of those that may run on every CPU, `unconfined_tasks` is the number of their threads
+    and `kernel_threads` that of kernel threads not bound to one CPU; neither is a difference.
+    """
+
+    agrees: bool
+    cgroups: tuple[VerifiedDocument, ...]
+    ancestors: tuple[AncestorDocument, ...]
+    foreign: tuple[ForeignDocument, ...]
+    unconfined: tuple[ForeignDocument, ...]
+    unconfined_tasks: int
+    kernel_threads: int
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
 class EventDocument(Document, frozen=True):
     """One line of `watch`.
 

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "show": LazyCommand("agent.cli.pods:show", "Show one pod: grant, explanation, kernel."),
     "bind": LazyCommand("agent.cli.pods:bind", "Tell which cgroup a container of a pod got."),
     "watch": LazyCommand("agent.cli.watch:watch", "Print events as they happen."),
+    "verify": LazyCommand("agent.cli.verify:verify", "Compare the kernel with the ledger."),
     "status": LazyCommand("agent.cli.status:status", "Show how the agent is doing."),
     "topology": LazyCommand("agent.cli.topology:topology", "Show the CPUs and nodes of a host."),
     "capture": LazyCommand("agent.cli.capture:capture", "Archive what the agent reads of a host."),

@@ -79,6 +79,7 @@ class Api:
                 web.post("/v1/pods/{uid}/containers/{name}/bind", self._bind),
                 web.get("/v1/watch", self._watch, allow_head=False),
                 web.get("/v1/status", self._status, allow_head=False),
+                web.get("/v1/verify", self._verify, allow_head=False),
                 web.get("/v1/topology", self._get_topology, allow_head=False),
                 web.post("/v1/reconcile", self._reconcile),
             ]
@@ -143,6 +144,9 @@ class Api:
 
     async def _status(self, _request: web.Request) -> web.Response:
         return _json(status_document(self._keeper.state))
+
+    async def _verify(self, _request: web.Request) -> web.Response:
+        return _json(await self._keeper.verify())
 
     async def _get_topology(self, _request: web.Request) -> web.Response:
         body = self._topology(self._keeper.state.situation.host)

@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,7 @@ from agent.checkpoint.store import Store
 from agent.enforcement.binding import cgroup_of_pid
 from agent.enforcement.errors import BindingError
 from agent.enforcement.start import make_enforcer, make_layout, open_tree
+from agent.enforcement.tasks import read_tasks
 from agent.pods.manifest import load_pod
 from agent.service.api import Api
 from agent.service.intake import KeeperIntake
@@ -33,10 +35,11 @@ from sysfs.discover import discover
 from sysfs.uevents import watch_hotplug
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from agent.checkpoint.store import LoadResult
     from agent.config.config import Config
+    from agent.enforcement.tasks import Task
     from agent.pods.model import Pod
     from agent.service.clock import Clock
     from agent.service.manager import ServiceManager
@@ -56,13 +59,14 @@ _ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/nod
 class Surrogates:
     """What stands in for parts of the system where there is no kernel, for tests and the demo.
 
-    `tree` replaces the cgroup mount, `systemd` its bus. With `live` False neither netlink nor
-    inotify on cgroups is used.
+    `tree` replaces the cgroup mount, `systemd` its bus, `tasks` what runs on the host. With `live`
+    False neither netlink nor inotify on cgroups is used.
     """
 
     tree: Tree | None = None
     systemd: Systemd | None = None
     live: bool = True
+    tasks: Callable[[], Iterable[Task]] | None = None
 
 
 class Assembly:
@@ -139,6 +143,7 @@ class Assembly:
             self._config.agent.cgroup_mount,
             PROC,
             _own_cgroup(),
+            self._surrogates.tasks or partial(read_tasks, PROC),
         )
         keeper = Keeper(state, kernel, self._store, clock)
         keeper.note_invalid()

@@ -42,6 +42,7 @@ from agent.wire import (
     PodDocument,
     ReconcileDocument,
     RemovalDocument,
+    VerificationDocument,
 )
 
 if TYPE_CHECKING:
@@ -117,6 +118,11 @@ class Keeper:
         """Compare the kernel with the ledger and put right what differs."""
         with operation("reconcile"):
             return await self.queue.run(self._reconcile)
+
+    async def verify(self) -> VerificationDocument:
+        """Return the truth of the kernel beside the ledger; nothing is changed."""
+        with operation("verify"):
+            return await self.queue.run(self._verify)
 
     async def take_over(self, discover: Callable[[], Situation]) -> bool:
         """Read the host again; take it over when it changed, and tell whether it did."""
@@ -235,6 +241,10 @@ class Keeper:
         seconds = self._clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
         return self._reconciled(outcome, seconds)
+
+    async def _verify(self) -> VerificationDocument:
+        online = self.state.situation.host.online
+        return await self.worker.run(self._kernel.verify, self.state.target(), online)
 
     async def _take_over(self, discover: Callable[[], Situation]) -> bool:
         before = host_facts(self.state.situation.host)

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING
 from agent.enforcement.binding import cgroup_named, cgroup_of_pid, make_binding
 from agent.enforcement.desired import Role
 from agent.enforcement.report import count_causes, repaired
+from agent.service.kernel_view import kernel_document
 from agent.service.ports import Outcome
-from agent.wire import KernelDocument
+from agent.service.verification import verification
 from cgroupfs.errors import CgroupError
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.enforcement.bindings import Binding
     from agent.enforcement.desired import Target
     from agent.enforcement.enforcer import Enforcer
-    from agent.enforcement.report import CgroupReport, EnforcementReport
+    from agent.enforcement.report import EnforcementReport
+    from agent.enforcement.tasks import Task
     from agent.ledger import PodGrant
-    from agent.wire import BindRequest
+    from agent.wire import BindRequest, KernelDocument, VerificationDocument
     from cgroupfs.names import Layout
     from cgroupfs.tree import Tree
     from sysfs.mask import Mask
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 class EnforcedKernel:
     """The cgroup tree behind the enforcer (`agent.service.ports.Kernel`).
 
-    `mount` is where the hierarchy is mounted, `proc` where procfs is, `own` the agent's cgroup.
+    `mount` is where the hierarchy is mounted, `proc` where procfs is, `own` the agent's cgroup;
+    `tasks` reads what runs on the host.
     A cgroup that appeared since the last look has never had its settings: it is settled, which
     is no drift.
     """
@@ -44,6 +47,7 @@ class EnforcedKernel:
         mount: Path,
         proc: Path,
         own: str = "",
+        tasks: Callable[[], Iterable[Task]] = tuple,
     ) -> None:
         self._enforcer = enforcer
         self._tree = tree
@@ -51,6 +55,7 @@ class EnforcedKernel:
         self._mount = mount
         self._proc = proc
         self._own = own
+        self._tasks = tasks
         self._seen: frozenset[str] | None = None
 
     def admitted(self, target: Target, uid: str) -> Outcome:
@@ -92,6 +97,11 @@ class EnforcedKernel:
 
         return _guarded(repair)
 
+    def verify(self, target: Target, online: Mask) -> VerificationDocument:
+        """Compare the kernel with the ledger and look for foreign tasks; nothing is written."""
+        report = self._enforcer.verify(target)
+        return verification(self._tree, target, report, self._tasks(), online)
+
     def observe(
         self, target: Target, grant: PodGrant
     ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
@@ -99,7 +109,7 @@ class EnforcedKernel:
         seen: dict[str | None, tuple[KernelDocument, ...]] = {}
         for report in self._enforcer.cgroups_of(target, grant.uid):
             container = report.wanted.container
-            seen[container] = (*seen.get(container, ()), _kernel_document(report))
+            seen[container] = (*seen.get(container, ()), kernel_document(report))
         return seen
 
     def locate(
@@ -157,21 +167,3 @@ def _running(report: EnforcementReport) -> Iterator[tuple[str, str]]:
         wanted, state = cgroup.wanted, cgroup.state
         if wanted.role is Role.CONTAINER and wanted.container and state and state.populated:
             yield wanted.pod, wanted.container
-
-
-def _kernel_document(report: CgroupReport) -> KernelDocument:
-    cgroup, state = f"/{report.wanted.setting.cgroup}", report.state
-    if state is None:
-        return KernelDocument(cgroup=cgroup)
-    return KernelDocument(
-        cgroup=cgroup,
-        cpus=_text(state.cpus),
-        cpus_effective=_text(state.cpus_effective),
-        mems=_text(state.mems),
-        mems_effective=_text(state.mems_effective),
-        cpu_max=None if state.cpu_max is None else str(state.cpu_max),
-    )
-
-
-def _text(mask: Mask | None) -> str | None:
-    return None if mask is None else str(mask)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from agent.enforcement.bindings import Binding
     from agent.enforcement.desired import Target
     from agent.ledger import PodGrant
-    from agent.wire import BindRequest, KernelDocument
+    from agent.wire import BindRequest, KernelDocument, VerificationDocument
+    from sysfs.mask import Mask
 
 
 def _nothing() -> Mapping[str, int]:
@@ -54,6 +55,9 @@ class Kernel(Protocol):
 
     def reconcile(self, target: Target) -> Outcome:
         """Compare the kernel with the ledger and put right what differs."""
+
+    def verify(self, target: Target, online: Mask) -> VerificationDocument:
+        """Compare the kernel with the ledger and look for foreign tasks; nothing is written."""
 
     def observe(
         self, target: Target, grant: PodGrant

@@ -25,6 +25,7 @@ from systemd.notify import Notifier
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
+    from agent.enforcement.tasks import Task
     from agent.service.events import Watcher
     from agent.service.keeper import Keeper
     from agent.service.service import Service
@@ -118,6 +119,7 @@ class World:
     kernel: EmulatedKernel
     config: Config
     clock: FakeClock = field(default_factory=FakeClock)
+    tasks: list[Task] = field(default_factory=list)
 
     @property
     def socket(self) -> Path:
@@ -201,7 +203,7 @@ class Running:
 async def running(world: World, manager: RecordingManager | None = None) -> AsyncIterator[Running]:
     """Run an agent in the world until the block ends."""
     manager = manager or RecordingManager()
-    surrogates = Surrogates(tree=world.kernel, live=False)
+    surrogates = Surrogates(tree=world.kernel, live=False, tasks=lambda: world.tasks)
     assembly = Assembly(world.config, manager, world.clock, surrogates)
     with assembly as service:
         life = asyncio.create_task(service.run())

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from agent.enforcement.desired import Target
     from agent.ledger import PodGrant
     from agent.pods.model import Pod
-    from agent.wire import KernelDocument
+    from agent.wire import KernelDocument, VerificationDocument
     from sysfs.host import Host
 
 
@@ -73,6 +73,9 @@ class Recorder:
         self.log.append("reconcile")
         self.targets.append(target)
         return self.outcome
+
+    def verify(self, target: Target, online: Mask) -> VerificationDocument:
+        raise NotImplementedError
 
     def observe(
         self, target: Target, grant: PodGrant

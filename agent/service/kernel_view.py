@@ -1,0 +1,30 @@
+"""What the kernel shows of a cgroup, as a document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.wire import KernelDocument
+
+if TYPE_CHECKING:
+    from agent.enforcement.report import CgroupReport
+    from sysfs.mask import Mask
+
+
+def kernel_document(report: CgroupReport) -> KernelDocument:
+    """Return the files of one cgroup as they were read."""
+    cgroup, state = f"/{report.wanted.setting.cgroup}", report.state
+    if state is None:
+        return KernelDocument(cgroup=cgroup)
+    return KernelDocument(
+        cgroup=cgroup,
+        cpus=_text(state.cpus),
+        cpus_effective=_text(state.cpus_effective),
+        mems=_text(state.mems),
+        mems_effective=_text(state.mems_effective),
+        cpu_max=None if state.cpu_max is None else str(state.cpu_max),
+    )
+
+
+def _text(mask: Mask | None) -> str | None:
+    return None if mask is None else str(mask)
