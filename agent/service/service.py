@@ -11,6 +11,7 @@ from aiohttp import web
 
 from agent.service.clock import wait_for
 from agent.service.health import Health
+from agent.service.http_log import http_logger
 from agent.service.monitoring import Monitoring
 from agent.service.serial import Stopped
 
@@ -298,6 +299,7 @@ class Service:
         runner = web.AppRunner(
             application,
             access_log=None,
+            logger=http_logger(),
             handle_signals=False,
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
