@@ -353,7 +353,7 @@ class EventDocument(Document, frozen=True):
     """One line of `watch`.
 
     `type` is one of `PodAdmitted`, `PodRefused`, `PodRemoved`, `PodNotEnforced`, `ContainerBound`,
-    `DriftFound`, `GrantInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
+    `DriftFound`, `DriftContested`, `GrantInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
     """
 
     type: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from agent.enforcement.assess import as_wanted, assess
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 _ANY_CHILD: Final = "container"
 #: So many containers may end right under our eyes before it counts as a failure of the tree.
 _LOOKS: Final = 8
+
+_NOBODY: Final[Mapping[str, Setting]] = MappingProxyType({})
 
 _Seen = TypeVar("_Seen")
 
@@ -121,36 +124,50 @@ class Enforcer:
             problems=(*refused, *lacking), created=tuple(created), enabled=tuple(enabled)
         )
 
-    def enforce(self, target: Target, *, move_memory: bool = False) -> EnforcementReport:
+    def enforce(
+        self,
+        target: Target,
+        *,
+        move_memory: bool = False,
+        resting: Mapping[str, Setting] = _NOBODY,
+    ) -> EnforcementReport:
         """Do what is left to do so that the kernel honours `target`.
 
         Shared containers shrink and are verified, then exclusive CPUs are given, pods first;
         systemd is told; everything is read back. Pod cgroups that are missing are made.
         `cpuset.mems` is written where it was unset; a set that somebody wrote in a running
-        container is rewritten (which migrates its memory) only with `move_memory`.
+        container is rewritten (which migrates its memory) only with `move_memory`. A cgroup of
+        `resting` is left alone, as is what is inside it, as long as that very setting is wanted.
         Raises `OSError` only when the tree itself fails.
         """
         scene = self._look(target)
-        found = self._found(scene)
+        resting = _still_resting(scene, resting)
+        differing = self._found(scene)
+        postponed = tuple(p for p in differing if _rests(p.cgroup, resting) and p.file != ENABLED)
+        found = tuple(problem for problem in differing if problem not in postponed)
         created, enabled, refused = self._make_room(scene)
         if created or enabled:
             scene = self._again(scene)
         if found or created or enabled:
-            scene, plan, outcomes = self._write(scene, move_memory=move_memory)
+            scene, plan, outcomes = self._write(scene, resting, move_memory=move_memory)
         else:
             plan, outcomes = Plan(), ()
         recorded, untold = self._tell(scene, {problem.cgroup for problem in found})
         if recorded:
             # Being told, systemd writes as well, a quota in whole percents and never narrower.
-            scene, plan, more = self._write(self._again(scene), move_memory=move_memory)
+            scene, plan, more = self._write(self._again(scene), resting, move_memory=move_memory)
             outcomes += more
-        left = self._assess(scene) if found or outcomes else ()
+        left = self._assess(scene) if differing or outcomes else ()
         drift = self._drift(scene, found)
-        self._honoured = _honoured_settings(scene, left)
+        # What waits for its repair had been honoured: it stays something undone by somebody.
+        self._honoured = _honoured_settings(
+            scene, (problem for problem in left if not _rests(problem.cgroup, resting))
+        )
         return EnforcementReport(
             cgroups=_reports(scene, left),
             found=found,
             drift=drift,
+            postponed=postponed,
             problems=(*refused, *untold, *_skipped(scene, outcomes), *_beside(scene, left)),
             writes=tuple(write_record(outcome) for outcome in outcomes),
             created=tuple(created),
@@ -159,9 +176,9 @@ class Enforcer:
             notes=(*_notes(scene), *_withheld(plan)),
         )
 
-    def repair(self, target: Target) -> EnforcementReport:
+    def repair(self, target: Target, resting: Mapping[str, Setting] = _NOBODY) -> EnforcementReport:
         """Enforce, memory nodes that were changed under a running container included."""
-        return self.enforce(target, move_memory=True)
+        return self.enforce(target, move_memory=True, resting=resting)
 
     def verify(self, target: Target) -> EnforcementReport:
         """Compare the kernel with `target`; nothing is written."""
@@ -255,10 +272,12 @@ class Enforcer:
         return created, enabled, refused + lacking
 
     def _write(
-        self, scene: _Scene, *, move_memory: bool
+        self, scene: _Scene, resting: Collection[str], *, move_memory: bool
     ) -> tuple[_Scene, Plan, tuple[Outcome, ...]]:
         """Write what differs, in the safe order; return how it looks then."""
-        plan = make_plan(scene.states, _settings(scene, move_memory=move_memory))
+        settings = _settings(scene, move_memory=move_memory)
+        awake = (each for each in settings if not _rests(each.cgroup, resting))
+        plan = make_plan(scene.states, awake)
         outcomes = apply(self._tree, plan).outcomes
         return (self._again(scene) if outcomes else scene), plan, outcomes
 
@@ -337,6 +356,18 @@ def _steadily(look: Callable[[], _Seen]) -> _Seen:
             if error.errno != errno.ENODEV:
                 raise
     return look()
+
+
+def _still_resting(scene: _Scene, resting: Mapping[str, Setting]) -> Mapping[str, Setting]:
+    """Return the cgroups that rest and of which still the same is wanted."""
+    if not resting:
+        return resting
+    wanted = {item.setting.cgroup: item.setting for item in scene.wanted}
+    return {path: setting for path, setting in resting.items() if wanted.get(path) == setting}
+
+
+def _rests(cgroup: str, resting: Collection[str]) -> bool:
+    return any(f"{cgroup}/".startswith(f"{path}/") for path in resting)
 
 
 def _settings(scene: _Scene, *, move_memory: bool) -> Iterator[Setting]:

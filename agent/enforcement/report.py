@@ -65,9 +65,10 @@ class EnforcementReport:
     """Everything that was found, done and left.
 
     `found` is what differed before anything was done, `drift` the part of it that had been honoured
-    before: not a new pod or container, but something undone by somebody. `cgroups` is how things
-    stand at the end, `problems` what concerns no single setting (a controller, systemd). `writes`
-    are the writes in their order, `created` the cgroups that were made, `enabled` those whose
+    before: not a new pod or container, but something undone by somebody. `postponed` differs too
+    and was left alone for now (`agent.enforcement.backoff`). `cgroups` is how things stand at the
+    end, `problems` what concerns no single setting (a controller, systemd). `writes` are the writes
+    in their order, `created` the cgroups that were made, `enabled` those whose
     `cgroup.subtree_control` was written, `recorded` the units told to systemd. `notes` are facts
     worth knowing that are no failure: cgroups nobody can name, leftovers of removed pods.
     """
@@ -75,6 +76,7 @@ class EnforcementReport:
     cgroups: tuple[CgroupReport, ...] = ()
     found: tuple[Problem, ...] = ()
     drift: tuple[Problem, ...] = ()
+    postponed: tuple[Problem, ...] = ()
     problems: tuple[Problem, ...] = ()
     writes: tuple[WriteRecord, ...] = ()
     created: tuple[str, ...] = ()

@@ -38,6 +38,7 @@ class Reading:
     shared_pool: Mask
     unenforced_pods: int = 0
     problems: int = 0
+    contested: int = 0
     manifests: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     invalid: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     last_reconcile: float | None = None
@@ -131,6 +132,7 @@ def _devices(reading: Reading) -> Iterator[Sample]:
 def _service(reading: Reading) -> Iterator[Sample]:
     yield Sample(names.UNENFORCED_PODS, (), reading.unenforced_pods)
     yield Sample(names.PROBLEMS, (), reading.problems)
+    yield Sample(names.CONTESTED_CGROUPS, (), reading.contested)
     for rule in Rule:
         yield Sample(names.INVALID_GRANTS, (str(rule),), reading.invalid.get(str(rule), 0))
     for state, count in reading.manifests.items():

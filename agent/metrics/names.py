@@ -210,6 +210,10 @@ PROBLEMS: Final = _gauge(
     "numawarden_problems",
     "Problems that 'numawarden status' lists at present.",
 )
+CONTESTED_CGROUPS: Final = _gauge(
+    "numawarden_contested_cgroups",
+    "Cgroups that somebody else rewrites again and again, waiting for their next repair.",
+)
 MANIFESTS: Final = _gauge(
     "numawarden_manifests",
     "Files of the manifest directory by what became of them.",
@@ -242,6 +246,10 @@ DRIFT_REPAIRED: Final = Metric(
     MetricType.COUNTER,
     "Differing settings that were put right, by cause.",
     ("cause",),
+)
+REPAIRS_POSTPONED: Final = _counter(
+    "numawarden_repairs_postponed_total",
+    "Pauses before the next repair of a cgroup that somebody else rewrites again and again.",
 )
 RECONCILES: Final = _counter(
     "numawarden_reconciles_total",
@@ -285,6 +293,7 @@ SERVICE_COUNTERS: Final = (
     REMOVALS,
     DRIFT_FOUND,
     DRIFT_REPAIRED,
+    REPAIRS_POSTPONED,
     RECONCILES,
     ENFORCEMENT_FAILURES,
     CHECKPOINT_FAILURES,
@@ -306,6 +315,7 @@ GAUGES: Final = (
     UNENFORCED_PODS,
     INVALID_GRANTS,
     PROBLEMS,
+    CONTESTED_CGROUPS,
     MANIFESTS,
     LAST_RECONCILE,
 )

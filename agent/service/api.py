@@ -153,7 +153,7 @@ class Api:
         return web.Response(body=body, content_type="application/json")
 
     async def _reconcile(self, _request: web.Request) -> web.Response:
-        return _json(await self._keeper.reconcile())
+        return _json(await self._keeper.reconcile(insist=True))
 
     async def _pod_of(self, body: bytes) -> Pod:
         gates = self._keeper.state.situation.rules.policy.gates

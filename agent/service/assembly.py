@@ -21,7 +21,7 @@ from agent.pods.manifest import load_pod
 from agent.service.api import Api
 from agent.service.intake import KeeperIntake
 from agent.service.keeper import Keeper
-from agent.service.kernel import EnforcedKernel
+from agent.service.kernel import EnforcedKernel, Senses
 from agent.service.restart import initial_state
 from agent.service.service import Doors, Service, Surroundings
 from agent.service.situation import situate
@@ -143,7 +143,7 @@ class Assembly:
             self._config.agent.cgroup_mount,
             PROC,
             _own_cgroup(),
-            self._surrogates.tasks or partial(read_tasks, PROC),
+            Senses(self._surrogates.tasks or partial(read_tasks, PROC), clock.monotonic),
         )
         keeper = Keeper(state, kernel, self._store, clock)
         keeper.note_invalid()

@@ -114,10 +114,13 @@ class Keeper:
         with operation("bind", uid=uid, container=container):
             return await self.queue.run(lambda: self._bind(uid, container, request))
 
-    async def reconcile(self) -> ReconcileDocument:
-        """Compare the kernel with the ledger and put right what differs."""
+    async def reconcile(self, *, insist: bool = False) -> ReconcileDocument:
+        """Compare the kernel with the ledger and put right what differs.
+
+        What somebody else rewrites again and again waits for its time, unless asked to `insist`.
+        """
         with operation("reconcile"):
-            return await self.queue.run(self._reconcile)
+            return await self.queue.run(lambda: self._reconcile(insist=insist))
 
     async def verify(self) -> VerificationDocument:
         """Return the truth of the kernel beside the ledger; nothing is changed."""
@@ -231,12 +234,14 @@ class Keeper:
             enforcement=views.enforcement_document(problems),
         )
 
-    async def _reconcile(self) -> ReconcileDocument:
+    async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
         started = self._clock.monotonic()
         if self.state.unsaved is not None:
             await self._save_again()
-        outcome = await self.worker.run(self._kernel.reconcile, self.state.target())
+        target = self.state.target()
+        outcome = await self.worker.run(lambda: self._kernel.reconcile(target, insist=insist))
         self._note(outcome)
+        self._note_contest(outcome)
         await self._note_started(outcome)
         seconds = self._clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
@@ -347,6 +352,14 @@ class Keeper:
         if outcome.problems and outcome.problems != self.state.kernel_problems:
             log.error("not enforced", problems=outcome.problems)
         self.state.kernel_problems = outcome.problems
+
+    def _note_contest(self, outcome: Outcome) -> None:
+        """Tell once of every pause before the next repair of what somebody else rewrites."""
+        self.state.contested = outcome.contested
+        for why in outcome.given_way:
+            self.metrics.counters.add(names.REPAIRS_POSTPONED)
+            log.warning("somebody rewrites a cgroup again and again", why=why)
+            self.tell("DriftContested", message=why)
 
     async def _note_started(self, outcome: Outcome) -> None:
         """Free what init containers held whose successors run (the kubelet's AddContainer)."""

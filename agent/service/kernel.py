@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
+from agent.enforcement.backoff import Backoff
 from agent.enforcement.binding import cgroup_named, cgroup_of_pid, make_binding
 from agent.enforcement.desired import Role
 from agent.enforcement.report import count_causes, repaired
@@ -18,23 +20,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from agent.enforcement.backoff import Contest
     from agent.enforcement.bindings import Binding
     from agent.enforcement.desired import Target
     from agent.enforcement.enforcer import Enforcer
-    from agent.enforcement.report import EnforcementReport
+    from agent.enforcement.report import EnforcementReport, Problem
     from agent.enforcement.tasks import Task
     from agent.ledger import PodGrant
     from agent.wire import BindRequest, KernelDocument, VerificationDocument
     from cgroupfs.names import Layout
+    from cgroupfs.plan import Setting
     from cgroupfs.tree import Tree
     from sysfs.mask import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Senses:
+    """What is looked at beside the tree: the tasks of the host, and a clock in seconds."""
+
+    tasks: Callable[[], Iterable[Task]] = tuple
+    monotonic: Callable[[], float] = time.monotonic
+
+
+ALONE: Final = Senses()
 
 
 class EnforcedKernel:
     """The cgroup tree behind the enforcer (`agent.service.ports.Kernel`).
 
     `mount` is where the hierarchy is mounted, `proc` where procfs is, `own` the agent's cgroup;
-    `tasks` reads what runs on the host.
+    `senses` reads what runs on the host and what time it is.
     A cgroup that appeared since the last look has never had its settings: it is settled, which
     is no drift.
     """
@@ -47,7 +62,7 @@ class EnforcedKernel:
         mount: Path,
         proc: Path,
         own: str = "",
-        tasks: Callable[[], Iterable[Task]] = tuple,
+        senses: Senses = ALONE,
     ) -> None:
         self._enforcer = enforcer
         self._tree = tree
@@ -55,7 +70,8 @@ class EnforcedKernel:
         self._mount = mount
         self._proc = proc
         self._own = own
-        self._tasks = tasks
+        self._senses = senses
+        self._backoff = Backoff()
         self._seen: frozenset[str] | None = None
 
     def admitted(self, target: Target, uid: str) -> Outcome:
@@ -79,20 +95,31 @@ class EnforcedKernel:
 
         return _guarded(release)
 
-    def reconcile(self, target: Target) -> Outcome:
-        """Compare the kernel with the ledger and put right what differs."""
+    def reconcile(self, target: Target, *, insist: bool = False) -> Outcome:
+        """Compare the kernel with the ledger and put right what differs.
+
+        What somebody else rewrites again and again waits for its time, unless asked to `insist`.
+        """
 
         def repair() -> Outcome:
-            report = self._enforcer.repair(target)
+            now = self._senses.monotonic()
+            resting = {} if insist else self._backoff.resting(now)
+            settings = {path: contest.setting for path, contest in resting.items()}
+            report = self._enforcer.repair(target, settings)
             kept = self._enforcer.release_leftovers(target)
             settled = self._look(report)
             drift = tuple(problem for problem in report.found if problem.cgroup not in settled)
-            outcome = _outcome(report, tuple(left.problem for left in kept if not left.removed))
+            begun = self._backoff.note(_repaired(report, drift), now)
+            outcome = _outcome(
+                _calmed(report), tuple(left.problem for left in kept if not left.removed)
+            )
             return replace(
                 outcome,
                 found=count_causes(drift),
                 repaired=repaired(replace(report, found=drift)),
                 settled=tuple(sorted(settled)),
+                contested=tuple(sorted({problem.cgroup for problem in report.postponed})),
+                given_way=tuple(_way_given(drift, begun)),
             )
 
         return _guarded(repair)
@@ -100,7 +127,7 @@ class EnforcedKernel:
     def verify(self, target: Target, online: Mask) -> VerificationDocument:
         """Compare the kernel with the ledger and look for foreign tasks; nothing is written."""
         report = self._enforcer.verify(target)
-        return verification(self._tree, target, report, self._tasks(), online)
+        return verification(self._tree, target, report, self._senses.tasks(), online)
 
     def observe(
         self, target: Target, grant: PodGrant
@@ -160,6 +187,46 @@ def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Outcome:
         cgroups=tuple(cgroup.wanted.setting.cgroup for cgroup in report.cgroups),
         running=tuple(_running(report)),
     )
+
+
+def _calmed(report: EnforcementReport) -> EnforcementReport:
+    """Return a report that says the same of what waits for its repair, whatever is written there.
+
+    Else every write of somebody else would be news.
+    """
+    waiting = {problem.cgroup for problem in report.postponed}
+    cgroups = (
+        replace(each, problems=tuple(replace(p, detail=_calm(p)) for p in each.problems))
+        if each.wanted.setting.cgroup in waiting
+        else each
+        for each in report.cgroups
+    )
+    return replace(report, cgroups=tuple(cgroups)) if waiting else report
+
+
+def _calm(problem: Problem) -> str:
+    return f"somebody rewrites {problem.file} of /{problem.cgroup}; its repair waits"
+
+
+def _repaired(report: EnforcementReport, drift: Iterable[Problem]) -> Iterator[tuple[Setting, str]]:
+    """Yield the cgroups that differed with what was found in them."""
+    wanted = {each.wanted.setting.cgroup: each.wanted.setting for each in report.cgroups}
+    found: dict[str, list[str]] = {}
+    for problem in drift:
+        found.setdefault(problem.cgroup, []).append(problem.detail)
+    for path, details in found.items():
+        if path in wanted:
+            yield wanted[path], "; ".join(details)
+
+
+def _way_given(drift: Iterable[Problem], begun: Mapping[str, Contest]) -> Iterator[str]:
+    for problem in drift:
+        contest = begun.get(problem.cgroup)
+        if contest is not None:
+            yield (
+                f"{problem.detail} ({problem.cause}), repaired {contest.times} times in vain; the "
+                f"next repair waits {contest.pause:.0f} s; find out who writes it"
+            )
 
 
 def _running(report: EnforcementReport) -> Iterator[tuple[str, str]]:

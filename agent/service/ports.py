@@ -32,6 +32,8 @@ class Outcome:
     does not honour; `problems` is what concerns no single pod; `notes` are facts worth knowing that
     are no failure. One line each. `cgroups` are all that were looked at,
     `running` the containers (uid, name) that have one, `settled` those cgroups that were new.
+    `contested` are the cgroups that wait for their repair, `given_way` says of each whose waiting
+    has just begun why and for how long.
     """
 
     found: Mapping[str, int] = field(default_factory=_nothing)
@@ -42,6 +44,8 @@ class Outcome:
     cgroups: tuple[str, ...] = ()
     running: tuple[tuple[str, str], ...] = ()
     settled: tuple[str, ...] = ()
+    contested: tuple[str, ...] = ()
+    given_way: tuple[str, ...] = ()
 
 
 class Kernel(Protocol):
@@ -53,8 +57,11 @@ class Kernel(Protocol):
     def removed(self, target: Target, grant: PodGrant) -> Outcome:
         """Release a pod that is no longer in the ledger, and give others what it held."""
 
-    def reconcile(self, target: Target) -> Outcome:
-        """Compare the kernel with the ledger and put right what differs."""
+    def reconcile(self, target: Target, *, insist: bool = False) -> Outcome:
+        """Compare the kernel with the ledger and put right what differs.
+
+        What somebody else rewrites again and again waits for its time, unless asked to `insist`.
+        """
 
     def verify(self, target: Target, online: Mask) -> VerificationDocument:
         """Compare the kernel with the ledger and look for foreign tasks; nothing is written."""

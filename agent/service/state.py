@@ -60,7 +60,8 @@ class AgentState:
     was refused. `manifests` are the files of the manifest directory by path, `last_reconcile` the
     latest comparison and `last_agreement` when one last ended well (Unix time). `unsaved` says why
     the checkpoint may not be durable, `kernel_problems` what the kernel or systemd refuses beyond
-    single pods, `troubles` what else is wrong, by subject.
+    single pods, `contested` the cgroups that others rewrite again and again and that wait for their
+    repair, `troubles` what else is wrong, by subject.
     """
 
     situation: Situation
@@ -75,6 +76,7 @@ class AgentState:
     releases: int = 0
     unsaved: str | None = None
     kernel_problems: tuple[str, ...] = ()
+    contested: tuple[str, ...] = ()
     troubles: dict[str, str] = field(default_factory=dict)
     _judged: tuple[Rules, Ledger, tuple[Finding, ...]] | None = None
 
@@ -122,7 +124,13 @@ class AgentState:
         )
         general = (*self.situation.problems(), *self.troubles.values(), *unsaved)
         invalid = (str(finding) for finding in self.invalid)
-        return (*general, *self.kernel_problems, *unenforced, *invalid, *manifests)
+        contested = (
+            f"/{cgroup} is rewritten by somebody else again and again; it is repaired now and then "
+            "only, see the log, and 'numawarden verify'"
+            for cgroup in self.contested
+        )
+        kernel = (*self.kernel_problems, *contested)
+        return (*general, *kernel, *unenforced, *invalid, *manifests)
 
     def source_of(self, uid: str) -> str:
         """Return where a pod came from: its manifest's path, `api`, or `checkpoint`."""
@@ -153,6 +161,7 @@ class AgentState:
             shared_pool=self.shared_pool,
             unenforced_pods=self.records.unenforced,
             problems=len(self.problems()),
+            contested=len(self.contested),
             manifests=MappingProxyType(counts),
             invalid=MappingProxyType(Counter(str(finding.rule) for finding in self.invalid)),
             last_reconcile=self.last_agreement,

@@ -69,7 +69,8 @@ class Recorder:
         self.targets.append(target)
         return self.outcome
 
-    def reconcile(self, target: Target) -> Outcome:
+    def reconcile(self, target: Target, *, insist: bool = False) -> Outcome:
+        del insist
         self.log.append("reconcile")
         self.targets.append(target)
         return self.outcome

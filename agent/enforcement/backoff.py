@@ -1,0 +1,86 @@
+"""Patience with somebody who rewrites the same cgroup again and again.
+
+The first repairs of a cgroup are made at once. When it differs again soon after each of them,
+somebody else wants something else, and repairing at every look would only heat the machine and
+fill the log: the next repair waits, twice as long every time, up to some minutes. A cgroup that is
+left alone for long enough is forgotten. What is wanted of it matters too: when that changes,
+nothing waits, for it is another question then. And so does what was found: several different
+changes in a row are no contest yet, the same one again is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from cgroupfs.plan import Setting
+
+#: So many repairs in a row are made at once.
+AT_ONCE: Final = 5
+FIRST_PAUSE: Final = 20.0
+LONGEST_PAUSE: Final = 300.0
+#: Whoever differs again within so many seconds after a repair (and its pause) differs in a row.
+IN_A_ROW: Final = 60.0
+#: Whoever writes more different things than this in a row is in a contest as well.
+_DIFFERENT: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A cgroup that differed after it was repaired: how often, and how long it rests (seconds).
+
+    `times` counts how often something was found that had been found before (`seen`).
+    """
+
+    setting: Setting
+    times: int
+    since: float
+    pause: float
+    seen: frozenset[str]
+
+    @property
+    def ends(self) -> float:
+        """When the next repair may be made, on the clock of `since`."""
+        return self.since + self.pause
+
+
+class Backoff:
+    """Remembers which cgroups had to be repaired, and which of them rest (seconds)."""
+
+    def __init__(self) -> None:
+        self._contests: dict[str, Contest] = {}
+
+    def resting(self, now: float) -> Mapping[str, Contest]:
+        """Return the cgroups that are not to be repaired yet."""
+        return {path: one for path, one in self._contests.items() if now < one.ends}
+
+    def note(self, repaired: Iterable[tuple[Setting, str]], now: float) -> Mapping[str, Contest]:
+        """Note what had to be repaired just now and how it differed; return whose rest begins."""
+        self._contests = {
+            path: one for path, one in self._contests.items() if now < one.ends + IN_A_ROW
+        }
+        begun: dict[str, Contest] = {}
+        for setting, found in repaired:
+            contest = _next(self._contests.get(setting.cgroup), setting, found, now)
+            self._contests[setting.cgroup] = contest
+            if contest.pause:
+                begun[setting.cgroup] = contest
+        return begun
+
+
+def _next(before: Contest | None, setting: Setting, found: str, now: float) -> Contest:
+    if before is None or before.setting != setting:
+        return Contest(setting, 1, now, 0.0, frozenset((found,)))
+    again = found in before.seen or len(before.seen) >= _DIFFERENT
+    times = before.times + 1 if again else before.times
+    seen = before.seen if again else before.seen | {found}
+    return Contest(setting, times, now, _pause(times) if again else 0.0, seen)
+
+
+def _pause(times: int) -> float:
+    if times < AT_ONCE:
+        return 0.0
+    return min(FIRST_PAUSE * 2.0 ** (times - AT_ONCE), LONGEST_PAUSE)

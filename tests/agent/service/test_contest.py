@@ -1,0 +1,95 @@
+"""Somebody else writes the agent's cgroups again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from agent.enforcement.backoff import AT_ONCE
+from tests.agent.service.support import OTHER_UID, UID, in_loop, manifest, running
+
+if TYPE_CHECKING:
+    from tests.agent.service.support import Running, World
+
+POD = f"kubepods/pod{UID}"
+
+
+async def periods(agent: Running, count: int, *, every: float = 10.0) -> int:
+    """Let somebody widen the pod before each comparison; return how many repairs followed."""
+    repairs = 0
+    for _ in range(count):
+        agent.world.kernel.write(POD, "cpuset.cpus", "0-15")
+        agent.world.clock.now += every
+        await agent.keeper.reconcile()
+        repairs += agent.world.cpus_of(POD) == "1,9"
+    return repairs
+
+
+@in_loop
+async def test_repairs_become_rare_and_are_told_once_for_each_pause(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        with agent.keeper.events.watch() as watcher:
+            # Ten minutes of comparisons: at once five times, then after 20, 40, 80, ... seconds.
+            assert await periods(agent, 60) == AT_ONCE + 4
+            agent.keeper.events.close()
+            kinds = [event.type async for event in watcher]
+        assert kinds.count("DriftContested") == 5
+        assert kinds.count("DriftFound") == AT_ONCE + 4
+        assert kinds.count("PodNotEnforced") <= 5
+        text = agent.keeper.metrics.render().decode()
+        assert "numawarden_repairs_postponed_total 5.0" in text
+        assert "numawarden_contested_cgroups 1.0" in text
+        status = await asyncio.to_thread(agent.client.status)
+        assert any(f"/{POD} is rewritten by somebody else" in line for line in status.problems)
+
+
+@in_loop
+async def test_who_asks_gets_a_repair_at_once(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        await periods(agent, AT_ONCE + 1)
+        assert world.cpus_of(POD) == "0-15"
+        answer = await asyncio.to_thread(agent.client.reconcile)
+        assert answer.repaired == {"unknown": 1}
+        assert world.cpus_of(POD) == "1,9"
+        status = await asyncio.to_thread(agent.client.status)
+        assert not any("somebody else" in line for line in status.problems)
+
+
+@in_loop
+async def test_an_admission_waits_for_nobody(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        await periods(agent, AT_ONCE + 1)
+        assert world.cpus_of(POD) == "0-15"
+        other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+        assert other.pod is not None
+        assert other.pod.enforcement.enforced
+        assert world.cpus_of(POD) == "1,9"
+
+
+@in_loop
+async def test_only_what_is_contested_waits(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
+        await periods(agent, AT_ONCE + 1)
+        world.kernel.write(f"kubepods/pod{OTHER_UID}", "cpuset.cpus", "0-15")
+        document = await agent.keeper.reconcile()
+        assert document.repaired == {"unknown": 1}
+        assert world.cpus_of(f"kubepods/pod{OTHER_UID}") == "2,10"
+        assert world.cpus_of(POD) == "0-15"
+
+
+@in_loop
+async def test_when_it_is_over_it_is_forgotten(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        await periods(agent, AT_ONCE + 1)
+        world.clock.now += 20
+        document = await agent.keeper.reconcile()
+        assert document.repaired == {"unknown": 1}
+        world.clock.now += 200
+        await agent.keeper.reconcile()
+        assert await periods(agent, AT_ONCE - 1) == AT_ONCE - 1
