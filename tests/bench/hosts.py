@@ -79,7 +79,21 @@ def rules(
 
     Two GPUs are on every node that has CPUs, a network card on every other one of these.
     """
-    machine = Machine.of(host(name))
+    return rules_of(
+        Machine.of(host(name)), topology, scope, closest=closest, memory=memory, **options
+    )
+
+
+def rules_of(
+    machine: Machine,
+    topology: TopologyManagerPolicy = TopologyManagerPolicy.RESTRICTED,
+    scope: TopologyManagerScope = TopologyManagerScope.POD,
+    *,
+    closest: bool = False,
+    memory: bool = True,
+    **options: bool,
+) -> Rules:
+    """Return static policies on any machine, as `rules` does."""
     first = Mask(machine.cpus.cores[0].cpus)
     kept = {node.id: {"memory": GIB} for node in machine.nodes}
     return Rules(
