@@ -1,0 +1,128 @@
+"""Give damaged inputs to every door: `make fuzz`, or `python -m tests.fuzz --inputs 1000000`.
+
+The same seed gives the same inputs. For each target it prints how many inputs were tried, accepted
+and refused, and the slowest; an input that broke something is kept in `--findings`. Exits 1 when
+there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from tests.fuzz.targets import TARGETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.fuzz.target import Check, Target
+
+#: An input that takes longer, in seconds, counts as a hang.
+_HANG = 60.0
+#: So many findings of one target are enough to work on.
+_ENOUGH = 20
+
+
+@dataclass
+class Tally:
+    """What came of the inputs of one target."""
+
+    inputs: int = 0
+    accepted: int = 0
+    slowest: float = 0.0
+    findings: list[str] = field(default_factory=list)
+
+    def line(self, name: str, seconds: float) -> str:
+        """Return the line to print."""
+        refused = self.inputs - self.accepted - len(self.findings)
+        return (
+            f"{name:16} {self.inputs:9} inputs {self.accepted:8} accepted {refused:8} refused"
+            f" {self.slowest * 1000:9.1f} ms slowest {seconds:7.0f} s"
+            f" {len(self.findings):4} findings"
+        )
+
+
+def main() -> int:
+    """Try inputs and print what came of them."""
+    arguments = _arguments()
+    chosen = [target for target in TARGETS if target.name in arguments.only]
+    total = 0
+    found: list[str] = []
+    for target, inputs in _shares(chosen, arguments.inputs):
+        started = perf_counter()
+        with target.open() as check:
+            tally = run(target, check, inputs, arguments.seed, arguments.findings)
+        print(tally.line(target.name, perf_counter() - started), flush=True)
+        for finding in tally.findings:
+            print(f"    {finding}", flush=True)
+        total += tally.inputs
+        found += tally.findings
+    print(f"{total} inputs, seed {arguments.seed}, {len(found)} findings")
+    return 1 if found else 0
+
+
+def run(target: Target, check: Check, inputs: int, seed: int, findings: Path | None) -> Tally:
+    """Try the inputs of a seed; what is found is kept in the directory `findings` if given."""
+    tally = Tally()
+    for number in range(inputs):
+        data = target.make(Random(f"{seed}/{target.name}/{number}"))  # noqa: S311  # no secret
+        started = perf_counter()
+        try:
+            accepted = check(data)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is what is looked for
+            tally.findings.append(_kept(target, number, data, error, findings))
+            accepted = False
+        seconds = perf_counter() - started
+        if seconds > _HANG:
+            hang = TimeoutError(f"{seconds:.0f} s")
+            tally.findings.append(_kept(target, number, data, hang, findings))
+        tally.inputs += 1
+        tally.accepted += accepted
+        tally.slowest = max(tally.slowest, seconds)
+        if len(tally.findings) >= _ENOUGH:
+            break
+    return tally
+
+
+def _kept(target: Target, number: int, data: bytes, error: Exception, findings: Path | None) -> str:
+    """Keep an input with its traceback and return a line about it."""
+    place = ""
+    if findings is not None:
+        findings.mkdir(parents=True, exist_ok=True)
+        file = findings / f"{target.name}-{number}"
+        file.write_bytes(data)
+        told = "".join(traceback.format_exception(error))
+        file.with_suffix(".txt").write_text(told, encoding="utf-8", errors="replace")
+        place = f" ({file})"
+    return f"{number}: {type(error).__name__}: {ascii(str(error))[:160]}{place}"
+
+
+def _shares(targets: Sequence[Target], inputs: int) -> Iterator[tuple[Target, int]]:
+    """Divide inputs among targets by their weights."""
+    weights = sum(target.weight for target in targets)
+    given = done = 0
+    for target in targets:
+        given += target.weight
+        share = inputs * given // weights - done
+        done += share
+        yield target, share
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    names = [target.name for target in TARGETS]
+    parser.add_argument("--inputs", type=int, default=20_000, help="how many in all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="TARGET")
+    parser.add_argument("--findings", type=Path, default=Path(".cache/fuzz"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Configurations: what is accepted resolves on a host, or is refused there, and rules decide."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import yaml
+
+from agent.config.errors import ConfigError
+from agent.config.loader import load_config
+from agent.config.resolve import resolve
+from agent.managers.rules import Rules
+from sysfs.mask import Mask
+from tests.agent.managers.hosts import SMT
+from tests.agent.pods.pods import app, guaranteed, pod
+from tests.fuzz.damage import damaged_document, written
+from tests.fuzz.pods import check_decision
+from tests.fuzz.target import Target, demand, plain_check
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from agent.config.config import Config
+
+_EXAMPLE: Final = Path(__file__).resolve().parents[2] / "deploy" / "config.yaml"
+_FULL: Final = {
+    "cpuManagerPolicy": "static",
+    "cpuManagerPolicyOptions": {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"},
+    "cpuManagerReconcilePeriod": "1m30s",
+    "reservedSystemCPUs": "0,8",
+    "memoryManagerPolicy": "Static",
+    "reservedMemory": [{"numaNode": 0, "limits": {"memory": "612Mi"}}],
+    "topologyManagerPolicy": "single-numa-node",
+    "topologyManagerScope": "container",
+    "topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "8"},
+    "systemReserved": {"cpu": "500m", "memory": "256Mi"},
+    "kubeReserved": {"cpu": "500m", "memory": "256Mi"},
+    "evictionHard": {"memory.available": "100Mi"},
+    "featureGates": {"PodLevelResourceManagers": True, "CPUManagerPolicyBetaOptions": True},
+    "cgroupDriver": "cgroupfs",
+    "agent": {
+        "socketGroup": "wheel",
+        "metrics": {"address": "::1", "port": 9999},
+        "limits": {"manifestBytes": "64Ki"},
+        "devices": {"example.com/gpu": [{"id": "a", "numaNodes": [0]}, {"id": "b"}]},
+    },
+}
+_BASES: Final = (json.dumps(yaml.safe_load(_EXAMPLE.read_text())), json.dumps(_FULL))
+_POD: Final = pod(app("a", guaranteed("cpu=2 memory=1Gi")))
+
+
+def make_config(random: Random) -> bytes:
+    """Draw a damaged configuration."""
+    return written(random, damaged_document(random, json.loads(random.choice(_BASES))))
+
+
+def check_config(data: bytes) -> bool:
+    """Try one configuration."""
+    try:
+        config = load_config(data, "fuzz")
+    except ConfigError as error:
+        demand(error.problems, "refused without a reason")
+        return False
+    _check_bounds(config)
+    try:
+        policy = resolve(config, SMT)
+    except ConfigError as error:
+        demand(error.problems, "does not fit without a reason")
+        return True
+    rules = Rules(SMT, policy)
+    demand(policy.cpu.reserved <= SMT.cpus.all, f"reserved {policy.cpu.reserved}")
+    for node, amounts in policy.memory.reserved.items():
+        demand(node in SMT.node_mask, f"memory of node {node} is reserved")
+        demand(all(size >= 0 for size in amounts.values()), f"{amounts} are reserved")
+    for devices in policy.devices.values():
+        demand(len({device.id for device in devices}) == len(devices), "a device counts twice")
+    check_decision(rules, _POD)
+    return True
+
+
+def _check_bounds(config: Config) -> None:
+    agent = config.agent
+    demand(0 <= agent.metrics.port <= 65535, f"port {agent.metrics.port}")
+    demand(agent.limits.manifest_bytes > 0, f"manifests of {agent.limits.manifest_bytes}")
+    demand(agent.limits.message_bytes > 0, f"messages of {agent.limits.message_bytes}")
+    demand(config.cpu_manager_reconcile_period > 0, f"{config.cpu_manager_reconcile_period} s")
+    for path in (agent.state_directory, agent.socket_path, agent.sysfs_root, agent.cgroup_mount):
+        demand(path.is_absolute() and "\0" not in str(path), f"path {path}")
+    demand(".." not in config.cgroup_root.split("/"), f"cgroup root {config.cgroup_root}")
+    reserved = config.reserved_system_cpus
+    demand(reserved is None or isinstance(reserved, Mask), f"reserved {reserved!r}")
+
+
+CONFIGS: Final = Target("config", make_config, plain_check(check_config), weight=8)

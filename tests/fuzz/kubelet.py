@@ -1,0 +1,95 @@
+"""The kubelet's state files: what is taken over is a ledger that holds, and can be removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agent.kubelet_state import cpu_file, memory_file
+from agent.kubelet_state.cpu_file import CpuFileVersion, read_cpu_state, write_cpu_state
+from agent.kubelet_state.errors import UnfitStateError, UnreadableStateFileError
+from agent.kubelet_state.exporting import kubelet_state
+from agent.kubelet_state.files import KubeletState, encode_files
+from agent.kubelet_state.importing import take_over
+from agent.kubelet_state.memory_file import (
+    MemoryFileVersion,
+    read_memory_state,
+    write_memory_state,
+)
+from agent.managers.admission import remove
+from tests.agent.kubelet_state.machines import admitted
+from tests.agent.managers.hosts import SMT, make_rules
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources
+from tests.conformance.invariants import broken_invariants
+from tests.fuzz.damage import damaged_bytes, damaged_document
+from tests.fuzz.target import Target, demand, plain_check
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from agent.document.nodes import Plain
+
+#: Between the two files in an input; no JSON text holds it.
+_BETWEEN: Final = b"\x1e"
+_RULES: Final = make_rules(SMT)
+_PODS: Final = (
+    pod(app("a", guaranteed("cpu=2 memory=1Gi")), uid="u-1"),
+    pod(
+        init("i", guaranteed("cpu=1 memory=64Mi")),
+        app("db", guaranteed("cpu=2 memory=1Gi")),
+        app("web", resources("cpu=100m")),
+        of_pod=guaranteed("cpu=4 memory=4Gi"),
+        uid="u-2",
+    ),
+)
+_FILES: Final = encode_files(kubelet_state(_RULES, admitted(_RULES, *_PODS)), pod_level=True)
+_CPU: Final = _FILES[cpu_file.FILE_NAME]
+_MEMORY: Final = _FILES[memory_file.FILE_NAME]
+
+
+def make_state_files(random: Random) -> bytes:
+    """Draw both files, one or both of them damaged; without a checksum more is accepted."""
+    kind = random.randrange(3)
+    cpu = _damaged(random, _CPU) if kind != 1 else _CPU
+    memory = _damaged(random, _MEMORY) if kind != 0 else _MEMORY
+    return cpu + _BETWEEN + memory
+
+
+def _damaged(random: Random, data: bytes) -> bytes:
+    if not random.randrange(4):
+        return damaged_bytes(random, data).replace(_BETWEEN, b"")
+    document: Plain = {**json.loads(data), "checksum": 0}
+    return json.dumps(damaged_document(random, document, most=3)).encode()
+
+
+def check_state_files(data: bytes) -> bool:
+    """Try both files of a kubelet, together."""
+    of_cpu, _, of_memory = data.partition(_BETWEEN)
+    try:
+        cpu = read_cpu_state(of_cpu, Path("cpu"))
+        memory = read_memory_state(of_memory, Path("memory"))
+    except UnreadableStateFileError as error:
+        demand(error.problem, "refused without a reason")
+        return False
+    again = read_cpu_state(write_cpu_state(cpu, CpuFileVersion.V3), Path("cpu"))
+    demand(again == cpu, "the CPU file, written again, is another one")
+    repeated = read_memory_state(write_memory_state(memory, MemoryFileVersion.V2), Path("memory"))
+    demand(repeated == memory, "the memory file, written again, is another one")
+    try:
+        ledger = take_over(_RULES, KubeletState(cpu, memory)).ledger
+    except UnfitStateError as error:
+        demand(error.reasons, "does not fit without a reason")
+        return True
+    # The files do not tell init containers, whose CPUs the others have later.
+    broken = [line for line in broken_invariants(_RULES, ledger) if not line.endswith("overlap")]
+    demand(not broken, f"{broken}")
+    for uid in tuple(ledger.grants):
+        ledger = remove(_RULES, ledger, uid)
+    demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are held by nobody")
+    return True
+
+
+STATE_FILES: Final = Target(
+    "kubelet-state", make_state_files, plain_check(check_state_files), weight=6
+)

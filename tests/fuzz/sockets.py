@@ -1,0 +1,199 @@
+"""Messages to the running agent: damaged bodies and paths in sound HTTP, and damaged bytes.
+
+An input that begins with `F` is one whole request and gets one whole answer; one with `R` is raw
+bytes, after which the connection is half closed: the agent may answer or not, but must let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from tests.agent.service.support import RecordingManager, make_world, manifest, running
+from tests.conformance.invariants import broken_invariants
+from tests.fuzz.damage import damaged_bytes
+from tests.fuzz.pods import make_manifest
+from tests.fuzz.target import Target, demand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from random import Random
+
+    from tests.agent.service.support import Running, World
+    from tests.fuzz.target import Check
+
+#: Seconds: so long an answer takes on the busiest machine, unless the agent hangs.
+_PATIENCE: Final = 30.0
+_LARGE: Final = 5 << 20
+_METHODS: Final = ("GET", "POST", "POST", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "X")
+_PATHS: Final = (
+    "/v1/pods", "/v1/pods?dryRun=true", "/v1/pods?dryRun=maybe", "/v1/pods?x=1", "/v1/pods/u-1",
+    "/v1/pods/u-1/containers/a/bind", "/v1/pods/..%2f..%2fetc/containers/..%2f/bind", "/v1/status",
+    "/v1/topology", "/v1/reconcile", "/v1/pods/%00", "/v1/pods/" + "a" * 7000, "//v1//pods", "/",
+    "/v1/pods/%ff%fe", "/v1/../etc/passwd", "*", "http://x/v1/pods",
+)  # fmt: skip
+_BODIES: Final = (
+    b'{"cgroup": "/kubepods/podu-1/a"}', b'{"cgroup": "../../etc"}', b'{"pid": 1}', b'{"pid": -1}',
+    b'{"pid": 99999999999999999999}', b'{"pid": 1, "cgroup": "/"}', b"{}", b"[]", b"null", b"",
+    b'{"cgroup": "/a/../b"}', b'{"cgroup": "kubepods\\u0000"}',
+)  # fmt: skip
+
+
+def make_message(random: Random) -> bytes:
+    """Draw a request with a damaged body, or the bytes of a damaged request."""
+    if random.randrange(3):
+        return b"F" + _request(random)
+    return b"R" + damaged_bytes(random, _request(random), most=5)
+
+
+def _request(random: Random) -> bytes:
+    method, path, body = "POST", "/v1/pods", b""
+    if random.randrange(3):
+        body = make_manifest(random) if random.randrange(20) else b"[" * _LARGE
+    else:
+        method, path = random.choice(_METHODS), random.choice(_PATHS)
+        body = damaged_bytes(random, random.choice(_BODIES)) if random.randrange(2) else body
+    head = f"{method} {path} HTTP/1.1\r\nHost: numawarden\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class Agent:
+    """A whole agent in a thread of its own, and what its loop complained about."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._manager = RecordingManager()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: Running | None = None
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), daemon=True)
+        self.complaints: list[str] = []
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        self._thread.start()
+        demand(self._up.wait(_PATIENCE), "the agent did not start")
+
+    def stop(self) -> None:
+        """Stop it and wait for its end."""
+        if self._loop is not None and self._running is not None:
+            self._loop.call_soon_threadsafe(self._running.service.stop)
+        self._thread.join(_PATIENCE)
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(lambda _, context: self.complaints.append(str(context)))
+        async with running(self._world, self._manager) as self._running:
+            self._up.set()
+            await self._running.life
+
+    def check(self, data: bytes) -> bool:
+        """Try one message; the agent answers nothing but documents, and its ledger holds."""
+        accepted = self._exchange(data[1:], whole=data[:1] == b"F")
+        demand(not self.complaints, f"{self.complaints}")
+        demand(self._running is not None and not self._running.life.done(), "the agent ended")
+        if self._running is not None:
+            state = self._running.keeper.state
+            broken = broken_invariants(state.situation.rules, state.ledger)
+            demand(not broken, f"{broken}")
+        return accepted
+
+    def _exchange(self, request: bytes, *, whole: bool) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_PATIENCE)
+            connection.connect(str(self._world.socket))
+            with suppress(BrokenPipeError, ConnectionResetError):  # refused before it was read
+                connection.sendall(request)
+            if not whole:
+                return self._let_go(connection)
+            return self._answered(connection, request.partition(b" ")[0].decode())
+
+    @staticmethod
+    def _let_go(connection: socket.socket) -> bool:
+        with suppress(ConnectionResetError, OSError):
+            connection.shutdown(socket.SHUT_WR)
+        try:
+            first = received = connection.recv(4096)
+            while received:
+                received = connection.recv(65536)
+        except ConnectionResetError:
+            return False
+        except TimeoutError as error:
+            raise AssertionError("the agent does not let go of a connection") from error
+        demand(b" 500 " not in first[:20], f"it failed: {first!r}")
+        return first[9:10] == b"2"
+
+    def _answered(self, connection: socket.socket, method: str) -> bool:
+        response = HTTPResponse(connection, method=method)
+        try:
+            response.begin()
+            body = response.read()
+        except (HTTPException, ConnectionError):
+            # A body above the limit may be cut off while it is still being sent.
+            return False
+        demand(response.status != 500, f"it failed: {body[:300]!r}")
+        if response.status >= 400:
+            self._check_refusal(response, body)
+            return False
+        self._remove(response.status, body)
+        return True
+
+    @staticmethod
+    def _check_refusal(response: HTTPResponse, body: bytes) -> None:
+        if response.getheader("Content-Type", "").startswith("application/json") and body:
+            error = json.loads(body)["error"]
+            demand(error["code"] and error["message"], f"no reason: {body[:300]!r}")
+        else:
+            # What is no HTTP is refused by the library, in words of its own.
+            demand(response.status == 400 or not body, f"no document: {body[:300]!r}")
+
+    def _remove(self, status: int, body: bytes) -> None:
+        """Remove what was admitted, so that there is room for the next."""
+        if status == 201:
+            uid = json.loads(body)["uid"]
+            request = f"DELETE /v1/pods/{uid} HTTP/1.1\r\nHost: x\r\n\r\n"
+            demand(self._exchange(request.encode(), whole=True), f"{uid} cannot be removed")
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    """Keep out of the terminal that peers speak no HTTP."""
+    logger = logging.getLogger("agent.service.http_log")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def open_agent() -> Iterator[Check]:
+    """Run an agent for as long as messages are tried."""
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
+        logger_factory=structlog.ReturnLoggerFactory(),
+    )
+    with TemporaryDirectory() as directory, _without_noise():
+        agent = Agent(make_world(Path(directory)))
+        agent.start()
+        try:
+            admitted = b"POST /v1/pods HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+            pod = manifest(uid="u-1")
+            agent.check(b"F" + admitted % (len(pod), pod))
+            yield agent.check
+        finally:
+            agent.stop()
+
+
+MESSAGES: Final = Target("socket-message", make_message, open_agent, weight=2)

@@ -1,0 +1,24 @@
+"""Every door for bad input."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.fuzz.checkpoints import CHECKPOINTS
+from tests.fuzz.configs import CONFIGS
+from tests.fuzz.kubelet import STATE_FILES
+from tests.fuzz.pods import MANIFESTS
+from tests.fuzz.sockets import MESSAGES
+from tests.fuzz.texts import LISTS, QUANTITIES
+from tests.fuzz.trees import TREES
+
+TARGETS: Final = (
+    QUANTITIES,
+    LISTS,
+    MANIFESTS,
+    CONFIGS,
+    CHECKPOINTS,
+    STATE_FILES,
+    TREES,
+    MESSAGES,
+)
