@@ -53,6 +53,13 @@ SCENARIOS: Final = {
             "the agent stopped, restarted, killed; workloads and grants stay",
         ),
         Scenario(
+            "installation",
+            "two-sockets",
+            "installed from its wheel by the guest's Python; the unit's hardening",
+            agent=False,
+            wheels=True,
+        ),
+        Scenario(
             "container",
             "two-sockets",
             "the agent in a privileged container with another machine's sysfs",
@@ -61,13 +68,6 @@ SCENARIOS: Final = {
             "metrics",
             "two-sockets",
             "a real Prometheus scrapes, promtool judges",
-        ),
-        Scenario(
-            "installation",
-            "two-sockets",
-            "installed from its wheel by the guest's Python; the unit's hardening",
-            agent=False,
-            wheels=True,
         ),
         Scenario(
             "distances",
