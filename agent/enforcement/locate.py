@@ -10,12 +10,15 @@ pod's cgroup is taken for, in this order:
    wins, and runtimes' ids (`cri-containerd-<id>.scope`) are not names;
 4. the only container of the pod;
 5. any container, when all of the pod are entitled to the same;
-6. none: it gets the pod's safe default (`entitlement.default_entitlement`) and is reported.
+6. the container that alone has just the CPUs that the cgroup, alone in its pod, shows already: it
+   was found and pinned before the agent was started again;
+7. none: it gets the pod's safe default (`entitlement.default_entitlement`) and is reported.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
@@ -52,6 +55,7 @@ class Identity(StrEnum):
     NAME = "by its name"
     ONLY = "the only container"
     ALIKE = "all containers are entitled to the same"
+    CPUS = "by the CPUs it has"
     UNKNOWN = "unknown"
 
 
@@ -147,12 +151,18 @@ def _has_cpuset(tree: Tree, path: str) -> bool:
 def identify(
     pod: PodGrant, cgroup: str, finder: ContainerFinder | None = None
 ) -> tuple[str | None, Identity]:
-    """Tell which container an unbound cgroup is, and how that is known (rules 2 to 6)."""
+    """Tell which container an unbound cgroup is by itself, and how that is known (rules 2 to 5).
+
+    A pod that was adopted from its cgroups has containers that are called like these.
+    """
+    directory = cgroup.rpartition("/")[2]
+    if pod.container(directory) is not None:
+        return directory, Identity.NAME
     if finder is not None:
         found = finder.container_of(pod, cgroup)
         if found is not None and pod.container(found) is not None:
             return found, Identity.RUNTIME
-    named = name_match(cgroup.rpartition("/")[2], (c.name for c in pod.containers))
+    named = name_match(directory, (c.name for c in pod.containers))
     if named is not None:
         return named, Identity.NAME
     if len(pod.containers) == 1:
@@ -229,7 +239,40 @@ def _survey_pod(
         if cgroup not in bound and not any(b.startswith(f"{cgroup}/") for b in bound):
             name, identity = identify(pod, cgroup, finder)
             located.append(Located(cgroup, name, identity, subgroups(tree, cgroup)))
+    located = _by_cpus(tree, pod, located)
     return LocatedPod(path, tree.exists(path), tuple(sorted(located, key=lambda c: c.cgroup)))
+
+
+def _by_cpus(tree: Tree, pod: PodGrant, located: list[Located]) -> list[Located]:
+    """Name the cgroups that only their CPUs tell apart (rule 6)."""
+    unknown = [member.cgroup for member in located if member.identity is Identity.UNKNOWN]
+    if not unknown:
+        return located
+    shown = {cgroup: _cpus_of(tree, cgroup) for cgroup in unknown}
+    texts = Counter(shown.values())
+    held = Counter(str(one.cpus) for one in pod.containers)
+    taken = {member.container for member in located}
+    names = {
+        str(one.cpus): one.name
+        for one in pod.containers
+        if one.cpus
+        and one.name not in taken
+        and held[str(one.cpus)] == 1
+        and texts[str(one.cpus)] == 1
+    }
+    return [
+        replace(member, container=names[text], identity=Identity.CPUS)
+        if (text := shown.get(member.cgroup, "")) in names
+        else member
+        for member in located
+    ]
+
+
+def _cpus_of(tree: Tree, cgroup: str) -> str:
+    try:
+        return (tree.read_many(cgroup, (CPUS,))[0] or "").strip()
+    except FileNotFoundError:  # it has ended
+        return ""
 
 
 def _leftovers(tree: Tree, layout: Layout, known: set[str]) -> Iterable[Leftover]:

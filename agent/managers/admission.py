@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.decision import Decision, Reason, Refusal
 from agent.ledger import Ledger
+from agent.managers.adoption import complete, is_adopted
 from agent.managers.confirmation import NotConfirmedError, confirm
 from agent.managers.cpu_manager import CpuManager
 from agent.managers.demand import demand_of, explain_eligibility
@@ -16,6 +17,7 @@ from agent.managers.draft import Draft
 from agent.managers.grants import Held, make_grant
 from agent.managers.memory_assignment import release_finished
 from agent.managers.memory_manager import MemoryManager, release_memory
+from agent.managers.memory_state import charge_grant
 from agent.managers.providers import HintProvider, Refused
 from agent.managers.topology_scope import align_and_allocate
 from agent.pods.digest import spec_digest
@@ -128,6 +130,8 @@ def _without_memory_of(
 def _repeated(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
     if held.spec_digest == spec_digest(pod):
         return Decision(pod.uid, ledger, grant=held, already_admitted=True)
+    if is_adopted(held):
+        return _completed(rules, ledger, held, pod)
     if not held.spec_digest:
         return _confirmed(rules, ledger, held, pod)
     refusal = Refusal(
@@ -152,6 +156,31 @@ def _confirmed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decisi
         return Decision(pod.uid, ledger, refusal=refusal)
     grants = SharedMap.of(ledger.grants).with_entry(grant.uid, grant)
     return Decision(pod.uid, replace(ledger, grants=grants), grant=grant, already_admitted=True)
+
+
+def _completed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
+    """Complete a grant that the kernel showed by the specification that it fits."""
+    rest = remove(rules, ledger, held.uid)
+    try:
+        grant = complete(rules, held, pod)
+    except NotConfirmedError as error:
+        refusal = Refusal(
+            Reason.CONFLICT,
+            f"pod uid {pod.uid} was adopted with what its cgroups show, which does not fit this "
+            f"specification: {error}",
+            remedy="ask with the specification that it was started with, or remove the pod first",
+        )
+        return Decision(pod.uid, ledger, refusal=refusal)
+    if grant is None:
+        decision = admit(rules, rest, pod)
+        return decision if decision.admitted else replace(decision, ledger=ledger)
+    completed = replace(
+        rest,
+        grants=MappingProxyType({**rest.grants, grant.uid: grant}),
+        exclusive_cpus=rest.exclusive_cpus | grant.exclusive_cpus,
+        memory=charge_grant(rules.memory, rest.memory, grant) if rest.memory else rest.memory,
+    )
+    return Decision(pod.uid, completed, grant=grant, already_admitted=True)
 
 
 def _grant(draft: Draft) -> PodGrant:

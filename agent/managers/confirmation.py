@@ -83,14 +83,14 @@ def _cpu_differences(policy: Policy, held: PodGrant, demand: PodDemand) -> Itera
         grant = held.container(container.name)
         if held.cpus is not None and not container.cpus:
             continue  # it shares the pod's CPUs, as many as are left
-        asked = container.cpus if _gets_cpus(policy, demand) else 0
+        asked = container.cpus if gets_cpus(policy, demand) else 0
         cpus = grant.cpus if grant is not None else None
         if (0 if cpus is None else len(cpus)) != asked:
             found = "none" if cpus is None else cpus
             yield f"container {container.name} asks for {asked} exclusive CPUs, it holds {found}"
 
 
-def _gets_cpus(policy: Policy, demand: PodDemand) -> bool:
+def gets_cpus(policy: Policy, demand: PodDemand) -> bool:
     """Tell whether exclusive CPUs are given to this pod's containers at all."""
     if demand.unmanaged or not demand.guaranteed:
         return False

@@ -13,9 +13,9 @@ from agent.pods.model import HUGEPAGES_PREFIX, MEMORY
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.ledger import MemoryBlock
+    from agent.ledger import MemoryBlock, PodGrant
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import MemoryPolicy
 
@@ -137,6 +137,46 @@ def charge(
             held.assignments + 1, block.nodes, _with(held.reserved, block.type, used + taken)
         )
     return changed
+
+
+def charge_grant(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], grant: PodGrant
+) -> Mapping[int, NodeMemory]:
+    """Return the charge with all that a pod holds, in full: what is held is held.
+
+    What the nodes have no room for is charged to the first of them. Nodes that the machine no
+    longer has are left out.
+    """
+    for _, block in charged_blocks(grant):
+        nodes = block.nodes & facts.mask
+        if nodes:
+            state = _in_full(facts, state, replace(block, nodes=nodes))
+    return state
+
+
+def charged_blocks(grant: PodGrant) -> Iterator[tuple[str | None, MemoryBlock]]:
+    """Yield the blocks that a pod is charged for, with the container's name (None: its budget)."""
+    for block in grant.memory:
+        yield None, block
+    if not grant.memory:
+        for container in grant.containers:
+            for block in container.memory:
+                yield container.name, block
+
+
+def _in_full(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], block: MemoryBlock
+) -> Mapping[int, NodeMemory]:
+    charged = charge(facts, state, block)
+    excess = block.size - sum(
+        charged[node].reserved.get(block.type, 0) - state[node].reserved.get(block.type, 0)
+        for node in block.nodes
+    )
+    if not excess:
+        return charged
+    first = charged[block.nodes.lowest]
+    reserved = _with(first.reserved, block.type, first.reserved.get(block.type, 0) + excess)
+    return {**charged, block.nodes.lowest: replace(first, reserved=reserved)}
 
 
 def release(

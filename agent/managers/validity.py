@@ -12,6 +12,8 @@ from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from agent.managers.adoption import is_adopted
+from agent.managers.memory_state import charged_blocks
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.rules import shared_cpus
 from agent.pods.quantity import Quantity
@@ -156,16 +158,6 @@ def _of_memory(rules: Rules, grant: PodGrant) -> Iterator[Finding]:
             yield _finding(grant, Rule.MEMORY_TYPE, message, _AGAIN, name)
 
 
-def charged_blocks(grant: PodGrant) -> Iterator[tuple[str | None, MemoryBlock]]:
-    """Yield the blocks that a pod is charged for, with the container's name (None: its budget)."""
-    for block in grant.memory:
-        yield None, block
-    if not grant.memory:
-        for container in grant.containers:
-            for block in container.memory:
-                yield container.name, block
-
-
 def _has_type(rules: Rules, nodes: Mask, name: str) -> bool:
     total = rules.memory.total
     return any(total[node].get(name, 0) for node in nodes if node in total)
@@ -208,7 +200,11 @@ def _devices(grant: PodGrant) -> Iterator[tuple[str, str, str]]:
 def _of_alignment(rules: Rules, grant: PodGrant) -> Iterator[Finding]:
     topology = rules.policy.topology
     budget = grant.cpus is not None or bool(grant.memory)
-    if budget and not (rules.policy.pod_level_managers and topology.is_pod_scope):
+    if (
+        budget
+        and not is_adopted(grant)
+        and not (rules.policy.pod_level_managers and topology.is_pod_scope)
+    ):
         message = "holds a budget of its own, which these gates and this scope give nobody"
         remedy = f"set PodLevelResourceManagers and the pod scope again, or {_AGAIN}"
         yield _finding(grant, Rule.POD_BUDGET, message, remedy)

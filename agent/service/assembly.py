@@ -15,6 +15,7 @@ import structlog
 from agent.checkpoint.store import Store
 from agent.enforcement.binding import cgroup_of_pid
 from agent.enforcement.errors import BindingError
+from agent.enforcement.observe import seen_pods
 from agent.enforcement.start import make_enforcer, make_layout, open_tree
 from agent.enforcement.tasks import read_tasks
 from agent.pods.manifest import load_pod
@@ -132,7 +133,8 @@ class Assembly:
     def _restore(self, clock: Clock, opened: ExitStack) -> Keeper:
         enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened))
         prepared = enforcer.prepare()
-        state = initial_state(self._situation, self._loaded, _boot_id(), clock.time())
+        running = () if self._loaded.state is not None else seen_pods(self._tree, self._layout)
+        state = initial_state(self._situation, self._loaded, _boot_id(), clock.time(), running)
         state.kernel_problems = tuple(problem.detail for problem in prepared.problems)
         if state.kernel_problems:
             log.error("the cgroup of all pods is not ready", problems=state.kernel_problems)

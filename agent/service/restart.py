@@ -7,26 +7,35 @@ from typing import TYPE_CHECKING
 import structlog
 
 from agent.checkpoint.state import host_changes, host_facts, policy_summary
+from agent.managers.adoption import adopt
 from agent.service.renumbering import node_moves, renumbered
 from agent.service.restore import restored
 from agent.service.state import AgentState, Holdings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agent.checkpoint.state import State
     from agent.checkpoint.store import LoadResult
     from agent.ledger import Ledger
+    from agent.managers.adoption import SeenPod
     from agent.service.situation import Situation
 
 log = structlog.get_logger(__name__)
 
 
-def initial_state(situation: Situation, loaded: LoadResult, boot_id: str, now: float) -> AgentState:
+def initial_state(
+    situation: Situation,
+    loaded: LoadResult,
+    boot_id: str,
+    now: float,
+    running: Sequence[SeenPod] = (),
+) -> AgentState:
     """Return the state that a start begins with: each grant as it was saved.
 
-    What changed since (the host, the configuration) is told in the log; what that makes of single
-    grants is `AgentState.invalid`.
+    Without a usable checkpoint these are the grants that the cgroups of `running` pods show. What
+    changed since (the host, the configuration) is told in the log; what that makes of single grants
+    is `AgentState.invalid`.
     """
     held = Holdings(situation.rules.empty_ledger())
     if loaded.state is not None:
@@ -35,13 +44,36 @@ def initial_state(situation: Situation, loaded: LoadResult, boot_id: str, now: f
         ledger = restored(situation.rules, _numbered(situation, saved, boot_id))
         held = Holdings(ledger, saved.bindings, saved.manifests)
     state = AgentState(situation, held, boot_id, started=now)
+    if loaded.state is None:
+        _adopt(state, running)
     if loaded.problem is not None:
-        message = f"the checkpoint was set aside as {loaded.kept_as}: {loaded.problem}"
+        message = (
+            f"the checkpoint was set aside as {loaded.kept_as}: {loaded.problem}; lost are names, "
+            "bindings and devices of the pods in it, and which files they came from; what their "
+            "cgroups show is adopted"
+        )
         log.error("checkpoint not usable", problem=message)
         state.troubles["checkpoint"] = message
     if situation.misfits:
         log.error("the configuration does not fit the host", misfits=situation.misfits)
     return state
+
+
+def _adopt(state: AgentState, running: Sequence[SeenPod]) -> None:
+    """Hold what the kernel shows, and name what is lost; the first comparison saves it."""
+    adoption = adopt(state.situation.rules, running)
+    grants = adoption.ledger.grants
+    for grant in grants.values():
+        log.warning("pod adopted from its cgroups", uid=grant.uid, cpus=str(grant.exclusive_cpus))
+    if grants:
+        state.held = Holdings(adoption.ledger)
+        state.unsaved = "the adopted grants are not saved yet"
+    if adoption.notes:
+        log.error("cgroups contradict each other", notes=adoption.notes)
+        state.troubles["adoption"] = "; ".join(adoption.notes)
+    anew = [pod.uid for pod in running if pod.uid not in grants]
+    if anew:
+        log.warning("pods run that hold nothing of their own; they are to be admitted", uids=anew)
 
 
 def _numbered(situation: Situation, saved: State, boot_id: str) -> Ledger:

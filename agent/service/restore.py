@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.managers.memory_state import charge
-from agent.managers.validity import charged_blocks
+from agent.managers.memory_state import charge_grant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.ledger import Ledger, MemoryBlock, NodeMemory
-    from agent.managers.memory_state import MemoryFacts
+    from agent.ledger import Ledger, NodeMemory
     from agent.managers.rules import Rules
 
 
@@ -29,10 +27,7 @@ def restored(rules: Rules, ledger: Ledger) -> Ledger:
         return ledger
     charged: Mapping[int, NodeMemory] = fresh
     for grant in ledger.grants.values():
-        for _, block in charged_blocks(grant):
-            nodes = block.nodes & rules.memory.mask
-            if fresh and nodes:
-                charged = _in_full(rules.memory, charged, replace(block, nodes=nodes))
+        charged = charge_grant(rules.memory, charged, grant) if fresh else charged
     return ledger if charged == ledger.memory else replace(ledger, memory=charged)
 
 
@@ -40,20 +35,3 @@ def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]
     return fresh.keys() == saved.keys() and all(
         saved[node].reserved.keys() <= fresh[node].reserved.keys() for node in fresh
     )
-
-
-def _in_full(
-    facts: MemoryFacts, state: Mapping[int, NodeMemory], block: MemoryBlock
-) -> Mapping[int, NodeMemory]:
-    """Charge a block; what the nodes have no room for is charged to the first of them."""
-    charged = charge(facts, state, block)
-    excess = block.size - sum(
-        charged[node].reserved.get(block.type, 0) - state[node].reserved.get(block.type, 0)
-        for node in block.nodes
-    )
-    if not excess:
-        return charged
-    first = charged[block.nodes.lowest]
-    size = first.reserved.get(block.type, 0) + excess
-    reserved = {**first.reserved, block.type: size}
-    return {**charged, block.nodes.lowest: replace(first, reserved=reserved)}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.enforcement.backoff import AT_ONCE, IN_A_ROW, LONGEST_PAUSE, Backoff
@@ -63,6 +63,7 @@ def test_two_values_in_turn_are_a_contest() -> None:
     assert any(repaired(backoff, float(n), f"value {n % 2}") for n in range(10))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.1, 1000), max_size=60))
 def test_a_pause_has_an_end_and_repairs_become_rare(gaps: list[float]) -> None:
     backoff, now = Backoff(), 0.0

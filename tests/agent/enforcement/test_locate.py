@@ -116,6 +116,44 @@ def test_where_all_are_entitled_to_the_same_the_name_does_not_matter() -> None:
     assert found(look(tree, other_quota)) == {f"{POD}/0f3a": (None, Identity.UNKNOWN)}
 
 
+def showing(sets: dict[str, str]) -> EmulatedKernel:
+    """Return a tree in which cgroups of the pod show these CPUs."""
+    tree = kernel()
+    for name, cpus in sets.items():
+        make(tree, f"{POD}/{name}")
+        if cpus:
+            for above in ("", *("/".join(POD.split("/")[:n]) for n in (1, 2))):
+                tree.write(above, "cgroup.subtree_control", "+cpuset")
+            tree.write(f"{POD}/{name}", "cpuset.cpus", cpus)
+    return tree
+
+
+IDS = ("cri-containerd-aaa.scope", "cri-containerd-bbb.scope")
+
+
+def test_what_was_pinned_before_is_known_by_its_cpus() -> None:
+    tree = showing({IDS[0]: "2-5", IDS[1]: ""})
+    assert found(look(tree, mixed())) == {
+        f"{POD}/{IDS[0]}": ("db", Identity.CPUS),
+        f"{POD}/{IDS[1]}": (None, Identity.UNKNOWN),
+    }
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        {IDS[0]: "2-5", IDS[1]: "2-5"},
+        {IDS[0]: "6-7"},
+        {IDS[0]: "2-4"},
+        {"db": "2-5", IDS[0]: "2-5"},
+    ],
+    ids=["shown twice", "held by two", "held by none", "already found"],
+)
+def test_cpus_that_do_not_tell_for_certain_tell_nothing(sets: dict[str, str]) -> None:
+    located = found(look(showing(sets), mixed()))
+    assert located[f"{POD}/{IDS[0]}"] == (None, Identity.UNKNOWN)
+
+
 class Finder:
     """Knows one cgroup."""
 

@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.enforcement.tasks import Task, Territory, foreign_tasks, read_tasks
@@ -55,6 +55,7 @@ def test_tasks_on_other_cpus_are_nobodys_concern() -> None:
     assert found(task("0-1,5-7")) == []
 
 
+@settings(deadline=None)
 @given(
     affinity=st.sets(st.integers(0, 7), min_size=1),
     held=st.dictionaries(st.integers(0, 7), st.integers(0, 2)),

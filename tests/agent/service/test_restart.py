@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire import StatusDocument
+    from sysfs.host import Host
     from tests.agent.service.support import Running, World
 
 POD = f"kubepods/pod{UID}"
@@ -50,6 +51,17 @@ async def status(agent: Running) -> StatusDocument:
 
 def rules_of(document: StatusDocument) -> list[str]:
     return [finding.rule for finding in document.invalid]
+
+
+async def become(agent: Running, host: Host) -> None:
+    """Change the host under the agent, and wait until it has seen all of the change."""
+    with agent.keeper.events.watch() as watcher:
+        agent.world.change_host(host)
+        agent.service.look_again()
+        # Meanwhile it may have looked at files that were not all written yet.
+        while agent.keeper.state.situation.host.online != host.online:
+            await next_event(watcher, "HostChanged")
+    await agent.ask(agent.client.reconcile)
 
 
 CHANGES: Mapping[str, tuple[Mapping[str, object], list[Rule]]] = {
@@ -126,15 +138,11 @@ async def test_a_cpu_that_goes_offline_under_a_pod_is_told_and_taken_back(tmp_pa
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
         with agent.keeper.events.watch() as watcher:
-            world.change_host(with_offline(two_packages(), Mask.of(9)))
-            agent.service.look_again()
+            await become(agent, with_offline(two_packages(), Mask.of(9)))
             event = await next_event(watcher, "GrantInvalid")
-            assert "holds CPUs 9, which are offline (CPU offline)" in event.message
-            assert rules_of(await status(agent)) == ["CPU offline"]
-            world.change_host(two_packages())
-            agent.service.look_again()
-            await next_event(watcher, "HostChanged")
-            await next_event(watcher, "HostChanged")
+        assert "holds CPUs 9, which are offline (CPU offline)" in event.message
+        assert rules_of(await status(agent)) == ["CPU offline"]
+        await become(agent, two_packages())
         assert rules_of(await status(agent)) == []
         assert world.cpus_of(POD) == "1,9"
 
@@ -148,18 +156,10 @@ async def test_a_pod_whose_cpus_are_all_offline_runs_on_nobody_elses(tmp_path: P
         await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
         world.kernel.mkdir(f"{POD}/c0")
         await agent.ask(agent.client.reconcile)
-        with agent.keeper.events.watch() as watcher:
-            world.change_host(with_offline(two_packages(), Mask.of(1, 9)))
-            agent.service.look_again()
-            await next_event(watcher, "HostChanged")
-        await agent.ask(agent.client.reconcile)
+        await become(agent, with_offline(two_packages(), Mask.of(1, 9)))
         assert world.cpus_of(f"kubepods/pod{OTHER_UID}") == "2,10"
         assert world.cpus_of(f"{POD}/c0") == "0,3-8,11-15"
-        with agent.keeper.events.watch() as watcher:
-            world.change_host(two_packages())
-            agent.service.look_again()
-            await next_event(watcher, "HostChanged")
-        await agent.ask(agent.client.reconcile)
+        await become(agent, two_packages())
         assert world.cpus_of(f"{POD}/c0") == "1,9"
 
 
@@ -201,10 +201,7 @@ async def test_a_configuration_that_no_longer_fits_keeps_pods_and_admits_no_new_
         refused = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
         assert refused.refusal is not None
         assert "the configuration does not fit this host" in refused.refusal.message
-        with agent.keeper.events.watch() as watcher:
-            world.change_host(two_packages())
-            agent.service.look_again()
-            await next_event(watcher, "HostChanged")
+        await become(agent, two_packages())
         other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
         assert other.admitted
         assert not any("new one" in line for line in (await status(agent)).problems)

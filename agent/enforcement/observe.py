@@ -1,0 +1,44 @@
+"""What runs in the pods' cgroups as the kernel shows it, whoever knows of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.managers.adoption import Seen, SeenPod
+from agent.pods.model import QosClass
+from cgroupfs.names import Tier, containers
+from cgroupfs.state import State, read_state
+from cgroupfs.tree import join
+from sysfs.mask import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cgroupfs.names import Layout
+    from cgroupfs.tree import Tree
+
+
+def seen_pods(tree: Tree, layout: Layout) -> tuple[SeenPod, ...]:
+    """Return every pod cgroup in which processes live. Raises `OSError` as the tree does."""
+    return tuple(pod for tier in Tier for pod in _of_tier(tree, layout, tier))
+
+
+def _of_tier(tree: Tree, layout: Layout, tier: Tier) -> Iterator[SeenPod]:
+    above = layout.tier(tier)
+    try:
+        names = tree.children(above)
+    except FileNotFoundError:
+        return
+    for path in (join(above, name) for name in names):
+        named, own = layout.parse_pod(path), read_state(tree, path)
+        if named is not None and own is not None and own.populated:
+            inside = ((each, read_state(tree, each)) for each in containers(tree, path))
+            running = tuple(_seen(p, s) for p, s in inside if s is not None and s.populated)
+            yield SeenPod(named.uid, QosClass(str(tier)), _seen(path, own), running)
+
+
+def _seen(path: str, state: State) -> Seen:
+    cpus = state.cpus or EMPTY
+    return Seen(
+        path.rpartition("/")[2], cpus, state.mems or EMPTY, cpus == (state.cpus_effective or cpus)
+    )

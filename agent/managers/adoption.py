@@ -1,0 +1,318 @@
+"""Taking over what the kernel still shows when the checkpoint is lost.
+
+A pod cgroup with processes in it, whose CPUs nobody else shows, is evidence that its pod held
+them. It gets a grant of these CPUs without a name: nothing is moved or stopped, and nobody else is
+given them. The first specification of its uid that asks for just as much completes the grant;
+removing it frees the CPUs. What is shared with others, reserved or not online is no evidence of a
+grant: such pods run on as they do and are admitted anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from agent.ledger import ContainerGrant, Isolation, Ledger, MemoryBlock, PodGrant
+from agent.managers.confirmation import NotConfirmedError, gets_cpus
+from agent.managers.demand import demand_of
+from agent.managers.grants import Held, make_grant
+from agent.managers.memory_state import charge_grant
+from agent.pods.errors import QuantityError
+from agent.pods.model import MEMORY, ContainerKind, QosClass
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from agent.managers.demand import ContainerDemand, PodDemand
+    from agent.managers.rules import Rules
+    from agent.pods.model import Pod
+
+#: Where a pod is shown to be from as long as only its cgroup is known.
+ADOPTED_NAMESPACE: Final = "adopted"
+_SEPARATORS: Final = "-_.@"
+_SUFFIXES: Final = (".scope", ".service")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One cgroup as the kernel shows it: its directory's name, CPUs and memory nodes.
+
+    Empty sets are unset. `in_effect` is False when the kernel makes something else of the CPUs.
+    """
+
+    name: str
+    cpus: Mask
+    mems: Mask
+    in_effect: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPod:
+    """A pod cgroup in which processes live, with its container cgroups."""
+
+    uid: str
+    qos: QosClass
+    own: Seen
+    containers: tuple[Seen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """The grants that the kernel shows, and what it shows against others, a line each."""
+
+    ledger: Ledger
+    notes: tuple[str, ...] = ()
+
+
+def is_adopted(grant: PodGrant) -> bool:
+    """Tell whether a grant was taken from the kernel and not yet confirmed."""
+    return grant.namespace == ADOPTED_NAMESPACE and not grant.spec_digest
+
+
+def adopt(rules: Rules, pods: Sequence[SeenPod]) -> Adoption:
+    """Return the ledger of what the kernel shows of pods that nobody else knows of."""
+    grants: dict[str, PodGrant] = {}
+    notes: list[str] = []
+    for pod in pods if rules.static_cpus else ():
+        others = tuple(
+            seen for each in pods if each is not pod for seen in (each.own, *each.containers)
+        )
+        grant = _nameless(rules, pod, others)
+        if grant is not None:
+            grants[pod.uid] = grant
+        notes.extend(_doubts(rules, pod, others))
+    exclusive = EMPTY
+    for grant in grants.values():
+        exclusive |= grant.exclusive_cpus
+    ledger = replace(
+        rules.empty_ledger(), grants=MappingProxyType(grants), exclusive_cpus=exclusive
+    )
+    for grant in grants.values():
+        ledger = ledger.with_memory(charge_grant(rules.memory, ledger.memory, grant))
+    return Adoption(ledger, tuple(notes))
+
+
+def _is_exclusive(rules: Rules, seen: Seen, others: Iterable[Seen]) -> bool:
+    """Tell whether a set can only be somebody's own.
+
+    The node's shared pool holds the reserved CPUs, or is shown by several pods, or (with
+    `strict-cpu-reservation`, and one single pod in it) cannot be told from a grant: then it is
+    taken for one, which keeps everybody else away until the pod is admitted or removed.
+    """
+    possible = bool(seen.cpus) and seen.in_effect and seen.cpus <= rules.assignable_cpus
+    return possible and not any(seen.cpus & other.cpus for other in others)
+
+
+def _doubts(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> Iterator[str]:
+    """Yield what looks like a grant and contradicts what another pod shows."""
+    for seen in pod.containers if pod.qos is QosClass.GUARANTEED else ():
+        if not seen.cpus or not seen.cpus <= rules.assignable_cpus:
+            continue
+        overlapping = [o for o in others if seen.cpus & o.cpus]
+        if not seen.in_effect:
+            yield f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, which are not in effect"
+        elif overlapping and not any(seen.cpus <= other.cpus for other in overlapping):
+            yield f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, some of them another pod's"
+
+
+def _nameless(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> PodGrant | None:
+    if pod.qos is not QosClass.GUARANTEED:
+        return None  # no other holds anything of its own
+    containers = tuple(
+        _container(rules, seen, pod, exclusive=_is_exclusive(rules, seen, others))
+        for seen in pod.containers
+    )
+    whole = _is_exclusive(rules, pod.own, others)
+    if not whole and all(container.cpus is None for container in containers):
+        return None
+    return PodGrant(
+        uid=pod.uid,
+        name=pod.uid,
+        namespace=ADOPTED_NAMESPACE,
+        qos=pod.qos,
+        spec_digest="",
+        containers=containers,
+        cpus=pod.own.cpus if whole else None,
+    )
+
+
+def _pinned(rules: Rules, seen: Seen) -> tuple[MemoryBlock, ...]:
+    """Return blocks of no size, for how much is held on the nodes cannot be seen."""
+    nodes = seen.mems & rules.memory.mask
+    return (MemoryBlock(MEMORY, 0, nodes),) if rules.static_memory and nodes else ()
+
+
+def _container(rules: Rules, seen: Seen, pod: SeenPod, *, exclusive: bool) -> ContainerGrant:
+    shared = any(seen.cpus & other.cpus for other in pod.containers if other is not seen)
+    isolation = Isolation.POD if shared else Isolation.CONTAINER
+    return ContainerGrant(
+        name=seen.name,
+        kind=ContainerKind.APP,
+        isolation=isolation if exclusive else Isolation.HOST,
+        cpus=seen.cpus if exclusive else None,
+        memory=_pinned(rules, seen),
+    )
+
+
+# --- completing an adopted grant ----------------------------------------------------------------
+
+
+def complete(rules: Rules, held: PodGrant, pod: Pod) -> PodGrant | None:
+    """Return an adopted grant completed by a specification that asks for just what it holds.
+
+    None when the specification asks for nothing of its own: what was adopted was no grant, and the
+    pod is to be admitted like any other. Raises `NotConfirmedError` when it asks for something
+    else than is held.
+    """
+    try:
+        demand = demand_of(rules.policy, pod)
+    except QuantityError as error:
+        raise NotConfirmedError((str(error),)) from error
+    wanting = [c for c in demand.containers if c.cpus] if gets_cpus(rules.policy, demand) else []
+    budget = demand.pod_level and rules.policy.topology.is_pod_scope and demand.cpus > 0
+    if not wanting and not budget:
+        return None
+    if any(container.devices for container in demand.containers):
+        raise NotConfirmedError(("it asks for devices, which a cgroup does not show",))
+    if budget and len(held.cpus or EMPTY) != demand.cpus:
+        shown = held.cpus or "none that are its alone"
+        raise NotConfirmedError((f"it asks for a budget of {demand.cpus} CPUs, shown are {shown}",))
+    found = _matched(held, wanting, of_budget=budget)
+    cpus = _with_idle(
+        held, demand, wanting, {name: shown.cpus or EMPTY for name, shown in found.items()}
+    )
+    if budget and held.cpus is not None:
+        cpus |= _pool(held.cpus, demand, cpus)
+    taken = EMPTY
+    for mask in cpus.values():
+        taken |= mask
+    rest = held.exclusive_cpus - taken
+    if rest and not budget:
+        raise NotConfirmedError((f"it does not ask for CPUs {rest}, which it holds",))
+    memory = _memory(rules, held, demand, found)
+    total = demand.memory if budget and memory else {}
+    held_now = Held(
+        cpus=cpus,
+        memory=memory,
+        pod_cpus=held.cpus if budget else None,
+        pod_memory=_blocks(total, _nodes(held.containers)),
+    )
+    return make_grant(rules.policy, demand, held_now)
+
+
+def _memory(
+    rules: Rules, held: PodGrant, demand: PodDemand, found: Mapping[str, ContainerGrant]
+) -> dict[str, tuple[MemoryBlock, ...]]:
+    """Return what each container asks for on the nodes that its cgroup, or its pod's, shows."""
+    if not rules.static_memory or not demand.guaranteed or demand.unmanaged:
+        return {}
+    alike = {container.mems for container in held.containers}
+    blocks: dict[str, tuple[MemoryBlock, ...]] = {}
+    for container in demand.containers:
+        shown = found.get(container.name)
+        nodes = shown.mems if shown is not None else next(iter(alike), EMPTY)
+        if not container.memory:
+            continue
+        if not nodes or (shown is None and len(alike) > 1):
+            raise NotConfirmedError((f"where the memory of {container.name} is, is not shown",))
+        blocks[container.name] = _blocks(container.memory, nodes)
+    return blocks
+
+
+def _blocks(amounts: Mapping[str, int], nodes: Mask) -> tuple[MemoryBlock, ...]:
+    return tuple(MemoryBlock(kind, size, nodes) for kind, size in sorted(amounts.items()) if size)
+
+
+def _nodes(containers: Iterable[ContainerGrant]) -> Mask:
+    union = EMPTY
+    for container in containers:
+        union |= container.mems
+    return union
+
+
+def _matched(
+    held: PodGrant, wanting: Sequence[ContainerDemand], *, of_budget: bool
+) -> dict[str, ContainerGrant]:
+    """Give each container that asks for CPUs a set that is shown: by name, then by size.
+
+    Of a budget one more set may be shown, that of a container which shares what is left. Raises
+    `NotConfirmedError` when a set is shown that none asks for, or that several may mean.
+    """
+    open_sets = {c.name: c for c in held.containers if c.isolation is Isolation.CONTAINER}
+    found: dict[str, ContainerGrant] = {}
+    running = [c for c in wanting if not c.is_standard_init]
+    for by_name in (True, False):
+        for container in running:
+            if container.name in found:
+                continue
+            fitting = (
+                name
+                for name, shown in open_sets.items()
+                if len(shown.cpus or EMPTY) == container.cpus
+                and (not by_name or _called(name, container.name))
+            )
+            name = next(fitting, None)
+            if name is not None:
+                found[container.name] = open_sets.pop(name)
+    sizes = {len(shown.cpus or EMPTY) for shown in found.values()}
+    if of_budget and any(len(shown.cpus or EMPTY) in sizes for shown in open_sets.values()):
+        raise NotConfirmedError(("which of its containers has which CPUs cannot be told",))
+    if open_sets and not of_budget:
+        texts = ", ".join(f"{name} ({shown.cpus})" for name, shown in open_sets.items())
+        raise NotConfirmedError((f"it asks for no container with the CPUs of {texts}",))
+    return found
+
+
+def _with_idle(
+    held: PodGrant,
+    demand: PodDemand,
+    wanting: Sequence[ContainerDemand],
+    found: dict[str, Mask],
+) -> dict[str, Mask]:
+    """Give those that do not run, and so show nothing, what no other of their pod shows.
+
+    Standard init containers are over: what they had went to the others.
+    """
+    free = held.exclusive_cpus
+    for cpus in found.values():
+        free -= cpus
+    for container in wanting:
+        if container.name in found:
+            continue
+        source = held.exclusive_cpus if container.is_standard_init else free
+        if len(source) < container.cpus:
+            problem = f"container {container.name} asks for {container.cpus} CPUs, shown are"
+            raise NotConfirmedError((f"{problem} {source or 'none'}",))
+        found[container.name] = Mask.from_ids(list(source)[: container.cpus])
+        if not container.is_standard_init:
+            free -= found[container.name]
+    order = [container.name for container in demand.containers]
+    return {name: found[name] for name in sorted(found, key=order.index)}
+
+
+def _pool(budget: Mask, demand: PodDemand, own: Mapping[str, Mask]) -> dict[str, Mask]:
+    """Return what the containers without CPUs of their own share: the rest of the budget."""
+    sidecars, all_own = EMPTY, EMPTY
+    for container in demand.containers:
+        cpus = own.get(container.name, EMPTY)
+        if container.kind is ContainerKind.SIDECAR:
+            sidecars |= cpus
+        if not container.is_standard_init:
+            all_own |= cpus
+    pools = {
+        c.name: budget - (sidecars if c.is_standard_init else all_own)
+        for c in demand.containers
+        if c.name not in own
+    }
+    if any(not pool for pool in pools.values()):
+        raise NotConfirmedError(("no CPU of its budget is left for its shared containers",))
+    return pools
+
+
+def _called(directory: str, name: str) -> bool:
+    stem = directory
+    for suffix in _SUFFIXES:
+        stem = stem.removesuffix(suffix)
+    return stem == name or any(stem.endswith(f"{mark}{name}") for mark in _SEPARATORS)

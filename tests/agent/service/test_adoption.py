@@ -1,0 +1,182 @@
+"""A checkpoint that cannot be used: what the kernel still shows is adopted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.checkpoint.store import CHECKPOINT_NAME
+from agent.checkpoint.store import peek as saved_state
+from tests.agent.service.support import OTHER_UID, UID, in_loop, manifest, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.agent.service.support import Running, World
+
+POD = f"kubepods/pod{UID}"
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def of_another_version(number: int) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        document = json.loads(file.read_text())
+        document["version"] = number
+        file.write_text(json.dumps(document))
+
+    return change
+
+
+def of_somebody_else(file: Path) -> None:
+    file.write_text('{"policyName": "static", "defaultCpuSet": "0"}')
+
+
+def removed(file: Path) -> None:
+    file.unlink()
+
+
+def emptied(file: Path) -> None:
+    file.write_text("")
+
+
+DAMAGES = {
+    "truncated": truncated,
+    "empty": emptied,
+    "newer": of_another_version(99),
+    "older": of_another_version(0),
+    "foreign": of_somebody_else,
+    "removed": removed,
+}
+
+
+async def with_running_containers(agent: Running, *names: str) -> None:
+    """Admit the pod `web` with containers c0, c1, ... and start them in cgroups of these names."""
+    await agent.ask(agent.client.admit, manifest(containers=len(names)))
+    for number, name in enumerate(names):
+        path = f"{POD}/{name}"
+        agent.world.kernel.mkdir(path)
+        agent.world.kernel.spawn(path, 4711 + number)
+    await agent.ask(agent.client.reconcile)
+
+
+def damage(world: World, how: str = "truncated") -> None:
+    DAMAGES[how](world.config.agent.state_directory / CHECKPOINT_NAME)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) -> None:
+    @in_loop
+    async def scenario() -> None:
+        async with running(world) as agent:
+            await with_running_containers(agent, "c0", "c1")
+            before = {name: world.cpus_of(f"{POD}/{name}") for name in ("c0", "c1")}
+        damage(world, how)
+        async with running(world) as agent:
+            assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
+            status = await asyncio.to_thread(agent.client.status)
+            assert any(f"pod uid {UID} was adopted" in line for line in status.problems)
+            assert any("was set aside" in line for line in status.problems) is (how != "removed")
+            other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+            assert other.pod is not None
+            assert not set(other.pod.exclusive_cpus.split(",")) & {"1", "2", "9", "10"}
+            confirmed = await asyncio.to_thread(agent.client.admit, manifest(containers=2))
+            assert confirmed.already_admitted
+            assert confirmed.pod is not None
+            assert {c.name: c.cpus for c in confirmed.pod.containers} == before
+            assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
+            assert world.kernel.procs(f"{POD}/c0") == (4711,)
+            status = await asyncio.to_thread(agent.client.status)
+            assert not any("was adopted" in line for line in status.problems)
+
+    scenario()
+
+
+@in_loop
+async def test_pods_of_the_manifest_directory_are_confirmed_by_their_files(world: World) -> None:
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        world.kernel.mkdir(f"{POD}/c0")
+        world.kernel.spawn(f"{POD}/c0", 4711)
+        await agent.ask(agent.client.reconcile)
+    damage(world)
+    # What was decided first would be decided first again: another pod has taken its place.
+    (directory / "a-new-one.yaml").write_bytes(manifest("new", OTHER_UID))
+    async with running(world) as agent:
+        pods = {pod.name: pod for pod in await asyncio.to_thread(agent.client.pods)}
+        assert pods["web"].exclusive_cpus == "1,9"
+        assert pods["web"].source == str(directory / "web.yaml")
+        assert pods["new"].exclusive_cpus == "2,10"
+        assert world.cpus_of(f"{POD}/c0") == "1,9"
+
+
+@in_loop
+async def test_what_was_adopted_is_saved_and_freed_by_removing_it(world: World) -> None:
+    async with running(world) as agent:
+        await with_running_containers(agent, "cri-containerd-0123456789ab.scope")
+    damage(world)
+    async with running(world):
+        pass
+    saved = saved_state(world.config.agent.state_directory)
+    assert saved is not None
+    assert str(saved.ledger.exclusive_cpus) == "1,9"
+    async with running(world) as agent:
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert (pod.namespace, pod.exclusive_cpus) == ("adopted", "1,9")
+        await agent.ask(agent.client.remove, UID)
+        assert world.kernel.procs(f"{POD}/cri-containerd-0123456789ab.scope") == (4711,)
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.exclusive_cpus == ""
+
+
+@in_loop
+async def test_a_pod_that_does_not_run_is_not_adopted(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+    damage(world)
+    async with running(world) as agent:
+        assert await asyncio.to_thread(agent.client.pods) == ()
+        assert not world.kernel.exists(POD)
+
+
+@in_loop
+async def test_containers_that_only_ids_name_keep_their_cpus_over_a_restart(world: World) -> None:
+    """Bound explicitly before; the checkpoint with the bindings is lost."""
+    ids = ("cri-containerd-aaa.scope", "cri-containerd-bbb.scope")
+    async with running(world) as agent:
+        await with_running_containers(agent, *ids)
+        for number, name in enumerate(ids):
+            from agent.wire import BindRequest  # noqa: PLC0415
+
+            request = BindRequest(cgroup=f"/{POD}/{name}")
+            await agent.ask(agent.client.bind, UID, f"c{number}", request)
+        before = [world.cpus_of(f"{POD}/{name}") for name in ids]
+        assert before == ["1,9", "2,10"]
+    damage(world)
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest(containers=2))
+        await agent.ask(agent.client.reconcile)
+        assert [world.cpus_of(f"{POD}/{name}") for name in ids] == before
+        shown = await asyncio.to_thread(agent.client.pod, UID)
+        cgroups = {c.name: [k.cgroup for k in c.kernel] for c in shown.containers}
+        assert cgroups == {f"c{n}": [f"/{POD}/{name}"] for n, name in enumerate(ids)}
+
+
+@in_loop
+async def test_a_damaged_file_is_kept_and_told_after_every_start_until_it_is_gone(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+    damage(world)
+    async with running(world):
+        pass
+    names = {path.name for path in world.config.agent.state_directory.iterdir()}
+    assert any(name.startswith(f"{CHECKPOINT_NAME}.") for name in names)
