@@ -145,11 +145,17 @@ class Assembly:
             self._config.agent.cgroup_mount,
             PROC,
             _own_cgroup(),
-            Senses(self._surrogates.tasks or partial(read_tasks, PROC), clock.monotonic),
+            Senses(self._tasks(), clock.monotonic),
         )
         keeper = Keeper(state, kernel, self._store, clock)
         keeper.note_invalid()
         return keeper
+
+    def _tasks(self) -> Callable[[], Iterable[Task]]:
+        """Return who reads the tasks; those of this kernel are in no other tree."""
+        if self._surrogates.tasks is not None:
+            return self._surrogates.tasks
+        return partial(read_tasks, PROC) if self._surrogates.tree is None else tuple
 
     def _systemd(self, opened: ExitStack) -> Systemd | None:
         if self._layout.driver is Driver.CGROUPFS or self._surrogates.systemd is not None:
