@@ -2,9 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 VECTORS ?=
+INPUTS ?= 1000000
+SEED ?= 20261120
+MINUTES ?= 10
 SHELL := /bin/bash
 
-.PHONY: help setup demo test lint types guest bench conformance wheel clean
+.PHONY: help setup demo test lint types guest bench conformance load fuzz wheel clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -32,6 +35,12 @@ bench: setup ## measure; writes bench.json
 
 conformance: setup ## compare decisions with the recorded ones [VECTORS=DIR]
 	@$(BIN)/python -m tests.conformance $(if $(VECTORS),--vectors $(VECTORS))
+
+load: setup ## keep 500 pods coming and going for ten minutes of the host's time [MINUTES=N]
+	@$(BIN)/python -m tests.load --minutes $(MINUTES)
+
+fuzz: setup ## give damaged inputs to every door [INPUTS=N SEED=N]
+	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED)
 
 wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .

@@ -61,4 +61,4 @@ def check_checkpoint(data: bytes) -> bool:
     return True
 
 
-CHECKPOINTS: Final = Target("checkpoint", make_checkpoint, plain_check(check_checkpoint), weight=8)
+CHECKPOINTS: Final = Target("checkpoint", make_checkpoint, plain_check(check_checkpoint), weight=12)

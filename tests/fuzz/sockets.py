@@ -196,4 +196,4 @@ def open_agent() -> Iterator[Check]:
             agent.stop()
 
 
-MESSAGES: Final = Target("socket-message", make_message, open_agent, weight=2)
+MESSAGES: Final = Target("socket-message", make_message, open_agent)

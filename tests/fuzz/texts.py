@@ -94,8 +94,8 @@ QUANTITIES: Final = Target(
     "quantity",
     lambda random: damaged_text(random, _QUANTITIES),
     plain_check(check_quantity),
-    weight=12,
+    weight=40,
 )
 LISTS: Final = Target(
-    "cpu-list", lambda random: damaged_text(random, _LISTS), plain_check(check_list), weight=12
+    "cpu-list", lambda random: damaged_text(random, _LISTS), plain_check(check_list), weight=25
 )

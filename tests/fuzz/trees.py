@@ -200,4 +200,4 @@ def open_tree() -> Iterator[Check]:
         yield Laid(write_tree(_host(), Path(directory) / "host")).check
 
 
-TREES: Final = Target("sysfs-tree", make_tree, open_tree, weight=4)
+TREES: Final = Target("sysfs-tree", make_tree, open_tree)
