@@ -8,7 +8,7 @@ from typing import Final
 _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?", re.ASCII)
 _SUBDOMAIN: Final = re.compile(rf"{_LABEL.pattern}(?:\.{_LABEL.pattern})*", re.ASCII)
 _QUALIFIED: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
-_UID: Final = re.compile(r"[A-Za-z0-9](?:[-.A-Za-z0-9]*[A-Za-z0-9])?", re.ASCII)
+_UID: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9](?:[-.A-Za-z0-9]*[A-Za-z0-9])?", re.ASCII)
 
 _MAX_LABEL: Final = 63
 _MAX_SUBDOMAIN: Final = 253
@@ -24,8 +24,8 @@ _SUBDOMAIN_RULE: Final = (
     "at both ends of each part"
 )
 _UID_RULE: Final = (
-    f"use at most {_MAX_UID} letters, digits, '-' and '.', with a letter or digit at both ends "
-    "(a uid names a cgroup and a systemd unit)"
+    f"use at most {_MAX_UID} letters, digits, '-' and single '.', with a letter or digit at both "
+    "ends (a uid names a cgroup and a systemd unit)"
 )
 _EXTENDED_RULE: Final = (
     "a container can have cpu, memory, ephemeral-storage, hugepages-<size> such as hugepages-2Mi, "

@@ -30,7 +30,9 @@ def test_uids(text: str) -> None:
     assert uid_fault(text) is None
 
 
-@pytest.mark.parametrize("text", ["", "..", "a/b", "-a", "a.", "a_b", "a b", "0" * 129, "a\n"])
+@pytest.mark.parametrize(
+    "text", ["", "..", "a..b", "a/b", "-a", "a.", "a_b", "a b", "0" * 129, "a\n"]
+)
 def test_what_is_no_uid(text: str) -> None:
     assert uid_fault(text) is not None
 
