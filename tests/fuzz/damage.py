@@ -181,7 +181,8 @@ def _many(random: Random, value: Plain) -> Plain:
 
 
 def _deep(random: Random, value: Plain) -> Plain:
-    for _ in range(random.choice((1, 2, 5, 70, 400))):
+    # Four times this is as deep as a document can be copied and written; bytes go deeper.
+    for _ in range(random.choice((1, 2, 5, 20, 70))):
         value = [value] if random.randrange(2) else {"a": value}
     return value
 
