@@ -17,7 +17,7 @@ from cgroupfs.errors import CgroupError
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.enforcement.backoff import Contest
@@ -73,6 +73,7 @@ class EnforcedKernel:
         self._senses = senses
         self._backoff = Backoff()
         self._seen: frozenset[str] | None = None
+        self._left: frozenset[Problem] = frozenset()
 
     def admitted(self, target: Target, uid: str) -> Outcome:
         """Make the kernel honour a ledger to which a pod was added or in which it changed."""
@@ -108,7 +109,7 @@ class EnforcedKernel:
             report = self._enforcer.repair(target, settings)
             kept = self._enforcer.release_leftovers(target)
             settled = self._look(report)
-            drift = tuple(problem for problem in report.found if problem.cgroup not in settled)
+            drift = self._undone(report, settled)
             begun = self._backoff.note(_repaired(report, drift), now)
             outcome = _outcome(
                 _calmed(report), tuple(left.problem for left in kept if not left.removed)
@@ -156,6 +157,16 @@ class EnforcedKernel:
             bindings=target.bindings,
             own=self._own,
         )
+
+    def _undone(self, report: EnforcementReport, settled: Collection[str]) -> tuple[Problem, ...]:
+        """Return what somebody undid: neither in a new cgroup, nor left by the last comparison.
+
+        What cannot be repaired (a CPU that is offline) was counted when it was found first.
+        """
+        found = (problem for problem in report.found if problem.cgroup not in settled)
+        undone = tuple(problem for problem in found if problem not in self._left)
+        self._left = frozenset(report.remaining) - frozenset(report.postponed)
+        return undone
 
     def _look(self, report: EnforcementReport) -> frozenset[str]:
         """Remember which cgroups there are; return those that appeared since the last look.

@@ -6,9 +6,21 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from agent.enforcement.backoff import AT_ONCE
-from tests.agent.service.support import OTHER_UID, UID, in_loop, manifest, running
+from sysfs.mask import EMPTY, Mask
+from sysfs.shapes import with_offline
+from tests.agent.service.support import (
+    OTHER_UID,
+    UID,
+    in_loop,
+    make_world,
+    manifest,
+    running,
+    two_packages,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.agent.service.support import Running, World
 
 POD = f"kubepods/pod{UID}"
@@ -93,3 +105,36 @@ async def test_when_it_is_over_it_is_forgotten(world: World) -> None:
         world.clock.now += 200
         await agent.keeper.reconcile()
         assert await periods(agent, AT_ONCE - 1) == AT_ONCE - 1
+
+
+@in_loop
+async def test_what_nobody_can_repair_is_counted_once_and_is_no_contest(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        with agent.keeper.events.watch() as watcher:
+            world.change_host(with_offline(two_packages(), Mask.of(9)))
+            found = []
+            for _ in range(AT_ONCE + 2):
+                world.clock.now += 10
+                found.append((await agent.keeper.reconcile()).found)
+            agent.keeper.events.close()
+            kinds = [event.type async for event in watcher]
+        assert [each for each in found if each] == [{"CPU offline": 1}]
+        assert kinds.count("DriftFound") == 1
+        assert "DriftContested" not in kinds
+        text = agent.keeper.metrics.render().decode()
+        assert "numawarden_contested_cgroups 0.0" in text
+        assert "numawarden_unenforced_pods 1.0" in text
+
+
+@in_loop
+async def test_what_nobody_could_repair_is_counted_when_it_comes_again(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        found = []
+        for gone in (Mask.of(9), EMPTY, Mask.of(9)):
+            world.change_host(with_offline(two_packages(), gone))
+            found.append((await agent.keeper.reconcile()).found)
+        assert found == [{"CPU offline": 1}, {}, {"CPU offline": 1}]
