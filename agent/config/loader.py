@@ -16,7 +16,7 @@ from agent.config.errors import ConfigError
 from agent.config.sections import ConfigReader
 from agent.config.settings import document_of_settings
 from agent.document.fields import Field
-from agent.document.nodes import Mapping, place
+from agent.document.nodes import Mapping, places
 from agent.document.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 
 if TYPE_CHECKING:
@@ -86,10 +86,9 @@ def _override(config: Config, settings: Sequence[str], source: str) -> Config:
 
 def _checked(config: Config, misread: Sequence[Problem], source: str, document: Node) -> Config:
     unread = frozenset(_first_key(problem.path) for problem in misread)
-    contradictions = (
-        replace(problem, line=place(document, problem.path))
-        for problem in find_problems(config, unread)
-    )
+    found = tuple(find_problems(config, unread))
+    lines = places(document, [problem.path for problem in found])
+    contradictions = (replace(problem, line=lines[problem.path]) for problem in found)
     problems = _in_order((*misread, *contradictions))
     if problems:
         raise ConfigError(source, problems)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     import collections.abc
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 SHOWN_LENGTH: Final = 60
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
@@ -80,19 +80,18 @@ def from_plain(value: Plain) -> Node:
     return Scalar(value)
 
 
-def place(document: Node, path: str) -> int | None:
-    """Return the line of the value at a path, or of the nearest value around it that exists."""
-    nearest = document.line
-    depth = -1
-    for found, line in _places(document, ""):
-        if len(found) > depth and (path == found or path.startswith((f"{found}.", f"{found}["))):
-            nearest, depth = line, len(found)
-    return nearest
+def places(document: Node, paths: Collection[str]) -> dict[str, int | None]:
+    """Return by path the line of the value there, or of the nearest value around it that exists.
+
+    The document is gone through once, however many paths there are.
+    """
+    lines = _lines(document, max(map(len, paths), default=0))
+    return {path: lines[_nearest(path, lines)] for path in paths}
 
 
 def join(path: str, key: str) -> str:
-    """Return the path of a mapping's entry; a key that is no plain word is put in brackets."""
-    if not _WORD.fullmatch(key):
+    """Return the path of a mapping's entry; a key that is no short word is put in brackets."""
+    if len(key) > SHOWN_LENGTH or not _WORD.fullmatch(key):
         return f"{path}[{shown(key)}]"
     return f"{path}.{key}" if path else key
 
@@ -103,11 +102,28 @@ def shown(text: str) -> str:
     return '"' + cut.encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'
 
 
-def _places(node: Node, path: str) -> Iterator[tuple[str, int | None]]:
-    yield path, node.line
+def _lines(document: Node, longest: int) -> dict[str, int | None]:
+    """Return the line of every value whose path has at most so many characters."""
+    lines: dict[str, int | None] = {"": document.line}
+    stack: list[tuple[str, Node]] = [("", document)]
+    while stack:
+        path, node = stack.pop()
+        for inner, value in _inside(path, node):
+            if len(inner) <= longest:
+                lines[inner] = value.line
+                stack.append((inner, value))
+    return lines
+
+
+def _inside(path: str, node: Node) -> Iterator[tuple[str, Node]]:
     if isinstance(node, Mapping):
-        for key, value in node.entries.items():
-            yield from _places(value, join(path, key))
-    elif isinstance(node, Sequence):
-        for index, item in enumerate(node.items):
-            yield from _places(item, f"{path}[{index}]")
+        return ((join(path, key), value) for key, value in node.entries.items())
+    if isinstance(node, Sequence):
+        return ((f"{path}[{index}]", item) for index, item in enumerate(node.items))
+    return iter(())
+
+
+def _nearest(path: str, known: collections.abc.Mapping[str, object]) -> str:
+    while path not in known:
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.document.errors import Problem
 from agent.document.fields import Field, Reader, guess
-from agent.document.nodes import from_plain, place, plain, shown
+from agent.document.nodes import from_plain, places, plain, shown
 from agent.document.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.defaults import apply_defaults
 from agent.pods.errors import ManifestError, QuantityError
@@ -80,7 +80,8 @@ def checked_pod(
         pod = apply_defaults(pod, pod_level_resources=pod_level)
     problems = find_problems(pod)
     if problems:
-        placed = (replace(problem, line=place(document, problem.path)) for problem in problems)
+        lines = places(document, [problem.path for problem in problems])
+        placed = (replace(problem, line=lines[problem.path]) for problem in problems)
         raise ManifestError(source, _in_order(placed))
     return pod
 

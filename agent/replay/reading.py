@@ -16,7 +16,7 @@ from agent.config.loader import config_of_document
 from agent.config.resolve import resolve
 from agent.document.errors import DocumentError, Problem
 from agent.document.fields import Field, Reader
-from agent.document.nodes import Mapping, join, place, shown
+from agent.document.nodes import Mapping, join, places, shown
 from agent.document.reader import UnreadableError, read_document
 from agent.managers.rules import Rules
 from agent.pods.errors import ManifestError
@@ -266,11 +266,10 @@ def _text(pod: Field, key: str, default: str) -> str:
 
 def _placed(error: DocumentError, where: Field) -> tuple[Problem, ...]:
     """Return the problems of a part of a document with paths of the whole."""
+    lines = places(where.node, [problem.path for problem in error.problems])
     return tuple(
         Problem(
-            _path(where.path, problem.path),
-            problem.message,
-            problem.line or place(where.node, problem.path),
+            _path(where.path, problem.path), problem.message, problem.line or lines[problem.path]
         )
         for problem in error.problems
     )

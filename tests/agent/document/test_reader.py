@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.document.nodes import Mapping, Number, Scalar, Sequence, from_plain, place, plain
+from agent.document import nodes
+from agent.document.nodes import (
+    Mapping,
+    Number,
+    Scalar,
+    Sequence,
+    from_plain,
+    join,
+    places,
+    plain,
+)
 from agent.document.reader import MAX_DEPTH, MAX_VALUES, UnreadableError, read_document
 
 
@@ -124,10 +134,32 @@ def test_any_input_is_a_document_or_unreadable(text: str | bytes) -> None:
         plain(read_document(text))
 
 
-def test_place_finds_the_line_of_a_value_or_of_what_is_around_it() -> None:
+def test_places_are_the_lines_of_values_or_of_what_is_around_them() -> None:
     document = read_document("a:\n  b:\n    - c: 1\n      d.e: 2\n")
-    assert place(document, "a.b[0].c") == 3
-    assert place(document, 'a.b[0]["d.e"]') == 4
-    assert place(document, "a.b[0].missing.deeper") == 3
-    assert place(document, "a.bc") == 2
-    assert place(document, "elsewhere") == 1
+    expected = {
+        "a.b[0].c": 3,
+        'a.b[0]["d.e"]': 4,
+        "a.b[0].missing.deeper": 3,
+        "a.bc": 2,
+        "elsewhere": 1,
+        "": 1,
+    }
+    assert places(document, expected) == expected
+
+
+def test_places_cost_one_walk_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[str] = []
+
+    def counted(path: str, key: str) -> str:
+        joined.append(key)
+        return join(path, key)
+
+    monkeypatch.setattr(nodes, "join", counted)
+    lines = "".join(f"  k{number}: 1\n" for number in range(1000))
+    found = places(read_document(f"a:\n{lines}"), [f"a.k{number}" for number in range(1000)])
+    assert list(found.values()) == list(range(2, 1002))
+    assert len(joined) == 1001
+
+
+def test_a_long_key_is_cut_in_paths() -> None:
+    assert join("a", "k" * 61) == f'a["{"k" * 57}..."]'
