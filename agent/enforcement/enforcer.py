@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.enforcement.desired import Target, Wanted
-    from agent.enforcement.locate import ContainerFinder, Landscape
+    from agent.enforcement.locate import ContainerFinder, Landscape, LocatedPod
     from agent.enforcement.pod_cgroups import PodCgroups
     from agent.ledger import PodGrant
     from cgroupfs.apply import Outcome
@@ -77,9 +77,9 @@ class _Scene:
         unless it could not be made.
         """
         inside = {
-            join(cgroup, _ANY_CHILD): uid
-            for cgroup, uid in self.missing().items()
-            if cgroup not in unmade
+            join(pod.cgroup, _ANY_CHILD): uid
+            for uid, pod in self.landscape.pods.items()
+            if pod.cgroup not in unmade and self._is_empty(pod)
         }
         return inside | {
             item.setting.cgroup: item.pod
@@ -87,6 +87,15 @@ class _Scene:
             if item.role is not Role.SUBGROUP
             and (item.setting.cgroup in self.states or tree.exists(item.setting.cgroup))
         }
+
+    def _is_empty(self, pod: LocatedPod) -> bool:
+        """Tell whether nothing runs in a pod yet.
+
+        Where processes live in the pod's cgroup itself, passing controllers on to children would
+        keep containers out.
+        """
+        state = self.states.get(pod.cgroup)
+        return not pod.containers and not (state is not None and state.populated)
 
 
 class Enforcer:
