@@ -543,3 +543,23 @@ def _all_run_where_they_should(
         for container, pid in zip(pods[uid].containers, running, strict=True):
             own = container.isolation is Isolation.CONTAINER
             assert tree.allowed(pid)[0] == (container.cpus if own else pool)
+
+
+def test_a_pods_cgroup_that_was_only_made_passes_controllers_on_all_the_same() -> None:
+    """An agent died between making it and enabling them."""
+    tree = kernel()
+    directories(tree)
+    tree.mkdir(POD)
+    report = directories(tree).enforce(target(mixed()))
+    assert report.ok
+    assert tree.read(POD, "cgroup.subtree_control") == "cpuset cpu\n"
+
+
+def test_processes_in_a_pods_own_cgroup_do_not_lock_containers_out() -> None:
+    """With controllers passed on, the kernel would take the pod's children for threads only."""
+    tree = kernel()
+    directories(tree)
+    run(tree, POD, 1)
+    assert directories(tree).enforce(target(mixed())).ok
+    assert tree.read(POD, "cgroup.subtree_control") == "\n"
+    run(tree, f"{POD}/db", 2)
