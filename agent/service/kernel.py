@@ -13,6 +13,7 @@ from agent.enforcement.report import count_causes, repaired
 from agent.service.kernel_view import kernel_document
 from agent.service.ports import Outcome
 from agent.service.verification import verification
+from cgroupfs.controllers import ENABLED
 from cgroupfs.errors import CgroupError
 from systemd.errors import SystemdError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from agent.enforcement.bindings import Binding
     from agent.enforcement.desired import Target
     from agent.enforcement.enforcer import Enforcer
-    from agent.enforcement.report import EnforcementReport, Problem
+    from agent.enforcement.report import CgroupReport, EnforcementReport, Problem
     from agent.enforcement.tasks import Task
     from agent.ledger import PodGrant
     from agent.wire import BindRequest, KernelDocument, VerificationDocument
@@ -161,12 +162,17 @@ class EnforcedKernel:
     def _undone(self, report: EnforcementReport, settled: Collection[str]) -> tuple[Problem, ...]:
         """Return what somebody undid: neither in a new cgroup, nor left by the last comparison.
 
-        What cannot be repaired (a CPU that is offline) was counted when it was found first.
+        What cannot be repaired (a CPU that is offline) was counted when it was found first. When
+        the first unit of a slice starts, systemd takes back the slice's controllers.
         """
-        found = (problem for problem in report.found if problem.cgroup not in settled)
-        undone = tuple(problem for problem in found if problem not in self._left)
+        found = [problem for problem in report.found if problem not in self._left]
         self._left = frozenset(report.remaining) - frozenset(report.postponed)
-        return undone
+        old = [each for cgroup in report.cgroups if (each := _path(cgroup)) not in settled]
+        return tuple(
+            problem
+            for problem in found
+            if (_above(problem, old) if problem.file == ENABLED else problem.cgroup not in settled)
+        )
 
     def _look(self, report: EnforcementReport) -> frozenset[str]:
         """Remember which cgroups there are; return those that appeared since the last look.
@@ -176,6 +182,16 @@ class EnforcedKernel:
         there = frozenset(cgroup.wanted.setting.cgroup for cgroup in report.cgroups)
         before, self._seen = self._seen, there
         return frozenset() if before is None else there - before
+
+
+def _above(problem: Problem, cgroups: Iterable[str]) -> bool:
+    """Tell whether a lost controller concerns one of these cgroups."""
+    inside = f"{problem.cgroup}/" if problem.cgroup else ""
+    return any(cgroup.startswith(inside) for cgroup in cgroups)
+
+
+def _path(report: CgroupReport) -> str:
+    return report.wanted.setting.cgroup
 
 
 def _guarded(action: Callable[[], Outcome], uid: str | None = None) -> Outcome:

@@ -75,6 +75,23 @@ def test_a_container_that_appears_is_settled_which_is_no_drift(tree: EmulatedKer
     assert (outcome.found, outcome.settled) == ({"unknown": 1}, ())
 
 
+def test_controllers_that_go_with_a_pods_first_container_are_settled_too(
+    tree: EmulatedKernel,
+) -> None:
+    """When the first unit of a slice starts, systemd takes them back."""
+    kernel, wanted = kernel_of(tree), target(grant("a", "b"))
+    kernel.admitted(wanted, "u-1")
+    tree.write(POD, "cgroup.subtree_control", "-cpuset -cpu")
+    tree.mkdir(f"{POD}/a")
+    outcome = kernel.reconcile(wanted)
+    assert (outcome.found, outcome.settled) == ({}, (f"{POD}/a",))
+    assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
+    tree.write(POD, "cgroup.subtree_control", "-cpuset")
+    outcome = kernel.reconcile(wanted)
+    assert outcome.found["controller lost"] == 2
+    assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
+
+
 def test_what_changed_while_no_agent_ran_is_drift(tree: EmulatedKernel) -> None:
     wanted = target(grant("a"))
     kernel_of(tree).admitted(wanted, "u-1")
