@@ -51,11 +51,12 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
 
 def lines_of(error: BaseException) -> list[str]:
     """Return what is printed for an expected error: one line, and one more for each detail."""
-    first, *rest = _text_of(error).splitlines() or [type(error).__name__]
+    first, *rest = text_of(error).splitlines() or [type(error).__name__]
     return [f"numawarden: error: {first}", *(f"  {line.strip()}" for line in rest if line.strip())]
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return what an expected error says; an `OSError` names its file first."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agent.cli.errors import CommandError, text_of
+from agent.cli.exit_codes import ExitCode
+
 if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.service.assembly import Surrogates
@@ -46,7 +49,12 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     from agent.service.run import run as run_agent  # noqa: PLC0415
 
     config = load_config_file(file, settings)
-    run_agent(config, _emulated(config) if emulate_cgroups else None)
+    surrogates = _emulated(config) if emulate_cgroups else None
+    try:
+        run_agent(config, surrogates)
+    except OSError as error:
+        # No file that was named wrongly: the host refused something, and may not the next time.
+        raise CommandError(text_of(error), ExitCode.ENVIRONMENT) from error
 
 
 def _emulated(config: Config) -> Surrogates:

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from agent.cli.exit_codes import ExitCode
+from agent.cli.main import run_command
+from agent.service import run as service
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_what_the_host_refuses_is_no_bad_input_so_that_systemd_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("cgroupDriver: cgroupfs\n")
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "/sys/fs/cgroup/kubepods")
+
+    monkeypatch.setattr(service, "run", refused)
+    assert run_command(["run", "--config", str(config)]) == ExitCode.ENVIRONMENT
+    said = capsys.readouterr().err
+    assert said == "numawarden: error: /sys/fs/cgroup/kubepods: Too many open files\n"
+
+
+def test_a_wrong_configuration_is_bad_input_which_a_restart_does_not_mend(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("cgroupDriver: nobody\n")
+    assert run_command(["run", "--config", str(config)]) == ExitCode.BAD_INPUT
