@@ -295,8 +295,8 @@ class DifferenceDocument(Document, frozen=True):
 class VerifiedDocument(Document, frozen=True):
     """One cgroup: what the ledger wants of it (null: nothing) beside what the kernel shows.
 
-    `role` is `pod`, `container`, `subgroup`, `unidentified` or `leftover`; `uid` and `pod` are ""
-    for a leftover.
+    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified` or `leftover`; `uid` and
+    `pod` are "" for a leftover.
     """
 
     uid: str

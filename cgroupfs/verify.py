@@ -4,30 +4,30 @@ Nothing is written. A cgroup that is right costs one walk of its path and five s
 pass over hundreds of containers stays within milliseconds.
 
 Who undid a setting cannot be read from the kernel. It is deduced from facts that the caller hands
-in (`Records`): what systemd would write from its unit properties and what the container runtime
-would re-send from its stored spec. The rules, first match wins:
+in (`Records`): what systemd would write from its unit properties, and what the container runtime
+set last or would send again. The rules, first match wins:
 
 1. the file is missing: `controller lost` (an ancestor does not pass it on any more);
 2. the file shows what was wanted but the effective set differs: `CPU offline` or
    `parent too narrow`, see `cgroupfs.diagnose`;
-3. the file shows the runtime's stored value and not systemd's: `runtime update`;
-4. it shows systemd's and not the runtime's: `reverted by systemd`;
-5. it shows both (runtimes record with systemd too): systemd, when a sibling in the same slice went
-   back to its own record in the same pass, because systemd rewrites all units of a slice together;
-   else the runtime, which updates one container at a time;
-6. anything else: `unknown`.
+3. the file shows the runtime's value: `runtime update`, also where systemd has the same. A runtime
+   of the systemd driver sets a unit's properties before it writes the files, so both know: the
+   runtime asked, systemd only remembers;
+4. it shows systemd's value: `reverted by systemd`, be it that systemd went back to it or that
+   somebody changed the unit's properties;
+5. anything else: `unknown`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from cgroupfs import controllers
 from cgroupfs.diagnose import Cause, why_not_effective
 from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE
-from cgroupfs.tree import ancestors, parent
-from sysfs.mask import EMPTY, Mask
+from cgroupfs.tree import ancestors
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What systemd (unit properties) and the runtime (stored spec) have on record."""
+    """What systemd (unit properties) and the runtime (its state or spec) have on record."""
 
     systemd: Record | None = None
     runtime: Record | None = None
@@ -168,34 +168,23 @@ def _check_text(path: str, file: str, goal: str, text: str | None) -> Drift | No
 
 def _name_writers(drifts: tuple[Drift, ...], records: Mapping[str, Records]) -> tuple[Drift, ...]:
     """Replace `unknown` by who is likely to have written, where records tell."""
-    matches = {index: _match(drift, records) for index, drift in enumerate(drifts)}
-    reverted: dict[str, set[str]] = {}
-    for index, (by_systemd, _) in matches.items():
-        if by_systemd:
-            path = drifts[index].cgroup
-            reverted.setdefault(parent(path), set()).add(path)
     return tuple(
-        _named(drift, *matches[index], together=len(reverted.get(parent(drift.cgroup), EMPTY)) > 1)
-        for index, drift in enumerate(drifts)
+        _named(drift, records[drift.cgroup]) if drift.cgroup in records else drift
+        for drift in drifts
     )
 
 
-def _match(drift: Drift, records: Mapping[str, Records]) -> tuple[bool, bool]:
-    known = records.get(drift.cgroup)
-    if known is None or drift.found is None or drift.file not in (CPUS, MEMS, CPU_MAX):
-        return False, False
-    return (
-        known.systemd is not None and known.systemd.has(drift.file, drift.found),
-        known.runtime is not None and known.runtime.has(drift.file, drift.found),
-    )
-
-
-def _named(drift: Drift, by_systemd: bool, by_runtime: bool, *, together: bool) -> Drift:  # noqa: FBT001 - the pair of `_match`
-    if by_systemd and (together or not by_runtime):
+def _named(drift: Drift, known: Records) -> Drift:
+    if _has(known.runtime, drift):
+        cause, who = Cause.RUNTIME_UPDATE, "the container runtime has on record for the container"
+    elif _has(known.systemd, drift):
         cause, who = Cause.REVERTED_BY_SYSTEMD, "systemd has on record for the unit"
-    elif by_runtime:
-        cause, who = Cause.RUNTIME_UPDATE, "the container runtime has in its stored spec"
     else:
         return drift
-    detail = f"{drift.detail}: that is what {who}"
-    return Drift(drift.cgroup, drift.file, drift.wanted, drift.found, cause, detail)
+    return replace(drift, cause=cause, detail=f"{drift.detail}: that is what {who}")
+
+
+def _has(record: Record | None, drift: Drift) -> bool:
+    if record is None or drift.found is None or drift.file not in (CPUS, MEMS, CPU_MAX):
+        return False
+    return record.has(drift.file, drift.found)

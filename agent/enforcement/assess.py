@@ -8,31 +8,33 @@ from typing import TYPE_CHECKING, Final
 from agent.enforcement.desired import Role
 from agent.enforcement.report import Problem
 from cgroupfs.diagnose import Cause
-from cgroupfs.verify import GONE, Records, verify
+from cgroupfs.verify import GONE, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agent.enforcement.desired import Wanted
-    from agent.enforcement.pod_cgroups import PodCgroups
     from cgroupfs.plan import Setting
     from cgroupfs.state import State
     from cgroupfs.tree import Tree
-    from cgroupfs.verify import Drift
+    from cgroupfs.verify import Drift, Records
 
 #: A runtime enables what it likes for its subgroup; only the sets matter there.
 _SUBGROUP_NEEDS: Final = ("cpuset",)
 
 
-def assess(tree: Tree, pods: PodCgroups, wanted: Sequence[Wanted]) -> tuple[Problem, ...]:
+def assess(
+    tree: Tree, recorded: Callable[[str], Records], wanted: Sequence[Wanted]
+) -> tuple[Problem, ...]:
     """Return what the kernel does not honour.
 
+    `recorded` tells what others have on record of a cgroup; it is asked for those that differ.
     A container's cgroup that is gone is no problem: the container has ended.
     """
     drifts = _drifts(tree, wanted, {})
     unexplained = {drift.cgroup for drift in drifts if _may_be_explained(drift)}
     if unexplained:
-        records = {path: Records(systemd=pods.remembered(path)) for path in unexplained}
+        records = {path: recorded(path) for path in unexplained}
         drifts = _drifts(tree, wanted, records)
     owners = {item.setting.cgroup: item for item in wanted}
     return tuple(

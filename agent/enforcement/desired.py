@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.enforcement.bindings import NO_BINDINGS
 from agent.enforcement.entitlement import container_entitlement, default_entitlement
@@ -40,8 +40,16 @@ class Role(StrEnum):
     POD = "pod"
     CONTAINER = "container"
     SUBGROUP = "subgroup"
+    SANDBOX = "sandbox"
     UNIDENTIFIED = "unidentified"
     LEFTOVER = "leftover"
+
+
+#: What is in a pod and no container of its specification, as far as is known.
+_WITHOUT_A_GRANT: Final = {
+    Identity.SANDBOX: Role.SANDBOX,
+    Identity.UNKNOWN: Role.UNIDENTIFIED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ def _pod(pod: PodGrant, located: LocatedPod, shared_pool: Mask) -> Iterator[Want
 
 
 def _entitlement(pod: PodGrant, member: Located, shared_pool: Mask) -> Entitlement:
-    if member.identity is Identity.UNKNOWN:
+    if member.identity in _WITHOUT_A_GRANT:
         return default_entitlement(pod, shared_pool)
     container = pod.container(member.container) if member.container else pod.containers[0]
     if container is None:
@@ -104,8 +112,7 @@ def _entitlement(pod: PodGrant, member: Located, shared_pool: Mask) -> Entitleme
 
 
 def _member(uid: str, member: Located, entitlement: Entitlement) -> Iterator[Wanted]:
-    unknown = member.identity is Identity.UNKNOWN
-    role = Role.UNIDENTIFIED if unknown else Role.CONTAINER
+    role = _WITHOUT_A_GRANT.get(member.identity, Role.CONTAINER)
     setting = Setting(
         member.cgroup,
         cpus=entitlement.cpus,

@@ -32,7 +32,7 @@ from cgroupfs.plan import Plan, Setting, make_plan
 from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, State, read_states
 from cgroupfs.tree import ancestors, join
 from cgroupfs.values import UNLIMITED
-from cgroupfs.verify import Record
+from cgroupfs.verify import Record, Records
 from sysfs.mask import EMPTY, Mask
 from systemd.errors import SystemdError
 
@@ -253,7 +253,11 @@ class Enforcer:
         return _steadily(lambda: replace(scene, states=self._read(scene.wanted)))
 
     def _assess(self, scene: _Scene) -> tuple[Problem, ...]:
-        return _steadily(lambda: assess(self._tree, self._pods, scene.wanted))
+        return _steadily(lambda: assess(self._tree, self._recorded, scene.wanted))
+
+    def _recorded(self, cgroup: str) -> Records:
+        runtime = None if self._finder is None else self._finder.remembered(cgroup)
+        return Records(self._pods.remembered(cgroup), runtime)
 
     def _read(self, wanted: Iterable[Wanted]) -> Mapping[str, State]:
         return read_states(self._tree, (item.setting.cgroup for item in wanted))

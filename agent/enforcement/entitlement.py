@@ -42,7 +42,7 @@ def container_entitlement(
 
 
 def default_entitlement(pod: PodGrant, shared_pool: Mask) -> Entitlement:
-    """Return what a cgroup of a pod gets as long as nobody knows which container it is.
+    """Return what a cgroup of a pod gets that is its sandbox, or of which nobody knows what it is.
 
     The pod's shared pool where it has one, else the node's: never another's exclusive CPUs.
     """

@@ -4,7 +4,8 @@ Containers are started by others, so their cgroups are found, not made. A cgroup
 pod's cgroup is taken for, in this order:
 
 1. the container that was bound to it (`numawarden bind`);
-2. the container that a `ContainerFinder` (a container runtime's API) names;
+2. what a `ContainerFinder` (the files of a container runtime) says: that container, or the pod's
+   sandbox, or, where the pod has no container of that name, none (7);
 3. the container whose name is the unit's or directory's name without suffix, or its end after one
    of `-`, `_`, `.`, `@` (`db.scope`, `shop-db.service`, `run@db.service`); the longest such name
    wins, and runtimes' ids (`cri-containerd-<id>.scope`) are not names;
@@ -13,6 +14,9 @@ pod's cgroup is taken for, in this order:
 6. the container that alone has just the CPUs that the cgroup, alone in its pod, shows already: it
    was found and pinned before the agent was started again;
 7. none: it gets the pod's safe default (`entitlement.default_entitlement`) and is reported.
+
+A sandbox (pause) holds a pod's namespaces and does nothing. It has no part in the grant: it gets
+the safe default, never a container's own CPUs, and there is nothing to report.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from agent.ledger import Ledger, PodGrant
     from cgroupfs.names import Layout
     from cgroupfs.tree import Tree
+    from cgroupfs.verify import Record
 
 _SEPARATORS: Final = "-_.@"
 _NAMED_BY_USERS: Final = (Runtime.SYSTEMD, Runtime.PLAIN)
@@ -56,20 +61,32 @@ class Identity(StrEnum):
     ONLY = "the only container"
     ALIKE = "all containers are entitled to the same"
     CPUS = "by the CPUs it has"
+    SANDBOX = "the pod's sandbox"
     UNKNOWN = "unknown"
 
 
-class ContainerFinder(Protocol):
-    """Knows which container a cgroup is from elsewhere, such as a container runtime's API."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a runtime calls a cgroup; `container` is None for a pod's sandbox."""
 
-    def container_of(self, pod: PodGrant, cgroup: str) -> str | None:
-        """Return the name of the pod's container that lives in `cgroup`, None if unknown."""
+    container: str | None
+
+
+class ContainerFinder(Protocol):
+    """Knows from elsewhere what cgroups are, such as a container runtime's files."""
+
+    def container_of(self, pod: PodGrant, cgroup: str) -> Told | None:
+        """Return what lives in `cgroup`, a container's cgroup of `pod`; None if unknown."""
+        ...
+
+    def remembered(self, cgroup: str) -> Record | None:
+        """Return what the runtime last set in `cgroup`, None if it keeps no record of it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """One container's cgroup; `container` is None for the identities ALIKE and UNKNOWN.
+    """One container's cgroup; `container` is None for the identities ALIKE, SANDBOX and UNKNOWN.
 
     `subgroups` are cgroups that the runtime made inside it for the process (crun's `container`).
     """
@@ -159,15 +176,24 @@ def identify(
     if pod.container(directory) is not None:
         return directory, Identity.NAME
     if finder is not None:
-        found = finder.container_of(pod, cgroup)
-        if found is not None and pod.container(found) is not None:
-            return found, Identity.RUNTIME
+        told = finder.container_of(pod, cgroup)
+        if told is not None:
+            return _as_told(pod, told)
     named = name_match(directory, (c.name for c in pod.containers))
     if named is not None:
         return named, Identity.NAME
     if len(pod.containers) == 1:
         return pod.containers[0].name, Identity.ONLY
     return None, Identity.ALIKE if pod.containers and all_alike(pod) else Identity.UNKNOWN
+
+
+def _as_told(pod: PodGrant, told: Told) -> tuple[str | None, Identity]:
+    if told.container is None:
+        return None, Identity.SANDBOX
+    if pod.container(told.container) is not None:
+        return told.container, Identity.RUNTIME
+    # Such as one for debugging, started beside those of the specification.
+    return None, Identity.UNKNOWN
 
 
 def name_match(directory: str, names: Iterable[str]) -> str | None:

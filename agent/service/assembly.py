@@ -19,6 +19,7 @@ from agent.enforcement.observe import seen_pods
 from agent.enforcement.start import make_enforcer, make_layout, open_tree
 from agent.enforcement.tasks import read_tasks
 from agent.pods.manifest import load_pod
+from agent.runtimes.finder import RuntimeFiles
 from agent.service.api import Api
 from agent.service.intake import KeeperIntake
 from agent.service.keeper import Keeper
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from agent.checkpoint.store import LoadResult
     from agent.config.config import Config
+    from agent.enforcement.locate import ContainerFinder
     from agent.enforcement.tasks import Task
     from agent.pods.model import Pod
     from agent.service.clock import Clock
@@ -60,14 +62,16 @@ _ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/nod
 class Surrogates:
     """What stands in for parts of the system where there is no kernel, for tests and the demo.
 
-    `tree` replaces the cgroup mount, `systemd` its bus, `tasks` what runs on the host. With `live`
-    False neither netlink nor inotify on cgroups is used.
+    `tree` replaces the cgroup mount, `systemd` its bus, `tasks` what runs on the host,
+    `runtimes` is the root of the files of container runtimes. With `live` False neither netlink
+    nor inotify on cgroups is used.
     """
 
     tree: Tree | None = None
     systemd: Systemd | None = None
     live: bool = True
     tasks: Callable[[], Iterable[Task]] | None = None
+    runtimes: Path | None = None
 
 
 class Assembly:
@@ -131,7 +135,7 @@ class Assembly:
         return Doors(admission.socket, monitoring, tls)
 
     def _restore(self, clock: Clock, opened: ExitStack) -> Keeper:
-        enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened))
+        enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened), self._finder())
         prepared = enforcer.prepare()
         running = () if self._loaded.state is not None else seen_pods(self._tree, self._layout)
         state = initial_state(self._situation, self._loaded, _boot_id(), clock.time(), running)
@@ -156,6 +160,13 @@ class Assembly:
         if self._surrogates.tasks is not None:
             return self._surrogates.tasks
         return partial(read_tasks, PROC) if self._surrogates.tree is None else tuple
+
+    def _finder(self) -> ContainerFinder | None:
+        """Return who knows the runtimes' containers; those of this kernel are in no other tree."""
+        if self._surrogates.tree is not None and self._surrogates.runtimes is None:
+            return None
+        root = self._surrogates.runtimes or Path("/")
+        return RuntimeFiles(root, lambda why: log.warning("a runtime's file is of no use", why=why))
 
     def _systemd(self, opened: ExitStack) -> Systemd | None:
         if self._layout.driver is Driver.CGROUPFS or self._surrogates.systemd is not None:

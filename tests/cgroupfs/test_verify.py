@@ -145,7 +145,7 @@ def test_the_writer_is_deduced_from_what_others_have_on_record(
     assert only(verify(kernel, wanted, records={APP: records})).cause is cause
 
 
-def test_systemd_is_told_from_the_runtime_by_siblings_that_went_back_together(
+def test_containers_that_a_runtime_updated_one_after_the_other_are_not_laid_at_systemds_door(
     kernel: EmulatedKernel,
 ) -> None:
     kernel.mkdir("pods/a/side")
@@ -154,7 +154,7 @@ def test_systemd_is_told_from_the_runtime_by_siblings_that_went_back_together(
     for path in (APP, "pods/a/side"):
         kernel.write(path, "cpu.max", "140000")
     drifts = verify(kernel, wanted, records={APP: both, "pods/a/side": both})
-    assert [drift.cause for drift in drifts] == [Cause.REVERTED_BY_SYSTEMD] * 2
+    assert [drift.cause for drift in drifts] == [Cause.RUNTIME_UPDATE] * 2
 
 
 def test_a_reverting_systemd_is_recognised_by_its_own_record() -> None:

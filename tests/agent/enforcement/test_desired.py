@@ -115,6 +115,14 @@ def test_without_one_an_unidentified_cgroup_runs_in_the_nodes_and_its_pod_lets_i
     assert wanted[POD].cpus == Mask.parse("0-7")
 
 
+def test_a_sandbox_runs_where_an_unidentified_cgroup_does_and_is_none() -> None:
+    sandbox = container(None, Identity.SANDBOX)
+    landscape = Landscape({mixed().uid: LocatedPod(POD, exists=True, containers=(sandbox,))})
+    wanted = desired(target(mixed()), landscape)
+    assert [item.role for item in wanted] == [Role.POD, Role.SANDBOX]
+    assert wanted[1].setting == Setting(f"{POD}/x", Mask.parse("6-7"), exclusive=True)
+
+
 def test_containers_that_are_alike_get_what_each_of_them_is_entitled_to() -> None:
     grant = pod(on_host("a", limit=500), on_host("b", limit=500))
     wanted = settings_of(grant, container(None, Identity.ALIKE), shared=Mask.parse("0-3"))

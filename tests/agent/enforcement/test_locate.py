@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.enforcement.bindings import NO_BINDINGS, Binding, Bindings
-from agent.enforcement.locate import Identity, Landscape, identify, name_match, survey
+from agent.enforcement.locate import Identity, Landscape, Told, identify, name_match, survey
 from cgroupfs.names import Driver
 from tests.agent.enforcement.pods import (
     OTHER,
@@ -25,6 +25,7 @@ from tests.agent.enforcement.pods import (
 if TYPE_CHECKING:
     from agent.ledger import PodGrant
     from cgroupfs.emulated.kernel import EmulatedKernel
+    from cgroupfs.verify import Record
 
 POD = path_of(mixed())
 
@@ -155,17 +156,28 @@ def test_cpus_that_do_not_tell_for_certain_tell_nothing(sets: dict[str, str]) ->
 
 
 class Finder:
-    """Knows one cgroup."""
+    """Knows some cgroups."""
 
-    def container_of(self, pod: PodGrant, cgroup: str) -> str | None:
+    def container_of(self, pod: PodGrant, cgroup: str) -> Told | None:
         del pod
-        return {"x": "backup", "y": "unheard-of"}.get(cgroup.rpartition("/")[2])
+        known = {"x": Told("backup"), "y": Told("unheard-of"), "z": Told(None)}
+        return known.get(cgroup.rpartition("/")[2])
+
+    def remembered(self, cgroup: str) -> Record | None:
+        raise NotImplementedError
 
 
 def test_a_finder_is_asked_before_names_are_looked_at() -> None:
     assert identify(mixed(), f"{POD}/x", Finder()) == ("backup", Identity.RUNTIME)
     assert identify(mixed(), f"{POD}/y", Finder()) == (None, Identity.UNKNOWN)
     assert identify(mixed(), f"{POD}/db", Finder()) == ("db", Identity.NAME)
+
+
+def test_of_a_pod_with_one_container_neither_sandbox_nor_stranger_is_taken_for_it() -> None:
+    one = pod(exclusive("db", "2-5"))
+    assert identify(one, f"{POD}/z", Finder()) == (None, Identity.SANDBOX)
+    assert identify(one, f"{POD}/y", Finder()) == (None, Identity.UNKNOWN)
+    assert identify(one, f"{POD}/unknown", Finder()) == ("db", Identity.ONLY)
 
 
 def test_cgroups_around_a_bound_one_are_not_containers() -> None:

@@ -125,6 +125,11 @@ class World:
     def socket(self) -> Path:
         return self.config.agent.socket_path
 
+    @property
+    def runtimes(self) -> Path:
+        """Where the files of container runtimes are."""
+        return self.directory / "runtimes"
+
     def client(self) -> AgentClient:
         return AgentClient(self.socket, timeout=PATIENCE)
 
@@ -203,7 +208,9 @@ class Running:
 async def running(world: World, manager: RecordingManager | None = None) -> AsyncIterator[Running]:
     """Run an agent in the world until the block ends."""
     manager = manager or RecordingManager()
-    surrogates = Surrogates(tree=world.kernel, live=False, tasks=lambda: world.tasks)
+    surrogates = Surrogates(
+        tree=world.kernel, live=False, tasks=lambda: world.tasks, runtimes=world.runtimes
+    )
     assembly = Assembly(world.config, manager, world.clock, surrogates)
     with assembly as service:
         life = asyncio.create_task(service.run())

@@ -1,0 +1,1 @@
+"""What container runtimes leave in files about the containers they run."""

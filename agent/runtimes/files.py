@@ -1,0 +1,78 @@
+"""Reading what a runtime wrote, without trusting that it is whole or small."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Of a bundle or a state, in bytes: they are tens of kilobytes (annotations and environment
+#: included, of which Kubernetes allows 256 KiB and the kernel 2 MiB).
+LIMIT: Final = 4 << 20
+
+_Content = TypeVar("_Content")
+
+
+class RuntimeFileError(Exception):
+    """A file is there and of no use; `path` and `why` say which and why, on one line."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What changes when a file is replaced or written."""
+
+    inode: int
+    mtime_ns: int
+    size: int
+
+
+def stamp_of(path: str) -> Stamp | None:
+    """Return a file's stamp, None when it cannot be seen."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - asked for each container in each pass; a Path doubles it
+    except OSError:
+        return None
+    return Stamp(found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def read_json(path: Path, kind: type[_Content]) -> _Content:
+    """Return a JSON file as a msgspec type; unknown fields are passed over.
+
+    Raises `RuntimeFileError`, and `FileNotFoundError` when there is none.
+    """
+    try:
+        return msgspec.json.decode(_read(path), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RuntimeFileError(path, f"it is damaged ({error})") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open(path, "rb", opener=_open) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise RuntimeFileError(path, "it is no regular file")
+            content = file.read(LIMIT + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = f"it cannot be read ({os.strerror(error.errno or 0)})"
+        raise RuntimeFileError(path, why) from error
+    if len(content) > LIMIT:
+        raise RuntimeFileError(path, f"it is larger than {LIMIT >> 20} MiB")
+    return content
+
+
+def _open(path: str, flags: int) -> int:
+    # A fifo that somebody put there must not block the agent.
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -1,0 +1,176 @@
+"""Which container a cgroup is and what was last set for it, from the files of its runtime."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from agent.enforcement.locate import Told
+from agent.runtimes.bundle import read_claim, read_spec
+from agent.runtimes.files import RuntimeFileError, stamp_of
+from agent.runtimes.places import PLACES
+from agent.runtimes.records import read_state
+from cgroupfs.names import parse_container
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from agent.ledger import PodGrant
+    from agent.runtimes.bundle import Claim
+    from agent.runtimes.files import Stamp
+    from agent.runtimes.places import Place
+    from cgroupfs.verify import Record
+
+#: What every runtime here takes for an id; nothing else becomes part of a path.
+_ID: Final = re.compile(r"[0-9a-f]{64}")
+#: So many containers are remembered; a host with more reads some of their bundles again.
+_REMEMBERED: Final = 8192
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A bundle that was read; `claim` is None when it was of no use."""
+
+    file: str
+    stamp: Stamp
+    claim: Claim | None
+
+
+class RuntimeFiles:
+    """The containers of containerd and CRI-O by their bundles (`locate.ContainerFinder`).
+
+    `root` is where the host's file system stands. A bundle is read once, and again when it is
+    another file. What cannot be used is told once, one line each: `tell` gets the container's id
+    or directory and why.
+    """
+
+    def __init__(self, root: Path, tell: Callable[[str], None]) -> None:
+        self._root = root
+        self._tell = tell
+        self._known: dict[str, _Known] = {}
+        self._told: dict[str, str] = {}
+
+    def container_of(self, pod: PodGrant, cgroup: str) -> Told | None:
+        """Return what the runtime calls a container cgroup of `pod`, None if nothing is known.
+
+        What is said of another pod's container counts for nothing.
+        """
+        directory = cgroup.rpartition("/")[2]
+        claim = self._claim(directory)
+        if claim is None:
+            return None
+        if not claim.is_of(pod):
+            self._tell_once(
+                directory,
+                f"/{cgroup} is in pod {pod.uid}, but its runtime says that it is of pod "
+                f"{claim.pod}; what the runtime says is passed over",
+            )
+            return None
+        return Told(claim.container)
+
+    def remembered(self, cgroup: str) -> Record | None:
+        """Return what the runtime last set in a container cgroup, None if it keeps no record.
+
+        runc records every update. Of another runtime there is only what the container was made
+        with, which containerd sends again until it is asked to change it.
+        """
+        found = _container_id(cgroup.rpartition("/")[2])
+        if found is None:
+            return None
+        id_, places = found
+        for file in self._states(id_, places):
+            record = self._record(file, read_state)
+            if record is not None:
+                return record
+        for _, file in self._bundles(id_, places):
+            record = self._record(file, read_spec)
+            if record is not None:
+                return record
+        return None
+
+    def _claim(self, directory: str) -> Claim | None:
+        known = self._known.get(directory)
+        if known is not None and stamp_of(known.file) == known.stamp:
+            return known.claim
+        found = _container_id(directory)
+        if found is None:
+            return None
+        known = self._read(*found)
+        if known is not None:
+            _keep(self._known, directory, known)
+            return known.claim
+        self._tell_missing(*found)
+        return None
+
+    def _read(self, id_: str, places: tuple[Place, ...]) -> _Known | None:
+        """Return the first bundle that there is."""
+        for place, file in self._bundles(id_, places):
+            stamp = stamp_of(str(file))
+            if stamp is None:
+                continue
+            try:
+                return _Known(str(file), stamp, read_claim(file, place.keys))
+            except FileNotFoundError:
+                continue
+            except RuntimeFileError as error:
+                self._tell_once(str(file), f"{error}; bind the container with 'numawarden bind'")
+                return _Known(str(file), stamp, None)
+        return None
+
+    def _record(self, file: Path, read: Callable[[Path], Record]) -> Record | None:
+        try:
+            return read(file)
+        except FileNotFoundError:
+            return None
+        except RuntimeFileError as error:
+            self._tell_once(str(file), f"{error}; who changed the container's cgroup is not known")
+            return None
+
+    def _bundles(self, id_: str, places: tuple[Place, ...]) -> Iterator[tuple[Place, Path]]:
+        for place in places:
+            yield place, self._root / place.bundles / id_ / f"{place.inside}config.json"
+
+    def _states(self, id_: str, places: tuple[Place, ...]) -> Iterator[Path]:
+        for states in dict.fromkeys(place.states for place in places):
+            yield self._root / states / id_ / "state.json"
+
+    def _tell_missing(self, id_: str, places: tuple[Place, ...]) -> None:
+        if id_ in self._told:
+            return
+        _keep(self._told, id_, "")
+        there = [self._root / place.bundles for place in places]
+        there = [directory for directory in there if directory.is_dir()]
+        if there:
+            looked = " or ".join(map(str, there))
+            self._tell(f"no bundle of container {id_} is in {looked}, so nothing is known of it")
+            return
+        names = " or ".join(dict.fromkeys(place.runtime for place in places))
+        first = self._root / places[0].bundles
+        self._tell_once(
+            names,
+            f"there are containers of {names} and no {first}; mount it where the agent runs in a "
+            "container, else containers of several in a pod have to be bound ('numawarden bind')",
+        )
+
+    def _tell_once(self, about: str, what: str) -> None:
+        if self._told.get(about) != what:
+            _keep(self._told, about, what)
+            self._tell(what)
+
+
+def _container_id(directory: str) -> tuple[str, tuple[Place, ...]] | None:
+    named = parse_container(directory)
+    if named is None or named.runtime not in PLACES or not _ID.fullmatch(named.id):
+        return None
+    return named.id, PLACES[named.runtime]
+
+
+def _keep(kept: dict[str, _Value], key: str, value: _Value) -> None:
+    """Keep a value, and forget the oldest of too many."""
+    kept[key] = value
+    if len(kept) > _REMEMBERED:
+        del kept[next(iter(kept))]

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec import Struct
+
+from agent.runtimes.files import LIMIT, RuntimeFileError, read_json, stamp_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Content(Struct):
+    """Something with a text."""
+
+    text: str = ""
+
+
+def refused(file: Path) -> str:
+    with pytest.raises(RuntimeFileError) as error:
+        read_json(file, Content)
+    assert error.value.path == file
+    return str(error.value)
+
+
+def test_unknown_fields_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"text": "a", "more": [1, {"b": null}]}')
+    assert read_json(file, Content).text == "a"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b'{"text": 1}', b'{"text": "\xff"}', b"[" * 100_000, b"[]", b"{} {}"],
+    ids=["empty", "cut off", "of another type", "no UTF-8", "deep", "a list", "two"],
+)
+def test_damage_is_said_with_the_file(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    assert refused(file).startswith(f"{file}: it is damaged (")
+
+
+def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b"{}" + b" " * (LIMIT - 2))
+    assert read_json(file, Content).text == ""
+    file.write_bytes(b"{}" + b" " * (LIMIT - 1))
+    assert refused(file) == f"{file}: it is larger than 4 MiB"
+
+
+def test_a_fifo_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert refused(tmp_path / "fifo").endswith("it is no regular file")
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    assert refused(tmp_path).endswith("it cannot be read (Is a directory)")
+
+
+def test_a_file_that_cannot_be_opened_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert refused(file).endswith("it cannot be read (Permission denied)")
+
+
+def test_a_missing_file_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "config.json", Content)
+    assert stamp_of(str(tmp_path / "config.json")) is None
+
+
+def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    before = stamp_of(str(file))
+    assert before == stamp_of(str(file))
+    file.write_text("{ }")
+    assert stamp_of(str(file)) != before
