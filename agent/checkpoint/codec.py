@@ -3,7 +3,9 @@
 The document is JSON on one line:
 `{"format":"numawarden-checkpoint","version":1,"checksum":"sha256:...","state":{...}}`.
 The checksum is over the bytes of the value of `state`, exactly as they stand in the file, so the
-same state always gives the same bytes and any change of them is found.
+same state always gives the same bytes and any change of them is found. This frame is that of every
+format; `version` says what `state` looks like. The latest format is written, each that was ever
+released is read by a reader of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from agent.checkpoint.errors import (
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from agent.checkpoint.state import State
@@ -95,7 +98,7 @@ def decode(data: bytes, path: Path) -> State:
         _check_header(msgspec.json.decode(data, type=_Header), path)
         document = msgspec.json.decode(data, type=_Document)
         _check_sum(document, path)
-        return format1.state_from_wire(_STATE_DECODER.decode(document.state))
+        return READERS[document.version](document.state)
     except msgspec.ValidationError as error:
         raise _damaged(path, *_place(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -118,13 +121,15 @@ def _check_header(header: _Header, path: Path) -> None:
 
 
 def _check_version(version: int, path: Path) -> None:
-    problem = f"format {version}, this release reads and writes format {VERSION}"
+    if version in READERS:
+        return
+    known = ", ".join(map(str, sorted(READERS)))
+    problem = f"format {version}, this release reads {known} and writes {VERSION}"
     if version > VERSION:
         remedy = "the file is kept aside; go back to the release that wrote it and put it back"
         raise NewerCheckpointError(path, "$.version", problem, remedy)
-    if version < VERSION:
-        remedy = "the file is kept aside; let a release that reads both formats convert it"
-        raise OlderCheckpointError(path, "$.version", problem, remedy)
+    remedy = "the file is kept aside; let a release that reads both formats convert it"
+    raise OlderCheckpointError(path, "$.version", problem, remedy)
 
 
 def _check_sum(document: _Document, path: Path) -> None:
@@ -176,4 +181,12 @@ def _dec_hook(kind: type, value: object) -> Mask:
 
 
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=_enc_hook, order="deterministic")
-_STATE_DECODER: Final = msgspec.json.Decoder(format1.StateV1[format1.PodV1], dec_hook=_dec_hook)
+_DECODER1: Final = msgspec.json.Decoder(format1.StateV1[format1.PodV1], dec_hook=_dec_hook)
+
+
+def _read1(body: msgspec.Raw) -> State:
+    return format1.state_from_wire(_DECODER1.decode(body))
+
+
+#: The reader of each format: it returns the state of the value of `state`.
+READERS: Final[dict[int, Callable[[msgspec.Raw], State]]] = {1: _read1}

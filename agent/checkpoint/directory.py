@@ -5,16 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from agent.checkpoint.errors import StateDirectoryError, StateDirectoryLockedError
+from agent.checkpoint.fitness import FOREIGN_WRITE
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
 LOCK_NAME: Final = "lock"
-_FOREIGN_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_directory(directory: Path) -> None:
@@ -40,9 +41,9 @@ def _check_owner(directory: Path, status: os.stat_result) -> None:
         raise StateDirectoryError(
             directory,
             f"belongs to user {status.st_uid}, the service runs as user {os.geteuid()}",
-            f"give it over: chown {os.geteuid()} {directory}",
+            f"give it over with what is in it: chown -R {os.geteuid()} {directory}",
         )
-    if status.st_mode & _FOREIGN_WRITE:
+    if status.st_mode & FOREIGN_WRITE:
         raise StateDirectoryError(
             directory,
             f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})",
@@ -95,13 +96,10 @@ def _lock(fd: int, directory: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise StateDirectoryLockedError(directory, _holder(fd)) from None
-    try:
+    # The number only helps people; a full disk must not keep the agent from starting.
+    with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    except OSError as error:
-        problem = f"cannot write {LOCK_NAME}: {os.strerror(error.errno or 0)}"
-        remedy = "free space, or make the directory writable for the service"
-        raise StateDirectoryError(directory, problem, remedy) from error
 
 
 def _holder(fd: int) -> int | None:

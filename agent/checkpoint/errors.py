@@ -53,6 +53,24 @@ class OlderCheckpointError(UnusableCheckpointError):
     label = "older"
 
 
+class UnreadableCheckpointError(UnusableCheckpointError):
+    """The disk does not give it back, or it is larger than any checkpoint."""
+
+    label = "unreadable"
+
+
+class NoFileCheckpointError(UnusableCheckpointError):
+    """A directory, a link or the like stands at its place."""
+
+    label = "nofile"
+
+
+class UntrustedCheckpointError(UnusableCheckpointError):
+    """Somebody else may have written it."""
+
+    label = "untrusted"
+
+
 class CheckpointIOError(CheckpointError):
     """An operation on the checkpoint's files failed.
 
@@ -101,6 +119,7 @@ _KEPT = "the previous checkpoint is untouched"
 _REMEDIES = {
     errno.ENOSPC: "free space on that file system",
     errno.EDQUOT: "free space within the quota",
+    errno.EISDIR: "move away the directory of that name",
     errno.EROFS: "remount the file system read-write",
     errno.EIO: "check the disk and the kernel log",
     errno.EACCES: "let the service's user write there",

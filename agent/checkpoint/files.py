@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+#: Without O_NONBLOCK opening a named pipe would wait for a writer for ever.
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Files(Protocol):
     """What the store does to files; every method raises `OSError` as the kernel does."""
 
     def create(self, path: Path) -> int:
-        """Open `path` for writing, new or emptied, readable by its owner alone."""
+        """Make a new file, readable by its owner alone, and open it for writing."""
         ...
 
     def write(self, fd: int, data: memoryview) -> int:
@@ -29,7 +33,7 @@ class Files(Protocol):
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Let `target` name the file that `source` named, atomically."""
+        """Let `target` name what `source` named, atomically."""
         ...
 
     def sync_directory(self, path: Path) -> None:
@@ -37,7 +41,11 @@ class Files(Protocol):
         ...
 
     def remove(self, path: Path) -> None:
-        """Remove one name."""
+        """Remove one name: a file, a link, or an empty directory."""
+        ...
+
+    def status(self, path: Path) -> os.stat_result:
+        """Return what a name stands for; a link is not followed."""
         ...
 
     def read(self, path: Path) -> bytes:
@@ -53,9 +61,8 @@ class OsFiles:
     """The operating system's files; see `Files`. Links in the last component are not followed."""
 
     def create(self, path: Path) -> int:
-        """Open a file for writing; see `Files.create`."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(path, flags, 0o600)
+        """Make a file; see `Files.create`."""
+        return os.open(path, _NEW, 0o600)
 
     def write(self, fd: int, data: memoryview) -> int:
         """Write some bytes; see `Files.write`."""
@@ -82,14 +89,24 @@ class OsFiles:
             os.close(fd)
 
     def remove(self, path: Path) -> None:
-        """Remove a file; see `Files.remove`."""
-        path.unlink()
+        """Remove a name; see `Files.remove`."""
+        try:
+            path.unlink()
+        except IsADirectoryError:
+            path.rmdir()
+
+    def status(self, path: Path) -> os.stat_result:
+        """Look at a name; see `Files.status`."""
+        return path.lstat()
 
     def read(self, path: Path) -> bytes:
         """Read a file; see `Files.read`."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        with os.fdopen(fd, "rb") as file:
-            return file.read()
+        fd = os.open(path, _READ)
+        try:
+            with open(fd, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(fd)
 
     def names(self, path: Path) -> list[str]:
         """List a directory; see `Files.names`."""

@@ -11,8 +11,10 @@ from agent.checkpoint.codec import Encoder, decode
 from agent.checkpoint.directory import DirectoryLock, check_directory
 from agent.checkpoint.errors import CheckpointIOError, UnusableCheckpointError
 from agent.checkpoint.files import Files, OsFiles
+from agent.checkpoint.fitness import read_checked
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
     from types import TracebackType
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT_NAME: Final = "checkpoint.json"
 TEMPORARY_NAME: Final = "checkpoint.json.new"
+#: So many unusable checkpoints of one kind are kept.
+_KEPT_OF_A_LABEL: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,8 @@ class LoadResult:
     """What the state directory held.
 
     `state` is None when there was no checkpoint or it could not be used; `problem` then says why
-    and `kept_as` is the name under which the file remains. `set_aside` lists all such files, of
-    this and earlier starts.
+    and `kept_as` is the name under which the file remains: None when it could not be renamed and
+    stays where it is. `set_aside` lists all such files, of this and earlier starts.
     """
 
     state: State | None = None
@@ -68,6 +72,8 @@ class Store:
         self._temporary = directory / TEMPORARY_NAME
         self._files = OsFiles() if files is None else files
         self._encoder = Encoder()
+        #: What is at the checkpoint's place is to be kept under this label before it is replaced.
+        self._to_keep: str | None = None
         self._lock = DirectoryLock(directory)
 
     def save(self, state: State) -> int:
@@ -78,6 +84,7 @@ class Store:
         caller should save again what is to be true.
         """
         data = self._encoder.encode(state)
+        self._keep_what_is_there()
         try:
             self._write_temporary(data)
             self._attempt_rename(self._temporary, self.path)
@@ -90,21 +97,22 @@ class Store:
         return len(data)
 
     def load(self) -> LoadResult:
-        """Return the saved state; set a file aside that cannot be used, never lose it.
+        """Return the saved state; set aside what cannot be used, never lose it.
 
-        Raises `CheckpointIOError` when the file cannot be read or not be set aside.
+        The part of a save that was cut short is removed. Raises `CheckpointIOError` only when this
+        process lacks what reading takes (descriptors, memory): whatever stands at the checkpoint's
+        place, the agent starts.
         """
+        with suppress(OSError):  # if that matters, the next save says so
+            self._files.remove(self._temporary)
         try:
-            data = self._files.read(self.path)
+            state = decode(read_checked(self._files, self.path), self.path)
         except FileNotFoundError:
             return LoadResult(set_aside=self._set_aside())
-        except OSError as error:
-            raise CheckpointIOError("reading", self.path, error) from error
-        try:
-            return LoadResult(state=decode(data, self.path), set_aside=self._set_aside())
         except UnusableCheckpointError as problem:
-            kept = self._keep(problem.label)
+            kept = self._keep_now_or_later(problem.label)
             return LoadResult(problem=problem, kept_as=kept, set_aside=self._set_aside())
+        return LoadResult(state=state, set_aside=self._set_aside())
 
     def close(self) -> None:
         """Give the directory free."""
@@ -123,7 +131,7 @@ class Store:
 
     def _write_temporary(self, data: bytes) -> None:
         try:
-            fd = self._files.create(self._temporary)
+            fd = self._create_temporary()
         except OSError as error:
             raise CheckpointIOError("creating", self._temporary, error) from error
         try:
@@ -137,6 +145,13 @@ class Store:
             self._files.close(fd)
         except OSError as error:
             raise CheckpointIOError("closing", self._temporary, error) from error
+
+    def _create_temporary(self) -> int:
+        try:
+            return self._files.create(self._temporary)
+        except FileExistsError:
+            self._files.remove(self._temporary)
+            return self._files.create(self._temporary)
 
     def _write_all(self, fd: int, rest: memoryview) -> None:
         while rest:
@@ -168,21 +183,55 @@ class Store:
             operation = "flushing the directory"
             raise CheckpointIOError(operation, self._directory, error, replaced=True) from error
 
+    def _keep_now_or_later(self, label: str) -> Path | None:
+        try:
+            return self._keep(label)
+        except CheckpointIOError:
+            # Nothing is replaced before it could be kept: until then every save says why it fails.
+            self._to_keep = label
+            return None
+
+    def _keep_what_is_there(self) -> None:
+        if self._to_keep is None:
+            return
+        try:
+            self._keep(self._to_keep)
+        except CheckpointIOError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            self._to_keep = None  # somebody took it away meanwhile
+
     def _keep(self, label: str) -> Path:
-        taken = set(self._names())
-        number = 1
-        while f"{CHECKPOINT_NAME}.{label}-{number}" in taken:
-            number += 1
-        kept = self.path.with_name(f"{CHECKPOINT_NAME}.{label}-{number}")
-        self._attempt_rename(self.path, kept)
-        self._sync_directory()
-        return kept
+        kept = self._kept(label, self._names())
+        number = kept[-1] + 1 if kept else 1
+        path = self._kept_path(label, number)
+        self._attempt_rename(self.path, path)
+        self._to_keep = None
+        # The first shows what was there before the trouble began, the last ones what goes on.
+        for old in kept[1 : -(_KEPT_OF_A_LABEL - 2)]:
+            with suppress(OSError):  # the next one tries again
+                self._files.remove(self._kept_path(label, old))
+        with suppress(OSError):  # until the next save flushes the directory, both names will do
+            self._files.sync_directory(self._directory)
+        return path
+
+    def _kept(self, label: str, names: Iterable[str]) -> list[int]:
+        start = f"{CHECKPOINT_NAME}.{label}-"
+        ends = (name.removeprefix(start) for name in names if name.startswith(start))
+        return sorted(int(end) for end in ends if end.isdecimal() and end.isascii())
+
+    def _kept_path(self, label: str, number: int) -> Path:
+        return self._directory / f"{CHECKPOINT_NAME}.{label}-{number}"
 
     def _set_aside(self) -> tuple[Path, ...]:
         ours = {CHECKPOINT_NAME, TEMPORARY_NAME}
+        try:
+            names = self._names()
+        except CheckpointIOError:  # the list only helps people
+            return ()
         return tuple(
             self._directory / name
-            for name in self._names()
+            for name in names
             if name.startswith(f"{CHECKPOINT_NAME}.") and name not in ours
         )
 

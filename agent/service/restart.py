@@ -14,7 +14,9 @@ from agent.service.state import AgentState, Holdings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from agent.checkpoint.errors import UnusableCheckpointError
     from agent.checkpoint.state import State
     from agent.checkpoint.store import LoadResult
     from agent.ledger import Ledger
@@ -47,16 +49,24 @@ def initial_state(
     if loaded.state is None:
         _adopt(state, running)
     if loaded.problem is not None:
-        message = (
-            f"the checkpoint was set aside as {loaded.kept_as}: {loaded.problem}; lost are names, "
-            "bindings and devices of the pods in it, and which files they came from; what their "
-            "cgroups show is adopted"
-        )
+        message = _lost(loaded.problem, loaded.kept_as)
         log.error("checkpoint not usable", problem=message)
         state.troubles["checkpoint"] = message
     if situation.misfits:
         log.error("the configuration does not fit the host", misfits=situation.misfits)
     return state
+
+
+def _lost(problem: UnusableCheckpointError, kept_as: Path | None) -> str:
+    where = (
+        "could not be set aside, so nothing is saved until it can be or is taken away"
+        if kept_as is None
+        else f"was set aside as {kept_as}"
+    )
+    return (
+        f"the checkpoint {where}: {problem}; lost are names, bindings and devices of the pods in "
+        "it, and which files they came from; what their cgroups show is adopted"
+    )
 
 
 def _adopt(state: AgentState, running: Sequence[SeenPod]) -> None:

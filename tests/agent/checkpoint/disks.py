@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
@@ -122,6 +123,10 @@ class FaultyFiles:
         with _Around(self, "remove"):
             self._files.remove(path)
 
+    def status(self, path: Path) -> os.stat_result:
+        with _Around(self, "status"):
+            return self._files.status(path)
+
     def read(self, path: Path) -> bytes:
         with _Around(self, "read"):
             return self._files.read(path)
@@ -158,14 +163,15 @@ class MemoryDisk:
         self._names: dict[str, _Inode] = {}
         self._durable_names: dict[str, _Inode] = {}
         self._open: dict[int, _Inode] = {}
-        self._next_fd = count(1000)
+        self._next_fd = 1000
 
     def create(self, path: Path) -> int:
-        inode = self._names.setdefault(path.name, _Inode())
-        inode.content = b""
-        fd = next(self._next_fd)
-        self._open[fd] = inode
-        return fd
+        if path.name in self._names:
+            raise FileExistsError(errno.EEXIST, "", str(path))
+        inode = self._names[path.name] = _Inode()
+        self._next_fd += 1
+        self._open[self._next_fd] = inode
+        return self._next_fd
 
     def write(self, fd: int, data: memoryview) -> int:
         self._open[fd].content += bytes(data)
@@ -179,21 +185,28 @@ class MemoryDisk:
         del self._open[fd]
 
     def rename(self, source: Path, target: Path) -> None:
-        if source.name not in self._names:
-            raise FileNotFoundError(errno.ENOENT, "", str(source))
-        self._names[target.name] = self._names.pop(source.name)
+        self._names[target.name] = self._inode(source)
+        del self._names[source.name]
 
     def sync_directory(self, path: Path) -> None:
         del path
         self._durable_names = dict(self._names)
 
     def remove(self, path: Path) -> None:
-        self._names.pop(path.name)
+        self._inode(path)
+        del self._names[path.name]
+
+    def status(self, path: Path) -> os.stat_result:
+        size = len(self._inode(path).content)
+        return os.stat_result((stat.S_IFREG | 0o600, 0, 0, 1, os.geteuid(), 0, size, 0, 0, 0))
 
     def read(self, path: Path) -> bytes:
+        return self._inode(path).content
+
+    def _inode(self, path: Path) -> _Inode:
         if path.name not in self._names:
             raise FileNotFoundError(errno.ENOENT, "", str(path))
-        return self._names[path.name].content
+        return self._names[path.name]
 
     def names(self, path: Path) -> list[str]:
         del path

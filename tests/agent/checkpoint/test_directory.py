@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -86,4 +87,15 @@ def test_a_damaged_lock_file_does_not_matter(tmp_path: Path) -> None:
 def test_a_lock_file_that_is_a_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
     with pytest.raises(StateDirectoryError, match="cannot open lock"):
+        DirectoryLock(tmp_path)
+
+
+def test_a_full_disk_does_not_keep_the_lock_from_being_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with DirectoryLock(tmp_path), pytest.raises(StateDirectoryLockedError, match="another process"):
         DirectoryLock(tmp_path)

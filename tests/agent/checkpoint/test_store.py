@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import stat
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,11 +19,11 @@ from agent.checkpoint.errors import (
 )
 from agent.checkpoint.files import OsFiles
 from agent.checkpoint.store import CHECKPOINT_NAME, TEMPORARY_NAME, Store
-from tests.agent.checkpoint.disks import DieAt, Died, FailAt, FaultyFiles, MemoryDisk
+from tests.agent.checkpoint.disks import DieAt, Died, FailAt, FaultyFiles, MemoryDisk, NoFault
 from tests.agent.checkpoint.states import example, ledger_of, mixed_pod
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from agent.checkpoint.files import Files
     from agent.checkpoint.state import State
@@ -204,21 +207,128 @@ def test_files_kept_aside_are_never_overwritten_and_always_listed(tmp_path: Path
     assert [path.read_bytes() for path in aside] == [b"1", b"2", b"3"]
 
 
+def test_of_many_unusable_checkpoints_the_first_and_the_latest_are_kept(tmp_path: Path) -> None:
+    """Whatever writes them again and again does not fill the disk."""
+    aside: tuple[Path, ...] = ()
+    for number in range(100):
+        (tmp_path / CHECKPOINT_NAME).write_bytes(b"%d" % number)
+        with Store(tmp_path) as store:
+            aside = store.load().set_aside
+    kept = sorted(int(path.read_bytes()) for path in aside)
+    assert kept == [0, *range(91, 100)]
+
+
 def test_dying_while_a_file_is_kept_aside_never_loses_it(tmp_path: Path) -> None:
-    for index in range(5):
+    fault = DieAt()
+    for index in range(8):
         disk = MemoryDisk()
         with Store(tmp_path, disk) as store:
             store.save(BEFORE)
         disk._names[CHECKPOINT_NAME].content = disk._names[CHECKPOINT_NAME].durable = b"broken"
-        with Store(tmp_path, FaultyFiles(disk, DieAt(at=index))) as store, suppress(Died):
+        fault = DieAt(at=index)
+        with Store(tmp_path, FaultyFiles(disk, fault)) as store, suppress(Died):
             store.load()
         for outcome in disk.after_power_failure():
             assert b"broken" in [outcome.read(tmp_path / name) for name in outcome.names(tmp_path)]
+    assert fault.operations[2:] == ["read", "names", "rename", "sync_directory", "names"]
 
 
-def test_an_unreadable_checkpoint_stops_the_start_and_stays_where_it_is(tmp_path: Path) -> None:
+def a_directory(path: Path) -> None:
+    path.mkdir()
+    (path / "something").write_text("kept")
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_link(path: Path) -> None:
+    target = path.with_name("elsewhere")
+    target.write_bytes(b"secret")
+    path.symlink_to(target)
+
+
+def a_dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def written_by_others(path: Path) -> None:
+    path.chmod(0o664)
+
+
+def far_too_large(path: Path) -> None:
+    os.truncate(path, 300 << 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "label", "says"),
+    [
+        (a_directory, "nofile", "is a directory, not a file"),
+        (a_pipe, "nofile", "is a named pipe, not a file"),
+        (a_link, "nofile", "is a symbolic link, not a file"),
+        (a_dangling_link, "nofile", "is a symbolic link, not a file"),
+        (written_by_others, "untrusted", r"can be written by others \(mode 0664\)"),
+        (far_too_large, "unreadable", "has 314572800 bytes"),
+    ],
+)
+def test_what_is_no_checkpoint_is_kept_aside_and_not_followed(
+    tmp_path: Path, make: Callable[[Path], None], label: str, says: str
+) -> None:
     save_before(tmp_path)
-    fault = FailAt(at=0, error=errno.EIO)
+    path = tmp_path / CHECKPOINT_NAME
+    if label == "nofile":
+        path.unlink()
+    make(path)
+    before = path.lstat()
+    with Store(tmp_path) as store:
+        result = store.load()
+        assert result.state is None
+        assert result.problem is not None
+        assert re.search(says, str(result.problem))
+        assert result.kept_as == tmp_path / f"{CHECKPOINT_NAME}.{label}-1"
+        assert result.kept_as.lstat().st_ino == before.st_ino
+        store.save(BEFORE)
+        assert store.load().state == BEFORE
+
+
+class OthersFiles(OsFiles):
+    """Files that belong to somebody else."""
+
+    owner = 4711
+
+    def status(self, path: Path) -> os.stat_result:
+        values = list(super().status(path))
+        values[stat.ST_UID] = self.owner
+        return os.stat_result(values)
+
+
+def test_a_file_of_another_user_is_not_trusted_one_of_root_is(tmp_path: Path) -> None:
+    save_before(tmp_path)
+    files = OthersFiles()
+    with Store(tmp_path, files) as store:
+        files.owner = 0
+        assert store.load().state == BEFORE
+        files.owner = 4711
+        result = store.load()
+    assert result.kept_as == tmp_path / f"{CHECKPOINT_NAME}.untrusted-1"
+    assert "belongs to user 4711" in str(result.problem)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("at", [1, 2], ids=["status", "read"])
+def test_an_unreadable_checkpoint_is_kept_aside(tmp_path: Path, error: int, at: int) -> None:
+    save_before(tmp_path)
+    with Store(tmp_path, FaultyFiles(OsFiles(), FailAt(at=at, error=error))) as store:
+        result = store.load()
+    assert result.kept_as == tmp_path / f"{CHECKPOINT_NAME}.unreadable-1"
+    assert f"cannot be read: {os.strerror(error)}" in str(result.problem)
+    result.kept_as.rename(tmp_path / CHECKPOINT_NAME)
+    assert load(tmp_path) == BEFORE
+
+
+def test_a_process_without_descriptors_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+    save_before(tmp_path)
+    fault = FailAt(at=2, error=errno.EMFILE)
     with (
         Store(tmp_path, FaultyFiles(OsFiles(), fault)) as store,
         pytest.raises(CheckpointIOError, match="reading"),
@@ -227,13 +337,61 @@ def test_an_unreadable_checkpoint_stops_the_start_and_stays_where_it_is(tmp_path
     assert load(tmp_path) == BEFORE
 
 
-def test_a_link_in_place_of_the_checkpoint_is_not_followed(tmp_path: Path) -> None:
-    target = tmp_path / "elsewhere"
-    target.write_bytes(b"secret")
-    (tmp_path / CHECKPOINT_NAME).symlink_to(target)
-    with Store(tmp_path) as store:
-        with pytest.raises(CheckpointIOError, match="reading"):
-            store.load()
+@dataclass
+class Stubborn(NoFault):
+    """Lets nothing be renamed until it is told to."""
+
+    error: int = errno.EROFS
+
+    def before(self, index: int, operation: str) -> None:
+        NoFault.before(self, index, operation)
+        if operation == "rename" and self.error:
+            raise OSError(self.error, os.strerror(self.error))
+
+
+@pytest.mark.parametrize("taken_away", [False, True])
+def test_what_cannot_be_kept_aside_is_not_replaced_either(
+    tmp_path: Path, *, taken_away: bool
+) -> None:
+    path, fault = tmp_path / CHECKPOINT_NAME, Stubborn()
+    path.write_bytes(b"broken")
+    with Store(tmp_path, FaultyFiles(OsFiles(), fault)) as store:
+        result = store.load()
+        assert result.problem is not None
+        assert result.kept_as is None
+        with pytest.raises(CheckpointIOError, match="renaming"):
+            store.save(BEFORE)
+        assert path.read_bytes() == b"broken"
+        fault.error = 0
+        if taken_away:
+            path.rename(tmp_path / "taken")
         store.save(BEFORE)
         assert store.load().state == BEFORE
-    assert target.read_bytes() == b"secret"
+    kept = tmp_path / ("taken" if taken_away else f"{CHECKPOINT_NAME}.damaged-1")
+    assert kept.read_bytes() == b"broken"
+
+
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir, a_pipe, a_dangling_link])
+def test_what_stands_where_a_save_writes_first_is_in_nobodys_way(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    save_before(tmp_path)
+    temporary = tmp_path / TEMPORARY_NAME
+    make(temporary)
+    with Store(tmp_path) as store:
+        store.save(AFTER)
+        make(temporary)
+        assert store.load().state == AFTER
+    assert sorted(os.listdir(tmp_path)) == [CHECKPOINT_NAME, "lock"]  # noqa: PTH208 - names
+
+
+def test_no_descriptor_is_left_open_by_what_cannot_be_read(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - descriptors, not paths
+    with pytest.raises(IsADirectoryError):
+        OsFiles().read(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - descriptors, not paths
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert OsFiles().read(tmp_path / "pipe") == b""
