@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from cgroupfs.tree import Tree
 
 _SYSTEMD_OWN: Final = ("init.scope", "dbus.service", "dbus-broker.service")
+#: So much of what somebody asked for is repeated, in characters.
+_SHOWN: Final = 200
 _NAME_CONTAINERS: Final = (
     "start the container in the pod's cgroup, or name the cgroup of this one container"
 )
@@ -62,7 +64,7 @@ def cgroup_named(text: str, mount: Path) -> str:
         return check_path(path)
     except CgroupPathError as error:
         remedy = "name a cgroup by its path below the cgroup root"
-        raise BindingError(f"cgroup {text!r}", error.why, remedy) from error
+        raise BindingError(f"cgroup {text[:_SHOWN]!r}", error.why, remedy) from error
 
 
 def make_binding(

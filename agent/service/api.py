@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES: Final = 4 << 20
+#: How long a whole body may take, in seconds.
+BODY_SECONDS: Final = 30.0
 #: Names a manifest that came over the socket, in errors and in the uid of a pod that states none.
 SOURCE: Final = "manifest"
 
@@ -40,6 +43,7 @@ _STATUS: Final = {
     "ManagedByManifest": HTTPStatus.CONFLICT,
     "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
     "CheckpointFailed": HTTPStatus.INSUFFICIENT_STORAGE,
+    "TooSlow": HTTPStatus.REQUEST_TIMEOUT,
     "InvalidManifest": HTTPStatus.UNPROCESSABLE_ENTITY,
     "InvalidBinding": HTTPStatus.UNPROCESSABLE_ENTITY,
 }
@@ -109,7 +113,7 @@ class Api:
 
     async def _admit(self, request: web.Request) -> web.Response:
         dry_run = _flag(request, "dryRun")
-        pod = await self._pod_of(await request.read())
+        pod = await self._pod_of(await _body(request))
         if dry_run:
             answer = self._keeper.preview(pod)
         else:
@@ -127,7 +131,7 @@ class Api:
 
     async def _bind(self, request: web.Request) -> web.Response:
         uid, name = request.match_info["uid"], request.match_info["name"]
-        wanted = _bind_request(await request.read())
+        wanted = _bind_request(await _body(request))
         return _json(await self._keeper.bind(uid, name, wanted))
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
@@ -171,6 +175,14 @@ def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
     summary = f"{count} mistakes in the manifest" if count > 1 else str(error)
     details = tuple((problem.path, problem.message) for problem in error.problems)
     return errors.InvalidManifestError(summary, details)
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise errors.TooSlowError(BODY_SECONDS) from None
 
 
 def _bind_request(body: bytes) -> wire.BindRequest:

@@ -41,6 +41,15 @@ class InvalidManifestError(RequestError):
     code = "InvalidManifest"
 
 
+class TooSlowError(RequestError):
+    """The body of a request did not arrive in time."""
+
+    code = "TooSlow"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the body did not arrive within {seconds:g} seconds")
+
+
 class PodNotFoundError(RequestError):
     """No pod of that uid is admitted."""
 

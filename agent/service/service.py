@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import structlog
 from aiohttp import web
 
 from agent.service.clock import wait_for
+from agent.service.connections import Connections, Limits
 from agent.service.health import Health
 from agent.service.http_log import http_logger
 from agent.service.monitoring import Monitoring
@@ -37,8 +38,14 @@ SETTLE_SECONDS: Final = 0.1
 SPACING_SECONDS: Final = 0.5
 #: How long answers that are under way may take when the agent stops, in seconds.
 SHUTDOWN_SECONDS: Final = 5.0
+#: How long the rest of a request is still taken, and thrown away, after its answer, in seconds.
+LINGER_SECONDS: Final = 1.0
 #: How long to wait before a stream of changes that broke is opened again, in seconds.
 REOPEN_SECONDS: Final = 60.0
+#: Anybody on the host may connect there: scrapes and probes, which may stay connected.
+METRICS_LIMITS: Final = Limits(connections=64, idle_seconds=120.0)
+#: Commands, and who watches (which is no idling).
+ADMISSION_LIMITS: Final = Limits(connections=256, idle_seconds=120.0)
 
 
 class Follows(Protocol):
@@ -79,6 +86,14 @@ class Surroundings:
     cgroups: Follows | None = None
     manifests: ManifestSource | None = None
     manifest_changes: Callable[[], AsyncIterator[object]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A door that is open."""
+
+    runner: web.AppRunner
+    connections: Connections
 
 
 class Service:
@@ -122,26 +137,32 @@ class Service:
         """Live until `stop`: restored, compared, ready, watching."""
         keeper = self._keeper
         serving = asyncio.create_task(keeper.queue.serve())
-        runners: list[web.AppRunner] = []
+        served: list[_Served] = []
         try:
-            await self._until_stopped(self._live(runners))
+            await self._until_stopped(self._live(served))
         finally:
             self._manager.stopping()
             keeper.state.ready = False
             keeper.events.close()
-            for runner in reversed(runners):
-                await runner.cleanup()
+            for door in reversed(served):
+                await door.connections.stop()
+                await door.runner.cleanup()
             keeper.queue.stop()
             await serving
             keeper.worker.close()
             log.info("stopped; every workload stays as it is")
 
-    async def _live(self, runners: list[web.AppRunner]) -> None:
+    async def _live(self, served: list[_Served]) -> None:
         if self._doors.metrics is not None:
             monitoring = Monitoring(self._keeper.metrics, self.health, self._keeper.state)
             application = monitoring.application()
-            await self._open(runners, application, self._doors.metrics, self._doors.tls)
-        await self._open(runners, self._api.application(), self._doors.admission)
+            metrics, tls = self._doors.metrics, self._doors.tls
+            await self._open(
+                served, application, Connections(application, metrics, METRICS_LIMITS, tls)
+            )
+        application = self._api.application()
+        admission = Connections(application, self._doors.admission, ADMISSION_LIMITS)
+        await self._open(served, application, admission)
         await self._remember_host()
         await self._attempt(self._reconcile)
         await self._attempt(self._sync_manifests)
@@ -290,11 +311,7 @@ class Service:
             await self._clock.sleep(period)
 
     async def _open(
-        self,
-        runners: list[web.AppRunner],
-        application: web.Application,
-        listening: socket.socket,
-        tls: ssl.SSLContext | None = None,
+        self, served: list[_Served], application: web.Application, connections: Connections
     ) -> None:
         runner = web.AppRunner(
             application,
@@ -302,10 +319,12 @@ class Service:
             logger=http_logger(),
             handle_signals=False,
             shutdown_timeout=SHUTDOWN_SECONDS,
+            auto_decompress=False,
+            lingering_time=LINGER_SECONDS,
         )
-        runners.append(runner)
+        served.append(_Served(runner, connections))
         await runner.setup()
-        await web.SockSite(runner, listening, ssl_context=tls).start()
+        connections.start(cast("web.Server", runner.server))
 
     def _status(self) -> str:
         state = self._keeper.state

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import zlib
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ import aiohttp
 import pytest
 
 from agent.checkpoint.store import CHECKPOINT_NAME
+from agent.metrics import names
 from agent.service import api as api_module
+from agent.service.events import QUEUE_LENGTH
 from agent.service.peer import Peer
 from agent.wire import AdmissionDocument, ErrorDocument, EventDocument, PodDocument, decode
 from tests.agent.service.support import OTHER_UID, UID, in_loop, manifest, next_event, running
@@ -402,3 +405,118 @@ async def test_a_client_that_goes_away_does_not_stop_its_admission(world: World)
                 client.sendall(head.encode() + body)
             event = await next_event(watcher, "PodAdmitted")
         assert event.uid == UID
+
+
+async def say(world: World, *parts: bytes) -> bytes:
+    """Send bytes as they are and return all that comes back."""
+    reader, writer = await asyncio.open_unix_connection(str(world.socket))
+    for part in parts:
+        writer.write(part)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+def posting(path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    lines = (f"POST {path} HTTP/1.1", "Host: a", "Connection: close", f"Content-Length: {size}")
+    return "\r\n".join((*lines, *headers, "", "")).encode() + body
+
+
+@in_loop
+async def test_a_body_that_does_not_arrive_is_given_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_module, "BODY_SECONDS", 0.01)
+    async with running(world) as agent:
+        for path in ("/v1/pods", f"/v1/pods/{UID}/containers/c0/bind"):
+            answer = await say(world, posting(path, manifest(), length=10_000))
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b'"code":"TooSlow"' in answer
+        assert not agent.keeper.state.ledger.grants
+
+
+@in_loop
+async def test_a_compressed_body_is_not_unpacked(world: World) -> None:
+    async with running(world) as agent:
+        packed = zlib.compress(manifest())
+        answer = await say(world, posting("/v1/pods", packed, "Content-Encoding: deflate"))
+        assert answer.startswith(b"HTTP/1.1 422 ")
+        assert not agent.keeper.state.ledger.grants
+
+
+@pytest.mark.parametrize("headers", [["X-A: b"] * 1000, ["X-A: " + "b" * 100_000]])
+@in_loop
+async def test_too_many_and_too_long_headers_are_refused(world: World, headers: list[str]) -> None:
+    async with running(world) as agent:
+        answer = await say(world, posting("/v1/pods", manifest(), *headers))
+        assert answer.startswith(b"HTTP/1.0 400 ")
+        assert not agent.keeper.state.ledger.grants
+
+
+@pytest.mark.parametrize("path", ["/v1/pods/{}", "/v1/{}", "/v1/pods/{}/containers/c/bind"])
+@in_loop
+async def test_nothing_that_is_asked_for_becomes_a_header_or_a_line_of_its_own(
+    world: World, path: str
+) -> None:
+    evil = "x%0d%0aX-Evil:%201%0d%0a%0d%0a%1b[2J"
+    async with running(world):
+        head, _, body = (await say(world, posting(path.format(evil), b"{}"))).partition(b"\r\n\r\n")
+    assert b"X-Evil" not in head
+    assert body.count(b"\n") == 1
+    assert b"\x1b" not in body
+    assert decode(body, ErrorDocument).error.code
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 500_000,
+        b'{"a":' * 100_000,
+        b"- " * 400_000,
+        b"a: &a [*a,*a]",
+        b'{"pid":' + b"9" * 5000,
+    ],
+)
+@in_loop
+async def test_what_is_nested_or_counted_without_end_is_one_mistake(
+    world: World, body: bytes
+) -> None:
+    async with running(world) as agent:
+        assert await error_of(agent, "POST", "/v1/pods", body) == "422 InvalidManifest"
+        assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201
+        bind = f"/v1/pods/{UID}/containers/c0/bind"
+        assert await error_of(agent, "POST", bind, body) == "422 InvalidBinding"
+
+
+@in_loop
+async def test_the_path_of_a_binding_is_answered_in_short(world: World) -> None:
+    async with running(world) as agent:
+        await ask(agent, "POST", "/v1/pods", manifest())
+        bind = f"/v1/pods/{UID}/containers/c0/bind"
+        body = b'{"cgroup": "' + b"/a" * 100_000 + b'"}'
+        status, answer = await ask(agent, "POST", bind, body)
+    assert status == 422
+    assert len(answer) < 500
+
+
+@in_loop
+async def test_a_watcher_that_never_reads_holds_nobody_up(world: World) -> None:
+    text = "x" * 1000
+    async with running(world) as agent:
+        with socket.socket(socket.AF_UNIX) as deaf, agent.keeper.events.watch() as other:
+            deaf.connect(str(world.socket))
+            deaf.sendall(b"GET /v1/watch HTTP/1.1\r\nHost: a\r\n\r\n")
+            while (await ask(agent, "GET", "/v1/status"))[0] != 200 or watchers(agent) < 2:
+                pass
+            events = aiter(other)
+            for _ in range(4 * QUEUE_LENGTH):
+                agent.keeper.tell("Test", message=text)
+                await anext(events)  # the loop runs, and writes to whoever reads
+            assert agent.keeper.metrics.counters.value(names.EVENTS_DROPPED) > 0
+            assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201
+
+
+def watchers(agent: Running) -> int:
+    return len(agent.keeper.events._watchers)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from agent.service import connections
+from agent.service.connections import Connections, Limits
+from agent.service.sockets import Address, open_tcp, tls_context
+from tests.agent.service.support import CERTIFICATE, in_loop
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator
+
+    Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+FOREVER = 3600.0
+#: Shorter than anybody would wait, so that a test need not.
+AT_ONCE = 0.05
+
+
+class Door:
+    """A listener on 127.0.0.1 that answers with `answer` once `free` is set."""
+
+    def __init__(self) -> None:
+        self.answer = b"hello"
+        self.free = asyncio.Event()
+        self.free.set()
+        self.asked = asyncio.Event()
+        self.port = 0
+
+    async def handle(self, _request: web.Request) -> web.Response:
+        self.asked.set()
+        await self.free.wait()
+        return web.Response(body=self.answer)
+
+    async def enter(self) -> Ends:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+@asynccontextmanager
+async def opened(limits: Limits, tls: ssl.SSLContext | None = None) -> AsyncIterator[Door]:
+    door = Door()
+    application = web.Application()
+    application.router.add_get("/", door.handle)
+    listening = open_tcp(Address("127.0.0.1", 0))
+    door.port = listening.getsockname()[1]
+    doors = Connections(application, listening, limits, tls)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=AT_ONCE)
+    await runner.setup()
+    assert runner.server is not None
+    doors.start(runner.server)
+    try:
+        yield door
+    finally:
+        door.free.set()
+        await doors.stop()
+        await runner.cleanup()
+
+
+async def answered(ends: Ends) -> bool:
+    """Ask, and tell whether the answer is there."""
+    reader, writer = ends
+    writer.write(REQUEST)
+    return (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+
+
+async def left(ends: Ends) -> None:
+    ends[1].close()
+    await ends[1].wait_closed()
+
+
+async def ended(ends: Ends) -> bytes:
+    """Return what comes until the other side ends the connection."""
+    try:
+        return await ends[0].read()
+    except ConnectionResetError:
+        return b""
+
+
+@in_loop
+async def test_one_more_than_may_connect_waits_until_another_leaves() -> None:
+    async with opened(Limits(connections=2, idle_seconds=FOREVER)) as door:
+        first, second, third = [await door.enter() for _ in range(3)]
+        assert await answered(first)
+        assert await answered(second)
+        third[1].write(REQUEST)
+        waiting = asyncio.create_task(third[0].readuntil(b"hello"))
+        assert await answered(first)  # so the loop had every occasion to serve the third
+        assert not waiting.done()
+        await left(second)
+        assert (await waiting).startswith(b"HTTP/1.1 200")
+        await left(first)
+        await left(third)
+
+
+@in_loop
+async def test_who_sends_no_whole_request_is_closed_and_makes_room() -> None:
+    async with opened(Limits(connections=1, idle_seconds=AT_ONCE)) as door:
+        slow, next_one = await door.enter(), await door.enter()
+        slow[1].write(REQUEST[:-2])
+        assert await ended(slow) == b""
+        assert await answered(next_one)
+        await left(slow)
+        await left(next_one)
+
+
+@in_loop
+async def test_who_asks_nothing_any_more_is_closed() -> None:
+    async with opened(Limits(connections=1, idle_seconds=AT_ONCE)) as door:
+        visitor = await door.enter()
+        assert await answered(visitor)
+        assert await ended(visitor) == b""
+        await left(visitor)
+
+
+@in_loop
+async def test_who_does_not_take_the_answer_is_closed() -> None:
+    async with opened(Limits(connections=1, idle_seconds=AT_ONCE)) as door:
+        door.answer = bytes(64 << 20)
+        with socket.create_connection(("127.0.0.1", door.port)) as deaf:
+            deaf.sendall(REQUEST)
+            await door.asked.wait()
+            door.answer = b"hello"
+            next_one = await door.enter()
+            assert await answered(next_one)
+            await left(next_one)
+
+
+@in_loop
+async def test_who_waits_for_an_answer_is_not_idle() -> None:
+    async with opened(Limits(connections=2, idle_seconds=AT_ONCE)) as door:
+        door.free.clear()
+        patient = await door.enter()
+        patient[1].write(REQUEST)
+        await door.asked.wait()
+        idle = await door.enter()
+        assert await ended(idle) == b""  # which came later and was closed in its time
+        door.free.set()
+        assert (await patient[0].readline()).startswith(b"HTTP/1.1 200")
+        await left(patient)
+        await left(idle)
+
+
+@in_loop
+async def test_a_tls_handshake_that_never_comes_makes_room() -> None:
+    tls = tls_context(Address("127.0.0.1", 0, CERTIFICATE, CERTIFICATE))
+    async with opened(Limits(connections=1, idle_seconds=AT_ONCE), tls) as door:
+        for _ in range(3):
+            silent = await door.enter()
+            assert await ended(silent) == b""
+            await left(silent)
+        garbage = await door.enter()
+        garbage[1].write(b"no handshake at all")
+        await ended(garbage)
+        await left(garbage)
+
+
+@in_loop
+async def test_a_host_without_descriptors_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "PAUSE_SECONDS", 0.0)
+    loop = asyncio.get_running_loop()
+    accept = loop.sock_accept
+    refusals = [errno.EMFILE, errno.ECONNABORTED]
+
+    async def refusing(listening: socket.socket) -> tuple[socket.socket, object]:
+        if refusals:
+            number = refusals.pop(0)
+            raise OSError(number, os.strerror(number))
+        return await accept(listening)
+
+    monkeypatch.setattr(loop, "sock_accept", refusing)
+    with capture_logs() as said:
+        async with opened(Limits(connections=1, idle_seconds=FOREVER)) as door:
+            visitor = await door.enter()
+            assert await answered(visitor)
+            await left(visitor)
+    assert not refusals
+    assert [line["reason"] for line in said] == ["Too many open files"]
+
+
+@in_loop
+async def test_after_the_end_nobody_is_let_in() -> None:
+    async with opened(Limits(connections=1, idle_seconds=FOREVER)) as door:
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        await door.enter()
