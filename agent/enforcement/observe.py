@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from agent.managers.adoption import Seen, SeenPod
@@ -30,11 +31,21 @@ def _of_tier(tree: Tree, layout: Layout, tier: Tier) -> Iterator[SeenPod]:
     except FileNotFoundError:
         return
     for path in (join(above, name) for name in names):
-        named, own = layout.parse_pod(path), read_state(tree, path)
+        named, own = layout.parse_pod(path), _state(tree, path)
         if named is not None and own is not None and own.populated:
-            inside = ((each, read_state(tree, each)) for each in containers(tree, path))
+            inside = ((each, _state(tree, each)) for each in containers(tree, path))
             running = tuple(_seen(p, s) for p, s in inside if s is not None and s.populated)
             yield SeenPod(named.uid, QosClass(str(tier)), _seen(path, own), running)
+
+
+def _state(tree: Tree, path: str) -> State | None:
+    """Return what a cgroup shows, None when it is gone or on its way out (ENODEV)."""
+    try:
+        return read_state(tree, path)
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+        return None
 
 
 def _seen(path: str, state: State) -> Seen:

@@ -39,10 +39,12 @@ from sysfs.uevents import watch_hotplug
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
+    from agent.checkpoint.files import Files
     from agent.checkpoint.store import LoadResult
     from agent.config.config import Config
     from agent.enforcement.locate import ContainerFinder
     from agent.enforcement.tasks import Task
+    from agent.managers.adoption import SeenPod
     from agent.pods.model import Pod
     from agent.service.clock import Clock
     from agent.service.manager import ServiceManager
@@ -62,9 +64,9 @@ _ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/nod
 class Surrogates:
     """What stands in for parts of the system where there is no kernel, for tests and the demo.
 
-    `tree` replaces the cgroup mount, `systemd` its bus, `tasks` what runs on the host,
-    `runtimes` is the root of the files of container runtimes. With `live` False neither netlink
-    nor inotify on cgroups is used.
+    `tree` replaces the cgroup mount, `systemd` its bus, `tasks` what runs on the host, `files` what
+    the checkpoint is kept with. `runtimes` is the root of the files of container runtimes. With
+    `live` False neither netlink nor inotify on cgroups is used.
     """
 
     tree: Tree | None = None
@@ -72,6 +74,7 @@ class Surrogates:
     live: bool = True
     tasks: Callable[[], Iterable[Task]] | None = None
     runtimes: Path | None = None
+    files: Files | None = None
 
 
 class Assembly:
@@ -91,11 +94,14 @@ class Assembly:
         self._config = config
         self._surrogates = surrogates or Surrogates()
         with ExitStack() as opened:
-            self._store = opened.enter_context(Store(config.agent.state_directory))
+            store = Store(config.agent.state_directory, self._surrogates.files)
+            self._store = opened.enter_context(store)
             self._tree = self._open_tree()
             self._layout = make_layout(config.cgroup_driver, config.cgroup_root)
             self._loaded = self._store.load()
-            self._situation = situate(config, self._read_host(), holding=_holds(self._loaded))
+            self._running = self._look_at_pods()
+            holding = bool(self._running) or _holds(self._loaded)
+            self._situation = situate(config, self._read_host(), holding=holding)
             self.doors = self._open_doors(opened)
             self.keeper = self._restore(clock, opened)
             self.service = Service(
@@ -120,6 +126,10 @@ class Assembly:
             return self._surrogates.tree
         return open_tree(self._config.agent.cgroup_mount)
 
+    def _look_at_pods(self) -> tuple[SeenPod, ...]:
+        """Return the pods that run and of which no checkpoint knows."""
+        return () if self._loaded.state is not None else seen_pods(self._tree, self._layout)
+
     def _read_host(self) -> Host:
         return discover(self._config.agent.sysfs_root)
 
@@ -137,8 +147,9 @@ class Assembly:
     def _restore(self, clock: Clock, opened: ExitStack) -> Keeper:
         enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened), self._finder())
         prepared = enforcer.prepare()
-        running = () if self._loaded.state is not None else seen_pods(self._tree, self._layout)
-        state = initial_state(self._situation, self._loaded, _boot_id(), clock.time(), running)
+        state = initial_state(
+            self._situation, self._loaded, _boot_id(), clock.time(), self._running
+        )
         state.kernel_problems = tuple(problem.detail for problem in prepared.problems)
         if state.kernel_problems:
             log.error("the cgroup of all pods is not ready", problems=state.kernel_problems)

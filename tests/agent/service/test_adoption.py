@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.checkpoint.store import CHECKPOINT_NAME
 from agent.checkpoint.store import peek as saved_state
-from tests.agent.service.support import OTHER_UID, UID, in_loop, manifest, running
+from sysfs.mask import Mask
+from tests.agent.service.support import (
+    OTHER_UID,
+    UID,
+    in_loop,
+    make_world,
+    manifest,
+    running,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,3 +189,19 @@ async def test_a_damaged_file_is_kept_and_told_after_every_start_until_it_is_gon
         pass
     names = {path.name for path in world.config.agent.state_directory.iterdir()}
     assert any(name.startswith(f"{CHECKPOINT_NAME}.") for name in names)
+
+
+@in_loop
+async def test_pods_run_on_without_a_checkpoint_under_a_configuration_that_does_not_fit(
+    tmp_path: Path,
+) -> None:
+    """Their CPUs are at stake although nothing on the disk says so."""
+    world = make_world(tmp_path)
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0")
+    damage(world, "removed")
+    world.config = replace(world.config, reserved_system_cpus=Mask.of(99))
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert "this host has no CPU 99" in " ".join(status.problems)
+        assert status.exclusive_cpus == "1,9"
