@@ -235,7 +235,8 @@ def from_proc(text: str) -> str:
     Only the unified hierarchy's line (`0::/path`) counts. Raises `CgroupPathError` when there is
     none (cgroup v1) or the cgroup was removed under the process.
     """
-    for line in text.splitlines():
+    # The kernel takes any character but a line feed into a cgroup's name.
+    for line in text.split("\n"):
         if line.startswith("0::/"):
             path = line.removeprefix("0::/")
             if path.endswith(" (deleted)"):

@@ -64,7 +64,11 @@ class Tree(Protocol):
         ...
 
     def children(self, path: str) -> tuple[str, ...]:
-        """Return the names of the child cgroups, sorted."""
+        """Return the names of the child cgroups, sorted.
+
+        Left out are those that no path here may have (control characters, bytes that are no
+        UTF-8): whoever may make cgroups below a pod's cannot stop it from being looked after.
+        """
         ...
 
     def procs(self, path: str) -> tuple[int, ...]:
@@ -194,7 +198,8 @@ class KernelTree:
         fd = open_beneath(self._fd, check_path(path), os.O_RDONLY | os.O_DIRECTORY)
         try:
             with os.scandir(fd) as entries:
-                return tuple(sorted(e.name for e in entries if e.is_dir(follow_symlinks=False)))
+                names = (e.name for e in entries if e.is_dir(follow_symlinks=False))
+                return tuple(sorted(name for name in names if name.isprintable()))
         finally:
             os.close(fd)
 

@@ -40,7 +40,7 @@ def cgroup_of_pid(proc: Path, pid: int) -> str:
     """
     asked = f"process {pid}"
     try:
-        text = (proc / str(pid) / "cgroup").read_text()
+        text = os.fsdecode((proc / str(pid) / "cgroup").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
         raise BindingError(asked, "there is no such process", "name one that runs") from None
     except OSError as error:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _KTHREADD: Final = 2
+_LONGEST_NAME: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +101,17 @@ def read_tasks(proc: Path) -> Iterator[Task]:
         for affinity, threads in _affinities(proc, pid).items():
             yield Task(
                 pid,
-                process.info["name"] or "",
+                printable(process.info["name"] or ""),
                 affinity,
                 None if kernel else _cgroup(proc, pid),
                 threads,
                 kernel,
             )
+
+
+def printable(name: str) -> str:
+    """Return a name that fits on a line: any user may call a process anything, in any bytes."""
+    return "".join(c if c.isprintable() else "?" for c in name[:_LONGEST_NAME])
 
 
 def _affinities(proc: Path, pid: int) -> Mapping[Mask, int]:

@@ -154,7 +154,17 @@ def test_the_cgroup_of_a_process_is_the_unified_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["4:cpuset:/old\n", "", "0::/gone.scope (deleted)\n", "0::/../../other\n"]
+    "text",
+    [
+        "4:cpuset:/old\n",
+        "",
+        "0::/gone.scope (deleted)\n",
+        "0::/../../other\n",
+        "0::/user.slice\x0b/mine\n",
+        "0::/user.slice\u2028/mine\n",
+        "0::/user.slice\x85\n",
+        "0::/user.slice/\udcff\n",
+    ],
 )
 def test_a_process_without_a_usable_cgroup_is_an_error(text: str) -> None:
     with pytest.raises(CgroupPathError):

@@ -85,6 +85,14 @@ def test_links_lead_nowhere(tree: KernelTree, root: Path) -> None:
     assert tree.children("pods") == ("a",)
 
 
+@pytest.mark.parametrize("name", ["\udcff", "x\x1b[2J", "a\x0bb"])
+def test_a_child_of_a_name_that_no_path_may_have_is_left_out(
+    tree: KernelTree, root: Path, name: str
+) -> None:
+    (root / "pods" / name).mkdir()
+    assert tree.children("pods") == ("a",)
+
+
 def test_files_are_read_and_written(tree: KernelTree, root: Path) -> None:
     assert tree.read("pods/a", "cpuset.cpus") == "0-3\n"
     assert tree.read_many("pods/a", ("cpuset.cpus", "cpu.max")) == ("0-3\n", None)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -105,3 +107,29 @@ def test_threads_of_other_affinities_are_told_apart() -> None:
         stop.set()
         thread.join()
     assert Mask.of(allowed[0]) in [each.affinity for each in own]
+
+
+NAME_ITSELF = r"""
+import ctypes
+ctypes.CDLL(None).prctl(15, b"\xff\x1b[2J\nroot", 0, 0, 0)
+print("named", flush=True)
+input()
+"""
+
+
+def test_a_process_with_a_name_that_is_no_text_is_told_on_one_line() -> None:
+    command = [sys.executable, "-I", "-c", NAME_ITSELF]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"named\n"
+        names = [task.name for task in read_tasks(Path("/proc")) if task.pid == process.pid]
+        process.communicate(b"\n")
+    assert names == ["??[2J?root"]
+
+
+def test_a_process_whose_cgroup_is_no_text_is_in_no_known_one(tmp_path: Path) -> None:
+    own = tmp_path / str(os.getpid())
+    (own / "task" / str(os.getpid())).mkdir(parents=True)
+    (own / "cgroup").write_bytes(b"0::/user.slice/\xff\n")
+    (found,) = [task for task in read_tasks(tmp_path) if task.pid == os.getpid()]
+    assert found.cgroup is None
