@@ -37,13 +37,18 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class WriteRecord:
-    """One write, done or planned; `ok` is None for one that is only planned."""
+    """One write, done or planned; `ok` is None for one that is only planned.
+
+    `taken` tells that the kernel took the value: when the file shows another one, somebody else
+    wrote it since.
+    """
 
     cgroup: str
     file: str
     value: str
     stage: Stage
     ok: bool | None = None
+    taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,8 @@ def write_record(outcome: Outcome) -> WriteRecord:
     """Return an applied write as a record."""
     write = outcome.write
     ok = outcome.result is Result.OK
-    return WriteRecord(write.cgroup, write.file, write.value, write.stage, ok)
+    taken = ok or outcome.shown is not None
+    return WriteRecord(write.cgroup, write.file, write.value, write.stage, ok, taken)
 
 
 @dataclass(frozen=True, slots=True)

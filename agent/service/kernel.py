@@ -166,7 +166,9 @@ class EnforcedKernel:
         the first unit of a slice starts, systemd takes back the slice's controllers.
         """
         found = [problem for problem in report.found if problem not in self._left]
-        self._left = frozenset(report.remaining) - frozenset(report.postponed)
+        written = {(write.cgroup, write.file) for write in report.writes if write.taken}
+        left = frozenset(report.remaining) - frozenset(report.postponed)
+        self._left = frozenset(one for one in left if (one.cgroup, one.file) not in written)
         old = [each for cgroup in report.cgroups if (each := _path(cgroup)) not in settled]
         return tuple(
             problem

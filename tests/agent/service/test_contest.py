@@ -21,6 +21,8 @@ from tests.agent.service.support import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from tests.agent.service.support import Running, World
 
 POD = f"kubepods/pod{UID}"
@@ -105,6 +107,29 @@ async def test_when_it_is_over_it_is_forgotten(world: World) -> None:
         world.clock.now += 200
         await agent.keeper.reconcile()
         assert await periods(agent, AT_ONCE - 1) == AT_ONCE - 1
+
+
+@in_loop
+async def test_who_rewrites_before_it_is_read_back_is_given_way_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = world.kernel.write
+
+    def rewritten(path: str, file: str, value: str) -> None:
+        write(path, file, value)
+        if (path, file) == (POD, "cpuset.cpus"):
+            write(path, file, "0-15")
+
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        monkeypatch.setattr(world.kernel, "write", rewritten)
+        world.kernel.write(POD, "cpuset.cpus", "1")
+        for _ in range(AT_ONCE):
+            world.clock.now += 10
+            assert (await agent.keeper.reconcile()).found == {"unknown": 1}
+        text = agent.keeper.metrics.render().decode()
+        assert "numawarden_repairs_postponed_total 1.0" in text
+        assert (await agent.keeper.reconcile()).found == {}
 
 
 @in_loop
