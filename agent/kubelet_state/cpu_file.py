@@ -202,6 +202,9 @@ def _candidates(document: CpuDocument, path: Path) -> Iterator[tuple[CpuFileVers
     if len(kinds) > 1:
         problem = "some are by container id, some by pod uid"
         raise UnreadableStateFileError(path, "$.entries", problem, DAMAGED)
+    if document.podEntries and str in kinds:
+        problem = "stands beside entries by container id; no version of the file has both"
+        raise UnreadableStateFileError(path, "$.podEntries", problem, DAMAGED)
     for uid, entry in (document.podEntries or {}).items():
         _cpus(entry.cpuSet, f"$.podEntries.{uid}.cpuSet", path)
     if not document.podEntries and str not in kinds:

@@ -104,6 +104,11 @@ def test_a_file_without_a_checksum_is_taken_as_the_kubelet_takes_it(checksum: by
         ('{"entries":{"u":{"c":"x"}}}', "$.entries.u.c", "'x' is not a number"),
         ('{"entries":{"u":{"c":"1"},"i":"2"}}', "$.entries", "some are by container id"),
         ('{"entries":{"":{"c":"1"}}}', "$", "length >= 1"),
+        (
+            '{"entries":{"i":"2"},"podEntries":{"u":{"cpuSet":"3"}}}',
+            "$.podEntries",
+            "beside entries by container id",
+        ),
         ('{"podEntries":{"u":{"cpuSet":"z"}}}', "$.podEntries.u.cpuSet", "'z' is not a number"),
     ],
 )
