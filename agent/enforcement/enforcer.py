@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from agent.enforcement.assess import as_wanted, assess
 from agent.enforcement.desired import Role, desired
-from agent.enforcement.locate import pod_cgroup, survey
+from agent.enforcement.locate import leftovers, pod_cgroup, survey
 from agent.enforcement.pod_cgroups import CreateError
 from agent.enforcement.report import (
     CgroupReport,
@@ -117,7 +117,8 @@ class Enforcer:
         self._pods = pods
         self._finder = finder
         self._told: dict[str, Record] = {}
-        self._honoured: Mapping[str, Setting] = {}
+        self._asked: Mapping[str, Setting] = {}
+        self._left: frozenset[Problem] = frozenset()
 
     def prepare(self) -> EnforcementReport:
         """Make the cgroup of all pods with its controllers; call it once at the start.
@@ -168,10 +169,8 @@ class Enforcer:
             outcomes += more
         left = self._assess(scene) if differing or outcomes else ()
         drift = self._drift(scene, found)
-        # What waits for its repair had been honoured: it stays something undone by somebody.
-        self._honoured = _honoured_settings(
-            scene, (problem for problem in left if not _rests(problem.cgroup, resting))
-        )
+        self._asked = _settings_in_place(scene)
+        self._left = frozenset(_beyond_repair(left, outcomes, resting))
         return EnforcementReport(
             cgroups=_reports(scene, left),
             found=found,
@@ -234,8 +233,8 @@ class Enforcer:
 
     def release_leftovers(self, target: Target) -> tuple[ReleaseReport, ...]:
         """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
-        scene = survey(self._tree, self._layout, target.ledger, target.bindings, self._finder)
-        return tuple(self._remove(leftover.cgroup) for leftover in scene.leftovers)
+        found = leftovers(self._tree, self._layout, target.ledger)
+        return tuple(self._remove(leftover.cgroup) for leftover in found)
 
     def cgroups_of(self, target: Target, uid: str) -> tuple[CgroupReport, ...]:
         """Return a pod's cgroups as they are; nothing is written."""
@@ -269,13 +268,13 @@ class Enforcer:
         return self._assess(scene)
 
     def _drift(self, scene: _Scene, found: Iterable[Problem]) -> tuple[Problem, ...]:
-        """Return what was honoured before: the rest is new, not undone by anybody."""
+        """Return what somebody undid: the rest is new, or nobody could repair it the last time."""
         same = {
             item.setting.cgroup
             for item in scene.wanted
-            if self._honoured.get(item.setting.cgroup) == item.setting
+            if self._asked.get(item.setting.cgroup) == item.setting
         }
-        return tuple(problem for problem in found if _was_honoured(problem, same))
+        return tuple(p for p in found if p not in self._left and _concerns(p, same))
 
     def _make_room(self, scene: _Scene) -> tuple[list[str], list[str], list[Problem]]:
         """Make missing pod cgroups and enable controllers; return both, and what was refused."""
@@ -423,20 +422,30 @@ def _skipped(scene: _Scene, outcomes: Iterable[Outcome]) -> Iterator[Problem]:
             yield Problem(write.cgroup, outcome.detail, cause, item.pod, item.container, write.file)
 
 
-def _was_honoured(problem: Problem, honoured: Collection[str]) -> bool:
+def _concerns(problem: Problem, cgroups: Collection[str]) -> bool:
+    """Tell whether a problem is one of these cgroups; a lost controller is one of those inside."""
     if problem.file != ENABLED:
-        return problem.cgroup in honoured
+        return problem.cgroup in cgroups
     inside = f"{problem.cgroup}/" if problem.cgroup else ""
-    return any(cgroup.startswith(inside) for cgroup in honoured)
+    return any(cgroup.startswith(inside) for cgroup in cgroups)
 
 
-def _honoured_settings(scene: _Scene, left: Iterable[Problem]) -> Mapping[str, Setting]:
-    wrong = {problem.cgroup for problem in left}
-    return {
-        item.setting.cgroup: item.setting
-        for item in scene.wanted
-        if item.setting.cgroup in scene.states and item.setting.cgroup not in wrong
-    }
+def _settings_in_place(scene: _Scene) -> Mapping[str, Setting]:
+    settings = (item.setting for item in scene.wanted)
+    return {setting.cgroup: setting for setting in settings if setting.cgroup in scene.states}
+
+
+def _beyond_repair(
+    left: Iterable[Problem], outcomes: Iterable[Outcome], resting: Collection[str]
+) -> Iterator[Problem]:
+    """Yield what the kernel does not honour whatever is written (a CPU that is offline).
+
+    It is not what waits, nor what shows another value than the kernel took: that somebody undid.
+    """
+    taken = {(each.write.cgroup, each.write.file) for each in outcomes if each.shown is not None}
+    for problem in left:
+        if (problem.cgroup, problem.file) not in taken and not _rests(problem.cgroup, resting):
+            yield problem
 
 
 def _honoured(scene: _Scene) -> bool:

@@ -140,8 +140,13 @@ def survey(
         uid: _survey_pod(tree, ledger.grants[uid], path, bound.get(uid, {}), finder)
         for uid, path in paths.items()
     }
-    leftovers = tuple(_leftovers(tree, layout, set(paths.values())))
-    return Landscape(pods, leftovers, unnamed)
+    return Landscape(pods, tuple(_leftovers(tree, layout, set(paths.values()))), unnamed)
+
+
+def leftovers(tree: Tree, layout: Layout, ledger: Ledger) -> tuple[Leftover, ...]:
+    """Return the pod cgroups that are none of the ledger's. Raises `OSError` as the tree does."""
+    paths, _ = _paths(layout, ledger)
+    return tuple(_leftovers(tree, layout, set(paths.values())))
 
 
 def pod_cgroup(layout: Layout, pod: PodGrant) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,6 +17,9 @@ LIMIT: Final = 4 << 20
 
 _Content = TypeVar("_Content")
 
+#: What changes when a file is replaced or written: inode, time of the last change, size.
+Stamp: TypeAlias = tuple[int, int, int]
+
 
 class RuntimeFileError(Exception):
     """A file is there and of no use; `path` and `why` say which and why, on one line."""
@@ -28,22 +30,13 @@ class RuntimeFileError(Exception):
         self.why = why
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What changes when a file is replaced or written."""
-
-    inode: int
-    mtime_ns: int
-    size: int
-
-
 def stamp_of(path: str) -> Stamp | None:
     """Return a file's stamp, None when it cannot be seen."""
     try:
         found = os.stat(path)  # noqa: PTH116 - asked for each container in each pass; a Path doubles it
     except OSError:
         return None
-    return Stamp(found.st_ino, found.st_mtime_ns, found.st_size)
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_json(path: Path, kind: type[_Content]) -> _Content:
