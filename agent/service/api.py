@@ -42,6 +42,7 @@ _STATUS: Final = {
     "ContainerNotFound": HTTPStatus.NOT_FOUND,
     "ManagedByManifest": HTTPStatus.CONFLICT,
     "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
+    "KernelUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
     "CheckpointFailed": HTTPStatus.INSUFFICIENT_STORAGE,
     "TooSlow": HTTPStatus.REQUEST_TIMEOUT,
     "InvalidManifest": HTTPStatus.UNPROCESSABLE_ENTITY,

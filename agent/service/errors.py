@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class StartError(Exception):
@@ -82,6 +86,27 @@ class ContainerNotFoundError(RequestError):
         )
         self.pod = pod
         self.container = container
+
+
+class KernelUnreadableError(RequestError):
+    """The cgroup tree cannot be read, so nothing can be said of it; nothing was changed."""
+
+    code = "KernelUnreadable"
+
+    def __init__(self, error: OSError) -> None:
+        where = "" if error.filename is None else f" at /{error.filename}"
+        super().__init__(
+            f"the cgroup tree cannot be read{where}: {error.strerror or error}; see the kernel log"
+        )
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Read the cgroup tree inside; raises `KernelUnreadableError` where that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise KernelUnreadableError(error) from error
 
 
 class BindError(RequestError):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +13,16 @@ from agent.enforcement.errors import BindingError
 from agent.enforcement.start import make_enforcer, make_layout
 from agent.ledger import ContainerGrant, Isolation, Ledger, PodGrant
 from agent.pods.model import ContainerKind, QosClass
+from agent.service.errors import KernelUnreadableError
 from agent.service.kernel import EnforcedKernel
 from agent.wire import BindRequest
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
+from tests.fakes.kernel import FaultyTree
 
 if TYPE_CHECKING:
     from cgroupfs.tree import Tree
+    from tests.fakes.kernel import Operation
 
 POD = "kubepods/podu-1"
 
@@ -161,3 +166,31 @@ def test_a_cgroup_is_named_by_its_path_with_or_without_the_mount(tree: EmulatedK
 def test_a_process_that_does_not_run_cannot_be_bound(tree: EmulatedKernel) -> None:
     with pytest.raises(BindingError, match="no such process"):
         kernel_of(tree).locate(target(grant("a")), grant("a"), "a", BindRequest(pid=2**30))
+
+
+def test_a_tree_that_cannot_be_read_is_said_to_be_that(tree: EmulatedKernel) -> None:
+    def broken(operation: Operation) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), operation.path)
+
+    faulty = FaultyTree(tree)
+    kernel, wanted = kernel_of(faulty), target(grant("a"))
+    kernel.admitted(wanted, "u-1")
+    faulty.fault = broken
+    request = BindRequest(cgroup=f"/{POD}/x")
+    tree.mkdir(f"{POD}/x")
+    for ask in (
+        lambda: kernel.verify(wanted, Mask.parse("0-7")),
+        lambda: kernel.observe(wanted, grant("a")),
+    ):
+        with pytest.raises(KernelUnreadableError, match=r"at /kubepods\S*: Input/output error"):
+            ask()
+    kernel = kernel_of(Unsearchable(tree))
+    with pytest.raises(KernelUnreadableError, match="Input/output error; see the kernel log"):
+        kernel.locate(wanted, grant("a"), "a", request)
+
+
+class Unsearchable(FaultyTree):
+    """A tree of which it cannot be told what is there."""
+
+    def exists(self, path: str) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
