@@ -10,6 +10,7 @@ from agent.enforcement.backoff import Backoff
 from agent.enforcement.binding import cgroup_named, cgroup_of_pid, make_binding
 from agent.enforcement.desired import Role
 from agent.enforcement.report import count_causes, repaired
+from agent.service.errors import readable
 from agent.service.kernel_view import kernel_document
 from agent.service.ports import Outcome
 from agent.service.verification import verification
@@ -128,15 +129,19 @@ class EnforcedKernel:
 
     def verify(self, target: Target, online: Mask) -> VerificationDocument:
         """Compare the kernel with the ledger and look for foreign tasks; nothing is written."""
-        report = self._enforcer.verify(target)
-        return verification(self._tree, target, report, self._senses.tasks(), online)
+        tasks = tuple(self._senses.tasks())
+        with readable():
+            report = self._enforcer.verify(target)
+            return verification(self._tree, target, report, tasks, online)
 
     def observe(
         self, target: Target, grant: PodGrant
     ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
         """Return what the kernel says of a pod's cgroups, by container (None: the pod's own)."""
         seen: dict[str | None, tuple[KernelDocument, ...]] = {}
-        for report in self._enforcer.cgroups_of(target, grant.uid):
+        with readable():
+            reports = self._enforcer.cgroups_of(target, grant.uid)
+        for report in reports:
             container = report.wanted.container
             seen[container] = (*seen.get(container, ()), kernel_document(report))
         return seen
@@ -149,15 +154,16 @@ class EnforcedKernel:
             cgroup = cgroup_of_pid(self._proc, request.pid)
         else:
             cgroup = cgroup_named(request.cgroup or "", self._mount)
-        return make_binding(
-            self._tree,
-            self._layout,
-            grant,
-            container,
-            cgroup,
-            bindings=target.bindings,
-            own=self._own,
-        )
+        with readable():
+            return make_binding(
+                self._tree,
+                self._layout,
+                grant,
+                container,
+                cgroup,
+                bindings=target.bindings,
+                own=self._own,
+            )
 
     def _undone(self, report: EnforcementReport, settled: Collection[str]) -> tuple[Problem, ...]:
         """Return what somebody undid: neither in a new cgroup, nor left by the last comparison.
