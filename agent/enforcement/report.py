@@ -37,18 +37,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class WriteRecord:
-    """One write, done or planned; `ok` is None for one that is only planned.
-
-    `taken` tells that the kernel took the value: when the file shows another one, somebody else
-    wrote it since.
-    """
+    """One write, done or planned; `ok` is None for one that is only planned."""
 
     cgroup: str
     file: str
     value: str
     stage: Stage
     ok: bool | None = None
-    taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +64,8 @@ class CgroupReport:
 class EnforcementReport:
     """Everything that was found, done and left.
 
-    `found` is what differed before anything was done, `drift` the part of it that had been honoured
-    before: not a new pod or container, but something undone by somebody. `postponed` differs too
+    `found` is what differed before anything was done, `drift` the part of it that somebody undid:
+    not a new pod or container, nor what nobody could repair the last time. `postponed` differs too
     and was left alone for now (`agent.enforcement.backoff`). `cgroups` is how things stand at the
     end, `problems` what concerns no single setting (a controller, systemd). `writes` are the writes
     in their order, `created` the cgroups that were made, `enabled` those whose
@@ -131,8 +126,7 @@ def write_record(outcome: Outcome) -> WriteRecord:
     """Return an applied write as a record."""
     write = outcome.write
     ok = outcome.result is Result.OK
-    taken = ok or outcome.shown is not None
-    return WriteRecord(write.cgroup, write.file, write.value, write.stage, ok, taken)
+    return WriteRecord(write.cgroup, write.file, write.value, write.stage, ok)
 
 
 @dataclass(frozen=True, slots=True)

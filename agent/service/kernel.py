@@ -14,19 +14,18 @@ from agent.service.errors import readable
 from agent.service.kernel_view import kernel_document
 from agent.service.ports import Outcome
 from agent.service.verification import verification
-from cgroupfs.controllers import ENABLED
 from cgroupfs.errors import CgroupError
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.enforcement.backoff import Contest
     from agent.enforcement.bindings import Binding
     from agent.enforcement.desired import Target
     from agent.enforcement.enforcer import Enforcer
-    from agent.enforcement.report import CgroupReport, EnforcementReport, Problem
+    from agent.enforcement.report import EnforcementReport, Problem
     from agent.enforcement.tasks import Task
     from agent.ledger import PodGrant
     from agent.wire import BindRequest, KernelDocument, VerificationDocument
@@ -75,7 +74,6 @@ class EnforcedKernel:
         self._senses = senses
         self._backoff = Backoff()
         self._seen: frozenset[str] | None = None
-        self._left: frozenset[Problem] = frozenset()
 
     def admitted(self, target: Target, uid: str) -> Outcome:
         """Make the kernel honour a ledger to which a pod was added or in which it changed."""
@@ -110,8 +108,9 @@ class EnforcedKernel:
             settings = {path: contest.setting for path, contest in resting.items()}
             report = self._enforcer.repair(target, settings)
             kept = self._enforcer.release_leftovers(target)
+            # At the first look what differs was changed while no agent ran.
+            drift = report.found if self._seen is None else report.drift
             settled = self._look(report)
-            drift = self._undone(report, settled)
             begun = self._backoff.note(_repaired(report, drift), now)
             outcome = _outcome(
                 _calmed(report), tuple(left.problem for left in kept if not left.removed)
@@ -165,23 +164,6 @@ class EnforcedKernel:
                 own=self._own,
             )
 
-    def _undone(self, report: EnforcementReport, settled: Collection[str]) -> tuple[Problem, ...]:
-        """Return what somebody undid: neither in a new cgroup, nor left by the last comparison.
-
-        What cannot be repaired (a CPU that is offline) was counted when it was found first. When
-        the first unit of a slice starts, systemd takes back the slice's controllers.
-        """
-        found = [problem for problem in report.found if problem not in self._left]
-        written = {(write.cgroup, write.file) for write in report.writes if write.taken}
-        left = frozenset(report.remaining) - frozenset(report.postponed)
-        self._left = frozenset(one for one in left if (one.cgroup, one.file) not in written)
-        old = [each for cgroup in report.cgroups if (each := _path(cgroup)) not in settled]
-        return tuple(
-            problem
-            for problem in found
-            if (_above(problem, old) if problem.file == ENABLED else problem.cgroup not in settled)
-        )
-
     def _look(self, report: EnforcementReport) -> frozenset[str]:
         """Remember which cgroups there are; return those that appeared since the last look.
 
@@ -190,16 +172,6 @@ class EnforcedKernel:
         there = frozenset(cgroup.wanted.setting.cgroup for cgroup in report.cgroups)
         before, self._seen = self._seen, there
         return frozenset() if before is None else there - before
-
-
-def _above(problem: Problem, cgroups: Iterable[str]) -> bool:
-    """Tell whether a lost controller concerns one of these cgroups."""
-    inside = f"{problem.cgroup}/" if problem.cgroup else ""
-    return any(cgroup.startswith(inside) for cgroup in cgroups)
-
-
-def _path(report: CgroupReport) -> str:
-    return report.wanted.setting.cgroup
 
 
 def _guarded(action: Callable[[], Outcome], uid: str | None = None) -> Outcome:
