@@ -212,6 +212,10 @@ class MemoryDisk:
         del path
         return sorted(self._names)
 
+    def contents(self) -> dict[str, bytes]:
+        """Return what the files hold, by name."""
+        return {name: inode.content for name, inode in self._names.items()}
+
     def after_power_failure(self) -> Iterator[MemoryDisk]:
         """Yield what the disk may hold: with old or new names, with old, part or new content."""
         for names in (self._durable_names, self._names):
