@@ -133,11 +133,12 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """A change on a host that is ready for it, its effects, and both ends that it may have."""
+    """A change on a host that is ready for it: its steps, its answer, and both ends it may have."""
 
     change: Change
     scene: Site
     steps: tuple[Step, ...]
+    answer: object
     before: End
     after: End
 
@@ -163,14 +164,15 @@ def rehearse(change: Change, host: Site, *, looks: bool = False) -> Play:
         assert wrongs(quiet, keeper) == []
         return End(held(keeper.state.held), quiet.shown())
 
-    async def play(keeper: Keeper) -> End:
-        await change.ask(keeper, done)
+    async def play(keeper: Keeper) -> tuple[object, End]:
+        answer = await change.ask(keeper, done)
         shown, steps = done.shown(), tuple(effects.log)
         await keeper.reconcile()
         assert wrongs(done, keeper) == []
         assert done.shown() == shown, "the change leaves nothing for later"
         effects.log[:] = steps
-        return End(held(keeper.state.held), shown)
+        return answer, End(held(keeper.state.held), shown)
 
-    before, after = with_agent(quiet, compare), with_agent(done, play, effects)
-    return Play(change, scene, tuple(effects.log), before, after)
+    before = with_agent(quiet, compare)
+    answer, after = with_agent(done, play, effects)
+    return Play(change, scene, tuple(effects.log), answer, before, after)
