@@ -14,6 +14,7 @@ from agent.enforcement.entitlement import container_entitlement, default_entitle
 from agent.enforcement.locate import Identity
 from agent.enforcement.quota import pod_cpu_max
 from cgroupfs.plan import Setting
+from cgroupfs.values import UNLIMITED
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -121,9 +122,11 @@ def _member(uid: str, member: Located, entitlement: Entitlement) -> Iterator[Wan
         exclusive=entitlement.exclusive,
     )
     yield Wanted(setting, role, uid, member.container, member.identity)
-    for path in member.subgroups:
-        # The quota stays with the container: it counts for everything inside.
-        inner = replace(setting, cgroup=path, cpu_max=None)
+    for subgroup in member.subgroups:
+        # The container's quota counts for everything inside; one in there, which a runtime may
+        # have set (crun does), would throttle it again.
+        ours = subgroup.quota and setting.cpu_max is not None
+        inner = replace(setting, cgroup=subgroup.cgroup, cpu_max=UNLIMITED if ours else None)
         yield Wanted(inner, Role.SUBGROUP, uid, member.container, member.identity)
 
 

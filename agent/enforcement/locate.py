@@ -36,7 +36,7 @@ from cgroupfs.names import (
     containers,
     parse_container,
 )
-from cgroupfs.state import CPUS
+from cgroupfs.state import CPU_MAX, CPUS
 from cgroupfs.tree import join
 
 if TYPE_CHECKING:
@@ -85,16 +85,27 @@ class ContainerFinder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Subgroup:
+    """A cgroup with sets of its own that a runtime made inside a container's for the process.
+
+    `quota` tells whether it has a `cpu.max` of its own too.
+    """
+
+    cgroup: str
+    quota: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Located:
     """One container's cgroup; `container` is None for the identities ALIKE, SANDBOX and UNKNOWN.
 
-    `subgroups` are cgroups that the runtime made inside it for the process (crun's `container`).
+    `subgroups` are cgroups that the runtime made inside it (crun's `container`).
     """
 
     cgroup: str
     container: str | None
     identity: Identity
-    subgroups: tuple[str, ...] = ()
+    subgroups: tuple[Subgroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +165,21 @@ def pod_cgroup(layout: Layout, pod: PodGrant) -> str:
     return layout.pod(pod.uid, Tier(str(pod.qos)))
 
 
-def subgroups(tree: Tree, cgroup: str) -> tuple[str, ...]:
+def subgroups(tree: Tree, cgroup: str) -> tuple[Subgroup, ...]:
     """Return the cgroups that a runtime made inside a container's and that have sets of their own.
 
     One without the cpuset controller follows the container anyway.
     """
-    paths = (join(cgroup, name) for name in RUNTIME_SUBGROUPS)
-    return tuple(path for path in paths if _has_cpuset(tree, path))
+    found = (_subgroup(tree, join(cgroup, name)) for name in RUNTIME_SUBGROUPS)
+    return tuple(each for each in found if each is not None)
 
 
-def _has_cpuset(tree: Tree, path: str) -> bool:
+def _subgroup(tree: Tree, path: str) -> Subgroup | None:
     try:
-        return tree.read_many(path, (CPUS,)) != (None,)
+        cpus, cpu_max = tree.read_many(path, (CPUS, CPU_MAX))
     except FileNotFoundError:
-        return False
+        return None
+    return None if cpus is None else Subgroup(path, cpu_max is not None)
 
 
 def identify(

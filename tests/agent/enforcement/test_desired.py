@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent.enforcement.desired import Role, Target, desired
-from agent.enforcement.locate import Identity, Landscape, Leftover, Located, LocatedPod
+from agent.enforcement.locate import (
+    Identity,
+    Landscape,
+    Leftover,
+    Located,
+    LocatedPod,
+    Subgroup,
+)
 from agent.ledger import ContainerGrant, Isolation, PodGrant
 from agent.pods.model import ContainerKind
 from cgroupfs.plan import Setting, make_plan
@@ -137,12 +145,22 @@ def test_a_container_bound_elsewhere_does_not_widen_its_pods_cgroup() -> None:
     assert wanted[POD].cpus == Mask.parse("2-5")
 
 
-def test_a_runtimes_subgroup_gets_the_sets_and_not_the_quota() -> None:
-    located = Located(f"{POD}/b", "backup", Identity.NAME, (f"{POD}/b/container",))
+@pytest.mark.parametrize(("has_quota", "cpu_max"), [(False, None), (True, UNLIMITED)])
+def test_a_runtimes_subgroup_gets_the_sets_and_no_quota_of_its_own(
+    has_quota: bool,  # noqa: FBT001 - a case
+    cpu_max: CpuMax | None,
+) -> None:
+    inner = f"{POD}/b/container"
+    located = Located(f"{POD}/b", "backup", Identity.NAME, (Subgroup(inner, has_quota),))
     wanted = settings_of(mixed(), located)
-    assert wanted[f"{POD}/b/container"] == Setting(
-        f"{POD}/b/container", Mask.parse("6-7"), Mask.of(0), None, exclusive=True
-    )
+    assert wanted[f"{POD}/b"].cpu_max == CpuMax(600_000)
+    assert wanted[inner] == Setting(inner, Mask.parse("6-7"), Mask.of(0), cpu_max, exclusive=True)
+
+
+def test_where_the_quota_is_the_runtimes_it_may_be_in_its_subgroup() -> None:
+    inner = f"{POD}/a/container"
+    located = Located(f"{POD}/a", "a", Identity.NAME, (Subgroup(inner, quota=True),))
+    assert settings_of(pod(on_host("a")), located)[inner].cpu_max is None
 
 
 def test_an_empty_shared_pool_leaves_sets_as_they_are() -> None:

@@ -319,6 +319,18 @@ def test_a_runtimes_subgroup_is_pinned_with_its_container() -> None:
     assert tree.allowed(1)[0] == Mask.parse("2-5")
 
 
+def test_a_quota_in_a_runtimes_subgroup_does_not_throttle_an_exclusive_container() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    tree.exit(1)
+    tree.write(f"{POD}/db", "cgroup.subtree_control", "+cpuset +cpu")
+    run(tree, f"{POD}/db/container", 1)
+    tree.write(f"{POD}/db/container", "cpu.max", "50000 100000")
+    assert enforcer.repair(target(mixed(), WEB)).ok
+    assert shown(tree, f"{POD}/db/container")[2] == "max 100000"
+    assert not enforcer.repair(target(mixed(), WEB)).changed
+
+
 def test_without_a_shared_pool_sets_are_left_and_nothing_breaks() -> None:
     tree = kernel()
     enforcer = directories(tree)

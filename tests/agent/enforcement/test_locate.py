@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.enforcement.bindings import NO_BINDINGS, Binding, Bindings
-from agent.enforcement.locate import Identity, Landscape, Told, identify, name_match, survey
+from agent.enforcement.locate import (
+    Identity,
+    Landscape,
+    Subgroup,
+    Told,
+    identify,
+    name_match,
+    survey,
+)
 from cgroupfs.names import Driver
 from tests.agent.enforcement.pods import (
     OTHER,
@@ -222,7 +230,11 @@ def test_runtime_subgroups_with_sets_of_their_own_belong_to_the_container() -> N
     for above in ("", "kubepods", POD, f"{POD}/db"):
         tree.write(above, "cgroup.subtree_control", "+cpuset")
     located = look(tree, mixed()).pods[UID].containers[0]
-    assert located.subgroups == (f"{POD}/db/container",)
+    assert located.subgroups == (Subgroup(f"{POD}/db/container", quota=False),)
+    for above in ("", "kubepods", POD, f"{POD}/db"):
+        tree.write(above, "cgroup.subtree_control", "+cpu")
+    located = look(tree, mixed()).pods[UID].containers[0]
+    assert located.subgroups == (Subgroup(f"{POD}/db/container", quota=True),)
 
 
 @pytest.mark.parametrize("driver", list(Driver))
