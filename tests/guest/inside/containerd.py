@@ -18,16 +18,26 @@ TEMPLATE: Final = """\
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{image}"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "{runtime}"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-  BinaryName = "{runtime}"
+  BinaryName = "runc"
+  SystemdCgroup = {systemd}
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.crun]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.crun.options]
+  BinaryName = "crun"
   SystemdCgroup = {systemd}
 """
 
 
 def start(guest: Guest, driver: str, runtime: str = "runc") -> None:
-    """Start containerd for the cgroup driver `systemd` or `cgroupfs` and give it an image."""
+    """Start containerd for the cgroup driver `systemd` or `cgroupfs` and give it an image.
+
+    It has the handlers `runc` and `crun`; `runtime` is the one that nobody has to name.
+    """
     systemd = str(driver == "systemd").lower()
     CONFIG.parent.mkdir(exist_ok=True)
     CONFIG.write_text(TEMPLATE.format(image=IMAGE, runtime=runtime, systemd=systemd))

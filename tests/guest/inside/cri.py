@@ -67,7 +67,7 @@ MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, object]]]] = {
         "log_path": (11, str),
         "linux": (15, "LinuxContainerConfig"),
     },
-    "RunPodSandboxRequest": {"config": (1, "PodSandboxConfig")},
+    "RunPodSandboxRequest": {"config": (1, "PodSandboxConfig"), "runtime_handler": (2, str)},
     "RunPodSandboxResponse": {"pod_sandbox_id": (1, str)},
     "PodSandboxRequest": {"pod_sandbox_id": (1, str)},
     "CreateContainerRequest": {
@@ -184,8 +184,11 @@ class Runtime:
         )
         return method(CLASSES[request](**fields), timeout=timeout, wait_for_ready=True)
 
-    def run_sandbox(self, name: str, uid: str, cgroup_parent: str) -> Sandbox:
-        """Run a pod's sandbox on the host's network, below a cgroup (slice name or path)."""
+    def run_sandbox(self, name: str, uid: str, cgroup_parent: str, handler: str = "") -> Sandbox:
+        """Run a pod's sandbox on the host's network, below a cgroup (slice name or path).
+
+        `handler` is the OCI runtime by the name in the runtime's configuration, "" its default.
+        """
         config: dict[str, object] = {
             "metadata": {"name": name, "uid": uid, "namespace": "default"},
             "labels": {
@@ -199,7 +202,8 @@ class Runtime:
                 "security_context": {"namespace_options": {"network": HOST_NETWORK}},
             },
         }
-        return Sandbox(self.call("RunPodSandbox", config=config).pod_sandbox_id, config)
+        answer = self.call("RunPodSandbox", config=config, runtime_handler=handler)
+        return Sandbox(answer.pod_sandbox_id, config)
 
     def start_container(
         self,

@@ -9,7 +9,8 @@ from tests.guest.inside import machine, placements
 from tests.guest.inside.pods import BACKGROUND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import TypeAlias
 
     from tests.guest.inside.agent import Agent
     from tests.guest.inside.checks import Checks
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from tests.guest.inside.pods import Example
     from tests.guest.inside.starters import Starter
     from tests.guest.inside.workloads import Workload
+
+    #: What is done to a pod's cgroup and its running containers.
+    During: TypeAlias = Callable[[Cgroup, Mapping[str, Workload]], None]
 
 #: A pod whose exclusive containers leave nothing for the others is refused under each policy
 #: with one of these: by the check itself, or because no hint is left (kubelet 1.36).
@@ -37,13 +41,15 @@ class Host:
         _, running = start(checks, agent, starter, BACKGROUND)
         return cls(checks, agent, running[BACKGROUND.containers[0]])
 
-    def run(self, example: Example, starter: Starter) -> None:
-        """Take one of the documents' pods through its life."""
+    def run(self, example: Example, starter: Starter, during: During | None = None) -> None:
+        """Take one of the documents' pods through its life; `during` is done when it runs."""
         if example.placements is None:
             self._refuse(example)
             return
         pod, running = start(self.checks, self.agent, starter, example)
         placements.check_pod(self.checks, example, running, pod, self.background)
+        if during is not None:
+            during(pod, running)
         starter.close()
         self.remove(example, pod)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Starter(Protocol):
     """Starts and stops the containers of one pod at a time."""
 
-    #: Whether a container's cgroup carries its name, so that the agent finds it by itself.
+    #: Whether the agent finds a container by itself: by its cgroup's name, or its runtime's files.
     named: bool
 
     def open(self, pod: Example, cgroup: kernel.Cgroup) -> None:
@@ -86,23 +86,23 @@ class Podman:
 class Cri:
     """Containers of a runtime behind its CRI socket, as a kubelet would start them."""
 
-    named = False
+    named = True
 
-    def __init__(self, driver: str) -> None:
+    def __init__(self, driver: str, handler: str = "") -> None:
         self._driver = driver
+        self.handler = handler
         self._runtime = Runtime()
         self._sandbox: Sandbox | None = None
         self.ids: dict[str, str] = {}
 
-    @property
-    def runtime(self) -> Runtime:
-        """The runtime, for what a kubelet does later to a container."""
-        return self._runtime
+    def update(self, container: str, **resources: int | str) -> None:
+        """Update a container's resources, as a kubelet's resize does."""
+        self._runtime.update(self.ids[container], **resources)
 
     def open(self, pod: Example, cgroup: kernel.Cgroup) -> None:
         below = cgroup.path.relative_to(kernel.CGROUPS)
         parent = cgroup.path.name if self._driver == "systemd" else f"/{below}"
-        self._sandbox = self._runtime.run_sandbox(pod.name, pod.uid, parent)
+        self._sandbox = self._runtime.run_sandbox(pod.name, pod.uid, parent, self.handler)
 
     def start(self, container: str) -> Workload:
         assert self._sandbox is not None
