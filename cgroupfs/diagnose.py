@@ -48,7 +48,8 @@ def why_not_effective(tree: Tree, path: str, file: str, wanted: Mask, effective:
     """Tell why `effective` of `file` is not the `wanted` that was written.
 
     `file` is `cpuset.cpus` or `cpuset.mems`. Looked at in this order: CPUs that are offline, the
-    nearest ancestor that lacks some of the set, a partition that took them.
+    topmost ancestor that lacks some of the set (those below it cannot have more), a partition that
+    took them.
     """
     if file == CPUS:
         offline = wanted - online(tree)
@@ -63,7 +64,7 @@ def why_not_effective(tree: Tree, path: str, file: str, wanted: Mask, effective:
         )
         return Diagnosis(Cause.PARENT_TOO_NARROW, detail)
     detail = (
-        f"the kernel uses {effective} instead of {wanted} though every ancestor has it; "
+        f"the kernel uses {effective} instead of {wanted} though no cgroup above is narrower; "
         "look for a cpuset partition or a memory node gone offline"
     )
     return Diagnosis(Cause.UNKNOWN, detail)
@@ -79,10 +80,11 @@ def _offline(offline: Mask, wanted: Mask, effective: Mask) -> str:
 
 
 def _too_narrow(tree: Tree, path: str, file: str, wanted: Mask) -> tuple[str, Mask] | None:
+    """Return the topmost ancestor that is too narrow, None when it is the root: nobody set that."""
     effective = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
-    for above in reversed(ancestors(path)):
+    for above in ancestors(path):
         text = tree.read_many(above, (effective,))[0]
         has = EMPTY if text is None else Mask.parse(text)
         if text is not None and not wanted <= has:
-            return above, has
+            return (above, has) if above else None
     return None
