@@ -143,7 +143,7 @@ class RuntimeFiles:
             return
         _keep(self._told, id_, "")
         there = [self._root / place.bundles for place in places]
-        there = [directory for directory in there if directory.is_dir()]
+        there = [directory for directory in there if stamp_of(str(directory)) is not None]
         if there:
             looked = " or ".join(map(str, there))
             self._tell(f"no bundle of container {id_} is in {looked}, so nothing is known of it")
@@ -152,8 +152,9 @@ class RuntimeFiles:
         first = self._root / places[0].bundles
         self._tell_once(
             names,
-            f"there are containers of {names} and no {first}; mount it where the agent runs in a "
-            "container, else containers of several in a pod have to be bound ('numawarden bind')",
+            f"a container has an id as {names} gives it, and there is no {first}; mount it if the "
+            "agent runs in a container, else bind the containers of pods that have several "
+            "('numawarden bind')",
         )
 
     def _tell_once(self, about: str, what: str) -> None:

@@ -125,7 +125,7 @@ def test_that_no_runtimes_directory_is_in_reach_is_told_once_for_all_containers(
     for directory in (ID, OTHER_ID):
         assert host.asked(f"{POD}/cri-containerd-{directory}.scope") is None
     (line,) = host.told
-    assert f"containers of containerd and no {host.root / TASKS}; mount it" in line
+    assert f"as containerd gives it, and there is no {host.root / TASKS}; mount it" in line
 
 
 def test_a_bundle_that_comes_later_is_found(host: Host) -> None:
