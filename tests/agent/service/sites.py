@@ -145,13 +145,15 @@ def with_agent(
     site: Site,
     action: Callable[[Keeper], Awaitable[_Result]],
     effects: Effects | None = None,
+    *,
+    from_start: bool = False,
 ) -> _Result:
     """Start an agent on a host, do something with it, and throw it away.
 
-    The steps of the start are not counted.
+    The steps of the start are counted, and may fail, only with `from_start`.
     """
     counted = effects or Effects()
-    fault, counted.fault = counted.fault, None
+    fault, counted.fault = counted.fault, counted.fault if from_start else None
     tree = CountedTree(site.kernel, counted)
     systemd = None if site.systemd is None else CountedSystemd(site.systemd, counted)
     files = CountedFiles(site.disk, counted)
@@ -170,8 +172,9 @@ def with_agent(
             keeper.worker.close()
 
     with assembly:
-        counted.log.clear()
-        counted.fault = fault
+        if not from_start:
+            counted.log.clear()
+            counted.fault = fault
         return asyncio.run(live())
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from agent.config.config import CgroupDriver
 from cgroupfs.names import Tier
-from tests.agent.service.changes import CHANGES, rehearse, settled
-from tests.agent.service.sites import held, held_twice, site_config, with_agent, wrongs
+from tests.agent.service.changes import CHANGES, NEW_POD, rehearse, settled
+from tests.agent.service.sites import held, held_twice, make_site, site_config, with_agent, wrongs
 from tests.agent.service.support import make_world
 from tests.fakes.effects import Effects, die_after, die_amid, die_before
 from tests.fakes.kernel import Died
@@ -82,6 +82,25 @@ def test_dying_at_any_step_leaves_the_state_before_or_after(host: Site, name: st
     play = rehearse(CHANGES[name], host)
     for what, fault in deaths(play.steps):
         assert (what, recovered(play, die(play, fault))) == (what, [])
+
+
+def test_dying_at_any_step_of_the_first_start_and_admission_leaves_nothing_behind(
+    host: Site,
+) -> None:
+    effects, first = Effects(looks=False), make_site(host.config)
+    with_agent(first, lambda keeper: keeper.admit(NEW_POD), effects, from_start=True)
+    for what, fault in deaths(tuple(effects.log)):
+        site, dying = make_site(host.config), Effects(fault, looks=False)
+        with pytest.raises(Died):
+            with_agent(site, lambda keeper: keeper.admit(NEW_POD), dying, from_start=True)
+        assert (what, with_agent(site, partial(admitted_again, site))) == (what, [])
+        assert site.shown() == first.shown()
+
+
+async def admitted_again(site: Site, keeper: Keeper) -> list[str]:
+    await keeper.reconcile()
+    await keeper.admit(NEW_POD)
+    return wrongs(site, keeper)
 
 
 @pytest.mark.parametrize("name", CHANGES)
