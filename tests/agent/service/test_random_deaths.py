@@ -50,8 +50,6 @@ KINDS: Final = (
     ("!i{n}=1 a{n}=1", ""),
     ("a{n}=1 b{n}=2", ""),
 )
-NAMELESS: Final = 5
-
 #: The kind whose containers are started under names that tell nothing.
 NAMELESS: Final = 5
 CPUS: Final = ("0", "0-15", "3,11", "5-7")
