@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from agent.checkpoint.errors import StateDirectoryError, StateDirectoryLockedError
 from agent.checkpoint.fitness import FOREIGN_WRITE
+from agent.trust import doubt_above
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +32,7 @@ def check_directory(directory: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise StateDirectoryError(directory, "is not a directory", "name another one")
     _check_owner(directory, status)
+    _check_above(directory)
     if not os.access(directory, os.W_OK | os.X_OK):
         remedy = "make it writable for the service (and its file system read-write)"
         raise StateDirectoryError(directory, "is not writable", remedy)
@@ -49,6 +51,16 @@ def _check_owner(directory: Path, status: os.stat_result) -> None:
             f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})",
             f"close it: chmod go-w {directory}",
         )
+
+
+def _check_above(directory: Path) -> None:
+    try:
+        doubt = doubt_above(directory)
+    except OSError as error:
+        problem = os.strerror(error.errno or 0)
+        raise StateDirectoryError(directory, problem, "make its path accessible") from error
+    if doubt is not None:
+        raise StateDirectoryError(directory, str(doubt), doubt.remedy)
 
 
 class DirectoryLock:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final, Protocol
 
+from agent.bounded import LARGEST, take
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -104,7 +106,7 @@ class OsFiles:
         fd = os.open(path, _READ)
         try:
             with open(fd, "rb", closefd=False) as file:
-                return file.read()
+                return take(file, LARGEST, str(path))
         finally:
             os.close(fd)
 

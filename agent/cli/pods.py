@@ -39,7 +39,11 @@ def admit(file: Path, output: str, socket_path: str, *, dry_run: bool) -> int:
     Exits with 0 once the kernel honours the pod's grant, 1 when it is refused, and 7 when it is
     admitted but not enforced.
     """
-    manifest = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    # Imported here: help needs none of it.
+    from agent.bounded import LARGEST, read_bounded, take  # noqa: PLC0415
+
+    standard = str(file) == "-"
+    manifest = take(sys.stdin.buffer, LARGEST, "-") if standard else read_bounded(file)
     with agent_at(socket_path) as agent:
         answer = agent.admit(manifest, dry_run=dry_run)
     from agent.cli.pod_text import admission_lines  # noqa: PLC0415  # help needs none of it

@@ -49,12 +49,23 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     from agent.service.run import run as run_agent  # noqa: PLC0415
 
     config = load_config_file(file, settings)
+    _check_owner(file)
     surrogates = _emulated(config) if emulate_cgroups else None
     try:
         run_agent(config, surrogates)
     except OSError as error:
         # No file that was named wrongly: the host refused something, and may not the next time.
         raise CommandError(text_of(error), ExitCode.ENVIRONMENT) from error
+
+
+def _check_owner(file: Path) -> None:
+    """Raise `CommandError` when others could change what the agent does as root."""
+    from agent.trust import doubt_of  # noqa: PLC0415
+
+    doubt = doubt_of(file, file.stat())
+    if doubt is not None:
+        message = f"configuration {doubt}, who could make the agent do anything; {doubt.remedy}"
+        raise CommandError(message, ExitCode.ENVIRONMENT)
 
 
 def _emulated(config: Config) -> Surrogates:

@@ -201,15 +201,14 @@ def _refuse_replacing(store: Store, *, force: bool) -> None:
 
 def _saved_ledger(store: Store, rules: Rules) -> Ledger:
     """Return the ledger of the checkpoint, seen by the rules in force; nothing is set aside."""
-    from agent.checkpoint.codec import decode  # noqa: PLC0415
+    from agent.checkpoint.store import peek  # noqa: PLC0415
     from agent.service.restore import restored  # noqa: PLC0415
 
-    try:
-        data = store.path.read_bytes()
-    except FileNotFoundError:
+    saved = peek(store.path.parent)
+    if saved is None:
         message = f"{store.path}: there is no state to export; has the agent ever run?"
-        raise CommandError(message, ExitCode.BAD_INPUT) from None
-    return restored(rules, decode(data, store.path).ledger)
+        raise CommandError(message, ExitCode.BAD_INPUT)
+    return restored(rules, saved.ledger)
 
 
 def _state_of(place: _Place, ledger: Ledger) -> State:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent.bounded import read_bounded
 from agent.config.checks import find_problems
 from agent.config.config import Config
 from agent.config.errors import ConfigError
@@ -60,7 +61,7 @@ def config_of_document(document: Node, source: str) -> Config:
 
 def load_config_file(path: Path, settings: Sequence[str] = ()) -> Config:
     """Return the configuration of a file. Raises `ConfigError` and `OSError`."""
-    return load_config(path.read_bytes(), str(path), settings)
+    return load_config(read_bounded(path, DEFAULT_MAX_BYTES), str(path), settings)
 
 
 def override(config: Config, settings: Sequence[str]) -> Config:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct, field
 
+from agent.bounded import read_bounded
 from agent.document.errors import Problem
 from agent.document.nodes import plain
 from agent.document.reader import UnreadableError, read_document
@@ -73,7 +74,7 @@ def read_container_ids(path: Path) -> dict[str, tuple[str, str]]:
     Raises `ContainerListError`, and `OSError` as the system does.
     """
     try:
-        listed = msgspec.json.decode(path.read_bytes(), type=_ContainerList)
+        listed = msgspec.json.decode(read_bounded(path), type=_ContainerList)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ContainerListError(path, str(error)) from error
     return {each.id: (each.labels.uid, each.metadata.name) for each in listed.containers}
@@ -102,7 +103,7 @@ def _documents(file: Path) -> Iterator[tuple[str, dict[str, Plain]]]:
 
 def _parsed(file: Path) -> Plain:
     """Return the content of a file; a cluster's list in JSON may be larger than any manifest."""
-    data = file.read_bytes()
+    data = read_bounded(file)
     try:
         if data.lstrip().startswith(b"{"):
             parsed: Plain = json.loads(data)

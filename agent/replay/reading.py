@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from agent.bounded import read_bounded
 from agent.config.config import Config
 from agent.config.errors import ConfigError
 from agent.config.loader import config_of_document
@@ -17,7 +18,7 @@ from agent.config.resolve import resolve
 from agent.document.errors import DocumentError, Problem
 from agent.document.fields import Field, Reader
 from agent.document.nodes import Mapping, join, places, shown
-from agent.document.reader import UnreadableError, read_document
+from agent.document.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.managers.rules import Rules
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import checked_pod, load_pod
@@ -44,7 +45,7 @@ _MOST_TIMES: Final = 1000
 def load_sequence(path: Path) -> Sequence:
     """Return the sequence of a YAML or JSON file. Raises `ReplayError` and `OSError`."""
     try:
-        document = read_document(path.read_bytes())
+        document = read_document(read_bounded(path, DEFAULT_MAX_BYTES))
     except UnreadableError as error:
         raise ReplayError(str(path), (error.problem,)) from error
     return read_sequence(document, str(path), path.parent)
@@ -231,7 +232,7 @@ class _SequenceReader:
             return None
         path = self.folder / text
         try:
-            content = path.read_bytes()
+            content = read_bounded(path, DEFAULT_MAX_BYTES)
         except OSError as error:
             self.hosts.refuse(value, f"{path}: {error.strerror}")
             return None

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from agent.service.errors import StartError
+from agent.trust import doubt_above, doubt_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SOCKET_MODE: Final = 0o660
 BACKLOG: Final = 128
-_OTHERS_WRITE: Final = 0o022
 _LIMIT: Final = 107  # sun_path without its final NUL, unix(7)
 
 
@@ -109,13 +109,13 @@ def _check_path(path: Path) -> None:
     if len(os.fsencode(path)) > _LIMIT:
         raise StartError(what, f"longer than {_LIMIT} bytes", "name a shorter path")
     try:
-        parent = path.parent.stat()
+        path.parent.stat()
+        doubt = doubt_above(path.parent / "socket")
     except OSError as error:
         remedy = f"create the directory: install -d -m 0755 {path.parent}"
         raise StartError(what, f"{path.parent}: {error.strerror}", remedy) from error
-    if parent.st_mode & _OTHERS_WRITE and not parent.st_mode & stat.S_ISVTX:
-        found = f"others may write to {path.parent} (mode {stat.S_IMODE(parent.st_mode):04o})"
-        raise StartError(what, found, f"close it: chmod go-w {path.parent}")
+    if doubt is not None:
+        raise StartError(what, str(doubt), doubt.remedy)
 
 
 def _remove_stale(path: Path) -> None:
@@ -170,9 +170,27 @@ def tls_context(address: Address) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(address.certificate, address.key)
+        # Without a password's callback an encrypted key would ask the terminal for one.
+        context.load_cert_chain(address.certificate, address.key, password=str)
     except (OSError, ssl.SSLError) as error:
         what = f"TLS certificate {address.certificate}"
         remedy = "name a PEM certificate and its unencrypted key"
         raise StartError(what, error.strerror or str(error), remedy) from error
+    _check_key(address.key or address.certificate)
     return context
+
+
+def _check_key(key: Path) -> None:
+    """Raise `StartError` when others can read the private key, or put one of their own there."""
+    what = f"TLS key {key}"
+    try:
+        status = key.stat()
+        doubt = doubt_of(key, status) or doubt_above(key)
+    except OSError as error:
+        remedy = "name a PEM certificate and its unencrypted key"
+        raise StartError(what, error.strerror or str(error), remedy) from error
+    if doubt is not None:
+        raise StartError(what, str(doubt), doubt.remedy)
+    if status.st_mode & stat.S_IRWXO:
+        found = f"everybody can read it (mode {stat.S_IMODE(status.st_mode):04o})"
+        raise StartError(what, found, f"close it: chmod o-rwx {key}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from agent.pods.errors import ManifestError
 from agent.sources.errors import ManifestDirectoryError, ManifestFileError
+from agent.trust import doubt_above, doubt_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 #: Reads a manifest: (its bytes, the name of its source) -> the pod; raises `ManifestError`.
 Load: TypeAlias = "Callable[[bytes, str], Pod]"
 
-_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -63,9 +63,13 @@ class ManifestFile:
 
 
 def check_directory(directory: Path) -> None:
-    """Raise `ManifestDirectoryError` unless only root or the agent's user can write here."""
+    """Raise `ManifestDirectoryError` unless only root or the agent's user can write here.
+
+    Nor may anybody else be able to put another directory in its place.
+    """
     try:
         status = directory.stat()
+        doubt = doubt_of(directory, status) or doubt_above(directory)
     except FileNotFoundError:
         remedy = f"create it (install -d -m 0755 {directory}) or leave staticPodPath empty"
         raise ManifestDirectoryError(directory, "does not exist", remedy) from None
@@ -74,12 +78,10 @@ def check_directory(directory: Path) -> None:
         raise ManifestDirectoryError(directory, _reason(error), remedy) from error
     if not stat.S_ISDIR(status.st_mode):
         raise ManifestDirectoryError(directory, "is not a directory", "name another path")
-    if status.st_uid not in _trusted():
-        found = f"belongs to user {status.st_uid}, who could make any pod run"
-        raise ManifestDirectoryError(directory, found, f"give it to root: chown root {directory}")
-    if status.st_mode & _OTHERS_WRITE:
-        found = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
-        raise ManifestDirectoryError(directory, found, f"close it: chmod go-w {directory}")
+    if doubt is not None:
+        where = "" if doubt.path == directory else f"{doubt.path} "
+        found = f"{where}{doubt.found}, who could make any pod run"
+        raise ManifestDirectoryError(directory, found, doubt.remedy)
 
 
 def scan(directory: Path, known: Mapping[Path, ManifestFile], form: Format) -> list[ManifestFile]:
@@ -146,16 +148,9 @@ def _open(path: Path) -> int:
 def _check_file(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ManifestFileError(path, "is not a regular file", "remove it from this directory")
-    if status.st_uid not in _trusted():
-        found = f"belongs to user {status.st_uid}"
-        raise ManifestFileError(path, found, f"give it to root: chown root {path}")
-    if status.st_mode & _OTHERS_WRITE:
-        found = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
-        raise ManifestFileError(path, found, f"close it: chmod go-w {path}")
-
-
-def _trusted() -> frozenset[int]:
-    return frozenset((0, os.geteuid()))
+    doubt = doubt_of(path, status)
+    if doubt is not None:
+        raise ManifestFileError(path, doubt.found, doubt.remedy)
 
 
 def _reason(error: OSError) -> str:

@@ -7,6 +7,7 @@ import structlog
 
 from sysfs.tree import write_tree
 from tests.agent.service.support import make_world, two_packages
+from tests.fakes.certificate import write_certificate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,12 @@ def host_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("two_packages")
     write_tree(two_packages(), root)
     return root
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a certificate for 127.0.0.1 with its key, both in one PEM file."""
+    return write_certificate(tmp_path_factory.mktemp("tls") / "localhost.pem")
 
 
 @pytest.fixture

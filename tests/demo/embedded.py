@@ -61,6 +61,7 @@ class EmbeddedHost:
     def agent(self, scope: str) -> Iterator[None]:
         """Run the agent with a topology scope until it is told to stop with SIGTERM."""
         config = self.folder / f"{scope}.yaml"
+        config.touch(mode=0o600)
         config.write_text(_CONFIG.format(scope=scope, folder=self.folder, port=self._port))
         ready = self.folder / "notify.sock"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:

@@ -45,6 +45,14 @@ def test_a_directory_of_another_user_is_refused(
         check_directory(tmp_path)
 
 
+def test_a_directory_that_others_could_replace_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "above/state"
+    directory.mkdir(parents=True, mode=0o700)
+    directory.parent.chmod(0o777)
+    with pytest.raises(StateDirectoryError, match=f"{directory.parent} can be written by others"):
+        check_directory(directory)
+
+
 def test_an_unwritable_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ import functools
 import shutil
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ParamSpec
 
@@ -24,6 +23,7 @@ from systemd.notify import Notifier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
+    from pathlib import Path
 
     from agent.enforcement.tasks import Task
     from agent.service.events import Watcher
@@ -36,8 +36,6 @@ _Params = ParamSpec("_Params")
 
 UID = "11111111-2222-3333-4444-555555555555"
 OTHER_UID = "99999999-2222-3333-4444-555555555555"
-#: A certificate for 127.0.0.1 with its key, which protects nothing: both are public.
-CERTIFICATE = Path(__file__).with_name("localhost.pem")
 #: No step of a test takes longer, unless it hangs.
 PATIENCE = 20.0
 

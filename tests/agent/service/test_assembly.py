@@ -21,7 +21,7 @@ from sysfs.errors import SysfsError
 from sysfs.mask import Mask
 from sysfs.shapes import with_offline
 from systemd.errors import BusUnavailableError
-from tests.agent.service.support import CERTIFICATE, RecordingManager, two_packages
+from tests.agent.service.support import RecordingManager, two_packages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,8 +115,8 @@ def test_an_unknown_socket_group_is_said(world: World) -> None:
     assert "there is no group 'no-such-group'" in line
 
 
-def test_a_bad_certificate_is_said(world: World) -> None:
-    set_agent(world, metrics=MetricsConfig(tls_certificate=world.directory, tls_key=CERTIFICATE))
+def test_a_bad_certificate_is_said(world: World, certificate: Path) -> None:
+    set_agent(world, metrics=MetricsConfig(tls_certificate=world.directory, tls_key=certificate))
     assert "TLS certificate" in refused(world, StartError, ExitCode.ENVIRONMENT)
 
 

@@ -14,11 +14,12 @@ from structlog.testing import capture_logs
 from agent.service import connections
 from agent.service.connections import Connections, Limits
 from agent.service.sockets import Address, open_tcp, tls_context
-from tests.agent.service.support import CERTIFICATE, in_loop
+from tests.agent.service.support import in_loop
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -152,8 +153,8 @@ async def test_who_waits_for_an_answer_is_not_idle() -> None:
 
 
 @in_loop
-async def test_a_tls_handshake_that_never_comes_makes_room() -> None:
-    tls = tls_context(Address("127.0.0.1", 0, CERTIFICATE, CERTIFICATE))
+async def test_a_tls_handshake_that_never_comes_makes_room(certificate: Path) -> None:
+    tls = tls_context(Address("127.0.0.1", 0, certificate, certificate))
     async with opened(Limits(connections=1, idle_seconds=AT_ONCE), tls) as door:
         for _ in range(3):
             silent = await door.enter()

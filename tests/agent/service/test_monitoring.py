@@ -9,9 +9,11 @@ import aiohttp
 import pytest
 
 from agent.config.config import MetricsConfig
-from tests.agent.service.support import CERTIFICATE, in_loop, manifest, running
+from tests.agent.service.support import in_loop, manifest, running
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.agent.service.support import Running, World
 
 
@@ -73,10 +75,10 @@ async def test_nothing_can_be_changed_there(world: World) -> None:
 
 
 @in_loop
-async def test_with_a_certificate_it_speaks_tls_alone(world: World) -> None:
-    metrics = MetricsConfig(port=0, tls_certificate=CERTIFICATE, tls_key=CERTIFICATE)
+async def test_with_a_certificate_it_speaks_tls_alone(world: World, certificate: Path) -> None:
+    metrics = MetricsConfig(port=0, tls_certificate=certificate, tls_key=certificate)
     world.config = replace(world.config, agent=replace(world.config.agent, metrics=metrics))
-    trusting = ssl.create_default_context(cafile=CERTIFICATE)
+    trusting = ssl.create_default_context(cafile=certificate)
     async with running(world) as agent:
         assert (await fetch(agent, "/readyz", trusting))[0] == 200
         with pytest.raises(aiohttp.ClientError):

@@ -59,6 +59,7 @@ class Process:
 def place(tmp_path: Path, host_root: Path) -> Path:
     (tmp_path / "state").mkdir(mode=0o700)
     (tmp_path / "cgroup").mkdir()
+    (tmp_path / "config.yaml").touch(mode=0o600)
     (tmp_path / "config.yaml").write_text(CONFIG.format(directory=tmp_path, root=host_root))
     return tmp_path
 
@@ -170,6 +171,22 @@ def test_what_keeps_it_from_starting_is_one_line_and_an_exit_code(place: Path) -
     assert outcome.returncode == ExitCode.ENVIRONMENT
     assert "Traceback" not in outcome.stderr
     assert outcome.stderr.splitlines()[-1].startswith("numawarden: error: state directory")
+
+
+def test_a_configuration_that_others_can_change_is_not_run(place: Path) -> None:
+    (place / "config.yaml").chmod(0o666)
+    command = [sys.executable, "-m", "agent.cli.main", "run", "--emulate-cgroups"]
+    outcome = subprocess.run(
+        [*command, "--config", str(place / "config.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert outcome.returncode == ExitCode.ENVIRONMENT
+    (line,) = outcome.stderr.splitlines()
+    assert "config.yaml can be written by others (mode 0666)" in line
+    assert "chmod go-w" in line
 
 
 def test_on_a_machine_without_cgroup_v2_it_says_so(place: Path) -> None:

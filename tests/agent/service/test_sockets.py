@@ -9,9 +9,9 @@ import pytest
 
 from agent.service.errors import StartError
 from agent.service.sockets import Address, group_id, open_tcp, open_unix, tls_context
-from tests.agent.service.support import CERTIFICATE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -99,7 +99,22 @@ def test_a_missing_directory_is_named_with_the_remedy(tmp_path: Path) -> None:
 
 def test_a_directory_in_which_others_could_replace_the_socket_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(StartError, match=r"others may write to .* \(mode 0777\); close it"):
+    with pytest.raises(StartError, match=r"can be written by others \(mode 0777\); close it"):
+        open_unix(tmp_path / "a.sock", None)
+
+
+def test_a_directory_above_in_which_others_could_replace_it_is_refused(tmp_path: Path) -> None:
+    inner = tmp_path / "run"
+    inner.mkdir(mode=0o755)
+    tmp_path.chmod(0o777)
+    with pytest.raises(StartError, match=f"{tmp_path} can be written by others"):
+        open_unix(inner / "a.sock", None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 4242, -1)
+    with pytest.raises(StartError, match=f"{tmp_path} belongs to user 4242; give it to root"):
         open_unix(tmp_path / "a.sock", None)
 
 
@@ -171,7 +186,40 @@ def test_a_bad_certificate_is_said_in_a_line(tmp_path: Path) -> None:
         tls_context(Address("127.0.0.1", 0, tmp_path / "none", tmp_path / "none"))
 
 
-def test_a_certificate_and_its_key_give_tls_of_today() -> None:
-    context = tls_context(Address("127.0.0.1", 0, CERTIFICATE, CERTIFICATE))
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o660])
+def test_a_key_that_others_can_read_or_write_is_refused(certificate: Path, mode: int) -> None:
+    key = certificate.with_name(f"key-{mode:o}.pem")
+    key.write_bytes(certificate.read_bytes())
+    key.chmod(mode)
+    with pytest.raises(StartError, match=rf"TLS key .*{key.name}.*\(mode 0{mode:o}\); close it"):
+        tls_context(Address("127.0.0.1", 0, certificate, key))
+
+
+def test_a_key_that_its_group_can_read_is_fine(certificate: Path) -> None:
+    key = certificate.with_name("key-of-a-group.pem")
+    key.write_bytes(certificate.read_bytes())
+    key.chmod(0o640)
+    assert tls_context(Address("127.0.0.1", 0, certificate, key)) is not None
+
+
+def test_nobody_is_asked_for_the_password_of_a_key(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def load(*_: object, password: Callable[[], str]) -> None:
+        asked.append(password())
+        raise ssl.SSLError(1, "bad decrypt")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    monkeypatch.setattr(ssl, "create_default_context", lambda _: context)
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load)
+    with pytest.raises(StartError, match="unencrypted key"):
+        tls_context(Address("127.0.0.1", 0, certificate, certificate))
+    assert asked == [""]
+
+
+def test_a_certificate_and_its_key_give_tls_of_today(certificate: Path) -> None:
+    context = tls_context(Address("127.0.0.1", 0, certificate, certificate))
     assert context is not None
     assert context.minimum_version >= ssl.TLSVersion.TLSv1_2

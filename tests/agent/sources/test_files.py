@@ -136,6 +136,35 @@ def test_a_directory_of_another_user_is_refused(directory: Path) -> None:
         read(directory)
 
 
+def test_a_directory_that_others_could_replace_is_refused(directory: Path) -> None:
+    above = directory / "above"
+    inner = above / "manifests"
+    inner.mkdir(parents=True, mode=0o755)
+    above.chmod(0o777)
+    with pytest.raises(ManifestDirectoryError, match=f"{above} can be written by others") as caught:
+        read(inner)
+    assert caught.value.remedy == f"close it: chmod go-w {above}"
+
+
+def test_a_link_to_the_directory_is_as_good_as_the_place_it_stands_in(directory: Path) -> None:
+    inner, open_to_all = directory / "manifests", directory / "open"
+    inner.mkdir(mode=0o755)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    (directory / "good").symlink_to(inner)
+    (open_to_all / "bad").symlink_to(inner)
+    assert read(directory / "good") == []
+    with pytest.raises(ManifestDirectoryError, match=f"{open_to_all} can be written by others"):
+        read(open_to_all / "bad")
+
+
+def test_a_file_that_is_large_but_empty_is_not_read_whole(directory: Path) -> None:
+    with (directory / "sparse.yaml").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    (found,) = read(directory)
+    assert "larger than" in str(found.error)
+
+
 def test_a_file_that_vanishes_while_the_directory_is_read_is_passed_over(
     directory: Path,
 ) -> None:

@@ -1,0 +1,86 @@
+"""Whether anybody but root and the agent's own user decides what stands at a path."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_ROOT: Final = Path("/")
+#: More links than these the kernel does not follow either (path_resolution(7)).
+_MOST_LINKS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A file or directory that others can change, why, and the command that ends that."""
+
+    path: Path
+    found: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.found}"
+
+
+def trusted_users() -> frozenset[int]:
+    """Return who may: root, and the user that this process acts as."""
+    return frozenset((0, os.geteuid()))
+
+
+def doubt_of(path: Path, status: os.stat_result) -> Doubt | None:
+    """Tell what lets others change one file or directory; None when nothing does."""
+    if status.st_uid not in trusted_users():
+        return Doubt(
+            path, f"belongs to user {status.st_uid}", f"give it to root: chown root {path}"
+        )
+    if status.st_mode & OTHERS_WRITE and not stat.S_ISLNK(status.st_mode):
+        found = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+        return Doubt(path, found, f"close it: chmod go-w {path}")
+    return None
+
+
+def doubt_above(path: Path) -> Doubt | None:
+    """Tell what lets others put something else at a path: a directory above it, or a link.
+
+    Links are gone through one by one. A directory that everybody may write but where everybody
+    keeps what is his (the sticky bit, as of /tmp) is none. What is missing is no doubt. Raises
+    `OSError`.
+    """
+    for step in _steps(path.absolute()):
+        try:
+            status = step.lstat()
+        except FileNotFoundError:
+            return None
+        if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
+            status = os.stat_result((status.st_mode & ~OTHERS_WRITE, *status[1:]))
+        found = doubt_of(step, status)
+        if found is not None:
+            return found
+    return None
+
+
+def _steps(path: Path) -> Iterator[Path]:
+    """Yield every directory and link that decides what a path names, from the root on."""
+    parts, current, links = list(reversed(path.parts[1:])), _ROOT, 0
+    yield current
+    while parts:
+        above, current = current, _step(current, parts.pop())
+        if current.is_symlink() and links < _MOST_LINKS:
+            yield current
+            links += 1
+            target = current.readlink()
+            parts.extend(reversed(target.parts[target.is_absolute() :]))
+            current = _ROOT if target.is_absolute() else above
+        elif parts:
+            yield current
+
+
+def _step(current: Path, part: str) -> Path:
+    return current.parent if part == ".." else current / part
