@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _SANDBOX: Final = "sandbox"
 _CONTAINER: Final = "container"
+#: So much of a name is shown.
+_SHOWN: Final = 100
 
 
 class _Cpu(Struct):
@@ -69,9 +71,9 @@ class Claim:
 
     @property
     def pod(self) -> str:
-        """The pod as the runtime names it."""
-        name = f"{self.namespace}/{self.name}" if self.name else "without a name"
-        return f"{name} ({self.uid})" if self.uid else name
+        """The pod as the runtime names it, on one line whatever it wrote."""
+        name = repr(f"{self.namespace}/{self.name}"[:_SHOWN]) if self.name else "without a name"
+        return f"{name} (uid {self.uid[:_SHOWN]!r})" if self.uid else name
 
 
 def read_claim(path: Path, keys: Keys) -> Claim:

@@ -85,7 +85,7 @@ def test_a_claim_about_another_pod_counts_for_nothing_and_is_told_once(host: Hos
     assert [host.asked(), host.asked()] == [None, None]
     (line,) = host.told
     assert f"/{SCOPE} is in pod {mixed().uid}" in line
-    assert f"of pod default/shop ({OTHER})" in line
+    assert f"of pod 'default/shop' (uid '{OTHER}')" in line
 
 
 def test_without_a_uid_the_full_name_has_to_match(host: Host) -> None:
