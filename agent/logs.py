@@ -14,7 +14,7 @@ import structlog
 from structlog.stdlib import ProcessorFormatter
 
 if TYPE_CHECKING:
-    from structlog.typing import Processor
+    from structlog.typing import EventDict, Processor
 
 CONSOLE: Final = "console"
 #: The packages of this project; all others only warn.
@@ -69,9 +69,21 @@ def _common() -> list[Processor]:
 def _rendering(log_format: str, *, colors: bool) -> list[Processor]:
     if log_format == CONSOLE:
         plain = structlog.dev.plain_traceback
-        return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+        renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
+        return [_on_one_line, renderer]
     return [
         structlog.processors.format_exc_info,
         structlog.processors.EventRenamer("message"),
         structlog.processors.JSONRenderer(),
     ]
+
+
+def _on_one_line(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Escape what would begin a new line, or speak to a terminal, in what others chose."""
+    return {key: _escaped(value) if key != "exception" else value for key, value in event.items()}
+
+
+def _escaped(value: object) -> object:
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    return value.encode("unicode_escape").decode("ascii")

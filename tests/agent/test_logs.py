@@ -84,6 +84,19 @@ def test_an_exception_stays_within_its_line(stream: io.StringIO) -> None:
     assert "ValueError: invalid literal" in str(line["exception"])
 
 
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_what_others_chose_cannot_begin_a_line_or_speak_to_a_terminal(
+    stream: io.StringIO, log_format: str
+) -> None:
+    logs.configure(log_format, "info", stream)
+    evil = "a\n2026-01-01 pod admitted\r\x1b[2J\u2028\x85b"
+    structlog.get_logger("agent.x").info("ready", path=evil)
+    logging.getLogger("agent.y").warning("said %s", evil)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)
+
+
 def test_the_console_is_for_people(stream: io.StringIO) -> None:
     logs.configure("console", "info", stream)
     structlog.get_logger("agent.x").info("ready", pods=3)
