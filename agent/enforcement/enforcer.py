@@ -1,21 +1,35 @@
 """The one place that writes cgroups.
 
-Blocking; call it from one thread. Every call reads the tree, so that it can be repeated after any
-failure and does only what is left to do. What is remembered saves work and tells drift from what
-is new; nothing goes wrong without it.
+Blocking; call it from one thread. What a call is about is read first, so that it can be repeated
+after any failure and does only what is left to do: `enforce`, `repair` and `verify` look at
+everything, `enforce_change` at what a change concerns (`agent.enforcement.scope` says what may be
+left out, and why). What was there is read once, what was written is read back, and so is what lies
+inside it; only what then differs is read again to tell why. What is remembered
+(`agent.enforcement.recollection`) saves work and tells drift from what is new; nothing goes wrong
+without it.
 """
 
 from __future__ import annotations
 
-import errno
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from agent.enforcement.assess import as_wanted, assess
-from agent.enforcement.desired import Role, desired
-from agent.enforcement.locate import leftovers, pod_cgroup, survey
+from agent.enforcement.assess import assess
+from agent.enforcement.desired import Role
+from agent.enforcement.findings import (
+    beside,
+    beyond_repair,
+    concerns,
+    not_told,
+    notes,
+    reports,
+    skipped,
+    withheld,
+)
+from agent.enforcement.locate import leftovers, pod_cgroup
 from agent.enforcement.pod_cgroups import CreateError
+from agent.enforcement.recollection import Recollection
 from agent.enforcement.report import (
     CgroupReport,
     EnforcementReport,
@@ -24,12 +38,14 @@ from agent.enforcement.report import (
     WriteRecord,
     write_record,
 )
-from cgroupfs.apply import Result, apply
+from agent.enforcement.scene import ANY_CHILD, Scene, rests, steadily, still_resting
+from agent.enforcement.scope import Scope, scope_of
+from cgroupfs.apply import apply
 from cgroupfs.controllers import ENABLED, NEEDED, enable, enabled
 from cgroupfs.diagnose import Cause
 from cgroupfs.errors import CgroupError, CgroupNameError
-from cgroupfs.plan import Plan, Setting, make_plan
-from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, State, read_states
+from cgroupfs.plan import Plan, make_plan
+from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, State
 from cgroupfs.tree import ancestors, join
 from cgroupfs.values import UNLIMITED
 from cgroupfs.verify import Record, Records
@@ -37,65 +53,19 @@ from sysfs.mask import EMPTY, Mask
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from agent.enforcement.desired import Target, Wanted
-    from agent.enforcement.locate import ContainerFinder, Landscape, LocatedPod
+    from agent.enforcement.locate import ContainerFinder
     from agent.enforcement.pod_cgroups import PodCgroups
     from agent.ledger import PodGrant
     from cgroupfs.apply import Outcome
     from cgroupfs.names import Layout
+    from cgroupfs.plan import Setting
     from cgroupfs.tree import Tree
 
 
-#: Stands for a child that is still to come: its ancestors are what matters.
-_ANY_CHILD: Final = "container"
-#: So many containers may end right under our eyes before it counts as a failure of the tree.
-_LOOKS: Final = 8
-
 _NOBODY: Final[Mapping[str, Setting]] = MappingProxyType({})
-
-_Seen = TypeVar("_Seen")
-
-
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    """One look at the tree: who is where, what is wanted, what the kernel shows."""
-
-    landscape: Landscape
-    wanted: tuple[Wanted, ...]
-    states: Mapping[str, State]
-
-    def missing(self) -> dict[str, str]:
-        """Return the pod cgroups that do not exist, with the pods' uids."""
-        return {pod.cgroup: uid for uid, pod in self.landscape.pods.items() if not pod.exists}
-
-    def paths(self, tree: Tree, unmade: Collection[str]) -> dict[str, str]:
-        """Return the cgroups whose controllers are ours to enable, with the pods' uids.
-
-        A new pod's cgroup passes them on from the start, before its first container is there,
-        unless it could not be made.
-        """
-        inside = {
-            join(pod.cgroup, _ANY_CHILD): uid
-            for uid, pod in self.landscape.pods.items()
-            if pod.cgroup not in unmade and self._is_empty(pod)
-        }
-        return inside | {
-            item.setting.cgroup: item.pod
-            for item in self.wanted
-            if item.role is not Role.SUBGROUP
-            and (item.setting.cgroup in self.states or tree.exists(item.setting.cgroup))
-        }
-
-    def _is_empty(self, pod: LocatedPod) -> bool:
-        """Tell whether nothing runs in a pod yet.
-
-        Where processes live in the pod's cgroup itself, passing controllers on to children would
-        keep containers out.
-        """
-        state = self.states.get(pod.cgroup)
-        return not pod.containers and not (state is not None and state.populated)
 
 
 class Enforcer:
@@ -116,9 +86,10 @@ class Enforcer:
         self._layout = layout
         self._pods = pods
         self._finder = finder
-        self._told: dict[str, Record] = {}
-        self._asked: Mapping[str, Setting] = {}
+        self._memory = Recollection()
         self._left: frozenset[Problem] = frozenset()
+        #: What was last honoured in full, None as soon as anything is not.
+        self._last: Target | None = None
 
     def prepare(self) -> EnforcementReport:
         """Make the cgroup of all pods with its controllers; call it once at the start.
@@ -129,7 +100,7 @@ class Enforcer:
         self._pods.check()
         path = self._layout.pods()
         created, refused = self._create({path: ""})
-        enabled, lacking = self._enable({join(path, _ANY_CHILD): ""})
+        enabled, lacking = self._enable({join(path, ANY_CHILD): ""})
         return EnforcementReport(
             problems=(*refused, *lacking), created=tuple(created), enabled=tuple(enabled)
         )
@@ -150,39 +121,16 @@ class Enforcer:
         `resting` is left alone, as is what is inside it, as long as that very setting is wanted.
         Raises `OSError` only when the tree itself fails.
         """
-        scene = self._look(target)
-        resting = _still_resting(scene, resting)
-        differing = self._found(scene)
-        postponed = tuple(p for p in differing if _rests(p.cgroup, resting) and p.file != ENABLED)
-        found = tuple(problem for problem in differing if problem not in postponed)
-        created, enabled, refused = self._make_room(scene)
-        if created or enabled:
-            scene = self._again(scene)
-        if found or created or enabled:
-            scene, plan, outcomes = self._write(scene, resting, move_memory=move_memory)
-        else:
-            plan, outcomes = Plan(), ()
-        recorded, untold = self._tell(scene, {problem.cgroup for problem in found})
-        if recorded:
-            # Being told, systemd writes as well, a quota in whole percents and never narrower.
-            scene, plan, more = self._write(self._again(scene), resting, move_memory=move_memory)
-            outcomes += more
-        left = self._assess(scene) if differing or outcomes else ()
-        drift = self._drift(scene, found)
-        self._asked = _settings_in_place(scene)
-        self._left = frozenset(_beyond_repair(left, outcomes, resting))
-        return EnforcementReport(
-            cgroups=_reports(scene, left),
-            found=found,
-            drift=drift,
-            postponed=postponed,
-            problems=(*refused, *untold, *_skipped(scene, outcomes), *_beside(scene, left)),
-            writes=tuple(write_record(outcome) for outcome in outcomes),
-            created=tuple(created),
-            enabled=tuple(enabled),
-            recorded=tuple(recorded),
-            notes=(*_notes(scene), *_withheld(plan)),
-        )
+        return self._enforce(target, None, resting, move_memory=move_memory)
+
+    def enforce_change(self, target: Target, uid: str | None = None) -> EnforcementReport:
+        """Enforce `target`, looking only at what differs from the last one that was honoured.
+
+        The pod `uid` is looked at in any case. The report is about `EnforcementReport.pods`; all
+        others were honoured when they were last looked at. Raises `OSError` as `enforce` does.
+        """
+        scope = scope_of(self._last, target, uid, self._memory.shares)
+        return self._enforce(target, scope, _NOBODY, move_memory=False)
 
     def repair(self, target: Target, resting: Mapping[str, Setting] = _NOBODY) -> EnforcementReport:
         """Enforce, memory nodes that were changed under a running container included."""
@@ -190,15 +138,7 @@ class Enforcer:
 
     def verify(self, target: Target) -> EnforcementReport:
         """Compare the kernel with `target`; nothing is written."""
-        scene = self._look(target)
-        found = self._found(scene)
-        return EnforcementReport(
-            cgroups=_reports(scene, found),
-            found=found,
-            drift=self._drift(scene, found),
-            problems=tuple(_beside(scene, found)),
-            notes=tuple(_notes(scene)),
-        )
+        return self._verify(target, None)
 
     def preview(self, target: Target) -> EnforcementReport:
         """Return what `enforce` would write and make; nothing is written.
@@ -209,14 +149,14 @@ class Enforcer:
         new = tuple(scene.missing())
         fresh = self._fresh_state()
         scene = replace(scene, states={**scene.states, **dict.fromkeys(new, fresh)})
-        plan = make_plan(scene.states, _settings(scene, move_memory=False))
+        plan = make_plan(scene.states, scene.settings(move_memory=False))
         writes = tuple(WriteRecord(w.cgroup, w.file, w.value, w.stage) for w in plan.writes)
         above = dict.fromkeys(a for path in scene.states for a in ancestors(path))
         return EnforcementReport(
             writes=writes,
             created=new,
             enabled=tuple(a for a in above if not set(NEEDED) <= enabled(self._tree, a)),
-            notes=tuple(_notes(scene)),
+            notes=tuple(notes(scene)),
         )
 
     def release(self, pod: PodGrant) -> ReleaseReport:
@@ -226,7 +166,7 @@ class Enforcer:
         confines them to the node's shared pool. Raises `OSError` only when the tree itself fails.
         """
         try:
-            return self._remove(pod_cgroup(self._layout, pod))
+            return self._remove(pod.uid, pod_cgroup(self._layout, pod))
         except CgroupNameError:
             # It never had one.
             return ReleaseReport("", removed=True)
@@ -234,64 +174,112 @@ class Enforcer:
     def release_leftovers(self, target: Target) -> tuple[ReleaseReport, ...]:
         """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
         found = leftovers(self._tree, self._layout, target.ledger)
-        return tuple(self._remove(leftover.cgroup) for leftover in found)
+        return tuple(self._remove("", leftover.cgroup) for leftover in found)
 
     def cgroups_of(self, target: Target, uid: str) -> tuple[CgroupReport, ...]:
         """Return a pod's cgroups as they are; nothing is written."""
-        return self.verify(target).of_pod(uid)
+        scope = Scope(frozenset({uid} & target.ledger.grants.keys()))
+        return self._verify(target, scope).of_pod(uid)
 
-    def _look(self, target: Target) -> _Scene:
-        return _steadily(lambda: self._look_once(target))
+    def _enforce(
+        self,
+        target: Target,
+        scope: Scope | None,
+        resting: Mapping[str, Setting],
+        *,
+        move_memory: bool,
+    ) -> EnforcementReport:
+        # Whatever goes wrong from here on, the next change looks at everything.
+        self._last = None
+        scene = self._look(target, scope)
+        resting = still_resting(scene, resting)
+        differing = self._found(scene)
+        postponed = tuple(p for p in differing if rests(p.cgroup, resting) and p.file != ENABLED)
+        found = tuple(problem for problem in differing if problem not in postponed)
+        created, enabled, refused = self._make_room(scene)
+        if created or enabled:
+            scene = self._again(scene, {*created, *enabled})
+        if found or created or enabled:
+            scene, plan, outcomes = self._write(scene, resting, move_memory=move_memory)
+        else:
+            plan, outcomes = Plan(), ()
+        recorded, untold = self._tell(scene, {problem.cgroup for problem in found})
+        if recorded:
+            # Being told, systemd writes as well, a quota in whole percents and never narrower, and
+            # it may bring the units beside up to date.
+            scene, plan, more = self._write(self._again(scene), resting, move_memory=move_memory)
+            outcomes += more
+        left = self._found(scene)
+        drift = self._drift(scene, found)
+        self._memory.note_asked(scene)
+        self._left = frozenset(beyond_repair(left, outcomes, resting))
+        report = EnforcementReport(
+            pods=scene.pods(),
+            cgroups=reports(scene, left),
+            found=found,
+            drift=drift,
+            postponed=postponed,
+            problems=(*refused, *untold, *skipped(scene, outcomes), *beside(scene, left)),
+            writes=tuple(write_record(outcome) for outcome in outcomes),
+            created=tuple(created),
+            enabled=tuple(enabled),
+            recorded=tuple(recorded),
+            notes=(*notes(scene), *withheld(plan)),
+        )
+        self._last = target if report.ok else None
+        return report
 
-    def _look_once(self, target: Target) -> _Scene:
-        landscape = survey(self._tree, self._layout, target.ledger, target.bindings, self._finder)
-        wanted = desired(target, landscape)
-        return _Scene(landscape, wanted, self._read(wanted))
+    def _verify(self, target: Target, scope: Scope | None) -> EnforcementReport:
+        scene = self._look(target, scope)
+        found = self._found(scene)
+        return EnforcementReport(
+            pods=scene.pods(),
+            cgroups=reports(scene, found),
+            found=found,
+            drift=self._drift(scene, found),
+            problems=tuple(beside(scene, found)),
+            notes=tuple(notes(scene)),
+        )
 
-    def _again(self, scene: _Scene) -> _Scene:
-        return _steadily(lambda: replace(scene, states=self._read(scene.wanted)))
+    def _look(self, target: Target, scope: Scope | None = None) -> Scene:
+        return steadily(lambda: Scene.of(self._tree, self._layout, target, self._finder, scope))
 
-    def _assess(self, scene: _Scene) -> tuple[Problem, ...]:
-        return _steadily(lambda: assess(self._tree, self._recorded, scene.wanted))
+    def _again(self, scene: Scene, touched: Collection[str] = ("",)) -> Scene:
+        return steadily(lambda: scene.again(self._tree, touched))
 
     def _recorded(self, cgroup: str) -> Records:
         runtime = None if self._finder is None else self._finder.remembered(cgroup)
         return Records(self._pods.remembered(cgroup), runtime)
 
-    def _read(self, wanted: Iterable[Wanted]) -> Mapping[str, State]:
-        return read_states(self._tree, (item.setting.cgroup for item in wanted))
+    def _found(self, scene: Scene) -> tuple[Problem, ...]:
+        """Tell what the kernel does not honour of what a scene shows to differ."""
+        differing = scene.differing()
+        return steadily(lambda: assess(self._tree, self._recorded, differing)) if differing else ()
 
-    def _found(self, scene: _Scene) -> tuple[Problem, ...]:
-        # Reading everything once more is worth it only where the first look found a difference.
-        if _honoured(scene):
-            return ()
-        return self._assess(scene)
-
-    def _drift(self, scene: _Scene, found: Iterable[Problem]) -> tuple[Problem, ...]:
+    def _drift(self, scene: Scene, found: Iterable[Problem]) -> tuple[Problem, ...]:
         """Return what somebody undid: the rest is new, or nobody could repair it the last time."""
-        same = {
-            item.setting.cgroup
-            for item in scene.wanted
-            if self._asked.get(item.setting.cgroup) == item.setting
-        }
-        return tuple(p for p in found if p not in self._left and _concerns(p, same))
+        if not found:
+            return ()
+        same = {item.setting.cgroup for item in scene.wanted if self._memory.was_asked(item)}
+        return tuple(p for p in found if p not in self._left and concerns(p, same))
 
-    def _make_room(self, scene: _Scene) -> tuple[list[str], list[str], list[Problem]]:
+    def _make_room(self, scene: Scene) -> tuple[list[str], list[str], list[Problem]]:
         """Make missing pod cgroups and enable controllers; return both, and what was refused."""
         created, refused = self._create(scene.missing())
         unmade = {problem.cgroup for problem in refused}
-        enabled, lacking = self._enable(scene.paths(self._tree, unmade))
+        enabled, lacking = self._enable(scene.lacking(self._tree, unmade))
         return created, enabled, refused + lacking
 
     def _write(
-        self, scene: _Scene, resting: Collection[str], *, move_memory: bool
-    ) -> tuple[_Scene, Plan, tuple[Outcome, ...]]:
+        self, scene: Scene, resting: Collection[str], *, move_memory: bool
+    ) -> tuple[Scene, Plan, tuple[Outcome, ...]]:
         """Write what differs, in the safe order; return how it looks then."""
-        settings = _settings(scene, move_memory=move_memory)
-        awake = (each for each in settings if not _rests(each.cgroup, resting))
+        settings = scene.settings(move_memory=move_memory)
+        awake = (each for each in settings if not rests(each.cgroup, resting))
         plan = make_plan(scene.states, awake)
         outcomes = apply(self._tree, plan).outcomes
-        return (self._again(scene) if outcomes else scene), plan, outcomes
+        written = {outcome.write.cgroup for outcome in outcomes}
+        return (self._again(scene, written) if written else scene), plan, outcomes
 
     def _create(self, owners: Mapping[str, str]) -> tuple[list[str], list[Problem]]:
         """Make the cgroups that `owners` maps to pod uids."""
@@ -323,32 +311,31 @@ class Enforcer:
                 passes.update(dict.fromkeys(ancestors(cgroup), True))
         return written, problems
 
-    def _tell(self, scene: _Scene, suspect: Collection[str]) -> tuple[list[str], list[Problem]]:
+    def _tell(self, scene: Scene, suspect: Collection[str]) -> tuple[list[str], list[Problem]]:
         """Have the settings of every cgroup remembered; return the units told and what failed.
 
         Of a `suspect` they are compared with what is remembered: that may be what undid them.
         """
         recorded: list[str] = []
         problems: list[Problem] = []
-        told: dict[str, Record] = {}
+        told: list[tuple[Wanted, Record]] = []
         for item in scene.wanted:
             cgroup, state = item.setting.cgroup, scene.states.get(item.setting.cgroup)
             if state is None or item.role is Role.SUBGROUP:
                 continue
             record = _to_tell(item, state)
             try:
-                if cgroup in suspect or self._told.get(cgroup) != record:
+                if cgroup in suspect or self._memory.told(item) != record:
                     unit = self._pods.record(cgroup, record)
                     recorded.extend([] if unit is None else [unit])
-                told[cgroup] = record
+                told.append((item, record))
             except SystemdError as error:
-                problems.append(_untold(item, error))
-        self._told = told
+                problems.append(not_told(item, error))
+        self._memory.note_told(scene, told)
         return recorded, problems
 
-    def _remove(self, cgroup: str) -> ReleaseReport:
-        for path in [path for path in self._told if f"{path}/".startswith(f"{cgroup}/")]:
-            del self._told[path]
+    def _remove(self, uid: str, cgroup: str) -> ReleaseReport:
+        self._memory.forget_told(uid, cgroup)
         if not self._tree.exists(cgroup):
             return ReleaseReport(cgroup, removed=True)
         return self._pods.remove(cgroup)
@@ -359,135 +346,7 @@ class Enforcer:
         return State(EMPTY, cpus, EMPTY, mems, UNLIMITED, populated=False)
 
 
-def _steadily(look: Callable[[], _Seen]) -> _Seen:
-    """Look again when a cgroup went away between opening its file and reading it (ENODEV)."""
-    for _ in range(_LOOKS):
-        try:
-            return look()
-        except OSError as error:
-            if error.errno != errno.ENODEV:
-                raise
-    return look()
-
-
-def _still_resting(scene: _Scene, resting: Mapping[str, Setting]) -> Mapping[str, Setting]:
-    """Return the cgroups that rest and of which still the same is wanted."""
-    if not resting:
-        return resting
-    wanted = {item.setting.cgroup: item.setting for item in scene.wanted}
-    return {path: setting for path, setting in resting.items() if wanted.get(path) == setting}
-
-
-def _rests(cgroup: str, resting: Collection[str]) -> bool:
-    return any(f"{cgroup}/".startswith(f"{path}/") for path in resting)
-
-
-def _settings(scene: _Scene, *, move_memory: bool) -> Iterator[Setting]:
-    for item in scene.wanted:
-        state = scene.states.get(item.setting.cgroup)
-        if state is None:
-            continue
-        # An unset set was nobody's wish; pinning it is what the grant asks for.
-        unset = state.mems is not None and not state.mems
-        yield replace(item.setting, move_memory=move_memory or unset)
-
-
 def _to_tell(item: Wanted, state: State) -> Record:
     """Return what systemd must hold; it rewrites `cpu.max` always, so one is always told."""
     setting = item.setting
     return Record(setting.cpus, setting.mems, setting.cpu_max or state.cpu_max)
-
-
-def _withheld(plan: Plan) -> Iterator[str]:
-    for write in plan.withheld:
-        yield (
-            f"{write.file} of /{write.cgroup} is left as it is: writing {write.value} would "
-            "migrate the memory of what runs there; a repair does"
-        )
-
-
-def _untold(item: Wanted, error: SystemdError) -> Problem:
-    cgroup = item.setting.cgroup
-    detail = f"systemd was not told of /{cgroup} and may undo its settings: {error}"
-    return Problem(cgroup, detail, Cause.REVERTED_BY_SYSTEMD, item.pod, item.container)
-
-
-def _skipped(scene: _Scene, outcomes: Iterable[Outcome]) -> Iterator[Problem]:
-    """Explain what was not written because somebody could not be narrowed first."""
-    owners = {item.setting.cgroup: item for item in scene.wanted}
-    for outcome in outcomes:
-        if outcome.result is Result.SKIPPED:
-            write, item = outcome.write, owners[outcome.write.cgroup]
-            cause = outcome.cause or Cause.UNKNOWN
-            yield Problem(write.cgroup, outcome.detail, cause, item.pod, item.container, write.file)
-
-
-def _concerns(problem: Problem, cgroups: Collection[str]) -> bool:
-    """Tell whether a problem is one of these cgroups; a lost controller is one of those inside."""
-    if problem.file != ENABLED:
-        return problem.cgroup in cgroups
-    inside = f"{problem.cgroup}/" if problem.cgroup else ""
-    return any(cgroup.startswith(inside) for cgroup in cgroups)
-
-
-def _settings_in_place(scene: _Scene) -> Mapping[str, Setting]:
-    settings = (item.setting for item in scene.wanted)
-    return {setting.cgroup: setting for setting in settings if setting.cgroup in scene.states}
-
-
-def _beyond_repair(
-    left: Iterable[Problem], outcomes: Iterable[Outcome], resting: Collection[str]
-) -> Iterator[Problem]:
-    """Yield what the kernel does not honour whatever is written (a CPU that is offline).
-
-    It is not what waits, nor what shows another value than the kernel took: that somebody undid.
-    """
-    taken = {(each.write.cgroup, each.write.file) for each in outcomes if each.shown is not None}
-    for problem in left:
-        if (problem.cgroup, problem.file) not in taken and not _rests(problem.cgroup, resting):
-            yield problem
-
-
-def _honoured(scene: _Scene) -> bool:
-    """Tell whether every cgroup shows what is wanted and none is missing."""
-    for item in scene.wanted:
-        state = scene.states.get(item.setting.cgroup)
-        if state is None and item.role is not Role.POD:
-            continue
-        if state is None or not as_wanted(item.setting, state):
-            return False
-    return True
-
-
-def _reports(scene: _Scene, problems: Iterable[Problem]) -> tuple[CgroupReport, ...]:
-    mine: dict[str, list[Problem]] = {}
-    for problem in problems:
-        mine.setdefault(problem.cgroup, []).append(problem)
-    return tuple(
-        CgroupReport(item, scene.states.get(cgroup), tuple(mine.get(cgroup, ())))
-        for item in scene.wanted
-        if (cgroup := item.setting.cgroup) in scene.states or cgroup in mine
-    )
-
-
-def _beside(scene: _Scene, problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield the problems of no cgroup of ours: an ancestor's controllers, a pod without a name."""
-    for uid, why in scene.landscape.unnamed.items():
-        yield Problem("", f"the pod cannot have a cgroup: {why}", Cause.UNKNOWN, uid)
-    own = {item.setting.cgroup for item in scene.wanted}
-    yield from (problem for problem in problems if problem.cgroup not in own)
-
-
-def _notes(scene: _Scene) -> Iterator[str]:
-    for item in scene.wanted:
-        if item.role is Role.UNIDENTIFIED and item.setting.cgroup in scene.states:
-            yield (
-                f"/{item.setting.cgroup} in pod {item.pod} cannot be told to be one of its "
-                f"containers; it runs on {item.setting.cpus or 'what its pod has'} until it is "
-                "bound with 'numawarden bind'"
-            )
-    for leftover in scene.landscape.leftovers:
-        yield (
-            f"/{leftover.cgroup} belongs to no admitted pod; what runs there is confined to the "
-            "node's shared pool, and it is removed when it is empty"
-        )

@@ -42,7 +42,8 @@ from cgroupfs.tree import join
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.enforcement.bindings import Bindings
+    from agent.enforcement.bindings import Binding, Bindings
+    from agent.enforcement.scope import Scope
     from agent.ledger import Ledger, PodGrant
     from cgroupfs.names import Layout
     from cgroupfs.tree import Tree
@@ -143,20 +144,31 @@ def survey(
     ledger: Ledger,
     bindings: Bindings,
     finder: ContainerFinder | None = None,
+    scope: Scope | None = None,
 ) -> Landscape:
-    """Look for the cgroups of every pod. Raises `OSError` as the tree does, not for absence."""
-    paths, unnamed = _paths(layout, ledger)
+    """Look for the cgroups of every pod, or of those in `scope`.
+
+    Raises `OSError` as the tree does, not for absence.
+    """
+    grants = ledger.grants
+    if scope is not None:
+        grants = {uid: grants[uid] for uid in scope.pods}
+    paths, unnamed = _paths(layout, grants)
     bound = _bound(tree, layout, ledger, bindings, paths)
     pods = {
         uid: _survey_pod(tree, ledger.grants[uid], path, bound.get(uid, {}), finder)
         for uid, path in paths.items()
     }
-    return Landscape(pods, tuple(_leftovers(tree, layout, set(paths.values()))), unnamed)
+    if scope is None or scope.leftovers:
+        left = leftovers(tree, layout, ledger)
+    else:
+        left = _left_of(tree, layout, scope.gone, set(paths.values()))
+    return Landscape(pods, left, unnamed)
 
 
 def leftovers(tree: Tree, layout: Layout, ledger: Ledger) -> tuple[Leftover, ...]:
     """Return the pod cgroups that are none of the ledger's. Raises `OSError` as the tree does."""
-    paths, _ = _paths(layout, ledger)
+    paths, _ = _paths(layout, ledger.grants)
     return tuple(_leftovers(tree, layout, set(paths.values())))
 
 
@@ -226,11 +238,11 @@ def _called(stem: str, name: str) -> bool:
     return stem == name or (stem.endswith(name) and stem[-len(name) - 1] in _SEPARATORS)
 
 
-def _paths(layout: Layout, ledger: Ledger) -> tuple[dict[str, str], dict[str, str]]:
+def _paths(layout: Layout, grants: Mapping[str, PodGrant]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the pods' cgroups by uid, and the reasons of those that cannot have one."""
     paths: dict[str, str] = {}
     unnamed: dict[str, str] = {}
-    for uid, pod in ledger.grants.items():
+    for uid, pod in grants.items():
         try:
             paths[uid] = pod_cgroup(layout, pod)
         except CgroupNameError as error:
@@ -245,11 +257,19 @@ def _bound(
     bindings: Bindings,
     paths: Mapping[str, str],
 ) -> dict[str, dict[str, str]]:
-    """Return {pod uid: {cgroup: container}} of the bindings that can be honoured."""
+    """Return {pod uid: {cgroup: container}} of the bindings that can be honoured.
+
+    Those of the pods of `paths`, and others as far as they lie in the cgroups of these.
+    """
+    if not bindings:
+        return {}
+    near = _near(bindings, paths)
+    others = {b.pod_uid: ledger.grants[b.pod_uid] for b in near if b.pod_uid in ledger.grants}
+    homes, _ = _paths(layout, others)
     valid = {
         binding.cgroup: binding
-        for binding in bindings
-        if (path := paths.get(binding.pod_uid)) is not None
+        for binding in near
+        if (path := homes.get(binding.pod_uid)) is not None
         and ledger.grants[binding.pod_uid].container(binding.container) is not None
         and _may_be_of(layout, path, binding.cgroup)
         and tree.exists(binding.cgroup)
@@ -260,6 +280,15 @@ def _bound(
         if not any(other.startswith(f"{cgroup}/") for other in valid):
             bound.setdefault(binding.pod_uid, {})[cgroup] = binding.container
     return bound
+
+
+def _near(bindings: Bindings, paths: Mapping[str, str]) -> tuple[Binding, ...]:
+    own = tuple(f"{binding.cgroup}/" for binding in bindings if binding.pod_uid in paths)
+    return tuple(
+        binding
+        for binding in bindings
+        if binding.pod_uid in paths or f"{binding.cgroup}/".startswith(own)
+    )
 
 
 def _may_be_of(layout: Layout, own: str, cgroup: str) -> bool:
@@ -316,6 +345,17 @@ def _cpus_of(tree: Tree, cgroup: str) -> str:
         return (tree.read_many(cgroup, (CPUS,))[0] or "").strip()
     except FileNotFoundError:  # it has ended
         return ""
+
+
+def _left_of(
+    tree: Tree, layout: Layout, gone: Iterable[PodGrant], known: set[str]
+) -> tuple[Leftover, ...]:
+    paths, _ = _paths(layout, {pod.uid: pod for pod in gone})
+    return tuple(
+        Leftover(path, containers(tree, path))
+        for path in paths.values()
+        if path not in known and tree.exists(path)
+    )
 
 
 def _leftovers(tree: Tree, layout: Layout, known: set[str]) -> Iterable[Leftover]:

@@ -70,7 +70,8 @@ class EnforcementReport:
     end, `problems` what concerns no single setting (a controller, systemd). `writes` are the writes
     in their order, `created` the cgroups that were made, `enabled` those whose
     `cgroup.subtree_control` was written, `recorded` the units told to systemd. `notes` are facts
-    worth knowing that are no failure: cgroups nobody can name, leftovers of removed pods.
+    worth knowing that are no failure: cgroups nobody can name, leftovers of removed pods. `pods`
+    are the uids of those that were looked at, None when everything was.
     """
 
     cgroups: tuple[CgroupReport, ...] = ()
@@ -83,6 +84,7 @@ class EnforcementReport:
     enabled: tuple[str, ...] = ()
     recorded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    pods: frozenset[str] | None = None
 
     @property
     def remaining(self) -> tuple[Problem, ...]:

@@ -70,7 +70,7 @@ class Keeper:
         self.queue = SerialQueue(clock)
         self.worker = Worker()
         #: The cgroups that were last looked at: what is worth watching.
-        self.cgroups: tuple[str, ...] = ()
+        self.cgroups: set[str] = set()
         self._kernel = kernel
         self._saver = saver
         self._clock = clock
@@ -332,7 +332,7 @@ class Keeper:
     def _note(self, outcome: Outcome) -> None:
         """Count and tell what a change or a comparison brought to light."""
         counters = self.metrics.counters
-        self.cgroups = outcome.cgroups or self.cgroups
+        self._note_cgroups(outcome)
         for cause, count in outcome.found.items():
             counters.add(names.DRIFT_FOUND, cause, by=count)
         for cause, count in outcome.repaired.items():
@@ -344,7 +344,7 @@ class Keeper:
             causes = ", ".join(f"{cause}: {count}" for cause, count in outcome.found.items())
             self.tell("DriftFound", message=causes)
         grants = self.state.ledger.grants
-        news = self.state.records.note_unenforced(grants, outcome.unenforced)
+        news = self.state.records.note_unenforced(outcome.unenforced, grants)
         for uid, problems in news.items():
             counters.add(names.ENFORCEMENT_FAILURES)
             log.error("pod not enforced", uid=uid, pod=_full_name(grants[uid]), problems=problems)
@@ -352,6 +352,12 @@ class Keeper:
         if outcome.problems and outcome.problems != self.state.kernel_problems:
             log.error("not enforced", problems=outcome.problems)
         self.state.kernel_problems = outcome.problems
+
+    def _note_cgroups(self, outcome: Outcome) -> None:
+        if outcome.pods is not None:
+            self.cgroups.update(outcome.cgroups)
+        elif outcome.cgroups:
+            self.cgroups = set(outcome.cgroups)
 
     def _note_contest(self, outcome: Outcome) -> None:
         """Tell once of every pause before the next repair of what somebody else rewrites."""

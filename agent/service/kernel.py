@@ -73,13 +73,14 @@ class EnforcedKernel:
         self._own = own
         self._senses = senses
         self._backoff = Backoff()
-        self._seen: frozenset[str] | None = None
+        #: The cgroups that were there at the last look, by pod ("": of no pod).
+        self._seen: dict[str, set[str]] | None = None
 
     def admitted(self, target: Target, uid: str) -> Outcome:
         """Make the kernel honour a ledger to which a pod was added or in which it changed."""
 
         def enforce() -> Outcome:
-            report = self._enforcer.enforce(target)
+            report = self._enforcer.enforce_change(target, uid)
             self._look(report)
             return _outcome(report)
 
@@ -90,7 +91,7 @@ class EnforcedKernel:
 
         def release() -> Outcome:
             released = self._enforcer.release(grant)
-            report = self._enforcer.enforce(target)
+            report = self._enforcer.enforce_change(target)
             self._look(report)
             return _outcome(report, notes=() if released.removed else (released.problem,))
 
@@ -169,9 +170,22 @@ class EnforcedKernel:
 
         At the first look none did: what differs then was changed while no agent ran.
         """
-        there = frozenset(cgroup.wanted.setting.cgroup for cgroup in report.cgroups)
-        before, self._seen = self._seen, there
-        return frozenset() if before is None else there - before
+        there: dict[str, set[str]] = {}
+        for cgroup in report.cgroups:
+            there.setdefault(cgroup.wanted.pod, set()).add(cgroup.wanted.setting.cgroup)
+        before = self._seen
+        if report.pods is None or before is None:
+            self._seen = there
+            return frozenset() if before is None else _all(there) - _all(before)
+        appeared = _all(there).difference(*(before.pop(uid, ()) for uid in report.pods))
+        # Of what is of no pod only a part was looked at.
+        there.setdefault("", set()).update(before.get("", ()))
+        before.update(there)
+        return appeared
+
+
+def _all(cgroups: Mapping[str, Iterable[str]]) -> frozenset[str]:
+    return frozenset().union(*cgroups.values())
 
 
 def _guarded(action: Callable[[], Outcome], uid: str | None = None) -> Outcome:
@@ -193,6 +207,7 @@ def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Outcome:
         notes=(*report.notes, *notes),
         cgroups=tuple(cgroup.wanted.setting.cgroup for cgroup in report.cgroups),
         running=tuple(_running(report)),
+        pods=report.pods,
     )
 
 

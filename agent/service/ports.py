@@ -30,7 +30,8 @@ class Outcome:
 
     `found` and `repaired` count settings by cause. `unenforced` says, by pod uid, what the kernel
     does not honour; `problems` is what concerns no single pod; `notes` are facts worth knowing that
-    are no failure. One line each. `cgroups` are all that were looked at,
+    are no failure. One line each. `cgroups` are all that were looked at, `pods` the uids of the
+    pods these are of (None: everything was looked at; else all others were honoured before),
     `running` the containers (uid, name) that have one, `settled` those cgroups that were new.
     `contested` are the cgroups that wait for their repair, `given_way` says of each whose waiting
     has just begun why and for how long.
@@ -42,6 +43,7 @@ class Outcome:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
+    pods: frozenset[str] | None = None
     running: tuple[tuple[str, str], ...] = ()
     settled: tuple[str, ...] = ()
     contested: tuple[str, ...] = ()

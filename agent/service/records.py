@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Mapping
 
     from agent.wire import AdmissionDocument, ExplanationDocument
 
@@ -34,6 +34,7 @@ class Records:
 
     pods: dict[str, PodRecord] = field(default_factory=dict)
     refused: OrderedDict[str, AdmissionDocument] = field(default_factory=OrderedDict)
+    _unenforced: set[str] = field(default_factory=set)
 
     def of(self, uid: str) -> PodRecord:
         """Return the record of a pod, a new one for a pod that was restored."""
@@ -42,6 +43,7 @@ class Records:
     def forget(self, uid: str) -> None:
         """Drop what is known of a pod."""
         self.pods.pop(uid, None)
+        self._unenforced.discard(uid)
 
     def note_refusal(self, document: AdmissionDocument) -> None:
         """Keep a refusal; the oldest goes when there are too many."""
@@ -51,18 +53,22 @@ class Records:
             self.refused.popitem(last=False)
 
     def note_unenforced(
-        self, admitted: Iterable[str], unenforced: Mapping[str, tuple[str, ...]]
+        self, unenforced: Mapping[str, tuple[str, ...]], admitted: Container[str]
     ) -> Mapping[str, tuple[str, ...]]:
-        """Take over what is not honoured now; return the pods of which this is news."""
-        news: dict[str, tuple[str, ...]] = {}
-        for uid in admitted:
-            record, problems = self.of(uid), unenforced.get(uid, ())
-            if problems and problems != record.problems:
-                news[uid] = problems
-            record.problems = problems
+        """Take over all that is not honoured now; return the pods of which this is news.
+
+        What is said of pods that are not `admitted` is left out.
+        """
+        found = {uid: problems for uid, problems in unenforced.items() if uid in admitted}
+        news = {uid: lines for uid, lines in found.items() if lines != self.of(uid).problems}
+        for uid in self._unenforced - found.keys():
+            self.of(uid).problems = ()
+        for uid, problems in found.items():
+            self.of(uid).problems = problems
+        self._unenforced = set(found)
         return MappingProxyType(news)
 
     @property
     def unenforced(self) -> int:
         """How many pods the kernel does not honour in full."""
-        return sum(1 for record in self.pods.values() if record.problems)
+        return len(self._unenforced)

@@ -194,3 +194,35 @@ class Unsearchable(FaultyTree):
 
     def exists(self, path: str) -> bool:
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+def shared(uid: str) -> PodGrant:
+    container = ContainerGrant("a", ContainerKind.APP)
+    return PodGrant(uid, uid, "shop", QosClass.GUARANTEED, "", (container,))
+
+
+def test_a_container_in_a_pod_that_was_not_looked_at_is_settled_by_the_next_comparison(
+    tree: EmulatedKernel,
+) -> None:
+    kernel = kernel_of(tree)
+    kernel.admitted(target(shared("u-1")), "u-1")
+    tree.mkdir(f"{POD}/a")
+    outcome = kernel.admitted(target(shared("u-1"), shared("u-2")), "u-2")
+    assert (outcome.pods, outcome.cgroups) == (frozenset({"u-2"}), ("kubepods/podu-2",))
+    tree.mkdir("kubepods/podu-2/a")
+    outcome = kernel.reconcile(target(shared("u-1"), shared("u-2")))
+    assert outcome.settled == (f"{POD}/a", "kubepods/podu-2/a")
+    assert outcome.found == {}
+
+
+def test_a_pod_that_went_and_came_again_is_no_drift(tree: EmulatedKernel) -> None:
+    kernel, both = kernel_of(tree), target(shared("u-1"), shared("u-2"))
+    kernel.admitted(target(shared("u-1")), "u-1")
+    kernel.admitted(both, "u-2")
+    tree.mkdir("kubepods/podu-2/a")
+    assert kernel.reconcile(both).settled == ("kubepods/podu-2/a",)
+    kernel.removed(target(shared("u-1")), shared("u-2"))
+    kernel.admitted(both, "u-2")
+    tree.mkdir("kubepods/podu-2/a")
+    outcome = kernel.reconcile(both)
+    assert (outcome.settled, outcome.found) == (("kubepods/podu-2/a",), {})

@@ -1,0 +1,153 @@
+"""One look at the tree: who is where, what is wanted, what the kernel shows."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from agent.enforcement.assess import as_wanted
+from agent.enforcement.desired import Role, desired
+from agent.enforcement.locate import survey
+from cgroupfs.state import read_states
+from cgroupfs.tree import ancestors, join
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from agent.enforcement.desired import Target, Wanted
+    from agent.enforcement.locate import ContainerFinder, Landscape, LocatedPod
+    from agent.enforcement.scope import Scope
+    from cgroupfs.names import Layout
+    from cgroupfs.plan import Setting
+    from cgroupfs.state import State
+    from cgroupfs.tree import Tree
+
+#: Stands for a child that is still to come: its ancestors are what matters.
+ANY_CHILD: Final = "container"
+#: So many containers may end right under our eyes before it counts as a failure of the tree.
+_LOOKS: Final = 8
+
+_Seen = TypeVar("_Seen")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What was seen of the tree, or of a part of it (`scope`, None: all of it)."""
+
+    landscape: Landscape
+    wanted: tuple[Wanted, ...]
+    states: Mapping[str, State]
+    scope: Scope | None = None
+
+    @classmethod
+    def of(
+        cls,
+        tree: Tree,
+        layout: Layout,
+        target: Target,
+        finder: ContainerFinder | None,
+        scope: Scope | None,
+    ) -> Scene:
+        """Look. Raises `OSError` as the tree does, not for absence."""
+        landscape = survey(tree, layout, target.ledger, target.bindings, finder, scope)
+        wanted = desired(target, landscape)
+        states = read_states(tree, (item.setting.cgroup for item in wanted))
+        return cls(landscape, wanted, states, scope)
+
+    def again(self, tree: Tree, touched: Collection[str]) -> Scene:
+        """Return the scene with what was touched, and all that is inside it, read again."""
+        inside = {path for item in self.wanted if _lies_in(path := item.setting.cgroup, touched)}
+        kept = {path: state for path, state in self.states.items() if path not in inside}
+        return replace(self, states=kept | read_states(tree, inside))
+
+    def pods(self) -> frozenset[str] | None:
+        """Return the pods (uids) that were looked at, None when everything was."""
+        if self.scope is None:
+            return None
+        return self.scope.pods | {pod.uid for pod in self.scope.gone}
+
+    def differing(self) -> tuple[Wanted, ...]:
+        """Return what shows something else than is wanted, and the pods that are missing."""
+        return tuple(item for item in self.wanted if self._differs(item))
+
+    def missing(self) -> dict[str, str]:
+        """Return the pod cgroups that do not exist, with the pods' uids."""
+        return {pod.cgroup: uid for uid, pod in self.landscape.pods.items() if not pod.exists}
+
+    def lacking(self, tree: Tree, unmade: Collection[str]) -> dict[str, str]:
+        """Return the cgroups whose controllers may be ours to enable, with the pods' uids.
+
+        One that has the files of all controllers is none: every cgroup above it passes them on. A
+        new pod's cgroup passes them on from the start, before its first container is there, unless
+        it could not be made.
+        """
+        inside = {
+            join(pod.cgroup, ANY_CHILD): uid
+            for uid, pod in self.landscape.pods.items()
+            if pod.cgroup not in unmade and self._is_empty(pod)
+        }
+        return inside | {
+            item.setting.cgroup: item.pod
+            for item in self.wanted
+            if item.role is not Role.SUBGROUP and self._may_lack(tree, item.setting.cgroup)
+        }
+
+    def settings(self, *, move_memory: bool) -> Iterator[Setting]:
+        """Yield what is wanted of the cgroups that are there."""
+        for item in self.wanted:
+            state = self.states.get(item.setting.cgroup)
+            if state is None:
+                continue
+            # An unset set was nobody's wish; pinning it is what the grant asks for.
+            unset = state.mems is not None and not state.mems
+            yield replace(item.setting, move_memory=move_memory or unset)
+
+    def _differs(self, item: Wanted) -> bool:
+        state = self.states.get(item.setting.cgroup)
+        if state is None:
+            return item.role is Role.POD
+        return not as_wanted(item.setting, state)
+
+    def _is_empty(self, pod: LocatedPod) -> bool:
+        """Tell whether nothing runs in a pod yet.
+
+        Where processes live in the pod's cgroup itself, passing controllers on to children would
+        keep containers out.
+        """
+        state = self.states.get(pod.cgroup)
+        return not pod.containers and not (state is not None and state.populated)
+
+    def _may_lack(self, tree: Tree, path: str) -> bool:
+        state = self.states.get(path)
+        if state is None:
+            return tree.exists(path)
+        return state.cpus is None or state.mems is None or state.cpu_max is None
+
+
+def steadily(look: Callable[[], _Seen]) -> _Seen:
+    """Look again when a cgroup went away between opening its file and reading it (ENODEV)."""
+    for _ in range(_LOOKS):
+        try:
+            return look()
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+    return look()
+
+
+def rests(cgroup: str, resting: Collection[str]) -> bool:
+    """Tell whether a cgroup is one of those that rest, or inside one."""
+    return any(f"{cgroup}/".startswith(f"{path}/") for path in resting)
+
+
+def still_resting(scene: Scene, resting: Mapping[str, Setting]) -> Mapping[str, Setting]:
+    """Return the cgroups that rest and of which still the same is wanted."""
+    if not resting:
+        return resting
+    wanted = {item.setting.cgroup: item.setting for item in scene.wanted}
+    return {path: setting for path, setting in resting.items() if wanted.get(path) == setting}
+
+
+def _lies_in(path: str, touched: Collection[str]) -> bool:
+    return path in touched or any(above in touched for above in ancestors(path))

@@ -1,0 +1,110 @@
+"""Which part of the tree has to be looked at for one change.
+
+Looking at everything costs as much as there is on the host, while most changes concern one pod.
+What is left out is not compared with anything, so nothing that a change gives may depend on it:
+
+- memory counts only after everything was looked at and honoured, and as long as each change since
+  was honoured too. After any trouble the next look is at everything;
+- as soon as a pod that changed, or that somebody asks for, holds exclusive CPUs, everything is
+  looked at. Anybody may be on CPUs that are about to be given away: a shared container, one that
+  started meanwhile, an exclusive one that somebody widened. Nobody is trusted to be elsewhere
+  because he once was;
+- any other pod is given the node's shared pool, which is everybody's. It takes nothing from
+  anybody, so only its own cgroups are looked at, whole and read back;
+- when the pool changed without that (the CPUs of a pod went back to it), whatever runs in the pool
+  is looked at: the pods whose own cgroup includes it, and what is left of removed pods. Pods that
+  run on CPUs of their own only have nothing to gain or lose;
+- of a pod that is gone its cgroup is looked at, which stays as long as processes live there.
+
+What somebody else undid meanwhile in the part that was left out, and what started there, is found
+by the next comparison, which leaves nothing out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agent.enforcement.bindings import Binding, Bindings
+    from agent.enforcement.desired import Target
+    from agent.ledger import PodGrant
+    from sysfs.mask import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A part of the tree: the cgroups of `pods` (uids) and of `gone` pods.
+
+    With `leftovers` those of all pods that are not in the ledger.
+    """
+
+    pods: frozenset[str]
+    gone: tuple[PodGrant, ...] = ()
+    leftovers: bool = False
+
+
+def scope_of(
+    before: Target | None,
+    after: Target,
+    uid: str | None,
+    shares: Callable[[str, Mask], bool],
+) -> Scope | None:
+    """Return what has to be looked at so that the kernel honours `after`; None is everything.
+
+    `before` was honoured in full (None: nothing is known to be), `uid` is looked at in any case,
+    `shares` tells of a pod (uid) whether something in it runs in a shared pool.
+    """
+    if before is None:
+        return None
+    old, new = before.ledger.grants, after.ledger.grants
+    changed = _changed(old, new)
+    concerned = changed | _rebound(before.bindings, after.bindings)
+    if uid is not None:
+        concerned.add(uid)
+    pods = {each for each in concerned if each in new}
+    if any(new[each].exclusive_cpus for each in pods):
+        return None
+    gone = _gone(old, new, changed)
+    if before.shared_pool == after.shared_pool:
+        return Scope(frozenset(pods), gone)
+    pods.update(each for each in new if shares(each, before.shared_pool))
+    return Scope(frozenset(pods), gone, leftovers=True)
+
+
+def _changed(old: Mapping[str, PodGrant], new: Mapping[str, PodGrant]) -> set[str]:
+    """Return the pods that are new or hold something else."""
+    if old is new:
+        return set()
+    # Nearly all are the very same: comparing what they hold would cost more than enforcing one.
+    other = [uid for uid, grant in new.items() if old.get(uid) is not grant]
+    return {uid for uid in other if old.get(uid) != new[uid]}
+
+
+def _gone(
+    old: Mapping[str, PodGrant], new: Mapping[str, PodGrant], changed: set[str]
+) -> tuple[PodGrant, ...]:
+    """Return the grants whose cgroups are nobody's now, or another pod of the same uid's."""
+    there_before = changed & old.keys()
+    if not there_before and len(new) - len(changed) == len(old):
+        return ()
+    return tuple(grant for uid, grant in old.items() if uid in there_before or uid not in new)
+
+
+def _rebound(old: Bindings, new: Bindings) -> set[str]:
+    """Return the pods (uids) that a changed binding concerns.
+
+    Of two cgroups that lie in each other the inner one counts, whoever it is bound for.
+    """
+    if old == new:
+        return set()
+    differing = set(old) ^ set(new)
+    beside = {one.pod_uid for one in new for each in differing if _nested(one, each)}
+    return {each.pod_uid for each in differing} | beside
+
+
+def _nested(one: Binding, other: Binding) -> bool:
+    first, second = f"{one.cgroup}/", f"{other.cgroup}/"
+    return first.startswith(second) or second.startswith(first)
