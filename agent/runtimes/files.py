@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
+from agent.bounded import take
+from agent.trust import doubt_of
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -53,17 +56,17 @@ def read_json(path: Path, kind: type[_Content]) -> _Content:
 def _read(path: Path) -> bytes:
     try:
         with open(path, "rb", opener=_open) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise RuntimeFileError(path, "it is no regular file")
-            content = file.read(LIMIT + 1)
+            doubt = doubt_of(path, status)
+            if doubt is not None:
+                raise RuntimeFileError(path, f"it {doubt.found}, so it need not be the runtime's")
+            return take(file, LIMIT, str(path))
     except FileNotFoundError:
         raise
     except OSError as error:
-        why = f"it cannot be read ({os.strerror(error.errno or 0)})"
-        raise RuntimeFileError(path, why) from error
-    if len(content) > LIMIT:
-        raise RuntimeFileError(path, f"it is larger than {LIMIT >> 20} MiB")
-    return content
+        raise RuntimeFileError(path, f"it cannot be read ({error.strerror})") from error
 
 
 def _open(path: str, flags: int) -> int:

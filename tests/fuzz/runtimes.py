@@ -62,6 +62,7 @@ def open_runtime_files() -> Iterator[Check]:
         state = Path(root, STATES, ID, "state.json")
         for file in (config, state):
             file.parent.mkdir(parents=True)
+            file.touch(mode=0o600)
 
         def check(data: bytes) -> bool:
             first, _, second = data.partition(_BETWEEN)

@@ -50,6 +50,7 @@ def write(file: Path, content: object) -> Path:
     """Write a JSON file with the directories above it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content))
+    file.chmod(0o644)
     return file
 
 

@@ -9,7 +9,15 @@ from msgspec import Struct
 from agent.runtimes.files import LIMIT, RuntimeFileError, read_json, stamp_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 class Content(Struct):
@@ -47,7 +55,14 @@ def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:
     file.write_bytes(b"{}" + b" " * (LIMIT - 2))
     assert read_json(file, Content).text == ""
     file.write_bytes(b"{}" + b" " * (LIMIT - 1))
-    assert refused(file) == f"{file}: it is larger than 4 MiB"
+    assert refused(file) == f"{file}: it cannot be read (it is larger than {LIMIT} bytes)"
+
+
+def test_a_file_that_others_can_write_says_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    file.chmod(0o664)
+    assert refused(file).startswith(f"{file}: it can be written by others (mode 0664), so it")
 
 
 def test_a_fifo_does_not_block(tmp_path: Path) -> None:
