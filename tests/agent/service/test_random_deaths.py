@@ -71,7 +71,8 @@ class Life:
 
     def run(self, deaths: int) -> None:
         """Ask for something, die of it, look what the next agent finds, ask again."""
-        with_agent(self.site, self.admission())
+        while self.site.saved() is None:
+            with_agent(self.site, self.admission())
         while self.deaths < deaths:
             for happen in (self.start_containers, self.end_a_pod, self.meddle):
                 if self.random.random() < 0.4:
@@ -158,8 +159,8 @@ class Life:
     def meddle(self) -> None:
         """Write into some cgroup that has sets."""
         paths = [path for path in self.site.cgroups() if "/pod" in path or "-pod" in path]
-        path = self.random.choice(paths)
-        if self.site.kernel.read_many(path, ("cpuset.cpus",)) != (None,):
+        path = self.random.choice(paths or [""])
+        if path and self.site.kernel.read_many(path, ("cpuset.cpus",)) != (None,):
             self.site.kernel.write(path, "cpuset.cpus", self.random.choice(CPUS))
 
     def cgroup(self, grant: PodGrant) -> str:
