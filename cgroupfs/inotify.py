@@ -90,7 +90,7 @@ class Inotify:
             self._fd = -1
 
     def add(self, path: Path, changes: Change) -> None:
-        """Watch `path`; watching it again replaces the changes.
+        """Watch `path`; watching it again replaces the changes, or the file that was there.
 
         Raises `OSError`: ENOENT for a path that is not there, ENOSPC when
         fs.inotify.max_user_watches is used up.
@@ -98,6 +98,11 @@ class Inotify:
         watch = _checked(
             _LIBC.inotify_add_watch(self._fd, os.fsencode(path), int(changes)), str(path)
         )
+        before = self._watches.get(path, watch)
+        if before != watch:
+            # The kernel may never tell of the end of a file in a cgroup.
+            self._paths.pop(before, None)
+            _LIBC.inotify_rm_watch(self._fd, before)
         self._paths[watch] = path
         self._watches[path] = watch
 

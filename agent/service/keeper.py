@@ -71,6 +71,8 @@ class Keeper:
         self.worker = Worker()
         #: The cgroups that were last looked at: what is worth watching.
         self.cgroups: set[str] = set()
+        #: Of these, and of all below, the files may be others than when they were last watched.
+        self.renewed: set[str] = set()
         self._kernel = kernel
         self._saver = saver
         self._clock = clock
@@ -354,6 +356,7 @@ class Keeper:
         self.state.kernel_problems = outcome.problems
 
     def _note_cgroups(self, outcome: Outcome) -> None:
+        self.renewed.update(outcome.renewed)
         if outcome.pods is not None:
             self.cgroups.update(outcome.cgroups)
         elif outcome.cgroups:

@@ -207,6 +207,7 @@ def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Outcome:
         notes=(*report.notes, *notes),
         cgroups=tuple(cgroup.wanted.setting.cgroup for cgroup in report.cgroups),
         running=tuple(_running(report)),
+        renewed=tuple({*report.created, *report.enabled, *(p.cgroup for p in report.found)}),
         pods=report.pods,
     )
 

@@ -33,6 +33,7 @@ class Outcome:
     are no failure. One line each. `cgroups` are all that were looked at, `pods` the uids of the
     pods these are of (None: everything was looked at; else all others were honoured before),
     `running` the containers (uid, name) that have one, `settled` those cgroups that were new.
+    `renewed` are cgroups whose files, and those of all below, may be others than before.
     `contested` are the cgroups that wait for their repair, `given_way` says of each whose waiting
     has just begun why and for how long.
     """
@@ -46,6 +47,7 @@ class Outcome:
     pods: frozenset[str] | None = None
     running: tuple[tuple[str, str], ...] = ()
     settled: tuple[str, ...] = ()
+    renewed: tuple[str, ...] = ()
     contested: tuple[str, ...] = ()
     given_way: tuple[str, ...] = ()
 

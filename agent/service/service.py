@@ -19,7 +19,14 @@ from agent.service.serial import Stopped
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Collection,
+        Coroutine,
+        Iterable,
+    )
 
     from agent.service.api import Api
     from agent.service.clock import Clock
@@ -51,8 +58,8 @@ ADMISSION_LIMITS: Final = Limits(connections=256, idle_seconds=120.0)
 class Follows(Protocol):
     """Notices changes in cgroups (`agent.service.watches.CgroupChanges`)."""
 
-    def follow(self, cgroups: Iterable[str]) -> None:
-        """Watch exactly these cgroups; raises `OSError`."""
+    def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
+        """Watch exactly these cgroups, those at and below `renewed` anew; raises `OSError`."""
 
     def changes(self) -> AsyncIterator[None]:
         """Yield whenever something changed."""
@@ -235,7 +242,8 @@ class Service:
             return
         troubles, subject = self._keeper.state.troubles, "inotify"
         try:
-            self._around.cgroups.follow(self._keeper.cgroups)
+            self._around.cgroups.follow(self._keeper.cgroups, self._keeper.renewed)
+            self._keeper.renewed.clear()
         except OSError as error:
             hint = "raise fs.inotify.max_user_watches"
             troubles[subject] = f"not all cgroups are watched: {error.strerror}; {hint}"

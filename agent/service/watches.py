@@ -9,10 +9,11 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from cgroupfs.inotify import DIRECTORY_OF_FILES, Inotify
+from cgroupfs.tree import ancestors
 from cgroupfs.watch import CgroupWatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Collection, Iterable
     from pathlib import Path
 
 
@@ -39,16 +40,19 @@ class CgroupChanges:
         self._watch = CgroupWatch(mount)
         self._watched: frozenset[str] = frozenset()
 
-    def follow(self, cgroups: Iterable[str]) -> None:
+    def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
         """Watch exactly these cgroups; those that are gone are left out.
 
-        Raises `OSError` (ENOSPC) when the kernel grants no more watches.
+        A controller that was taken away and enabled again makes files anew, and a cgroup that was
+        removed and made again is another one: what is at or below one of `renewed` is watched
+        anew. Raises `OSError` (ENOSPC) when the kernel grants no more watches.
         """
         wanted = frozenset(cgroups)
         for cgroup in self._watched - wanted:
             self._watch.remove(cgroup)
-        added = {cgroup for cgroup in wanted - self._watched if self._watch.add(cgroup)}
-        self._watched = (self._watched & wanted) | added
+        kept = {cgroup for cgroup in self._watched & wanted if not _is_at(cgroup, renewed)}
+        added = {cgroup for cgroup in wanted - kept if self._watch.add(cgroup)}
+        self._watched = frozenset(kept | added)
 
     async def changes(self) -> AsyncIterator[None]:
         """Yield whenever a cgroup came or went, or somebody wrote one of its settings."""
@@ -58,6 +62,10 @@ class CgroupChanges:
     def close(self) -> None:
         """End all watches."""
         self._watch.close()
+
+
+def _is_at(cgroup: str, places: Collection[str]) -> bool:
+    return bool(places) and any(path in places for path in (cgroup, *ancestors(cgroup)))
 
 
 async def _readings(source: _Readable) -> AsyncIterator[None]:

@@ -94,6 +94,8 @@ def test_controllers_that_go_with_a_pods_first_container_are_settled_too(
     tree.write(POD, "cgroup.subtree_control", "-cpuset")
     outcome = kernel.reconcile(wanted)
     assert outcome.found["controller lost"] == 2
+    # The files below are new ones, which nobody watches yet.
+    assert POD in outcome.renewed
     assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
 
 

@@ -66,3 +66,22 @@ async def test_new_cgroups_and_foreign_writes_are_noticed(tmp_path: Path) -> Non
     waiting.cancel()
     await asyncio.wait((waiting,))
     changes.close()
+
+
+@in_loop
+async def test_files_that_were_made_anew_are_noticed_again(tmp_path: Path) -> None:
+    """Taking a controller away removes its files; enabling it makes others of the same names."""
+    pod = tmp_path / "kubepods/pod1"
+    pod.mkdir(parents=True)
+    file = pod / "cpuset.cpus"
+    file.write_text("0\n")
+    changes = CgroupChanges(tmp_path)
+    changes.follow(["kubepods/pod1"])
+    file.rename(pod / "gone")
+    file.write_text("0\n")
+    changes.follow(["kubepods/pod1"], {"kubepods"})
+    stream = aiter(changes.changes())
+    waiting = await begun(stream)
+    file.write_text("1\n")
+    await waiting
+    changes.close()
