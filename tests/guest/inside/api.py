@@ -21,8 +21,8 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(SOCKET)
 
 
-def ask(method: str, path: str, body: object = None) -> dict[str, Any]:
-    """Return the document of an answer; raises `CommandFailed` on an error, `OSError` on none."""
+def answer_to(method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+    """Return an answer's status and document; raises `OSError` or `HTTPException` on none."""
     connection = _Connection("localhost", timeout=120)
     try:
         text = None if body is None else json.dumps(body)
@@ -31,7 +31,13 @@ def ask(method: str, path: str, body: object = None) -> dict[str, Any]:
         status, document = answer.status, json.loads(answer.read())
     finally:
         connection.close()
+    assert isinstance(document, dict)
+    return status, document
+
+
+def ask(method: str, path: str, body: object = None) -> dict[str, Any]:
+    """Return the document of an answer; raises `CommandFailed` on an error, `OSError` on none."""
+    status, document = answer_to(method, path, body)
     if status != http.client.OK:
         raise CommandFailed(f"{method} /v1/{path}: {status} {document}")
-    assert isinstance(document, dict)
     return document

@@ -53,6 +53,11 @@ SCENARIOS: Final = {
             "the agent stopped, restarted, killed; workloads and grants stay",
         ),
         Scenario(
+            "provocations",
+            "two-sockets",
+            "systemd, other writers, CPUs that go, a lost checkpoint; one reconcile repairs",
+        ),
+        Scenario(
             "installation",
             "two-sockets",
             "installed from its wheel by the guest's Python; the unit's hardening",

@@ -1,0 +1,37 @@
+"""Whether the kernel's files say what the ledger wants, read without the agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.guest.inside.kernel import Cgroup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Which file must show which member of a verification's cgroup.
+FILES: Final = {
+    "cpuset.cpus": "cpus",
+    "cpuset.cpus.effective": "cpus",
+    "cpuset.mems": "mems",
+    "cpuset.mems.effective": "mems",
+    "cpu.max": "cpuMax",
+}
+
+
+def differences(verification: Mapping[str, Any]) -> list[str]:
+    """Return which files do not show what `GET /v1/verify` says is wanted, a line each."""
+    return [
+        f"{cgroup['kernel']['cgroup']}/{file}: {shown} instead of {cgroup[wanted]}"
+        for cgroup in verification["cgroups"]
+        for file, wanted in FILES.items()
+        if cgroup[wanted] is not None
+        and (shown := _shown(cgroup["kernel"]["cgroup"], file)) != cgroup[wanted]
+    ]
+
+
+def _shown(cgroup: str, file: str) -> str:
+    try:
+        return Cgroup(cgroup).read(file)
+    except OSError as error:
+        return str(error.strerror)

@@ -1,0 +1,364 @@
+"""Whatever is done to the pods' cgroups: one reconcile later the kernel shows the ledger again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.guest.inside import kernel, machine, placements, snapshot, truth
+from tests.guest.inside.agent import PROGRAM, SERVICE, Agent, samples
+from tests.guest.inside.api import answer_to, ask
+from tests.guest.inside.checks import wait_until
+from tests.guest.inside.commands import attempt
+from tests.guest.inside.commands import run as command
+from tests.guest.inside.examples import start
+from tests.guest.inside.pods import BACKGROUND, POD_SCOPE
+from tests.guest.inside.starters import SystemdRun
+from tests.guest.inside.workloads import stop_unit, systemd_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.guest.inside.checks import Checks
+    from tests.guest.inside.guest import Guest
+    from tests.guest.inside.workloads import Workload
+
+EXAMPLES: Final = {example.name: example for example in POD_SCOPE}
+MIXED: Final = EXAMPLES["pod-scope-mixed"]
+#: Admitted, and none of its containers is ever started.
+IDLE: Final = EXAMPLES["pod-scope-shared"]
+
+SYSTEMD: Final = "reverted by systemd"
+NARROW: Final = "parent too narrow"
+OFFLINE: Final = "CPU offline"
+CONTROLLER: Final = "controller lost"
+UNKNOWN: Final = "unknown"
+
+STATE: Final = Path("/var/lib/numawarden")
+CPUS: Final = Path("/sys/devices/system/cpu")
+
+
+@dataclass(slots=True)
+class Story:
+    """A host with a pod on the node's shared pool and a mixed pod, and how their cgroups are."""
+
+    checks: Checks
+    agent: Agent
+    background: Workload
+    pod: kernel.Cgroup
+    mixed: dict[str, Workload]
+    good: dict[str, str]
+
+    @classmethod
+    def begin(cls, guest: Guest) -> Story:
+        """Start the agent and both pods."""
+        agent = Agent(guest)
+        agent.start()
+        _, idle = start(guest.checks, agent, SystemdRun(), BACKGROUND)
+        pod, mixed = start(guest.checks, agent, SystemdRun(), MIXED)
+        story = cls(guest.checks, agent, idle[BACKGROUND.containers[0]], pod, mixed, {})
+        story.check_placements()
+        story.good = _settings()
+        return story
+
+    @property
+    def own(self) -> Workload:
+        """The container with CPUs of its own."""
+        return self.mixed[MIXED.containers[0]]
+
+    @property
+    def shared(self) -> Workload:
+        """One of those that share the rest of their pod's budget."""
+        return self.mixed[MIXED.containers[1]]
+
+    def check_placements(self) -> None:
+        """Check that everybody is where the documents say."""
+        placements.check_pod(self.checks, MIXED, self.mixed, self.pod, self.background)
+
+    def changed(self) -> dict[str, tuple[str, str]]:
+        """Return the settings of the pods' cgroups that are not as they were at first."""
+        now = _settings()
+        return snapshot.differences(self.good, {name: now.get(name, "-") for name in self.good})
+
+    def metric(self, name: str) -> dict[str, float]:
+        """Return the values of a metric by the value of its one label ("": it has none)."""
+        found = {}
+        for sample, value in samples(self.agent.metrics()).items():
+            stem, _, labels = sample.partition("{")
+            if stem == name:
+                found[labels.partition('"')[2].partition('"')[0]] = value
+        return found
+
+    def drift(self) -> dict[str, float]:
+        """Return how often something was found to differ, by cause."""
+        return self.metric("numawarden_drift_found_total")
+
+    def check_whole(self, what: str) -> None:
+        """Check that everything is as the ledger has it and nobody was touched."""
+        self.checks.equal(f"{what}: every setting is what it was", self.changed(), {})
+        document = ask("GET", "verify")
+        self.checks.equal(f"{what}: the kernel's files", truth.differences(document), [])
+        self.checks.check(f"{what}: verify agrees", document["agrees"], _differences(document))
+        touched = snapshot.touched([self.background, *self.mixed.values()])
+        self.checks.equal(f"{what}: no workload was touched", touched, [])
+
+    def withstands(self, what: str, act: Callable[[], object], *causes: str) -> None:
+        """Do something, reconcile once, and check that all is whole and the causes were told."""
+        before = self.drift()
+        act()
+        if causes:
+            # systemd answers before it writes; the agent may see the write before we do.
+            wait_until(lambda: self.changed() or self.drift() != before, 60)
+        answer = ask("POST", "reconcile")
+        self.checks.equal(f"{what}: nothing is left to do", answer["problems"], [])
+        risen = [cause for cause, count in self.drift().items() if count > before.get(cause, 0)]
+        self.checks.equal(f"{what}: the causes", sorted(risen), sorted(causes))
+        self.check_whole(what)
+
+
+def run(guest: Guest) -> None:
+    """Provoke systemd, the kernel, and the agent."""
+    story = Story.begin(guest)
+    _systemd_goes_round(story)
+    _properties(story)
+    _other_writers(story)
+    _controllers(story)
+    _narrow_ancestor(story)
+    _cgroup_removed(story)
+    _cpus_offline(story)
+    _fight(story)
+    _checkpoint_lost(story)
+    story.check_placements()
+
+
+def _settings() -> dict[str, str]:
+    return snapshot.settings(kernel.Cgroup("kubepods.slice"))
+
+
+def _differences(document: dict[str, Any]) -> list[str]:
+    cgroups = [found["detail"] for each in document["cgroups"] for found in each["differences"]]
+    lacking = [f"{above['cgroup']} {above['lacking']}" for above in document["ancestors"]]
+    return [*cgroups, *(line for line in lacking if not line.endswith("[]")), *document["problems"]]
+
+
+# --- systemd ------------------------------------------------------------------------------------
+
+
+def _systemd_goes_round(story: Story) -> None:
+    """Reload and reexec systemd, which then rewrites a slice's units when a new one comes."""
+    for verb in ("daemon-reload", "daemon-reexec"):
+        story.withstands(f"{verb}, then a new unit", partial(_with_new_unit, story, verb))
+
+
+def _with_new_unit(story: Story, verb: str) -> None:
+    command("systemctl", verb)
+    systemd_run("sibling", story.pod.path.name)
+    kept = f"{verb}: systemd writes what the agent told it"
+    story.checks.equal(kept, story.changed(), {})
+    stop_unit("sibling")
+
+
+def _properties(story: Story) -> None:
+    """Somebody tells systemd other settings: of a unit, of a sibling, of the pod's slice."""
+    own, shared = story.own.cgroup.path.name, story.shared.cgroup.path.name
+
+    def told(unit: str, *properties: str) -> Callable[[], object]:
+        return lambda: command("systemctl", "set-property", "--runtime", unit, *properties)
+
+    widened = told(own, "AllowedCPUs=0-15", "AllowedMemoryNodes=0-1", "CPUQuota=20%")
+    story.withstands("set-property on the unit", widened, SYSTEMD)
+    story.withstands("set-property on a sibling", told(shared, "CPUWeight=50"))
+    story.withstands("a quota on a sibling", told(shared, "CPUQuota=10%"), SYSTEMD)
+    narrowed = told(story.pod.path.name, "AllowedCPUs=0", "CPUQuota=10%")
+    story.withstands("set-property on the slice", narrowed, SYSTEMD, NARROW)
+    shown = command("systemctl", "show", "--value", "--property=AllowedCPUs", own).split()
+    story.checks.equal(
+        "systemd has the ledger's CPUs on record",
+        kernel.ids(",".join(shown)),
+        story.own.cgroup.cpus,
+    )
+
+
+# --- the kernel's files -------------------------------------------------------------------------
+
+
+def _other_writers(story: Story) -> None:
+    """Another process writes the files; the agent's own watch may be first to see it."""
+    nodes = machine.nodes_of(story.own.cgroup.cpus)
+    elsewhere = next(node for node in machine.nodes() if node not in nodes)
+
+    def write() -> None:
+        story.own.cgroup.write("cpuset.cpus", "0-15")
+        story.shared.cgroup.write("cpu.max", "5000 100000")
+        story.own.cgroup.write("cpuset.mems", str(elsewhere))
+        story.background.cgroup.write("cpuset.cpus", "1")
+
+    story.withstands("another writer", write, UNKNOWN)
+    before = story.drift()
+    story.own.cgroup.write("cpu.max", "7000 100000")
+    story.checks.eventually("unasked: all is put right", story.changed, {})
+    counted = "unasked: it is counted"
+    story.checks.eventually(counted, lambda: story.drift() != before, expected=True)
+
+
+def _controllers(story: Story) -> None:
+    """Without its controllers a cgroup loses every setting; none comes back with them."""
+    pods = (story.pod.path, story.background.cgroup.path.parent)
+    tiers = (pods[1].parent, pods[0].parent)
+
+    def strip() -> None:
+        for path in (*pods, *tiers):
+            kernel.Cgroup(path).write("cgroup.subtree_control", "-cpuset -cpu")
+
+    story.withstands("controllers taken away", strip, CONTROLLER)
+
+
+def _narrow_ancestor(story: Story) -> None:
+    """Narrow the cgroup of all pods: that is told, and whole again with the ancestor."""
+    top = kernel.Cgroup("kubepods.slice")
+    top.write("cpuset.cpus", "0-1")
+    answer = ask("POST", "reconcile")
+    story.checks.check("a narrow ancestor: told", answer["found"].get(NARROW), answer["found"])
+    remedy = "widen /kubepods.slice first"
+    named = [line for line in answer["problems"] if not line.endswith(remedy)]
+    story.checks.equal("a narrow ancestor: told what to do", named, [])
+    for _ in range(6):
+        ask("POST", "reconcile")
+    contested = story.metric("numawarden_contested_cgroups")
+    story.checks.equal("a narrow ancestor: nobody is said to fight", contested, {"": 0.0})
+    # Where processes live below, a set cannot be unset again.
+    story.good["cpuset.cpus"] = "0-15"
+    top.write("cpuset.cpus", story.good["cpuset.cpus"])
+    story.withstands("a widened ancestor", lambda: None)
+
+
+def _cgroup_removed(story: Story) -> None:
+    """Remove the cgroup of a pod whose containers are still to come, in both ways."""
+    status, admitted = answer_to("POST", "pods", IDLE.manifest)
+    story.checks.require("an idle pod: admitted", status == HTTPStatus.CREATED, admitted)
+    good, pod = story.good, story.agent.cgroup_of(IDLE.uid)
+    story.good = _settings()
+    # Its first container needs its controllers; until then systemd may take them back.
+    del story.good[f"{pod.path.name}/cgroup.subtree_control"]
+    story.withstands("its directory removed", pod.path.rmdir, UNKNOWN)
+    stopped = ("systemctl", "stop", pod.path.name)
+    story.withstands("its slice stopped", lambda: command(*stopped), UNKNOWN)
+    ask("DELETE", f"pods/{IDLE.uid}")
+    story.checks.eventually("an idle pod: removed", lambda: pod.exists, expected=False)
+    story.good = good
+    story.check_whole("without the idle pod")
+
+
+# --- CPUs come and go ---------------------------------------------------------------------------
+
+
+def _cpus_offline(story: Story) -> None:
+    """One CPU of two, then both: the grant stays, is told, and comes back with the CPUs."""
+    held = sorted(story.own.cgroup.cpus)
+    for gone in (held[:1], held):
+        _offline(story, gone, held)
+
+
+def _offline(story: Story, gone: list[int], held: list[int]) -> None:
+    what = f"CPUs {gone} offline"
+    before = story.drift()
+    _switch(gone, "0")
+    left = frozenset(held) - frozenset(gone)
+    story.checks.eventually(f"{what}: told as a finding", partial(_findings, story), 1.0)
+    found = [finding["rule"] for finding in story.agent.status()["invalid"]]
+    story.checks.equal(f"{what}: the status has it", found, [OFFLINE])
+    for _ in range(6):
+        ask("POST", "reconcile")
+    if left:
+        story.checks.equal(f"{what}: runs on what is left", story.own.cgroup.cpus, left)
+        cause = story.drift().get(OFFLINE, 0) - before.get(OFFLINE, 0)
+        story.checks.equal(f"{what}: counted once for the pod and the container", cause, 2)
+        shown = attempt(PROGRAM, "verify")
+        story.checks.equal(f"{what}: numawarden verify exits with", shown.status, 1)
+        story.checks.check(f"{what}: numawarden verify says why", OFFLINE in shown.stdout, shown)
+    else:
+        budget = story.pod.cpus - frozenset(gone)
+        story.checks.equal(f"{what}: runs in its budget", story.own.cgroup.cpus, budget)
+    contested = story.metric("numawarden_contested_cgroups")
+    story.checks.equal(f"{what}: nobody is said to fight", contested, {"": 0.0})
+    holds = story.agent.show(MIXED.uid)["containers"][0]["cpus"]
+    story.checks.equal(f"{what}: the grant stays", kernel.ids(holds), frozenset(held))
+    _admits_elsewhere(story, what, gone)
+    _switch(gone, "1")
+    story.checks.eventually(f"{what}, and back: by itself", story.changed, {})
+    story.checks.eventually(f"{what}, and back: no finding", partial(_findings, story), 0.0)
+    story.withstands(f"{what}, and back", lambda: None)
+
+
+def _findings(story: Story) -> float | None:
+    return story.metric("numawarden_invalid_grants").get(OFFLINE)
+
+
+def _admits_elsewhere(story: Story, what: str, gone: list[int]) -> None:
+    answer = ask("POST", "pods?dryRun=true", IDLE.manifest)
+    given = kernel.ids(answer["pod"]["cpus"]) & frozenset(gone)
+    story.checks.equal(f"{what}: a new pod gets none of them", given, frozenset())
+
+
+def _switch(cpus: list[int], state: str) -> None:
+    for cpu in cpus:
+        (CPUS / f"cpu{cpu}" / "online").write_text(state)
+
+
+# --- somebody who does not give in --------------------------------------------------------------
+
+
+def _fight(story: Story) -> None:
+    """Whoever writes the same again and again is met with pauses, and repaired when it stops."""
+    wrong = "0-15"
+    contested = "numawarden_contested_cgroups"
+
+    def provoked() -> bool:
+        if story.own.cgroup.read("cpuset.cpus") != wrong:
+            story.own.cgroup.write("cpuset.cpus", wrong)
+        return story.metric(contested)[""] == 1.0
+
+    story.checks.check("a fight: the agent gives way", wait_until(provoked, 120))
+    document = ask("GET", "verify")
+    story.checks.equal("a fight: verify tells", document["agrees"], expected=False)
+    said = f"cpuset.cpus of /{story.own.cgroup.path.relative_to(kernel.CGROUPS)} shows {wrong}"
+    found = _differences(document)
+    story.checks.check("a fight: verify says where", any(said in line for line in found), found)
+    postponed = story.metric("numawarden_repairs_postponed_total")
+    story.checks.equal("a fight: pauses told", postponed, {"": 1.0})
+    story.checks.eventually("a fight that ended: all is put right", story.changed, {})
+    log = command("journalctl", "--no-pager", f"--unit={SERVICE}", "-o", "cat")
+    times = log.count("somebody rewrites a cgroup again and again")
+    story.checks.equal("a fight: said in the log", times, 1)
+    story.withstands("after the fight", lambda: None)
+
+
+# --- a lost checkpoint --------------------------------------------------------------------------
+
+
+def _checkpoint_lost(story: Story) -> None:
+    """Spoil the checkpoint while no agent runs: the next one holds what the kernel shows."""
+    file = STATE / "checkpoint.json"
+    held = story.agent.show(MIXED.uid)
+    story.agent.stop()
+    spoiled = file.read_bytes()[:-9]
+    file.write_bytes(spoiled)
+    story.agent.start()
+    kept = [each.read_bytes() for each in STATE.glob("checkpoint.json.*")]
+    story.checks.equal("a spoiled checkpoint: kept aside", kept, [spoiled])
+    restarts = command("systemctl", "show", "--value", "--property=NRestarts", SERVICE).strip()
+    story.checks.equal("a spoiled checkpoint: no restart", restarts, "0")
+    problems = " ".join(story.agent.status()["problems"])
+    story.checks.check("a spoiled checkpoint: told", "checkpoint.json." in problems, problems)
+    story.checks.equal("adopted: every setting is what it was", story.changed(), {})
+    adopted = {pod["uid"]: pod["exclusiveCpus"] for pod in story.agent.pods()}
+    story.checks.equal("adopted: the same CPUs", adopted, {MIXED.uid: held["exclusiveCpus"]})
+    for example in (MIXED, BACKGROUND):
+        status, answer = answer_to("POST", "pods", example.manifest)
+        story.checks.check(f"{example.name}: again", status < HTTPStatus.BAD_REQUEST, answer)
+    cpus = [each["cpus"] for each in story.agent.show(MIXED.uid)["containers"]]
+    story.checks.equal("again: the same", cpus, [each["cpus"] for each in held["containers"]])
+    story.withstands("with a new checkpoint", lambda: None)
