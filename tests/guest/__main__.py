@@ -55,13 +55,15 @@ def _run(options: argparse.Namespace) -> int:
     chosen = _chosen(options.scenario)
     host.require_x86_64()
     host.provide(host.RUN_NEEDS)
+    host.require_writable(options.cache)
     store = Cache(options.cache)
+    image.require(store)  # says first what is missing; nothing is downloaded until then
     results = options.results or options.cache / "results"
-    made = image.provide(store)
-    setup = runner.Setup(
-        store, made, emulator.provide(store), results, options.keep, options.patience
-    )
-    contents = _contents(store, made, chosen)
+    with ThreadPoolExecutor(1) as beside:  # QEMU is unpacked while the image is made
+        qemu = beside.submit(emulator.provide, store)
+        made = image.provide(store)
+        contents = _contents(store, made, chosen)
+    setup = runner.Setup(store, made, qemu.result(), results, options.keep, options.patience)
     verdicts = _run_all(setup, chosen, contents, options.jobs)
     passed = sum(verdict.passed for verdict in verdicts)
     print(f"guest: {passed} passed, {len(verdicts) - passed} failed", flush=True)
@@ -79,14 +81,15 @@ def _chosen(names: Sequence[str]) -> list[Scenario]:
 def _contents(
     store: Cache, made: image.Image, chosen: Sequence[Scenario]
 ) -> dict[str, job.Contents]:
-    """Return what each scenario's job carries; the wheel is built only if one needs it."""
+    """Return what each scenario's guest gets; the wheel is built only if one needs it."""
+    sources = job.sources(store, made.python)
     if not any(scenario.agent or scenario.wheels for scenario in chosen):
-        return {scenario.name: job.Contents() for scenario in chosen}
+        return {scenario.name: job.Contents(sources) for scenario in chosen}
     wheels = wheel.provide(store, made.python)
     environment = wheel.environment(store, made.python, wheels)
     return {
         scenario.name: job.Contents(
-            environment if scenario.agent else None, wheels if scenario.wheels else None
+            sources, environment if scenario.agent else None, wheels if scenario.wheels else None
         )
         for scenario in chosen
     }

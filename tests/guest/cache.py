@@ -39,6 +39,10 @@ class Cache:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def has(self, kind: str, key: str) -> bool:
+        """Tell whether an entry is there."""
+        return (self.root / f"{kind}-{key}").is_dir()
+
     def entry(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
         """Return the directory of `kind` and `key`, made by `make(empty directory)` if absent.
 

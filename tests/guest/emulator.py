@@ -44,11 +44,15 @@ class Emulator:
 
 @dataclass(frozen=True, slots=True)
 class Disks:
-    """The files of one run: the job's tar, the blank the results go to, the serial log."""
+    """The files of one run: the job's tar, the blank the results go to, the serial log.
+
+    `agent` is the disk with the agent's environment, None for a guest without one.
+    """
 
     job: Path
     out: Path
     serial: Path
+    agent: Path | None = None
 
 
 def provide(store: cache.Cache) -> Emulator:
@@ -71,6 +75,7 @@ def command(emulator: Emulator, image: Image, topology: Topology, disks: Disks) 
         *_disk("root", image.disk, "nvme", "snapshot=on,cache=unsafe"),
         *_disk("job", disks.job, "virtio-blk-pci", "readonly=on"),
         *_disk("out", disks.out, "virtio-blk-pci", "cache=unsafe"),
+        *(_disk("agent", disks.agent, "virtio-blk-pci", "readonly=on") if disks.agent else ()),
         *("-chardev", f"file,id=serial,path={_quoted(disks.serial)}", "-serial", "chardev:serial"),
         *("-chardev", "file,id=console,path=/dev/stdout"),
         *("-device", "virtio-serial-pci", "-device", "virtconsole,chardev=console"),

@@ -7,6 +7,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -44,7 +45,11 @@ BUILD_NEEDS: Final = (
 )
 
 #: What a run of a guest takes.
-RUN_NEEDS: Final = (Need("taskset", "util-linux"),)
+RUN_NEEDS: Final = (
+    Need("taskset", "util-linux"),
+    Need("setpriv", "util-linux"),
+    Need("mke2fs", "e2fsprogs"),
+)
 
 
 def search_path() -> str:
@@ -87,7 +92,19 @@ def require_root(purpose: str) -> None:
     if os.geteuid() != 0:
         raise GuestError(
             f"{purpose} needs root (a root file system with its owners is laid out)",
-            "run `sudo make guest` once; with a filled cache it needs no root",
+            "run `sudo make guest` once; with a filled cache of your own it needs no root",
+        )
+
+
+def require_writable(directory: Path) -> None:
+    """Make a directory if it is not there; raises `GuestError` where this process cannot write."""
+    with suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise GuestError(
+            f"cannot write to {directory}",
+            f'make it yours (`sudo chown -R "$USER" {shlex.quote(str(directory))}`) or name another'
+            " directory with --cache",
         )
 
 

@@ -23,7 +23,7 @@ SECTOR: Final = 512
 ROOT_SIZE: Final = 2048 * MIB
 #: Where the one partition starts; room for the MBR and an alignment every disk likes.
 ROOT_OFFSET: Final = MIB
-#: The MBR's disk signature; the kernel makes PARTUUID=6e756d61-01 of it (fstab, command line).
+#: The MBR's disk signature; the kernel makes PARTUUID=6e756d61-01 of it (command line).
 DISK_SIGNATURE: Final = 0x6E756D61
 
 #: Directories of a tree that hold nothing once the packages are installed.
@@ -83,11 +83,16 @@ class Image:
         return Python(self.directory / "python")
 
 
-def provide(store: cache.Cache) -> Image:
-    """Return the image of the present recipe, made now if the cache does not have it.
+def require(store: cache.Cache) -> None:
+    """Raise `GuestError` where the image would have to be made and cannot: no root, no tools."""
+    if not store.has("image", recipe_key()):
+        host.require_root("making the guest image")
+        host.provide(host.BUILD_NEEDS)
 
-    Raises `GuestError` where it would have to be made and cannot: no root, no tools.
-    """
+
+def provide(store: cache.Cache) -> Image:
+    """Return the image of the present recipe, made now if the cache does not have it."""
+    require(store)
     return Image(store.entry("image", recipe_key(), make))
 
 
@@ -99,8 +104,6 @@ def recipe_key() -> str:
 
 def make(directory: Path) -> None:
     """Make the image into an empty directory: bootstrap, customise, pack."""
-    host.require_root("making the guest image")
-    host.provide(host.BUILD_NEEDS)
     tree = directory / "tree"
     _bootstrap(tree)
     _customise(tree)
@@ -132,6 +135,7 @@ def _bootstrap(tree: Path) -> None:
             '--aptopt=Acquire::Languages "none"',
             '--aptopt=APT::Install-Recommends "false"',
             *(f"--dpkgopt=path-exclude={pattern}" for pattern in _entries("excluded")),
+            "--dpkgopt=force-unsafe-io",  # what is cut off is made anew: no need to wait for disks
             f"--essential-hook={no_initrd}",
             f"--include={','.join(_entries('packages'))}",
             *(SUITE, tree),
@@ -192,11 +196,16 @@ def _pack(tree: Path, disk: Path) -> None:
     with disk.open("wb") as handle:
         handle.write(_boot_record())
         handle.truncate(ROOT_OFFSET + ROOT_SIZE)
+    write_ext4(disk, tree, ROOT_SIZE, ROOT_OFFSET)
+
+
+def write_ext4(disk: Path, tree: Path, size: int, offset: int = 0) -> None:
+    """Make an ext4 file system of `size` bytes that holds a tree, `offset` bytes into a file."""
     host.run(
         [
             *("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal"),
-            *("-E", f"offset={ROOT_OFFSET},lazy_itable_init=1,root_owner=0:0"),
-            *("-d", tree, disk, f"{ROOT_SIZE // 1024}k"),
+            *("-E", f"offset={offset},lazy_itable_init=1,root_owner=0:0"),
+            *("-d", tree, disk, f"{size // 1024}k"),
         ]
     )
 

@@ -4,50 +4,76 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tests.guest import wheel
+from tests.guest import cache, wheel
 from tests.guest.errors import GuestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from tests.guest.image import Python
+
 #: Room for everything a scenario brings back; the file is sparse.
 OUT_SIZE: Final = 256 << 20
 
-#: Sources that the scenarios import, besides the agent's own environment.
-SOURCES: Final = ("tests/__init__.py", "tests/guest", "tests/cgroupfs")
-#: Files a user installs beside the agent.
-DEPLOY: Final = "deploy"
+#: Sources that the scenarios import, and the files a user installs beside the agent.
+SOURCES: Final = ("tests/__init__.py", "tests/guest", "tests/cgroupfs", "deploy")
+#: Where the job is unpacked in the guest.
+PLACE: Final = "/job"
 
 RUN: Final = """#!/bin/sh
-[ -d /job/environment ] && { mkdir -p /opt; mv /job/environment /opt/numawarden; }
 exec python3 -m tests.guest.inside "$(cat scenario)"
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a job carries besides the sources: the agent's environment and wheels, or None."""
+    """What a guest gets: the scenarios' sources; the agent's environment and wheels, or None."""
 
+    sources: Path
     environment: Path | None = None
     wheels: wheel.Wheels | None = None
 
 
+def sources(store: cache.Cache, python: Python) -> Path:
+    """Return a directory with `SOURCES`, compiled: that is slow in a guest."""
+    chosen = [wheel.PROJECT / name for name in SOURCES]
+    files = [file for top in chosen for file in (top, *top.rglob("*")) if file.is_file()]
+    key = cache.key_of_files(
+        wheel.PROJECT, (file for file in files if "__pycache__" not in file.parts)
+    )
+    return store.entry("sources", key, lambda where: _compile(python, lay_out(where)))
+
+
+def lay_out(directory: Path) -> Path:
+    """Copy `SOURCES` into an empty directory and return it."""
+    for name in SOURCES:
+        source, target = wheel.PROJECT / name, directory / name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, target)
+    return directory
+
+
+def _compile(python: Python, directory: Path) -> None:
+    options = ("-q", "--invalidation-mode", "unchecked-hash", "-s", directory, "-p", PLACE)
+    python.run("-m", "compileall", *options, directory / "tests")
+
+
 def pack(file: Path, scenario: str, nonce: str, contents: Contents) -> None:
-    """Write the tar that the guest unpacks into /job."""
+    """Write the tar that the guest unpacks into `PLACE`."""
     with tarfile.open(file, "w") as tar:
         for name, text in {"run": RUN, "scenario": scenario, "nonce": nonce}.items():
             _add_text(tar, name, text)
-        for source in SOURCES:
-            if (wheel.PROJECT / source).exists():
-                tar.add(wheel.PROJECT / source, source, filter=_without_caches)
-        tar.add(wheel.PROJECT / DEPLOY, DEPLOY, filter=_without_caches)
-        if contents.environment:
-            tar.add(contents.environment, "environment", filter=_owned_by_root)
+        for source in sorted(contents.sources.iterdir()):
+            tar.add(source, source.name, filter=_owned_by_root)
         if contents.wheels:
             for directory in (contents.wheels.agent, contents.wheels.dependencies):
                 for file_ in sorted(directory.glob("*.whl")):
@@ -105,9 +131,3 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member
-
-
-def _without_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    if member.name.endswith("__pycache__"):
-        return None
-    return _owned_by_root(member)

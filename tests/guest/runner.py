@@ -79,7 +79,9 @@ def run(setup: Setup, scenario: Scenario, contents: job.Contents, core: int) -> 
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
     scratch = setup.store.scratch(scenario.name)
-    disks = emulator.Disks(scratch / "job.tar", scratch / "out.tar", results / "serial.log")
+    disks = emulator.Disks(
+        scratch / "job.tar", scratch / "out.tar", results / "serial.log", contents.environment
+    )
     nonce = secrets.token_hex(8)
     started = time.monotonic()
     try:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,12 @@ def test_a_comma_in_a_path_does_not_end_an_option() -> None:
 def test_only_a_machine_that_asks_has_devices_on_a_node() -> None:
     assert any("numa_node=1" in a for a in of(TOPOLOGIES["two-sockets"]))
     assert not any("numa_node=" in a for a in of(TOPOLOGIES["four-nodes"]))
+
+
+def test_only_a_guest_with_the_agent_has_its_disk() -> None:
+    def disks(given: Disks) -> list[str]:
+        found = command(Emulator(("qemu",)), Image(Path("/i")), TOPOLOGIES["two-sockets"], given)
+        return [a for a in found if a.startswith("virtio-blk-pci,drive=")]
+
+    assert len(disks(DISKS)) == 2
+    assert "virtio-blk-pci,drive=agent,serial=agent" in disks(replace(DISKS, agent=Path("/agent")))

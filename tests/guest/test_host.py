@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.guest import host
 from tests.guest.errors import CommandError, GuestError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TARGETS = """\
 Debian Debian http://mirror.example/debian/
@@ -38,6 +43,14 @@ def test_a_missing_tool_without_root_gives_the_command(monkeypatch: pytest.Monke
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(GuestError, match="apt-get install --no-install-recommends no-package"):
         host.provide([host.Need("no-tool", "no-package")])
+
+
+def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch(mode=0o600)
+    host.require_writable(tmp_path / "made/now")
+    with pytest.raises(GuestError, match=f"cannot write to {in_the_way}; make it yours"):
+        host.require_writable(in_the_way)
 
 
 def test_nothing_is_installed_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

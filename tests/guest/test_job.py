@@ -23,7 +23,9 @@ def add(tar: tarfile.TarFile, name: str, kind: bytes = tarfile.REGTYPE) -> None:
 
 def test_a_job_carries_its_scenario_and_the_sources(tmp_path: Path) -> None:
     file = tmp_path / "job.tar"
-    job.pack(file, "metrics", "n0nce", job.Contents())
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    job.pack(file, "metrics", "n0nce", job.Contents(job.lay_out(sources)))
     with tarfile.open(file) as tar:
         names = tar.getnames()
         run = tar.getmember("run")

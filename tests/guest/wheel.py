@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.guest import cache, host
+from tests.guest import cache, host, image
 
 if TYPE_CHECKING:
     from tests.guest.image import Python
@@ -22,6 +22,10 @@ BUILD_FILES: Final = ("pyproject.toml", "README.md", "LICENSE")
 #: Where the agent's environment lies in the guest, as in the installation instructions.
 PREFIX: Final = Path("/opt/numawarden")
 SITE: Final = "lib/python3.13/site-packages"
+
+#: The environment's disk in its cache entry, and its size in bytes; the file is sparse.
+DISK: Final = "agent.img"
+DISK_SIZE: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +50,14 @@ def provide(store: cache.Cache, python: Python) -> Wheels:
 
 
 def environment(store: cache.Cache, python: Python, wheels: Wheels) -> Path:
-    """Return a tree that, laid at `PREFIX`, is the virtual environment with the agent in it.
+    """Return a disk (ext4) that, mounted at `PREFIX`, is the virtual environment with the agent.
 
     Installed by the guest's own Python from the wheels, nothing from the checkout, and compiled.
     """
-    key = cache.key_of(wheels.agent.name.encode(), wheels.dependencies.name.encode())
-    return store.entry("environment", key, lambda where: _install(python, wheels, where))
+    key = cache.key_of(
+        wheels.agent.name.encode(), wheels.dependencies.name.encode(), Path(__file__).read_bytes()
+    )
+    return store.entry("environment", key, lambda where: _make(python, wheels, where)) / DISK
 
 
 def _checkout_key() -> str:
@@ -84,6 +90,15 @@ def _download(python: Python, directory: Path) -> None:
         *(python.pip, "download", "--quiet", "--only-binary=:all:"),
         *("--require-hashes", "--requirement", LOCK, "--dest", directory),
     )
+
+
+def _make(python: Python, wheels: Wheels, directory: Path) -> None:
+    tree, disk = directory / "tree", directory / DISK
+    _install(python, wheels, tree)
+    with disk.open("wb") as handle:
+        handle.truncate(DISK_SIZE)
+    image.write_ext4(disk, tree, DISK_SIZE)
+    shutil.rmtree(tree)
 
 
 def _install(python: Python, wheels: Wheels, root: Path) -> None:

@@ -52,8 +52,9 @@ class SystemdRun:
         return workloads.systemd_run(unit, self._slice)
 
     def close(self) -> None:
-        while self._units:
-            workloads.stop_unit(self._units.pop())
+        if self._units:
+            workloads.stop_unit(*self._units)
+        self._units.clear()
 
 
 class Podman:
@@ -79,8 +80,9 @@ class Podman:
         return workloads.podman_run(name, self._parent, self._driver, self._root)
 
     def close(self) -> None:
-        while self._names:
-            workloads.podman_remove(self._names.pop())
+        if self._names:
+            workloads.podman_remove(*self._names)
+        self._names.clear()
 
 
 class Cri:

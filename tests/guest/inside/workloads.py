@@ -10,7 +10,7 @@ from tests.guest.inside import kernel
 from tests.guest.inside.commands import attempt, run
 
 #: What each workload keeps in memory, in bytes.
-HELD: Final = 2 << 20
+HELD: Final = 1 << 19
 
 #: A shell that holds memory and waits for ever.
 SCRIPT: Final = f"held=$(head -c {HELD} /dev/zero | tr '\\0' x); while :; do sleep 1000000; done"
@@ -43,11 +43,11 @@ class Workload:
 
 
 def systemd_run(name: str, pod_slice: str) -> Workload:
-    """Start a workload as a transient service below a pod's slice."""
+    """Start a workload as a transient service below a pod's slice; it leaves no failed unit."""
     unit = f"{name}.service"
     shell = ("/bin/busybox", "sh", "-c", SCRIPT)
-    options = ("--quiet", "--expand-environment=no", f"--unit={unit}", f"--slice={pod_slice}")
-    run("systemd-run", *options, *shell)
+    options = ("--quiet", "--collect", "--expand-environment=no", f"--slice={pod_slice}")
+    run("systemd-run", *options, f"--unit={unit}", *shell)
     path = run("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
     return Workload.found(name, kernel.Cgroup(path))
 
@@ -63,12 +63,11 @@ def podman_run(name: str, parent: str, driver: str, root: Path) -> Workload:
     return Workload.found(name, kernel.cgroup_of(int(pid.read_text())))
 
 
-def stop_unit(name: str) -> None:
-    """Stop a workload that `systemd_run` started."""
-    attempt("systemctl", "stop", f"{name}.service")
-    attempt("systemctl", "reset-failed", f"{name}.service")
+def stop_unit(*names: str) -> None:
+    """Stop workloads that `systemd_run` started."""
+    attempt("systemctl", "stop", *(f"{name}.service" for name in names))
 
 
-def podman_remove(name: str) -> None:
-    """Kill and remove a workload that `podman_run` started."""
-    run("podman", "rm", "--force", "--time=0", name)
+def podman_remove(*names: str) -> None:
+    """Kill and remove workloads that `podman_run` started."""
+    run("podman", "rm", "--force", "--time=0", *names)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = {example.name: example for example in POD_SCOPE}
 MIXED: Final = EXAMPLES["pod-scope-mixed"]
 LATE: Final = EXAMPLES["pod-scope-no-budget"]
+REFUSED: Final = EXAMPLES["pod-scope-admission-failure"]
 
 #: What a pod holds, without how that came about (which is not kept over a restart).
 HELD: Final = ("uid", "name", "namespace", "qos", "cpus", "memory", "exclusiveCpus", "containers")
@@ -106,21 +107,23 @@ def _admits_once(story: Story) -> None:
 
 
 def _commands(story: Story) -> None:
-    """Check that the commands that only look, and a container bound once more, change nothing."""
+    """Check that looking, a refused pod and a container bound once more change nothing."""
     held = _held(story.agent)
     name = MIXED.containers[0]
     again = ("bind", MIXED.name, name, "--pid", str(story.mixed[name].pid))
     for command in (("status",), ("list",), ("show", MIXED.name), again):
         outcome = story.agent.cli(*command)
         story.checks.check(f"numawarden {command[0]}", outcome.ok, outcome.command)
+    refused = story.agent.cli("admit", story.agent.manifest(REFUSED.manifest))
+    story.checks.equal("numawarden admit: refused", refused.status, 1)
     story.checks.equal("commands: nothing else is held", _held(story.agent), held)
 
 
 def _starts_while_down(story: Story) -> None:
     """Admit a pod, start its containers while no agent runs: the next one finds and pins them."""
     checks, agent, starter = story.checks, story.agent, SystemdRun()
-    answer = agent.admit(LATE.manifest)
-    checks.require("late: admitted", answer["admitted"], answer.get("refusal") or "")
+    admitted = agent.cli("admit", agent.manifest(LATE.manifest))
+    checks.require("late: numawarden admit", admitted.ok, admitted)
     starter.open(LATE, agent.cgroup_of(LATE.uid))
     agent.stop()
     before = snapshot.settings(story.pod)
@@ -139,7 +142,8 @@ def _starts_while_down(story: Story) -> None:
     )
     checks.equal("late: nobody was moved", snapshot.touched([*story.running, *late.values()]), [])
     starter.close()
-    agent.remove(LATE.uid)
+    removed = agent.cli("remove", LATE.uid)
+    checks.check("late: numawarden remove", removed.ok, removed)
 
 
 def _count(cgroup: kernel.Cgroup) -> int:
