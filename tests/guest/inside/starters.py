@@ -91,7 +91,7 @@ class Cri:
     named = True
 
     def __init__(self, driver: str, handler: str = "") -> None:
-        self._driver = driver
+        self.driver = driver
         self.handler = handler
         self._runtime = Runtime()
         self._sandbox: Sandbox | None = None
@@ -103,7 +103,7 @@ class Cri:
 
     def open(self, pod: Example, cgroup: kernel.Cgroup) -> None:
         below = cgroup.path.relative_to(kernel.CGROUPS)
-        parent = cgroup.path.name if self._driver == "systemd" else f"/{below}"
+        parent = cgroup.path.name if self.driver == "systemd" else f"/{below}"
         self._sandbox = self._runtime.run_sandbox(pod.name, pod.uid, parent, self.handler)
 
     def start(self, container: str) -> Workload:
