@@ -96,7 +96,7 @@ def verify(
     drifts = _lost_controllers(tree, settings, needed)
     for setting in settings:
         drifts.extend(_check(tree, setting))
-    return _name_writers(tuple(drifts), records or {})
+    return name_writers(drifts, records or {})
 
 
 def _lost_controllers(
@@ -166,8 +166,11 @@ def _check_text(path: str, file: str, goal: str, text: str | None) -> Drift | No
     return Drift(path, file, goal, shown, Cause.UNKNOWN, detail)
 
 
-def _name_writers(drifts: tuple[Drift, ...], records: Mapping[str, Records]) -> tuple[Drift, ...]:
-    """Replace `unknown` by who is likely to have written, where records tell."""
+def name_writers(drifts: Iterable[Drift], records: Mapping[str, Records]) -> tuple[Drift, ...]:
+    """Return the drifts with `unknown` replaced by who is likely to have written.
+
+    `records` holds what others have on record for a cgroup, by its path.
+    """
     return tuple(
         _named(drift, records[drift.cgroup]) if drift.cgroup in records else drift
         for drift in drifts

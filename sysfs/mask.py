@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Self, final
 
 if TYPE_CHECKING:
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
 MAX_ID: Final = 65535
 _LONGEST_PART: Final = 40
 _PIECE_BITS: Final = 512
+#: So many conversions are remembered, of sets of up to so many ids and texts of up to so many
+#: characters.
+_REMEMBERED: Final = 256
+_LARGE: Final = 1 << 4096
+_SHORT_TEXT: Final = 4096
 _PIECE: Final = (1 << _PIECE_BITS) - 1
 
 
@@ -57,13 +63,8 @@ class Mask:
         Accepts surrounding white space and the empty string. Raises `ValueError`, whose text
         quotes the offending part, on anything else: reversed ranges, signs, ids above 65535.
         """
-        bits = 0
         stripped = text.strip()
-        if not stripped:
-            return cls(0)
-        for part in stripped.split(","):
-            bits |= _range_bits(part)
-        return cls(bits)
+        return cls((_parse_short if len(stripped) <= _SHORT_TEXT else _parse)(stripped))
 
     @property
     def lowest(self) -> int:
@@ -123,9 +124,7 @@ class Mask:
         return hash(self.bits)
 
     def __str__(self) -> str:
-        return ",".join(
-            str(first) if first == last else f"{first}-{last}" for first, last in _runs(self.bits)
-        )
+        return (_text_of_small if self.bits < _LARGE else _text)(self.bits)
 
     def __repr__(self) -> str:
         return f"Mask({str(self)!r})"
@@ -149,6 +148,24 @@ def iter_bits(bits: int) -> Iterator[int]:
             piece ^= low
         bits >>= _PIECE_BITS
         first += _PIECE_BITS
+
+
+def _text(bits: int) -> str:
+    return ",".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in _runs(bits)
+    )
+
+
+def _parse(text: str) -> int:
+    bits = 0
+    for part in text.split(",") if text else ():
+        bits |= _range_bits(part)
+    return bits
+
+
+# Thousands of cgroups show the same few sets, and are looked at again and again.
+_text_of_small = lru_cache(maxsize=_REMEMBERED)(_text)
+_parse_short = lru_cache(maxsize=_REMEMBERED)(_parse)
 
 
 def _runs(bits: int) -> Iterator[tuple[int, int]]:

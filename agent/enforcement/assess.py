@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from agent.enforcement.desired import Role
 from agent.enforcement.report import Problem
 from cgroupfs.diagnose import Cause
-from cgroupfs.verify import GONE, verify
+from cgroupfs.verify import GONE, name_writers, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from agent.enforcement.desired import Wanted
     from cgroupfs.plan import Setting
@@ -31,11 +31,9 @@ def assess(
     `recorded` tells what others have on record of a cgroup; it is asked for those that differ.
     A container's cgroup that is gone is no problem: the container has ended.
     """
-    drifts = _drifts(tree, wanted, {})
+    drifts = _drifts(tree, wanted)
     unexplained = {drift.cgroup for drift in drifts if _may_be_explained(drift)}
-    if unexplained:
-        records = {path: recorded(path) for path in unexplained}
-        drifts = _drifts(tree, wanted, records)
+    drifts = name_writers(drifts, {path: recorded(path) for path in unexplained})
     owners = {item.setting.cgroup: item for item in wanted}
     return tuple(
         _problem(drift, owners.get(drift.cgroup))
@@ -53,17 +51,15 @@ def as_wanted(setting: Setting, state: State) -> bool:
     )
 
 
-def _drifts(
-    tree: Tree, wanted: Iterable[Wanted], records: Mapping[str, Records]
-) -> tuple[Drift, ...]:
+def _drifts(tree: Tree, wanted: Iterable[Wanted]) -> tuple[Drift, ...]:
     main: list[Setting] = []
     inner: list[Setting] = []
     for item in wanted:
         (inner if item.role is Role.SUBGROUP else main).append(item.setting)
-    found = verify(tree, main, records=records)
+    found = verify(tree, main)
     if not inner:
         return found
-    return (*found, *verify(tree, inner, records=records, needed=_SUBGROUP_NEEDS))
+    return (*found, *verify(tree, inner, needed=_SUBGROUP_NEEDS))
 
 
 def _ended(tree: Tree, drift: Drift, owner: Wanted | None) -> bool:

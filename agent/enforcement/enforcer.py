@@ -53,7 +53,7 @@ from sysfs.mask import EMPTY, Mask
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from agent.enforcement.desired import Target, Wanted
     from agent.enforcement.locate import ContainerFinder
@@ -193,13 +193,14 @@ class Enforcer:
         self._last = None
         scene = self._look(target, scope)
         resting = still_resting(scene, resting)
-        differing = self._found(scene)
-        postponed = tuple(p for p in differing if rests(p.cgroup, resting) and p.file != ENABLED)
-        found = tuple(problem for problem in differing if problem not in postponed)
+        differing = scene.differing()
+        wrong = self._assess(self._not_as_asked(scene, differing))
+        postponed = tuple(p for p in wrong if rests(p.cgroup, resting) and p.file != ENABLED)
+        found = tuple(problem for problem in wrong if problem not in postponed)
         created, enabled, refused = self._make_room(scene)
         if created or enabled:
             scene = self._again(scene, {*created, *enabled})
-        if found or created or enabled:
+        if differing or created or enabled:
             scene, plan, outcomes = self._write(scene, resting, move_memory=move_memory)
         else:
             plan, outcomes = Plan(), ()
@@ -209,7 +210,7 @@ class Enforcer:
             # it may bring the units beside up to date.
             scene, plan, more = self._write(self._again(scene), resting, move_memory=move_memory)
             outcomes += more
-        left = self._found(scene)
+        left = self._assess(scene.differing())
         drift = self._drift(scene, found)
         self._memory.note_asked(scene)
         self._left = frozenset(beyond_repair(left, outcomes, resting))
@@ -231,7 +232,7 @@ class Enforcer:
 
     def _verify(self, target: Target, scope: Scope | None) -> EnforcementReport:
         scene = self._look(target, scope)
-        found = self._found(scene)
+        found = self._assess(scene.differing())
         return EnforcementReport(
             pods=scene.pods(),
             cgroups=reports(scene, found),
@@ -251,10 +252,17 @@ class Enforcer:
         runtime = None if self._finder is None else self._finder.remembered(cgroup)
         return Records(self._pods.remembered(cgroup), runtime)
 
-    def _found(self, scene: Scene) -> tuple[Problem, ...]:
-        """Tell what the kernel does not honour of what a scene shows to differ."""
-        differing = scene.differing()
+    def _assess(self, differing: Sequence[Wanted]) -> tuple[Problem, ...]:
+        """Tell what the kernel does not honour of what was seen to differ."""
         return steadily(lambda: assess(self._tree, self._recorded, differing)) if differing else ()
+
+    def _not_as_asked(self, scene: Scene, differing: Sequence[Wanted]) -> tuple[Wanted, ...]:
+        """Leave out what shows what was asked before: only the wish has changed."""
+        return tuple(
+            item
+            for item in differing
+            if not self._memory.shows_former(item, scene.states.get(item.setting.cgroup))
+        )
 
     def _drift(self, scene: Scene, found: Iterable[Problem]) -> tuple[Problem, ...]:
         """Return what somebody undid: the rest is new, or nobody could repair it the last time."""

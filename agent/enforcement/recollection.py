@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from agent.enforcement.assess import as_wanted
 from agent.enforcement.desired import Role
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from agent.enforcement.desired import Wanted
     from agent.enforcement.scene import Scene
+    from cgroupfs.state import State
     from cgroupfs.verify import Record
     from sysfs.mask import Mask
 
@@ -32,6 +34,13 @@ class Recollection:
         """Tell whether just this was asked for at the last look, of a cgroup that was there."""
         known = self._asked.get(item.pod, {}).get(item.setting.cgroup)
         return known is not None and known.setting == item.setting
+
+    def shows_former(self, item: Wanted, state: State | None) -> bool:
+        """Tell whether a cgroup shows what was asked of it, so that only the wish changed."""
+        known = self._asked.get(item.pod, {}).get(item.setting.cgroup)
+        if known is None or state is None or known.setting == item.setting:
+            return False
+        return as_wanted(known.setting, state)
 
     def shares(self, uid: str, pool: Mask) -> bool:
         """Tell whether the cgroup of a pod was to include this shared pool; True if unknown."""

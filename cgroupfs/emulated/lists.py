@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from functools import lru_cache
 from typing import Final
 
 from cgroupfs.values import MAX_PERIOD_US, MAX_QUOTA_US, MIN_PERIOD_US, MIN_QUOTA_US
@@ -21,6 +22,7 @@ def refuse(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
+@lru_cache(maxsize=256)
 def parse_list(text: str, limit: int) -> Mask:
     """Parse a list of ids below `limit` as bitmap_parselist() does.
 

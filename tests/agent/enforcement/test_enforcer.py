@@ -175,7 +175,8 @@ def test_what_a_changed_ledger_changes_is_not_drift() -> None:
     run(tree, f"{WEB_POD}/web", 4)
     assert enforcer.enforce(target(WEB)).drift == ()
     admitted = enforcer.enforce(target(mixed(), WEB))
-    assert admitted.found
+    assert {problem.cgroup for problem in admitted.found} == {POD}
+    assert f"{WEB_POD}/web" in {write.cgroup for write in admitted.writes}
     assert admitted.drift == ()
     tree.write(f"{WEB_POD}/web", "cpuset.cpus", "3")
     assert [p.cgroup for p in enforcer.repair(target(mixed(), WEB)).drift] == [f"{WEB_POD}/web"]
