@@ -68,10 +68,11 @@ class EnforcementReport:
     `drift` the part of it that somebody undid: no new pod or container, nor what nobody could
     repair the last time. `postponed` differs too and was left alone for now
     (`agent.enforcement.backoff`). `cgroups` is how things stand at the end, `problems` what
-    concerns no single setting (a controller, systemd). `writes` are the writes in their order, `created` the cgroups that were made, `enabled` those whose
-    `cgroup.subtree_control` was written, `recorded` the units told to systemd. `notes` are facts
-    worth knowing that are no failure: cgroups nobody can name, leftovers of removed pods. `pods`
-    are the uids of those that were looked at, None when everything was.
+    concerns no single setting (a controller, systemd). `writes` are the writes in their order,
+    `created` the cgroups that were made, `enabled` those whose `cgroup.subtree_control` was
+    written, `recorded` the units told to systemd. `notes` are facts worth knowing that are no
+    failure: cgroups nobody can name, leftovers of removed pods. `pods` are the uids of
+    those that were looked at, None when everything was.
     """
 
     cgroups: tuple[CgroupReport, ...] = ()
