@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.managers.adoption import Seen, SeenPod
 from agent.pods.model import QosClass
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from cgroupfs.names import Layout
     from cgroupfs.tree import Tree
+
+#: The limit of a cgroup (cgroup-v2.rst, "Memory Interface Files").
+MEMORY_MAX: Final = "memory.max"
 
 
 def seen_pods(tree: Tree, layout: Layout) -> tuple[SeenPod, ...]:
@@ -34,8 +37,8 @@ def _of_tier(tree: Tree, layout: Layout, tier: Tier) -> Iterator[SeenPod]:
         named, own = layout.parse_pod(path), _state(tree, path)
         if named is not None and own is not None and own.populated:
             inside = ((each, _state(tree, each)) for each in containers(tree, path))
-            running = tuple(_seen(p, s) for p, s in inside if s is not None and s.populated)
-            yield SeenPod(named.uid, QosClass(str(tier)), _seen(path, own), running)
+            running = tuple(_seen(tree, p, s) for p, s in inside if s is not None and s.populated)
+            yield SeenPod(named.uid, QosClass(str(tier)), _seen(tree, path, own), running)
 
 
 def _state(tree: Tree, path: str) -> State | None:
@@ -48,8 +51,24 @@ def _state(tree: Tree, path: str) -> State | None:
         return None
 
 
-def _seen(path: str, state: State) -> Seen:
+def _seen(tree: Tree, path: str, state: State) -> Seen:
     cpus = state.cpus or EMPTY
     return Seen(
-        path.rpartition("/")[2], cpus, state.mems or EMPTY, cpus == (state.cpus_effective or cpus)
+        path.rpartition("/")[2],
+        cpus,
+        state.mems or EMPTY,
+        cpus == (state.cpus_effective or cpus),
+        _memory_limit(tree, path),
     )
+
+
+def _memory_limit(tree: Tree, path: str) -> int:
+    """Return `memory.max` in bytes, 0 for "max" and where the controller is not enabled."""
+    try:
+        (text,) = tree.read_many(path, (MEMORY_MAX,))
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+        return 0
+    limit = (text or "").strip()
+    return int(limit) if limit.isdecimal() else 0

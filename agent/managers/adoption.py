@@ -1,10 +1,11 @@
 """Taking over what the kernel still shows when the checkpoint is lost.
 
 A pod cgroup with processes in it, whose CPUs nobody else shows, is evidence that its pod held
-them. It gets a grant of these CPUs without a name: nothing is moved or stopped, and nobody else is
-given them. The first specification of its uid that asks for just as much completes the grant;
-removing it frees the CPUs. What is shared with others, reserved or not online is no evidence of a
-grant: such pods run on as they do and are admitted anew.
+them, and so are memory nodes that were written into it. It gets a grant of these without a name:
+nothing is moved or stopped, and nobody else is given them. The first specification of its uid that
+asks for just as much completes the grant; removing it frees all of it. CPUs that are shared with
+others, reserved or not online are no evidence of a grant: such pods run on as they do and are
+admitted anew. How much memory is held is known where `memory.max` says it. Devices are not shown.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from agent.ledger import ContainerGrant, Isolation, Ledger, MemoryBlock, PodGran
 from agent.managers.confirmation import NotConfirmedError, gets_cpus
 from agent.managers.demand import demand_of
 from agent.managers.grants import Held, make_grant
-from agent.managers.memory_state import charge_grant
+from agent.managers.memory_pod_level import divide_memory
+from agent.managers.memory_state import charge_grant, charged_blocks
 from agent.pods.errors import QuantityError
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
@@ -40,12 +42,14 @@ class Seen:
     """One cgroup as the kernel shows it: its directory's name, CPUs and memory nodes.
 
     Empty sets are unset. `in_effect` is False when the kernel makes something else of the CPUs.
+    `memory` is its limit in bytes, 0 without one: a Guaranteed container asks for just that.
     """
 
     name: str
     cpus: Mask
     mems: Mask
     in_effect: bool = True
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,25 @@ def is_adopted(grant: PodGrant) -> bool:
     return grant.namespace == ADOPTED_NAMESPACE and not grant.spec_digest
 
 
+def describe_adopted(grant: PodGrant) -> str:
+    """Return what was adopted, and what of it is not known: `CPUs 1,9, memory on nodes 0`."""
+    blocks = [block for _, block in charged_blocks(grant)]
+    parts = [f"CPUs {grant.exclusive_cpus}"] if grant.exclusive_cpus else []
+    if blocks:
+        nodes = EMPTY
+        for block in blocks:
+            nodes |= block.nodes
+        parts.append(f"memory on nodes {nodes}")
+    if any(not block.size for block in blocks):
+        parts.append("how much of it is not known and not counted")
+    return ", ".join(parts)
+
+
 def adopt(rules: Rules, pods: Sequence[SeenPod]) -> Adoption:
     """Return the ledger of what the kernel shows of pods that nobody else knows of."""
     grants: dict[str, PodGrant] = {}
     notes: list[str] = []
-    for pod in pods if rules.static_cpus else ():
+    for pod in pods if rules.static_cpus or rules.static_memory else ():
         others = tuple(
             seen for each in pods if each is not pod for seen in (each.own, *each.containers)
         )
@@ -101,13 +119,15 @@ def _is_exclusive(rules: Rules, seen: Seen, others: Iterable[Seen]) -> bool:
     `strict-cpu-reservation`, and one single pod in it) cannot be told from a grant: then it is
     taken for one, which keeps everybody else away until the pod is admitted or removed.
     """
+    if not rules.static_cpus:
+        return False
     possible = bool(seen.cpus) and seen.in_effect and seen.cpus <= rules.assignable_cpus
     return possible and not any(seen.cpus & other.cpus for other in others)
 
 
 def _doubts(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> Iterator[str]:
     """Yield what looks like a grant and contradicts what another pod shows."""
-    for seen in pod.containers if pod.qos is QosClass.GUARANTEED else ():
+    for seen in pod.containers if pod.qos is QosClass.GUARANTEED and rules.static_cpus else ():
         if not seen.cpus or not seen.cpus <= rules.assignable_cpus:
             continue
         overlapping = [o for o in others if seen.cpus & o.cpus]
@@ -125,7 +145,7 @@ def _nameless(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> PodGrant | 
         for seen in pod.containers
     )
     whole = _is_exclusive(rules, pod.own, others)
-    if not whole and all(container.cpus is None for container in containers):
+    if not whole and not any(one.cpus is not None or one.memory for one in containers):
         return None
     return PodGrant(
         uid=pod.uid,
@@ -135,13 +155,14 @@ def _nameless(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> PodGrant | 
         spec_digest="",
         containers=containers,
         cpus=pod.own.cpus if whole else None,
+        memory=_pinned(rules, pod.own) if pod.own.memory else (),
     )
 
 
 def _pinned(rules: Rules, seen: Seen) -> tuple[MemoryBlock, ...]:
-    """Return blocks of no size, for how much is held on the nodes cannot be seen."""
+    """Return a block on the nodes that are shown, of no size where that is not."""
     nodes = seen.mems & rules.memory.mask
-    return (MemoryBlock(MEMORY, 0, nodes),) if rules.static_memory and nodes else ()
+    return (MemoryBlock(MEMORY, seen.memory, nodes),) if rules.static_memory and nodes else ()
 
 
 def _container(rules: Rules, seen: Seen, pod: SeenPod, *, exclusive: bool) -> ContainerGrant:
@@ -170,10 +191,14 @@ def complete(rules: Rules, held: PodGrant, pod: Pod) -> PodGrant | None:
         demand = demand_of(rules.policy, pod)
     except QuantityError as error:
         raise NotConfirmedError((str(error),)) from error
-    wanting = [c for c in demand.containers if c.cpus] if gets_cpus(rules.policy, demand) else []
-    budget = demand.pod_level and rules.policy.topology.is_pod_scope and demand.cpus > 0
+    given = rules.static_cpus and gets_cpus(rules.policy, demand)
+    wanting = [c for c in demand.containers if c.cpus] if given else []
+    of_pod = demand.pod_level and rules.policy.topology.is_pod_scope
+    budget = of_pod and rules.static_cpus and demand.cpus > 0
     if not wanting and not budget:
-        return None
+        held = _without_cpus(held)
+        if not any(one.memory for one in held.containers) or not _asks_for_memory(rules, demand):
+            return None
     if any(container.devices for container in demand.containers):
         raise NotConfirmedError(("it asks for devices, which a cgroup does not show",))
     if budget and len(held.cpus or EMPTY) != demand.cpus:
@@ -191,27 +216,53 @@ def complete(rules: Rules, held: PodGrant, pod: Pod) -> PodGrant | None:
     rest = held.exclusive_cpus - taken
     if rest and not budget:
         raise NotConfirmedError((f"it does not ask for CPUs {rest}, which it holds",))
-    memory = _memory(rules, held, demand, found)
-    total = demand.memory if budget and memory else {}
+    if of_pod:
+        memory, of_budget = _divided(rules, held, demand)
+    else:
+        memory, of_budget = _memory(rules, held, demand, found), ()
     held_now = Held(
         cpus=cpus,
         memory=memory,
         pod_cpus=held.cpus if budget else None,
-        pod_memory=_blocks(total, _nodes(held.containers)),
+        pod_memory=of_budget,
     )
     return make_grant(rules.policy, demand, held_now)
+
+
+def _without_cpus(held: PodGrant) -> PodGrant:
+    containers = (replace(one, cpus=None, isolation=Isolation.HOST) for one in held.containers)
+    return replace(held, cpus=None, containers=tuple(containers))
+
+
+def _asks_for_memory(rules: Rules, demand: PodDemand) -> bool:
+    if not rules.static_memory or not demand.guaranteed or demand.unmanaged:
+        return False
+    return bool(demand.memory)
+
+
+def _divided(
+    rules: Rules, held: PodGrant, demand: PodDemand
+) -> tuple[dict[str, tuple[MemoryBlock, ...]], tuple[MemoryBlock, ...]]:
+    """Return what each container has of a budget, which is on the nodes that are shown, and it."""
+    if not _asks_for_memory(rules, demand):
+        return {}, ()
+    nodes = _nodes(held.containers)
+    if not nodes:
+        raise NotConfirmedError(("where the memory of its budget is, is not shown",))
+    parts = divide_memory(nodes, demand)
+    return {name: part.blocks for name, part in parts.items()}, _blocks(demand.memory, nodes)
 
 
 def _memory(
     rules: Rules, held: PodGrant, demand: PodDemand, found: Mapping[str, ContainerGrant]
 ) -> dict[str, tuple[MemoryBlock, ...]]:
     """Return what each container asks for on the nodes that its cgroup, or its pod's, shows."""
-    if not rules.static_memory or not demand.guaranteed or demand.unmanaged:
+    if not _asks_for_memory(rules, demand):
         return {}
     alike = {container.mems for container in held.containers}
     blocks: dict[str, tuple[MemoryBlock, ...]] = {}
     for container in demand.containers:
-        shown = found.get(container.name)
+        shown = found.get(container.name) or _namesake(held, container.name)
         nodes = shown.mems if shown is not None else next(iter(alike), EMPTY)
         if not container.memory:
             continue
@@ -219,6 +270,10 @@ def _memory(
             raise NotConfirmedError((f"where the memory of {container.name} is, is not shown",))
         blocks[container.name] = _blocks(container.memory, nodes)
     return blocks
+
+
+def _namesake(held: PodGrant, name: str) -> ContainerGrant | None:
+    return next((one for one in held.containers if _called(one.name, name)), None)
 
 
 def _blocks(amounts: Mapping[str, int], nodes: Mask) -> tuple[MemoryBlock, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from agent.checkpoint.state import host_changes, host_facts, policy_summary
-from agent.managers.adoption import adopt
+from agent.managers.adoption import adopt, describe_adopted
 from agent.service.renumbering import node_moves, renumbered
 from agent.service.restore import restored
 from agent.service.state import AgentState, Holdings
@@ -74,16 +74,31 @@ def _adopt(state: AgentState, running: Sequence[SeenPod]) -> None:
     adoption = adopt(state.situation.rules, running)
     grants = adoption.ledger.grants
     for grant in grants.values():
-        log.warning("pod adopted from its cgroups", uid=grant.uid, cpus=str(grant.exclusive_cpus))
+        log.warning("pod adopted from its cgroups", uid=grant.uid, held=describe_adopted(grant))
     if grants:
         state.held = Holdings(adoption.ledger)
         state.unsaved = "the adopted grants are not saved yet"
     if adoption.notes:
         log.error("cgroups contradict each other", notes=adoption.notes)
         state.troubles["adoption"] = "; ".join(adoption.notes)
+    if running and (devices := _unknown_devices(state)):
+        state.troubles["devices"] = devices
+        log.error("devices of running pods are not known", problem=devices)
     anew = [pod.uid for pod in running if pod.uid not in grants]
     if anew:
         log.warning("pods run that hold nothing of their own; they are to be admitted", uids=anew)
+
+
+def _unknown_devices(state: AgentState) -> str:
+    """Say which devices may be given twice, for no cgroup shows who has them; "" for none."""
+    resources = ", ".join(sorted(state.situation.rules.policy.devices))
+    if not resources:
+        return ""
+    return (
+        f"pods run of which no checkpoint tells, and no cgroup shows which devices ({resources}) "
+        "they hold: the same may be given to a second pod; end those that had some, and admit them "
+        "anew, before others"
+    )
 
 
 def _numbered(situation: Situation, saved: State, boot_id: str) -> Ledger:

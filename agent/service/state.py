@@ -12,7 +12,7 @@ from agent.checkpoint.state import State, host_facts, policy_summary
 from agent.enforcement.bindings import NO_BINDINGS, Bindings
 from agent.enforcement.desired import Target
 from agent.enforcement.usable import usable
-from agent.managers.adoption import is_adopted
+from agent.managers.adoption import describe_adopted, is_adopted
 from agent.managers.rules import shared_cpus, shared_pool
 from agent.managers.validity import invalid_grants
 from agent.metrics.gauges import Reading
@@ -131,8 +131,8 @@ class AgentState:
             for cgroup in self.contested
         )
         adopted = (
-            f"pod uid {grant.uid} was adopted from its cgroups with CPUs {grant.exclusive_cpus}; "
-            f"admit it to confirm that, or free them with 'numawarden remove {grant.uid}'"
+            f"pod uid {grant.uid} was adopted from its cgroups with {describe_adopted(grant)}; "
+            f"admit it to confirm that, or free it with 'numawarden remove {grant.uid}'"
             for grant in self.ledger.grants.values()
             if is_adopted(grant)
         )

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from agent.ledger import Isolation
 from agent.managers.admission import admit, remove
-from agent.managers.adoption import Seen, SeenPod, adopt, is_adopted
-from agent.managers.rules import shared_cpus, shared_pool
-from agent.pods.model import ContainerKind, QosClass
+from agent.managers.adoption import Seen, SeenPod, adopt, describe_adopted, is_adopted
+from agent.managers.policy import CpuManagerPolicy
+from agent.managers.rules import Rules, shared_cpus, shared_pool
+from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, PLAIN, POD, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
@@ -20,8 +21,7 @@ from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
     from agent.decision import Decision
-    from agent.ledger import Ledger, PodGrant
-    from agent.managers.rules import Rules
+    from agent.ledger import ContainerGrant, Ledger, PodGrant
     from agent.pods.model import Pod
 
 RULES = make_rules(scope=CONTAINER, memory=False)
@@ -107,7 +107,6 @@ class TestWhatIsEvidence:
 
     def test_where_nobody_gets_cpus_nothing_is_adopted(self) -> None:
         from agent.managers.policy import Policy  # noqa: PLC0415
-        from agent.managers.rules import Rules  # noqa: PLC0415
 
         rules = Rules(PLAIN, Policy())
         assert adopt(rules, [shown("a", "1-2", seen("x", "1-2"))]).ledger.grants == {}
@@ -177,6 +176,68 @@ class TestConfirming:
         assert decision.ledger.memory[1].reserved["memory"] == 3 * GIB
         assert remove(rules, decision.ledger, "a") == rules.empty_ledger()
 
+    def test_memory_of_a_container_that_shares_cpus_stays_where_it_is(self) -> None:
+        """Admitted like any other it would get memory of node 0, and its pages would move."""
+        rules = make_rules(scope=CONTAINER)
+        running = shown("a", "0-15", seen("x", "0-15", "1"))
+        (grant,) = adopt(rules, [running]).ledger.grants.values()
+        assert describe_adopted(grant) == (
+            "memory on nodes 1, how much of it is not known and not counted"
+        )
+        decision = confirmed(rules, asking("cpu=1500m memory=3Gi"), running)
+        assert decision.already_admitted
+        assert decision.grant is not None
+        (container,) = decision.grant.containers
+        assert (container.cpus, container.mems) == (None, Mask.of(1))
+        assert decision.ledger.memory[1].reserved["memory"] == 3 * GIB
+        assert remove(rules, decision.ledger, "a") == rules.empty_ledger()
+
+    def test_memory_is_pinned_also_where_cpus_are_nobodys_own(self) -> None:
+        rules = make_rules(scope=CONTAINER)
+        cpu = replace(rules.policy.cpu, policy=CpuManagerPolicy.NONE)
+        rules = Rules(rules.machine, replace(rules.policy, cpu=cpu))
+        running = shown("a", "1-2", seen("x", "1-2", "1"))
+        decision = confirmed(rules, asking("cpu=2 memory=3Gi"), running)
+        assert decision.grant is not None
+        assert decision.grant.exclusive_cpus == EMPTY
+        assert decision.grant.containers[0].mems == Mask.of(1)
+
+    def test_a_container_that_asks_for_less_than_memory_of_its_own_is_admitted_anew(self) -> None:
+        rules = make_rules(scope=CONTAINER)
+        running = shown("a", "0-15", seen("x", "0-15", "1"))
+        asked = pod(app("c1", resources("cpu=1")), uid="a")
+        decision = confirmed(rules, asked, running)
+        assert (decision.admitted, decision.already_admitted) == (True, False)
+        assert decision.ledger.memory == rules.empty_ledger().memory
+
+    def test_names_tell_whose_memory_is_where(self) -> None:
+        rules = make_rules(scope=CONTAINER)
+        names = ("db", "web")
+        both = pod(*(app(n, guaranteed("cpu=500m memory=1Gi")) for n in names), uid="a")
+        running = shown("a", "0-15", seen("web.scope", "0-15", "1"), seen("db", "0-15", "0"))
+        grant = confirmed(rules, both, running).grant
+        assert grant is not None
+        assert {c.name: str(c.mems) for c in grant.containers} == {"db": "0", "web": "1"}
+        nameless = shown("a", "0-15", seen("x", "0-15", "1"), seen("y", "0-15", "0"))
+        refusal = confirmed(rules, both, nameless).refusal
+        assert refusal is not None
+        assert "where the memory of db is, is not shown" in refusal.message
+
+    def test_the_limit_of_a_cgroup_says_how_much_is_held(self) -> None:
+        rules = make_rules(scope=CONTAINER)
+        limited = replace(seen("x", "9-10", "1"), memory=3 * GIB)
+        ledger = adopt(rules, [shown("a", "9-10", limited)]).ledger
+        assert ledger.memory[1].reserved["memory"] == 3 * GIB
+        assert describe_adopted(ledger.grants["a"]) == "CPUs 9-10, memory on nodes 1"
+        assert remove(rules, ledger, "a") == rules.empty_ledger()
+
+    def test_the_limit_of_a_pod_says_it_where_containers_have_none(self) -> None:
+        rules = make_rules(scope=POD)
+        whole = shown("a", "9-10", seen("x", "9-10", "1"))
+        ledger = adopt(rules, [replace(whole, own=replace(whole.own, memory=2 * GIB))]).ledger
+        assert ledger.memory[1].reserved["memory"] == 2 * GIB
+        assert describe_adopted(ledger.grants["a"]) == "CPUs 9-10, memory on nodes 1"
+
     def test_memory_that_is_not_pinned_is_a_conflict(self) -> None:
         rules = make_rules(scope=CONTAINER)
         running = shown("a", "9-10", seen("x", "9-10"))
@@ -241,7 +302,8 @@ def test_whatever_ran_nothing_is_held_twice_and_nobody_is_moved(
     for one in named:
         ledger = admit(rules, ledger, one).ledger
     pool = shared_cpus(rules, ledger)
-    running = [as_shown(grant, pool) for grant in ledger.grants.values()]
+    limits = data.draw(st.booleans())
+    running = [as_shown(grant, pool, limits=limits) for grant in ledger.grants.values()]
     adopted = adopt(rules, running).ledger
     assert broken_invariants(rules, adopted) == []
     for uid, grant in ledger.grants.items():
@@ -254,13 +316,18 @@ def test_whatever_ran_nothing_is_held_twice_and_nobody_is_moved(
         before = ledger.grants[one.uid]
         if decision.already_admitted and decision.grant is not None:
             assert decision.grant.exclusive_cpus == before.exclusive_cpus, "nobody is moved"
+            assert mems(decision.grant) == mems(before), "nor is its memory"
         assert broken_invariants(rules, adopted) == []
     for uid in list(adopted.grants):
         adopted = remove(rules, adopted, uid)
     assert adopted == rules.empty_ledger()
 
 
-def as_shown(grant: PodGrant, pool: Mask) -> SeenPod:
+def mems(grant: PodGrant) -> dict[str, Mask]:
+    return {c.name: c.mems for c in grant.containers if c.kind is not ContainerKind.INIT}
+
+
+def as_shown(grant: PodGrant, pool: Mask, *, limits: bool) -> SeenPod:
     """Show what the enforcement of a grant makes of the cgroups of its app containers."""
     running = [one for one in grant.containers if one.kind is not ContainerKind.INIT]
     sets = [pool if one.cpus is None else one.cpus for one in running]
@@ -268,7 +335,11 @@ def as_shown(grant: PodGrant, pool: Mask) -> SeenPod:
     for one in grant.containers:
         union |= pool if one.cpus is None else one.cpus
     containers = tuple(
-        Seen(f"cri-containerd-{number}.scope", cpus, one.mems)
+        Seen(f"cri-containerd-{number}.scope", cpus, one.mems, memory=size(one) if limits else 0)
         for number, (one, cpus) in enumerate(zip(running, sets, strict=True))
     )
     return SeenPod(grant.uid, grant.qos, Seen("pod", union, EMPTY), containers)
+
+
+def size(grant: ContainerGrant) -> int:
+    return sum(block.size for block in grant.memory if block.type == MEMORY)

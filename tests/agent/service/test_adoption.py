@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.checkpoint.store import CHECKPOINT_NAME
 from agent.checkpoint.store import peek as saved_state
+from agent.managers.policy import MemoryManagerPolicy, PluginDevice
+from agent.pods.quantity import Quantity
 from sysfs.mask import Mask
 from tests.agent.service.support import (
     OTHER_UID,
@@ -20,9 +23,10 @@ from tests.agent.service.support import (
     manifest,
     running,
 )
+from tests.fakes.kernel import FaultyTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.agent.service.support import Running, World
@@ -55,7 +59,24 @@ def emptied(file: Path) -> None:
     file.write_text("")
 
 
+def a_directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def a_dangling_link(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("nowhere")
+
+
+def writable_by_others(file: Path) -> None:
+    file.chmod(0o666)
+
+
 DAMAGES = {
+    "a directory": a_directory,
+    "a dangling link": a_dangling_link,
+    "writable by others": writable_by_others,
     "truncated": truncated,
     "empty": emptied,
     "newer": of_another_version(99),
@@ -205,3 +226,70 @@ async def test_pods_run_on_without_a_checkpoint_under_a_configuration_that_does_
         status = await asyncio.to_thread(agent.client.status)
         assert "this host has no CPU 99" in " ".join(status.problems)
         assert status.exclusive_cpus == "1,9"
+
+
+@in_loop
+async def test_a_checkpoint_that_is_damaged_again_and_again_costs_neither_pods_nor_the_disk(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0")
+    for _ in range(15):
+        damage(world)
+        async with running(world) as agent:
+            status = await asyncio.to_thread(agent.client.status)
+            assert status.exclusive_cpus == "1,9"
+    names = [path.name for path in world.config.agent.state_directory.iterdir()]
+    assert len([name for name in names if "damaged" in name]) == 10
+
+
+@in_loop
+async def test_devices_that_running_pods_may_have_are_named(world: World) -> None:
+    agent_config = replace(
+        world.config.agent, devices=MappingProxyType({"example.org/gpu": (PluginDevice("a"),)})
+    )
+    world.config = replace(world.config, agent=agent_config)
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0")
+        status = await asyncio.to_thread(agent.client.status)
+        assert not any("example.org/gpu" in line for line in status.problems)
+    damage(world)
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert any("which devices (example.org/gpu) they hold" in line for line in status.problems)
+
+
+class LimitedMemory(FaultyTree):
+    """A tree in which the container has a limit and its pod has none."""
+
+    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
+        if files == ("memory.max",):
+            return ("1073741824\n" if path.endswith("/c0") else "max\n",)
+        return self.inner.read_many(path, files)
+
+
+@in_loop
+async def test_memory_is_counted_where_the_kernel_says_how_much(world: World) -> None:
+    world.config = replace(
+        world.config,
+        memory_manager_policy=MemoryManagerPolicy.STATIC,
+        system_reserved=MappingProxyType({"memory": Quantity.of_bytes(1 << 30)}),
+    )
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0")
+        charged = dict(agent.keeper.state.ledger.memory)
+    damage(world)
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        line = next(line for line in status.problems if "was adopted" in line)
+        assert "CPUs 1,9, memory on nodes 0, how much of it is not known and not counted" in line
+    damage(world)
+    world.kernel = LimitedMemory(world.kernel)  # type: ignore[assignment]  # a tree all the same
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        line = next(line for line in status.problems if "was adopted" in line)
+        assert "CPUs 1,9, memory on nodes 0; admit it" in line
+        found = agent.keeper.state.ledger.memory
+        assert {node: dict(one.reserved) for node, one in found.items()} == {
+            node: dict(one.reserved) for node, one in charged.items()
+        }
