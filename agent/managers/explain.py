@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.managers.draft import Draft
-    from agent.managers.hints import Hint, Hints, ProviderHints
+    from agent.managers.hints import Hint, ProviderHints
 
 #: How many of a provider's hints a refusal names.
 _NAMED_HINTS: Final = 8
@@ -33,12 +33,10 @@ def affinity_refusal(
     if empty is not None:
         return empty
     policy = draft.rules.policy.topology.policy
-    offers = [(name, offered) for _, by_name in hints for name, offered in by_name.items()]
-    blocked = next((name for name, offered in offers if _blocks(policy, offered)), None)
+    offers = _best_by_resource(hints)
+    blocked = next((name for name, best in offers if _blocks(policy, best)), None)
     subject = "the pod" if container is None else f"container {container}"
-    details = "; ".join(
-        _describe(draft, container, name, where) for name, where in offers if where is not None
-    )
+    details = "; ".join(_describe(draft, container, name, best) for name, best in offers)
     return Refusal(
         Reason.TOPOLOGY_AFFINITY,
         f"{subject} cannot be aligned as topology policy {policy} demands: {details}",
@@ -125,10 +123,17 @@ def free_cpus_by_node(draft: Draft, free: Mask) -> dict[int, int]:
     return {node.id: (node.cpus & free.bits).bit_count() for node in nodes}
 
 
-def _blocks(policy: TopologyManagerPolicy, offered: Hints | None) -> bool:
-    if offered is None:
-        return False
-    best = best_few(offered, 1)
+def _best_by_resource(
+    hints: Sequence[tuple[str, ProviderHints]],
+) -> list[tuple[str, Sequence[Hint]]]:
+    """Return the best hints of each resource; those of all types of memory are the same."""
+    offers = [(name, where) for _, by_name in hints for name, where in by_name.items()]
+    wheres = {id(where): where for _, where in offers if where is not None}
+    best = {key: best_few(where, _NAMED_HINTS) for key, where in wheres.items()}
+    return [(name, best[id(where)]) for name, where in offers if where is not None]
+
+
+def _blocks(policy: TopologyManagerPolicy, best: Sequence[Hint]) -> bool:
     if not best or not best[0].preferred:
         return True
     nodes = best[0].nodes
@@ -136,12 +141,11 @@ def _blocks(policy: TopologyManagerPolicy, offered: Hints | None) -> bool:
     return policy is TopologyManagerPolicy.SINGLE_NUMA_NODE and not single
 
 
-def _describe(draft: Draft, container: str | None, resource: str, offered: Hints) -> str:
+def _describe(draft: Draft, container: str | None, resource: str, best: Sequence[Hint]) -> str:
     free = ", ".join(
         f"node {node}: {amount_text(resource, amount)}"
         for node, amount in free_by_node(draft, resource).items()
     )
-    best = best_few(offered, _NAMED_HINTS)
     preferred = [_nodes(hint) for hint in best if hint.preferred]
     if not best:
         fit = "fits nowhere"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from agent.managers.hints import Hints
+    from agent.managers.node_cover import Span
     from agent.managers.tiebreak import Tiebreak
     from agent.managers.work import Work
 
@@ -41,14 +42,10 @@ def best_common(
     named = {mask for family in families for mask in family.masks}
     found = {mask for mask in named if all(family.prefers(mask) for family in families)}
     most = min([mask.bit_count() for mask in found], default=nodes.bit_count())
-    covers = [family.cover for family in families if family.cover is not None]
-    if len(covers) == len(families):
-        common = Cover.common(covers)
-        for size in _common_sizes(families, most):
-            mask = _best_of_size(common, families, size, tiebreak, work)
-            if mask is not None:
-                found.add(mask)
-                break
+    if all(family.cover is not None for family in families):
+        mask = _smallest_common(families, most, tiebreak, work)
+        if mask is not None:
+            found.add(mask)
     return min(found, key=lambda mask: (mask.bit_count(), *tiebreak(mask)), default=None)
 
 
@@ -175,13 +172,24 @@ def _common_sizes(families: Sequence[HintFamily], most: int) -> Iterable[int]:
     return [size for size in fixed if len(fixed) == 1 and size <= most]
 
 
-def _best_of_size(
-    common: Cover, families: Sequence[HintFamily], size: int, tiebreak: Tiebreak, work: Work
+def _smallest_common(
+    families: Sequence[HintFamily], most: int, tiebreak: Tiebreak, work: Work
 ) -> int | None:
-    spans = [
-        family.span for family in families if family.span is not None and family.fewest != size
-    ]
+    """Return the best set of the smallest size, at most so many nodes, that all families prefer."""
+    common = Cover.common([family.cover for family in families if family.cover is not None])
+    searches: dict[tuple[Span, ...], Search | None] = {}
+    for size in _common_sizes(families, most):
+        spans = tuple(f.span for f in families if f.span is not None and f.fewest != size)
+        if spans not in searches:
+            searches[spans] = _search_on(common, spans, work)
+        search = searches[spans]
+        mask = search.best(size, tiebreak) if search is not None else None
+        if mask is not None:
+            return mask
+    return None
+
+
+def _search_on(common: Cover, spans: tuple[Span, ...], work: Work) -> Search | None:
+    """Return the search among the sets of a family that span what they must; None if none does."""
     cover = Cover.common([common, *(span.cover(common.domain) for span in spans)])
-    if cover.is_empty:
-        return None
-    return Search([cover], cover.domain, work, spans=spans).best(size, tiebreak)
+    return None if cover.is_empty else Search([cover], cover.domain, work, spans=spans)

@@ -96,10 +96,12 @@ class HintFamily:
         found = set(self.masks)
         if self.cover is not None:
             search = Search([self.cover], self.cover.domain, work, every=True)
-            found.update(islice(search.sets(self.fewest), most))
-            found.update(self._spanning(most, work))
-            sizes = range(smallest(self.cover, work), self.cover.domain.bit_count() + 1)
-            found.update(islice(chain.from_iterable(map(search.sets, sizes)), most))
+            preferred = list(islice(search.sets(self.fewest), most))
+            found.update(preferred)
+            if len(preferred) < most or search.least() < self.fewest:
+                found.update(self._spanning(most, work))
+                sizes = range(smallest(self.cover, work), self.cover.domain.bit_count() + 1)
+                found.update(islice(chain.from_iterable(map(search.sets, sizes)), most))
         return sorted(map(self._hint, found), key=rank)[:most]
 
     def _spanning(self, most: int, work: Work) -> list[int]:

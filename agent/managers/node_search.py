@@ -14,7 +14,9 @@ dropped, even the lightest ones, would cost more than is spare.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from functools import reduce
+from itertools import accumulate, compress
+from operator import or_
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from agent.managers.tiebreak import Closest, Nearness
@@ -65,6 +67,8 @@ class _Family:
                     self.shared.append((place, number, amount))
         self.alone = [tuple(loss) for loss in losses]
         self.start = _Held(0, tuple(spare))
+        drops = [self.without(self.start, bit, at) for at, bit in enumerate(pool)]
+        self.can_drop = [dropped is not None for dropped in drops]
 
     def without(self, held: _Held, bit: int, at: int) -> _Held | None:
         """Return what is left when a node is dropped, too; None when the demands forbid it."""
@@ -82,9 +86,6 @@ class _Family:
             if place & bit and not place & ~gone:
                 left[number] -= amount
         return tuple(left)
-
-    def can_drop(self, bit: int, at: int) -> bool:
-        return self.without(self.start, bit, at) is not None
 
     def most_dropped(self, positions: Sequence[int]) -> int:
         """Return how many of these nodes can be dropped at most (a bound: the lightest ones)."""
@@ -141,16 +142,14 @@ class Search:
         self._below = [0, *accumulate(self._nodes)]
         self._families = [_Family(cover, self._nodes) for cover in covers]
         self._start: _State = tuple(family.start for family in self._families)
-        self._forced = sum(
-            bit
-            for at, bit in enumerate(self._nodes)
-            if not any(family.can_drop(bit, at) for family in self._families)
-        )
-        self._order = _by_price(self._families, self._nodes)
-        self._bounds = self._all_bounds()
-        self._kinds = [self._kind(at, bit) for at, bit in enumerate(self._nodes)]
-        self._every = every
-        self._alike = [0] * len(self._nodes) if every else self._lower_alike()
+        droppable = zip(*[family.can_drop for family in self._families], strict=True)
+        kept = [not any(of_families) for of_families in droppable]
+        self._forced = sum(compress(self._nodes, kept))
+        self._order = _by_price(self._families)
+        self._bounds = self._all_bounds(kept)
+        self._spares = tuple([bound.spare for bound in self._bounds])
+        self._kinds = self._all_kinds()
+        self._alike = [0] * len(self._nodes) if every else self._lower_alike(self._kinds)
         self._near: Nearness | None = None
         self._limit: int | None = None
 
@@ -162,17 +161,20 @@ class Search:
 
     def _closest(self, size: int, tiebreak: Closest) -> int | None:
         """Return the closest set: the first of those in ascending order that none falls below."""
-        self._alike = [0] * len(self._nodes)
-        self._near = Nearness(tiebreak, self._nodes)
+        if self._near is None:
+            self._near = near = Nearness(tiebreak, self._nodes)
+            self._alike = self._lower_alike(list(zip(self._kinds, near.alike, strict=True)))
+        self._limit = None
+        if self._is_hopeless(len(self._nodes), size, 0, self._spares, self._forced):
+            return None
         floor = self._near.at_least(0, len(self._nodes), size)
         guess = self._near.guess(size, self._is_member)
         self._limit = None if guess is None else guess + 1
         best = None
         for nodes in self.sets(size):
             total = tiebreak.total(nodes)
-            if self._limit is None or total < self._limit:
-                best, self._limit = nodes, total
-            if 2 * total <= floor:
+            best, self._limit = nodes, total
+            if total <= floor:
                 break
         return best
 
@@ -185,8 +187,8 @@ class Search:
     def sets(self, size: int) -> Iterator[int]:
         """Yield the sets of `size` nodes in ascending order of their integer value."""
         if 0 < size <= len(self._nodes):
-            spares = tuple([bound.spare for bound in self._bounds])
-            yield from self._descend(len(self._nodes), size, 0, (self._start, spares), self._forced)
+            held = self._start, self._spares
+            yield from self._descend(len(self._nodes), size, 0, held, self._forced)
 
     def least(self) -> int:
         """Return a number of nodes below which no set can come out."""
@@ -222,7 +224,7 @@ class Search:
         """
         if inside == first:
             nodes = chosen | self._below[first]
-            if all(span.met_by(nodes) for span in self._spans):
+            if self._falls_below(first, chosen) and all(s.met_by(nodes) for s in self._spans):
                 yield nodes
             return
         if not self._work.take() or self._is_hopeless(first, inside, chosen, held[1], forced):
@@ -249,10 +251,16 @@ class Search:
             return True
         return self._is_too_far(first, inside, chosen)
 
+    def _falls_below(self, first: int, chosen: int) -> bool:
+        """Tell whether `chosen` and all of the first nodes are closer than the closest so far."""
+        if self._near is None or self._limit is None:
+            return True
+        return self._near.total(chosen, first) < self._limit
+
     def _is_too_far(self, first: int, inside: int, chosen: int) -> bool:
         if self._near is None or self._limit is None:
             return False
-        return self._near.at_least(chosen, first, inside) >= 2 * self._limit
+        return self._near.at_least(chosen, first, inside) >= self._limit
 
     def _without(
         self, held: tuple[_State, tuple[int, ...]], at: int
@@ -307,43 +315,41 @@ class Search:
                 return found
         return None
 
-    def _all_bounds(self) -> list[_Bound]:
+    def _all_bounds(self, kept: Sequence[bool]) -> list[_Bound]:
         """Return what limits the nodes dropped: of one family its demands, of several a mean.
 
         Whatever a unit of each family is worth: if every dropped node is priced at the family
         where it costs least, all of them cost no more than what the families can spare in all.
+        Nodes that must be kept cost more than that.
         """
         columns = [_column(f, d) for f in self._families for d in range(len(f.start.spare))]
         bounds = dict.fromkeys(columns) if len(self._families) == 1 else {}
         if len(columns) > 1:
-            bounds |= dict.fromkeys(_mean(self._families, self._nodes, by_spare=True))
-            bounds |= dict.fromkeys(_mean(self._families, self._nodes, by_spare=False))
-        forced = [bool(bit & self._forced) for bit in self._nodes]
+            bounds |= dict.fromkeys(_mean(self._families, by_spare=by) for by in (True, False))
         return [
             _Bound.of(
-                tuple(
-                    spare + 1 if kept else price for price, kept in zip(prices, forced, strict=True)
-                ),
-                spare,
+                tuple([spare + 1 if k else p for p, k in zip(prices, kept, strict=True)]), spare
             )
             for prices, spare in bounds
         ]
 
-    def _kind(self, at: int, bit: int) -> tuple[object, ...]:
-        """Return what tells a node apart from others; in a place of several nodes all are."""
-        alone = any(place & bit for family in self._families for place, _, _ in family.shared)
-        return (
-            tuple(family.alone[at] for family in self._families),
-            tuple(bool(family.required & bit) for family in self._families),
-            tuple(bool(group & bit) for span in self._spans for group in span.groups),
-            at if alone else -1,
-        )
+    def _all_kinds(self) -> list[tuple[object, ...]]:
+        """Return what tells each node apart from others; in a place of several nodes all are."""
+        groups = [group for span in self._spans for group in span.groups]
+        groups += [family.required for family in self._families if family.required]
+        places = [place for family in self._families for place, _, _ in family.shared]
+        tied = reduce(or_, places, 0)
+        losses = zip(*[family.alone for family in self._families], strict=True)
+        return [
+            (loss, bit if tied & bit else tuple([bool(group & bit) for group in groups]))
+            for bit, loss in zip(self._nodes, losses, strict=True)
+        ]
 
-    def _lower_alike(self) -> list[int]:
+    def _lower_alike(self, kinds: Sequence[object]) -> list[int]:
         """Return for each node the lower ones like it: in the best set they come before it."""
-        seen: dict[tuple[object, ...], int] = {}
+        seen: dict[object, int] = {}
         lower = []
-        for kind, bit in zip(self._kinds, self._nodes, strict=True):
+        for kind, bit in zip(kinds, self._nodes, strict=True):
             lower.append(seen.get(kind, 0))
             seen[kind] = seen.get(kind, 0) | bit
         return lower
@@ -364,37 +370,31 @@ def _column(family: _Family, demand: int) -> tuple[tuple[int, ...], int]:
     return tuple([loss[demand] for loss in family.alone]), family.start.spare[demand]
 
 
-def _unit_prices(family: _Family, nodes: Sequence[int], *, by_spare: bool) -> list[int | None]:
+def _unit_prices(family: _Family, *, by_spare: bool) -> list[int | None]:
     """Return what dropping each node costs a family, as a mean over its demands; None: too much.
 
     An amount is measured by what the family can spare, or by what the pool has of it.
     """
-    spare = family.start.spare
-    units = spare if by_spare else tuple(map(sum, zip(*family.alone, strict=True)))
-    prices: list[int | None] = []
-    for at, bit in enumerate(nodes):
-        if not family.can_drop(bit, at):
-            prices.append(None)
-            continue
-        shares = [
-            loss * _SCALE // unit
-            for loss, unit in zip(family.alone[at], units, strict=True)
-            if loss and unit
-        ]
-        prices.append(sum(shares) // max(len(units), 1))
-    return prices
+    units = family.start.spare if by_spare else tuple(map(sum, zip(*family.alone, strict=True)))
+    known: dict[tuple[int, ...], int] = {}
+    for loss in family.alone:
+        if loss not in known:
+            shares = [lost * _SCALE // u for lost, u in zip(loss, units, strict=True) if u]
+            known[loss] = sum(shares) // max(len(units), 1)
+    losses = zip(family.alone, family.can_drop, strict=True)
+    return [known[loss] if can else None for loss, can in losses]
 
 
-def _mean(
-    families: Sequence[_Family], nodes: Sequence[int], *, by_spare: bool
-) -> list[tuple[tuple[int, ...], int]]:
+def _mean(families: Sequence[_Family], *, by_spare: bool) -> tuple[tuple[int, ...], int]:
     """Return the cheapest price of each node over the families, and what all can spare."""
-    by_family = [_unit_prices(family, nodes, by_spare=by_spare) for family in families]
+    by_family = [_unit_prices(family, by_spare=by_spare) for family in families]
     cheapest = tuple(
-        min([price for price in prices if price is not None], default=0)
-        for prices in zip(*by_family, strict=True)
+        [
+            min([price for price in prices if price is not None], default=0)
+            for prices in zip(*by_family, strict=True)
+        ]
     )
-    return [(cheapest, sum([_spare(family, by_spare=by_spare) for family in families]))]
+    return cheapest, sum([_spare(family, by_spare=by_spare) for family in families])
 
 
 def _spare(family: _Family, *, by_spare: bool) -> int:
@@ -409,11 +409,11 @@ def _spare(family: _Family, *, by_spare: bool) -> int:
     return -(-sum(shares) // len(spare))
 
 
-def _by_price(families: Sequence[_Family], nodes: Sequence[int]) -> list[list[int]]:
+def _by_price(families: Sequence[_Family]) -> list[list[int]]:
     """Return for each node the families that can do without it, those that lose least first."""
-    prices = [_unit_prices(family, nodes, by_spare=True) for family in families]
+    by_family = [_unit_prices(family, by_spare=True) for family in families]
     order = []
-    for at in range(len(nodes)):
-        known = [(column[at], number) for number, column in enumerate(prices)]
-        order.append([n for _, n in sorted((p, n) for p, n in known if p is not None)])
+    for prices in zip(*by_family, strict=True):
+        known = [(price, number) for number, price in enumerate(prices) if price is not None]
+        order.append([number for _, number in sorted(known)])
     return order

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from operator import add
 from typing import TYPE_CHECKING, TypeAlias
 
+from agent.managers.nested_distances import Nested
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
@@ -49,6 +52,22 @@ class Closest:
             for one, row in self.distances.items()
         }
 
+    @cached_property
+    def alike(self) -> Mapping[int, int]:
+        """For each node the lowest one that can take its place without changing any distance."""
+        rows = self.there_and_back
+        lowest: dict[int, int] = {}
+        for node in sorted(rows):
+            known = (one for one, first in lowest.items() if one == first)
+            lowest[node] = next((one for one in known if _interchangeable(rows, one, node)), node)
+        return lowest
+
+
+def _interchangeable(rows: Mapping[int, Mapping[int, int]], one: int, other: int) -> bool:
+    swapped = {one: other, other: one}
+    here, there = rows[one], rows[other]
+    return all(here.get(to) == there.get(swapped.get(to, to)) for to in rows)
+
 
 class Nearness:
     """How near some nodes are to one another: bounds and good guesses for a search among them.
@@ -61,30 +80,37 @@ class Nearness:
         self._nodes = nodes
         self._position = {bit: at for at, bit in enumerate(nodes)}
         self._rows = [[closest.there_and_back[one][other] for other in ids] for one in ids]
-        self._alone: dict[tuple[int, int], list[int]] = {}
+        self.alike = [closest.alike[one] for one in ids]
+        self._nested = Nested(self._rows)
         self._sums: dict[int, tuple[int, list[int]]] = {0: (0, [0] * len(ids))}
+        self._first = [
+            sum([sum(row[: at + 1]) for at, row in enumerate(self._rows[:first])])
+            for first in range(len(ids) + 1)
+        ]
+
+    def total(self, chosen: int, first: int) -> int:
+        """Return the distances of `chosen` and all of the first nodes to one another, added up."""
+        total, sums = self._chosen(chosen)
+        return total + sum(sums[:first]) + self._first[first]
 
     def at_least(self, chosen: int, first: int, more: int) -> int:
-        """Return a lower bound, doubled, on the total of `chosen` and `more` of the first nodes.
-
-        A node adds its distance to itself, to and from all that are chosen, and at least half of
-        those to and from its closest partners among the first nodes.
-        """
+        """Return a lower bound on the total of `chosen` and `more` of the first nodes."""
         total, sums = self._chosen(chosen)
-        alone = self._alone_among(first, more)
-        added = sorted([2 * near + own for near, own in zip(sums, alone, strict=False)])
-        return 2 * total + sum(added[:more])
+        return total + self._nested.at_least(sums, first, more)
 
     def guess(self, size: int, is_allowed: Callable[[int], bool]) -> int | None:
         """Return the least total of the allowed sets made of one node and those closest to it."""
-        guesses = []
-        for at in range(len(self._nodes)):
-            row = self._rows[at]
-            nearest = sorted(range(len(row)), key=lambda other: (other != at, row[other]))
-            nodes = sum([self._nodes[other] for other in nearest[:size]])
-            if is_allowed(nodes):
-                guesses.append(self._chosen(nodes)[0])
-        return min(guesses, default=None)
+        allowed = filter(is_allowed, {around[size - 1] for around in self._around})
+        return min([self._chosen(nodes)[0] for nodes in allowed], default=None)
+
+    @cached_property
+    def _around(self) -> list[list[int]]:
+        """For each node the sets of it and its closest others, one, two, three, ... nodes."""
+        sets = []
+        for at, row in enumerate(self._rows):
+            order = sorted(range(len(row)), key=lambda other: (other != at, row[other]))
+            sets.append(list(accumulate([self._nodes[other] for other in order])))
+        return sets
 
     def _chosen(self, chosen: int) -> tuple[int, list[int]]:
         """Return the total of a set, and how far each node is from and to all of it."""
@@ -94,18 +120,6 @@ class Nearness:
             total, sums = self._chosen(chosen ^ lowest)
             at = self._position[lowest]
             row = self._rows[at]
-            known = total + sums[at] + row[at], [a + b for a, b in zip(sums, row, strict=True)]
+            known = total + sums[at] + row[at], list(map(add, sums, row))
             self._sums[chosen] = known
-        return known
-
-    def _alone_among(self, first: int, more: int) -> list[int]:
-        known = self._alone.get((first, more))
-        if known is None:
-            known = []
-            for at in range(first):
-                others = self._rows[at][:first]
-                own = others.pop(at)
-                others.sort()
-                known.append(2 * own + sum(others[: more - 1]))
-            self._alone[first, more] = known
         return known

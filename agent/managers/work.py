@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 #: Steps of one choice. A step takes a few microseconds; no host of a regular build needs a tenth.
-BUDGET: Final = 4_000
+BUDGET: Final = 1_500
 
 
 @dataclass(slots=True)

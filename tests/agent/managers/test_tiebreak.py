@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.managers.machine import Machine
 from agent.managers.tiebreak import Closest, Nearness, by_value
 from sysfs.mask import iter_bits
+from sysfs.shapes import regular_host
 from tests.agent.managers.families import distances_of, node_sets
 
 
@@ -30,7 +32,36 @@ def test_a_bound_is_never_above_what_it_bounds(nodes: int, data: st.DataObject) 
     chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
     others = sum(data.draw(st.sets(st.sampled_from(bits[:first])))) if first else 0
     bound = near.at_least(chosen, first, others.bit_count())
-    assert bound <= 2 * closest.total(chosen | others)
+    assert bound <= closest.total(chosen | others)
+
+
+@given(nodes=node_sets(), data=st.data())
+def test_the_total_of_chosen_and_all_first_nodes_is_that_of_the_set(
+    nodes: int, data: st.DataObject
+) -> None:
+    closest = Closest(data.draw(distances_of(nodes)))
+    bits = [1 << node for node in iter_bits(nodes)]
+    first = data.draw(st.integers(0, len(bits)))
+    chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
+    total = Nearness(closest, bits).total(chosen, first)
+    assert total == closest.total(chosen | sum(bits[:first]))
+
+
+@given(nodes=node_sets(), data=st.data())
+def test_nodes_that_are_alike_can_be_swapped_in_any_set(nodes: int, data: st.DataObject) -> None:
+    closest = Closest(data.draw(distances_of(nodes)))
+    one, other = (data.draw(st.sampled_from(list(iter_bits(nodes)))) for _ in range(2))
+    if closest.alike[one] != closest.alike[other]:
+        return
+    members = data.draw(st.sets(st.sampled_from(list(iter_bits(nodes)))))
+    swapped = {one: other, other: one}
+    there = closest.total(sum(1 << node for node in members))
+    assert closest.total(sum(1 << swapped.get(node, node) for node in members)) == there
+
+
+def test_nodes_of_one_package_are_alike() -> None:
+    machine = Machine.of(regular_host(packages=2, nodes_per_package=3))
+    assert machine.closest.alike == {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 3}
 
 
 @given(nodes=node_sets(), data=st.data())
