@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent import __version__, logs
+from agent.lean import settle_memory
 from agent.service.assembly import Assembly
 from agent.service.clock import SystemClock
 from agent.service.manager import ServiceManager
@@ -35,6 +36,7 @@ def run(config: Config, surrogates: Surrogates | None = None) -> None:
     manager = ServiceManager.of(os.environ)
     log.info("starting", version=__version__, pid=os.getpid())
     with Assembly(config, manager, SystemClock(), surrogates) as service:
+        settle_memory()
         asyncio.run(_serve(service))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from random import Random
@@ -23,7 +24,7 @@ from agent.managers.policy import (
     TopologyPolicy,
 )
 from agent.managers.rules import Rules
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 from sysfs.shapes import regular_host, with_memory_only_nodes
 from tests.agent.pods.pods import app, guaranteed, pod
 
@@ -57,6 +58,22 @@ RESOURCES: Final = (
     "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi",
     "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1",
     "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1 example.com/nic=1",
+)
+#: What the kubelet allows to be on together (`agent.config.options` tells what excludes what).
+OPTIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (),
+    ("full_pcpus_only",),
+    ("distribute_cpus_across_numa",),
+    ("align_by_socket",),
+    ("distribute_cpus_across_cores",),
+    ("strict_cpu_reservation",),
+    ("prefer_align_cpus_by_uncorecache",),
+    ("full_pcpus_only", "distribute_cpus_across_numa"),
+    ("full_pcpus_only", "align_by_socket"),
+    ("full_pcpus_only", "prefer_align_cpus_by_uncorecache"),
+    ("align_by_socket", "distribute_cpus_across_numa"),
+    ("align_by_socket", "distribute_cpus_across_cores"),
+    ("align_by_socket", "prefer_align_cpus_by_uncorecache"),
 )
 
 
@@ -163,6 +180,67 @@ def fragmented(rules_in_force: Rules) -> Ledger:
     for uid in draw.sample(uids, len(uids) // 2):
         ledger = remove(rules_in_force, ledger, uid)
     return ledger
+
+
+def grouped(rules_in_force: Rules) -> Ledger:
+    """Return a ledger with wide pods on groups of nodes and narrow ones between, half of them gone.
+
+    Best-effort has let the wide ones in wherever they fitted.
+    """
+    rules_of_them = _with_policy(rules_in_force, TopologyManagerPolicy.BEST_EFFORT)
+    ledger = rules_in_force.empty_ledger()
+    draw = Random(13)  # noqa: S311  (the same ledger in every run)
+    for number in range(3 * len(rules_in_force.machine.nodes)):
+        asked = _wide(draw, rules_in_force) if number % 3 == 0 else _some(draw)
+        ledger = admit(rules_of_them, ledger, pod_of(f"held-{number}", asked)).ledger
+    uids = list(ledger.grants)
+    for uid in draw.sample(uids, len(uids) // 2):
+        ledger = remove(rules_in_force, ledger, uid)
+    return ledger
+
+
+def scattered(rules_in_force: Rules) -> Ledger:
+    """Return a ledger that leaves every node another number of CPUs and no node in use whole.
+
+    Without memory: so memory can be had from any set of nodes, CPUs hardly from any.
+    """
+    ledger = rules_in_force.empty_ledger()
+    draw = Random(17)  # noqa: S311  (the same ledger in every run)
+    taken = EMPTY
+    for node in rules_in_force.machine.cpus.nodes:
+        free = [cpu for cpu in Mask(node.cpus) if cpu in rules_in_force.assignable_cpus]
+        taken |= Mask.from_ids(draw.sample(free, draw.randint(0, len(free))))
+    return replace(ledger, exclusive_cpus=taken)
+
+
+#: What is held on a host, by the name that figures carry.
+STATES: Final[dict[str, Callable[[Rules], Ledger]]] = {
+    "empty": Rules.empty_ledger,
+    "half": lambda rules_in_force: filled(rules_in_force, 0.5),
+    "fragmented": fragmented,
+    "full90": lambda rules_in_force: filled(rules_in_force, 0.9),
+    "grouped": grouped,
+    "scattered": scattered,
+}
+
+
+@lru_cache(maxsize=64)
+def held_on(name: str, state: str) -> Ledger:
+    """Return what is held on a host in one of the states."""
+    return STATES[state](rules(name))
+
+
+def _with_policy(rules_in_force: Rules, policy: TopologyManagerPolicy) -> Rules:
+    topology = replace(rules_in_force.policy.topology, policy=policy)
+    return replace(rules_in_force, policy=replace(rules_in_force.policy, topology=topology))
+
+
+def _wide(draw: Random, rules_in_force: Rules) -> str:
+    """Return what a pod asks that needs two to a quarter of the nodes."""
+    nodes = rules_in_force.machine.cpus.nodes
+    number = draw.randint(2, max(2, len(nodes) // 4))
+    gib = rules_in_force.machine.nodes[0].memory_bytes * number * 3 // 4 // GIB
+    return f"cpu={nodes[0].size * number * 3 // 8} memory={gib}Gi"
 
 
 def _some(draw: Random) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 from dataclasses import asdict, dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from agent.lean import settle_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-_BUDGET_NS = 400_000_000
+_BUDGET_NS: Final = 400_000_000
+_LEAST: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +31,41 @@ class Figure:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What a resident agent takes while nothing happens: bytes, and percent of one CPU."""
+
+    resident_bytes: int
+    cpu_percent: float
+
+    def as_json(self) -> dict[str, object]:
+        """Return the entry of `bench-rest.json`."""
+        return asdict(self)
+
+
 def measure(
     name: str, run: Callable[[], object], *, most: int = 2000, budget_ns: int = _BUDGET_NS
 ) -> Figure:
     """Time `run` again and again until the budget or `most` runs are reached.
 
-    The collector is off meanwhile: its pauses belong to whatever allocated last, not to this.
+    The collector works as in the agent (`agent.lean`).
     """
     run()
     times: list[int] = []
-    gc.collect()
-    gc.disable()
-    try:
-        while len(times) < most and (sum(times) < budget_ns or len(times) < 3):
-            started = perf_counter_ns()
-            run()
-            times.append(perf_counter_ns() - started)
-    finally:
-        gc.enable()
-    times.sort()
+    spent = 0
+    settle_memory()
+    while len(times) < most and (spent < budget_ns or len(times) < _LEAST):
+        started = perf_counter_ns()
+        run()
+        times.append(perf_counter_ns() - started)
+        spent += times[-1]
+    gc.unfreeze()
+    return of_samples(name, times)
+
+
+def of_samples(name: str, nanoseconds: Sequence[int]) -> Figure:
+    """Return the figure of some runs."""
+    times = sorted(nanoseconds)
     return Figure(
         name,
         len(times),

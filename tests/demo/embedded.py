@@ -58,8 +58,8 @@ class EmbeddedHost:
         self._before: dict[Path, str] = {}
 
     @contextmanager
-    def agent(self, scope: str) -> Iterator[None]:
-        """Run the agent with a topology scope until it is told to stop with SIGTERM."""
+    def agent(self, scope: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the agent with a topology scope, ready when yielded, and end it with SIGTERM."""
         config = self.folder / f"{scope}.yaml"
         config.touch(mode=0o600)
         config.write_text(_CONFIG.format(scope=scope, folder=self.folder, port=self._port))
@@ -75,7 +75,7 @@ class EmbeddedHost:
                 try:
                     while b"READY=1" not in notify.recv(4096):
                         pass
-                    yield
+                    yield agent
                 finally:
                     agent.terminate()
                     code = agent.wait(_PATIENCE)

@@ -1,0 +1,232 @@
+"""Figures of a whole agent: admission to the end, reconciling, starting, and at rest.
+
+In this process the real agent runs with its queue, worker thread and checkpoint, on an emulated
+kernel and with a clock that stands still. Start, memory and CPU at rest are those of a process of
+its own on an embedded host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from agent.checkpoint.state import State, host_facts, policy_summary
+from agent.checkpoint.store import Store
+from agent.lean import settle_memory
+from agent.managers.admission import admit as decide_on
+from agent.service.situation import situate
+from cgroupfs.emulated.kernel import EmulatedKernel
+from sysfs.mask import Mask
+from sysfs.tree import write_tree
+from tests.agent.pods.pods import app, pod, resources
+from tests.agent.service.support import make_world, running
+from tests.bench import hosts
+from tests.bench.measure import Rest, measure, of_samples
+from tests.demo.embedded import EmbeddedHost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.ledger import Ledger
+    from agent.managers.rules import Rules
+    from agent.pods.model import Pod
+    from tests.agent.service.support import Running, World
+    from tests.bench.measure import Figure
+
+HELD: Final = (10, 250, 2500)
+_HOST: Final = "2n128c"
+_UID: Final = "00000000-0000-4000-8000-{:012d}"
+#: Admissions of one figure; each is followed by a removal, which is not timed.
+_ADMISSIONS: Final = {10: 100, 250: 30, 2500: 5}
+_CONTAINERS: Final = 5
+_SETTLING_SECONDS: Final = 2.0
+_REST_SECONDS: Final = 30.0
+
+
+def admissions() -> Iterator[Figure]:
+    """Decide and save the checkpoint, on tmpfs where there is one; then admit to the end.
+
+    To the end is through the agent's queue: decide, save, write the cgroups, read them back.
+    """
+    rules = hosts.rules(_HOST)
+    asked = hosts.guaranteed_pod("new", 4)
+    for pods in HELD:
+        ledger = hosts.held(rules, pods)
+        with on_tmpfs() as folder, Store(folder) as store:
+            run = partial(_decide_and_save, rules, ledger, store, asked)
+            yield measure(f"admit/{_HOST}/saved-held{pods}", run, most=300)
+    for pods in HELD:
+        samples = asyncio.run(_started(pods, _ADMISSIONS[pods]))[1]
+        yield of_samples(f"admit/{_HOST}/enforced-held{pods}", samples)
+
+
+def starts() -> Iterator[Figure]:
+    """Start the agent until it is ready: as a process, and with so many pods in its checkpoint."""
+    samples = []
+    for _ in range(5):
+        with on_tmpfs() as folder:
+            host = EmbeddedHost(folder)
+            started = perf_counter_ns()
+            with host.agent("pod"):
+                samples.append(perf_counter_ns() - started)
+    yield of_samples(f"start/{_HOST}/process", samples)
+    for pods in HELD:
+        yield of_samples(f"start/{_HOST}/held{pods}", [asyncio.run(_started(pods, 0))[0]])
+
+
+def at_rest() -> Iterator[Rest]:
+    """Watch an agent of its own that holds nothing; its CPU is what it used once it had settled."""
+    with on_tmpfs() as folder, EmbeddedHost(folder).agent("pod") as agent:
+        process = psutil.Process(agent.pid)
+        time.sleep(_SETTLING_SECONDS)
+        before, started = process.cpu_times(), perf_counter_ns()
+        time.sleep(_REST_SECONDS)
+        after, elapsed = process.cpu_times(), (perf_counter_ns() - started) / 1e9
+        used = after.user + after.system - before.user - before.system
+        yield Rest(process.memory_info().rss, 100 * used / elapsed)
+
+
+def reconciling() -> Iterator[Figure]:
+    """Reconcile a hundred pods of five containers each, with nothing to repair and no write."""
+    yield asyncio.run(_reconciling(100))
+
+
+class CountingKernel(EmulatedKernel):
+    """An emulated kernel that counts what is written to it."""
+
+    writes: int = 0
+
+    def write(self, path: str, file: str, value: str) -> None:
+        self.writes += 1
+        super().write(path, file, value)
+
+    def is_set(self, path: str) -> bool:
+        """Tell whether a cgroup was given CPUs."""
+        return bool(self.read(path, "cpuset.cpus").strip())
+
+
+def _decide_and_save(rules: Rules, ledger: Ledger, store: Store, asked: Pod) -> None:
+    store.save(state_of(rules, decide_on(rules, ledger, asked).ledger))
+
+
+def state_of(rules: Rules, ledger: Ledger) -> State:
+    """Return what a checkpoint of a ledger holds."""
+    facts = host_facts(hosts.host(_HOST))
+    return State(ledger, boot_id=_boot_id(), host=facts, policy=policy_summary(rules.policy))
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@contextmanager
+def on_tmpfs() -> Iterator[Path]:
+    """Make a directory in memory where there is a place for it, for this block."""
+    tmpfs = Path("/dev/shm")
+    with TemporaryDirectory(prefix="numawarden-bench-", dir=tmpfs if tmpfs.is_dir() else None) as f:
+        Path(f).chmod(0o700)
+        yield Path(f)
+
+
+def _world(folder: Path) -> World:
+    host = hosts.host(_HOST)
+    world = make_world(folder, write_tree(host, folder / "host"))
+    world.kernel = _kernel()
+    world.config = replace(world.config, reserved_system_cpus=Mask.of(0, 64))
+    return world
+
+
+def _kernel() -> CountingKernel:
+    host = hosts.host(_HOST)
+    return CountingKernel(host.online, Mask.from_ids(node.id for node in host.nodes))
+
+
+def _checkpoint(world: World, pods: int) -> None:
+    """Leave a checkpoint of so many pods to the agent, most of which share."""
+    rules = situate(world.config, hosts.host(_HOST)).rules
+    ledger = rules.empty_ledger()
+    for number in range(pods):
+        make = hosts.guaranteed_pod if number % 50 == 0 and number < 1000 else hosts.shared_pod
+        ledger = decide_on(rules, ledger, make(_UID.format(number))).ledger
+    with Store(world.config.agent.state_directory) as store:
+        store.save(state_of(rules, ledger))
+
+
+async def _started(pods: int, admissions: int) -> tuple[int, list[int]]:
+    """Return how long a start with so many pods in the checkpoint took, and then admissions."""
+    with on_tmpfs() as folder:
+        world = _world(folder)
+        _checkpoint(world, pods)
+        started = perf_counter_ns()
+        async with running(world) as agent:
+            ready = perf_counter_ns() - started
+            await agent.keeper.reconcile()
+            settle_memory()
+            return ready, [await _admitted(agent, 10_000 + n) for n in range(admissions)]
+
+
+async def _admitted(agent: Running, number: int) -> int:
+    """Return how long an admission took; the pod is removed again."""
+    pod = hosts.guaranteed_pod(_UID.format(number), 4)
+    started = perf_counter_ns()
+    answer = await agent.keeper.admit(pod)
+    taken = perf_counter_ns() - started
+    if not answer.admitted:
+        raise RuntimeError(f"the pod of a figure was not admitted: {answer.refusal}")
+    await agent.keeper.remove(pod.uid)
+    return taken
+
+
+async def _reconciling(pods: int) -> Figure:
+    """Return how long a pass takes that finds nothing; raises when it wrote or found anything."""
+    with on_tmpfs() as folder:
+        world = _world(folder)
+        world.kernel = kernel = _kernel()
+        async with running(world) as agent:
+            for number in range(pods):
+                await _run_pod(agent, _UID.format(number))
+            await agent.keeper.reconcile()
+            await agent.keeper.reconcile()
+            settled = sum(map(kernel.is_set, _cgroups(pods)))
+            kernel.writes = 0
+            samples = [await _pass(agent) for _ in range(30)]
+    if settled != pods * _CONTAINERS:
+        raise RuntimeError(f"the agent has found {settled} containers only")
+    if kernel.writes:
+        raise RuntimeError(f"{kernel.writes} writes while there was nothing to repair")
+    return of_samples(f"reconcile/{_HOST}/containers{pods * _CONTAINERS}", samples)
+
+
+async def _run_pod(agent: Running, uid: str) -> None:
+    members = [app(f"c{place}", resources("cpu=10m", "cpu=20m")) for place in range(_CONTAINERS)]
+    await agent.keeper.admit(pod(*members, uid=uid))
+    for place, cgroup in enumerate(_containers(uid)):
+        agent.world.kernel.mkdir(cgroup)
+        agent.world.kernel.spawn(cgroup, int(uid[-12:]) * 10 + place + 2)
+
+
+def _cgroups(pods: int) -> Iterator[str]:
+    for number in range(pods):
+        yield from _containers(_UID.format(number))
+
+
+def _containers(uid: str) -> list[str]:
+    return [f"kubepods/burstable/pod{uid}/c{place}" for place in range(_CONTAINERS)]
+
+
+async def _pass(agent: Running) -> int:
+    started = perf_counter_ns()
+    document = await agent.keeper.reconcile()
+    taken = perf_counter_ns() - started
+    if document.found or document.problems:
+        raise RuntimeError(f"there was something to repair: {document}")
+    return taken

@@ -1,0 +1,95 @@
+"""What the agent is to achieve on an otherwise quiet machine, and whether a run did.
+
+A verdict, not a gate: figures of a busy machine say little.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.bench.measure import Figure, Rest
+
+#: The tail of a decision may take so many times its target.
+_TAIL: Final = 4
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A limit in milliseconds for the median of every figure whose name matches.
+
+    `tail` limits the 99th percentile as well.
+    """
+
+    text: str
+    names: str
+    limit_ms: float
+    tail: bool = True
+
+
+TARGETS: Final = (
+    Target("decision on 2 nodes, 128 CPUs", r"decide/2n128c/", 0.25),
+    Target("decision on 8 nodes, 256 CPUs", r"decide/8n256c/(?!.*-6r$)", 0.8),
+    Target("decision on 8 nodes, 6 resources", r"decide/8n256c/.*-6r$", 2),
+    Target("decision on 16 nodes, 512 CPUs", r"decide/16n512c/", 5),
+    Target("decision on 34 nodes", r"decide/34n/", 5),
+    Target("decision on 64 nodes, 4,096 CPUs", r"decide/64n4096c/", 25),
+    Target("discovery of 4,096 CPUs", r"discover/64n4096c/", 500, tail=False),
+    Target("reconcile 500 containers, no write", r"reconcile/.*/containers500$", 30, tail=False),
+    Target("numawarden --help", r"cli/", 120, tail=False),
+)
+#: A decision with 2,500 pods held may take so many times that with 10.
+MOST_GROWTH: Final = 1.3
+REST_MIB: Final = 60
+REST_PERCENT: Final = 0.2
+
+
+def verdicts(figures: Sequence[Figure], rest: Rest | None) -> Iterator[str]:
+    """Yield a line for each target of which anything was measured."""
+    for target in TARGETS:
+        matching = [figure for figure in figures if re.match(target.names, figure.name)]
+        if matching:
+            yield _verdict(target, matching)
+    yield from _growth({figure.name: figure.p50_us for figure in figures})
+    if rest is not None:
+        mib, percent = rest.resident_bytes / _MIB, rest.cpu_percent
+        yield _line("memory at rest", f"<= {REST_MIB} MiB", f"{mib:.1f} MiB", mib <= REST_MIB)
+        wanted = f"<= {REST_PERCENT} %"
+        yield _line("CPU at rest", wanted, f"{percent:.2f} %", percent <= REST_PERCENT)
+
+
+def _verdict(target: Target, figures: Sequence[Figure]) -> str:
+    median = max(figures, key=lambda figure: figure.p50_us)
+    tail = max(figures, key=lambda figure: figure.p99_us)
+    met = median.p50_us <= target.limit_ms * 1000
+    found = f"p50 {median.p50_us / 1000:.2f} ms ({median.name})"
+    wanted = f"<= {target.limit_ms:g} ms"
+    if target.tail:
+        met = met and tail.p99_us <= _TAIL * target.limit_ms * 1000
+        found += f", p99 {tail.p99_us / 1000:.2f} ms ({tail.name})"
+        wanted += f", p99 <= {_TAIL * target.limit_ms:g} ms"
+    return _line(target.text, wanted, found, met)
+
+
+def _growth(medians: dict[str, float]) -> Iterator[str]:
+    """Yield the line for decisions with many pods held, by the host where they cost most."""
+    ratios = {
+        name: medians[name] / medians[few]
+        for name in medians
+        if re.match(r"decide/.*/held2500$", name)
+        and (few := name.replace("held2500", "held10")) in medians
+    }
+    if ratios:
+        worst = max(ratios, key=ratios.__getitem__)
+        found = f"{ratios[worst]:.2f} times ({worst})"
+        wanted = f"<= {MOST_GROWTH} times 10 held"
+        yield _line("decision with 2,500 pods held", wanted, found, ratios[worst] <= MOST_GROWTH)
+
+
+def _line(text: str, wanted: str, found: str, met: bool) -> str:  # noqa: FBT001
+    return f"{'met   ' if met else 'MISSED'}  {text:35} {wanted:30} {found}"

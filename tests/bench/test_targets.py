@@ -1,0 +1,44 @@
+"""A verdict names the worst figure of each target and says plainly whether it is met."""
+
+from __future__ import annotations
+
+from tests.bench.measure import Figure, Rest
+from tests.bench.targets import verdicts
+
+
+def figure(name: str, p50_ms: float, p99_ms: float) -> Figure:
+    return Figure(name, 100, p50_ms * 1000, p99_ms * 1000, p99_ms * 1000)
+
+
+def test_the_worst_median_and_the_worst_tail_are_named() -> None:
+    figures = [figure("decide/2n128c/a", 0.2, 0.3), figure("decide/2n128c/b", 0.1, 0.9)]
+    (line,) = verdicts(figures, None)
+    assert line.startswith("met ")
+    assert "p50 0.20 ms (decide/2n128c/a), p99 0.90 ms (decide/2n128c/b)" in line
+
+
+def test_a_median_or_a_tail_above_its_limit_is_a_miss() -> None:
+    (median,) = verdicts([figure("decide/34n/a", 5.1, 6)], None)
+    (tail,) = verdicts([figure("decide/34n/a", 1, 20.1)], None)
+    assert median.startswith("MISSED")
+    assert tail.startswith("MISSED")
+
+
+def test_six_resources_on_eight_nodes_have_a_limit_of_their_own() -> None:
+    figures = [figure("decide/8n256c/half-6r", 1.9, 2), figure("decide/8n256c/half-5r", 0.7, 1)]
+    assert [line[:6] for line in verdicts(figures, None)] == ["met   ", "met   "]
+    (alone,) = verdicts([figure("decide/8n256c/half-5r", 1.9, 2)], None)
+    assert alone.startswith("MISSED")
+
+
+def test_what_is_held_may_not_make_a_decision_dearer() -> None:
+    names = ("decide/2n128c/held10", "decide/2n128c/held2500")
+    *_, line = verdicts([figure(names[0], 0.1, 0.1), figure(names[1], 0.14, 0.14)], None)
+    assert line.startswith("MISSED")
+    assert "1.40 times (decide/2n128c/held2500)" in line
+
+
+def test_a_process_at_rest_has_limits_of_memory_and_time() -> None:
+    memory, cpu = verdicts([], Rest(61 << 20, 0.1))
+    assert memory.startswith("MISSED")
+    assert cpu.startswith("met ")
