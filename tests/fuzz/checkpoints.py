@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,36 +13,85 @@ import msgspec
 
 from agent.checkpoint.codec import decode, encode
 from agent.checkpoint.errors import UnusableCheckpointError
-from agent.managers.admission import remove
+from agent.managers.admission import admit, remove
+from agent.managers.validity import Rule, invalid_grants
 from agent.service.restore import restored
+from sysfs.mask import EMPTY
 from tests.agent.checkpoint.states import example
 from tests.agent.managers.hosts import SMT, make_rules
+from tests.agent.pods.pods import app, guaranteed, pod
 from tests.fuzz.damage import damaged_bytes, damaged_document
 from tests.fuzz.target import Target, demand, plain_check
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from random import Random
+
+    from agent.ledger import Ledger
 
 _PATH: Final = Path("checkpoint.json")
 _BASE: Final = encode(example())
-_STATE: Final = json.dumps(json.loads(_BASE)["state"])
+
+
+def _two_pods() -> str:
+    """Return the state of the example with a second pod, on the other node."""
+    state = json.loads(_BASE)["state"]
+    (pod_,) = state["pods"]
+    text = json.dumps({**pod_, "uid": "u-2", "name": "other"})
+    for old, new in (("2-7", "8-13"), ("2-5", "8-11"), ("6-7", "12-13"), ("nic", "nic1")):
+        text = text.replace(f'"{old}', f'"{new}')
+    second = json.loads(text.replace('"nodes": "0"', '"nodes": "1"'))
+    return json.dumps({**state, "pods": [pod_, second]})
+
+
+STATE: Final = _two_pods()
+_SET: Final = re.compile(r"[0-9]+([-,][0-9]+)*")
 _RULES: Final = make_rules(SMT)
+_NEWCOMER: Final = pod(app("a", guaranteed("cpu=2 memory=64Mi")), uid="newcomer")
 
 
 def make_checkpoint(random: Random) -> bytes:
     """Draw a damaged checkpoint: its bytes, or its content under a checksum that is right."""
     if not random.randrange(4):
         return damaged_bytes(random, _BASE)
-    body = json.dumps(damaged_document(random, json.loads(_STATE), most=2)).encode()
+    state = json.loads(STATE)
+    if random.randrange(3):
+        state = damaged_document(random, state, most=2)
+    else:
+        _mix_up(random, state)
+    body = json.dumps(state).encode()
     if not random.randrange(4):
         body = damaged_bytes(random, body, most=1)
-    digest = hashlib.sha256(body).hexdigest()
     version = random.choice((b"1", b"1", b"1", b"1", b"1", b"1", b"0", b"2", b"-1", b"1e400"))
+    return sealed(body, version)
+
+
+def sealed(body: bytes, version: bytes = b"1") -> bytes:
+    """Return a checkpoint with this state under a checksum that is right."""
+    digest = hashlib.sha256(body).hexdigest()
     return b'{"format":"numawarden-checkpoint","version":%s,"checksum":"sha256:%s","state":%s}' % (
         version,
         digest.encode(),
         body,
     )
+
+
+def _mix_up(random: Random, state: object) -> None:
+    """Let one set of CPUs or nodes be another's: sound in form, and held twice or nowhere."""
+    places = list(_sets(state))
+    (source, origin), (target, name) = random.choice(places), random.choice(places)
+    target[name] = random.choice((source[origin], source[origin], "0-3", "70-71", ""))
+
+
+def _sets(value: object) -> Iterator[tuple[dict[str, object], str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if isinstance(inner, str) and _SET.fullmatch(inner):
+                yield value, name
+            yield from _sets(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _sets(inner)
 
 
 def check_checkpoint(data: bytes) -> bool:
@@ -53,12 +104,41 @@ def check_checkpoint(data: bytes) -> bool:
     again = decode(encode(state), _PATH)
     demand(again == state, "written again, it is another state")
     ledger = restored(_RULES, state.ledger)
+    _check_reported(ledger)
+    _check_kept(ledger)
     for uid in state.ledger.grants:
         ledger = remove(_RULES, ledger, uid)
     demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are held by nobody")
     demand(not any(ledger.devices.values()), f"{ledger.devices} are held by nobody")
     msgspec.json.encode(sorted(state.ledger.grants))  # names are text that can be sent
     return True
+
+
+def _check_reported(ledger: Ledger) -> None:
+    """Whatever is wrong with what is held, an operator is told."""
+    told = {(finding.uid, finding.rule) for finding in invalid_grants(_RULES, ledger, EMPTY)}
+    grants = ledger.grants.values()
+    for one, other in combinations(grants, 2):
+        if one.exclusive_cpus & other.exclusive_cpus:
+            both = {(one.uid, Rule.CPU_HELD_TWICE), (other.uid, Rule.CPU_HELD_TWICE)}
+            demand(told & both, f"{one.uid} and {other.uid} share CPUs and nobody is told")
+    for grant in grants:
+        if grant.exclusive_cpus - SMT.cpus.all:
+            demand((grant.uid, Rule.CPU_MISSING) in told, f"CPUs of {grant.uid} are missing")
+
+
+def _check_kept(ledger: Ledger) -> None:
+    """Admit one more: it gets nothing that somebody holds, and changes nobody's grant."""
+    if _NEWCOMER.uid in ledger.grants:
+        return
+    decision = admit(_RULES, ledger, _NEWCOMER)
+    if decision.grant is None:
+        demand(decision.ledger == ledger, "a refused pod left something behind")
+        return
+    taken = decision.grant.exclusive_cpus
+    demand(not taken & ledger.exclusive_cpus, f"{taken} are given a second time")
+    for uid, grant in ledger.grants.items():
+        demand(decision.ledger.grants[uid] == grant, f"{uid} changed")
 
 
 CHECKPOINTS: Final = Target("checkpoint", make_checkpoint, plain_check(check_checkpoint), weight=12)

@@ -18,6 +18,7 @@ from tests.agent.pods.pods import app, guaranteed, pod
 from tests.fuzz.damage import damaged_document, written
 from tests.fuzz.pods import check_decision
 from tests.fuzz.target import Target, demand, plain_check
+from tests.fuzz.texts import naive_list
 
 if TYPE_CHECKING:
     from random import Random
@@ -36,7 +37,7 @@ _FULL: Final = {
     "topologyManagerScope": "container",
     "topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "8"},
     "systemReserved": {"cpu": "500m", "memory": "256Mi"},
-    "kubeReserved": {"cpu": "500m", "memory": "256Mi"},
+    "kubeReserved": {"cpu": "1500m", "memory": "256Mi"},
     "evictionHard": {"memory.available": "100Mi"},
     "featureGates": {"PodLevelResourceManagers": True, "CPUManagerPolicyBetaOptions": True},
     "cgroupDriver": "cgroupfs",
@@ -47,13 +48,13 @@ _FULL: Final = {
         "devices": {"example.com/gpu": [{"id": "a", "numaNodes": [0]}, {"id": "b"}]},
     },
 }
-_BASES: Final = (json.dumps(yaml.safe_load(_EXAMPLE.read_text())), json.dumps(_FULL))
+BASES: Final = (json.dumps(yaml.safe_load(_EXAMPLE.read_text())), json.dumps(_FULL))
 _POD: Final = pod(app("a", guaranteed("cpu=2 memory=1Gi")))
 
 
 def make_config(random: Random) -> bytes:
     """Draw a damaged configuration."""
-    return written(random, damaged_document(random, json.loads(random.choice(_BASES))))
+    return written(random, damaged_document(random, json.loads(random.choice(BASES))))
 
 
 def check_config(data: bytes) -> bool:
@@ -64,6 +65,7 @@ def check_config(data: bytes) -> bool:
         demand(error.problems, "refused without a reason")
         return False
     _check_bounds(config)
+    _check_reading(data, config)
     try:
         policy = resolve(config, SMT)
     except ConfigError as error:
@@ -78,6 +80,19 @@ def check_config(data: bytes) -> bool:
         demand(len({device.id for device in devices}) == len(devices), "a device counts twice")
     check_decision(rules, _POD)
     return True
+
+
+def _check_reading(data: bytes, config: Config) -> None:
+    """Compare with what a reader of JSON alone makes of the same text."""
+    if not data.lstrip().startswith(b"{"):
+        return
+    document = json.loads(data, parse_int=str, parse_float=str)
+    reserved = document.get("reservedSystemCPUs") or ""
+    demand(set(config.reserved_system_cpus or ()) == naive_list(reserved), f"not {reserved!r}")
+    demand(config.cgroup_driver == (document.get("cgroupDriver") or "cgroupfs"), "another driver")
+    demand(config.cpu_manager_policy == (document.get("cpuManagerPolicy") or "none"), "not static")
+    scope = document.get("topologyManagerScope") or "container"
+    demand(config.topology_manager_scope == scope, f"the scope is not {scope}")
 
 
 def _check_bounds(config: Config) -> None:

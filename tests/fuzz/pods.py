@@ -20,6 +20,7 @@ from tests.agent.managers.hosts import CONTAINER, SMT, make_rules
 from tests.conformance.invariants import broken_invariants
 from tests.fuzz.damage import damaged_document, written
 from tests.fuzz.target import Target, demand, plain_check
+from tests.fuzz.texts import naive_nano
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,6 +85,7 @@ def check_manifest(data: bytes) -> bool:
         return False
     demand(load_pod(data, "fuzz", max_bytes=_LIMIT) == pod, "read twice, it is two pods")
     _check_facts(pod)
+    _check_reading(data, pod)
     for rules in _RULES:
         check_decision(rules, pod)
     return True
@@ -117,6 +119,32 @@ def _check_facts(pod: Pod) -> None:
     for resources in (*(c.resources for c in pod.all_containers()), pod.resources):
         if resources is not None:
             _check_amounts(resources)
+
+
+def _check_reading(data: bytes, pod: Pod) -> None:
+    """Compare with what a reader of JSON alone makes of the same text."""
+    if not data.lstrip().startswith(b"{"):
+        return
+    document = json.loads(data, parse_int=str, parse_float=str)
+    demand(pod.name == document["metadata"]["name"], "it has another name")
+    demand(pod.uid == (document["metadata"].get("uid") or pod.uid), "it has another uid")
+    for key, containers in (
+        ("containers", pod.containers),
+        ("initContainers", pod.init_containers),
+    ):
+        written_ones = document["spec"].get(key) or []
+        demand(len(containers) == len(written_ones), f"{len(containers)} {key}")
+        for container, stated in zip(containers, written_ones, strict=True):
+            demand(container.name == stated["name"], f"{container.name} is {stated['name']}")
+            resources = stated.get("resources") or {}
+            _check_stated(container.resources.requests, resources.get("requests") or {})
+            _check_stated(container.resources.limits, resources.get("limits") or {})
+
+
+def _check_stated(read: Mapping[str, Quantity], stated: Mapping[str, str | None]) -> None:
+    for name, text in stated.items():
+        if text is not None:
+            demand(read[name].nano == naive_nano(text), f"{name} is {read[name]}, not {text}")
 
 
 def _check_amounts(resources: Resources) -> None:

@@ -8,6 +8,7 @@ from tests.fuzz.checkpoints import CHECKPOINTS
 from tests.fuzz.configs import CONFIGS
 from tests.fuzz.kubelet import STATE_FILES
 from tests.fuzz.pods import MANIFESTS
+from tests.fuzz.replays import REPLAYS
 from tests.fuzz.runtimes import RUNTIME_FILES
 from tests.fuzz.sockets import MESSAGES
 from tests.fuzz.texts import LISTS, QUANTITIES
@@ -22,5 +23,6 @@ TARGETS: Final = (
     STATE_FILES,
     TREES,
     RUNTIME_FILES,
+    REPLAYS,
     MESSAGES,
 )

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from agent.config.loader import load_config
+from agent.managers.admission import admit
 from agent.pods.quantity import Quantity
+from agent.replay import play
 from sysfs.mask import Mask
+from tests.fuzz import checkpoints, configs, pods, replays
 from tests.fuzz.__main__ import run
+from tests.fuzz.checkpoints import STATE, check_checkpoint, sealed
+from tests.fuzz.configs import check_config
+from tests.fuzz.pods import check_manifest
+from tests.fuzz.replays import check_replay
 from tests.fuzz.target import Nonsense
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.texts import LISTS, QUANTITIES, check_list, check_quantity
@@ -20,6 +31,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
 
+    from agent.config.config import Config
+    from agent.decision import Decision
+    from agent.ledger import Ledger
+    from agent.managers.rules import Rules
+    from agent.pods.model import Pod
     from tests.fuzz.target import Check, Target
 
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
@@ -35,6 +51,60 @@ def check(target: Target) -> Iterator[Check]:
 def test_a_fixed_number_of_damaged_inputs_breaks_nothing(target: Target, check: Check) -> None:
     tally = run(target, check, max(20, 12 * target.weight), seed=0, findings=None)
     assert tally.findings == []
+
+
+SOUND: Final = [
+    *((check_manifest, text.encode()) for text in pods.BASES),
+    *((check_config, text.encode()) for text in configs.BASES),
+    *((check_replay, text.encode()) for text in replays.BASES),
+    (check_checkpoint, sealed(STATE.encode())),
+]
+
+
+@pytest.mark.parametrize(("judge", "data"), SOUND)
+def test_what_is_damaged_is_sound_before(judge: Check, data: bytes) -> None:
+    """A base that is refused as it stands would hide what lies behind."""
+    assert judge(data)
+
+
+def test_sets_that_are_mixed_up_reach_what_judges_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pods with one CPU are accepted as facts, and nobody would be told of them here."""
+    monkeypatch.setattr(checkpoints, "invalid_grants", lambda *_: ())
+    mixed = STATE.replace('"8-11"', '"2-5"').encode()
+    with pytest.raises(Nonsense, match="share CPUs and nobody is told"):
+        check_checkpoint(sealed(mixed))
+
+
+def test_a_manifest_that_is_read_otherwise_than_it_is_written_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parse = Quantity.parse
+    monkeypatch.setattr(Quantity, "parse", lambda text: Quantity(parse(text).nano * 2))
+    with pytest.raises(Nonsense, match="not 3"):
+        check_manifest(pods.BASES[0].encode())
+
+
+def test_a_configuration_that_is_read_otherwise_than_it_is_written_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+
+    def unreserved(text: bytes, source: str) -> Config:
+        return replace(load_config(text, source), reserved_system_cpus=None)
+
+    monkeypatch.setattr(configs, "load_config", unreserved)
+    with pytest.raises(Nonsense, match="not '0,8'"):
+        check_config(configs.BASES[1].encode())
+
+
+def test_a_replay_whose_pods_hold_a_cpu_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
+        decision = admit(rules, rules.empty_ledger(), pod)
+        grants = {**ledger.grants, **decision.ledger.grants}
+        return replace(decision, ledger=replace(decision.ledger, grants=MappingProxyType(grants)))
+
+    monkeypatch.setattr(play, "admit", forgetful)
+    with pytest.raises(Nonsense):
+        deque(map(check_replay, (text.encode() for text in replays.BASES)))
 
 
 @each_target

@@ -38,6 +38,17 @@ def naive_quantity(text: str) -> Fraction:
     return Fraction(mantissa.rstrip(".")) * Fraction(10) ** int(exponent or "0")
 
 
+def naive_nano(text: str) -> int:
+    """Return the amount of a text that is a quantity in units of 10^-9, rounded away from zero.
+
+    One with a binary suffix is capped at 2^63-1 units.
+    """
+    exact = naive_quantity(text) * 10**9
+    nano = ceil(exact) if exact >= 0 else -ceil(-exact)
+    most = MAX_INT64 * 10**9
+    return max(-most, min(nano, most)) if text.strip().endswith("i") else nano
+
+
 def check_quantity(data: bytes) -> bool:
     """Try one quantity: its amount is that of the text, and its own text names it again."""
     text = data.decode("utf-8", "replace")
@@ -45,12 +56,8 @@ def check_quantity(data: bytes) -> bool:
         quantity = Quantity.parse(text)
     except QuantityError:
         return False
-    exact = naive_quantity(text) * 10**9
-    nano = ceil(exact) if exact >= 0 else -ceil(-exact)
-    most = MAX_INT64 * 10**9
-    capped = text.strip().endswith("i") and abs(nano) > most
-    demand(quantity.nano == (most if nano > 0 else -most) if capped else quantity.nano == nano,
-           f"{quantity.nano} is not {nano}")  # fmt: skip
+    nano = naive_nano(text)
+    demand(quantity.nano == nano, f"{quantity.nano} is not {nano}")
     again = Quantity.parse(str(quantity))
     demand(again == quantity, f"{quantity} was written, {again} is read")
     demand(str(again) == str(quantity), f"{again} is not the text {quantity}")

@@ -1,0 +1,73 @@
+"""Replays: what is accepted can be played to its end, and no step breaks what must hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import yaml
+
+from agent.decision import Reason
+from agent.document.reader import UnreadableError, read_document
+from agent.replay.errors import ReplayError
+from agent.replay.play import Outcome, play
+from agent.replay.reading import read_sequence
+from agent.replay.steps import Admit, Restart
+from tests.conformance.invariants import broken_invariants
+from tests.fuzz.damage import damaged_document, written
+from tests.fuzz.target import Target, demand, plain_check
+
+if TYPE_CHECKING:
+    from random import Random
+
+_FOLDER: Final = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "replay"
+BASES: Final = tuple(
+    json.dumps(yaml.safe_load(file.read_text())) for file in sorted(_FOLDER.glob("*.yaml"))
+)
+#: A step may be taken a thousand times; so many tell all that there is to see.
+_STEPS: Final = 40
+
+
+def make_replay(random: Random) -> bytes:
+    """Draw a damaged replay."""
+    return written(random, damaged_document(random, json.loads(random.choice(BASES))))
+
+
+def check_replay(data: bytes) -> bool:
+    """Try one replay."""
+    try:
+        sequence = read_sequence(read_document(data), "fuzz", _FOLDER)
+    except UnreadableError as error:
+        demand(error.problem.message, "unreadable without a reason")
+        return False
+    except ReplayError as error:
+        demand(error.problems, "refused without a reason")
+        return False
+    lasting = True
+    for number, outcome in zip(range(_STEPS), play(sequence), strict=False):
+        # After a restart with other rules grants are facts, whatever these rules would give.
+        lasting = lasting and not isinstance(outcome.step, Restart)
+        _check_outcome(outcome, lasting=lasting)
+        demand(outcome.number is None or outcome.number <= number + 1, "a step was left out")
+    return True
+
+
+def _check_outcome(outcome: Outcome, *, lasting: bool) -> None:
+    state, decision = outcome.state, outcome.decision
+    demand(state is not None or outcome.notes, "it ended without a reason")
+    demand((decision is not None) == isinstance(outcome.step, Admit), "a decision on nothing")
+    if decision is not None:
+        refusal = decision.refusal
+        demand((decision.grant is None) == (refusal is not None), "neither admitted nor refused")
+        demand(refusal is None or (refusal.reason in Reason and refusal.message), "no reason")
+    if state is None:
+        return
+    if lasting:
+        broken = broken_invariants(state.rules, state.ledger)
+        demand(not broken, f"{broken}")
+    held = [grant.exclusive_cpus for grant in state.ledger.grants.values()]
+    demand(sum(map(len, held)) == len(state.ledger.exclusive_cpus), "a CPU is held twice")
+
+
+REPLAYS: Final = Target("replay", make_replay, plain_check(check_replay))
