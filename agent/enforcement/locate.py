@@ -36,11 +36,11 @@ from cgroupfs.names import (
     containers,
     parse_container,
 )
-from cgroupfs.state import CPU_MAX, CPUS
+from cgroupfs.state import CPUS, CPU_MAX, EVENTS
 from cgroupfs.tree import join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.enforcement.bindings import Binding, Bindings
     from agent.enforcement.scope import Scope
@@ -73,10 +73,29 @@ class Told:
     container: str | None
 
 
+class NamedPod(Protocol):
+    """A pod by uid and full name; the name may be unknown ("")."""
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The pod's name."""
+        ...
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the name is in."""
+        ...
+
+
 class ContainerFinder(Protocol):
     """Knows from elsewhere what cgroups are, such as a container runtime's files."""
 
-    def container_of(self, pod: PodGrant, cgroup: str) -> Told | None:
+    def container_of(self, pod: NamedPod, cgroup: str) -> Told | None:
         """Return what lives in `cgroup`, a container's cgroup of `pod`; None if unknown."""
         ...
 
@@ -120,10 +139,14 @@ class LocatedPod:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A pod cgroup without a pod in the ledger, with the container cgroups in it."""
+    """A pod cgroup without a pod in the ledger, with the container cgroups in it.
+
+    `bound`: it is no pod's, but was bound to a container of a pod that is gone, and runs on.
+    """
 
     cgroup: str
     containers: tuple[str, ...]
+    bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +186,7 @@ def survey(
         left = leftovers(tree, layout, ledger)
     else:
         left = _left_of(tree, layout, scope.gone, set(paths.values()))
-    return Landscape(pods, left, unnamed)
+    return Landscape(pods, (*left, *_strays(tree, layout, ledger, bindings)), unnamed)
 
 
 def leftovers(tree: Tree, layout: Layout, ledger: Ledger) -> tuple[Leftover, ...]:
@@ -345,6 +368,27 @@ def _cpus_of(tree: Tree, cgroup: str) -> str:
         return (tree.read_many(cgroup, (CPUS,))[0] or "").strip()
     except FileNotFoundError:  # it has ended
         return ""
+
+
+def _strays(
+    tree: Tree, layout: Layout, ledger: Ledger, bindings: Bindings
+) -> Iterator[Leftover]:
+    """Yield what was bound to containers of removed pods elsewhere and still runs.
+
+    It keeps the CPUs that its pod had until it is confined, and others may be given these.
+    """
+    for binding in bindings:
+        inside = f"{binding.cgroup}/".startswith(f"{layout.pods()}/")
+        if binding.pod_uid not in ledger.grants and not inside and _runs(tree, binding.cgroup):
+            below = tuple(each.cgroup for each in subgroups(tree, binding.cgroup))
+            yield Leftover(binding.cgroup, below, bound=True)
+
+
+def _runs(tree: Tree, cgroup: str) -> bool:
+    try:
+        return "populated 1" in tree.read(cgroup, EVENTS)
+    except FileNotFoundError:
+        return False
 
 
 def _left_of(

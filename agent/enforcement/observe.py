@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from agent.enforcement.locate import Told
 from agent.managers.adoption import Seen, SeenPod
 from agent.pods.model import QosClass
 from cgroupfs.names import Tier, containers
@@ -15,6 +18,7 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agent.enforcement.locate import ContainerFinder
     from cgroupfs.names import Layout
     from cgroupfs.tree import Tree
 
@@ -22,12 +26,41 @@ if TYPE_CHECKING:
 MEMORY_MAX: Final = "memory.max"
 
 
-def seen_pods(tree: Tree, layout: Layout) -> tuple[SeenPod, ...]:
-    """Return every pod cgroup in which processes live. Raises `OSError` as the tree does."""
-    return tuple(pod for tier in Tier for pod in _of_tier(tree, layout, tier))
+def seen_pods(
+    tree: Tree, layout: Layout, finder: ContainerFinder | None = None
+) -> tuple[SeenPod, ...]:
+    """Return every pod cgroup in which processes live. Raises `OSError` as the tree does.
+
+    Containers that `finder` knows have their own names, others those of their directories.
+    """
+    found = (each for tier in Tier for each in _of_tier(tree, layout, tier))
+    return tuple(pod if finder is None else _as_told(finder, path, pod) for path, pod in found)
 
 
-def _of_tier(tree: Tree, layout: Layout, tier: Tier) -> Iterator[SeenPod]:
+@dataclass(frozen=True, slots=True)
+class _Unnamed:
+    """A pod of which only the uid is known (`locate.NamedPod`)."""
+
+    uid: str
+    name: str = ""
+    namespace: str = ""
+
+
+def _as_told(finder: ContainerFinder, path: str, pod: SeenPod) -> SeenPod:
+    """Name what a runtime knows, and leave out the pod's sandbox, which holds nothing."""
+    told = [finder.container_of(_Unnamed(pod.uid), join(path, c.name)) for c in pod.containers]
+    times = Counter(each.container for each in told if each is not None)
+    containers = (
+        replace(seen, name=known.container)
+        if known is not None and known.container and times[known.container] == 1
+        else seen
+        for seen, known in zip(pod.containers, told, strict=True)
+        if known != Told(None)
+    )
+    return replace(pod, containers=tuple(containers))
+
+
+def _of_tier(tree: Tree, layout: Layout, tier: Tier) -> Iterator[tuple[str, SeenPod]]:
     above = layout.tier(tier)
     try:
         names = tree.children(above)
@@ -38,7 +71,7 @@ def _of_tier(tree: Tree, layout: Layout, tier: Tier) -> Iterator[SeenPod]:
         if named is not None and own is not None and own.populated:
             inside = ((each, _state(tree, each)) for each in containers(tree, path))
             running = tuple(_seen(tree, p, s) for p, s in inside if s is not None and s.populated)
-            yield SeenPod(named.uid, QosClass(str(tier)), _seen(tree, path, own), running)
+            yield path, SeenPod(named.uid, QosClass(str(tier)), _seen(tree, path, own), running)
 
 
 def _state(tree: Tree, path: str) -> State | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.ledger import PodGrant
+    from agent.enforcement.locate import NamedPod
     from agent.runtimes.places import Keys
 
 _SANDBOX: Final = "sandbox"
@@ -63,7 +63,7 @@ class Claim:
     name: str
     namespace: str
 
-    def is_of(self, pod: PodGrant) -> bool:
+    def is_of(self, pod: NamedPod) -> bool:
         """Tell whether it is said of a container of this pod: by uid, else by full name."""
         if self.uid:
             return self.uid == pod.uid

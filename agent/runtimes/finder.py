@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.ledger import PodGrant
+    from agent.enforcement.locate import NamedPod
     from agent.runtimes.bundle import Claim
     from agent.runtimes.files import Stamp
     from agent.runtimes.places import Place
@@ -54,7 +54,7 @@ class RuntimeFiles:
         self._known: dict[str, _Known] = {}
         self._told: dict[str, str] = {}
 
-    def container_of(self, pod: PodGrant, cgroup: str) -> Told | None:
+    def container_of(self, pod: NamedPod, cgroup: str) -> Told | None:
         """Return what the runtime calls a container cgroup of `pod`, None if nothing is known.
 
         What is said of another pod's container counts for nothing.

@@ -98,6 +98,7 @@ class Assembly:
             self._store = opened.enter_context(store)
             self._tree = self._open_tree()
             self._layout = make_layout(config.cgroup_driver, config.cgroup_root)
+            self._finder = self._make_finder()
             self._loaded = self._store.load()
             self._running = self._look_at_pods()
             holding = bool(self._running) or _holds(self._loaded)
@@ -128,7 +129,9 @@ class Assembly:
 
     def _look_at_pods(self) -> tuple[SeenPod, ...]:
         """Return the pods that run and of which no checkpoint knows."""
-        return () if self._loaded.state is not None else seen_pods(self._tree, self._layout)
+        if self._loaded.state is not None:
+            return ()
+        return seen_pods(self._tree, self._layout, self._finder)
 
     def _read_host(self) -> Host:
         return discover(self._config.agent.sysfs_root)
@@ -145,7 +148,7 @@ class Assembly:
         return Doors(admission.socket, monitoring, tls)
 
     def _restore(self, clock: Clock, opened: ExitStack) -> Keeper:
-        enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened), self._finder())
+        enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened), self._finder)
         prepared = enforcer.prepare()
         state = initial_state(
             self._situation, self._loaded, _boot_id(), clock.time(), self._running
@@ -172,7 +175,7 @@ class Assembly:
             return self._surrogates.tasks
         return partial(read_tasks, PROC) if self._surrogates.tree is None else tuple
 
-    def _finder(self) -> ContainerFinder | None:
+    def _make_finder(self) -> ContainerFinder | None:
         """Return who knows the runtimes' containers; those of this kernel are in no other tree."""
         if self._surrogates.tree is not None and self._surrogates.runtimes is None:
             return None

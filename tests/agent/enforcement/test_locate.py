@@ -31,6 +31,7 @@ from tests.agent.enforcement.pods import (
 )
 
 if TYPE_CHECKING:
+    from agent.enforcement.locate import NamedPod
     from agent.ledger import PodGrant
     from cgroupfs.emulated.kernel import EmulatedKernel
     from cgroupfs.verify import Record
@@ -166,7 +167,7 @@ def test_cpus_that_do_not_tell_for_certain_tell_nothing(sets: dict[str, str]) ->
 class Finder:
     """Knows some cgroups."""
 
-    def container_of(self, pod: PodGrant, cgroup: str) -> Told | None:
+    def container_of(self, pod: NamedPod, cgroup: str) -> Told | None:
         del pod
         known = {"x": Told("backup"), "y": Told("unheard-of"), "z": Told(None)}
         return known.get(cgroup.rpartition("/")[2])
