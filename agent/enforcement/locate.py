@@ -36,7 +36,7 @@ from cgroupfs.names import (
     containers,
     parse_container,
 )
-from cgroupfs.state import CPUS, CPU_MAX, EVENTS
+from cgroupfs.state import CPU_MAX, CPUS, EVENTS
 from cgroupfs.tree import join
 
 if TYPE_CHECKING:
