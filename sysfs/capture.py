@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from sysfs.cpus import HYBRID_PMUS, read_cpu_sets
 from sysfs.discover import read_devices
+from sysfs.errors import UnreadableFile
 from sysfs.files import Tree
 from sysfs.memory import HOST_HUGEPAGES, HOST_MEMINFO, find_memory_total, pool_sizes
 from sysfs.net import KIND as NET
@@ -79,10 +80,16 @@ class Contents:
         self.links: dict[str, str] = {}
 
     def add(self, name: str) -> bool:
-        """Add a file of the tree as it is, if there is one; tell whether."""
+        """Add a file of the tree as it is, if there is one; tell whether.
+
+        Raises `UnreadableFile` for a link that leads out of the tree: whoever made the tree does
+        not decide which other files of this host are handed on.
+        """
         text = self.tree.find(name)
         if text is None:
             return False
+        if self.tree.resolved(name) is None:
+            raise UnreadableFile(self.tree.path(name), "it leads out of the tree")
         self.files[name] = text
         return True
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from sysfs.capture import capture
 from sysfs.discover import discover, read_host
-from sysfs.errors import MissingFile
+from sysfs.errors import MissingFile, UnreadableFile
 from sysfs.files import Tree
 from sysfs.host import Device
 from sysfs.shapes import regular_host
@@ -138,6 +138,17 @@ def test_links_in_an_archive_stay_inside(tmp_path: Path) -> None:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.linkname))
         assert not posixpath.isabs(member.linkname)
         assert not target.startswith("..")
+
+
+@pytest.mark.parametrize("place", ["sys/devices/system/cpu/cpu1/topology/core_id", "sys/devices"])
+def test_what_leads_out_of_the_tree_is_not_handed_on(tmp_path: Path, place: str) -> None:
+    root = write_tree(regular_host(), tmp_path / "host")
+    outside = tmp_path / "outside"
+    (root / place).rename(outside)
+    (root / place).symlink_to(outside)
+    with pytest.raises(UnreadableFile, match="it leads out of the tree"):
+        capture(root, tmp_path / "host.tar.gz")
+    assert not (tmp_path / "host.tar.gz").exists()
 
 
 def test_a_capture_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
