@@ -14,6 +14,7 @@ _Value = TypeVar("_Value")
 
 #: Changes that a version carries before they become a part of what is shared.
 _MOST_CHANGES: Final = 64
+_ABSENT: Final = object()
 
 
 @final
@@ -74,3 +75,24 @@ class SharedMap(Mapping[_Key, _Value], Generic[_Key, _Value]):
 
     def __repr__(self) -> str:
         return f"SharedMap({dict(self.items())!r})"
+
+    def apart_from(self, other: SharedMap[_Key, _Value]) -> Iterator[_Key] | None:
+        """Yield the keys in which two versions may differ, None when they share no base."""
+        if self._base is not other._base:
+            return None
+        return iter((*self._changes, *other._changes, *self._removed, *other._removed))
+
+
+def differences(old: Mapping[_Key, _Value], new: Mapping[_Key, _Value]) -> list[_Key]:
+    """Return the keys whose values are not the very same in both, or that are in one only.
+
+    First in the order of `new`, then of `old`. Of two versions of a `SharedMap` with the same base
+    only their changes are gone through.
+    """
+    if old is new:
+        return []
+    near = (
+        new.apart_from(old) if isinstance(new, SharedMap) and isinstance(old, SharedMap) else None
+    )
+    keys = dict.fromkeys((*new, *old) if near is None else near)
+    return [key for key in keys if old.get(key, _ABSENT) is not new.get(key, _ABSENT)]

@@ -25,8 +25,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.shared_map import differences
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from agent.enforcement.bindings import Binding, Bindings
     from agent.enforcement.desired import Target
@@ -60,37 +62,19 @@ def scope_of(
     if before is None:
         return None
     old, new = before.ledger.grants, after.ledger.grants
-    changed = _changed(old, new)
-    concerned = changed | _rebound(before.bindings, after.bindings)
+    # Equal grants may be made anew; nearly all are the very same.
+    changed = [each for each in differences(old, new) if old.get(each) != new.get(each)]
+    concerned = {*changed, *_rebound(before.bindings, after.bindings)}
     if uid is not None:
         concerned.add(uid)
     pods = {each for each in concerned if each in new}
     if any(new[each].exclusive_cpus for each in pods):
         return None
-    gone = _gone(old, new, changed)
+    gone = tuple(old[each] for each in changed if each in old)
     if before.shared_pool == after.shared_pool:
         return Scope(frozenset(pods), gone)
     pods.update(each for each in new if shares(each, before.shared_pool))
     return Scope(frozenset(pods), gone, leftovers=True)
-
-
-def _changed(old: Mapping[str, PodGrant], new: Mapping[str, PodGrant]) -> set[str]:
-    """Return the pods that are new or hold something else."""
-    if old is new:
-        return set()
-    # Nearly all are the very same: comparing what they hold would cost more than enforcing one.
-    other = [uid for uid, grant in new.items() if old.get(uid) is not grant]
-    return {uid for uid in other if old.get(uid) != new[uid]}
-
-
-def _gone(
-    old: Mapping[str, PodGrant], new: Mapping[str, PodGrant], changed: set[str]
-) -> tuple[PodGrant, ...]:
-    """Return the grants whose cgroups are nobody's now, or another pod of the same uid's."""
-    there_before = changed & old.keys()
-    if not there_before and len(new) - len(changed) == len(old):
-        return ()
-    return tuple(grant for uid, grant in old.items() if uid in there_before or uid not in new)
 
 
 def _rebound(old: Bindings, new: Bindings) -> set[str]:

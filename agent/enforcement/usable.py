@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from agent.ledger import Isolation
+from agent.shared_map import differences
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -21,15 +22,21 @@ if TYPE_CHECKING:
     from sysfs.host import Host
 
 
-def usable(ledger: Ledger, host: Host) -> Ledger:
-    """Return a ledger as the host can honour it; the same one when it can honour all of it."""
+def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
+    """Return a ledger as the host can honour it; the same one when it can honour all of it.
+
+    `known` is one that this host can honour in full: the same grants are not looked at again.
+    """
     # The kernel refuses a cpuset.mems that names a node without memory.
     nodes = Mask.from_ids(node.id for node in host.nodes if node.memory_bytes)
-    fitting = {uid: _pod(grant, host, nodes) for uid, grant in ledger.grants.items()}
-    if all(fitting[uid] is grant for uid, grant in ledger.grants.items()):
+    grants = ledger.grants
+    new = grants if known is None else differences(known.grants, grants)
+    fitting = {uid: _pod(grants[uid], host, nodes) for uid in new if uid in grants}
+    reduced = {uid: grant for uid, grant in fitting.items() if grant is not grants[uid]}
+    if not reduced:
         return ledger
     exclusive = ledger.exclusive_cpus & host.online
-    return replace(ledger, grants=MappingProxyType(fitting), exclusive_cpus=exclusive)
+    return replace(ledger, grants=MappingProxyType({**grants, **reduced}), exclusive_cpus=exclusive)
 
 
 def _pod(grant: PodGrant, host: Host, nodes: Mask) -> PodGrant:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agent.managers.validity import Finding
     from agent.service.situation import Situation
     from agent.wire import ManifestDocument, ReconcileDocument
+    from sysfs.host import Host
     from sysfs.mask import Mask
 
 MANIFEST_STATES: Final = (ADMITTED, CONFLICT, INVALID, REFUSED)
@@ -80,6 +81,7 @@ class AgentState:
     contested: tuple[str, ...] = ()
     troubles: dict[str, str] = field(default_factory=dict)
     _judged: tuple[Rules, Ledger, tuple[Finding, ...]] | None = None
+    _fitting: tuple[Host, Ledger] | None = None
 
     @property
     def invalid(self) -> tuple[Finding, ...]:
@@ -107,7 +109,11 @@ class AgentState:
 
     def target(self) -> Target:
         """Return what the kernel is to honour now, as far as the host can."""
-        ledger = usable(self.ledger, self.situation.host)
+        host = self.situation.host
+        known = self._fitting[1] if self._fitting and self._fitting[0] is host else None
+        ledger = usable(self.ledger, host, known)
+        if ledger is self.ledger:
+            self._fitting = (host, ledger)
         return Target(ledger, self.shared_cpus, self.held.bindings)
 
     def problems(self) -> tuple[str, ...]:

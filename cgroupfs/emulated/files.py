@@ -35,6 +35,11 @@ class Kernel(Protocol):
     cpu_limit: int
     root: Group
 
+    @property
+    def partitioned(self) -> bool:
+        """Whether there is any partition."""
+        ...
+
     def available(self, group: Group) -> tuple[str, ...]:
         """Return the controllers that the cgroup has."""
         ...
@@ -69,7 +74,8 @@ def _store_cpus(kernel: Kernel, group: Group, text: str) -> None:
     cpus = parse_list(text, kernel.cpu_limit)
     _refuse_clearing(group, group.cpus, cpus)
     group.cpus = cpus
-    cpuset.break_siblings(group)
+    if kernel.partitioned:
+        cpuset.break_siblings(group)
     kernel.changed(group)
 
 

@@ -150,6 +150,11 @@ class EmulatedKernel:
 
     # --- for the files ----------------------------------------------------------------------
 
+    @property
+    def partitioned(self) -> bool:
+        """Whether any cgroup was made a partition."""
+        return bool(self._partitions)
+
     def files(self, group: Group) -> dict[str, File]:
         """Return the files that a cgroup has now, by name."""
         if group.parent is None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import shared_map
-from agent.shared_map import SharedMap
+from agent.shared_map import SharedMap, differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,3 +60,25 @@ def test_a_version_is_taken_as_it_is() -> None:
     version = SharedMap.of({1: 2})
     assert SharedMap.of(version) is version
     assert repr(version) == "SharedMap({1: 2})"
+
+
+def test_differences_name_what_is_not_the_very_same_in_two_versions() -> None:
+    first = SharedMap.of({"a": [1], "b": [2], "c": [3]})
+    second = first.without("a").with_entry("d", [4]).with_entry("b", [2])
+    assert differences(first, second) == ["d", "b", "a"]
+    assert differences(second, first) == ["d", "b", "a"]
+    assert differences(first, first) == []
+    assert differences(dict(first), dict(second)) == ["b", "d", "a"]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 200)), max_size=200), st.integers(0, 199))
+def test_differences_are_those_of_dictionaries(steps: list[tuple[bool, int]], since: int) -> None:
+    versions: list[SharedMap[int, object]] = [SharedMap.of({n: object() for n in range(0, 200, 2)})]
+    for add, key in steps:
+        last = versions[-1]
+        if add:
+            versions.append(last.with_entry(key, object()))
+        elif key in last:
+            versions.append(last.without(key))
+    old, new = versions[since % len(versions)], versions[-1]
+    assert set(differences(old, new)) == set(differences(dict(old), dict(new)))

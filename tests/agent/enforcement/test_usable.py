@@ -73,3 +73,15 @@ def test_nodes_without_memory_are_never_written() -> None:
     bare = replace(HOST, nodes=(replace(first, memory_bytes=0), second))
     assert only(usable(held, bare)).memory == ()
     assert only(usable(held, bare)).cpus == only(held).cpus
+
+
+def test_what_is_known_to_be_usable_is_not_looked_at_again() -> None:
+    held = ledger()
+    changed = Ledger(
+        {uid: replace(grant, name="renamed") for uid, grant in held.grants.items()},
+        held.exclusive_cpus,
+    )
+    host = with_offline(HOST, Mask.parse("2"))
+    assert usable(held, host, known=held) is held
+    assert usable(changed, host, known=held) == usable(changed, host)
+    assert usable(changed, with_offline(HOST, Mask.parse("1-2")), known=held) != changed
