@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,6 +37,10 @@ class Bindings:
         """Return the bindings with `new`; it replaces one of the same container or cgroup."""
         kept = (old for old in self.entries if not _collide(old, new))
         return Bindings(tuple(sorted((*kept, new))))
+
+    def without(self, gone: Container[Binding]) -> Bindings:
+        """Return the bindings without some of them."""
+        return Bindings(tuple(entry for entry in self.entries if entry not in gone))
 
     def without_pod(self, pod_uid: str) -> Bindings:
         """Return the bindings without those of one pod."""

@@ -99,6 +99,9 @@ def notes(scene: Scene) -> Iterator[str]:
             )
     for leftover in scene.landscape.leftovers:
         yield (
-            f"/{leftover.cgroup} belongs to no admitted pod; what runs there is confined to the "
-            "node's shared pool, and it is removed when it is empty"
+            f"/{leftover.cgroup} was bound to a container of a pod that is gone; what runs there "
+            "is confined to the node's shared pool until it ends"
+            if leftover.bound
+            else f"/{leftover.cgroup} belongs to no admitted pod; what runs there is confined to "
+            "the node's shared pool, and it is removed when it is empty"
         )

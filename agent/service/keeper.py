@@ -245,6 +245,7 @@ class Keeper:
         self._note(outcome)
         self._note_contest(outcome)
         await self._note_started(outcome)
+        await self._note_ended(outcome)
         seconds = self._clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
         return self._reconciled(outcome, seconds)
@@ -378,6 +379,18 @@ class Keeper:
         if ledger is not self.state.ledger:
             await self._commit(replace(self.state.held, ledger=ledger))
             self.state.releases += 1
+
+    async def _note_ended(self, outcome: Outcome) -> None:
+        """Drop the bindings of removed pods when what was bound has ended."""
+        held, bindings = self.state.held, self.state.held.bindings
+        ended = [
+            binding
+            for binding in bindings
+            if binding.pod_uid not in held.ledger.grants and binding.cgroup not in outcome.cgroups
+        ]
+        # A comparison that failed says nothing of what is there.
+        if ended and not outcome.problems:
+            await self._commit(replace(held, bindings=bindings.without(ended)))
 
     def _reconciled(self, outcome: Outcome, seconds: float) -> ReconcileDocument:
         by_pod = (problem for lines in outcome.unenforced.values() for problem in lines)

@@ -42,9 +42,12 @@ class Holdings:
     manifests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def without_pod(self, ledger: Ledger, uid: str) -> Holdings:
-        """Return what is held once a pod is removed and `ledger` is left."""
+        """Return what is held once a pod is removed and `ledger` is left.
+
+        Its bindings stay until what they name has ended: that has to be confined meanwhile.
+        """
         manifests = {pod: file for pod, file in self.manifests.items() if pod != uid}
-        return Holdings(ledger, self.bindings.without_pod(uid), MappingProxyType(manifests))
+        return Holdings(ledger, self.bindings, MappingProxyType(manifests))
 
     def with_manifest(self, ledger: Ledger, uid: str, manifest: str | None) -> Holdings:
         """Return what is held with `ledger`, the pod of `uid` coming from `manifest`."""

@@ -114,10 +114,18 @@ async def _bind(keeper: Keeper, site: Site) -> object:
     return await keeper.bind(IDS, "one", BindRequest(cgroup=f"/{path}"))
 
 
+def _bind_elsewhere(site: Site) -> None:
+    """Bind a container to a cgroup that is not in its pod's."""
+    bound = site.start_elsewhere("service")
+    request = BindRequest(cgroup=f"/{bound}")
+    with_agent(site, lambda keeper: keeper.bind(EXCLUSIVE, "main", request))
+
+
 CHANGES: Final = {
     "admit": Change(lambda keeper, _: keeper.admit(NEW_POD)),
     "remove": Change(lambda keeper, _: keeper.remove(MIXED), _end("own", "rest")),
     "remove-running": Change(lambda keeper, _: keeper.remove(MIXED)),
+    "remove-bound": Change(lambda keeper, _: keeper.remove(EXCLUSIVE), _bind_elsewhere),
     "bind": Change(_bind),
     "repair": Change(lambda keeper, _: keeper.reconcile(), _drift),
 }

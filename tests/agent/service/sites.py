@@ -91,6 +91,17 @@ class Site:
         self.kernel.spawn(path, self.processes)
         return path
 
+    def start_elsewhere(self, name: str) -> str:
+        """Start a process that is in no pod's cgroup, in a cgroup that has sets."""
+        self.processes += 1
+        if self.systemd is not None:
+            return self.systemd.start_scope(f"{name}.scope", "system.slice", self.processes)
+        self.kernel.mkdir("system")
+        self.kernel.write("system", "cgroup.subtree_control", "+cpuset +cpu")
+        self.kernel.mkdir(f"system/{name}")
+        self.kernel.spawn(f"system/{name}", self.processes)
+        return f"system/{name}"
+
     def container(self, pod: str, name: str) -> str:
         """Return the cgroup that `start` made, `""` without one."""
         stem = name.removesuffix(".scope")

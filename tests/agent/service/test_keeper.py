@@ -374,3 +374,21 @@ async def test_an_unexpected_failure_of_the_kernel_does_not_lose_the_grant() -> 
         assert UID in keeper.state.ledger.grants
         assert list(recorder.saved[-1].ledger.grants) == [UID]
         assert [each.uid for each in keeper.pods()] == [UID]
+
+
+@in_loop
+async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        await keeper.admit(pod())
+        await keeper.bind(UID, "c0", BindRequest(cgroup="x"))
+        await keeper.remove(UID)
+        recorder.outcome = Outcome(problems=("the cgroup tree failed",))
+        await keeper.reconcile()
+        assert len(keeper.state.held.bindings) == 1
+        recorder.outcome = Outcome(cgroups=("x",))
+        await keeper.reconcile()
+        assert len(keeper.state.held.bindings) == 1
+        recorder.outcome = Outcome()
+        await keeper.reconcile()
+        assert len(keeper.state.held.bindings) == 0
