@@ -1,7 +1,8 @@
-"""What is accepted in a configuration and changes nothing, for people to know."""
+"""What is accepted in a configuration and worth knowing: what changes nothing, what is open."""
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from agent.config.config import MEMORY_AVAILABLE, Config
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
 
 
 def notes_on(config: Config) -> Iterator[str]:
-    """Yield one line for each setting that was accepted for the kubelet's sake alone."""
+    """Yield one line for each setting that changes nothing here, or opens a door to others."""
+    metrics = config.agent.metrics
+    if not ip_address(metrics.address).is_loopback and metrics.tls_certificate is None:
+        yield (
+            f"agent.metrics.address {metrics.address} is served in plain HTTP to everybody who "
+            "reaches it; set tlsCertificate and tlsKey"
+        )
     for gate in ignored_gates(config.feature_gates):
         yield f"featureGates.{gate} changes nothing here"
     options = config.topology_manager_policy_options

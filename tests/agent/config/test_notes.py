@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 import pytest
 
 from agent.config.loader import load_config
@@ -27,6 +29,27 @@ _NINE = "{max-allowable-numa-nodes: 9}"
 def test_what_changes_nothing_is_noted(text: str, words: str) -> None:
     (note,) = notes_on(load_config(text, "x"))
     assert words in note
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.7"])  # noqa: S104  # as data
+def test_a_listener_that_others_reach_without_tls_is_noted(address: str) -> None:
+    (note,) = notes_on(load_config(f'agent: {{metrics: {{address: "{address}"}}}}', "x"))
+    assert f"agent.metrics.address {address} is served in plain HTTP" in note
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "127.1.2.3"])
+def test_a_listener_that_the_host_alone_reaches_is_not(address: str) -> None:
+    assert not list(notes_on(load_config(f'agent: {{metrics: {{address: "{address}"}}}}', "x")))
+
+
+def test_a_listener_that_speaks_tls_is_not() -> None:
+    files = 'tlsCertificate: "/a", tlsKey: "/b"'
+    text = f'agent: {{metrics: {{address: "192.0.2.7", {files}}}}}'
+    assert not list(notes_on(load_config(text, "x")))
+
+
+def test_metrics_are_for_the_host_alone_unless_asked_otherwise() -> None:
+    assert ip_address(load_config("{}", "x").agent.metrics.address).is_loopback
 
 
 def test_nothing_is_noted_of_the_defaults() -> None:
