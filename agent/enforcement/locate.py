@@ -370,9 +370,7 @@ def _cpus_of(tree: Tree, cgroup: str) -> str:
         return ""
 
 
-def _strays(
-    tree: Tree, layout: Layout, ledger: Ledger, bindings: Bindings
-) -> Iterator[Leftover]:
+def _strays(tree: Tree, layout: Layout, ledger: Ledger, bindings: Bindings) -> Iterator[Leftover]:
     """Yield what was bound to containers of removed pods elsewhere and still runs.
 
     It keeps the CPUs that its pod had until it is confined, and others may be given these.
