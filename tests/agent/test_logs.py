@@ -60,7 +60,7 @@ def test_libraries_write_the_same_lines_but_only_when_something_is_wrong(
     stream: io.StringIO,
 ) -> None:
     logs.configure("json", "debug", stream)
-    logging.getLogger("asyncio").debug("noise")
+    logging.getLogger("pyroute2.netlink").debug("noise")
     logging.getLogger("aiohttp.server").error("Error %s", "handling")
     (line,) = lines(stream)
     assert (line["message"], line["logger"]) == ("Error handling", "aiohttp.server")

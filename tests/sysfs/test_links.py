@@ -1,41 +1,69 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from sysfs import links
+import pyroute2
+import pytest
+from pyroute2.netlink.exceptions import NetlinkError
+
 from sysfs.links import read_links
-from tests.sysfs.test_netlink import attribute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pytest
+
+class _Link:
+    def __init__(self, **attributes: str) -> None:
+        self._attributes = attributes
+
+    def get_attr(self, name: str) -> str | None:
+        return self._attributes.get(name)
 
 
-def link(name: str, parent: str = "", bus: str = "") -> bytes:
-    """Return RTM_NEWLINK's payload: struct ifinfomsg, then attributes, one of no concern."""
-    data = bytes(16) + attribute(3, f"{name}\0".encode()) + attribute(4, b"\xdc\x05\0\0")
-    if parent:
-        data += attribute(56, f"{parent}\0".encode()) + attribute(57, f"{bus}\0".encode())
-    return data
+class _Netlink:
+    """What `IPRoute` gives: links, or a refusal."""
+
+    links: tuple[_Link, ...] = ()
+    refusal: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing."""
+
+    def get_links(self) -> Iterator[_Link]:
+        if self.refusal is not None:
+            raise self.refusal
+        yield from self.links
 
 
 def test_links_come_with_the_address_of_their_pci_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = (link("lo"), link("eth0", "0000:41:00.0", "pci"), link("eth1", "virtio2", "virtio"))
+    class Netlink(_Netlink):
+        links = (
+            _Link(IFLA_IFNAME="lo"),
+            _Link(
+                IFLA_IFNAME="eth0",
+                IFLA_PARENT_DEV_NAME="0000:41:00.0",
+                IFLA_PARENT_DEV_BUS_NAME="pci",
+            ),
+            _Link(
+                IFLA_IFNAME="eth1",
+                IFLA_PARENT_DEV_NAME="virtio2",
+                IFLA_PARENT_DEV_BUS_NAME="virtio",
+            ),
+        )
 
-    def dump(kind: int, body: bytes) -> Iterator[bytes]:
-        assert (kind, body) == (18, bytes(16))
-        yield from answers
-
-    monkeypatch.setattr(links, "dump", dump)
+    monkeypatch.setattr(pyroute2, "IPRoute", Netlink)
     assert read_links() == (("lo", ""), ("eth0", "0000:41:00.0"), ("eth1", ""))
 
 
-def test_a_sandbox_without_netlink_leaves_it_to_sysfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_kind: int, _body: bytes) -> Iterator[bytes]:
-        raise PermissionError(1, "no")
-
-    monkeypatch.setattr(links, "dump", refuse)
+@pytest.mark.parametrize("refusal", [PermissionError(1, "no"), NetlinkError(1, "no")])
+def test_a_sandbox_without_netlink_leaves_it_to_sysfs(
+    monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    monkeypatch.setattr(_Netlink, "refusal", refusal)
+    monkeypatch.setattr(pyroute2, "IPRoute", _Netlink)
     assert read_links() == ()
 
 
