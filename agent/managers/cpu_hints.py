@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from agent.managers.hint_family import HintFamily
-from agent.managers.hints import Hint
 from agent.managers.node_cover import Cover, Demand, Span
-from agent.managers.numa_masks import SubsetIndex, masks_by_size, subset_sums
+from agent.managers.numa_masks import choices, subset_sums
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from agent.managers.cpu_topology import CpuTopology
+    from agent.managers.hints import Hint
+    from agent.managers.numa_masks import Choice
     from agent.managers.policy import CpuPolicyOptions
 
 
@@ -35,8 +35,10 @@ def cpu_hints(
     fewest = fewest_nodes(topology, request)
     aligned = _socket_aligned(topology, fewest) if options.align_by_socket else frozenset()
     return [
-        Hint(nodes, preferred=nodes.bit_count() == fewest or nodes in aligned)
-        for nodes in _serving(topology, available, reusable, request)
+        choice.preferred
+        if choice.mask.bit_count() == fewest or choice.mask in aligned
+        else choice.plain
+        for choice in _serving(topology, available, reusable, request)
     ]
 
 
@@ -70,14 +72,16 @@ def fewest_nodes(topology: CpuTopology, request: int) -> int:
     return topology.counted.nodes
 
 
-def _serving(topology: CpuTopology, available: Mask, reusable: Mask, request: int) -> Iterator[int]:
-    """Yield the sets of nodes (bits) with enough free CPUs and all reusable ones."""
+def _serving(topology: CpuTopology, available: Mask, reusable: Mask, request: int) -> list[Choice]:
+    """Return the sets of nodes with enough free CPUs and all reusable ones."""
     required = topology.nodes_of(reusable).bits
     usable = available.bits | reusable.bits
-    room = subset_sums(tuple((node.cpus & usable).bit_count() for node in topology.nodes))
-    for nodes, number in _numbered(topology.node_bits):
-        if room[number] >= request and not required & ~nodes:
-            yield nodes
+    room = subset_sums(tuple([(node.cpus & usable).bit_count() for node in topology.nodes]))
+    return [
+        choice
+        for choice in choices(topology.node_bits)
+        if room[choice.number] >= request and not required & ~choice.mask
+    ]
 
 
 def _socket_aligned(topology: CpuTopology, fewest: int) -> frozenset[int]:
@@ -95,9 +99,9 @@ def _socket_aligned(topology: CpuTopology, fewest: int) -> frozenset[int]:
         )
         touched += [others | bits for others in touched]
     return frozenset(
-        nodes
-        for nodes, number in _numbered(topology.node_bits)
-        if touched[number].bit_count() == span.touching
+        choice.mask
+        for choice in choices(topology.node_bits)
+        if touched[choice.number].bit_count() == span.touching
     )
 
 
@@ -108,10 +112,3 @@ def _socket_span(topology: CpuTopology, fewest: int) -> Span | None:
         return None
     groups = tuple(topology.nodes_of(Mask(socket.cpus)).bits for socket in topology.sockets)
     return Span(groups, -(-fewest // nodes_per_socket))
-
-
-@lru_cache(maxsize=16)
-def _numbered(nodes: int) -> tuple[tuple[int, int], ...]:
-    """Return all sets of nodes in the kubelet's order, each with its number as a subset."""
-    number = SubsetIndex.of(nodes).number
-    return tuple((subset, number[subset]) for subset in masks_by_size(nodes))

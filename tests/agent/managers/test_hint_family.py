@@ -13,6 +13,7 @@ from agent.managers import hint_family
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.hint_family import HintFamily, best_few, is_listed, rank, smallest
 from agent.managers.hints import Hint
+from agent.managers.machine import Machine
 from agent.managers.node_cover import Cover, Demand
 from agent.managers.policy import PluginDevice
 from agent.managers.rules import Rules
@@ -96,6 +97,10 @@ def test_eight_nodes_are_listed_and_nine_are_not() -> None:
     assert not is_listed((1 << 9) - 1)
 
 
+#: With CPUs, memory and small pages these are six resources.
+MORE = ("gpu", "nic", "hugepages-1Gi")
+
+
 @pytest.fixture(scope="module")
 def lists() -> Iterator[pytest.MonkeyPatch]:
     """Let a test choose whether hints are listed."""
@@ -105,8 +110,14 @@ def lists() -> Iterator[pytest.MonkeyPatch]:
 
 @st.composite
 def rules_with_devices(draw: st.DrawFn) -> Rules:
-    """Draw rules as for every sequence, with devices and closest nodes besides."""
-    rules = draw(rule_sets(draw(machines().filter(lambda machine: len(machine.nodes) <= 6))))
+    """Draw rules as for every sequence, with devices, large pages and closest nodes besides."""
+    machine = draw(machines().filter(lambda machine: len(machine.nodes) <= 6))
+    large = [draw(st.integers(0, 2)) for _ in machine.nodes]
+    with_pages = (
+        replace(node, hugepages={**node.hugepages, 1 << 30: pages})
+        for node, pages in zip(machine.nodes, large, strict=True)
+    )
+    rules = draw(rule_sets(Machine(machine.cpus, tuple(with_pages))))
     nodes = [node.id for node in rules.machine.nodes]
     places = st.sets(st.sampled_from(nodes), max_size=2).map(Mask.from_ids)
     devices = {
@@ -120,8 +131,8 @@ def rules_with_devices(draw: st.DrawFn) -> Rules:
     return Rules(rules.machine, replace(rules.policy, topology=topology, devices=devices))
 
 
-def with_devices(asked: Pod, wanted: dict[str, int]) -> Pod:
-    """Return a pod whose first app asks for devices as well."""
+def with_more(asked: Pod, wanted: dict[str, int]) -> Pod:
+    """Return a pod whose first app asks for devices and large pages as well."""
     first = asked.containers[0]
     devices = guaranteed(" ".join(f"{name}={count}" for name, count in wanted.items()))
     limits = {**first.resources.limits, **devices.limits}
@@ -139,11 +150,12 @@ def test_whole_admissions_are_the_same_by_rules_as_by_lists(
     for number in range(data.draw(st.integers(1, 8))):
         step = data.draw(st.sampled_from(["admit", "admit", "admit", "remove", "start"]))
         if step == "admit":
-            wanted = data.draw(st.dictionaries(st.sampled_from(["gpu", "nic"]), st.integers(1, 3)))
+            wanted = data.draw(st.dictionaries(st.sampled_from(MORE), st.integers(1, 3)))
+            wanted = {
+                name: count << 30 * (name not in ("gpu", "nic")) for name, count in wanted.items()
+            }
             asked = data.draw(pods(f"u-{number}"))
-            ledger = _admitted(
-                lists, rules, ledger, with_devices(asked, wanted) if wanted else asked
-            )
+            ledger = _admitted(lists, rules, ledger, with_more(asked, wanted) if wanted else asked)
         elif ledger.grants:
             uid = data.draw(st.sampled_from(sorted(ledger.grants)))
             names = [container.name for container in ledger.grants[uid].containers]
