@@ -1,15 +1,18 @@
-"""Draw how the time of one decision grows: `python -m tests.bench.growth [--output FILE]`.
+"""Draw how the time of one decision grows: `python -m tests.bench.growth [--svg FILE]`.
 
-A bar per point, on a logarithmic scale, as text for `docs/performance.md`.
+Processor time, the median; a bar per point, on a logarithmic scale, as text; with `--svg` as a picture besides, which is the
+one of `docs/performance.md`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from functools import partial
 from math import log10
 from pathlib import Path
+from time import thread_time_ns
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.admission import admit
@@ -18,6 +21,7 @@ from sysfs.shapes import regular_host
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.bench import hosts
 from tests.bench.measure import measure
+from tests.bench.panels import Panel, picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,69 +31,80 @@ _PER_DECADE: Final = 20
 _ASKED: Final = "cpu=4 memory=1Gi"
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What is varied, and a decision to measure for each value of it."""
+
+    title: str
+    decisions: tuple[tuple[int, Callable[[], object]], ...]
+
+
 def main() -> int:
-    """Measure every series and print or write the plot."""
+    """Measure every series, print the bars, and draw the picture where one is asked for."""
     parser = argparse.ArgumentParser(prog="growth", description=__doc__)
-    parser.add_argument("--output", type=Path, help="file to write, else standard output")
-    output = parser.parse_args().output
-    text = "\n".join(line for draw in _SERIES for line in draw()) + "\n"
-    if output is None:
-        print(text, end="")
-    else:
-        output.write_text(text)
+    parser.add_argument("--svg", type=Path, help="file for the picture")
+    file = parser.parse_args().svg
+    panels = [_measured(series) for series in _all_series()]
+    for panel in panels:
+        print(panel.title)
+        for value, micros in panel.points:
+            print(_bar(value, micros))
+    if file is not None:
+        file.write_text(picture(panels))
     return 0
 
 
-def _by_nodes() -> Iterator[str]:
-    yield "NUMA nodes (16 CPUs each)"
-    for packages in (1, 2, 4, 8, 16, 32, 64):
-        machine = Machine.of(regular_host(packages, 1, 8, memory_bytes=64 * hosts.GIB))
-        yield _bar(f"{packages}", _decision(machine))
+def _measured(series: Series) -> Panel:
+    points = [
+        (value, measure("", run, clock=thread_time_ns).p50_us) for value, run in series.decisions
+    ]
+    return Panel(series.title, tuple(points))
 
 
-def _by_cpus() -> Iterator[str]:
-    yield "CPUs (8 NUMA nodes)"
-    for cores in (4, 16, 64, 256):
-        machine = Machine.of(regular_host(2, 4, cores, memory_bytes=64 * hosts.GIB))
-        yield _bar(f"{16 * cores}", _decision(machine))
+def _bar(value: int, micros: float) -> str:
+    length = max(1, round(_PER_DECADE * log10(micros / 10)))
+    return f"{value:>6} {'#' * length} {micros:.0f} us"
 
 
-def _by_resources() -> Iterator[str]:
-    yield "resources (16 NUMA nodes, 512 CPUs)"
-    rules = hosts.rules("16n512c")
-    for number, asked in enumerate(hosts.RESOURCES[1:], start=2):
-        run = partial(admit, rules, rules.empty_ledger(), hosts.pod_of("new", asked))
-        yield _bar(f"{number}", run)
+def _all_series() -> Iterator[Series]:
+    yield Series(
+        "NUMA nodes (16 CPUs each)",
+        tuple((number, _on(number, 1, 8)) for number in (1, 2, 4, 8, 16, 32, 64)),
+    )
+    yield Series(
+        "CPUs (8 NUMA nodes)",
+        tuple((16 * cores, _on(2, 4, cores)) for cores in (4, 16, 64, 256)),
+    )
+    yield Series("resources (16 NUMA nodes, 512 CPUs)", tuple(_by_resources()))
+    yield Series("containers of the pod (2 NUMA nodes, 128 CPUs)", tuple(_by_containers()))
+    yield Series("pods held (2 NUMA nodes, 128 CPUs)", tuple(_by_pods()))
 
 
-def _by_containers() -> Iterator[str]:
-    yield "containers of the pod (2 NUMA nodes, 128 CPUs)"
-    rules = hosts.rules("2n128c")
-    for number in (1, 4, 16):
-        members = [app(f"c{i}", guaranteed("cpu=1 memory=1Gi")) for i in range(number)]
-        yield _bar(f"{number}", partial(admit, rules, rules.empty_ledger(), pod(*members)))
-
-
-def _by_pods() -> Iterator[str]:
-    yield "pods held (2 NUMA nodes, 128 CPUs)"
-    rules = hosts.rules("2n128c")
-    for number in (10, 250, 2500):
-        asked = hosts.pod_of("new", _ASKED)
-        yield _bar(f"{number}", partial(admit, rules, hosts.held(rules, number), asked))
-
-
-def _decision(machine: Machine) -> Callable[[], object]:
-    rules = hosts.rules_of(machine)
+def _on(packages: int, nodes: int, cores: int) -> Callable[[], object]:
+    host = regular_host(packages, nodes, cores, memory_bytes=64 * hosts.GIB)
+    rules = hosts.rules_of(Machine.of(host))
     return partial(admit, rules, rules.empty_ledger(), hosts.pod_of("new", _ASKED))
 
 
-def _bar(label: str, run: Callable[[], object]) -> str:
-    micros = measure(label, run).p50_us
-    length = max(1, round(_PER_DECADE * log10(micros / 10)))
-    return f"{label:>6} {'#' * length} {micros:.0f} us"
+def _by_resources() -> Iterator[tuple[int, Callable[[], object]]]:
+    rules = hosts.rules("16n512c")
+    for number, asked in enumerate(hosts.RESOURCES[1:], start=2):
+        yield number, partial(admit, rules, rules.empty_ledger(), hosts.pod_of("new", asked))
 
 
-_SERIES: Final = (_by_nodes, _by_cpus, _by_resources, _by_containers, _by_pods)
+def _by_containers() -> Iterator[tuple[int, Callable[[], object]]]:
+    rules = hosts.rules("2n128c")
+    for number in (1, 4, 16):
+        members = [app(f"c{i}", guaranteed("cpu=1 memory=1Gi")) for i in range(number)]
+        yield number, partial(admit, rules, rules.empty_ledger(), pod(*members))
+
+
+def _by_pods() -> Iterator[tuple[int, Callable[[], object]]]:
+    rules = hosts.rules("2n128c")
+    asked = hosts.pod_of("new", _ASKED)
+    for number in (10, 250, 2500):
+        yield number, partial(admit, rules, hosts.held(rules, number), asked)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -42,6 +42,11 @@ class Case:
     pod: Pod
     text: str
 
+    @property
+    def containers(self) -> int:
+        """How many containers the pod has."""
+        return len(self.pod.containers) + len(self.pod.init_containers)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -161,11 +166,14 @@ def _decide(case: Case, ledger: Ledger) -> Decision:
 
 
 def _print(name: str, findings: Sequence[Finding], show: int) -> None:
-    times = sorted(found.micros for found in findings)
-    at = {share: times[min(len(times) - 1, len(times) * share // 100)] for share in (50, 90, 99)}
-    figures = " ".join(f"p{share} {micros / 1000:.2f}" for share, micros in at.items())
-    bounded = sum(1 for found in findings if found.bounded)
-    print(f"{name}: {len(times)} cases, {figures} max {times[-1] / 1000:.2f} ms, {bounded} bounded")
+    single = [found for found in findings if found.case.containers == 1]
+    for text, some in (("all pods", findings), ("of one container", single)):
+        times = sorted(found.micros / 1000 for found in some)
+        at = ((share, times[len(times) * share // 100]) for share in (50, 90, 99) if times)
+        figures = " ".join(f"p{share} {millis:.2f}" for share, millis in at)
+        bounded = sum(1 for found in some if found.bounded)
+        most = max(times, default=0)
+        print(f"{name} {text}: {len(some)}, {figures} max {most:.2f} ms, {bounded} bounded")
     for found in findings[:show]:
         print(found, flush=True)
 
