@@ -58,6 +58,11 @@ SCENARIOS: Final = {
             "systemd, other writers, CPUs that go, a lost checkpoint; one reconcile repairs",
         ),
         Scenario(
+            "kills",
+            "two-sockets",
+            "pods come and go while the agent is killed 20 times, also amid requests",
+        ),
+        Scenario(
             "installation",
             "two-sockets",
             "installed from its wheel by the guest's Python; the unit's hardening",
@@ -93,6 +98,13 @@ SCENARIOS: Final = {
             "cgroup-contract",
             "two-sockets",
             "the contract tests of the emulated cgroup tree, against the kernel's",
+        ),
+        Scenario(
+            "kills-100",
+            "two-sockets",
+            "the same with 100 kills",
+            timeout=3600,
+            usual=False,
         ),
         Scenario(
             "plumbing",
