@@ -107,6 +107,9 @@ class OsFiles:
         try:
             with open(fd, "rb", closefd=False) as file:
                 return take(file, LARGEST, str(path))
+        except OSError as error:
+            error.filename = str(path)  # of a directory it is the descriptor's number
+            raise
         finally:
             os.close(fd)
 

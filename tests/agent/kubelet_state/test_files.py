@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,7 @@ from agent.kubelet_state.memory_file import MemoryState
 from tests.agent.kubelet_state.machines import cpu_state
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 STATE = KubeletState(cpu_state("0-15"), MemoryState("None"))
 OLD = {"cpu_manager_state": b"old cpu", "memory_manager_state": b"old memory"}
@@ -82,6 +83,33 @@ def test_one_file_may_be_missing_but_not_both(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "memory_manager_state").write_bytes(b"{")
     with pytest.raises(UnreadableStateFileError, match=str(tmp_path / "memory_manager_state")):
+        read_directory(tmp_path)
+
+
+def nested(file: Path) -> None:
+    file.write_bytes(b'{"entries":' * 100_000)
+
+
+def sparse(file: Path) -> None:
+    with file.open("wb") as opened:
+        opened.truncate(1 << 40)
+
+
+def pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def link(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [nested, sparse, pipe, link, Path.mkdir], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("name", OLD)
+def test_a_hostile_file_is_refused_and_nobody_waits_for_it(
+    tmp_path: Path, make: Callable[[Path], None], name: str
+) -> None:
+    make(tmp_path / name)
+    with pytest.raises((UnreadableStateFileError, OSError), match=name):
         read_directory(tmp_path)
 
 
