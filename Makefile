@@ -30,7 +30,7 @@ types: setup ## check types
 guest: setup ## boot NUMA guests in QEMU and run the scenarios on real cgroups
 	@$(BIN)/python -m tests.guest
 
-bench: setup ## measure; writes bench.json
+bench: setup ## measure; writes bench.json and bench-rest.json
 	@$(BIN)/python -m tests.bench
 
 conformance: setup ## compare decisions with the recorded ones [VECTORS=DIR]
@@ -46,4 +46,4 @@ wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean: ## remove what the other targets made, the guest images too
-	@rm -rf .venv .cache dist build bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .cache dist build bench.json bench-rest.json .mypy_cache .ruff_cache .pytest_cache .hypothesis

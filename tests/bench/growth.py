@@ -1,7 +1,7 @@
 """Draw how the time of one decision grows: `python -m tests.bench.growth [--svg FILE]`.
 
-Processor time, the median; a bar per point, on a logarithmic scale, as text; with `--svg` as a picture besides, which is the
-one of `docs/performance.md`.
+Processor time, the median: a bar per point, on a logarithmic scale, as text; with `--svg` as a
+picture besides, the one of `docs/performance.md`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from agent.lean import settle_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_BUDGET_NS: Final = 400_000_000
+_BUDGET_NS: Final = 250_000_000
 _LEAST: Final = 3
 
 
