@@ -34,8 +34,9 @@ def run(guest: Guest) -> None:
     single.admit(checks, agent, filler)
     single.check_lands(checks, agent, filler, only, only)
     for options, nodes in (({}, frozenset({0, 2})), (CLOSEST, frozenset({2, 3}))):
-        agent.configure(**CONFIG, **options)
-        agent.restart()
+        if options:
+            agent.configure(**CONFIG, **options)
+            agent.restart()
         single.admit(checks, agent, wide)
         single.check_lands(checks, agent, wide, nodes, nodes)
         agent.remove(single.uid_of("wide"))

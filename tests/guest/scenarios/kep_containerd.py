@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tests.guest.inside import containerd, kernel, snapshot
-from tests.guest.inside.agent import Agent, samples
+from tests.guest.inside.agent import BASE, Agent, samples
 from tests.guest.inside.api import ask
 from tests.guest.inside.examples import Host
 from tests.guest.inside.pods import BACKGROUND, CONTAINER_SCOPE_EXAMPLES, POD_SCOPE_EXAMPLES
@@ -49,8 +49,9 @@ def run_with(guest: Guest, driver: str, runtime: str) -> None:
     host = Host.opened(guest.checks, agent, background)
     mixed = Mixed(host, background, starter)
     for scope, examples in (("pod", POD_SCOPE_EXAMPLES), ("container", CONTAINER_SCOPE_EXAMPLES)):
-        agent.configure(topologyManagerScope=scope, cgroupDriver=driver)
-        agent.restart()
+        if scope != BASE["topologyManagerScope"]:
+            agent.configure(topologyManagerScope=scope, cgroupDriver=driver)
+            agent.restart()
         for example in examples:
             host.run(example, starter, mixed.check if example.name == MIXED else None)
 
