@@ -54,7 +54,9 @@ def _report(course: Course, seconds: float) -> int:
         f"{course.admitted} admitted, {course.refused} refused, {course.removed} removed,"
         f" {course.reconciled} reconciles in {seconds:.0f} s"
     )
-    print(f"admission {_times(course.admissions)}, removal {_times(course.removals)}")
+    print("processor time of an answer, client and save included:")
+    for kind, times in course.admissions.items():
+        print(f"  {kind}: admission {_times(times)}, removal {_times(course.removals[kind])}")
     print(
         f"resident {full.resident >> 20} -> {end.resident >> 20} MiB,"
         f" traced {full.traced >> 10} -> {end.traced >> 10} KiB,"
@@ -79,7 +81,7 @@ def _report(course: Course, seconds: float) -> int:
 
 
 def _times(times: Sequence[float]) -> str:
-    return f"p50 {_at(times, 50):.0f} ms p99 {_at(times, 99):.0f} ms"
+    return f"p50 {_at(times, 50):.1f} ms p99 {_at(times, 99):.1f} ms"
 
 
 def _at(times: Sequence[float], percent: int) -> float:

@@ -10,10 +10,10 @@ import asyncio
 import gc
 import os
 import tracemalloc
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 from random import Random
-from time import perf_counter
+from time import process_time
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.agent.service.support import Running, World
 
 RECONCILE_SECONDS: Final = 10.0
-_TIERS: Final = {"exclusive": "", "shared": "/burstable", "budget": ""}
+TIERS: Final = {"exclusive": "", "shared": "/burstable", "budget": ""}
 _AMOUNTS: Final = {
     "exclusive": ("{cpu: '1', memory: 8Mi}", "{cpu: 100m, memory: 8Mi}"),
     "shared": ("{cpu: 10m}", "{cpu: 10m}"),
@@ -76,14 +76,17 @@ class Usage:
 
 @dataclass
 class Course:
-    """What happened: counts, times of each answer in seconds, what was broken, and the usage."""
+    """What happened: counts, what was broken, and the usage.
+
+    Of each answer the processor time is kept, in seconds, by the kind of pod.
+    """
 
     admitted: int = 0
     refused: int = 0
     removed: int = 0
     reconciled: int = 0
-    admissions: list[float] = field(default_factory=list)
-    removals: list[float] = field(default_factory=list)
+    admissions: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    removals: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     broken: list[str] = field(default_factory=list)
     usage: list[Usage] = field(default_factory=list)
 
@@ -110,7 +113,7 @@ class Churn:
     pace: Pace
     course: Course = field(default_factory=Course)
     random: Random = field(default_factory=lambda: Random(5))  # noqa: S311  # no secret
-    _held: deque[tuple[str, str]] = field(default_factory=deque)
+    _held: deque[tuple[str, str, str]] = field(default_factory=deque)
     _number: int = 0
 
     async def run(self) -> Course:
@@ -144,35 +147,35 @@ class Churn:
 
     async def _admit(self) -> None:
         self._number += 1
-        uid = f"{self._number:08d}-0000-4000-8000-000000000000"
+        uid = uid_of(self._number)
         # Exclusive CPUs are scarce: one pod in eight has some, the others fill the shared pool.
         kind = ("exclusive", "budget", *("shared",) * 14)[self._number % 16]
-        text = _manifest(uid, kind, self.pace.containers)
-        started = perf_counter()
+        text = manifest_of(uid, kind, self.pace.containers)
+        started = process_time()
         answer = await asyncio.to_thread(self.agent.client.admit, text)
-        self.course.admissions.append(perf_counter() - started)
+        self.course.admissions[kind].append(process_time() - started)
         if not answer.admitted:
             self.course.refused += 1
             return
         self.course.admitted += 1
         if answer.pod is not None and not answer.pod.enforcement.enforced:
             self.course.broken.append(f"{uid} is not enforced: {answer.pod.enforcement}")
-        cgroup = f"kubepods{_TIERS[kind]}/pod{uid}"
-        self._held.append((uid, cgroup))
+        cgroup = f"kubepods{TIERS[kind]}/pod{uid}"
+        self._held.append((uid, kind, cgroup))
         for number in range(self.pace.containers):
             self.agent.world.kernel.mkdir(f"{cgroup}/c{number}")
             self.agent.world.kernel.spawn(f"{cgroup}/c{number}", self._number * 100 + number)
 
     async def _remove(self) -> None:
         self._held.rotate(-self.random.randrange(len(self._held)))
-        uid, cgroup = self._held.popleft()
+        uid, kind, cgroup = self._held.popleft()
         kernel = self.agent.world.kernel
         for number in range(self.pace.containers):
             for pid in kernel.procs(f"{cgroup}/c{number}"):
                 kernel.exit(pid)
-        started = perf_counter()
+        started = process_time()
         await asyncio.to_thread(self.agent.client.remove, uid)
-        self.course.removals.append(perf_counter() - started)
+        self.course.removals[kind].append(process_time() - started)
         self.course.removed += 1
         if kernel.exists(cgroup):
             self.course.broken.append(f"/{cgroup} stays")
@@ -189,7 +192,7 @@ class Churn:
     def _check(self) -> None:
         state, kernel = self.agent.keeper.state, self.agent.world.kernel
         self.course.broken.extend(broken_invariants(state.situation.rules, state.ledger))
-        for uid, cgroup in self._held:
+        for uid, _, cgroup in self._held:
             grant = state.ledger.grants[uid]
             for container in grant.containers:
                 wanted = state.shared_cpus if container.cpus is None else container.cpus
@@ -215,7 +218,13 @@ class Churn:
             self.course.broken.append(f"{len(state.records.pods)} records are left")
 
 
-def _manifest(uid: str, kind: str, containers: int) -> bytes:
+def uid_of(number: int) -> str:
+    """Return the uid of the pod of a number."""
+    return f"{number:08d}-0000-4000-8000-000000000000"
+
+
+def manifest_of(uid: str, kind: str, containers: int) -> bytes:
+    """Return a pod whose first container has exclusive CPUs, none has, or all share a budget."""
     first, rest = _AMOUNTS[kind]
     lines = ["apiVersion: v1", "kind: Pod", "metadata:", f"  name: p{uid}", f"  uid: {uid}"]
     lines += ["spec:"]

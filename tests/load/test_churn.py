@@ -39,7 +39,7 @@ async def test_the_churn_sees_what_is_wrong(tmp_path: Path) -> None:
         await churn._reconcile()
         churn._check()
         assert churn.course.broken == []
-        uid, cgroup = churn._held[0]
+        uid, _, cgroup = churn._held[0]
         assert agent.world.cpus_of(f"{cgroup}/c0") == "1"
         agent.world.kernel.write(f"{cgroup}/c0", "cpuset.cpus", "129")
         churn._check()

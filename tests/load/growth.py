@@ -1,0 +1,140 @@
+"""What an admission costs with more and more pods held: `python -m tests.load.growth`.
+
+Processor time of a decision, of its enforcement on the emulated kernel, of a save, and of the
+enforcement of a removal; the median, without socket and queue. A shared pod leaves the node's
+shared pool as it is; for an exclusive one every container in the pool is narrowed and widened.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import process_time
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from agent.managers import admission
+from agent.pods.manifest import load_pod
+from agent.service.assembly import Assembly, Surrogates
+from agent.service.situation import decide
+from tests.agent.service.support import RecordingManager
+from tests.load.churn import TIERS, busy_world, manifest_of, uid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.decision import Decision
+    from agent.ledger import PodGrant
+    from agent.pods.model import Pod
+    from agent.service.keeper import Keeper
+    from agent.service.ports import Outcome
+    from tests.agent.service.support import World
+
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+#: Numbers above those of the pods that are held.
+_FIRST = 10_000_000
+
+
+@dataclass
+class FullHost:
+    """A host that holds pods, and the times of what was done to it, in seconds by name."""
+
+    world: World
+    keeper: Keeper
+    containers: int
+    times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def fill(self, pods: int) -> None:
+        """Admit shared pods, enforce all at once, and start their containers."""
+        for number in range(pods):
+            self._take_over(self._decide(self._pod(number, "shared")))
+        self._check(self.keeper._kernel.reconcile(self.keeper.state.target()))
+        for number in range(pods):
+            for container in range(self.containers):
+                cgroup = f"kubepods{TIERS['shared']}/pod{uid_of(number)}/c{container}"
+                self.world.kernel.mkdir(cgroup)
+                self.world.kernel.spawn(cgroup, number * 100 + container)
+        self._check(self.keeper._kernel.reconcile(self.keeper.state.target()))
+
+    def admit_and_remove(self, number: int, kind: str) -> None:
+        """Measure an admission and a removal."""
+        state, kernel = self.keeper.state, self.keeper._kernel
+        grant = self._take_over(self._timed("decision", self._decide, self._pod(number, kind)))
+        self._timed("save", self.keeper._saver.save, state.to_save(state.held))
+        self._check(self._timed("enforced", lambda: kernel.admitted(state.target(), grant.uid)))
+        ledger = admission.remove(state.situation.rules, state.ledger, grant.uid)
+        state.held = state.held.without_pod(ledger, grant.uid)
+        self._check(self._timed("removal", lambda: kernel.removed(state.target(), grant)))
+
+    def _pod(self, number: int, kind: str) -> Pod:
+        return load_pod(manifest_of(uid_of(number), kind, self.containers), "growth")
+
+    def _decide(self, pod: Pod) -> Decision:
+        return decide(self.keeper.state.situation, self.keeper.state.ledger, pod)
+
+    def _take_over(self, decision: Decision) -> PodGrant:
+        if decision.grant is None:
+            raise ValueError(f"refused: {decision.refusal}")
+        state = self.keeper.state
+        state.held = state.held.with_manifest(decision.ledger, decision.grant.uid, None)
+        return decision.grant
+
+    def _timed(
+        self,
+        name: str,
+        call: Callable[_Params, _Result],
+        *args: _Params.args,
+        **kwargs: _Params.kwargs,
+    ) -> _Result:
+        started = process_time()
+        result = call(*args, **kwargs)
+        self.times[name].append(process_time() - started)
+        return result
+
+    @staticmethod
+    def _check(outcome: Outcome) -> None:
+        if outcome.problems or outcome.unenforced:
+            raise ValueError(f"not enforced: {outcome}")
+
+
+def main() -> None:
+    """Measure and print a line for each number of pods."""
+    arguments = _arguments()
+    for kind in ("shared", "exclusive"):
+        for pods in arguments.pods:
+            with TemporaryDirectory() as directory:
+                times = _measure(
+                    Path(directory), kind, pods, arguments.containers, arguments.rounds
+                )
+            shown = ", ".join(f"{name} {median(each) * 1000:.2f}" for name, each in times.items())
+            print(f"{kind} pod, {pods} of {arguments.containers} containers held: {shown} ms")
+
+
+def _measure(
+    directory: Path, kind: str, pods: int, containers: int, rounds: int
+) -> dict[str, list[float]]:
+    world = busy_world(directory)
+    surrogates = Surrogates(tree=world.kernel, live=False, tasks=tuple)
+    assembly = Assembly(world.config, RecordingManager(), world.clock, surrogates)
+    with assembly:
+        host = FullHost(world, assembly.keeper, containers)
+        host.fill(pods)
+        for number in range(_FIRST, _FIRST + rounds):
+            host.admit_and_remove(number, kind)
+    return host.times
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.load.growth", description=__doc__)
+    parser.add_argument("--pods", type=int, nargs="+", default=[10, 500, 2500])
+    parser.add_argument("--containers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
