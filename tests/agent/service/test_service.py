@@ -222,7 +222,8 @@ async def test_a_manifest_directory_open_to_others_is_reported_and_nothing_is_re
         status = await asyncio.to_thread(agent.client.status)
         assert status.pods == 0
         (problem,) = status.problems
-        assert "can be written by others (mode 0777); close it: chmod go-w" in problem
+        assert "can be written by others (mode 0777), who could make any pod run" in problem
+        assert f"close it: chmod go-w {directory}" in problem
 
 
 @in_loop
