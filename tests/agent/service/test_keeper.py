@@ -392,3 +392,17 @@ async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() ->
         recorder.outcome = Outcome()
         await keeper.reconcile()
         assert len(keeper.state.held.bindings) == 0
+
+
+@in_loop
+async def test_cgroups_of_a_part_are_watched_beside_the_rest() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        recorder.outcome = Outcome(cgroups=("a", "b"))
+        await keeper.reconcile()
+        recorder.outcome = Outcome(cgroups=("c",), pods=frozenset({UID}))
+        await keeper.admit(pod())
+        assert keeper.cgroups == {"a", "b", "c"}
+        recorder.outcome = Outcome(cgroups=("c",))
+        await keeper.reconcile()
+        assert keeper.cgroups == {"c"}
