@@ -84,7 +84,7 @@ def _check_refusals(guest: Guest, agent: Agent) -> None:
         settings = {key: value for key, value in changes.items() if key != "agent"}
         second = {**own, **changes.get("agent", {})}
         file = agent.write_config(guest.work / "second.yaml", agent=second, **settings)
-        outcome = attempt(PROGRAM, "run", "--config", file, timeout=60)
+        outcome = attempt(PROGRAM, "run", "--config", file, timeout=240)
         _check_refusal(guest.checks, name, said, outcome)
     theirs = guest.work / "theirs"
     theirs.mkdir(mode=0o700)
@@ -92,7 +92,7 @@ def _check_refusals(guest: Guest, agent: Agent) -> None:
     own |= {"stateDirectory": str(theirs), "socketPath": str(theirs / "agent.sock")}
     file = agent.write_config(guest.work / "second.yaml", agent=own)
     ids = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    outcome = attempt("setpriv", *ids, PROGRAM, "run", "--config", file, timeout=60)
+    outcome = attempt("setpriv", *ids, PROGRAM, "run", "--config", file, timeout=240)
     _check_refusal(guest.checks, "not root", "root", outcome)
     guest.checks.check("the first one is as it was", agent.is_ready())
 
