@@ -73,6 +73,8 @@ class EnforcedKernel:
         self._own = own
         self._senses = senses
         self._backoff = Backoff()
+        #: Why the next repair of a cgroup waits, until it differs again and that is told.
+        self._untold: dict[str, str] = {}
         #: The cgroups that were there at the last look, by pod ("": of no pod).
         self._seen: dict[str, set[str]] | None = None
 
@@ -122,7 +124,7 @@ class EnforcedKernel:
                 repaired=repaired(replace(report, found=drift)),
                 settled=tuple(sorted(settled)),
                 contested=tuple(sorted({problem.cgroup for problem in report.postponed})),
-                given_way=tuple(_way_given(drift, begun)),
+                given_way=self._way_given(report, drift, begun),
             )
 
         return _guarded(repair)
@@ -164,6 +166,18 @@ class EnforcedKernel:
                 bindings=target.bindings,
                 own=self._own,
             )
+
+    def _way_given(
+        self,
+        report: EnforcementReport,
+        drift: Iterable[Problem],
+        begun: Mapping[str, Contest],
+    ) -> tuple[str, ...]:
+        """Return why repairs wait, once for each pause: when somebody has not yet given in."""
+        waiting = dict.fromkeys(problem.cgroup for problem in report.postponed)
+        told = tuple(self._untold.pop(cgroup) for cgroup in waiting if cgroup in self._untold)
+        self._untold.update(_way_given(drift, begun))
+        return told
 
     def _look(self, report: EnforcementReport) -> frozenset[str]:
         """Remember which cgroups there are; return those that appeared since the last look.
@@ -242,14 +256,15 @@ def _repaired(report: EnforcementReport, drift: Iterable[Problem]) -> Iterator[t
             yield wanted[path], "; ".join(details)
 
 
-def _way_given(drift: Iterable[Problem], begun: Mapping[str, Contest]) -> Iterator[str]:
+def _way_given(drift: Iterable[Problem], begun: Mapping[str, Contest]) -> Iterator[tuple[str, str]]:
     for problem in drift:
         contest = begun.get(problem.cgroup)
         if contest is not None:
-            yield (
+            why = (
                 f"{problem.detail} ({problem.cause}), repaired {contest.times} times in vain; the "
                 f"next repair waits {contest.pause:.0f} s; find out who writes it"
             )
+            yield problem.cgroup, why
 
 
 def _running(report: EnforcementReport) -> Iterator[tuple[str, str]]:

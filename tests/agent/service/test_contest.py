@@ -127,9 +127,24 @@ async def test_who_rewrites_before_it_is_read_back_is_given_way_too(
         for _ in range(AT_ONCE):
             world.clock.now += 10
             assert (await agent.keeper.reconcile()).found == {"unknown": 1}
+        assert (await agent.keeper.reconcile()).found == {}
         text = agent.keeper.metrics.render().decode()
         assert "numawarden_repairs_postponed_total 1.0" in text
-        assert (await agent.keeper.reconcile()).found == {}
+
+
+@in_loop
+async def test_a_pause_in_which_nobody_writes_is_not_told(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        with agent.keeper.events.watch() as watcher:
+            await periods(agent, AT_ONCE + 1)
+            for _ in range(20):
+                world.clock.now += 10
+                await agent.keeper.reconcile()
+            agent.keeper.events.close()
+            kinds = [event.type async for event in watcher]
+        assert world.cpus_of(POD) == "1,9"
+        assert kinds.count("DriftContested") == 1
 
 
 @in_loop
