@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SOCKET: Final = "NOTIFY_SOCKET"
+#: How long a service manager that does not read is waited for.
+PATIENCE_SECONDS: Final = 2.0
 _LINE_BREAK: Final = "\n"
 
 
@@ -59,12 +61,15 @@ class Notifier:
         self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}")
 
     def status(self, text: str) -> None:
-        """Set the line that `systemctl status` shows."""
-        self._send(*_status(text))
+        """Set the line that `systemctl status` shows; left out while the manager is behind."""
+        self._send(*_status(text), wait=False)
 
     def watchdog(self) -> None:
-        """Tell that the service still works; send it from the loop that does the work."""
-        self._send("WATCHDOG=1")
+        """Tell that the service still works; send it from the loop that does the work.
+
+        It never waits: a manager that is behind has pings enough in its queue.
+        """
+        self._send("WATCHDOG=1", wait=False)
 
     def main_pid(self, pid: int) -> None:
         """Tell which process is the service."""
@@ -74,7 +79,7 @@ class Notifier:
         """Ask for more time to start or stop."""
         self._send(f"EXTEND_TIMEOUT_USEC={microseconds}")
 
-    def _send(self, *lines: str) -> None:
+    def _send(self, *lines: str, wait: bool = True) -> None:
         if not self._address or not lines:
             return
         address = self._address
@@ -82,8 +87,11 @@ class Notifier:
             address = "\0" + address[1:]
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.settimeout(PATIENCE_SECONDS if wait else 0)
                 sender.connect(address)
                 sender.sendall(_LINE_BREAK.join(lines).encode())
+        except BlockingIOError:  # the queue is full, and nobody was to wait
+            return
         except OSError as error:
             raise NotifyError(self._address, str(error)) from error
 

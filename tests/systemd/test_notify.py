@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import pytest
 
+from systemd import notify
 from systemd.errors import SystemdError
 from systemd.notify import Notifier, NotifyError, watchdog_interval
 
@@ -39,6 +42,18 @@ def test_states_are_sent_as_systemd_reads_them(listener: socket.socket) -> None:
         "EXTEND_TIMEOUT_USEC=5",
         "STOPPING=1",
     ]
+
+
+def test_a_manager_that_does_not_read_holds_nobody_up(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "PATIENCE_SECONDS", 0.01)
+    notifier = Notifier({"NOTIFY_SOCKET": listener.getsockname()})
+    with pytest.raises(NotifyError, match="timed out"):
+        deque(map(notifier.main_pid, repeat(7)), maxlen=0)
+    notifier.watchdog()
+    notifier.status("3 pods")
+    assert listener.recv(4096) == b"MAINPID=7"
 
 
 def test_reloading_carries_the_monotonic_time(listener: socket.socket) -> None:
