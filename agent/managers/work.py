@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-#: Steps of one choice. A step takes a few microseconds; no host of a regular build needs a tenth.
-BUDGET: Final = 1_500
+#: Steps of one choice. A step takes some ten microseconds; hardly any choice needs a fifth.
+BUDGET: Final = 1_000
 
 
 @dataclass(slots=True)
