@@ -220,15 +220,6 @@ def containers(tree: Tree, pod: str) -> tuple[str, ...]:
     return tuple(join(pod, name) for name in names if parse_container(name) is not None)
 
 
-def runtime_subgroups(tree: Tree, container: str) -> tuple[str, ...]:
-    """Return the cgroups that a runtime made inside `container` for its process."""
-    try:
-        names = tree.children(container)
-    except FileNotFoundError:
-        return ()
-    return tuple(join(container, name) for name in names if name in RUNTIME_SUBGROUPS)
-
-
 def from_proc(text: str) -> str:
     """Return the cgroup path of `/proc/<pid>/cgroup`'s text, relative to the root.
 

@@ -42,31 +42,6 @@ class ReservationTooLargeError(ReservationError):
         )
 
 
-class ReservedCpusAbsentError(ReservationError):
-    """`reservedSystemCPUs` names CPUs that are not online."""
-
-    def __init__(self, absent: Mask, online: Mask) -> None:
-        self.absent = absent
-        self.online = online
-        super().__init__(
-            f"reservedSystemCPUs: CPUs {absent} are not online, the host has {online}",
-            "name online CPUs only, or bring these online",
-        )
-
-
-def reserve_listed(topology: CpuTopology, listed: Mask) -> Mask:
-    """Return the named CPUs (`reservedSystemCPUs`), which must be online and at least one.
-
-    Raises `EmptyReservationError` or `ReservedCpusAbsentError`.
-    """
-    if not listed:
-        raise EmptyReservationError
-    absent = listed - topology.all
-    if absent:
-        raise ReservedCpusAbsentError(absent, topology.all)
-    return listed
-
-
 def reserve_cpus(topology: CpuTopology, options: CpuPolicyOptions, millicores: int) -> Mask:
     """Return the CPUs for a quantity in millicores (systemReserved + kubeReserved), rounded up.
 

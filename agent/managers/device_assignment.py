@@ -58,24 +58,6 @@ def device_hints(
     )
 
 
-def held_device_hints(
-    nodes: int, inventory: Sequence[PluginDevice], count: int, held: Collection[str]
-) -> tuple[Hint, ...] | HintFamily | None:
-    """Return the hints of a container that holds devices: where all of them are reached.
-
-    Empty (impossible) when it holds another number than it asks for, None where no device of the
-    resource has a locality.
-    """
-    if not any(device.nodes for device in inventory):
-        return None
-    if len(held) != count:
-        return ()
-    places = [device.nodes.bits for device in inventory if device.id in held]
-    if not is_listed(nodes):
-        return _family(nodes, inventory, places, count, (), Work())
-    return _hints(nodes, inventory, places, count)
-
-
 def assign_devices(
     resource: str,
     inventory: Sequence[PluginDevice],

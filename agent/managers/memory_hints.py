@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from agent.managers.errors import UnknownMemoryTypeError
 from agent.managers.hint_family import HintFamily, is_listed, rank, smallest
-from agent.managers.hints import Hint
 from agent.managers.memory_state import free_memory
 from agent.managers.node_cover import Cover, Demand
 from agent.managers.numa_masks import Choice, choices, subset_sums
@@ -16,10 +15,10 @@ from agent.managers.work import Work
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from agent.ledger import MemoryBlock, NodeMemory
-    from agent.managers.hints import Hints, ProviderHints
+    from agent.ledger import NodeMemory
+    from agent.managers.hints import Hint, Hints, ProviderHints
     from agent.managers.memory_state import MemoryFacts
 
 #: Bytes held by this pod's finished init containers, by mask of nodes (bits) and memory type.
@@ -76,33 +75,6 @@ def fitting_hints(
         choice.preferred if choice.mask.bit_count() == fewest else choice.plain
         for choice in open_choices
     )
-
-
-def regenerated_hints(blocks: Sequence[MemoryBlock], requests: Mapping[str, int]) -> ProviderHints:
-    """Return the hints of a container that holds memory: only where it is.
-
-    Empty ("no preference") when the blocks are not what is asked for.
-    """
-    if {block.type: block.size for block in blocks} != dict(requests):
-        return {}
-    return {block.type: (Hint(block.nodes.bits, preferred=True),) for block in blocks}
-
-
-def pod_memory_hints(
-    facts: MemoryFacts,
-    state: Mapping[int, NodeMemory],
-    requests: Mapping[str, int],
-    held: Sequence[Sequence[MemoryBlock]] = (),
-) -> ProviderHints:
-    """Return where a pod that asks for `requests` in all fits.
-
-    `held` is what its containers already have, in their order; the first that has anything
-    decides, as in the kubelet.
-    """
-    for blocks in held:
-        if blocks:
-            return regenerated_hints(blocks, requests)
-    return memory_hints(facts, state, requests)
 
 
 def best_hint(hints: Hints, work: Work | None = None, containing: int = 0) -> Hint | None:

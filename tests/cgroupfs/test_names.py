@@ -16,7 +16,6 @@ from cgroupfs.names import (
     containers,
     from_proc,
     parse_container,
-    runtime_subgroups,
 )
 from sysfs.mask import Mask
 from systemd.escape import slice_name
@@ -141,11 +140,7 @@ def test_containers_and_what_runtimes_put_inside_are_found() -> None:
     ):
         kernel.mkdir(path)
     assert containers(kernel, "pod") == ("pod/cri-containerd-1.scope", "pod/job.service")
-    assert runtime_subgroups(kernel, "pod/cri-containerd-1.scope") == (
-        "pod/cri-containerd-1.scope/container",
-    )
     assert containers(kernel, "gone") == ()
-    assert runtime_subgroups(kernel, "gone") == ()
 
 
 def test_the_cgroup_of_a_process_is_the_unified_one() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.config.options import host_problems
 from agent.managers.cpu_hints import cpu_hints
-from agent.managers.cpu_options import AlignBySocketError, require_host_fits
-from agent.managers.policy import CpuPolicyOptions
+from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy
 from sysfs.mask import Mask
 from tests.conformance.cpu_topologies import topology_of
 from tests.conformance.outcome import Outcome
@@ -22,10 +22,10 @@ def run_case(case: Case) -> Outcome:
         **{name.replace("-", "_"): value == "true" for name, value in case["options"].items()}
     )
     expected = case["expected"]
-    try:
-        require_host_fits(topology, options)
-    except AlignBySocketError as error:
-        return _same(f"refused: {error}", "policy_error" in expected, expected)
+    counts, policy = topology.counts, TopologyManagerPolicy.NONE
+    refusals = tuple(host_problems(options, policy, counts.sockets, counts.nodes))
+    if refusals:
+        return _same(f"refused: {refusals}", "policy_error" in expected, expected)
     hints = cpu_hints(
         topology,
         options,

@@ -5,14 +5,12 @@ import pytest
 from agent.managers.cpu_reservation import (
     EmptyReservationError,
     ReservationTooLargeError,
-    ReservedCpusAbsentError,
     reserve_cpus,
-    reserve_listed,
     reserved_physical_cpus,
 )
 from agent.managers.cpu_topology import CpuTopology
 from agent.managers.policy import CpuPolicyOptions
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import Mask
 from tests.agent.managers.cpu_hosts import TWO_SOCKETS
 
 PACKED = CpuPolicyOptions()
@@ -42,8 +40,6 @@ def test_whole_cores_are_not_promised_to_the_system() -> None:
 def test_no_reservation_is_refused() -> None:
     with pytest.raises(EmptyReservationError, match="set reservedSystemCPUs"):
         reserve_cpus(TWO_SOCKETS, PACKED, 0)
-    with pytest.raises(EmptyReservationError):
-        reserve_listed(TWO_SOCKETS, EMPTY)
 
 
 def test_a_reservation_larger_than_the_host_is_refused() -> None:
@@ -51,17 +47,6 @@ def test_a_reservation_larger_than_the_host_is_refused() -> None:
         reserve_cpus(TWO_SOCKETS, PACKED, 16_500)
 
     assert (caught.value.asked, caught.value.online) == (17, 16)
-
-
-def test_listed_cpus_are_reserved_as_they_are() -> None:
-    assert reserve_listed(TWO_SOCKETS, Mask.parse("3,5")) == Mask.parse("3,5")
-
-
-def test_listed_cpus_that_are_not_online_are_named() -> None:
-    with pytest.raises(ReservedCpusAbsentError, match="CPUs 16-17 are not online") as caught:
-        reserve_listed(TWO_SOCKETS, Mask.parse("15-17"))
-
-    assert caught.value.absent == Mask.parse("16-17")
 
 
 def test_reserved_cores_are_all_siblings_of_reserved_cpus() -> None:

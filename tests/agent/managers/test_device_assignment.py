@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from agent.managers.device_assignment import (
     assign_devices,
     device_hints,
-    held_device_hints,
     reusable_devices_after,
 )
 from agent.managers.errors import DeviceAllocationError, NoHealthyDevicesError
@@ -53,7 +52,6 @@ def test_unhealthy_devices_count_for_what_is_preferred_only() -> None:
 
 def test_devices_without_locality_have_no_preference() -> None:
     assert device_hints(NODES, (device("a"), device("b")), 1, ()) is None
-    assert held_device_hints(NODES, (device("a"), device("b")), 1, {"a"}) is None
 
 
 def test_too_few_devices_fit_nowhere() -> None:
@@ -72,11 +70,6 @@ def test_a_mask_must_reach_what_the_pod_can_use_again() -> None:
 def test_what_the_pod_can_use_again_counts_as_free() -> None:
     assert device_hints(NODES, INVENTORY, 3, {"a", "b"}, {"a", "b"}) == (yes(0, 2),)
     assert device_hints(NODES, INVENTORY, 3, {"a", "b"}) == ()
-
-
-def test_a_container_that_holds_devices_is_offered_where_they_are() -> None:
-    assert held_device_hints(NODES, INVENTORY, 2, {"b", "c"}) == (yes(2), no(0, 2))
-    assert held_device_hints(NODES, INVENTORY, 1, {"b", "c"}) == ()
 
 
 def test_aligned_devices_are_given_first_and_the_lowest_ids_among_equals() -> None:

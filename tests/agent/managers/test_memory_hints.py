@@ -8,8 +8,6 @@ from agent.managers.hints import Hint
 from agent.managers.memory_hints import (
     best_hint,
     memory_hints,
-    pod_memory_hints,
-    regenerated_hints,
 )
 from agent.managers.memory_state import charge, initial_memory
 from sysfs.mask import Mask
@@ -86,21 +84,6 @@ def test_reusable_memory_counts_on_exactly_its_mask() -> None:
     assert memory_hints(TWO, state, {"memory": 4 * GI}, {(bits(0), "memory"): 4 * GI}) == {
         "memory": (yes(0), yes(1))
     }
-
-
-def test_a_container_that_has_its_memory_is_offered_only_that() -> None:
-    blocks = (MemoryBlock("memory", GI, Mask.of(1)),)
-    assert regenerated_hints(blocks, {"memory": GI}) == {"memory": (yes(1),)}
-    assert regenerated_hints(blocks, {"memory": 2 * GI}) == {}
-    assert regenerated_hints(blocks, {"memory": GI, "hugepages-2Mi": MI}) == {}
-
-
-def test_a_pod_of_which_a_container_has_memory_is_judged_by_the_first_such() -> None:
-    blocks = (MemoryBlock("memory", GI, Mask.of(1)),)
-    state = initial_memory(TWO)
-    assert pod_memory_hints(TWO, state, {"memory": GI}, [(), blocks]) == {"memory": (yes(1),)}
-    assert pod_memory_hints(TWO, state, {"memory": 2 * GI}, [blocks, blocks]) == {}
-    assert pod_memory_hints(TWO, state, {"memory": GI}) == memory_hints(TWO, state, {"memory": GI})
 
 
 def test_the_best_hint_is_preferred_then_narrow_then_low() -> None:
