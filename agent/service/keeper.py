@@ -46,7 +46,7 @@ from agent.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from agent.decision import Decision, Refusal
     from agent.ledger import PodGrant
@@ -73,6 +73,8 @@ class Keeper:
         self.cgroups: set[str] = set()
         #: Of these, and of all below, the files may be others than when they were last watched.
         self.renewed: set[str] = set()
+        #: Has the cgroups watched that a change made, before the pod's first container starts.
+        self.watch: Callable[[Iterable[str]], None] = _watch_nothing
         self._kernel = kernel
         self._saver = saver
         self._clock = clock
@@ -362,6 +364,7 @@ class Keeper:
             self.cgroups.update(outcome.cgroups)
         elif outcome.cgroups:
             self.cgroups = set(outcome.cgroups)
+        self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
 
     def _note_contest(self, outcome: Outcome) -> None:
         """Tell once of every pause before the next repair of what somebody else rewrites."""
@@ -459,6 +462,10 @@ class Keeper:
             message=message,
         )
         self.events.publish(event)
+
+
+def _watch_nothing(_cgroups: Iterable[str]) -> None:
+    """Leave it to the next comparison, where nobody watches cgroups."""
 
 
 def _full_name(pod: Pod | PodGrant) -> str:

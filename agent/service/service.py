@@ -47,6 +47,8 @@ SPACING_SECONDS: Final = 0.5
 SHUTDOWN_SECONDS: Final = 5.0
 #: How long the rest of a request is still taken, and thrown away, after its answer, in seconds.
 LINGER_SECONDS: Final = 1.0
+#: Under which name the status tells that watches are lacking.
+_INOTIFY: Final = "inotify"
 #: How long to wait before a stream of changes that broke is opened again, in seconds.
 REOPEN_SECONDS: Final = 60.0
 #: Anybody on the host may connect there: scrapes and probes, which may stay connected.
@@ -60,6 +62,9 @@ class Follows(Protocol):
 
     def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
         """Watch exactly these cgroups, those at and below `renewed` anew; raises `OSError`."""
+
+    def also(self, cgroups: Iterable[str]) -> None:
+        """Watch these cgroups beside those that are watched; raises `OSError`."""
 
     def changes(self) -> AsyncIterator[None]:
         """Yield whenever something changed."""
@@ -128,6 +133,7 @@ class Service:
         self._compare = asyncio.Event()
         self._rescan = asyncio.Event()
         self._rediscover = asyncio.Event()
+        keeper.watch = self._follow_also
         self._fingerprint: str | None = None
 
     def stop(self) -> None:
@@ -238,17 +244,28 @@ class Service:
         return await self._keeper.worker.run(self._around.fingerprint) != self._fingerprint
 
     def _follow_cgroups(self) -> None:
-        if self._around.cgroups is None:
-            return
-        troubles, subject = self._keeper.state.troubles, "inotify"
+        watched, keeper = self._around.cgroups, self._keeper
+        if watched is not None and self._watching(
+            lambda: watched.follow(keeper.cgroups, keeper.renewed)
+        ):
+            keeper.renewed.clear()
+            keeper.state.troubles.pop(_INOTIFY, None)
+
+    def _follow_also(self, cgroups: Iterable[str]) -> None:
+        watched = self._around.cgroups
+        if watched is not None:
+            self._watching(lambda: watched.also(cgroups))
+
+    def _watching(self, watch: Callable[[], None]) -> bool:
         try:
-            self._around.cgroups.follow(self._keeper.cgroups, self._keeper.renewed)
-            self._keeper.renewed.clear()
+            watch()
         except OSError as error:
             hint = "raise fs.inotify.max_user_watches"
-            troubles[subject] = f"not all cgroups are watched: {error.strerror}; {hint}"
-        else:
-            troubles.pop(subject, None)
+            self._keeper.state.troubles[_INOTIFY] = (
+                f"not all cgroups are watched: {error.strerror}; {hint}"
+            )
+            return False
+        return True
 
     # --- loops ----------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class CgroupChanges:
 
     def __init__(self, mount: Path) -> None:
         self._watch = CgroupWatch(mount)
-        self._watched: frozenset[str] = frozenset()
+        self._watched: set[str] = set()
 
     def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
         """Watch exactly these cgroups; those that are gone are left out.
@@ -52,7 +52,14 @@ class CgroupChanges:
             self._watch.remove(cgroup)
         kept = {cgroup for cgroup in self._watched & wanted if not _is_at(cgroup, renewed)}
         added = {cgroup for cgroup in wanted - kept if self._watch.add(cgroup)}
-        self._watched = frozenset(kept | added)
+        self._watched = kept | added
+
+    def also(self, cgroups: Iterable[str]) -> None:
+        """Watch these cgroups beside the others, anew if need be; those that are gone are left out.
+
+        Raises `OSError` (ENOSPC) when the kernel grants no more watches.
+        """
+        self._watched.update(cgroup for cgroup in cgroups if self._watch.add(cgroup))
 
     async def changes(self) -> AsyncIterator[None]:
         """Yield whenever a cgroup came or went, or somebody wrote one of its settings."""

@@ -406,3 +406,13 @@ async def test_cgroups_of_a_part_are_watched_beside_the_rest() -> None:
         recorder.outcome = Outcome(cgroups=("c",))
         await keeper.reconcile()
         assert keeper.cgroups == {"c"}
+
+
+@in_loop
+async def test_a_new_pods_cgroup_is_watched_before_the_answer() -> None:
+    recorder, watched = Recorder(), list[str]()
+    async with keeping(recorder) as keeper:
+        keeper.watch = watched.extend
+        recorder.outcome = Outcome(cgroups=("kubepods/a", "x"), renewed=("kubepods", "kubepods/a"))
+        await keeper.admit(pod())
+        assert watched == ["kubepods/a"]

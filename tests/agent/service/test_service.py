@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +27,7 @@ from tests.agent.service.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection, Iterable
     from pathlib import Path
 
     from agent.service.service import Service
@@ -377,3 +379,46 @@ async def test_while_it_restores_everybody_may_look_and_nobody_change_anything(
         go_on.set()
         await manager.is_ready.wait()
         assert (await asyncio.to_thread(client.admit, manifest())).admitted
+
+
+class FullWatch:
+    """Watches until the kernel grants no more."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.watched: set[str] = set()
+
+    def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
+        """Watch these alone."""
+        self.watched.clear()
+        self.also({*cgroups, *renewed})
+
+    def also(self, cgroups: Iterable[str]) -> None:
+        """Watch these as well."""
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.watched.update(cgroups)
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Tell of nothing."""
+        await asyncio.Event().wait()
+        yield
+
+
+@in_loop
+async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_told_until_it_is_over(
+    world: World,
+) -> None:
+    watch = FullWatch()
+    async with running(world) as agent:
+        agent.service._around = replace(agent.service._around, cgroups=watch)
+        await agent.ask(agent.client.admit, manifest())
+        assert watch.watched == {POD}
+        watch.full = True
+        await agent.ask(agent.client.admit, manifest("other", OTHER_UID))
+        status = await asyncio.to_thread(agent.client.status)
+        assert any("raise fs.inotify.max_user_watches" in line for line in status.problems)
+        watch.full = False
+        await agent.service._reconcile()
+        assert agent.keeper.state.troubles == {}
+        assert watch.watched == {POD, f"kubepods/pod{OTHER_UID}"}

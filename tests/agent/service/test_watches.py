@@ -59,8 +59,15 @@ async def test_new_cgroups_and_foreign_writes_are_noticed(tmp_path: Path) -> Non
     waiting = await begun(stream)
     (pod / "cpuset.cpus").write_text("1\n")
     await waiting
+    other = tmp_path / "pod2"
+    other.mkdir()
+    changes.also(["pod2", "gone"])
+    waiting = await begun(stream)
+    (other / "container").mkdir()
+    await waiting
     changes.follow([])
     (pod / "other").mkdir()
+    (other / "more").mkdir()
     waiting = await begun(stream)
     assert not waiting.done()
     waiting.cancel()
