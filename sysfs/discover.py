@@ -21,24 +21,27 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-def discover(root: Path) -> Host:
-    """Return all facts of the host whose `sys` (and `proc`) stand below a root directory.
+def discover(root: Path, *, devices: bool = True) -> Host:
+    """Return the facts of the host whose `sys` (and `proc`) stand below a root directory.
+
+    Without `devices`, PCI devices and network interfaces are not read: on hosts with many that
+    takes as long as all the rest.
 
     The root is `/` on a live host, or a directory with an unpacked capture. Every fallback is
     documented where it is taken and in docs/discovery.md. Raises a `SysfsError` that names the
     file where the tree does not describe a host.
     """
-    return read_host(Tree(root), live=str(root) == "/")
+    return read_host(Tree(root), live=str(root) == "/", devices=devices)
 
 
-def read_host(tree: Tree, *, live: bool = False) -> Host:
+def read_host(tree: Tree, *, live: bool = False, devices: bool = True) -> Host:
     """Return the host of a tree; `live` asks netlink for the interfaces as well."""
     sets = read_cpu_sets(tree)
     nodes = read_nodes(tree, sets.online)
     return Host(
         cpus=_cpus(tree, sets, nodes),
         nodes=nodes,
-        devices=read_devices(tree, sets.online, live=live),
+        devices=read_devices(tree, sets.online, live=live) if devices else (),
         nohz_full=sets.nohz_full & sets.present,
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -33,10 +35,10 @@ async def watch_hotplug() -> AsyncGenerator[Hotplug, None]:
     subsystems' events are dropped. Raises `OSError` if the system refuses the socket or events
     were lost: read the host, then watch anew.
     """
-    # pyroute2 costs 0.2 s and 18 MiB to import; only a running service watches.
-    from pyroute2.netlink.uevent import AsyncUeventSocket  # noqa: PLC0415
-
-    async with AsyncUeventSocket() as socket:
+    # pyroute2 costs 0.2 s and 18 MiB to import: only a running service watches, and it goes on
+    # answering meanwhile.
+    library = await asyncio.to_thread(import_module, "pyroute2.netlink.uevent")
+    async with library.AsyncUeventSocket() as socket:
         await socket.bind(groups=KERNEL_GROUP)
         while True:
             async for message in socket.get():

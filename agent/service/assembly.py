@@ -134,7 +134,8 @@ class Assembly:
         return seen_pods(self._tree, self._layout, self._finder)
 
     def _read_host(self) -> Host:
-        return discover(self._config.agent.sysfs_root)
+        # What pods are given of devices the configuration tells; the host's own list is for people.
+        return discover(self._config.agent.sysfs_root, devices=False)
 
     def _open_doors(self, opened: ExitStack) -> Doors:
         agent, metrics = self._config.agent, self._config.agent.metrics

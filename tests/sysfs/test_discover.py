@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from sysfs.discover import discover, read_host
 from sysfs.errors import MissingFile, SysfsError
 from sysfs.files import Tree
-from sysfs.host import CoreKind, Host
+from sysfs.host import CoreKind, Device, Host
 from sysfs.mask import Mask
 from sysfs.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.tree import write_tree
@@ -200,3 +201,10 @@ def test_each_group_is_read_once_so_large_hosts_are_read_quickly(tmp_path: Path)
     assert tree.asked["core_cpus_list"] == 64
     assert tree.asked["shared_cpu_list"] == 16
     assert tree.asked["die_cpus_list"] == tree.asked["package_cpus_list"] == 2
+
+
+def test_without_devices_all_the_rest_is_read(tmp_path: Path) -> None:
+    host = replace(regular_host(), devices=(Device("pci", "0000:01:00.0", "0000:01:00.0", 0),))
+    root = write_tree(host, tmp_path)
+    assert discover(root).devices
+    assert discover(root, devices=False) == replace(discover(root), devices=())

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.guest.inside.workloads import Workload
 
 SEED: Final = 5526
-KILLS: Final = 20
+KILLS: Final = 8
 #: One of so many kills is followed by another while the agent starts again.
 IN_START: Final = 4
 #: What comes and goes, by its CPUs; together more than the host has, so that some are refused.
@@ -103,6 +103,7 @@ class Churn:
         agent.start()
         _, idle = start(guest.checks, agent, SystemdRun(), BACKGROUND)
         pod, mixed = start(guest.checks, agent, SystemdRun(), MIXED)
+        ask("POST", "reconcile")  # the last container may have started only just now
         workloads = [*idle.values(), *mixed.values()]
         taken = placements.exclusive_cpus(MIXED, mixed)
         chance = random.Random(SEED)  # noqa: S311 - the same moments in every run
