@@ -14,6 +14,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from agent.managers.cpu_topology import CpuTopology
     from agent.managers.policy import CpuPolicyOptions
+    from agent.managers.work import Work
 
 
 class NotEnoughCpusError(ManagerError):
@@ -57,17 +58,28 @@ def strategy_of(topology: CpuTopology, options: CpuPolicyOptions) -> Strategy:
 
 
 def take_by_topology(
-    topology: CpuTopology, options: CpuPolicyOptions, available: Mask, count: int
+    topology: CpuTopology,
+    options: CpuPolicyOptions,
+    available: Mask,
+    count: int,
+    work: Work | None = None,
 ) -> Mask:
     """Choose `count` of the `available` CPUs by the policy options.
 
     CPUs that the topology does not know are not available. The same arguments always give the
-    same answer. Raises `NotEnoughCpusError`.
+    same answer; `work` says afterwards whether a better one may have been missed. Raises
+    `NotEnoughCpusError`.
     """
-    return take(topology, strategy_of(topology, options), available, count)
+    return take(topology, strategy_of(topology, options), available, count, work)
 
 
-def take(topology: CpuTopology, strategy: Strategy, available: Mask, count: int) -> Mask:
+def take(
+    topology: CpuTopology,
+    strategy: Strategy,
+    available: Mask,
+    count: int,
+    work: Work | None = None,
+) -> Mask:
     """Choose `count` of the `available` CPUs; raises `NotEnoughCpusError`."""
     free = available.bits & topology.all.bits
     if count > free.bit_count():
@@ -75,7 +87,7 @@ def take(topology: CpuTopology, strategy: Strategy, available: Mask, count: int)
     if count <= 0:
         return EMPTY
     if strategy.group_size is not None and count % strategy.group_size == 0:
-        taken = _distributed(topology, strategy, free, count)
+        taken = _distributed(topology, strategy, free, count, work)
         if taken is not None:
             return Mask(taken)
     return Mask(_packed(topology, strategy, free, count))
@@ -99,13 +111,15 @@ def _packed(topology: CpuTopology, strategy: Strategy, free: int, count: int) ->
     return accumulator.taken
 
 
-def _distributed(topology: CpuTopology, strategy: Strategy, free: int, count: int) -> int | None:
+def _distributed(
+    topology: CpuTopology, strategy: Strategy, free: int, count: int, work: Work | None
+) -> int | None:
     """Take the same number from each node that is needed (`takeByTopologyNUMADistributed`).
 
     None when no set of nodes can be balanced. `prefer-align-cpus-by-uncorecache` plays no part.
     """
     group_size = strategy.group_size or 1
-    shares = distribution(topology, free, count, group_size)
+    shares = distribution(topology, free, count, group_size, work)
     if shares is None:
         return None
     taken = 0

@@ -17,16 +17,19 @@ matter when nodes differ by more than a hundred CPUs).
 from __future__ import annotations
 
 from itertools import combinations
+from math import comb
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.managers.cpu_accumulator import rank_nodes
+from agent.managers.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from agent.managers.cpu_topology import CpuTopology
 
-#: Up to so many nodes every set is compared where the best one is not evident. Above, the sets
+#: Up to so many nodes every set is compared where the best one is not evident, whatever that takes.
+#: Above, that has to fit into a budget of work, a step for each deal; where it does not, the sets
 #: with the most room are compared: a valid choice, and nearly always the same.
 MAX_NODES_COMPARED: Final = 8
 
@@ -47,12 +50,13 @@ class Deal(NamedTuple):
 
 
 def distribution(
-    topology: CpuTopology, free: int, count: int, group_size: int
+    topology: CpuTopology, free: int, count: int, group_size: int, work: Work | None = None
 ) -> list[NodeShare] | None:
     """Return what each node gives, or None when no set of nodes can give equal shares.
 
     `count` is a multiple of `group_size` (CPUs). Equal shares are whole groups, and the groups that
-    remain are fewer than the nodes.
+    remain are fewer than the nodes. `work` says afterwards whether a better choice may have been
+    missed.
     """
     nodes = rank_nodes(topology, free)
     room = [(node.cpus & free).bit_count() for node in nodes]
@@ -60,7 +64,7 @@ def distribution(
     for number in range(fewest, most + 1):
         shares = _Shares(room, number, count // group_size, group_size)
         if shares.possible:
-            chosen, deal = shares.best()
+            chosen, deal = shares.best(work or Work())
             extra = dict(deal.given)
             return [
                 NodeShare(nodes[index].cpus & free, shares.base, extra.get(index, 0))
@@ -96,7 +100,7 @@ class _Shares:
         left = [self.room[index] - self.base for index in self.roomiest]
         return min(left) >= 0 and sum(room // self.size for room in left) >= self.remaining
 
-    def best(self) -> tuple[Sequence[int], Deal]:
+    def best(self, work: Work) -> tuple[Sequence[int], Deal]:
         """Return the chosen nodes (positions in order) and how the remaining groups are dealt.
 
         More room never gains less from an equal share, so without a remainder the roomiest nodes
@@ -110,10 +114,14 @@ class _Shares:
             left = [self.room[index] for index, _ in singles.given]
             if max(left) - min(left) <= self.size:
                 return self.roomiest, singles
-        deal = self._best_deal(self.roomiest)
-        if len(self.room) > MAX_NODES_COMPARED:
-            return self.roomiest, deal
-        return self._best_of_all(deal)
+        if len(self.room) > MAX_NODES_COMPARED and not work.take(self._all_deals()):
+            return self.roomiest, _most_gain(self._roomiest_deals())
+        return self._best_of_all(_most_gain(self._deals(self.roomiest)))
+
+    def _all_deals(self) -> int:
+        """Return how many deals there are to compare, at most."""
+        smaller = sum(comb(self.number, size) for size in range(1, self.remaining))
+        return comb(len(self.room), self.number) * (1 + smaller)
 
     def _best_of_all(self, known: Deal) -> tuple[Sequence[int], Deal]:
         """Compare all sets of nodes that could gain at least as much as the roomiest one."""
@@ -127,7 +135,7 @@ class _Shares:
                 continue
             if sum((self.room[i] - self.base) // self.size for i in chosen) < self.remaining:
                 continue
-            deal = self._best_deal(chosen)
+            deal = _most_gain(self._deals(chosen))
             if best is None or equal + deal.gain > best[0]:
                 best = equal + deal.gain, chosen, deal
         return (self.roomiest, known) if best is None else best[1:]
@@ -142,21 +150,20 @@ class _Shares:
             left[fullest] -= self.size
         return gain
 
-    def _best_deal(self, chosen: Sequence[int]) -> Deal:
-        deals = [deal for deal in self._deals(chosen) if deal is not None]
-        return max(deals, key=lambda deal: deal.gain)  # the first of equal ones
-
     def _deals(self, chosen: Sequence[int]) -> Iterator[Deal | None]:
         """Yield the deals in order: from larger sets of nodes to smaller, then lexicographic."""
         able = [index for index in chosen if self.room[index] - self.base >= self.size]
         yield self._single_groups(chosen)
-        if len(self.room) > MAX_NODES_COMPARED:
-            for size in range(min(self.remaining - 1, len(able)), 0, -1):
-                yield self._round_robin(_largest(self.room, able, size))
-        else:
-            for size in range(min(self.remaining - 1, len(able)), 0, -1):
-                for members in combinations(able, size):
-                    yield self._round_robin(members)
+        for size in range(min(self.remaining - 1, len(able)), 0, -1):
+            for members in combinations(able, size):
+                yield self._round_robin(members)
+
+    def _roomiest_deals(self) -> Iterator[Deal | None]:
+        """Yield the deals of the roomiest set, of each size that to the members with most room."""
+        able = [index for index in self.roomiest if self.room[index] - self.base >= self.size]
+        yield self._single_groups(self.roomiest)
+        for size in range(min(self.remaining - 1, len(able)), 0, -1):
+            yield self._round_robin(_largest(self.room, able, size))
 
     def _single_groups(self, chosen: Sequence[int]) -> Deal | None:
         """Take one group from as many nodes as groups remain, from those with the most room."""
@@ -186,6 +193,11 @@ class _Shares:
             cpus = groups * self.size
             gain += cpus * (2 * (self.room[index] - self.base) - cpus)
         return Deal(gain, dealt)
+
+
+def _most_gain(deals: Iterable[Deal | None]) -> Deal:
+    possible = [deal for deal in deals if deal is not None]
+    return max(possible, key=lambda deal: deal.gain)  # the first of equal ones
 
 
 def _largest(values: Sequence[int], positions: Iterable[int], number: int) -> list[int]:

@@ -90,7 +90,7 @@ class CpuManager:
         rules = draft.rules
         options = rules.policy.cpu.options
         try:
-            parts = divide_cpus(rules.machine.cpus, options, bubble, draft.demand)
+            parts = divide_cpus(rules.machine.cpus, options, bubble, draft.demand, draft.work)
         except NotEnoughCpusError as error:
             raise Refused(_not_enough(draft, error.asked, bubble, None)) from error
         for name, part in parts.items():
@@ -133,9 +133,11 @@ def _take(draft: Draft, count: int, hint: Hint, reusable: Mask, container: str |
         taken = EMPTY
         if hint.nodes is not None:
             aligned = aligned_cpus(draft, hint.nodes, allocatable)
-            taken = take_by_topology(topology, options, aligned, min(count, len(aligned)))
+            most = min(count, len(aligned))
+            taken = take_by_topology(topology, options, aligned, most, draft.work())
         if len(taken) < count:
-            taken |= take_by_topology(topology, options, allocatable - taken, count - len(taken))
+            rest, more = allocatable - taken, count - len(taken)
+            taken |= take_by_topology(topology, options, rest, more, draft.work())
     except NotEnoughCpusError as error:
         raise Refused(_not_enough(draft, count, allocatable, container)) from error
     draft.free_cpus -= taken

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.managers.cpu_assignment import take_by_topology
+from agent.managers.work import Work
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent.managers.cpu_topology import CpuTopology
     from agent.managers.demand import PodDemand
     from agent.managers.policy import CpuPolicyOptions
@@ -62,10 +65,15 @@ def empty_pool_problem(demand: PodDemand) -> str | None:
 
 
 def divide_cpus(
-    topology: CpuTopology, options: CpuPolicyOptions, budget: Mask, demand: PodDemand
+    topology: CpuTopology,
+    options: CpuPolicyOptions,
+    budget: Mask,
+    demand: PodDemand,
+    work: Callable[[], Work] = Work,
 ) -> dict[str, CpuPart]:
     """Divide a pod's CPUs between its containers, by name in the order of admission.
 
+    `work` returns the budget of one choice.
     Raises `NotEnoughCpusError` when the exclusive requests exceed the budget.
     """
     exclusive: dict[str, CpuPart] = {}
@@ -73,7 +81,7 @@ def divide_cpus(
     for container in demand.init_containers():
         pool = budget - sidecars
         if container.cpus:
-            cpus = take_by_topology(topology, options, pool, container.cpus)
+            cpus = take_by_topology(topology, options, pool, container.cpus, work())
             exclusive[container.name] = CpuPart(cpus, exclusive=True)
             if container.kind is ContainerKind.SIDECAR:
                 sidecars |= cpus
@@ -82,7 +90,7 @@ def divide_cpus(
     shared = budget - sidecars
     for container in demand.apps():
         if container.cpus:
-            cpus = take_by_topology(topology, options, shared, container.cpus)
+            cpus = take_by_topology(topology, options, shared, container.cpus, work())
             exclusive[container.name] = CpuPart(cpus, exclusive=True)
             shared -= cpus
     pool_part = CpuPart(shared, exclusive=False)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from agent.managers import cpu_distribution
 from agent.managers.cpu_distribution import NodeShare, distribution
 from agent.managers.cpu_topology import CpuTopology
+from agent.managers.work import Work
 from sysfs.mask import Mask
 from tests.agent.managers.cpu_hosts import Shape
 from tests.agent.managers.cpu_reference import best_shares
@@ -13,11 +14,13 @@ from tests.agent.managers.cpu_reference import best_shares
 SIXTEEN = Shape(sockets=16, cores=2).topology()
 
 
-def given_by(room: list[int], number: int, groups: int, group: int) -> dict[int, int] | None:
+def given_by(
+    room: list[int], number: int, groups: int, group: int, work: Work | None = None
+) -> dict[int, int] | None:
     shares = cpu_distribution._Shares(room, number, groups, group)
     if not shares.possible:
         return None
-    chosen, deal = shares.best()
+    chosen, deal = shares.best(work or Work())
     extra = dict(deal.given)
     return {index: extra.get(index, 0) for index in chosen}
 
@@ -108,3 +111,34 @@ def test_with_many_nodes_every_share_fits_and_adds_up(
         assert sum(base + extra for extra in shares.values()) == groups
         assert all((base + extra) * group <= room[index] for index, extra in shares.items())
         assert len(shares) == number
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.integers(min_value=1, max_value=30), min_size=9, max_size=11),
+    st.integers(min_value=1, max_value=4),
+    st.integers(min_value=1, max_value=40),
+    st.sampled_from([1, 2, 4]),
+)
+def test_more_than_eight_nodes_are_chosen_as_by_trying_every_set(
+    room: list[int], number: int, groups: int, group: int
+) -> None:
+    number = min(number, groups)
+    work = Work(left=10**6)
+
+    shares = given_by(room, number, groups, group, work)
+
+    assert shares == best_shares(room, number, groups // number * group, groups % number, group)
+    assert not work.exceeded
+
+
+def test_what_is_too_much_to_compare_is_noted_and_still_fits() -> None:
+    room = [3 * (number + 1) for number in range(16)]
+    work = Work()
+
+    shares = given_by(room, 8, 100, 1, work)
+
+    assert work.exceeded
+    assert shares is not None
+    assert sum(12 + extra for extra in shares.values()) == 100
+    assert all(12 + extra <= room[index] for index, extra in shares.items())
