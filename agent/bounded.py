@@ -15,6 +15,8 @@ LARGEST: Final = 256 << 20
 
 def read_bounded(path: Path, limit: int = LARGEST) -> bytes:
     """Return the content of a file of at most `limit` bytes. Raises `OSError` (EFBIG above it)."""
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no file has a null byte in its name", str(path))
     with path.open("rb") as file:
         return take(file, limit, str(path))
 

@@ -374,4 +374,7 @@ def encode(document: Document) -> bytes:
 
 def decode(body: bytes, kind: type[_Document]) -> _Document:
     """Return the document of a JSON text; raises `msgspec.DecodeError` when it is not one."""
-    return msgspec.json.decode(body, type=kind)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(f"JSON is malformed: {error}") from error

@@ -144,7 +144,8 @@ def _check_reading(data: bytes, pod: Pod) -> None:
 def _check_stated(read: Mapping[str, Quantity], stated: Mapping[str, str | None]) -> None:
     for name, text in stated.items():
         if text is not None:
-            demand(read[name].nano == naive_nano(text), f"{name} is {read[name]}, not {text}")
+            milli = -(-naive_nano(text) // 10**6)  # amounts in resources are rounded up to these
+            demand(read[name].nano == milli * 10**6, f"{name} is {read[name]}, not {text}")
 
 
 def _check_amounts(resources: Resources) -> None:

@@ -202,6 +202,7 @@ async def test_a_body_above_the_limit_is_refused(world: World) -> None:
         ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"pid": "x"}', "422 InvalidBinding"),
         ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"pid": 0}', "422 InvalidBinding"),
         ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"pdi": 1}', "422 InvalidBinding"),
+        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"\xffid": 1}', "422 InvalidBinding"),
         (
             "POST",
             f"/v1/pods/{UID}/containers/c0/bind",

@@ -169,7 +169,12 @@ class Churn:
         """Return what of the kernel's sets overlaps, at whatever moment the agent died."""
         sets = {"background": self.staying[0].cgroup.cpus, "mixed": self.mixed}
         for path in PODS.path.glob("kubepods-pod*.slice"):
-            shown = kernel.ids((path / "cpuset.cpus").read_text())
+            try:
+                shown = kernel.ids((path / "cpuset.cpus").read_text())
+            except OSError:
+                if path.exists():
+                    raise
+                continue  # systemd ends what it was asked to before the kill
             if path != self.pod.path and shown:
                 sets[path.name] = shown
         return [
