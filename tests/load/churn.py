@@ -11,6 +11,7 @@ import gc
 import os
 import tracemalloc
 from collections import defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from random import Random
 from time import process_time
@@ -118,6 +119,8 @@ class Churn:
 
     async def run(self) -> Course:
         """Fill the host, keep it changing for the virtual time, and empty it."""
+        # One caller at a time needs one thread; else how many there are depends on the scheduler.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         while len(self._held) < self.pace.pods:
             await self._admit()
         await self._reconcile()
