@@ -18,7 +18,7 @@ from cgroupfs.errors import CgroupPathError
 from cgroupfs.mount import check_root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
 _NAME_MAX: Final = 255
@@ -119,6 +119,11 @@ def ancestors(path: str) -> tuple[str, ...]:
         return ()
     parts = path.split("/")
     return tuple("/".join(parts[:depth]) for depth in range(len(parts)))
+
+
+def is_within(path: str, places: Collection[str]) -> bool:
+    """Tell whether a path is one of `places` or lies below one."""
+    return bool(places) and (path in places or any(above in places for above in ancestors(path)))
 
 
 def join(path: str, name: str) -> str:

@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from agent.checkpoint.errors import StateDirectoryError, StateDirectoryLockedError
-from agent.checkpoint.fitness import FOREIGN_WRITE
-from agent.trust import doubt_above
+from agent.trust import OTHERS_WRITE, doubt_above
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +44,7 @@ def _check_owner(directory: Path, status: os.stat_result) -> None:
             f"belongs to user {status.st_uid}, the service runs as user {os.geteuid()}",
             f"give it over with what is in it: chown -R {os.geteuid()} {directory}",
         )
-    if status.st_mode & FOREIGN_WRITE:
+    if status.st_mode & OTHERS_WRITE:
         raise StateDirectoryError(
             directory,
             f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})",

@@ -7,21 +7,20 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final
 
+from agent.bounded import LARGEST
 from agent.checkpoint.errors import (
     CheckpointIOError,
     NoFileCheckpointError,
     UnreadableCheckpointError,
     UntrustedCheckpointError,
 )
+from agent.trust import OTHERS_WRITE, trusted_users
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.checkpoint.files import Files
 
-#: No checkpoint is larger (it would hold more than 100,000 pods), and reading more costs memory.
-LARGEST: Final = 256 << 20
-FOREIGN_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 #: These say something about this process, nothing about the file.
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR})
 _KINDS: Final = {
@@ -60,11 +59,11 @@ def check_status(status: os.stat_result, path: Path) -> None:
     if kind != stat.S_IFREG:
         problem = f"is {_KINDS.get(kind, 'no file')}, not a file"
         raise NoFileCheckpointError(path, "$", problem, f"the agent makes a file; {_RECOVERY}")
-    if status.st_uid not in (0, os.geteuid()):
+    if status.st_uid not in trusted_users():
         problem = f"belongs to user {status.st_uid}, the agent runs as user {os.geteuid()}"
         remedy = f"see who wrote it; to use it, chown {os.geteuid()} it and put it back"
         raise UntrustedCheckpointError(path, "$", problem, remedy)
-    if status.st_mode & FOREIGN_WRITE:
+    if status.st_mode & OTHERS_WRITE:
         problem = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
         remedy = "see who wrote it; to use it, chmod go-w it and put it back"
         raise UntrustedCheckpointError(path, "$", problem, remedy)

@@ -38,7 +38,7 @@ from agent.enforcement.report import (
     WriteRecord,
     write_record,
 )
-from agent.enforcement.scene import ANY_CHILD, Scene, rests, steadily, still_resting
+from agent.enforcement.scene import ANY_CHILD, Scene, steadily, still_resting
 from agent.enforcement.scope import Scope, scope_of
 from cgroupfs.apply import apply
 from cgroupfs.controllers import ENABLED, NEEDED, enable, enabled
@@ -46,7 +46,7 @@ from cgroupfs.diagnose import Cause
 from cgroupfs.errors import CgroupError, CgroupNameError
 from cgroupfs.plan import Plan, make_plan
 from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, State
-from cgroupfs.tree import ancestors, join
+from cgroupfs.tree import ancestors, is_within, join
 from cgroupfs.values import UNLIMITED
 from cgroupfs.verify import Record, Records
 from sysfs.mask import EMPTY, Mask
@@ -195,7 +195,7 @@ class Enforcer:
         resting = still_resting(scene, resting)
         differing = scene.differing()
         wrong = self._assess(self._not_as_asked(scene, differing))
-        postponed = tuple(p for p in wrong if rests(p.cgroup, resting) and p.file != ENABLED)
+        postponed = tuple(p for p in wrong if is_within(p.cgroup, resting) and p.file != ENABLED)
         found = tuple(problem for problem in wrong if problem not in postponed)
         created, enabled, refused = self._make_room(scene)
         if created or enabled:
@@ -283,7 +283,7 @@ class Enforcer:
     ) -> tuple[Scene, Plan, tuple[Outcome, ...]]:
         """Write what differs, in the safe order; return how it looks then."""
         settings = scene.settings(move_memory=move_memory)
-        awake = (each for each in settings if not rests(each.cgroup, resting))
+        awake = (each for each in settings if not is_within(each.cgroup, resting))
         plan = make_plan(scene.states, awake)
         outcomes = apply(self._tree, plan).outcomes
         written = {outcome.write.cgroup for outcome in outcomes}

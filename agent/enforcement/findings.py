@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from agent.enforcement.desired import Role
 from agent.enforcement.report import CgroupReport, Problem
-from agent.enforcement.scene import rests
 from cgroupfs.apply import Result
 from cgroupfs.controllers import ENABLED
 from cgroupfs.diagnose import Cause
+from cgroupfs.tree import is_within
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -64,7 +64,7 @@ def beyond_repair(
     """
     taken = {(each.write.cgroup, each.write.file) for each in outcomes if each.shown is not None}
     for problem in left:
-        if (problem.cgroup, problem.file) not in taken and not rests(problem.cgroup, resting):
+        if (problem.cgroup, problem.file) not in taken and not is_within(problem.cgroup, resting):
             yield problem
 
 

@@ -10,7 +10,7 @@ from agent.enforcement.assess import as_wanted
 from agent.enforcement.desired import Role, desired
 from agent.enforcement.locate import survey
 from cgroupfs.state import read_states
-from cgroupfs.tree import ancestors, join
+from cgroupfs.tree import is_within, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -57,7 +57,7 @@ class Scene:
 
     def again(self, tree: Tree, touched: Collection[str]) -> Scene:
         """Return the scene with what was touched, and all that is inside it, read again."""
-        inside = {path for item in self.wanted if _lies_in(path := item.setting.cgroup, touched)}
+        inside = {path for item in self.wanted if is_within(path := item.setting.cgroup, touched)}
         kept = {path: state for path, state in self.states.items() if path not in inside}
         return replace(self, states=kept | read_states(tree, inside))
 
@@ -136,18 +136,9 @@ def steadily(look: Callable[[], _Seen]) -> _Seen:
     return look()
 
 
-def rests(cgroup: str, resting: Collection[str]) -> bool:
-    """Tell whether a cgroup is one of those that rest, or inside one."""
-    return any(f"{cgroup}/".startswith(f"{path}/") for path in resting)
-
-
 def still_resting(scene: Scene, resting: Mapping[str, Setting]) -> Mapping[str, Setting]:
     """Return the cgroups that rest and of which still the same is wanted."""
     if not resting:
         return resting
     wanted = {item.setting.cgroup: item.setting for item in scene.wanted}
     return {path: setting for path, setting in resting.items() if wanted.get(path) == setting}
-
-
-def _lies_in(path: str, touched: Collection[str]) -> bool:
-    return path in touched or any(above in touched for above in ancestors(path))

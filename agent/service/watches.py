@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from cgroupfs.inotify import DIRECTORY_OF_FILES, Inotify
-from cgroupfs.tree import ancestors
+from cgroupfs.tree import is_within
 from cgroupfs.watch import CgroupWatch
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class CgroupChanges:
         wanted = frozenset(cgroups)
         for cgroup in self._watched - wanted:
             self._watch.remove(cgroup)
-        kept = {cgroup for cgroup in self._watched & wanted if not _is_at(cgroup, renewed)}
+        kept = {cgroup for cgroup in self._watched & wanted if not is_within(cgroup, renewed)}
         added = {cgroup for cgroup in wanted - kept if self._watch.add(cgroup)}
         self._watched = kept | added
 
@@ -69,10 +69,6 @@ class CgroupChanges:
     def close(self) -> None:
         """End all watches."""
         self._watch.close()
-
-
-def _is_at(cgroup: str, places: Collection[str]) -> bool:
-    return bool(places) and any(path in places for path in (cgroup, *ancestors(cgroup)))
 
 
 async def _readings(source: _Readable) -> AsyncIterator[None]:

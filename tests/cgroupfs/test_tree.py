@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.errors import CgroupPathError
-from cgroupfs.tree import KernelTree, ancestors, check_file, check_path, join, parent
+from cgroupfs.tree import KernelTree, ancestors, check_file, check_path, is_within, join, parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,3 +161,11 @@ def test_a_path_is_clean_or_refused(path: str) -> None:
     assert not path.startswith("/")
     assert not path or all(part not in ("", ".", "..") for part in path.split("/"))
     assert "/" not in check_file("cpuset.cpus")
+
+
+def test_a_path_lies_within_itself_and_all_above_it() -> None:
+    assert is_within("kubepods/pod1", {"kubepods/pod1"})
+    assert is_within("kubepods/pod1/c", {"kubepods"})
+    assert is_within("kubepods", {""})
+    assert not is_within("kubepods/pod10", {"kubepods/pod1", "kubepods/pod10/c"})
+    assert not is_within("kubepods", ())
