@@ -331,11 +331,16 @@ def open_directory() -> Iterator[Path]:
         yield directory
 
 
+#: The interpreter starts as root: a checkout in a private directory is closed to any other user.
 ASK_STATUS = """
-import http.client, socket, sys
+import http.client, os, socket, sys
+path, user, *groups = sys.argv[1:]
+os.setgroups([int(group) for group in groups])
+os.setgid(int(user))
+os.setuid(int(user))
 connection = http.client.HTTPConnection("agent")
 connection.sock = socket.socket(socket.AF_UNIX)
-connection.sock.connect(sys.argv[1])
+connection.sock.connect(path)
 connection.request("GET", "/v1/status")
 print(connection.getresponse().status)
 """
@@ -362,13 +367,11 @@ async def test_the_kernel_tells_who_asks(
             assert path.stat().st_mode & 0o777 == 0o660
             assert path.stat().st_gid == 54321
             path.chmod(0o666)  # so that the agent, not the file system, has to refuse
-            command = [sys.executable, "-I", "-c", ASK_STATUS, str(path)]
+            who = [str(each) for each in (user, *groups)]
+            command = [sys.executable, "-I", "-c", ASK_STATUS, str(path), *who]
             outcome = await asyncio.to_thread(
                 subprocess.run,
                 command,
-                user=user,
-                group=user,
-                extra_groups=groups,
                 cwd="/",
                 capture_output=True,
                 text=True,
