@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from agent.managers.hints import NO_AFFINITY, Hint
 
@@ -30,8 +31,7 @@ class Reason(StrEnum):
     CONFLICT = "PodConflict"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Why a pod was refused, for a program (`reason`, `resource`, `asked`, `free`) and a person.
 
     `container` is None when the pod as a whole was refused. `asked` is CPUs for `cpu`, bytes for
@@ -44,11 +44,10 @@ class Refusal:
     resource: str | None = None
     container: str | None = None
     asked: int | None = None
-    free: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    free: Mapping[int, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class HintTrace:
+class HintTrace(Struct, frozen=True):
     """What each provider offered for one container (None: the pod) and what came of the merge."""
 
     container: str | None
@@ -57,8 +56,7 @@ class HintTrace:
     admitted: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Eligibility:
+class Eligibility(Struct, frozen=True):
     """Whether one container may hold exclusive resources, and the reason."""
 
     container: str
@@ -67,8 +65,7 @@ class Eligibility:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """Admitted (`grant` set, `refusal` None) or refused (the reverse).
 
     `ledger` is the ledger after the decision; a refusal returns the one it was given.
@@ -81,7 +78,7 @@ class Decision:
     refusal: Refusal | None = None
     hints: tuple[HintTrace, ...] = ()
     eligibility: tuple[Eligibility, ...] = ()
-    counters: Mapping[CounterKey, int] = field(default_factory=lambda: MappingProxyType({}))
+    counters: Mapping[CounterKey, int] = MappingProxyType({})
     already_admitted: bool = False
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.managers.hints import NO_AFFINITY, Hint
 from sysfs.mask import EMPTY, Mask
@@ -24,8 +26,7 @@ class Isolation(StrEnum):
     CONTAINER = "container"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBlock:
+class MemoryBlock(Struct, frozen=True):
     """`size` bytes of one memory type (`memory`, `hugepages-2Mi`, ...) on the nodes of a mask."""
 
     type: str
@@ -33,16 +34,14 @@ class MemoryBlock:
     nodes: Mask
 
 
-@dataclass(frozen=True, slots=True)
-class CpuLimits:
+class CpuLimits(Struct, frozen=True):
     """What the CFS quota of a cgroup follows, in millicores; None where none is set."""
 
     request_millis: int | None = None
     limit_millis: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerGrant:
+class ContainerGrant(Struct, frozen=True):
     """What one container holds.
 
     `cpus` None: no CPUs of its own, it runs in the node's shared pool. With isolation POD they
@@ -56,7 +55,7 @@ class ContainerGrant:
     isolation: Isolation = Isolation.HOST
     cpus: Mask | None = None
     memory: tuple[MemoryBlock, ...] = ()
-    devices: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    devices: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     hint: Hint = NO_AFFINITY
     cpu: CpuLimits = CpuLimits()
     quota_disabled: bool = False
@@ -70,8 +69,7 @@ class ContainerGrant:
         return Mask(bits)
 
 
-@dataclass(frozen=True, slots=True)
-class PodGrant:
+class PodGrant(Struct, frozen=True):
     """What one pod holds.
 
     `cpus` and `memory` are the pod-level budget (the NUMA-aligned "bubble" of pod scope);
@@ -104,8 +102,7 @@ class PodGrant:
         return next((grant for grant in self.containers if grant.name == name), None)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMemory:
+class NodeMemory(Struct, frozen=True):
     """How much of one node's memory is charged.
 
     `reserved` is bytes by memory type; `assignments` counts the blocks that touch the node and
@@ -117,8 +114,7 @@ class NodeMemory:
     reserved: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Struct, frozen=True):
     """Every grant, in the order of admission, and what follows from them.
 
     `exclusive_cpus` and `devices` are always the union over `grants`. `memory` is the charge by
@@ -126,10 +122,10 @@ class Ledger:
     its members depends on the order of releases (the kubelet's rule), so it is kept, not derived.
     """
 
-    grants: Mapping[str, PodGrant] = field(default_factory=lambda: MappingProxyType({}))
+    grants: Mapping[str, PodGrant] = MappingProxyType({})
     exclusive_cpus: Mask = EMPTY
-    memory: Mapping[int, NodeMemory] = field(default_factory=lambda: MappingProxyType({}))
-    devices: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    memory: Mapping[int, NodeMemory] = MappingProxyType({})
+    devices: Mapping[str, frozenset[str]] = MappingProxyType({})
 
     def with_memory(self, memory: Mapping[int, NodeMemory]) -> Ledger:
         """Return this ledger with another memory charge."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from cgroupfs.diagnose import Cause, why_not_effective
 from cgroupfs.ordering import Stage
@@ -37,8 +38,7 @@ class Result(StrEnum):
     SKIPPED = "skipped"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """One write and what the kernel shows after it.
 
     `shown` is the file's text, `effective` that of its `.effective` (None where there is none).
@@ -55,8 +55,7 @@ class Outcome:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Struct, frozen=True):
     """The outcomes of a plan, in its order."""
 
     outcomes: tuple[Outcome, ...]

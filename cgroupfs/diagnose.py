@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from cgroupfs.state import CPUS, CPUS_EFFECTIVE, MEMS_EFFECTIVE
 from cgroupfs.tree import ancestors
@@ -27,8 +28,7 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """A cause, and one sentence with its facts and the remedy."""
 
     cause: Cause

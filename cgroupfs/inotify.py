@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from dataclasses import dataclass
 from enum import IntFlag
 from typing import TYPE_CHECKING, Final, Self
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,8 +54,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _LIBC.inotify_add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """One event: the watched path, what happened, the name inside it (`""`: the path itself).
 
     `path` is None when events were lost (`Change.OVERFLOW`): look at everything again.

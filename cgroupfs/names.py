@@ -9,9 +9,10 @@ directly under kubepods.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from cgroupfs.errors import CgroupNameError, CgroupPathError
 from cgroupfs.tree import check_path, join
@@ -49,16 +50,14 @@ _TIER_PARTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PodName:
+class PodName(Struct, frozen=True):
     """The pod that a cgroup belongs to."""
 
     uid: str
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Where pods live below the cgroup root.
 
     `root` is the kubelet's `cgroupRoot` in its plain form (`"/"`, `"/sys/pods"`), which both
@@ -156,8 +155,7 @@ class Runtime(StrEnum):
     PLAIN = "plain"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerName:
+class ContainerName(Struct, frozen=True):
     """What a container cgroup's name tells: the runtime, and the runtime's id.
 
     For `systemd` the id is the unit's name without its suffix, for `plain` the directory's name.

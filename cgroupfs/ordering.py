@@ -11,9 +11,10 @@ self, overlap for one write, because the kernel has neither transactions nor an 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sysfs.mask import EMPTY, Mask
 
@@ -30,8 +31,7 @@ class Stage(IntEnum):
     SETTLE = 4
 
 
-@dataclass(slots=True, eq=False)
-class Node:
+class Node(Struct, eq=False):
     """One cgroup's set on its way.
 
     `old` is in effect now, `written` is what its file says (empty: unset), `new` is wanted.
@@ -45,12 +45,12 @@ class Node:
     late: bool = False
     above: Node | None = None
     #: Must be given a set of its own before its parent gains, or it would gain as much.
-    pinned: bool = field(default=False, init=False)
+    pinned: bool = False
     #: What it still holds after everyone was narrowed, and the widest it has to be meanwhile.
-    keep: Mask = field(default=EMPTY, init=False)
-    wide: Mask = field(default=EMPTY, init=False)
+    keep: Mask = EMPTY
+    wide: Mask = EMPTY
     #: Whether a planned cgroup stands below.
-    inner: bool = field(default=False, init=False)
+    inner: bool = False
 
     @property
     def follows(self) -> bool:

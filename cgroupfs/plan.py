@@ -14,8 +14,9 @@ The order within one cpuset file is `cgroupfs.ordering`'s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from cgroupfs.ordering import Node, Stage, order
 from cgroupfs.state import CPU_MAX, CPUS, MEMS
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """What one cgroup should have; None leaves a file as it is.
 
     `exclusive` says that its CPUs are to be used by nobody else, so it is confined only after all
@@ -54,8 +54,7 @@ class Setting:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Struct, frozen=True):
     """One write; `value` is in the form in which the kernel shows it again."""
 
     stage: Stage
@@ -64,8 +63,7 @@ class Write:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Writes in their order, and the memory moves that were not allowed (`withheld`)."""
 
     writes: tuple[Write, ...] = ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from cgroupfs.values import CpuMax
 from sysfs.mask import Mask
@@ -23,8 +24,7 @@ EVENTS: Final = "cgroup.events"
 _FILES: Final = (CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, CPU_MAX, EVENTS)
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """One cgroup as read: empty `cpus`/`mems` is unset, that is the parent's.
 
     None stands for a file that is not there because the controller is not enabled.

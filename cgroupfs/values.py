@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Self
+
+from msgspec import Struct
 
 from cgroupfs.errors import CgroupValueError
 
@@ -17,8 +18,7 @@ DEFAULT_PERIOD_US: Final = 100_000
 MAX_QUOTA_US: Final = (1 << 44) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class CpuMax:
+class CpuMax(Struct, frozen=True):
     """CPU bandwidth: at most `quota_us` microseconds of CPU time in each `period_us`.
 
     `quota_us` None is no limit (`max`). Raises `CgroupValueError` outside the kernel's bounds.

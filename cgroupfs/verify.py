@@ -20,8 +20,10 @@ set last or would send again. The rules, first match wins:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs import controllers
 from cgroupfs.diagnose import Cause, why_not_effective
@@ -41,8 +43,7 @@ _FILES: Final = (CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, CPU_MAX)
 GONE: Final = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """What somebody else would write into a cgroup; None where they would not write."""
 
     cpus: Mask | None = None
@@ -55,16 +56,14 @@ class Record:
         return value is not None and str(value) == text
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
+class Records(Struct, frozen=True):
     """What systemd (unit properties) and the runtime (its state or spec) have on record."""
 
     systemd: Record | None = None
     runtime: Record | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(Struct, frozen=True):
     """One difference between what is wanted and what the kernel shows.
 
     `file` is the file that differs (`*.effective` when the setting is there but not in effect,

@@ -7,8 +7,9 @@ too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
+
+from msgspec import Struct
 
 from cgroupfs.inotify import Change, Event, Inotify
 from cgroupfs.state import CPU_MAX, CPUS, EVENTS, MEMS
@@ -24,30 +25,26 @@ _GROUP: Final = (
 _FILES: Final = (CPUS, MEMS, CPU_MAX, EVENTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
+class Created(Struct, frozen=True):
     """A cgroup appeared."""
 
     cgroup: str
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(Struct, frozen=True):
     """A cgroup went away."""
 
     cgroup: str
 
 
-@dataclass(frozen=True, slots=True)
-class Touched:
+class Touched(Struct, frozen=True):
     """A file was written, or its content changed (`cgroup.events`)."""
 
     cgroup: str
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rescan:
+class Rescan(Struct, frozen=True):
     """Events were lost: look at everything again."""
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from sysfs.errors import MissingFile
 from sysfs.host import CoreKind
@@ -21,8 +22,7 @@ HYBRID_PMUS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CpuSets:
+class CpuSets(Struct, frozen=True):
     """CPUs by state; `online` is a part of `present`, the others may name absent CPUs."""
 
     present: Mask

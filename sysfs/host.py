@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sysfs.mask import EMPTY, Mask
 
@@ -22,8 +23,7 @@ class CoreKind(StrEnum):
     EFFICIENCY = "efficiency"
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
+class Cpu(Struct, frozen=True):
     """One logical CPU (hardware thread).
 
     `core`, `cluster`, `die` and `uncore` are host-wide group ids: the lowest CPU id of the group
@@ -43,16 +43,14 @@ class Cpu:
     kind: CoreKind = CoreKind.STANDARD
 
 
-@dataclass(frozen=True, slots=True)
-class HugePages:
+class HugePages(Struct, frozen=True):
     """Pages of one size on one node: `size_bytes` each, `count` of them in the pool."""
 
     size_bytes: int
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """One NUMA node.
 
     `cpus` are the online CPUs of the node, `memory_bytes` its MemTotal, `distances` maps every
@@ -63,11 +61,10 @@ class Node:
     cpus: Mask
     memory_bytes: int
     hugepages: tuple[HugePages, ...] = ()
-    distances: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    distances: Mapping[int, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One PCI device or network interface and where it is attached.
 
     `address` is the PCI address (`0000:41:00.0`) or, for an interface without a PCI parent, "".
@@ -84,8 +81,7 @@ class Device:
     device_class: str = ""
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Struct, frozen=True, dict=True):
     """All facts of one host, ordered by id."""
 
     cpus: tuple[Cpu, ...]

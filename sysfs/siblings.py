@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from sysfs.errors import InconsistentTree, MalformedFile, MissingFile
 from sysfs.mask import Mask
@@ -26,8 +27,7 @@ PACKAGE_MAPS: Final = ("package_cpus", "core_siblings")
 HIGHEST_PACKAGE: Final = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Struct, frozen=True):
     """Group of each online CPU, by CPU id; a CPU that is not a key has no such group.
 
     Values of `cores`, `clusters` and `dies` are the lowest online CPU of the group, values of

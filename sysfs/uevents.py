@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -15,8 +16,7 @@ KERNEL_GROUP: Final = 1
 SUBSYSTEMS: Final = frozenset({"cpu", "memory", "node"})
 
 
-@dataclass(frozen=True, slots=True)
-class Hotplug:
+class Hotplug(Struct, frozen=True):
     """One uevent: `action` is `online`, `offline`, `add`, `remove` or `change`.
 
     `subsystem` is `cpu`, `memory` or `node`, `device` the kernel's path of the device below

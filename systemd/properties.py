@@ -7,8 +7,9 @@ daemon-reload. So a quota is rounded up to whole percents here, never tighter th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sysfs.mask import Mask
 
@@ -26,8 +27,7 @@ _MAX_WEIGHT: Final = 10_000
 Value = bytes | int | str | bool
 
 
-@dataclass(frozen=True, slots=True)
-class Property:
+class Property(Struct, frozen=True):
     """One property: its D-Bus name, type signature and value."""
 
     name: str

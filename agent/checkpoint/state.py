@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent.enforcement.bindings import NO_BINDINGS, Bindings
 from sysfs.mask import EMPTY, Mask
@@ -17,18 +18,16 @@ if TYPE_CHECKING:
     from sysfs.host import Host, Node
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFacts(Struct, frozen=True):
     """One NUMA node: online CPUs, MemTotal in bytes, {page size in bytes: pages}."""
 
     id: int
     cpus: Mask
     memory_bytes: int
-    hugepages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    hugepages: Mapping[int, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True):
     """What of a host decides whether a grant is still valid there."""
 
     online: Mask = EMPTY
@@ -36,8 +35,7 @@ class HostFacts:
     nodes: tuple[NodeFacts, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """Everything that outlives the process.
 
     `boot_id` is the kernel's random boot id. `policy` is the policy under which the last decision
@@ -50,9 +48,9 @@ class State:
     bindings: Bindings = NO_BINDINGS
     boot_id: str = ""
     host: HostFacts = HostFacts()
-    policy: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    policy: Mapping[str, str] = MappingProxyType({})
     agent_version: str = ""
-    manifests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    manifests: Mapping[str, str] = MappingProxyType({})
 
 
 def host_facts(host: Host) -> HostFacts:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
+
+from msgspec import Struct
 
 from agent.checkpoint.codec import Encoder, decode
 from agent.checkpoint.directory import DirectoryLock, check_directory
@@ -26,8 +27,7 @@ TEMPORARY_NAME: Final = "checkpoint.json.new"
 _KEPT_OF_A_LABEL: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class LoadResult:
+class LoadResult(Struct, frozen=True):
     """What the state directory held.
 
     `state` is None when there was no checkpoint or it could not be used; `problem` then says why

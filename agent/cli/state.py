@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+from msgspec import Struct
 
 from agent.cli.errors import CommandError
 from agent.cli.exit_codes import ExitCode
@@ -137,8 +137,7 @@ def export(
     _tell((f"{directory / name}: written" for name in contents), export_notes(found))
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """The configuration, the host, and the rules that follow from both."""
 
     config: Config

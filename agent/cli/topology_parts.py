@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from agent.topology_view import totals
 from sysfs.host import CoreKind
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _UNITS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(Struct, frozen=True):
     """The online threads of one core, and which of them are isolated."""
 
     kind: CoreKind
@@ -31,8 +31,7 @@ class Core:
     isolated: Mask
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One package, die, node or cache: its online CPUs, what it holds, and a note of its own."""
 
     kind: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -39,7 +38,6 @@ _PERCENT: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,9})?", re.ASCII)
 _WHOLE: Final = 100
 
 
-@dataclass(slots=True)
 class AmountReader(Reader):
     """Reads amounts; with `merge`, mappings are added to those of the base."""
 

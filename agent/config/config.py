@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from agent.config.features import gates_of
 from agent.managers.policy import (
@@ -50,8 +51,7 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class Threshold:
+class Threshold(Struct, frozen=True):
     """An eviction threshold: an amount, or a share of the capacity in percent.
 
     `percent` is kept as text because the kubelet reckons it in single precision.
@@ -64,16 +64,14 @@ class Threshold:
         return f"{self.percent}%" if self.percent is not None else str(self.amount)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReservation:
+class MemoryReservation(Struct, frozen=True):
     """One entry of `reservedMemory`: amounts by memory type on one NUMA node."""
 
     numa_node: int
     limits: Mapping[str, Quantity]
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsConfig:
+class MetricsConfig(Struct, frozen=True):
     """Where `/metrics`, `/healthz` and `/readyz` are served; with both files set, over TLS."""
 
     address: str = "127.0.0.1"
@@ -82,24 +80,21 @@ class MetricsConfig:
     tls_key: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoggingConfig:
+class LoggingConfig(Struct, frozen=True):
     """How the log is written."""
 
     format: LogFormat = LogFormat.JSON
     level: LogLevel = LogLevel.INFO
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsConfig:
+class LimitsConfig(Struct, frozen=True):
     """What is refused for its size: bytes of a manifest file and of one message."""
 
     manifest_bytes: int = _MIB
     message_bytes: int = 4 * _MIB
 
 
-@dataclass(frozen=True, slots=True)
-class AgentConfig:
+class AgentConfig(Struct, frozen=True):
     """The agent's own settings (`agent:`), beside those it shares with the kubelet.
 
     `socket_group` None: only root may use the socket. `sysfs_root` is the directory below which
@@ -114,9 +109,7 @@ class AgentConfig:
     metrics: MetricsConfig = MetricsConfig()
     logging: LoggingConfig = LoggingConfig()
     limits: LimitsConfig = LimitsConfig()
-    devices: Mapping[str, tuple[PluginDevice, ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
 
 
 _NO_TEXTS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -133,8 +126,7 @@ _KUBELET_EVICTION: Final[Mapping[str, Threshold]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """Everything that can be configured, complete and consistent in itself.
 
     What depends on the host is decided by `agent.config.resolve.resolve`. Periods are seconds.
@@ -143,18 +135,18 @@ class Config:
     """
 
     cpu_manager_policy: CpuManagerPolicy = CpuManagerPolicy.NONE
-    cpu_manager_policy_options: Mapping[str, str] = field(default_factory=lambda: _NO_TEXTS)
+    cpu_manager_policy_options: Mapping[str, str] = _NO_TEXTS
     cpu_manager_reconcile_period: float = 10.0
     memory_manager_policy: MemoryManagerPolicy = MemoryManagerPolicy.NONE
     reserved_memory: tuple[MemoryReservation, ...] = ()
     topology_manager_policy: TopologyManagerPolicy = TopologyManagerPolicy.NONE
     topology_manager_scope: TopologyManagerScope = TopologyManagerScope.CONTAINER
-    topology_manager_policy_options: Mapping[str, str] = field(default_factory=lambda: _NO_TEXTS)
+    topology_manager_policy_options: Mapping[str, str] = _NO_TEXTS
     reserved_system_cpus: Mask | None = None
-    system_reserved: Mapping[str, Quantity] = field(default_factory=lambda: _NO_AMOUNTS)
-    kube_reserved: Mapping[str, Quantity] = field(default_factory=lambda: _NO_AMOUNTS)
-    eviction_hard: Mapping[str, Threshold] = field(default_factory=lambda: _KUBELET_EVICTION)
-    feature_gates: Mapping[str, bool] = field(default_factory=lambda: _NO_GATES)
+    system_reserved: Mapping[str, Quantity] = _NO_AMOUNTS
+    kube_reserved: Mapping[str, Quantity] = _NO_AMOUNTS
+    eviction_hard: Mapping[str, Threshold] = _KUBELET_EVICTION
+    feature_gates: Mapping[str, bool] = _NO_GATES
     cgroup_driver: CgroupDriver = CgroupDriver.CGROUPFS
     cgroup_root: str = "/"
     static_pod_path: Path | None = None

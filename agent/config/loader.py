@@ -7,8 +7,9 @@ configuration so far and a mapping is added to the base's.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from agent.bounded import read_bounded
 from agent.config.checks import find_problems

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec.structs import replace
 
 from agent.config.amounts import AmountReader
 from agent.config.config import (
@@ -53,7 +54,6 @@ _MAX_LIMIT: Final = 1 << 30
 _MAX_SOCKET_PATH: Final = 107
 
 
-@dataclass(slots=True)
 class ConfigReader(AmountReader):
     """Reads a configuration; with `merge`, mappings are added to those of the base."""
 

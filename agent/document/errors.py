@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+
+class Problem(Struct, frozen=True):
     """One mistake: the field's path (`spec.containers[1].name`), its line if known, what to do.
 
     An empty path means the document as a whole; lines count from 1.

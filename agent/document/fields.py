@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from agent.document.errors import Problem
 from agent.document.nodes import (
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from agent.document.nodes import Node
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A node and the path that leads to it (`spec.containers[1].name`)."""
 
     path: str
@@ -46,8 +46,7 @@ class Field:
         return Field(join(self.path, key), node)
 
 
-@dataclass(slots=True)
-class Reader:
+class Reader(Struct):
     """Typed access to fields; a value of the wrong type is noted in `problems` and given as None.
 
     A null is an absent value, as in Kubernetes.

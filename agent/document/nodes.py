@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import collections.abc
@@ -14,39 +15,34 @@ SHOWN_LENGTH: Final = 60
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(Struct, frozen=True):
     """A number as it was written, so that no digit is lost before it is understood."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unclear:
+class Unclear(Struct, frozen=True):
     """An unquoted scalar that YAML versions read differently (`on`, `010`, `12:30`)."""
 
     text: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(Struct, frozen=True):
     """A single value; `line` counts from 1 and is None where the format gives none (JSON)."""
 
     value: bool | str | Number | Unclear | None
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
+class Sequence(Struct, frozen=True):
     """A list."""
 
     items: tuple[Node, ...]
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
+class Mapping(Struct, frozen=True):
     """An object with unique text keys in document order."""
 
     entries: collections.abc.Mapping[str, Node]

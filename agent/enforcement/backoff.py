@@ -10,8 +10,9 @@ changes in a row are no contest yet, the same one again is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,8 +29,7 @@ IN_A_ROW: Final = 60.0
 _DIFFERENT: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Contest:
+class Contest(Struct, frozen=True):
     """A cgroup that differed after it was repaired: how often, and how long it rests (seconds).
 
     `times` counts how often something was found that had been found before (`seen`).

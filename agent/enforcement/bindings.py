@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Binding:
+class Binding(Struct, frozen=True, order=True):
     """One container and its cgroup.
 
     `cgroup` is its path below the cgroup root, without a leading slash.
@@ -21,8 +21,7 @@ class Binding:
     cgroup: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bindings:
+class Bindings(Struct, frozen=True):
     """All explicit bindings: at most one per container and one per cgroup, in a stable order."""
 
     entries: tuple[Binding, ...] = ()

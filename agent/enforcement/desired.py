@@ -5,9 +5,11 @@ Pure: what is wanted follows from the ledger, the node's shared pool and where t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.enforcement.bindings import NO_BINDINGS
 from agent.enforcement.entitlement import container_entitlement, default_entitlement
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
     from agent.ledger import Ledger, PodGrant
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """What the kernel is to honour: the grants, the node's shared pool, the explicit bindings."""
 
     ledger: Ledger
@@ -53,8 +54,7 @@ _WITHOUT_A_GRANT: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """One cgroup, what it is, and the settings it should have.
 
     `pod` is the pod's uid, "" for a leftover. `container` is None for anything but a container

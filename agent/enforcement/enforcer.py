@@ -11,9 +11,10 @@ without it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from agent.enforcement.assess import assess
 from agent.enforcement.desired import Role

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent.enforcement.quota import container_cpu_max
 from agent.ledger import Isolation
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-@dataclass(frozen=True, slots=True)
-class Entitlement:
+class Entitlement(Struct, frozen=True):
     """CPUs, memory nodes and quota; None leaves a setting as it is.
 
     `exclusive`: the CPUs are out of the node's shared pool.

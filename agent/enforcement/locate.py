@@ -22,10 +22,12 @@ the safe default, never a container's own CPUs, and there is nothing to report.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.enforcement.entitlement import all_alike
 from cgroupfs.errors import CgroupNameError
@@ -66,8 +68,7 @@ class Identity(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """What a runtime calls a cgroup; `container` is None for a pod's sandbox."""
 
     container: str | None
@@ -104,8 +105,7 @@ class ContainerFinder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Subgroup:
+class Subgroup(Struct, frozen=True):
     """A cgroup with sets of its own that a runtime made inside a container's for the process.
 
     `quota` tells whether it has a `cpu.max` of its own too.
@@ -115,8 +115,7 @@ class Subgroup:
     quota: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(Struct, frozen=True):
     """One container's cgroup; `container` is None for the identities ALIKE, SANDBOX and UNKNOWN.
 
     `subgroups` are cgroups that the runtime made inside it (crun's `container`).
@@ -128,8 +127,7 @@ class Located:
     subgroups: tuple[Subgroup, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LocatedPod:
+class LocatedPod(Struct, frozen=True):
     """A pod's cgroup, whether it exists, and the container cgroups of the pod."""
 
     cgroup: str
@@ -137,8 +135,7 @@ class LocatedPod:
     containers: tuple[Located, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
+class Leftover(Struct, frozen=True):
     """A pod cgroup without a pod in the ledger, with the container cgroups in it.
 
     `bound`: it is no pod's, but was bound to a container of a pod that is gone, and runs on.
@@ -149,8 +146,7 @@ class Leftover:
     bound: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Landscape:
+class Landscape(Struct, frozen=True):
     """Where everything is: the ledger's pods by uid, and pod cgroups that are none of them.
 
     `unnamed` says of pods that cannot have a cgroup (a uid that makes no name) why.
@@ -158,7 +154,7 @@ class Landscape:
 
     pods: Mapping[str, LocatedPod]
     leftovers: tuple[Leftover, ...] = ()
-    unnamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    unnamed: Mapping[str, str] = MappingProxyType({})
 
 
 def survey(

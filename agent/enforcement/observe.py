@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.enforcement.locate import Told
 from agent.managers.adoption import Seen, SeenPod
@@ -37,8 +39,7 @@ def seen_pods(
     return tuple(pod if finder is None else _as_told(finder, path, pod) for path, pod in found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unnamed:
+class _Unnamed(Struct, frozen=True):
     """A pod of which only the uid is known (`locate.NamedPod`)."""
 
     uid: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from cgroupfs.apply import Result
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from cgroupfs.state import State
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """One thing that the kernel or systemd does not honour.
 
     `pod` is the uid, "" where it concerns no pod of the ledger. `file` is the cgroup's file, ""
@@ -35,8 +35,7 @@ class Problem:
     file: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRecord:
+class WriteRecord(Struct, frozen=True):
     """One write, done or planned; `ok` is None for one that is only planned."""
 
     cgroup: str
@@ -46,8 +45,7 @@ class WriteRecord:
     ok: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupReport:
+class CgroupReport(Struct, frozen=True):
     """What is wanted of one cgroup, what the kernel shows (None: gone), what is wrong."""
 
     wanted: Wanted
@@ -60,8 +58,7 @@ class CgroupReport:
         return not self.problems
 
 
-@dataclass(frozen=True, slots=True)
-class EnforcementReport:
+class EnforcementReport(Struct, frozen=True):
     """Everything that was found, done and left.
 
     `found` is what differed before anything was done although it was asked for before or is new,
@@ -132,8 +129,7 @@ def write_record(outcome: Outcome) -> WriteRecord:
     return WriteRecord(write.cgroup, write.file, write.value, write.stage, ok)
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseReport:
+class ReleaseReport(Struct, frozen=True):
     """What came of releasing a pod's cgroup.
 
     `removed` is True when it is gone. Otherwise it stays: `processes` are those that still live

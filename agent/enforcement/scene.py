@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.enforcement.assess import as_wanted
 from agent.enforcement.desired import Role, desired
@@ -31,8 +33,7 @@ _LOOKS: Final = 8
 _Seen = TypeVar("_Seen")
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(Struct, frozen=True):
     """What was seen of the tree, or of a part of it (`scope`, None: all of it)."""
 
     landscape: Landscape

@@ -22,8 +22,9 @@ by the next comparison, which leaves nothing out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent.shared_map import differences
 
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """A part of the tree: the cgroups of `pods` (uids) and of `gone` pods.
 
     With `leftovers` those of all pods that are not in the ledger.

@@ -12,8 +12,9 @@ as nothing keeps it off the exclusive CPUs. It is told apart from one that was p
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from agent.enforcement.binding import cgroup_of_pid
 from agent.enforcement.errors import BindingError
@@ -27,8 +28,7 @@ _KTHREADD: Final = 2
 _LONGEST_NAME: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """The threads of one process that have the same affinity; `cgroup` is None when unknown."""
 
     pid: int
@@ -39,8 +39,7 @@ class Task:
     kernel: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Territory:
+class Territory(Struct, frozen=True):
     """What is a pod's alone: its exclusive CPUs, and the cgroups that may run on them."""
 
     pod: str
@@ -54,8 +53,7 @@ class Territory:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
+class Foreign(Struct, frozen=True):
     """A task, the exclusive CPUs of others that it may use, and the uids of their pods.
 
     `confined` is False when it may run on every online CPU.

@@ -7,9 +7,10 @@ shared pool, until they are back. The grants themselves stay as they are.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from agent.ledger import Isolation
 from agent.shared_map import differences

@@ -12,7 +12,6 @@ the fields.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -57,8 +56,7 @@ class CpuFileVersion(StrEnum):
     V3 = "v3"
 
 
-@dataclass(frozen=True, slots=True)
-class CpuState:
+class CpuState(Struct, frozen=True):
     """What the CPU manager's file says.
 
     `default` is the node's shared pool, `containers` the CPUs by pod uid by container name, `pods`
@@ -67,10 +65,8 @@ class CpuState:
 
     policy: str
     default: Mask = EMPTY
-    containers: Mapping[str, Mapping[str, Mask]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    pods: Mapping[str, Mask] = field(default_factory=lambda: MappingProxyType({}))
+    containers: Mapping[str, Mapping[str, Mask]] = MappingProxyType({})
+    pods: Mapping[str, Mask] = MappingProxyType({})
 
 
 class PodEntry(Struct, omit_defaults=True):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from agent.checkpoint.files import Files, OsFiles
 from agent.kubelet_state import cpu_file, memory_file
@@ -27,8 +28,7 @@ _SUFFIX: Final = ".numawarden-new"
 _NAMES: Final = (cpu_file.FILE_NAME, memory_file.FILE_NAME)
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletState:
+class KubeletState(Struct, frozen=True):
     """What a kubelet's two files say; None where a file is not there."""
 
     cpu: CpuState | None = None

@@ -7,9 +7,11 @@ where these are given, and otherwise left open until the pod is asked for (`mana
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.kubelet_state import cpu_check, cpu_file, memory_check, memory_file
 from agent.kubelet_state.cpu_file import CpuState
@@ -32,8 +34,7 @@ IMPORTED_NAMESPACE: Final = "imported"
 _NO_PODS: Final[Mapping[str, Pod]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """The ledger that a kubelet's state amounts to, and what somebody should know, a line each."""
 
     ledger: Ledger

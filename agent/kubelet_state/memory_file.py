@@ -7,7 +7,6 @@ the checksum tells the two apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -52,8 +51,7 @@ class MemoryTable(Struct, frozen=True):
     free: Size = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryNode:
+class MemoryNode(Struct, frozen=True):
     """One node: how many blocks touch it, the group of nodes it serves with, bytes by type."""
 
     assignments: int
@@ -61,18 +59,13 @@ class MemoryNode:
     tables: Mapping[str, MemoryTable]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryState:
+class MemoryState(Struct, frozen=True):
     """What the memory manager's file says; blocks are by pod uid (and by container name)."""
 
     policy: str
-    nodes: Mapping[int, MemoryNode] = field(default_factory=lambda: MappingProxyType({}))
-    containers: Mapping[str, Mapping[str, tuple[MemoryBlock, ...]]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    pods: Mapping[str, tuple[MemoryBlock, ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    nodes: Mapping[int, MemoryNode] = MappingProxyType({})
+    containers: Mapping[str, Mapping[str, tuple[MemoryBlock, ...]]] = MappingProxyType({})
+    pods: Mapping[str, tuple[MemoryBlock, ...]] = MappingProxyType({})
 
 
 class BlockEntry(Struct):

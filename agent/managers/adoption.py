@@ -10,9 +10,11 @@ admitted anew. How much memory is held is known where `memory.max` says it. Devi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.ledger import ContainerGrant, Isolation, Ledger, MemoryBlock, PodGrant
 from agent.managers.confirmation import NotConfirmedError, gets_cpus
@@ -37,8 +39,7 @@ _SEPARATORS: Final = "-_.@"
 _SUFFIXES: Final = (".scope", ".service")
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """One cgroup as the kernel shows it: its directory's name, CPUs and memory nodes.
 
     Empty sets are unset. `in_effect` is False when the kernel makes something else of the CPUs.
@@ -52,8 +53,7 @@ class Seen:
     memory: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SeenPod:
+class SeenPod(Struct, frozen=True):
     """A pod cgroup in which processes live, with its container cgroups."""
 
     uid: str
@@ -62,8 +62,7 @@ class SeenPod:
     containers: tuple[Seen, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Adoption:
+class Adoption(Struct, frozen=True):
     """The grants that the kernel shows, and what it shows against others, a line each."""
 
     ledger: Ledger

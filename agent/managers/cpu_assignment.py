@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent.managers.cpu_accumulator import CpuAccumulator
 from agent.managers.cpu_distribution import distribution
@@ -29,8 +30,7 @@ class NotEnoughCpusError(ManagerError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Strategy:
+class Strategy(Struct, frozen=True):
     """How CPUs are chosen.
 
     `group_size` None packs onto few NUMA nodes; a number distributes evenly over the nodes that

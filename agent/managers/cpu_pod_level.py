@@ -6,8 +6,9 @@ containers start. Standard init containers may use what apps get later, sidecars
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent.managers.cpu_assignment import take_by_topology
 from agent.managers.work import Work
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from agent.managers.policy import CpuPolicyOptions
 
 
-@dataclass(frozen=True, slots=True)
-class CpuPart:
+class CpuPart(Struct, frozen=True):
     """What one container gets of the budget; `exclusive` when nobody shares it."""
 
     cpus: Mask

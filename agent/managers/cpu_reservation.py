@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from agent.managers.cpu_assignment import NotEnoughCpusError, strategy_of, take
 from agent.managers.errors import ManagerError

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from agent.managers.cpu_topology import CpuTopology
     from sysfs.mask import Mask
 
 
-@dataclass(frozen=True, slots=True)
-class SmtMisalignment:
+class SmtMisalignment(Struct, frozen=True):
     """Why `asked` CPUs cannot be whole cores; `free` are the free CPUs outside reserved cores.
 
     `threads` is the number of CPUs per core.

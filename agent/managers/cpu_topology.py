@@ -7,10 +7,11 @@ this group are free" is one `&` and "how many" one `bit_count`. All tables are m
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+
+from msgspec import Struct
 
 from sysfs.mask import Mask
 
@@ -55,8 +56,7 @@ class CpuCounts(NamedTuple):
     uncores: int
 
 
-@dataclass(frozen=True)
-class CpuTopology:
+class CpuTopology(Struct, frozen=True, dict=True):
     """All online CPUs of a host in ascending order, and the groups they form.
 
     Two topologies are equal when their rows are. Every tuple of groups is ascending by id.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent.decision import Eligibility
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from agent.pods.quantity import Quantity
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerDemand:
+class ContainerDemand(Struct, frozen=True):
     """What one container demands: whole CPUs of its own, bytes by memory type, devices.
 
     `cpus` 0 means that it shares CPUs, an empty `memory` that its memory is not pinned.
@@ -57,8 +57,7 @@ class ContainerDemand:
         return self.container.kind is ContainerKind.INIT
 
 
-@dataclass(frozen=True, slots=True)
-class PodDemand:
+class PodDemand(Struct, frozen=True):
     """What one pod demands, and by which rules it is served.
 
     `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: it has pod-level

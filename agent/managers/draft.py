@@ -8,8 +8,9 @@ leaves nothing behind.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from agent.managers.hints import NO_AFFINITY, Hint
 from agent.managers.work import Work
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from agent.managers.rules import Rules
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(Struct):
     """The free resources left to the pod under admission, and what its containers got.
 
     `reusable_cpus` are held by standard init containers of this pod and may be given to a later

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from sysfs.mask import Mask
 
@@ -38,8 +39,7 @@ class NodeDistancesError(ManagerError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryDemand:
+class MemoryDemand(Struct, frozen=True):
     """What was asked of the memory manager and what is free: bytes by type, and by node."""
 
     requests: Mapping[str, int]

@@ -10,10 +10,11 @@ wanted, or the smallest that is larger.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from agent.managers.hint_family import HintFamily
 from agent.managers.node_cover import Cover
@@ -83,8 +84,7 @@ def misfit(count: int, wanted: int) -> tuple[int, int]:
     return 1, count
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
+class _Offer(Struct, frozen=True):
     """The hints of one resource: single nodes (bits), wider masks, and a family of sets."""
 
     ones: int

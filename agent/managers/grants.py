@@ -5,9 +5,10 @@ Isolation levels and quotas: KEP-5526, "ResourceIsolationLevel" and "CPU Quota M
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent.ledger import ContainerGrant, CpuLimits, Isolation, PodGrant
 from agent.managers.hints import NO_AFFINITY, Hint
@@ -27,16 +28,13 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Struct, frozen=True):
     """The CPUs, memory blocks and devices of a pod by container name, and those of its budget."""
 
     cpus: Mapping[str, Mask]
     memory: Mapping[str, tuple[MemoryBlock, ...]]
-    devices: Mapping[str, Mapping[str, tuple[str, ...]]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    hints: Mapping[str, Hint] = field(default_factory=lambda: MappingProxyType({}))
+    devices: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    hints: Mapping[str, Hint] = MappingProxyType({})
     pod_cpus: Mask | None = None
     pod_memory: tuple[MemoryBlock, ...] = ()
 

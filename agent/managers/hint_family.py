@@ -6,11 +6,12 @@ memory manager and an explanation ask of them can be answered from the rules tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import chain, combinations, islice
 from operator import or_
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from agent.managers.hints import Hint
 from agent.managers.node_cover import Cover
@@ -31,8 +32,7 @@ _EXPLAINING: Final = 600
 MOST_LISTED: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class HintFamily:
+class HintFamily(Struct, frozen=True):
     """The sets of nodes that can serve a request: `masks`, and all that `cover` holds.
 
     Preferred are those of `fewest` nodes and, where there is a `span` (align-by-socket), those

@@ -9,11 +9,12 @@ offers as preferred, and the masks reachable as an intersection.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
 from operator import mul
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from agent.managers.family_merge import best_common, best_intersection, misfit
 from agent.managers.hint_family import HintFamily
@@ -122,8 +123,7 @@ def intersections(first: Collection[int], second: Collection[int], nodes: int) -
     return _Counting.over(nodes).intersections(first, second)
 
 
-@dataclass(frozen=True, slots=True)
-class _Counting:
+class _Counting(Struct, frozen=True):
     """Counts pairs of masks for all subsets of a set of nodes at once.
 
     A pair intersects to a superset of S if and only if both its masks contain S, so the number of

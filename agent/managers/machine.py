@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct
 
 from agent.managers.cpu_topology import CpuTopology
 from agent.managers.hint_family import is_listed
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from sysfs.host import Host
 
 
-@dataclass(frozen=True, slots=True)
-class MachineNode:
+class MachineNode(Struct, frozen=True):
     """One NUMA node: its memory in bytes, its huge pages as {page size in bytes: count}.
 
     `distances` maps node ids to ACPI SLIT distances, this node included.
@@ -30,8 +30,7 @@ class MachineNode:
     distances: Mapping[int, int]
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(Struct, frozen=True, dict=True):
     """CPUs and NUMA nodes of one host; nodes without CPUs count for topology and memory."""
 
     cpus: CpuTopology

@@ -6,8 +6,9 @@ init containers may use what apps get later, sidecars keep what they got.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent.ledger import MemoryBlock
 from agent.pods.model import ContainerKind
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPart:
+class MemoryPart(Struct, frozen=True):
     """What one container gets of the budget; `exclusive` when nobody shares it.
 
     The blocks of every sharing container hold the whole of what is shared.
@@ -30,8 +30,7 @@ class MemoryPart:
     exclusive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyMemoryPool:
+class EmptyMemoryPool(Struct, frozen=True):
     """Some container would be left without memory; sizes are in bytes."""
 
     resource: str

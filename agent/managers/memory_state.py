@@ -5,8 +5,10 @@ The memory manager's static policy (KEP-1769; kubelet v1.36, memorymanager/polic
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.ledger import NodeMemory
 from agent.pods.model import HUGEPAGES_PREFIX, MEMORY
@@ -34,8 +36,7 @@ def hugepages_type(page_bytes: int) -> str:
     return f"{HUGEPAGES_PREFIX}{amount}{_SUFFIXES[power]}"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryFacts:
+class MemoryFacts(Struct, frozen=True):
     """The memory of a machine's nodes, in bytes by node by type, once reservations are made.
 
     `allocatable` is what pods can have: of `memory` the node's total less the reservation and all

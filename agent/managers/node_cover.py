@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, NamedTuple, Self
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,8 +38,7 @@ class Demand(NamedTuple):
         return self.held_by(nodes) >= self.need
 
 
-@dataclass(frozen=True, slots=True)
-class Cover:
+class Cover(Struct, frozen=True):
     """All non-empty sets of nodes within `domain` that contain `required` and meet the demands.
 
     Upward closed: with a set, every larger one within the domain belongs to it.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from agent.managers.hints import Hint
 from sysfs.mask import iter_bits
@@ -43,8 +44,7 @@ def masks_by_size(nodes: int) -> tuple[int, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SubsetIndex:
+class SubsetIndex(Struct, frozen=True):
     """The subsets of a set of nodes, the empty one included, numbered in ascending order.
 
     Bit *i* of a subset's number stands for the *i*-th lowest node, so numbers are dense even

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sysfs.mask import EMPTY, Mask
 
@@ -43,8 +44,7 @@ class TopologyManagerScope(StrEnum):
     POD = "pod"
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureGates:
+class FeatureGates(Struct, frozen=True):
     """The kubelet feature gates that change a decision, with the defaults of v1.36."""
 
     pod_level_resources: bool = True
@@ -54,8 +54,7 @@ class FeatureGates:
     cpu_manager_policy_beta_options: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CpuPolicyOptions:
+class CpuPolicyOptions(Struct, frozen=True):
     """`cpuManagerPolicyOptions` of the static policy."""
 
     full_pcpus_only: bool = False
@@ -66,8 +65,7 @@ class CpuPolicyOptions:
     prefer_align_cpus_by_uncorecache: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CpuPolicy:
+class CpuPolicy(Struct, frozen=True):
     """The CPU manager's rules; `reserved` CPUs are never given exclusively."""
 
     policy: CpuManagerPolicy = CpuManagerPolicy.NONE
@@ -75,16 +73,14 @@ class CpuPolicy:
     reserved: Mask = EMPTY
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPolicy:
+class MemoryPolicy(Struct, frozen=True):
     """The memory manager's rules; `reserved` is bytes by memory type by node (`reservedMemory`)."""
 
     policy: MemoryManagerPolicy = MemoryManagerPolicy.NONE
-    reserved: Mapping[int, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
+    reserved: Mapping[int, Mapping[str, int]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyPolicy:
+class TopologyPolicy(Struct, frozen=True):
     """The topology manager's rules."""
 
     policy: TopologyManagerPolicy = TopologyManagerPolicy.NONE
@@ -98,8 +94,7 @@ class TopologyPolicy:
         return aligns and self.scope is TopologyManagerScope.POD
 
 
-@dataclass(frozen=True, slots=True)
-class PluginDevice:
+class PluginDevice(Struct, frozen=True):
     """One device of the inventory; an empty `nodes` means no NUMA locality is known."""
 
     id: str
@@ -107,17 +102,14 @@ class PluginDevice:
     healthy: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """Everything beside the machine and the ledger that a decision depends on."""
 
     cpu: CpuPolicy = CpuPolicy()
     memory: MemoryPolicy = MemoryPolicy()
     topology: TopologyPolicy = TopologyPolicy()
     gates: FeatureGates = FeatureGates()
-    devices: Mapping[str, tuple[PluginDevice, ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
 
     @property
     def pod_level_managers(self) -> bool:

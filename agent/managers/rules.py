@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent.ledger import Ledger
 from agent.managers.cpu_reservation import reserved_physical_cpus
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(Struct, frozen=True, dict=True):
     """What every decision is made by; make it again when the host or the configuration changes."""
 
     machine: Machine

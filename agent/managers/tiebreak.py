@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import add
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from agent.managers.nested_distances import Nested
 from sysfs.mask import iter_bits
@@ -25,8 +26,7 @@ def by_value(nodes: int) -> tuple[int, ...]:
     return (nodes,)
 
 
-@dataclass(frozen=True)
-class Closest:
+class Closest(Struct, frozen=True, dict=True):
     """Order by the sum of distances (KEP-3545): of equally large sets that is the average."""
 
     distances: Distances

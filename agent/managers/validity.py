@@ -7,10 +7,11 @@ give, or the machine no longer has, is told here: which rule, which pod, what to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from agent.managers.adoption import is_adopted
 from agent.managers.memory_state import charged_blocks
@@ -49,8 +50,7 @@ class Rule(StrEnum):
     TOPOLOGY_POLICY = "topologyManagerPolicy"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One thing about a held grant that the rules in force would not give.
 
     `pod` is namespace/name; `container` is None where it is about the pod as a whole. `message`

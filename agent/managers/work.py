@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 #: Steps of one choice. A step takes some ten microseconds; hardly any choice needs a fifth.
 BUDGET: Final = 1_000
 
 
-@dataclass(slots=True)
-class Work:
+class Work(Struct):
     """What is left of a budget; `exceeded` once a search had to end before it was through.
 
     The same question always takes the same steps, so a decision stays a pure function.

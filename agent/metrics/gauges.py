@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily
 
 from agent.ledger import Isolation
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """The state of one moment.
 
     `manifests` counts files by state, `invalid` what `agent.managers.validity` finds by rule;
@@ -39,8 +38,8 @@ class Reading:
     unenforced_pods: int = 0
     problems: int = 0
     contested: int = 0
-    manifests: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    invalid: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    manifests: Mapping[str, int] = MappingProxyType({})
+    invalid: Mapping[str, int] = MappingProxyType({})
     last_reconcile: float | None = None
 
 

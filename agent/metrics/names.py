@@ -7,10 +7,11 @@ v1.36 (subsystem `kubelet`; KEP-5526 for `resource_manager_`), so that dashboard
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +25,7 @@ class MetricType(StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """One metric family.
 
     `name` is the full name in the exposition. `domain` holds, label by label, the values that are

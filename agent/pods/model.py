@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,16 +36,14 @@ class ContainerKind(StrEnum):
     APP = "app"
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(Struct, frozen=True):
     """Requests and limits by resource name (v1.ResourceRequirements)."""
 
-    requests: Mapping[str, Quantity] = field(default_factory=lambda: _NOTHING)
-    limits: Mapping[str, Quantity] = field(default_factory=lambda: _NOTHING)
+    requests: Mapping[str, Quantity] = _NOTHING
+    limits: Mapping[str, Quantity] = _NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """One container of a pod."""
 
     name: str
@@ -52,8 +51,7 @@ class Container:
     resources: Resources = Resources()
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """One pod, defaulted and validated.
 
     `init_containers` holds standard init containers and sidecars in manifest order.
@@ -68,7 +66,7 @@ class Pod:
     init_containers: tuple[Container, ...] = ()
     resources: Resources | None = None
     status_qos: QosClass | None = None
-    annotations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    annotations: Mapping[str, str] = MappingProxyType({})
 
     def all_containers(self) -> Iterator[Container]:
         """Yield init containers, then app containers: the order in which they are admitted."""

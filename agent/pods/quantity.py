@@ -8,9 +8,10 @@ the notation (binary, decimal, exponent) in which the amount was written.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from agent.pods.errors import QuantityError
 
@@ -44,15 +45,14 @@ class Notation(StrEnum):
     EXPONENT = "DecimalExponent"
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(Struct, frozen=True, eq=False):
     """An exact amount in units of 10^-9 (the finest that Kubernetes keeps).
 
     Two quantities are equal when their amounts are; `notation` only decides the text.
     """
 
     nano: int
-    notation: Notation = field(default=Notation.DECIMAL, compare=False)
+    notation: Notation = Notation.DECIMAL
 
     @classmethod
     def parse(cls, text: str) -> Quantity:
@@ -105,6 +105,15 @@ class Quantity:
     def __sub__(self, other: Quantity) -> Quantity:
         notation = self.notation if self.nano else other.notation
         return Quantity(self.nano - other.nano, notation)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Quantity) and self.nano == other.nano
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # not derived from __eq__: Struct has a comparison of its own
+
+    def __hash__(self) -> int:
+        return hash(self.nano)
 
     def __lt__(self, other: Quantity) -> bool:
         return self.nano < other.nano

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from agent.config.amounts import AmountReader
 from agent.document.nodes import shown
@@ -49,8 +50,7 @@ _DEFAULT_MEMORY: Final = 16 << 30
 _LONGEST_ROW: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedHost:
+class DescribedHost(Struct, frozen=True):
     """A machine, and the CPUs that it has but that do not run."""
 
     machine: Machine
@@ -62,7 +62,6 @@ class DescribedHost:
         return cls(Machine.of(host), host.offline)
 
 
-@dataclass(slots=True)
 class HostReader(AmountReader):
     """Reads `host`; paths are relative to the folder of the file."""
 

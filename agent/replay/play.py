@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.decision import Decision, Reason, Refusal
 from agent.managers.admission import admit, remove, start_container
@@ -19,16 +21,14 @@ if TYPE_CHECKING:
     from agent.replay.steps import Step
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """The rules in force and who holds what."""
 
     rules: Rules
     ledger: Ledger
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What came of one step, and the state after it.
 
     `number` is the step's in its file, None for the beginning. `decision` is that of an admission.

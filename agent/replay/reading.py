@@ -7,8 +7,10 @@ the sequence is read to its end and the refusal becomes part of the step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.bounded import read_bounded
 from agent.config.config import Config
@@ -66,8 +68,7 @@ def read_sequence(
     return sequence
 
 
-@dataclass(slots=True)
-class _SequenceReader:
+class _SequenceReader(Struct):
     """Reads one sequence; host and configuration are those in force at the step being read."""
 
     source: str

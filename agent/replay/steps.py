@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from agent.document.errors import Problem
@@ -11,8 +12,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(Struct, frozen=True):
     """Ask for a pod; `pod` is None when its manifest is invalid, `problems` say why."""
 
     name: str
@@ -21,16 +21,14 @@ class Admit:
     problems: tuple[Problem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Remove:
+class Remove(Struct, frozen=True):
     """End a pod."""
 
     name: str
     uid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """Start a container: the init containers before it are over."""
 
     name: str
@@ -38,8 +36,7 @@ class Start:
     container: str
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """Start the agent again, on this machine under this policy.
 
     `rules` is None when the agent would not start, `problems` say why.
@@ -49,8 +46,7 @@ class Restart:
     problems: tuple[Problem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
+class Ignored(Struct, frozen=True):
     """Something that has no part in a decision (of recorded sequences: stop, reconcile, ...)."""
 
     what: str
@@ -59,8 +55,7 @@ class Ignored:
 Step: TypeAlias = Admit | Remove | Start | Restart | Ignored
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
+class Sequence(Struct, frozen=True):
     """A named sequence; every step has the number under which it stands in its file."""
 
     name: str

@@ -9,7 +9,6 @@ the most that it gives a container is what another container of the same pod hol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
@@ -51,8 +50,7 @@ class _Spec(Struct):
     linux: _Linux | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """What a runtime says that a container is; `container` is None for a pod's sandbox.
 
     `uid` is "" where the runtime does not write it.

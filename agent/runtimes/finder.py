@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec import Struct
 
 from agent.enforcement.locate import Told
 from agent.runtimes.bundle import read_claim, read_spec
@@ -31,8 +32,7 @@ _REMEMBERED: Final = 8192
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """A bundle that was read; `claim` is None when it was of no use."""
 
     file: str

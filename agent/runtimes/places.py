@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from cgroupfs.names import Runtime
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(Struct, frozen=True):
     """The annotations by which a runtime names a container and its pod."""
 
     kind: str
@@ -19,8 +19,7 @@ class Keys:
     namespace: str
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """One runtime's directories, below the root of the host.
 
     A bundle is `bundles`/ID/`inside`config.json, the state of runc `states`/ID/state.json.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from msgspec import Struct
 
 from agent.checkpoint.store import Store
 from agent.enforcement.binding import cgroup_of_pid
@@ -60,8 +60,7 @@ PROC: Final = Path("/proc")
 _ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
 
 
-@dataclass(frozen=True, slots=True)
-class Surrogates:
+class Surrogates(Struct, frozen=True):
     """What stands in for parts of the system where there is no kernel, for tests and the demo.
 
     `tree` replaces the cgroup mount, `systemd` its bus, `tasks` what runs on the host, `files` what

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 from aiohttp import web
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import socket
@@ -29,8 +29,7 @@ PAUSE_SECONDS: Final = 1.0
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """At most so many connections, each at most so many seconds between two requests.
 
     The seconds count from the connection or the end of a request's handling to the whole head of

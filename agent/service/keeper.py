@@ -8,10 +8,10 @@ Every reconcile tries again; the caller sees the exact reason and may remove the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
+from msgspec.structs import replace
 
 from agent.checkpoint.errors import CheckpointIOError
 from agent.checkpoint.state import host_changes, host_facts

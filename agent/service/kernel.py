@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.enforcement.backoff import Backoff
 from agent.enforcement.binding import cgroup_named, cgroup_of_pid, make_binding
@@ -35,8 +37,7 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-@dataclass(frozen=True, slots=True)
-class Senses:
+class Senses(Struct, frozen=True):
     """What is looked at beside the tree: the tasks of the host, and a clock in seconds."""
 
     tasks: Callable[[], Iterable[Task]] = tuple

@@ -7,8 +7,9 @@ import os
 import socket
 import struct
 from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
@@ -22,8 +23,7 @@ _GID: Final = "I"
 _LONGEST: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """The process that connected, as the kernel recorded it at connect(2).
 
     `groups` are its primary and supplementary groups.

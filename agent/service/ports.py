@@ -5,9 +5,10 @@ Everything here is called from the one worker thread, in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,8 +25,7 @@ def _nothing() -> Mapping[str, int]:
     return MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What came of enforcing or comparing.
 
     `found` and `repaired` count settings by cause. `unenforced` says, by pod uid, what the kernel
@@ -40,7 +40,7 @@ class Outcome:
 
     found: Mapping[str, int] = field(default_factory=_nothing)
     repaired: Mapping[str, int] = field(default_factory=_nothing)
-    unenforced: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    unenforced: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()

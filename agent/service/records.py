@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -19,8 +20,7 @@ CHECKPOINT: Final = "checkpoint"
 REFUSALS_KEPT: Final = 64
 
 
-@dataclass(slots=True)
-class PodRecord:
+class PodRecord(Struct):
     """Where a pod came from, why it got what it got, and what the kernel does not honour."""
 
     source: str = CHECKPOINT
@@ -28,8 +28,7 @@ class PodRecord:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class Records:
+class Records(Struct):
     """The records of all admitted pods by uid, and the latest refusals."""
 
     pods: dict[str, PodRecord] = field(default_factory=dict)

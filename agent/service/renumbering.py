@@ -7,9 +7,10 @@ runs on them then, and what is started next is to find its memory beside its CPU
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from sysfs.mask import Mask
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -46,8 +47,7 @@ class Worker:
         self._pool.shutdown(wait=True)
 
 
-@dataclass(slots=True)
-class _Job(Generic[_Result]):
+class _Job(Struct, Generic[_Result]):
     action: Callable[[], Coroutine[None, None, _Result]]
     outcome: asyncio.Future[_Result]
     context: Context = field(default_factory=copy_context)

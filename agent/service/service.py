@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import structlog
 from aiohttp import web
+from msgspec import Struct
 
 from agent.service.clock import wait_for
 from agent.service.connections import Connections, Limits
@@ -70,8 +70,7 @@ class Follows(Protocol):
         """Yield whenever something changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Doors:
+class Doors(Struct, frozen=True):
     """The listening sockets, and the TLS settings of the metrics listener."""
 
     admission: socket.socket
@@ -84,8 +83,7 @@ class Doors:
         return 0 if self.metrics is None else int(self.metrics.getsockname()[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """Everything that the service looks at beside the kernel; what is None is not looked at.
 
     `fingerprint` is cheap and changes when CPUs or nodes come and go; `discover` reads the host.
@@ -100,8 +98,7 @@ class Surroundings:
     manifest_changes: Callable[[], AsyncIterator[object]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
+class _Served(Struct, frozen=True):
     """A door that is open."""
 
     runner: web.AppRunner

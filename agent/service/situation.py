@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent.config.errors import ConfigError
 from agent.config.resolve import resolve, resolve_what_fits
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from sysfs.host import Host
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(Struct, frozen=True):
     """What decisions and enforcement are based on.
 
     `misfits` says what of the configuration does not fit the host, a line each. `frozen`: so far

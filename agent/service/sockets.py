@@ -8,8 +8,9 @@ import os
 import socket
 import ssl
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from agent.service.errors import StartError
 from agent.trust import doubt_above, doubt_of
@@ -22,8 +23,7 @@ BACKLOG: Final = 128
 _LIMIT: Final = 107  # sun_path without its final NUL, unix(7)
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """Where the metrics listener listens, and with which certificate (None: plain HTTP)."""
 
     host: str
@@ -36,8 +36,7 @@ class Address:
         return f"{host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnixListener:
+class UnixListener(Struct, frozen=True):
     """A listening Unix socket and the file it made: (device, inode) in `file`."""
 
     path: Path

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent import __version__
 from agent.checkpoint.state import State, host_facts, policy_summary
@@ -33,13 +35,12 @@ if TYPE_CHECKING:
 MANIFEST_STATES: Final = (ADMITTED, CONFLICT, INVALID, REFUSED)
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(Struct, frozen=True):
     """What outlives the process: every grant, explicit bindings, and by uid each pod's manifest."""
 
     ledger: Ledger
     bindings: Bindings = NO_BINDINGS
-    manifests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    manifests: Mapping[str, str] = MappingProxyType({})
 
     def without_pod(self, ledger: Ledger, uid: str) -> Holdings:
         """Return what is held once a pod is removed and `ledger` is left.
@@ -57,8 +58,7 @@ class Holdings:
         return replace(self, ledger=ledger, manifests=manifests)
 
 
-@dataclass(slots=True)
-class AgentState:
+class AgentState(Struct):
     """The state of the running agent.
 
     `held` is what the checkpoint holds. `releases` counts what may have made room for a pod that
@@ -75,7 +75,7 @@ class AgentState:
     started: float = 0.0
     ready: bool = False
     records: Records = field(default_factory=Records)
-    manifests: Mapping[str, ManifestDocument] = field(default_factory=lambda: MappingProxyType({}))
+    manifests: Mapping[str, ManifestDocument] = MappingProxyType({})
     last_reconcile: ReconcileDocument | None = None
     last_agreement: float | None = None
     releases: int = 0

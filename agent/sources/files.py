@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+from msgspec import Struct
 
 from agent.pods.errors import ManifestError
 from agent.sources.errors import ManifestDirectoryError, ManifestFileError
@@ -29,16 +30,14 @@ Load: TypeAlias = "Callable[[bytes, str], Pod]"
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(Struct, frozen=True):
     """How manifests are read: the parser, and the size in bytes above which none is."""
 
     load: Load
     max_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(Struct, frozen=True):
     """What changes when a file's content does."""
 
     inode: int
@@ -52,8 +51,7 @@ class Stamp:
         return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestFile:
+class ManifestFile(Struct, frozen=True):
     """One file: the pod in it, or what is wrong with it."""
 
     path: Path

@@ -9,9 +9,10 @@ only a file that is certainly gone releases anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
 
 from agent.decision import Reason
 from agent.pods.errors import ManifestError
@@ -51,8 +52,7 @@ class Intake(Protocol):
         """Return a number that changes whenever a refused pod might fit now."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
+class _Tried(Struct, frozen=True):
     """What came of a file when it was last tried, and under which circumstances."""
 
     stamp: Stamp

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
 
 from cgroupfs.emulated import cpuset
 from cgroupfs.emulated.group import CONTROLLERS
@@ -57,8 +58,7 @@ class Kernel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """One file: its controller (None: always there), its text, and what a write does."""
 
     controller: str | None

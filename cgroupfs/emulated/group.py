@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from cgroupfs.values import DEFAULT_PERIOD_US
 from sysfs.mask import EMPTY, Mask
@@ -19,8 +20,7 @@ MEMBER: Final = "member"
 DEFAULT_WEIGHT: Final = 100
 
 
-@dataclass(slots=True, eq=False)
-class Group:
+class Group(Struct, eq=False):
     """The state of one cgroup; empty sets are unset. Times are microseconds."""
 
     name: str

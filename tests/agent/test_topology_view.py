@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from agent.topology_view import topology_view, totals
 from sysfs.host import CoreKind, Device

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +17,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
 import psutil
+from msgspec.structs import replace
 
 from agent.checkpoint.state import State, host_facts, policy_summary
 from agent.checkpoint.store import Store

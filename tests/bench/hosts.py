@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
 from agent.managers.machine import Machine

@@ -12,12 +12,13 @@ import os
 import tracemalloc
 from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from time import process_time
 from typing import TYPE_CHECKING, Final
 
 import psutil
+from msgspec.structs import replace
 
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from cgroupfs.emulated.kernel import EmulatedKernel

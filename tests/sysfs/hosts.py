@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sysfs.host import CoreKind, Cpu, Device, Host, HugePages, Node
 from sysfs.mask import EMPTY, Mask

@@ -5,12 +5,12 @@ import posixpath
 import subprocess
 import tarfile
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from sysfs.capture import capture
 from sysfs.discover import discover, read_host

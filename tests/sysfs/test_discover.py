@@ -3,13 +3,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sysfs.discover import discover, read_host
 from sysfs.errors import MissingFile, SysfsError

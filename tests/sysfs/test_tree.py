@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from sysfs.discover import discover
 from sysfs.host import Device, Host

@@ -20,6 +20,7 @@ from agent.ledger import (
 from agent.managers.hints import Hint
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
+from tests.strategies import built
 
 
 def ledger_of(*grants: PodGrant, memory: dict[int, NodeMemory] | None = None) -> Ledger:
@@ -133,8 +134,8 @@ def plain_pods(count: int, containers: int = 3) -> Ledger:
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 masks = st.frozensets(st.integers(0, 70), max_size=6).map(Mask.from_ids)
 sizes = st.integers(0, 1 << 70)
-limits = st.builds(CpuLimits, st.none() | sizes, st.none() | sizes)
-blocks = st.lists(st.builds(MemoryBlock, names, sizes, masks), max_size=2).map(tuple)
+limits = built(CpuLimits, st.none() | sizes, st.none() | sizes)
+blocks = st.lists(built(MemoryBlock, names, sizes, masks), max_size=2).map(tuple)
 hints = st.builds(
     lambda nodes, preferred: Hint(nodes, preferred=preferred),
     st.none() | st.integers(0, 255),
@@ -145,7 +146,7 @@ devices = st.dictionaries(
 ).map(MappingProxyType)
 
 
-containers = st.builds(
+containers = built(
     ContainerGrant,
     name=names,
     kind=st.sampled_from(ContainerKind),
@@ -157,7 +158,7 @@ containers = st.builds(
     cpu=limits,
     quota_disabled=st.booleans(),
 )
-pods = st.builds(
+pods = built(
     PodGrant,
     uid=names,
     name=names,
@@ -170,7 +171,7 @@ pods = st.builds(
     cpu=limits,
     quota_disabled=st.booleans(),
 )
-charges = st.builds(
+charges = built(
     NodeMemory, sizes, masks, st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)
 )
 ledgers = st.builds(
@@ -178,19 +179,19 @@ ledgers = st.builds(
     st.lists(pods, max_size=3, unique_by=lambda p: p.uid),
     st.dictionaries(st.integers(0, 63), charges, max_size=2),
 )
-states = st.builds(
+states = built(
     State,
     ledger=ledgers,
-    bindings=st.lists(st.builds(Binding, names, names, names), max_size=2).map(
+    bindings=st.lists(built(Binding, names, names, names), max_size=2).map(
         lambda entries: Bindings(tuple(entries))
     ),
     boot_id=st.text(max_size=8),
-    host=st.builds(
+    host=built(
         HostFacts,
         masks,
         masks,
         st.lists(
-            st.builds(
+            built(
                 NodeFacts,
                 st.integers(0, 63),
                 masks,

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from agent.checkpoint.state import (
     HostFacts,
@@ -98,11 +99,11 @@ def test_a_policy_is_summed_up_in_the_configurations_words() -> None:
 
 
 def test_every_switch_of_a_policy_shows_in_its_summary() -> None:
-    names = CpuPolicyOptions.__dataclass_fields__
+    names = CpuPolicyOptions.__struct_fields__
     everything = CpuPolicyOptions(**dict.fromkeys(names, True))
-    gates = FeatureGates(**dict.fromkeys(FeatureGates.__dataclass_fields__, True))
+    gates = FeatureGates(**dict.fromkeys(FeatureGates.__struct_fields__, True))
     summary = policy_summary(Policy(cpu=CpuPolicy(options=everything), gates=gates))
     options = [key for key in summary if key.startswith("cpuManagerPolicyOptions.")]
     shown_gates = [key for key in summary if key.startswith("featureGates.")]
     assert len(options) == len(names)
-    assert len(shown_gates) == len(FeatureGates.__dataclass_fields__)
+    assert len(shown_gates) == len(FeatureGates.__struct_fields__)

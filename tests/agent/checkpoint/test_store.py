@@ -5,11 +5,12 @@ import os
 import re
 import stat
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.checkpoint.errors import (
     CheckpointIOError,

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent.cli.topology_parts import alike, cores_summary, node_note, parts_of, size_text, summary
 from sysfs.host import CoreKind, HugePages, Node

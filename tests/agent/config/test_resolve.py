@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.config.config import Config
 from agent.config.errors import ConfigError

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.enforcement.quota import container_cpu_max, cpu_max, pod_cpu_max
 from agent.ledger import CpuLimits

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from agent.enforcement.recollection import Recollection
 from agent.enforcement.scene import Scene

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from agent.enforcement.bindings import Binding, Bindings
 from agent.enforcement.scope import Scope, scope_of

@@ -17,13 +17,14 @@ from agent.kubelet_state.cpu_file import (
 from agent.kubelet_state.errors import UnreadableStateFileError
 from sysfs.mask import Mask
 from tests.agent.kubelet_state.machines import cpu_state
+from tests.strategies import built
 
 PATH = Path("dir/cpu_manager_state")
 V1, V2, V3 = CpuFileVersion
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
 MASKS = st.sets(st.integers(0, 300), max_size=8).map(Mask.from_ids)
-STATES = st.builds(
+STATES = built(
     CpuState,
     NAMES,
     MASKS,

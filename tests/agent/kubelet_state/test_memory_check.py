@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from msgspec.structs import replace
 
 from agent.kubelet_state.exporting import kubelet_state
 from agent.kubelet_state.memory_check import allocatable_bytes, memory_problems

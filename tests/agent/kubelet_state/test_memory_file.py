@@ -19,6 +19,7 @@ from agent.kubelet_state.memory_file import (
 )
 from agent.ledger import MemoryBlock
 from sysfs.mask import Mask
+from tests.strategies import built
 
 PATH = Path("dir/memory_manager_state")
 V1, V2 = MemoryFileVersion
@@ -26,13 +27,13 @@ V1, V2 = MemoryFileVersion
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
 SIZES = st.integers(0, (1 << 64) - 1)
 NODES = st.sets(st.integers(0, 63), min_size=1, max_size=4).map(Mask.from_ids)
-BLOCKS = st.lists(st.builds(MemoryBlock, NAMES, SIZES, NODES), min_size=1, max_size=2).map(tuple)
-TABLES = st.dictionaries(NAMES, st.builds(MemoryTable, SIZES, SIZES, SIZES, SIZES, SIZES))
-STATES = st.builds(
+BLOCKS = st.lists(built(MemoryBlock, NAMES, SIZES, NODES), min_size=1, max_size=2).map(tuple)
+TABLES = st.dictionaries(NAMES, built(MemoryTable, SIZES, SIZES, SIZES, SIZES, SIZES))
+STATES = built(
     MemoryState,
     NAMES,
     st.dictionaries(
-        st.integers(0, 63), st.builds(MemoryNode, st.integers(0, 9), NODES, TABLES), max_size=3
+        st.integers(0, 63), built(MemoryNode, st.integers(0, 9), NODES, TABLES), max_size=3
     ),
     st.dictionaries(NAMES, st.dictionaries(NAMES, BLOCKS, min_size=1, max_size=2), max_size=2),
     st.dictionaries(NAMES, BLOCKS, max_size=2),

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.decision import Reason, Refusal
 from agent.managers.cpu_manager import CpuManager, aligned_cpus

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent.managers.demand import PodDemand, demand_of, explain_eligibility
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy

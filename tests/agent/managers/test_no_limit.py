@@ -5,12 +5,12 @@ Memory-only nodes are HBM, CXL or a GPU's memory, dozens of them on some machine
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.managers.admission import PROVIDERS, admit
 from agent.managers.demand import demand_of

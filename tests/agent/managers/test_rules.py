@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from agent.managers.policy import Policy
 from agent.managers.rules import Rules, shared_cpus, shared_pool

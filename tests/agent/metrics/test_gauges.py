@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from agent.managers import admission
 from agent.managers.machine import Machine

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent.pods.digest import spec_digest
 from agent.pods.model import Pod, QosClass

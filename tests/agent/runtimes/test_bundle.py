@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.runtimes.bundle import Claim, read_claim, read_spec
 from agent.runtimes.files import RuntimeFileError

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec.structs import replace
 
 from agent.checkpoint.codec import decode
 from agent.checkpoint.store import CHECKPOINT_NAME
@@ -70,7 +72,7 @@ class Site:
         """Return a host of its own that looks just the same."""
         parts = pickle.dumps((self.kernel, self.systemd, self.disk))
         kernel, systemd, disk = pickle.loads(parts)  # noqa: S301  # our own bytes
-        return replace(self, kernel=kernel, systemd=systemd, disk=disk)
+        return Site(self.config, kernel, systemd, disk, self.processes)
 
     def rebooted(self, disk: MemoryDisk) -> Site:
         """Return the host after a power failure that left `disk`: no cgroup, no process."""

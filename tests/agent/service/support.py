@@ -6,9 +6,11 @@ import asyncio
 import functools
 import shutil
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ParamSpec
+
+from msgspec.structs import replace
 
 from agent.client import AgentClient
 from agent.config.config import AgentConfig, Config, MetricsConfig

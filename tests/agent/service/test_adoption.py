@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.checkpoint.store import CHECKPOINT_NAME
 from agent.checkpoint.store import peek as saved_state

@@ -8,12 +8,12 @@ import sys
 import tempfile
 import zlib
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from agent.checkpoint.store import CHECKPOINT_NAME
 from agent.metrics import names

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.checkpoint.errors import StateDirectoryError, StateDirectoryLockedError
 from agent.cli.errors import exit_code_of, lines_of
@@ -36,7 +36,7 @@ def assemble(world: World, *, emulated: bool = True, systemd: object = None) -> 
 
 
 def set_agent(world: World, **changes: object) -> None:
-    agent = replace(world.config.agent, **changes)  # type: ignore[arg-type]
+    agent = replace(world.config.agent, **changes)
     world.config = replace(world.config, agent=agent)
 
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from agent.config.config import MetricsConfig
 from tests.agent.service.support import in_loop, manifest, running

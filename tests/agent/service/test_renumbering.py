@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from agent.checkpoint.state import HostFacts, NodeFacts
 from agent.service.renumbering import node_moves, renumbered

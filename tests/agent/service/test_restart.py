@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.config.errors import ConfigError
 from agent.managers.policy import (
@@ -95,7 +95,7 @@ def test_other_rules_keep_what_is_held_and_tell_what_is_not_valid(
             world.kernel.mkdir(f"{POD}/c0")
             world.kernel.spawn(f"{POD}/c0", 4711)
             await agent.ask(agent.client.reconcile)
-        world.config = replace(world.config, **changes)  # type: ignore[arg-type]
+        world.config = replace(world.config, **changes)
         async with running(world) as agent:
             told = await status(agent)
             assert rules_of(told) == expected

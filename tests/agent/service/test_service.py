@@ -3,10 +3,10 @@ from __future__ import annotations
 import asyncio
 import errno
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.checkpoint.store import CHECKPOINT_NAME
 from agent.client import AgentRefused
