@@ -4,6 +4,21 @@ from __future__ import annotations
 
 import gc
 import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Let the garbage collector rest while modules are imported: all they make stays anyway."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def import_structlog_without_rich() -> None:
