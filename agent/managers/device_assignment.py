@@ -7,7 +7,7 @@ is free, in place of a device plugin's preference.
 from __future__ import annotations
 
 from collections import Counter
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
@@ -102,17 +102,23 @@ def _hints(
     nodes: int, inventory: Sequence[PluginDevice], places: Sequence[int], count: int
 ) -> tuple[Hint, ...]:
     """Return the masks that reach `count` of the places (masks of nodes)."""
-    everything = [device.nodes.bits for device in inventory]
+    everything = tuple(device.nodes.bits for device in inventory)
     nodes &= reduce(or_, everything, 0)
-    if_unused = _reached(nodes, everything)
     now = _reached(nodes, places)
-    masks = choices(nodes)
-    fewest = next((one.mask.bit_count() for one in masks if if_unused[one.number] >= count), 0)
+    fewest = _fewest_nodes(nodes, everything, count)
     return tuple(
         one.preferred if one.mask.bit_count() == fewest else one.plain
-        for one in masks
+        for one in choices(nodes)
         if now[one.number] >= count
     )
+
+
+@lru_cache(maxsize=64)
+def _fewest_nodes(nodes: int, everything: tuple[int, ...], count: int) -> int:
+    """Return how many nodes `count` devices would need if nobody held one."""
+    if_unused = _reached(nodes, everything)
+    masks = choices(nodes)
+    return next((one.mask.bit_count() for one in masks if if_unused[one.number] >= count), 0)
 
 
 def _family(

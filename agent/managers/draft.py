@@ -7,7 +7,6 @@ leaves nothing behind.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -46,7 +45,7 @@ class Draft(Struct):
     hints: dict[str, Hint] = field(default_factory=dict)
     pod_cpus: Mask | None = None
     pod_memory: tuple[MemoryBlock, ...] = ()
-    counters: Counter[CounterKey] = field(default_factory=Counter)
+    counters: dict[CounterKey, int] = field(default_factory=dict)
     traces: list[HintTrace] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
 
@@ -72,4 +71,5 @@ class Draft(Struct):
 
     def count(self, name: str, *labels: str, by: int = 1) -> None:
         """Add to one of the counters that this admission will have incremented."""
-        self.counters[(name, labels)] += by
+        key = (name, labels)
+        self.counters[key] = self.counters.get(key, 0) + by

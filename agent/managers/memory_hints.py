@@ -90,7 +90,7 @@ def best_hint(hints: Hints, work: Work | None = None, containing: int = 0) -> Hi
 
 def require_known_types(facts: MemoryFacts, requests: Mapping[str, int]) -> None:
     """Raise `UnknownMemoryTypeError` for a requested type that no node of the machine has."""
-    known = facts.types()
+    known = facts.types
     for memory_type, size in requests.items():
         if memory_type not in known:
             raise UnknownMemoryTypeError(memory_type, size, tuple(sorted(known)))

@@ -5,6 +5,7 @@ The memory manager's static policy (KEP-1769; kubelet v1.36, memorymanager/polic
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
@@ -36,7 +37,7 @@ def hugepages_type(page_bytes: int) -> str:
     return f"{HUGEPAGES_PREFIX}{amount}{_SUFFIXES[power]}"
 
 
-class MemoryFacts(Struct, frozen=True):
+class MemoryFacts(Struct, frozen=True, dict=True):
     """The memory of a machine's nodes, in bytes by node by type, once reservations are made.
 
     `allocatable` is what pods can have: of `memory` the node's total less the reservation and all
@@ -76,13 +77,14 @@ class MemoryFacts(Struct, frozen=True):
             },
         )
 
-    @property
+    @cached_property
     def mask(self) -> Mask:
         """All NUMA nodes, memory-only ones included."""
         return Mask.from_ids(self.nodes)
 
+    @cached_property
     def types(self) -> frozenset[str]:
-        """Return the memory types that any node has."""
+        """The memory types that any node has."""
         return frozenset(name for types in self.allocatable.values() for name in types)
 
 

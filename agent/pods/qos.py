@@ -39,10 +39,10 @@ def is_container_guaranteed(container: Container) -> bool:
     KEP-5526: only such a container of a pod with pod-level resources can hold exclusive ones.
     """
     requests, limits = container.resources.requests, container.resources.limits
-    return all(
-        requests.get(name, ZERO).nano != 0 and requests[name] == limits.get(name)
-        for name in _COMPUTE
-    )
+    cpu, memory = requests.get(CPU), requests.get(MEMORY)
+    if not cpu or not memory:
+        return False
+    return cpu == limits.get(CPU) and memory == limits.get(MEMORY)
 
 
 def _bounds_compute(limits: Mapping[str, Quantity]) -> bool:

@@ -8,6 +8,7 @@ are both on (KEP-5526).
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from agent.pods.errors import QuantityError
@@ -35,11 +36,8 @@ def has_pod_level_resources(pod: Pod) -> bool:
     """Tell whether `spec.resources` states any supported amount (IsPodLevelResourcesSet)."""
     if pod.resources is None:
         return False
-    return any(
-        is_pod_level_resource(name)
-        for amounts in (pod.resources.requests, pod.resources.limits)
-        for name in amounts
-    )
+    stated = chain(pod.resources.requests, pod.resources.limits)
+    return any(map(is_pod_level_resource, stated))
 
 
 def exclusive_cpus(

@@ -173,7 +173,7 @@ def _memory(state: State) -> dict[str, dict[str, AmountLine]]:
     facts, charged = state.rules.memory, state.ledger.memory
     if not charged:
         return {}
-    free = {kind: free_memory(facts, charged, kind) for kind in sorted(facts.types())}
+    free = {kind: free_memory(facts, charged, kind) for kind in sorted(facts.types)}
     return {
         str(node): {
             kind: AmountLine(free=free[kind][node], reserved=held.reserved.get(kind, 0))

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from tests.bench.families import FAMILIES
-from tests.bench.measure import Figure, Rest
+from tests.bench.measure import Figure, Rest, Yardstick
 from tests.bench.targets import verdicts
 
 
@@ -27,14 +27,16 @@ def main() -> int:
     print(f"{'name':58} {'n':>6} {'p50 us':>11} {'p99 us':>11} {'max us':>11}")
     figures: list[Figure] = []
     rest: Rest | None = None
+    yardstick = Yardstick()
     for family in arguments.only or FAMILIES:
         for measured in FAMILIES[family]():
+            yardstick.look()
             print(_line(measured), flush=True)
             if isinstance(measured, Rest):
                 rest = measured
             else:
                 figures.append(measured)
-    print("", *verdicts(figures, rest), "", sep="\n")
+    print("", *verdicts(figures, rest), yardstick.line(), "", sep="\n")
     output = Path(arguments.output)
     _write(output, [figure.as_json() for figure in figures])
     if rest is not None:

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from agent.checkpoint.store import Store
 from agent.managers.admission import PROVIDERS, admit, remove
@@ -19,7 +19,7 @@ from agent.managers.topology_manager import merge
 from sysfs.discover import discover
 from sysfs.tree import write_tree
 from tests.bench import agents, hosts
-from tests.bench.measure import Figure, measure
+from tests.bench.measure import Figure, in_turns, measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from agent.managers.hints import ProviderHints
     from agent.managers.rules import Rules
     from tests.bench.measure import Rest
+
+#: A variant of a figure, and what is timed.
+Case: TypeAlias = "tuple[str, Callable[[], object]]"
 
 _STATES: Final = ("empty", "half", "fragmented", "full90")
 _POLICIES: Final = (
@@ -38,53 +41,61 @@ _POLICIES: Final = (
 
 
 def decide() -> Iterator[Figure]:
-    """Decide an admission alone: occupancy, resources, policies, options, pods already held."""
+    """Decide an admission alone: occupancy, resources, policies, options, pods already held.
+
+    All of one host in turns: they are held against one target, and against each other.
+    """
     for name in hosts.HOSTS:
-        for state in _STATES:
-            yield from _decide_occupied(name, state)
-        yield from _decide_pod_level(name)
-        rules = hosts.rules(name)
-        asked = hosts.guaranteed_pod("new", 4)
-        for pods in agents.HELD:
-            run = partial(admit, rules, hosts.held(rules, pods), asked)
-            yield measure(f"decide/{name}/held{pods}", run)
-        for option in hosts.OPTIONS[1:]:
-            yield _decide_with(name, option)
+        cases = [case for cases in _DECISIONS for case in cases(name)]
+        yield from in_turns([(f"decide/{name}/{variant}", run) for variant, run in cases])
 
 
-def _decide_occupied(name: str, state: str) -> Iterator[Figure]:
+def _occupied(name: str) -> Iterator[Case]:
     """One to six resources, then a pod of an eighth of the machine by each policy."""
-    rules, ledger = hosts.rules(name), hosts.held_on(name, state)
-    for number, text in enumerate(hosts.RESOURCES, start=1):
-        by = hosts.rules(name, memory=False) if number == 1 else rules
-        run = partial(admit, by, ledger, hosts.pod_of("new", text))
-        yield measure(f"decide/{name}/{state}-{number}r", run)
+    rules = hosts.rules(name)
     wide = len(rules.assignable_cpus) // 8
     asked = hosts.pod_of("new", f"cpu={wide} memory={wide // 2}Gi hugepages-2Mi={wide}Mi")
-    for policy, closest in _POLICIES:
-        by = hosts.rules(name, policy, closest=closest)
-        run = partial(admit, by, ledger, asked)
-        yield measure(f"decide/{name}/{state}-wide-{policy}{'-closest' * closest}", run)
+    for state in _STATES:
+        ledger = hosts.held_on(name, state)
+        for number, text in enumerate(hosts.RESOURCES, start=1):
+            by = hosts.rules(name, memory=False) if number == 1 else rules
+            yield f"{state}-{number}r", partial(admit, by, ledger, hosts.pod_of("new", text))
+        for policy, closest in _POLICIES:
+            by = hosts.rules(name, policy, closest=closest)
+            variant = f"{state}-wide-{policy}{'-closest' * closest}"
+            yield variant, partial(admit, by, ledger, asked)
 
 
-def _decide_pod_level(name: str) -> Iterator[Figure]:
+def _pod_level(name: str) -> Iterator[Case]:
     budget = hosts.pod_level_pod("new")
     for scope in TopologyManagerScope:
         rules = hosts.rules(name, scope=scope)
         for state in ("empty", "fragmented"):
             run = partial(admit, rules, hosts.held_on(name, state), budget)
-            yield measure(f"decide/{name}/podlevel-{scope}-{state}", run)
+            yield f"podlevel-{scope}-{state}", run
 
 
-def _decide_with(name: str, option: tuple[str, ...]) -> Figure:
-    rules = hosts.rules(
-        name,
-        TopologyManagerPolicy.BEST_EFFORT,
-        TopologyManagerScope.CONTAINER,
-        **dict.fromkeys(option, True),
-    )
-    run = partial(admit, rules, hosts.held_on(name, "fragmented"), hosts.guaranteed_pod("new", 4))
-    return measure(f"decide/{name}/{_spelled(option)}", run)
+def _held(name: str) -> Iterator[Case]:
+    rules = hosts.rules(name)
+    asked = hosts.guaranteed_pod("new", 4)
+    for pods in agents.HELD:
+        yield f"held{pods}", partial(admit, rules, hosts.held(rules, pods), asked)
+
+
+def _by_option(name: str) -> Iterator[Case]:
+    ledger = hosts.held_on(name, "fragmented")
+    asked = hosts.guaranteed_pod("new", 4)
+    for option in hosts.OPTIONS[1:]:
+        rules = hosts.rules(
+            name,
+            TopologyManagerPolicy.BEST_EFFORT,
+            TopologyManagerScope.CONTAINER,
+            **dict.fromkeys(option, True),
+        )
+        yield _spelled(option), partial(admit, rules, ledger, asked)
+
+
+_DECISIONS: Final = (_occupied, _pod_level, _held, _by_option)
 
 
 def removal() -> Iterator[Figure]:

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Final
 from agent.lean import settle_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _BUDGET_NS: Final = 250_000_000
 _LEAST: Final = 3
+#: The yardstick's loop takes about as long as a decision, and is looked at so many times in a row.
+_STEPS: Final = 20_000
+_LOOKS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +58,63 @@ def measure(
 
     The collector works as in the agent (`agent.lean`).
     """
-    run()
-    times: list[int] = []
-    spent = 0
-    settle_memory()
-    while len(times) < most and (spent < budget_ns or len(times) < _LEAST):
-        started = clock()
+    (figure,) = in_turns([(name, run)], most=most, budget_ns=budget_ns, clock=clock)
+    return figure
+
+
+def in_turns(
+    cases: Sequence[tuple[str, Callable[[], object]]],
+    *,
+    most: int = 2000,
+    budget_ns: int = _BUDGET_NS,
+    clock: Callable[[], int] = perf_counter_ns,
+) -> Iterator[Figure]:
+    """Time several operations, each once in its turn, until the budget of all is used up.
+
+    So they see the same machine: what slows it down for a moment strikes all of them, and what is
+    compared was measured at the same time.
+    """
+    for _, run in cases:
         run()
-        times.append(clock() - started)
-        spent += times[-1]
+    times: list[list[int]] = [[] for _ in cases]
+    spent = turns = 0
+    settle_memory()
+    while turns < most and (spent < budget_ns * len(cases) or turns < _LEAST):
+        for (_, run), taken in zip(cases, times, strict=True):
+            started = clock()
+            run()
+            taken.append(clock() - started)
+            spent += taken[-1]
+        turns += 1
     gc.unfreeze()
-    return of_samples(name, times)
+    for (name, _), taken in zip(cases, times, strict=True):
+        yield of_samples(name, taken)
+
+
+class Yardstick:
+    """A fixed piece of work, timed now and then through a run: how evenly the machine itself runs.
+
+    A shared machine that stops this loop for milliseconds does so to what is measured as well.
+    """
+
+    def __init__(self, clock: Callable[[], int] = perf_counter_ns) -> None:
+        self._clock = clock
+        self._times: list[int] = []
+
+    def look(self) -> None:
+        """Time the piece of work some times."""
+        for _ in range(_LOOKS):
+            started = self._clock()
+            sum(range(_STEPS))
+            self._times.append(self._clock() - started)
+
+    def line(self) -> str:
+        """Return what was seen, in one line."""
+        seen = of_samples("", self._times)
+        return (
+            f"the machine meanwhile: a fixed loop took p50 {seen.p50_us / 1000:.2f} ms, "
+            f"p99 {seen.p99_us / 1000:.2f} ms, at most {seen.max_us / 1000:.2f} ms"
+        )
 
 
 def of_samples(name: str, nanoseconds: Sequence[int]) -> Figure:

@@ -236,7 +236,7 @@ def test_memory_is_never_given_twice_and_all_of_it_comes_back(
             except (MemoryAssignmentError, UnknownMemoryTypeError):
                 continue
             held.append(blocks)
-        for name in facts.types():
+        for name in facts.types:
             assert all(free >= 0 for free in free_memory(facts, state, name).values())
         given_out = total_size([block for blocks in held for block in blocks])
         assert _positive(total_charge(state)) == _positive(given_out)
@@ -250,7 +250,7 @@ def test_memory_is_never_given_twice_and_all_of_it_comes_back(
 def test_hints_are_those_of_looking_at_every_mask(
     data: st.DataObject, facts: MemoryFacts, requests: dict[str, int]
 ) -> None:
-    assume(requests.keys() <= facts.types())
+    assume(requests.keys() <= facts.types)
     state: Mapping[int, NodeMemory] = initial_memory(facts)
     reusable: dict[tuple[int, str], int] = {}
     for nodes in data.draw(st.lists(st.sampled_from(masks_by_size(facts.mask.bits)), max_size=4)):

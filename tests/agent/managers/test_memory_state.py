@@ -45,7 +45,7 @@ def test_memory_is_allocatable_less_the_reservation_and_all_huge_pages() -> None
     assert facts.total[0]["hugepages-1Gi"] == 2 * GI
     assert facts.reserved[0] == {"memory": GI, "hugepages-2Mi": 0, "hugepages-1Gi": GI}
     assert facts.overcommitted == {}
-    assert facts.types() == {"memory", "hugepages-2Mi", "hugepages-1Gi"}
+    assert facts.types == {"memory", "hugepages-2Mi", "hugepages-1Gi"}
 
 
 def test_a_node_with_more_reserved_than_it_has_gives_nothing_and_is_named() -> None:
