@@ -35,7 +35,7 @@ class Mask:
     def __init__(self, bits: int = 0) -> None:
         if bits < 0:
             raise ValueError(f"a mask has no negative bits, got {bits}")
-        object.__setattr__(self, "bits", bits)
+        _set_bits(self, bits)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Mask is immutable: cannot set {name!r} to {value!r}")
@@ -132,6 +132,9 @@ class Mask:
     def __reduce__(self) -> tuple[type[Mask], tuple[int]]:
         return Mask, (self.bits,)
 
+
+#: Past `Mask.__setattr__`, which refuses.
+_set_bits: Final = Mask.bits.__set__  # type: ignore[attr-defined,misc]  # the slot itself
 
 EMPTY: Final = Mask(0)
 

@@ -144,7 +144,8 @@ class CpuAccumulator:
         """Yield only the cores that are free: the same order without counting all the others."""
         for inner in self._inner_order(free):
             cores = self.levels.cores_of[inner.id]
-            yield from sorted((c for c in cores if not c.cpus & ~free), key=_by_size_and_id)
+            order = cores if self.topology.cores_alike else sorted(cores, key=_by_size_and_id)
+            yield from (core for core in order if not core.cpus & ~free)
 
     def _uncore_order(self, free: int) -> list[CpuGroup]:
         inside = self.topology.uncores_in_node

@@ -136,6 +136,8 @@ def _reuse_init_memory(
     draft: Draft, container: ContainerDemand, blocks: tuple[MemoryBlock, ...]
 ) -> None:
     """Book what the container uses again of the init containers that end before it starts."""
+    if not (draft.reusable_memory or container.is_standard_init):
+        return
     earlier: dict[str, tuple[MemoryBlock, ...]] = {}
     for init in draft.demand.init_containers():
         if init.name == container.name:

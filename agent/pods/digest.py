@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 #: Changes when the digest covers something else, so that digests never compare across.
 _FORMAT: Final = 1
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 def spec_digest(pod: Pod) -> str:
@@ -26,8 +27,7 @@ def spec_digest(pod: Pod) -> str:
         None if pod.resources is None else _amounts(pod.resources),
         pod.status_qos,
     ]
-    text = json.dumps(asked, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_ENCODER.encode(asked).encode()).hexdigest()
 
 
 def _container(container: Container) -> list[object]:
@@ -36,6 +36,6 @@ def _container(container: Container) -> list[object]:
 
 def _amounts(resources: Resources) -> list[list[tuple[str, int]]]:
     return [
-        sorted((name, amount.nano) for name, amount in amounts.items())
+        sorted([(name, amount.nano) for name, amount in amounts.items()])
         for amounts in (resources.requests, resources.limits)
     ]

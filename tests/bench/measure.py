@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _BUDGET_NS: Final = 250_000_000
 _LEAST: Final = 3
+#: Runs of one operation in its turn.
+_IN_A_ROW: Final = 5
 #: The yardstick's loop takes about as long as a decision, and is looked at so many times in a row.
 _STEPS: Final = 20_000
 _LOOKS: Final = 50
@@ -69,7 +71,7 @@ def in_turns(
     budget_ns: int = _BUDGET_NS,
     clock: Callable[[], int] = perf_counter_ns,
 ) -> Iterator[Figure]:
-    """Time several operations, each once in its turn, until the budget of all is used up.
+    """Time several operations, each a few times in its turn, until the budget of all is used up.
 
     So they see the same machine: what slows it down for a moment strikes all of them, and what is
     compared was measured at the same time.
@@ -81,11 +83,12 @@ def in_turns(
     settle_memory()
     while turns < most and (spent < budget_ns * len(cases) or turns < _LEAST):
         for (_, run), taken in zip(cases, times, strict=True):
-            started = clock()
-            run()
-            taken.append(clock() - started)
-            spent += taken[-1]
-        turns += 1
+            for _ in range(_IN_A_ROW):
+                started = clock()
+                run()
+                taken.append(clock() - started)
+            spent += sum(taken[-_IN_A_ROW:])
+        turns += _IN_A_ROW
     gc.unfreeze()
     for (name, _), taken in zip(cases, times, strict=True):
         yield of_samples(name, taken)
