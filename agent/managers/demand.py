@@ -21,7 +21,7 @@ from agent.pods.requests import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.managers.policy import Policy
     from agent.pods.model import Container, Pod
@@ -104,7 +104,7 @@ def demand_of(policy: Policy, pod: Pod) -> PodDemand:
         unmanaged=has_budget and not managed,
         cpus=pod_exclusive_cpus(pod, qos, pod_level_managers=managed),
         memory=_pod_memory(pod, pod_level=has_budget and managed, managed=managed),
-        devices=_device_requests(aggregate(pod, _limits), policy.devices) if policy.devices else {},
+        devices=_pod_devices(pod, policy.devices),
         containers=tuple(
             _container_demand(policy, pod, container, qos) for container in pod.all_containers()
         ),
@@ -153,8 +153,16 @@ def _container_demand(
     )
 
 
-def _limits(container: Container) -> Mapping[str, Quantity]:
-    return container.resources.limits
+def _pod_devices(pod: Pod, inventory: Collection[str]) -> dict[str, int]:
+    """Return the most devices that the containers of a pod have at one time."""
+    if not inventory:
+        return {}
+
+    def devices(container: Container) -> dict[str, Quantity]:
+        limits = container.resources.limits
+        return {name: limits[name] for name in inventory if name in limits}
+
+    return _device_requests(aggregate(pod, devices), inventory)
 
 
 def _device_requests(limits: Mapping[str, Quantity], inventory: Iterable[str]) -> dict[str, int]:

@@ -79,9 +79,11 @@ def assign_devices(
     free = _available(inventory, allocated)
     if len(free) < needed:
         raise DeviceAllocationError(resource, needed, len(free))
-    aligned = {device.id for device in free if hint.nodes and device.nodes.bits & hint.nodes}
-    ordered = sorted(free, key=lambda device: (device.id not in aligned, device.id))
-    return tuple(sorted((*given, *(device.id for device in ordered[:needed]))))
+    near = hint.nodes or 0
+    ordered = sorted([device.id for device in free if device.nodes.bits & near])
+    if len(ordered) < needed:
+        ordered += sorted([device.id for device in free if not device.nodes.bits & near])
+    return tuple(sorted((*given, *ordered[:needed])))
 
 
 def reusable_devices_after(
@@ -144,7 +146,9 @@ def _devices(count: int, places: Iterable[int]) -> Demand:
 
 def _reached(nodes: int, places: Iterable[int]) -> list[int]:
     """Return for every subset of `nodes`, by its number, how many of the places it touches."""
-    counts = Counter(places)
+    counts: dict[int, int] = {}
+    for place in places:  # not a Counter: a few places take longer to hand over than to count
+        counts[place] = counts.get(place, 0) + 1
     reached = subset_sums(tuple(counts.pop(1 << node, 0) for node in iter_bits(nodes)))
     for place, count in counts.items():
         for number, subset in enumerate(SubsetIndex.of(nodes).subsets):
