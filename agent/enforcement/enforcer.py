@@ -14,6 +14,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.enforcement.assess import assess
@@ -67,6 +68,21 @@ if TYPE_CHECKING:
 
 
 _NOBODY: Final[Mapping[str, Setting]] = MappingProxyType({})
+
+
+class _Repair(Struct, frozen=True):
+    """What was done: how it looks then, what was last written and in all, what was refused.
+
+    `created` and `enabled` are cgroups, `recorded` the units that systemd was told of.
+    """
+
+    scene: Scene
+    plan: Plan
+    outcomes: tuple[Outcome, ...]
+    created: Sequence[str]
+    enabled: Sequence[str]
+    recorded: Sequence[str]
+    refused: Sequence[Problem]
 
 
 class Enforcer:
@@ -198,38 +214,55 @@ class Enforcer:
         wrong = self._assess(self._not_as_asked(scene, differing))
         postponed = tuple(p for p in wrong if is_within(p.cgroup, resting) and p.file != ENABLED)
         found = tuple(problem for problem in wrong if problem not in postponed)
+        done = self._repair(scene, resting, found, differs=bool(differing), move_memory=move_memory)
+        left = self._assess(done.scene.differing())
+        drift = self._drift(done.scene, found)
+        self._memory.note_asked(done.scene)
+        self._left = frozenset(beyond_repair(left, done.outcomes, resting))
+        report = EnforcementReport(
+            pods=done.scene.pods(),
+            cgroups=reports(done.scene, left),
+            found=found,
+            drift=drift,
+            postponed=postponed,
+            problems=(
+                *done.refused,
+                *skipped(done.scene, done.outcomes),
+                *beside(done.scene, left),
+            ),
+            writes=tuple(write_record(outcome) for outcome in done.outcomes),
+            created=tuple(done.created),
+            enabled=tuple(done.enabled),
+            recorded=tuple(done.recorded),
+            notes=(*notes(done.scene), *withheld(done.plan)),
+        )
+        self._last = target if report.ok else None
+        return report
+
+    def _repair(
+        self,
+        scene: Scene,
+        resting: Collection[str],
+        found: Iterable[Problem],
+        *,
+        differs: bool,
+        move_memory: bool,
+    ) -> _Repair:
+        """Make what is missing, write what differs, and have the drivers remember it."""
+        plan = Plan()
+        outcomes: tuple[Outcome, ...] = ()
         created, enabled, refused = self._make_room(scene)
         if created or enabled:
             scene = self._again(scene, {*created, *enabled})
-        if differing or created or enabled:
+        if differs or created or enabled:
             scene, plan, outcomes = self._write(scene, resting, move_memory=move_memory)
-        else:
-            plan, outcomes = Plan(), ()
         recorded, untold = self._tell(scene, {problem.cgroup for problem in found})
         if recorded:
             # Being told, systemd writes as well, a quota in whole percents and never narrower, and
             # it may bring the units beside up to date.
             scene, plan, more = self._write(self._again(scene), resting, move_memory=move_memory)
             outcomes += more
-        left = self._assess(scene.differing())
-        drift = self._drift(scene, found)
-        self._memory.note_asked(scene)
-        self._left = frozenset(beyond_repair(left, outcomes, resting))
-        report = EnforcementReport(
-            pods=scene.pods(),
-            cgroups=reports(scene, left),
-            found=found,
-            drift=drift,
-            postponed=postponed,
-            problems=(*refused, *untold, *skipped(scene, outcomes), *beside(scene, left)),
-            writes=tuple(write_record(outcome) for outcome in outcomes),
-            created=tuple(created),
-            enabled=tuple(enabled),
-            recorded=tuple(recorded),
-            notes=(*notes(scene), *withheld(plan)),
-        )
-        self._last = target if report.ok else None
-        return report
+        return _Repair(scene, plan, outcomes, created, enabled, recorded, refused + untold)
 
     def _verify(self, target: Target, scope: Scope | None) -> EnforcementReport:
         scene = self._look(target, scope)

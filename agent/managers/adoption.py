@@ -198,23 +198,9 @@ def complete(rules: Rules, held: PodGrant, pod: Pod) -> PodGrant | None:
         held = _without_cpus(held)
         if not any(one.memory for one in held.containers) or not _asks_for_memory(rules, demand):
             return None
-    if any(container.devices for container in demand.containers):
-        raise NotConfirmedError(("it asks for devices, which a cgroup does not show",))
-    if budget and len(held.cpus or EMPTY) != demand.cpus:
-        shown = held.cpus or "none that are its alone"
-        raise NotConfirmedError((f"it asks for a budget of {demand.cpus} CPUs, shown are {shown}",))
+    _require_shown(held, demand, budget=budget)
     found = _matched(held, wanting, of_budget=budget)
-    cpus = _with_idle(
-        held, demand, wanting, {name: shown.cpus or EMPTY for name, shown in found.items()}
-    )
-    if budget and held.cpus is not None:
-        cpus |= _pool(held.cpus, demand, cpus)
-    taken = EMPTY
-    for mask in cpus.values():
-        taken |= mask
-    rest = held.exclusive_cpus - taken
-    if rest and not budget:
-        raise NotConfirmedError((f"it does not ask for CPUs {rest}, which it holds",))
+    cpus = _cpus(held, demand, wanting, found, budget=budget)
     if of_pod:
         memory, of_budget = _divided(rules, held, demand)
     else:
@@ -226,6 +212,38 @@ def complete(rules: Rules, held: PodGrant, pod: Pod) -> PodGrant | None:
         pod_memory=of_budget,
     )
     return make_grant(rules.policy, demand, held_now)
+
+
+def _require_shown(held: PodGrant, demand: PodDemand, *, budget: bool) -> None:
+    """Raise `NotConfirmedError` for what no cgroup shows: devices, a budget of another size."""
+    if any(container.devices for container in demand.containers):
+        raise NotConfirmedError(("it asks for devices, which a cgroup does not show",))
+    if budget and len(held.cpus or EMPTY) != demand.cpus:
+        shown = held.cpus or "none that are its alone"
+        raise NotConfirmedError((f"it asks for a budget of {demand.cpus} CPUs, shown are {shown}",))
+
+
+def _cpus(
+    held: PodGrant,
+    demand: PodDemand,
+    wanting: Sequence[ContainerDemand],
+    found: Mapping[str, ContainerGrant],
+    *,
+    budget: bool,
+) -> dict[str, Mask]:
+    """Return the CPUs by container; raises `NotConfirmedError` when more are held than asked."""
+    cpus = _with_idle(
+        held, demand, wanting, {name: shown.cpus or EMPTY for name, shown in found.items()}
+    )
+    if budget and held.cpus is not None:
+        cpus |= _pool(held.cpus, demand, cpus)
+    taken = EMPTY
+    for mask in cpus.values():
+        taken |= mask
+    rest = held.exclusive_cpus - taken
+    if rest and not budget:
+        raise NotConfirmedError((f"it does not ask for CPUs {rest}, which it holds",))
+    return cpus
 
 
 def _without_cpus(held: PodGrant) -> PodGrant:
