@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Self
+from functools import lru_cache
+from typing import Final
 
 from msgspec import Struct
 
@@ -16,6 +17,8 @@ MAX_PERIOD_US: Final = 1_000_000
 DEFAULT_PERIOD_US: Final = 100_000
 #: The scheduler's arithmetic keeps 44 bits of microseconds (kernel/sched/core.c: max_cfs_runtime).
 MAX_QUOTA_US: Final = (1 << 44) - 1
+#: Thousands of cgroups show few limits, and are looked at again and again.
+_REMEMBERED: Final = 256
 
 
 class CpuMax(Struct, frozen=True):
@@ -35,13 +38,10 @@ class CpuMax(Struct, frozen=True):
             why = f"the quota is 'max' or between {MIN_QUOTA_US} and {MAX_QUOTA_US} microseconds"
             raise CgroupValueError("cpu.max", str(self), why)
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
+    @staticmethod
+    def parse(text: str) -> CpuMax:
         """Parse what the kernel shows, such as `max 100000` or `150000 100000`."""
-        quota, _, period = text.strip().partition(" ")
-        if not (period.isdigit() and (quota == "max" or quota.isdigit())):
-            raise CgroupValueError("cpu.max", text.strip(), "expected 'QUOTA PERIOD'")
-        return cls(None if quota == "max" else int(quota), int(period))
+        return _parsed(text)
 
     def __str__(self) -> str:
         quota = "max" if self.quota_us is None else str(self.quota_us)
@@ -57,3 +57,11 @@ class CpuMax(Struct, frozen=True):
 
 
 UNLIMITED: Final = CpuMax(None)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _parsed(text: str) -> CpuMax:
+    quota, _, period = text.strip().partition(" ")
+    if not (period.isdigit() and (quota == "max" or quota.isdigit())):
+        raise CgroupValueError("cpu.max", text.strip(), "expected 'QUOTA PERIOD'")
+    return CpuMax(None if quota == "max" else int(quota), int(period))

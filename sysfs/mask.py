@@ -56,15 +56,14 @@ class Mask:
             bits |= 1 << member
         return cls(bits)
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
+    @staticmethod
+    def parse(text: str) -> Mask:
         """Parse the kernel's list format.
 
         Accepts surrounding white space and the empty string. Raises `ValueError`, whose text
         quotes the offending part, on anything else: reversed ranges, signs, ids above 65535.
         """
-        stripped = text.strip()
-        return cls((_parse_short if len(stripped) <= _SHORT_TEXT else _parse)(stripped))
+        return (_parse_short if len(text) <= _SHORT_TEXT else _parse)(text)
 
     @property
     def lowest(self) -> int:
@@ -159,11 +158,12 @@ def _text(bits: int) -> str:
     )
 
 
-def _parse(text: str) -> int:
+def _parse(text: str) -> Mask:
+    stripped = text.strip()
     bits = 0
-    for part in text.split(",") if text else ():
+    for part in stripped.split(",") if stripped else ():
         bits |= _range_bits(part)
-    return bits
+    return Mask(bits)
 
 
 # Thousands of cgroups show the same few sets, and are looked at again and again.

@@ -20,7 +20,7 @@ from cgroupfs.values import UNLIMITED
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.enforcement.bindings import Bindings
     from agent.enforcement.entitlement import Entitlement
@@ -84,17 +84,17 @@ def desired(target: Target, landscape: Landscape) -> tuple[Wanted, ...]:
 
 
 def _pod(pod: PodGrant, located: LocatedPod, shared_pool: Mask) -> Iterator[Wanted]:
-    members = [(member, _entitlement(pod, member, shared_pool)) for member in located.containers]
+    granted = {c.name: container_entitlement(pod, c, shared_pool) for c in pod.containers}
+    members = [(m, _entitlement(pod, granted, m, shared_pool)) for m in located.containers]
     inside = [
         entitlement
         for member, entitlement in members
         if member.cgroup.startswith(f"{located.cgroup}/")
     ]
-    granted = [container_entitlement(pod, c, shared_pool) for c in pod.containers]
     setting = Setting(
         located.cgroup,
-        cpus=_union(pod.cpus, (e.cpus for e in (*granted, *inside))) or None,
-        mems=_pod_mems(pod, granted),
+        cpus=_union(pod.cpus, (e.cpus for e in (*granted.values(), *inside))) or None,
+        mems=_pod_mems(pod, granted.values()),
         cpu_max=pod_cpu_max(pod),
         exclusive=bool(pod.exclusive_cpus),
     )
@@ -103,13 +103,15 @@ def _pod(pod: PodGrant, located: LocatedPod, shared_pool: Mask) -> Iterator[Want
         yield from _member(pod.uid, member, entitlement)
 
 
-def _entitlement(pod: PodGrant, member: Located, shared_pool: Mask) -> Entitlement:
+def _entitlement(
+    pod: PodGrant, granted: Mapping[str, Entitlement], member: Located, shared_pool: Mask
+) -> Entitlement:
     if member.identity in _WITHOUT_A_GRANT:
         return default_entitlement(pod, shared_pool)
-    container = pod.container(member.container) if member.container else pod.containers[0]
-    if container is None:
-        raise ValueError(f"pod {pod.uid} has no container {member.container!r}")
-    return container_entitlement(pod, container, shared_pool)
+    container = member.container or pod.containers[0].name
+    if container not in granted:
+        raise ValueError(f"pod {pod.uid} has no container {container!r}")
+    return granted[container]
 
 
 def _member(uid: str, member: Located, entitlement: Entitlement) -> Iterator[Wanted]:
@@ -136,7 +138,7 @@ def _leftover(leftover: Leftover, shared_pool: Mask) -> Iterator[Wanted]:
         yield Wanted(Setting(path, cpus=shared_pool or None), Role.LEFTOVER, "")
 
 
-def _pod_mems(pod: PodGrant, granted: list[Entitlement]) -> Mask | None:
+def _pod_mems(pod: PodGrant, granted: Collection[Entitlement]) -> Mask | None:
     """Return the nodes of a pod's cgroup, None while any member may use the whole host's."""
     if not pod.memory and any(entitlement.mems is None for entitlement in granted):
         return None

@@ -177,20 +177,19 @@ def _is_one_group(state: Mapping[int, NodeMemory], mask: int) -> bool:
 
 def _fewest_nodes(facts: MemoryFacts, requests: Mapping[str, int]) -> int:
     """Return how many nodes the requests would need if nobody held memory."""
-    sums = [
-        (_allocatable_sums(tuple(types.get(name, 0) for types in facts.allocatable.values())), size)
-        for name, size in requests.items()
-    ]
+    allocatable = tuple([facts.allocatable_of[name] for name in requests])
+    return _fewest(facts.mask.bits, allocatable, tuple(requests.values()))
+
+
+@lru_cache(maxsize=256)
+def _fewest(nodes: int, allocatable: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> int:
+    """Return the fewest of `nodes` that have all the sizes; `allocatable` is by type, by node."""
+    sums = [subset_sums(by_node) for by_node in allocatable]
     return next(
         (
             choice.mask.bit_count()
-            for choice in choices(facts.mask.bits)
-            if all(total[choice.number] >= size for total, size in sums)
+            for choice in choices(nodes)
+            if all(total[choice.number] >= size for total, size in zip(sums, sizes, strict=True))
         ),
-        len(facts.nodes),
+        nodes.bit_count(),
     )
-
-
-@lru_cache(maxsize=64)
-def _allocatable_sums(values: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(subset_sums(values))

@@ -83,6 +83,14 @@ class MemoryFacts(Struct, frozen=True, dict=True):
         return Mask.from_ids(self.nodes)
 
     @cached_property
+    def allocatable_of(self) -> Mapping[str, tuple[int, ...]]:
+        """What pods can have of each memory type, in bytes by node in the order of `nodes`."""
+        return {
+            name: tuple(self.allocatable[node].get(name, 0) for node in self.nodes)
+            for name in self.types
+        }
+
+    @cached_property
     def types(self) -> frozenset[str]:
         """The memory types that any node has."""
         return frozenset(name for types in self.allocatable.values() for name in types)

@@ -66,7 +66,7 @@ class Group(Struct, eq=False):
     @property
     def populated(self) -> bool:
         """Whether a process lives here or below."""
-        return any(group.procs for group in self.walk())
+        return bool(self.procs) or any(child.populated for child in self.children.values())
 
     def has(self, controller: str) -> bool:
         """Tell whether the controller is enabled for this cgroup (never for the root's files)."""

@@ -18,7 +18,7 @@ from cgroupfs.errors import CgroupPathError
 from cgroupfs.tree import check_file, check_path, check_value, join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from cgroupfs.emulated.files import File
     from sysfs.mask import Mask
@@ -61,8 +61,13 @@ class EmulatedKernel:
     def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
         """Return the texts of several files; see `cgroupfs.tree.Tree`."""
         group = self._group(path)
-        found = (self._lookup(group, check_file(file)) for file in files)
-        return tuple(None if file is None else file.show(self, group) for file in found)
+        known, offered = self._files(group)
+        texts: list[str | None] = []
+        for file in files:
+            found = known.get(check_file(file))
+            is_there = found is not None and found.offered(offered)
+            texts.append(found.show(self, group) if found is not None and is_there else None)
+        return tuple(texts)
 
     def write(self, path: str, file: str, value: str) -> None:
         """Give one file a value; see `cgroupfs.tree.Tree`."""
@@ -267,11 +272,15 @@ class EmulatedKernel:
         return found
 
     def _lookup(self, group: Group, file: str) -> File | None:
-        if group.parent is None:
-            found, offered = ROOT_FILES.get(file), self.controllers
-        else:
-            found, offered = FILES.get(file), tuple(group.parent.subtree)
+        known, offered = self._files(group)
+        found = known.get(file)
         return found if found is not None and found.offered(offered) else None
+
+    def _files(self, group: Group) -> tuple[Mapping[str, File], Container[str]]:
+        """Return the files of a cgroup, and the controllers without which some are not there."""
+        if group.parent is None:
+            return ROOT_FILES, self.controllers
+        return FILES, group.parent.subtree
 
     @staticmethod
     def _refuse(number: int, path: str) -> OSError:
