@@ -51,11 +51,10 @@ def device_hints(
     places = [device.nodes.bits for device in free] + again
     if not is_listed(nodes):
         return _family(nodes, inventory, places, count, again, work or Work())
-    return tuple(
-        hint
-        for hint in _hints(nodes, inventory, places, count)
-        if all((hint.nodes or 0) & place for place in again)
-    )
+    hints = _hints(nodes, inventory, places, count)
+    if not again:
+        return hints
+    return tuple(hint for hint in hints if all((hint.nodes or 0) & place for place in again))
 
 
 def assign_devices(

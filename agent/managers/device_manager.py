@@ -87,5 +87,6 @@ def _assign(
 
 
 def _allocated(draft: Draft, resource: str) -> frozenset[str]:
-    own = (ids for devices in draft.devices.values() for ids in devices.get(resource, ()))
-    return draft.ledger.devices.get(resource, frozenset()).union(own)
+    held = draft.ledger.devices.get(resource, frozenset())
+    own = (devices.get(resource, ()) for devices in draft.devices.values())
+    return held.union(*own)

@@ -60,8 +60,10 @@ def best_preferred(
     """
     required: set[int] | None = None
     optional = {nodes}
-    families = list({id(hints): hints for hints in lists if isinstance(hints, HintFamily)}.values())
-    for hints in lists:
+    # All types of memory have the same hints, and what is offered twice asks for nothing more.
+    distinct = {id(hints): hints for hints in lists}.values()
+    families = [hints for hints in distinct if isinstance(hints, HintFamily)]
+    for hints in distinct:
         if isinstance(hints, HintFamily):
             continue
         offered = {mask for mask, preferred in hints if preferred}

@@ -9,7 +9,7 @@ are both on (KEP-5526).
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from agent.pods.errors import QuantityError
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, ContainerKind, QosClass
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from agent.pods.model import Container, Pod
+
+_Amount = TypeVar("_Amount", Quantity, int)
 
 
 def is_memory_type(resource: str) -> bool:
@@ -104,10 +106,8 @@ def pod_memory_requests(pod: Pod, *, pod_level_managers: bool) -> dict[str, int]
         for container in pod.all_containers()
     }
     types = dict.fromkeys(name for app in pod.containers for name in asked[app.name])
-    return {
-        name: _peak(pod, lambda container, name=name: asked[container.name].get(name, 0))  # type: ignore[misc]
-        for name in types
-    }
+    peak = aggregate(pod, lambda container: asked[container.name])
+    return {name: peak[name] for name in types}
 
 
 def pod_requests(pod: Pod, *, pod_level_resources: bool) -> dict[str, Quantity]:
@@ -130,16 +130,16 @@ def pod_limits(pod: Pod, *, pod_level_resources: bool) -> dict[str, Quantity]:
 
 
 def aggregate(
-    pod: Pod, amounts: Callable[[Container], Mapping[str, Quantity]]
-) -> dict[str, Quantity]:
+    pod: Pod, amounts: Callable[[Container], Mapping[str, _Amount]]
+) -> dict[str, _Amount]:
     """Return the most that the containers of a pod have at one time, by resource (KEP-753).
 
     That is the larger of apps plus sidecars, and each standard init container plus the sidecars
     before it.
     """
     running = _sum(amounts(app) for app in pod.containers)
-    sidecars: dict[str, Quantity] = {}
-    starting: dict[str, Quantity] = {}
+    sidecars: dict[str, _Amount] = {}
+    starting: dict[str, _Amount] = {}
     for container in pod.init_containers:
         if container.kind is ContainerKind.SIDECAR:
             running = _sum((running, amounts(container)))
@@ -180,15 +180,15 @@ def _supported(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
     return {name: amount for name, amount in amounts.items() if is_pod_level_resource(name)}
 
 
-def _sum(parts: Iterable[Mapping[str, Quantity]]) -> dict[str, Quantity]:
-    total: dict[str, Quantity] = {}
+def _sum(parts: Iterable[Mapping[str, _Amount]]) -> dict[str, _Amount]:
+    total: dict[str, _Amount] = {}
     for part in parts:
         for name, amount in part.items():
             total[name] = total[name] + amount if name in total else amount
     return total
 
 
-def _maximum(first: Mapping[str, Quantity], second: Mapping[str, Quantity]) -> dict[str, Quantity]:
+def _maximum(first: Mapping[str, _Amount], second: Mapping[str, _Amount]) -> dict[str, _Amount]:
     largest = dict(first)
     for name, amount in second.items():
         if name not in largest or largest[name] < amount:
