@@ -41,16 +41,16 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
 
     Workloads are never touched by its end; the next start picks everything up again.
     """
-    # Imported here: help and completion need none of it.
+    # Imported here: help and completion need none of it, and a mistake in the configuration is told
+    # before the rest is loaded.
+    from agent.config.loader import load_config_file  # noqa: PLC0415
     from agent.lean import collector_at_rest, import_structlog_without_rich  # noqa: PLC0415
-
-    with collector_at_rest():
-        import_structlog_without_rich()
-        from agent.config.loader import load_config_file  # noqa: PLC0415
-        from agent.service.run import run as run_agent  # noqa: PLC0415
 
     config = load_config_file(file, settings)
     _check_owner(file)
+    with collector_at_rest():
+        import_structlog_without_rich()
+        from agent.service.run import run as run_agent  # noqa: PLC0415
     surrogates = _emulated(config) if emulate_cgroups else None
     try:
         run_agent(config, surrogates)
