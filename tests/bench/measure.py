@@ -79,16 +79,16 @@ def in_turns(
     for _, run in cases:
         run()
     times: list[list[int]] = [[] for _ in cases]
-    spent = turns = 0
+    spent = runs = 0
     settle_memory()
-    while turns < most and (spent < budget_ns * len(cases) or turns < _LEAST):
+    while runs < most and (spent < budget_ns * len(cases) or runs < _LEAST):
         for (_, run), taken in zip(cases, times, strict=True):
             for _ in range(_IN_A_ROW):
                 started = clock()
                 run()
                 taken.append(clock() - started)
             spent += sum(taken[-_IN_A_ROW:])
-        turns += _IN_A_ROW
+        runs += _IN_A_ROW
     gc.unfreeze()
     for (name, _), taken in zip(cases, times, strict=True):
         yield of_samples(name, taken)
