@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,7 @@ class ContainerGrant(Struct, frozen=True):
         return Mask(bits)
 
 
-class PodGrant(Struct, frozen=True):
+class PodGrant(Struct, frozen=True, dict=True):
     """What one pod holds.
 
     `cpus` and `memory` are the pod-level budget (the NUMA-aligned "bubble" of pod scope);
@@ -88,7 +89,7 @@ class PodGrant(Struct, frozen=True):
     cpu: CpuLimits = CpuLimits()
     quota_disabled: bool = False
 
-    @property
+    @cached_property
     def exclusive_cpus(self) -> Mask:
         """All CPUs that are out of the node's shared pool because of this pod."""
         bits = self.cpus.bits if self.cpus is not None else 0

@@ -25,9 +25,10 @@ from agent.pods.digest import spec_digest
 from agent.pods.errors import QuantityError
 from agent.pods.model import ContainerKind
 from agent.shared_map import SharedMap
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from agent.ledger import PodGrant
     from agent.managers.rules import Rules
@@ -78,18 +79,20 @@ def admit(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
 
 
 def remove(rules: Rules, ledger: Ledger, uid: str) -> Ledger:
-    """Return the ledger without a pod; everything it held is free again.
+    """Return the ledger without a pod; everything that it alone held is free again.
 
-    A pod that is not in the ledger changes nothing.
+    No decision gives anything twice, but a checkpoint or an import may hold it twice (`Finding`s
+    tell); then it stays with the other. A pod that is not in the ledger changes nothing.
     """
     grant = ledger.grants.get(uid)
     if grant is None:
         return ledger
+    others = SharedMap.of(ledger.grants).without(uid)
     return Ledger(
-        grants=SharedMap.of(ledger.grants).without(uid),
-        exclusive_cpus=ledger.exclusive_cpus - grant.exclusive_cpus,
+        grants=others,
+        exclusive_cpus=ledger.exclusive_cpus - _cpus_of_nobody_else(others, grant),
         memory=release_memory(rules, ledger.memory, grant),
-        devices=_without_devices(ledger.devices, grant),
+        devices=_without_devices(ledger.devices, others, grant),
     )
 
 
@@ -211,13 +214,31 @@ def _with_grant(draft: Draft, grant: PodGrant) -> Ledger:
     )
 
 
+def _cpus_of_nobody_else(others: Mapping[str, PodGrant], grant: PodGrant) -> Mask:
+    alone = grant.exclusive_cpus.bits
+    if alone:
+        for other in others.values():
+            alone &= ~other.exclusive_cpus.bits
+    return Mask(alone)
+
+
 def _without_devices(
-    held: Mapping[str, frozenset[str]], grant: PodGrant
+    held: Mapping[str, frozenset[str]], others: Mapping[str, PodGrant], grant: PodGrant
 ) -> Mapping[str, frozenset[str]]:
-    freed = [item for container in grant.containers for item in container.devices.items()]
+    freed = set(_devices(grant))
     if not freed:
         return held
-    devices = dict(held)
-    for resource, ids in freed:
-        devices[resource] = devices[resource] - frozenset(ids)
-    return MappingProxyType({name: ids for name, ids in devices.items() if ids})
+    for other in others.values():
+        freed -= set(_devices(other))
+    left = {
+        resource: frozenset(device for device in ids if (resource, device) not in freed)
+        for resource, ids in held.items()
+    }
+    return MappingProxyType({resource: ids for resource, ids in left.items() if ids})
+
+
+def _devices(grant: PodGrant) -> Iterator[tuple[str, str]]:
+    """Yield resource and id of every device that a pod holds."""
+    for container in grant.containers:
+        for resource, ids in container.devices.items():
+            yield from ((resource, device) for device in ids)

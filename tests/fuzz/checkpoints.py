@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from functools import reduce
 from itertools import combinations
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -108,6 +110,8 @@ def check_checkpoint(data: bytes) -> bool:
     _check_kept(ledger)
     for uid in state.ledger.grants:
         ledger = remove(_RULES, ledger, uid)
+        held = reduce(or_, (grant.exclusive_cpus for grant in ledger.grants.values()), EMPTY)
+        demand(ledger.exclusive_cpus == held, f"{held} are held, reckoned {ledger.exclusive_cpus}")
     demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are held by nobody")
     demand(not any(ledger.devices.values()), f"{ledger.devices} are held by nobody")
     msgspec.json.encode(sorted(state.ledger.grants))  # names are text that can be sent

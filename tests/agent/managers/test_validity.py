@@ -213,6 +213,28 @@ def test_the_same_cpus_or_devices_in_two_hands_are_told_of_the_second() -> None:
     ]
 
 
+@pytest.mark.parametrize("removed", ["u-1", "u-2"])
+def test_what_two_pods_hold_stays_with_the_one_that_is_left(removed: str) -> None:
+    rules = make_rules(devices={GPU: (PluginDevice("a"),)})
+    ledger = holding(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
+    twin = replace(ledger.grants["u-1"], uid="u-2")
+    doubled = replace(ledger, grants={**ledger.grants, "u-2": twin})
+    left = remove(rules, doubled, removed)
+    assert (left.exclusive_cpus, left.devices) == (ledger.exclusive_cpus, ledger.devices)
+    assert found(rules, left) == []
+    empty = remove(rules, left, *left.grants)
+    assert (empty.exclusive_cpus, empty.devices) == (EMPTY, {})
+
+
+def test_a_pod_is_removed_that_holds_none_of_a_resource_which_nobody_else_has() -> None:
+    rules = make_rules(devices={GPU: (PluginDevice("a"),)})
+    ledger = holding(rules, one("cpu=2 memory=1Gi"))
+    grant = ledger.grants["u-1"]
+    (container,) = grant.containers
+    nothing = replace(grant, containers=(replace(container, devices={GPU: ()}),))
+    assert remove(rules, replace(ledger, grants={"u-1": nothing}), "u-1").devices == {}
+
+
 def test_it_is_told_when_others_have_to_run_on_a_pods_cpus() -> None:
     rules = make_rules()
     ledger = holding(rules, one("cpu=8 memory=1Gi"))
