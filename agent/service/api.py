@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
-from aiohttp import web
+from msgspec.structs import replace
 
 from agent import wire
 from agent.enforcement.errors import BindingError
+from agent.http.errors import BodyTooLargeError, HttpError, MethodNotAllowedError, NotFoundError
+from agent.http.messages import Response, Stream
+from agent.http.routes import Routes
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.service import errors
@@ -20,14 +24,12 @@ from agent.service.serial import Stopped
 from agent.service.status import status_document
 
 if TYPE_CHECKING:
-    from asyncio.trsock import TransportSocket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
+    from agent.http.messages import Answer, Request
     from agent.pods.model import Pod
     from agent.service.keeper import Keeper
     from sysfs.host import Host
-
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +38,7 @@ MAX_BODY_BYTES: Final = 4 << 20
 BODY_SECONDS: Final = 30.0
 #: Names a manifest that came over the socket, in errors and in the uid of a pod that states none.
 SOURCE: Final = "manifest"
+JSON: Final = "application/json"
 
 _STATUS: Final = {
     "PodNotFound": HTTPStatus.NOT_FOUND,
@@ -47,6 +50,11 @@ _STATUS: Final = {
     "TooSlow": HTTPStatus.REQUEST_TIMEOUT,
     "InvalidManifest": HTTPStatus.UNPROCESSABLE_ENTITY,
     "InvalidBinding": HTTPStatus.UNPROCESSABLE_ENTITY,
+}
+_CODE: Final = {
+    BodyTooLargeError: "TooLarge",
+    MethodNotAllowedError: "MethodNotAllowed",
+    NotFoundError: "NotFound",
 }
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 
@@ -66,53 +74,56 @@ class Api:
     ) -> None:
         self._keeper = keeper
         self._group = group
-        self._max_bytes = max_bytes
         self._topology = topology
-
-    def application(self) -> web.Application:
-        """Return the application to serve on the Unix socket."""
-        app = web.Application(
-            client_max_size=self._max_bytes,
-            middlewares=[_as_documents, self._only_members, self._only_when_ready],
-        )
-        app.add_routes(
+        self.max_bytes = max_bytes
+        self._routes = Routes(
             [
-                web.post("/v1/pods", self._admit),
-                web.get("/v1/pods", self._list, allow_head=False),
-                web.get("/v1/pods/{uid}", self._get, allow_head=False),
-                web.delete("/v1/pods/{uid}", self._remove),
-                web.post("/v1/pods/{uid}/containers/{name}/bind", self._bind),
-                web.get("/v1/watch", self._watch, allow_head=False),
-                web.get("/v1/status", self._status, allow_head=False),
-                web.get("/v1/verify", self._verify, allow_head=False),
-                web.get("/v1/topology", self._get_topology, allow_head=False),
-                web.post("/v1/reconcile", self._reconcile),
+                ("POST", "/v1/pods", self._admit),
+                ("GET", "/v1/pods", self._list),
+                ("GET", "/v1/pods/{uid}", self._get),
+                ("DELETE", "/v1/pods/{uid}", self._remove),
+                ("POST", "/v1/pods/{uid}/containers/{name}/bind", self._bind),
+                ("GET", "/v1/watch", self._watch),
+                ("GET", "/v1/status", self._status),
+                ("GET", "/v1/verify", self._verify),
+                ("GET", "/v1/topology", self._get_topology),
+                ("POST", "/v1/reconcile", self._reconcile),
             ]
         )
-        return app
 
-    @web.middleware
-    async def _only_members(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        connection: TransportSocket | None = None
-        if request.transport is not None:
-            connection = request.transport.get_extra_info("socket")
-        if connection is None:  # it is gone already: nobody reads the answer
+    async def answer(self, request: Request) -> Answer:
+        """Answer a request; every error is a document, and what was not foreseen is logged."""
+        try:
+            return await self._answer(request)
+        except errors.RequestError as error:
+            status = _STATUS.get(error.code, HTTPStatus.BAD_REQUEST)
+            return _failed(status, error.code, error.message, error.details)
+        except BindingError as error:
+            return _failed(HTTPStatus.UNPROCESSABLE_ENTITY, "InvalidBinding", str(error))
+        except Stopped as error:
+            return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "Stopping", str(error))
+        except HttpError as error:
+            code = _CODE.get(type(error), "InvalidRequest")
+            return replace(_failed(error.status, code, str(error)), headers=error.headers)
+        except Exception:
+            log.exception("request failed", method=request.method, path=request.target.path)
+            message = "the agent failed at this; its log says more"
+            return _failed(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal", message)
+
+    async def _answer(self, request: Request) -> Answer:
+        """Answer members; let them look while the state is being restored, and change nothing."""
+        if request.connection is None:  # it is gone already: nobody reads the answer
             return _failed(HTTPStatus.FORBIDDEN, "Forbidden", "the connection is closed")
-        peer = peer_of(connection)
+        peer = peer_of(request.connection)
         if not peer.may_ask(own_user(), self._group):
             log.warning("request refused", peer_pid=peer.pid, peer_uid=peer.uid)
             message = f"user {peer.uid} is neither root nor a member of the agent's group"
             return _failed(HTTPStatus.FORBIDDEN, "Forbidden", message)
-        return await handler(request)
-
-    @web.middleware
-    async def _only_when_ready(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let everybody look while the state is being restored, and nobody change it."""
         if request.method != "GET" and not self._keeper.state.ready:
             raise errors.NotReadyError
-        return await handler(request)
+        return await self._routes(request)
 
-    async def _admit(self, request: web.Request) -> web.Response:
+    async def _admit(self, request: Request) -> Response:
         dry_run = _flag(request, "dryRun")
         pod = await self._pod_of(await _body(request))
         if dry_run:
@@ -121,50 +132,46 @@ class Api:
             answer = await self._keeper.admit(pod)
         return _json(answer, _admission_status(answer))
 
-    async def _list(self, _request: web.Request) -> web.Response:
+    async def _list(self, _request: Request) -> Response:
         return _json(wire.PodListDocument(pods=self._keeper.pods()))
 
-    async def _get(self, request: web.Request) -> web.Response:
-        return _json(await self._keeper.pod(request.match_info["uid"]))
+    async def _get(self, request: Request) -> Response:
+        return _json(await self._keeper.pod(request.parameters["uid"]))
 
-    async def _remove(self, request: web.Request) -> web.Response:
-        return _json(await self._keeper.remove(request.match_info["uid"]))
+    async def _remove(self, request: Request) -> Response:
+        return _json(await self._keeper.remove(request.parameters["uid"]))
 
-    async def _bind(self, request: web.Request) -> web.Response:
-        uid, name = request.match_info["uid"], request.match_info["name"]
+    async def _bind(self, request: Request) -> Response:
+        uid, name = request.parameters["uid"], request.parameters["name"]
         wanted = _bind_request(await _body(request))
         return _json(await self._keeper.bind(uid, name, wanted))
 
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        response.content_type = "application/jsonl"
-        with self._keeper.events.watch() as watcher:
-            await response.prepare(request)
-            async for event in watcher:
-                try:
-                    await response.write(wire.encode(event) + b"\n")
-                except ConnectionError:  # the reader went away, which is how watching ends
-                    break
-        return response
+    async def _watch(self, _request: Request) -> Stream:
+        return Stream(self._events, "application/jsonl")
 
-    async def _status(self, _request: web.Request) -> web.Response:
+    @contextmanager
+    def _events(self) -> Iterator[AsyncIterator[bytes]]:
+        with self._keeper.events.watch() as watcher:
+            yield (wire.encode(event) + b"\n" async for event in watcher)
+
+    async def _status(self, _request: Request) -> Response:
         return _json(status_document(self._keeper.state))
 
-    async def _verify(self, _request: web.Request) -> web.Response:
+    async def _verify(self, _request: Request) -> Response:
         return _json(await self._keeper.verify())
 
-    async def _get_topology(self, _request: web.Request) -> web.Response:
+    async def _get_topology(self, _request: Request) -> Response:
         body = self._topology(self._keeper.state.situation.host)
-        return web.Response(body=body, content_type="application/json")
+        return Response(body, content_type=JSON)
 
-    async def _reconcile(self, _request: web.Request) -> web.Response:
+    async def _reconcile(self, _request: Request) -> Response:
         return _json(await self._keeper.reconcile(insist=True))
 
     async def _pod_of(self, body: bytes) -> Pod:
         gates = self._keeper.state.situation.rules.policy.gates
         try:
             return load_pod(
-                body, SOURCE, max_bytes=self._max_bytes, pod_level=gates.pod_level_resources
+                body, SOURCE, max_bytes=self.max_bytes, pod_level=gates.pod_level_resources
             )
         except ManifestError as error:
             raise invalid_manifest(error) from error
@@ -178,7 +185,7 @@ def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
     return errors.InvalidManifestError(summary, details)
 
 
-async def _body(request: web.Request) -> bytes:
+async def _body(request: Request) -> bytes:
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
@@ -197,11 +204,12 @@ def _bind_request(body: bytes) -> wire.BindRequest:
     return wanted
 
 
-def _flag(request: web.Request, name: str) -> bool:
-    for unknown in request.query.keys() - {name}:
+def _flag(request: Request, name: str) -> bool:
+    asked = dict(reversed(request.target.query))
+    for unknown in asked.keys() - {name}:
         message = f"unknown query parameter {unknown!r}; this resource knows {name}"
         raise errors.RequestError(message, ((unknown, "unknown"),))
-    text = request.query.get(name, "false")
+    text = asked.get(name, "false")
     if text not in _BOOLEANS:
         raise errors.RequestError(f"{name} is true or false, found {text!r}", ((name, "boolean"),))
     return _BOOLEANS[text]
@@ -215,47 +223,13 @@ def _admission_status(answer: wire.AdmissionDocument) -> HTTPStatus:
     return HTTPStatus.CREATED
 
 
-@web.middleware
-async def _as_documents(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every error with an error document; what nobody foresaw is logged in full."""
-    try:
-        return await handler(request)
-    except errors.RequestError as error:
-        status = _STATUS.get(error.code, HTTPStatus.BAD_REQUEST)
-        return _failed(status, error.code, error.message, error.details)
-    except BindingError as error:
-        return _failed(HTTPStatus.UNPROCESSABLE_ENTITY, "InvalidBinding", str(error))
-    except Stopped as error:
-        return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "Stopping", str(error))
-    except web.HTTPException as error:
-        return _failed(HTTPStatus(error.status), *_http_error(request, error))
-    except Exception:
-        log.exception("request failed", method=request.method, path=request.path)
-        message = "the agent failed at this; its log says more"
-        return _failed(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal", message)
-
-
-def _http_error(request: web.Request, error: web.HTTPException) -> tuple[str, str]:
-    match error:
-        case web.HTTPRequestEntityTooLarge():
-            return "TooLarge", f"the body is larger than {request.client_max_size} bytes"
-        case web.HTTPMethodNotAllowed():
-            allowed = ", ".join(sorted(error.allowed_methods))
-            return "MethodNotAllowed", f"{request.method} is not possible here; use {allowed}"
-        case web.HTTPNotFound():
-            return "NotFound", f"there is no resource {request.path}; see docs/api.md"
-        case _:
-            return "InvalidRequest", error.reason
-
-
 def _failed(
     status: HTTPStatus, code: str, message: str, details: tuple[tuple[str, str], ...] = ()
-) -> web.Response:
+) -> Response:
     listed = tuple(wire.ErrorDetail(path=path, message=text) for path, text in details)
     body = wire.ErrorBody(code=code, message=message, details=listed)
     return _json(wire.ErrorDocument(error=body), status)
 
 
-def _json(document: wire.Document, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    body = wire.encode(document) + b"\n"
-    return web.Response(body=body, status=status, content_type="application/json")
+def _json(document: wire.Document, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(wire.encode(document) + b"\n", status, JSON)

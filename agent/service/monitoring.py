@@ -5,11 +5,12 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
+from agent.http.messages import Response
+from agent.http.routes import Routes
 from agent.metrics.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
+    from agent.http.messages import Request
     from agent.metrics.exposition import Metrics
     from agent.service.health import Health
     from agent.service.state import AgentState
@@ -23,29 +24,30 @@ class Monitoring:
         self._health = health
         self._state = state
 
-    def application(self) -> web.Application:
-        """Return the application to serve over TCP."""
-        app = web.Application(client_max_size=0)
-        app.add_routes(
-            [
-                web.get("/metrics", self._get_metrics),
-                web.get("/healthz", self._get_health),
-                web.get("/readyz", self._get_readiness),
-            ]
+    def routes(self) -> Routes:
+        """Return what answers over TCP."""
+        handlers = {
+            "/metrics": self._get_metrics,
+            "/healthz": self._get_health,
+            "/readyz": self._get_readiness,
+        }
+        return Routes(
+            (method, path, handler)
+            for path, handler in handlers.items()
+            for method in ("GET", "HEAD")
         )
-        return app
 
-    async def _get_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    async def _get_metrics(self, _request: Request) -> Response:
+        return Response(self._metrics.render(), content_type=CONTENT_TYPE)
 
-    async def _get_health(self, _request: web.Request) -> web.Response:
+    async def _get_health(self, _request: Request) -> Response:
         return _verdict(self._health.problem())
 
-    async def _get_readiness(self, _request: web.Request) -> web.Response:
+    async def _get_readiness(self, _request: Request) -> Response:
         return _verdict(None if self._state.ready else "the state is being restored")
 
 
-def _verdict(problem: str | None) -> web.Response:
+def _verdict(problem: str | None) -> Response:
     if problem is None:
-        return web.Response(text="ok\n")
-    return web.Response(text=f"{problem}\n", status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return Response(b"ok\n")
+    return Response(f"{problem}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)

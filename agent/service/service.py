@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
-from aiohttp import web
 from msgspec import Struct
+from msgspec.structs import replace
 
+from agent.http.connections import Connections, Limits
 from agent.service.clock import wait_for
-from agent.service.connections import Connections, Limits
 from agent.service.health import Health
-from agent.service.http_log import http_logger
 from agent.service.monitoring import Monitoring
 from agent.service.serial import Stopped
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         Collection,
         Coroutine,
         Iterable,
+        Iterator,
     )
 
     from agent.service.api import Api
@@ -45,8 +45,6 @@ SETTLE_SECONDS: Final = 0.1
 SPACING_SECONDS: Final = 0.5
 #: How long answers that are under way may take when the agent stops, in seconds.
 SHUTDOWN_SECONDS: Final = 5.0
-#: How long the rest of a request is still taken, and thrown away, after its answer, in seconds.
-LINGER_SECONDS: Final = 1.0
 #: Under which name the status tells that watches are lacking.
 _INOTIFY: Final = "inotify"
 #: How long to wait before a stream of changes that broke is opened again, in seconds.
@@ -98,13 +96,6 @@ class Surroundings(Struct, frozen=True):
     manifest_changes: Callable[[], AsyncIterator[object]] | None = None
 
 
-class _Served(Struct, frozen=True):
-    """A door that is open."""
-
-    runner: web.AppRunner
-    connections: Connections
-
-
 class Service:
     """Runs the keeper's queue, both doors, and all that is periodic (`period` in seconds)."""
 
@@ -147,7 +138,7 @@ class Service:
         """Live until `stop`: restored, compared, ready, watching."""
         keeper = self._keeper
         serving = asyncio.create_task(keeper.queue.serve())
-        served: list[_Served] = []
+        served: list[Connections] = []
         try:
             await self._until_stopped(self._live(served))
         finally:
@@ -155,24 +146,16 @@ class Service:
             keeper.state.ready = False
             keeper.events.close()
             for door in reversed(served):
-                await door.connections.stop()
-                await door.runner.cleanup()
+                await door.stop(SHUTDOWN_SECONDS)
             keeper.queue.stop()
             await serving
             keeper.worker.close()
             log.info("stopped; every workload stays as it is")
 
-    async def _live(self, served: list[_Served]) -> None:
-        if self._doors.metrics is not None:
-            monitoring = Monitoring(self._keeper.metrics, self.health, self._keeper.state)
-            application = monitoring.application()
-            metrics, tls = self._doors.metrics, self._doors.tls
-            await self._open(
-                served, application, Connections(application, metrics, METRICS_LIMITS, tls)
-            )
-        application = self._api.application()
-        admission = Connections(application, self._doors.admission, ADMISSION_LIMITS)
-        await self._open(served, application, admission)
+    async def _live(self, served: list[Connections]) -> None:
+        for door in self._make_doors():
+            served.append(door)
+            door.start()
         await self._remember_host()
         await self._attempt(self._reconcile)
         await self._attempt(self._sync_manifests)
@@ -332,21 +315,12 @@ class Service:
                 self._manager.alive()
             await self._clock.sleep(period)
 
-    async def _open(
-        self, served: list[_Served], application: web.Application, connections: Connections
-    ) -> None:
-        runner = web.AppRunner(
-            application,
-            access_log=None,
-            logger=http_logger(),
-            handle_signals=False,
-            shutdown_timeout=SHUTDOWN_SECONDS,
-            auto_decompress=False,
-            lingering_time=LINGER_SECONDS,
-        )
-        served.append(_Served(runner, connections))
-        await runner.setup()
-        connections.start(cast("web.Server", runner.server))
+    def _make_doors(self) -> Iterator[Connections]:
+        if self._doors.metrics is not None:
+            routes = Monitoring(self._keeper.metrics, self.health, self._keeper.state).routes()
+            yield Connections(routes, self._doors.metrics, METRICS_LIMITS, self._doors.tls)
+        limits = replace(ADMISSION_LIMITS, body_bytes=self._api.max_bytes)
+        yield Connections(self._api.answer, self._doors.admission, limits)
 
     def _status(self) -> str:
         state = self._keeper.state

@@ -61,9 +61,9 @@ def test_libraries_write_the_same_lines_but_only_when_something_is_wrong(
 ) -> None:
     logs.configure("json", "debug", stream)
     logging.getLogger("pyroute2.netlink").debug("noise")
-    logging.getLogger("aiohttp.server").error("Error %s", "handling")
+    logging.getLogger("asyncio").error("Error %s", "handling")
     (line,) = lines(stream)
-    assert (line["message"], line["logger"]) == ("Error handling", "aiohttp.server")
+    assert (line["message"], line["logger"]) == ("Error handling", "asyncio")
 
 
 def test_what_is_below_the_level_is_not_written(stream: io.StringIO) -> None:

@@ -93,6 +93,7 @@ def test_every_warning_and_error_of_the_log_is_explained() -> None:
 
 #: Lines that say all there is to say.
 UNEXPLAINED: Final = {
+    "a connection failed",
     "a runtime's file is of no use",
     "cannot watch",
     "failed",

@@ -1,69 +1,101 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+import errno
+import os
+from typing import Self
 
 import pytest
-from pyroute2.netlink import uevent
 
-from sysfs.uevents import KERNEL_GROUP, Hotplug, hotplug_of, watch_hotplug
+from sysfs import uevents
+from sysfs.uevents import (
+    KERNEL_GROUP,
+    KERNEL_PORT,
+    Hotplug,
+    hotplug_of,
+    open_socket,
+    watch_hotplug,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+STRANGER = 4242
 
-CPU_OFFLINE = {"ACTION": "offline", "SUBSYSTEM": "cpu", "DEVPATH": "/devices/system/cpu/cpu3"}
+
+def message(**variables: str) -> bytes:
+    """Return a uevent as the kernel sends it."""
+    title = f"{variables.get('ACTION', '')}@{variables.get('DEVPATH', '')}"
+    lines = [title, *(f"{name}={value}" for name, value in variables.items()), ""]
+    return "\0".join(lines).encode()
+
+
+def of_cpu(action: str) -> bytes:
+    return message(
+        ACTION=action, DEVPATH="/devices/system/cpu/cpu3", SUBSYSTEM="cpu", SEQNUM="1870"
+    )
 
 
 @pytest.mark.parametrize("subsystem", ["cpu", "memory", "node"])
 def test_hotplug_of_cpus_memory_and_nodes_is_told(subsystem: str) -> None:
-    event = hotplug_of({"ACTION": "add", "SUBSYSTEM": subsystem, "DEVPATH": "/devices/x"})
+    event = hotplug_of(message(ACTION="add", DEVPATH="/devices/x", SUBSYSTEM=subsystem))
     assert event == Hotplug("add", subsystem, "/devices/x")
 
 
-@pytest.mark.parametrize("message", [{}, {"SUBSYSTEM": "net", "ACTION": "add"}, {"ACTION": "add"}])
-def test_other_events_are_not(message: dict[str, str]) -> None:
-    assert hotplug_of(message) is None
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"",
+        b"\xff\xfe",
+        b"no zeros at all",
+        message(ACTION="add"),
+        message(ACTION="add", SUBSYSTEM="net"),
+        b"SUBSYSTEM=cpu",  # in the title's place
+    ],
+)
+def test_other_events_are_not(other: bytes) -> None:
+    assert hotplug_of(other) is None
 
 
-class _Socket:
-    """What the kernel would send, one batch per read, then a loss of events."""
+class _Netlink:
+    """What the kernel and others would send, then a loss of events."""
 
-    batches = ([{"SUBSYSTEM": "net"}, CPU_OFFLINE], [{**CPU_OFFLINE, "ACTION": "online"}])
-    bound: list[int]
-    opened: list[_Socket]
+    sent = (
+        (message(ACTION="add", SUBSYSTEM="net"), KERNEL_PORT),
+        (of_cpu("offline"), KERNEL_PORT),
+        (of_cpu("remove"), STRANGER),
+        (of_cpu("online"), KERNEL_PORT),
+    )
 
     def __init__(self) -> None:
-        self._left = list(self.batches)
-        self.bound = []
+        self._left = list(self.sent)
         self.closed = False
-        self.opened.append(self)
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.closed = True
 
-    async def bind(self, groups: int) -> None:
-        self.bound.append(groups)
+    def gettimeout(self) -> float:
+        return 0.0
 
-    async def get(self) -> AsyncIterator[dict[str, str]]:
+    def recvfrom(self, size: int) -> tuple[bytes, tuple[int, int]]:
         if not self._left:
-            raise OSError(105, "No buffer space available")
-        for message in self._left.pop(0):
-            yield message
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        data, port = self._left.pop(0)
+        assert len(data) < size
+        return data, (port, KERNEL_GROUP)
 
 
 @pytest.fixture
-def sockets(monkeypatch: pytest.MonkeyPatch) -> list[_Socket]:
-    """Put the fake in the place of the kernel's socket and return those that are opened."""
-    opened: list[_Socket] = []
-    monkeypatch.setattr(_Socket, "opened", opened, raising=False)
-    monkeypatch.setattr(uevent, "AsyncUeventSocket", _Socket)
-    return opened
+def netlink(monkeypatch: pytest.MonkeyPatch) -> _Netlink:
+    """Put the fake in the place of the kernel's socket."""
+    fake = _Netlink()
+    monkeypatch.setattr(uevents, "open_socket", lambda: fake)
+    return fake
 
 
-def test_events_are_told_in_order_until_some_are_lost(sockets: list[_Socket]) -> None:
+def test_the_kernels_events_are_told_in_order_until_some_are_lost(
+    netlink: _Netlink,
+) -> None:
     seen: list[str] = []
 
     async def watch() -> None:
@@ -73,15 +105,24 @@ def test_events_are_told_in_order_until_some_are_lost(sockets: list[_Socket]) ->
     with pytest.raises(OSError, match="No buffer space"):
         asyncio.run(watch())
     assert seen == ["offline", "online"]
-    assert (sockets[0].bound, sockets[0].closed) == ([KERNEL_GROUP], True)
+    assert netlink.closed
 
 
-def test_closing_the_watch_closes_the_socket(sockets: list[_Socket]) -> None:
-    async def watch() -> Hotplug:
+def test_closing_the_watch_closes_the_socket(netlink: _Netlink) -> None:
+    first: list[Hotplug] = []
+
+    async def watch() -> None:
         events = watch_hotplug()
-        first = await anext(events)
+        first.append(await anext(events))
         await events.aclose()
-        return first
 
-    assert asyncio.run(watch()).device == "/devices/system/cpu/cpu3"
-    assert sockets[0].closed
+    asyncio.run(watch())
+    assert first[0].device == "/devices/system/cpu/cpu3"
+    assert netlink.closed
+
+
+def test_the_real_socket_is_of_the_kernels_group_alone_and_never_blocks() -> None:
+    with open_socket() as netlink:
+        _, groups = netlink.getsockname()
+        assert groups == KERNEL_GROUP
+        assert netlink.gettimeout() == 0.0

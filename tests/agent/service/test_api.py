@@ -450,12 +450,12 @@ async def test_a_compressed_body_is_not_unpacked(world: World) -> None:
         assert not agent.keeper.state.ledger.grants
 
 
-@pytest.mark.parametrize("headers", [["X-A: b"] * 1000, ["X-A: " + "b" * 100_000]])
+@pytest.mark.parametrize("headers", [["X-A: b"] * 10_000, ["X-A: " + "b" * 100_000]])
 @in_loop
 async def test_too_many_and_too_long_headers_are_refused(world: World, headers: list[str]) -> None:
     async with running(world) as agent:
         answer = await say(world, posting("/v1/pods", manifest(), *headers))
-        assert answer.startswith(b"HTTP/1.0 400 ")
+        assert answer.startswith(b"HTTP/1.1 431 ")
         assert not agent.keeper.state.ledger.grants
 
 

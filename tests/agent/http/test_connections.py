@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web
 from structlog.testing import capture_logs
 
-from agent.service import connections
-from agent.service.connections import Connections, Limits
+from agent.http import connections
+from agent.http.connections import Connections, Limits
+from agent.http.messages import Request, Response
 from agent.service.sockets import Address, open_tcp, tls_context
 from tests.agent.service.support import in_loop
 
@@ -39,10 +39,10 @@ class Door:
         self.asked = asyncio.Event()
         self.port = 0
 
-    async def handle(self, _request: web.Request) -> web.Response:
+    async def handle(self, _request: Request) -> Response:
         self.asked.set()
         await self.free.wait()
-        return web.Response(body=self.answer)
+        return Response(self.answer)
 
     async def enter(self) -> Ends:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -51,21 +51,15 @@ class Door:
 @asynccontextmanager
 async def opened(limits: Limits, tls: ssl.SSLContext | None = None) -> AsyncIterator[Door]:
     door = Door()
-    application = web.Application()
-    application.router.add_get("/", door.handle)
     listening = open_tcp(Address("127.0.0.1", 0))
     door.port = listening.getsockname()[1]
-    doors = Connections(application, listening, limits, tls)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=AT_ONCE)
-    await runner.setup()
-    assert runner.server is not None
-    doors.start(runner.server)
+    doors = Connections(door.handle, listening, limits, tls)
+    doors.start()
     try:
         yield door
     finally:
         door.free.set()
-        await doors.stop()
-        await runner.cleanup()
+        await doors.stop(AT_ONCE)
 
 
 async def answered(ends: Ends) -> bool:

@@ -1,0 +1,51 @@
+"""Which handler a request is for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.http.errors import MethodNotAllowedError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.http.messages import Answer, Handler, Request, Target
+
+
+class Routes:
+    """Handlers by method and path; `{name}` in a path stands for any one segment, not empty."""
+
+    def __init__(self, handlers: Iterable[tuple[str, str, Handler]]) -> None:
+        self._handlers = [
+            (method, tuple(path.removeprefix("/").split("/")), handler)
+            for method, path, handler in handlers
+        ]
+
+    async def __call__(self, request: Request) -> Answer:
+        """Answer by the handler; raises `NotFoundError`, `MethodNotAllowedError`."""
+        found = {
+            method: (parameters, handler)
+            for method, pattern, handler in self._handlers
+            if (parameters := _match(pattern, request.target)) is not None
+        }
+        if not found:
+            raise NotFoundError(request.target.path)
+        if request.method not in found:
+            raise MethodNotAllowedError(request.method, tuple(sorted(found)))
+        parameters, handler = found[request.method]
+        return await handler(replace(request, parameters=parameters))
+
+
+def _match(pattern: tuple[str, ...], target: Target) -> dict[str, str] | None:
+    """Return the named segments, None where the path is another one."""
+    if len(pattern) != len(target.segments):
+        return None
+    parameters = {}
+    for wanted, segment in zip(pattern, target.segments, strict=True):
+        if wanted.startswith("{") and segment:
+            parameters[wanted.strip("{}")] = segment
+        elif wanted != segment:
+            return None
+    return parameters
