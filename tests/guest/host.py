@@ -41,6 +41,7 @@ class Need:
 BUILD_NEEDS: Final = (
     Need("mmdebstrap", "mmdebstrap"),
     Need("mke2fs", "e2fsprogs"),
+    Need("zstd", "zstd"),
     Need(str(DEBIAN_KEYRING), "debian-archive-keyring"),
 )
 

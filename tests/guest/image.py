@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import struct
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ SECTOR: Final = 512
 ROOT_SIZE: Final = 2048 * MIB
 #: Where the one partition starts; room for the MBR and an alignment every disk likes.
 ROOT_OFFSET: Final = MIB
+ZSTD_MAGIC: Final = bytes.fromhex("28b52ffd")
 #: The MBR's disk signature; the kernel makes PARTUUID=6e756d61-01 of it (command line).
 DISK_SIGNATURE: Final = 0x6E756D61
 
@@ -70,7 +72,7 @@ class Image:
     @property
     def kernel(self) -> Path:
         """The kernel that QEMU boots directly; it needs no initial RAM disk."""
-        return self.directory / "vmlinuz"
+        return self.directory / "vmlinux"
 
     @property
     def disk(self) -> Path:
@@ -107,7 +109,7 @@ def make(directory: Path) -> None:
     tree = directory / "tree"
     _bootstrap(tree)
     _customise(tree)
-    shutil.copy2(_kernel_of(tree), directory / "vmlinuz")
+    unpack_kernel(_kernel_of(tree), directory / "vmlinux")
     _keep_python(tree, directory / "python")
     packages = host.run(["dpkg-query", f"--admindir={tree}/var/lib/dpkg", "-W"])
     (directory / "packages.txt").write_text(packages)
@@ -124,6 +126,8 @@ def _entries(name: str) -> Iterator[str]:
 
 def _bootstrap(tree: Path) -> None:
     """Install the recipe's packages; no initial RAM disk is made, the kernel needs none."""
+    # Once dpkg is there: each package that mmdebstrap itself unpacks would go through a filter.
+    configure = f'printf "%s" {shlex.quote(_exclusions())} >"$1/etc/dpkg/dpkg.cfg.d/guest"'
     # A diversion, for apt gives packages' scripts a search path without /usr/local.
     no_initrd = (
         'chroot "$1" dpkg-divert --quiet --local --rename --add /usr/sbin/update-initramfs'
@@ -135,14 +139,19 @@ def _bootstrap(tree: Path) -> None:
             "--architectures=amd64",
             '--aptopt=Acquire::Languages "none"',
             '--aptopt=APT::Install-Recommends "false"',
-            *(f"--dpkgopt=path-exclude={pattern}" for pattern in _entries("excluded")),
             "--dpkgopt=force-unsafe-io",  # what is cut off is made anew: no need to wait for disks
+            f"--extract-hook={configure}",
             f"--essential-hook={no_initrd}",
             f"--include={','.join(_entries('packages'))}",
             *(SUITE, tree),
             *host.debian_sources(SUITE),
         ]
     )
+
+
+def _exclusions() -> str:
+    """Return what dpkg is not to unpack, for its configuration."""
+    return "".join(f"path-exclude={pattern}\n" for pattern in _entries("excluded"))
 
 
 def _customise(tree: Path) -> None:
@@ -167,6 +176,25 @@ def _kernel_of(tree: Path) -> Path:
             f"look at {RECIPE}/packages",
         )
     return kernels[0]
+
+
+def unpack_kernel(packed: Path, kernel: Path) -> None:
+    """Write the ELF file that is inside of a bzImage: to unpack itself takes a guest seconds.
+
+    Documentation/arch/x86/boot.rst, "payload_offset". A payload in another format than zstd is left
+    to the kernel.
+    """
+    image = packed.read_bytes()
+    code = (image[0x1F1] + 1) * SECTOR
+    offset, length = struct.unpack_from("<II", image, 0x248)
+    payload = image[code + offset : code + offset + length]
+    if not payload.startswith(ZSTD_MAGIC):
+        kernel.write_bytes(image)
+        return
+    # Four bytes after the payload are its size, for the kernel's own unpacking.
+    frame = kernel.with_suffix(".zst")
+    frame.write_bytes(payload[:-4])
+    host.run(["zstd", "--quiet", "--decompress", "--rm", frame, "-o", kernel])
 
 
 def _keep_python(tree: Path, kept: Path) -> None:

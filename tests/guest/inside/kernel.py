@@ -93,6 +93,12 @@ class Cgroup:
         )
 
 
+def slice_path(name: str) -> Path:
+    """Return where systemd puts a slice: `a-b.slice` is in `a.slice` (systemd.slice(5))."""
+    parts = name.removesuffix(".slice").split("-")
+    return Path(*("-".join(parts[:count]) + ".slice" for count in range(1, len(parts) + 1)))
+
+
 def cgroup_of(pid: int) -> Cgroup:
     """Return the cgroup a process is in."""
     line = Path(f"/proc/{pid}/cgroup").read_text().strip()

@@ -48,8 +48,7 @@ def systemd_run(name: str, pod_slice: str) -> Workload:
     shell = ("/bin/busybox", "sh", "-c", SCRIPT)
     options = ("--quiet", "--collect", "--expand-environment=no", f"--slice={pod_slice}")
     run("systemd-run", *options, f"--unit={unit}", *shell)
-    path = run("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
-    return Workload.found(name, kernel.Cgroup(path))
+    return Workload.found(name, kernel.Cgroup(kernel.slice_path(pod_slice) / unit))
 
 
 def podman_run(name: str, parent: str, driver: str, root: Path) -> Workload:

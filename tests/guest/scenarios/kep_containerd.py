@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from tests.guest.inside import containerd, kernel, snapshot
 from tests.guest.inside.agent import BASE, Agent, samples
 from tests.guest.inside.api import ask
+from tests.guest.inside.cri_starter import Cri
 from tests.guest.inside.examples import Host
 from tests.guest.inside.pods import BACKGROUND, CONTAINER_SCOPE_EXAMPLES, POD_SCOPE_EXAMPLES
-from tests.guest.inside.starters import Cri
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
