@@ -8,26 +8,12 @@ free as a whole. That is the only difference.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.cpu_topology import CpuGroup, CpuTopology, Groups
-
-
-class Levels(NamedTuple):
-    """NUMA nodes and sockets, the larger kind outside, and the cores of each inner group."""
-
-    outer: Groups
-    inner_of: Mapping[int, Groups]
-    cores_of: Mapping[int, Groups]
-
-
-def _levels(topology: CpuTopology) -> Levels:
-    if topology.numa_first:
-        return Levels(topology.nodes, topology.sockets_in_node, topology.cores_in_socket)
-    return Levels(topology.sockets, topology.nodes_in_socket, topology.cores_in_node)
 
 
 @final
@@ -38,18 +24,22 @@ class CpuAccumulator:
 
     def __init__(self, topology: CpuTopology, free: int, need: int) -> None:
         self.topology = topology
-        self.levels = _levels(topology)
+        self.levels = topology.levels
         self.free = free
         self.need = need
         self.taken = 0
 
     def take_full_outer(self) -> None:
         """Take free NUMA nodes (or sockets, where these are the outer level) that fit."""
+        if self.need < self.levels.smallest_outer:
+            return
         size = None if self.topology.numa_first else self.topology.cpus_per_socket
         self._take_whole(rank(self.levels.outer, self.free), size)
 
     def take_full_inner(self) -> None:
         """Take free sockets (or NUMA nodes) that fit."""
+        if self.need < self.levels.smallest_inner:
+            return
         size = self.topology.cpus_per_socket if self.topology.numa_first else None
         self._take_whole(self._inner_order(self.free), size)
 

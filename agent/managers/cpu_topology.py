@@ -46,6 +46,19 @@ class CpuGroup(NamedTuple):
 Groups: TypeAlias = tuple[CpuGroup, ...]
 
 
+class Levels(NamedTuple):
+    """NUMA nodes and sockets, the larger kind outside, and the cores of each inner group.
+
+    `smallest_outer` and `smallest_inner` are the fewest CPUs that a group of the kind has.
+    """
+
+    outer: Groups
+    inner_of: Mapping[int, Groups]
+    cores_of: Mapping[int, Groups]
+    smallest_outer: int
+    smallest_inner: int
+
+
 class CpuCounts(NamedTuple):
     """How many of each there are said to be (the kubelet's NumCPUs, NumCores, ...)."""
 
@@ -195,6 +208,14 @@ class CpuTopology(Struct, frozen=True, dict=True):
     def numa_first(self) -> bool:
         """Whether NUMA nodes are the outer level: there are at least as many sockets as nodes."""
         return self.counts.sockets >= self.counts.nodes
+
+    @cached_property
+    def levels(self) -> Levels:
+        """The order in which CPUs are taken by groups."""
+        node, socket = (min(group.size for group in kind) for kind in (self.nodes, self.sockets))
+        if self.numa_first:
+            return Levels(self.nodes, self.sockets_in_node, self.cores_in_socket, node, socket)
+        return Levels(self.sockets, self.nodes_in_socket, self.cores_in_node, socket, node)
 
     @cached_property
     def cores_alike(self) -> bool:

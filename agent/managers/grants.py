@@ -6,7 +6,7 @@ Isolation levels and quotas: KEP-5526, "ResourceIsolationLevel" and "CPU Quota M
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.pods.quantity import Quantity
     from sysfs.mask import Mask
+
+_CPU_ALONE: Final = (CPU,)
 
 
 class Held(Struct, frozen=True):
@@ -104,11 +106,11 @@ def _pod_cpu_limits(pod: Pod, *, pod_level: bool) -> CpuLimits:
     The limit stated for the pod, else the sum over its containers, and none as soon as one of them
     has no limit: that one may use what the node has.
     """
-    requests = pod_requests(pod, pod_level_resources=pod_level)
-    limits = pod_limits(pod, pod_level_resources=pod_level)
+    requests = pod_requests(pod, pod_level_resources=pod_level, only=_CPU_ALONE)
+    limits = pod_limits(pod, pod_level_resources=pod_level, only=_CPU_ALONE)
     stated = pod_level and pod.resources is not None and pod.resources.limits.get(CPU, ZERO)
     if not stated and not all(c.resources.limits.get(CPU, ZERO) for c in pod.all_containers()):
-        limits.pop(CPU, None)
+        limits = {}
     return _cpu_limits(requests, limits)
 
 

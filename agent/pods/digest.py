@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 #: Changes when the digest covers something else, so that digests never compare across.
 _FORMAT: Final = 1
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 def spec_digest(pod: Pod) -> str:
@@ -21,21 +20,29 @@ def spec_digest(pod: Pod) -> str:
     resources and a stated QoS class. Not covered are uid, name, namespace, annotations and how an
     amount was written.
     """
-    asked = [
-        _FORMAT,
-        [_container(container) for container in pod.all_containers()],
-        None if pod.resources is None else _amounts(pod.resources),
-        pod.status_qos,
-    ]
-    return hashlib.sha256(_ENCODER.encode(asked).encode()).hexdigest()
+    return hashlib.sha256(spec_text(pod).encode()).hexdigest()
 
 
-def _container(container: Container) -> list[object]:
-    return [container.name, container.kind, _amounts(container.resources)]
+def spec_text(pod: Pod) -> str:
+    """Return what is digested, as JSON: `[format, [container, ...], amounts, class]`.
+
+    A container is `[name, kind, amounts]`, amounts are `[requests, limits]`, each of them a list of
+    `[resource, amount in units of 10^-9]` by name. It is put together here because a JSON encoder
+    takes twice as long, a thirtieth of a decision.
+    """
+    containers = ",".join([_container(container) for container in pod.all_containers()])
+    amounts = "null" if pod.resources is None else _amounts(pod.resources)
+    status = "null" if pod.status_qos is None else quoted(pod.status_qos)
+    return f"[{_FORMAT},[{containers}],{amounts},{status}]"
 
 
-def _amounts(resources: Resources) -> list[list[tuple[str, int]]]:
-    return [
-        sorted([(name, amount.nano) for name, amount in amounts.items()])
+def _container(container: Container) -> str:
+    return f"[{quoted(container.name)},{quoted(container.kind)},{_amounts(container.resources)}]"
+
+
+def _amounts(resources: Resources) -> str:
+    requests, limits = [
+        ",".join([f"[{quoted(name)},{amount.nano}]" for name, amount in sorted(amounts.items())])
         for amounts in (resources.requests, resources.limits)
     ]
+    return f"[[{requests}],[{limits}]]"

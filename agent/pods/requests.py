@@ -17,9 +17,9 @@ from agent.pods.qos import is_container_guaranteed
 from agent.pods.quantity import ZERO, Quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from agent.pods.model import Container, Pod
+    from agent.pods.model import Container, Pod, Resources
 
 _Amount = TypeVar("_Amount", Quantity, int)
 
@@ -110,23 +110,21 @@ def pod_memory_requests(pod: Pod, *, pod_level_managers: bool) -> dict[str, int]
     return {name: peak[name] for name in types}
 
 
-def pod_requests(pod: Pod, *, pod_level_resources: bool) -> dict[str, Quantity]:
+def pod_requests(
+    pod: Pod, *, pod_level_resources: bool, only: Collection[str] | None = None
+) -> dict[str, Quantity]:
     """Return the requests of a pod by resource: pod-level where stated, else aggregated.
 
-    `pod_level_resources` is the gate PodLevelResources.
+    `pod_level_resources` is the gate PodLevelResources; `only` the resources that are wanted.
     """
-    total = aggregate(pod, lambda container: container.resources.requests)
-    if pod_level_resources and pod.resources is not None:
-        total |= _supported(pod.resources.requests)
-    return total
+    return _pod_amounts(pod, _requests, of_pod=pod_level_resources, only=only)
 
 
-def pod_limits(pod: Pod, *, pod_level_resources: bool) -> dict[str, Quantity]:
+def pod_limits(
+    pod: Pod, *, pod_level_resources: bool, only: Collection[str] | None = None
+) -> dict[str, Quantity]:
     """Return the limits of a pod by resource: pod-level where stated, else aggregated."""
-    total = aggregate(pod, lambda container: container.resources.limits)
-    if pod_level_resources and pod.resources is not None:
-        total |= _supported(pod.resources.limits)
-    return total
+    return _pod_amounts(pod, _limits, of_pod=pod_level_resources, only=only)
 
 
 def aggregate(
@@ -148,6 +146,35 @@ def aggregate(
         else:
             starting = _maximum(starting, _sum((amounts(container), sidecars)))
     return _maximum(running, starting)
+
+
+def _requests(resources: Resources) -> Mapping[str, Quantity]:
+    return resources.requests
+
+
+def _limits(resources: Resources) -> Mapping[str, Quantity]:
+    return resources.limits
+
+
+def _pod_amounts(
+    pod: Pod,
+    side: Callable[[Resources], Mapping[str, Quantity]],
+    *,
+    of_pod: bool,
+    only: Collection[str] | None,
+) -> dict[str, Quantity]:
+    def wanted(resources: Resources) -> Mapping[str, Quantity]:
+        amounts = side(resources)
+        return (
+            amounts if only is None else {name: amounts[name] for name in only if name in amounts}
+        )
+
+    stated: dict[str, Quantity] = {}
+    if of_pod and pod.resources is not None:
+        stated = _supported(wanted(pod.resources))
+    if only is not None and len(stated) == len(only):
+        return stated
+    return aggregate(pod, lambda container: wanted(container.resources)) | stated
 
 
 def _whole(amount: Quantity) -> int:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from msgspec.structs import replace
 
-from agent.pods.digest import spec_digest
-from agent.pods.model import Pod, QosClass
+from agent.pods.digest import spec_digest, spec_text
+from agent.pods.model import Pod, QosClass, Resources
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 _BASE = pod(app("a", guaranteed("cpu=1 memory=1Gi")), init("i"), of_pod=guaranteed("cpu=2"))
@@ -15,6 +17,25 @@ def test_the_digest_is_stable_across_versions() -> None:
     assert spec_digest(pod(app("a"))) == (
         "e4d780c92759a0699c80a0df4d99584c27ff07209537f9b495849f50a6398933"
     )
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        _BASE,
+        pod(app("a")),
+        pod(app("a"), app("b", resources("cpu=1n memory=99E")), status_qos=QosClass.GUARANTEED),
+        pod(app('a"\\\n\u00e4\u2028'), sidecar("s", guaranteed("cpu=1 example.com/x=3"))),
+    ],
+)
+def test_what_is_digested_is_what_a_json_encoder_writes(asking: Pod) -> None:
+    def amounts(of: Resources) -> list[list[tuple[str, int]]]:
+        return [sorted((n, a.nano) for n, a in side.items()) for side in (of.requests, of.limits)]
+
+    containers = [[c.name, c.kind, amounts(c.resources)] for c in asking.all_containers()]
+    budget = None if asking.resources is None else amounts(asking.resources)
+    expected = [1, containers, budget, asking.status_qos]
+    assert spec_text(asking) == json.dumps(expected, separators=(",", ":"))
 
 
 def test_neither_identity_nor_notation_nor_order_of_names_matters() -> None:
