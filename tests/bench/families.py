@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 #: A variant of a figure, and what is timed.
 Case: TypeAlias = "tuple[str, Callable[[], object]]"
 
+#: Time for each decision: a 99th percentile of fewer runs is that of one bad moment.
+DECISIONS_NS: Final = 500_000_000
 _STATES: Final = ("empty", "half", "fragmented", "full90")
 _POLICIES: Final = (
     (TopologyManagerPolicy.BEST_EFFORT, False),
@@ -47,7 +49,8 @@ def decide() -> Iterator[Figure]:
     """
     for name in hosts.HOSTS:
         cases = [case for cases in _DECISIONS for case in cases(name)]
-        yield from in_turns([(f"decide/{name}/{variant}", run) for variant, run in cases])
+        named = [(f"decide/{name}/{variant}", run) for variant, run in cases]
+        yield from in_turns(named, budget_ns=DECISIONS_NS)
 
 
 def _occupied(name: str) -> Iterator[Case]:
