@@ -113,19 +113,20 @@ class Conversation:
         return bytes(body)
 
     async def _answer(self, head: h11.Request) -> Answer:
-        method = head.method.decode("ascii")
+        method, text = head.method.decode("ascii"), head.target.decode("ascii")
         try:
-            target = Target.parse(head.target.decode("ascii"))
-            connection = self._writer.get_extra_info("socket")
+            target = Target.parse(text)
+        except ValueError as error:
+            return Response(f"no target of a request: {error}\n".encode(), HTTPStatus.BAD_REQUEST)
+        connection = self._writer.get_extra_info("socket")
+        try:
             return await self._handler(Request(method, target, self.read, connection))
         except HttpError as error:
             return Response(f"{error}\n".encode(), error.status, headers=error.headers)
-        except ValueError as error:
-            return Response(f"no target of a request: {error}\n".encode(), HTTPStatus.BAD_REQUEST)
         except Exception:
-            log.exception("request failed", method=method, target=head.target.decode("ascii"))
-            text = b"the agent failed at this; its log says more\n"
-            return Response(text, HTTPStatus.INTERNAL_SERVER_ERROR)
+            log.exception("request failed", method=method, target=text)
+            said = b"the agent failed at this; its log says more\n"
+            return Response(said, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     async def _refuse(self, error: h11.RemoteProtocolError) -> None:
         """Answer what is no HTTP; that is the peer's mistake, and a line of the log is enough."""

@@ -41,7 +41,7 @@ class Site:
             case ("body",):
                 return Response(b"<" + await request.read() + b">")
             case ("broken",):
-                raise LookupError("not foreseen")
+                raise ValueError("not foreseen")
             case ("stream",):
                 return Stream(self._open, "text/lines")
             case _:
@@ -270,12 +270,20 @@ async def test_who_goes_away_amid_a_body_is_answered_as_far_as_that_goes() -> No
 
 
 @in_loop
+async def test_what_is_no_target_is_refused() -> None:
+    async with opened() as site:
+        ((status, text),) = parsed(await site.talk(asking("GET", "http://[", LAST)))
+        assert (status, site.asked) == (400, [])
+    assert text.startswith(b"no target of a request: ")
+
+
+@in_loop
 async def test_what_was_not_foreseen_is_logged_in_full_and_answered_in_short() -> None:
     with capture_logs() as log:
         async with opened() as site:
             answer = await site.talk(asking("GET", "/broken") + asking("GET", "/x", LAST))
     assert b"HTTP/1.1 500 " in answer
-    assert b"LookupError" not in answer
+    assert b"foreseen" not in answer
     assert b"HTTP/1.1 200 " in answer
     (line,) = log
     assert (line["log_level"], line["exc_info"]) == ("error", True)
