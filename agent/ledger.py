@@ -14,7 +14,7 @@ from agent.managers.hints import NO_AFFINITY, Hint
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.pods.model import ContainerKind, QosClass
 
@@ -97,6 +97,13 @@ class PodGrant(Struct, frozen=True, dict=True):
             if container.cpus is not None:
                 bits |= container.cpus.bits
         return Mask(bits)
+
+    def held_devices(self) -> Iterator[tuple[str, str, str]]:
+        """Yield container, resource and id of every device."""
+        for container in self.containers:
+            for resource, ids in sorted(container.devices.items()):
+                for device in ids:
+                    yield container.name, resource, device
 
     def container(self, name: str) -> ContainerGrant | None:
         """Return the grant of the named container, None when the pod has no such container."""

@@ -28,7 +28,7 @@ from agent.shared_map import SharedMap
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
     from agent.ledger import PodGrant
     from agent.managers.rules import Rules
@@ -225,20 +225,13 @@ def _cpus_of_nobody_else(others: Mapping[str, PodGrant], grant: PodGrant) -> Mas
 def _without_devices(
     held: Mapping[str, frozenset[str]], others: Mapping[str, PodGrant], grant: PodGrant
 ) -> Mapping[str, frozenset[str]]:
-    freed = set(_devices(grant))
+    freed = {(resource, device) for _, resource, device in grant.held_devices()}
     if not freed:
         return held
     for other in others.values():
-        freed -= set(_devices(other))
+        freed -= {(resource, device) for _, resource, device in other.held_devices()}
     left = {
         resource: frozenset(device for device in ids if (resource, device) not in freed)
         for resource, ids in held.items()
     }
     return MappingProxyType({resource: ids for resource, ids in left.items() if ids})
-
-
-def _devices(grant: PodGrant) -> Iterator[tuple[str, str]]:
-    """Yield resource and id of every device that a pod holds."""
-    for container in grant.containers:
-        for resource, ids in container.devices.items():
-            yield from ((resource, device) for device in ids)

@@ -176,7 +176,7 @@ def _of_devices(rules: Rules, grant: PodGrant) -> Iterator[Finding]:
         for resource, devices in rules.policy.devices.items()
         for device in devices
     }
-    for name, resource, device in _devices(grant):
+    for name, resource, device in grant.held_devices():
         healthy = inventory.get((resource, device))
         if healthy is None:
             message = f"holds {resource} {device}, which is no longer among the devices"
@@ -184,14 +184,6 @@ def _of_devices(rules: Rules, grant: PodGrant) -> Iterator[Finding]:
         elif not healthy:
             message = f"holds {resource} {device}, which is not healthy"
             yield _finding(grant, Rule.DEVICE_UNHEALTHY, message, _AGAIN, name)
-
-
-def _devices(grant: PodGrant) -> Iterator[tuple[str, str, str]]:
-    """Yield container, resource and id of every device."""
-    for container in grant.containers:
-        for resource, ids in sorted(container.devices.items()):
-            for device in ids:
-                yield container.name, resource, device
 
 
 # --- alignment ----------------------------------------------------------------------------------
@@ -288,7 +280,7 @@ class _Earlier:
             yield _finding(grant, Rule.CPU_HELD_TWICE, message, "remove one of the pods")
         self._cpus |= grant.exclusive_cpus
         own: set[tuple[str, str]] = set()
-        for name, resource, device in _devices(grant):
+        for name, resource, device in grant.held_devices():
             if (resource, device) in self._devices - own:
                 message = f"holds {resource} {device}, which another pod holds as well"
                 remedy = "remove one of the pods"
