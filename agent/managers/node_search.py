@@ -341,7 +341,7 @@ class Search:
         tied = reduce(or_, places, 0)
         losses = zip(*[family.alone for family in self._families], strict=True)
         return [
-            (loss, bit if tied & bit else tuple([bool(group & bit) for group in groups]))
+            (loss, tied & bit, tuple([bool(group & bit) for group in groups]))
             for bit, loss in zip(self._nodes, losses, strict=True)
         ]
 
