@@ -48,7 +48,8 @@ class ContainerGrant(Struct, frozen=True):
     `cpus` None: no CPUs of its own, it runs in the node's shared pool. With isolation POD they
     are the pod shared pool (or, for a standard init container, the budget it may burst over).
     `memory` empty: its memory is not pinned, or, of a standard init container, it went back because
-    a later container started.
+    a later container started. `limits` are the stated limits in bytes by memory type. `why` says
+    why its CPUs are exclusive or not, "" where no specification is known.
     """
 
     name: str
@@ -60,6 +61,8 @@ class ContainerGrant(Struct, frozen=True):
     hint: Hint = NO_AFFINITY
     cpu: CpuLimits = CpuLimits()
     quota_disabled: bool = False
+    limits: Mapping[str, int] = MappingProxyType({})
+    why: str = ""
 
     @property
     def mems(self) -> Mask:
@@ -75,7 +78,9 @@ class PodGrant(Struct, frozen=True, dict=True):
 
     `cpus` and `memory` are the pod-level budget (the NUMA-aligned "bubble" of pod scope);
     None and empty where the pod has none. `spec_digest` identifies the request that was decided,
-    so that asking again gives the same grant.
+    so that asking again gives the same grant. `requests` is what the pod effectively requests by
+    resource (KEP-753, KEP-2837, overhead included): `cpu` in millicores, all others in whole units.
+    `limits` are the limits of the pod's own cgroup in bytes by memory type.
     """
 
     uid: str
@@ -88,6 +93,8 @@ class PodGrant(Struct, frozen=True, dict=True):
     memory: tuple[MemoryBlock, ...] = ()
     cpu: CpuLimits = CpuLimits()
     quota_disabled: bool = False
+    requests: Mapping[str, int] = MappingProxyType({})
+    limits: Mapping[str, int] = MappingProxyType({})
 
     @cached_property
     def exclusive_cpus(self) -> Mask:

@@ -62,6 +62,8 @@ class ContainerV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     hint_preferred: bool = False
     cpu: CpuV1 = CpuV1()
     quota_disabled: bool = False
+    limits: dict[Name, Size] = {}
+    why: str = ""
 
 
 class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -77,6 +79,8 @@ class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     memory: list[BlockV1] = []
     cpu: CpuV1 = CpuV1()
     quota_disabled: bool = False
+    requests: dict[Name, Size] = {}
+    limits: dict[Name, Size] = {}
 
 
 class ChargeV1(Struct, forbid_unknown_fields=True):
@@ -146,6 +150,8 @@ def pod_to_wire(grant: PodGrant) -> PodV1:
         memory=_blocks_to_wire(grant.memory),
         cpu=_cpu_to_wire(grant.cpu),
         quota_disabled=grant.quota_disabled,
+        requests=dict(grant.requests),
+        limits=dict(grant.limits),
     )
 
 
@@ -215,6 +221,8 @@ def _container_to_wire(grant: ContainerGrant) -> ContainerV1:
         hint_preferred=grant.hint.preferred,
         cpu=_cpu_to_wire(grant.cpu),
         quota_disabled=grant.quota_disabled,
+        limits=dict(grant.limits),
+        why=grant.why,
     )
 
 
@@ -230,6 +238,8 @@ def _pod_from_wire(wire: PodV1) -> PodGrant:
         memory=_blocks_from_wire(wire.memory),
         cpu=CpuLimits(wire.cpu.request, wire.cpu.limit),
         quota_disabled=wire.quota_disabled,
+        requests=MappingProxyType(wire.requests),
+        limits=MappingProxyType(wire.limits),
     )
 
 
@@ -245,6 +255,8 @@ def _container_from_wire(wire: ContainerV1) -> ContainerGrant:
         hint=_hint_from_wire(wire),
         cpu=CpuLimits(wire.cpu.request, wire.cpu.limit),
         quota_disabled=wire.quota_disabled,
+        limits=MappingProxyType(wire.limits),
+        why=wire.why,
     )
 
 

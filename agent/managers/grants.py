@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.ledger import ContainerGrant, CpuLimits, Isolation, PodGrant
+from agent.managers.demand import explain_eligibility
 from agent.managers.hints import NO_AFFINITY, Hint
 from agent.pods.digest import spec_digest
-from agent.pods.model import CPU
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
 from agent.pods.quantity import ZERO
-from agent.pods.requests import pod_limits, pod_requests
+from agent.pods.requests import is_memory_type, pod_limits, pod_requests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from agent.pods.quantity import Quantity
     from sysfs.mask import Mask
 
-_CPU_ALONE: Final = (CPU,)
+#: The resources of which a pod without a limit of its own has one only when all containers do.
+_SUMMED: Final = (CPU, MEMORY)
 
 
 class Held(Struct, frozen=True):
@@ -44,7 +46,12 @@ class Held(Struct, frozen=True):
 def make_grant(policy: Policy, demand: PodDemand, held: Held) -> PodGrant:
     """Return the grant of a pod that holds this and asks for that."""
     pod, gates = demand.pod, policy.gates
-    containers = tuple(_container(policy, demand, each, held) for each in demand.containers)
+    why = {each.container: each.why for each in explain_eligibility(policy, demand)}
+    containers = tuple(
+        _container(policy, demand, each, held, why[each.name]) for each in demand.containers
+    )
+    requests = pod_requests(pod, pod_level_resources=gates.pod_level_resources)
+    limits = _pod_limits(pod, pod_level=gates.pod_level_resources)
     return PodGrant(
         uid=pod.uid,
         name=pod.name,
@@ -54,13 +61,15 @@ def make_grant(policy: Policy, demand: PodDemand, held: Held) -> PodGrant:
         containers=containers,
         cpus=held.pod_cpus,
         memory=held.pod_memory,
-        cpu=_pod_cpu_limits(pod, pod_level=gates.pod_level_resources),
+        cpu=_cpu_limits(requests, limits),
         quota_disabled=_pod_quota_disabled(policy, demand, containers),
+        requests=_plain(requests),
+        limits=_memory_limits(limits | _hugepages(requests)),
     )
 
 
 def _container(
-    policy: Policy, demand: PodDemand, container: ContainerDemand, held: Held
+    policy: Policy, demand: PodDemand, container: ContainerDemand, held: Held, why: str
 ) -> ContainerGrant:
     name = container.name
     isolation = _isolation(demand, container, held.cpus.get(name))
@@ -76,6 +85,8 @@ def _container(
         hint=held.hints.get(name, NO_AFFINITY),
         cpu=_cpu_limits(resources.requests, resources.limits),
         quota_disabled=isolation is Isolation.CONTAINER and lifted,
+        limits=_memory_limits(resources.limits),
+        why=why,
     )
 
 
@@ -100,18 +111,42 @@ def _pod_quota_disabled(
     return lifted and policy.gates.disable_cpu_quota_with_exclusive_cpus
 
 
-def _pod_cpu_limits(pod: Pod, *, pod_level: bool) -> CpuLimits:
-    """Return what the quota of the pod's own cgroup follows (kubelet, ResourceConfigForPod).
+def _pod_limits(pod: Pod, *, pod_level: bool) -> dict[str, Quantity]:
+    """Return the limits of the pod's own cgroup (kubelet, ResourceConfigForPod).
 
-    The limit stated for the pod, else the sum over its containers, and none as soon as one of them
-    has no limit: that one may use what the node has.
+    Of cpu and memory the limit stated for the pod, else the sum over its containers, and none as
+    soon as one of them has no limit: that one may use what the node has.
     """
-    requests = pod_requests(pod, pod_level_resources=pod_level, only=_CPU_ALONE)
-    limits = pod_limits(pod, pod_level_resources=pod_level, only=_CPU_ALONE)
-    stated = pod_level and pod.resources is not None and pod.resources.limits.get(CPU, ZERO)
-    if not stated and not all(c.resources.limits.get(CPU, ZERO) for c in pod.all_containers()):
-        limits = {}
-    return _cpu_limits(requests, limits)
+    limits = pod_limits(pod, pod_level_resources=pod_level)
+    stated = pod.resources.limits if pod_level and pod.resources is not None else {}
+    for name in _SUMMED:
+        if not stated.get(name, ZERO) and not all(
+            container.resources.limits.get(name, ZERO) for container in pod.all_containers()
+        ):
+            limits.pop(name, None)
+    return limits
+
+
+def _hugepages(requests: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    """Return how much of each page size a pod may have: what it requests (HugePageLimits)."""
+    return {name: size for name, size in requests.items() if name.startswith(HUGEPAGES_PREFIX)}
+
+
+def _memory_limits(limits: Mapping[str, Quantity]) -> Mapping[str, int]:
+    """Return the bytes by memory type; a limit of zero bytes of memory is none."""
+    sizes = {name: size.value for name, size in limits.items() if is_memory_type(name)}
+    if not sizes.get(MEMORY):
+        sizes.pop(MEMORY, None)
+    return MappingProxyType(sizes)
+
+
+def _plain(requests: Mapping[str, Quantity]) -> Mapping[str, int]:
+    return MappingProxyType(
+        {
+            name: amount.milli_value if name == CPU else amount.value
+            for name, amount in requests.items()
+        }
+    )
 
 
 def _cpu_limits(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -> CpuLimits:

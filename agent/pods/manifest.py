@@ -28,7 +28,7 @@ DEFAULT_NAMESPACE: Final = "default"
 _MAX_CONTAINERS: Final = 1000
 
 #: Fields that are read here; a near miss of one of them is taken for a slip of the pen.
-_READ_IN_SPEC: Final = ("containers", "initContainers", "resources")
+_READ_IN_SPEC: Final = ("containers", "initContainers", "resources", "overhead")
 _READ_IN_CONTAINER: Final = ("name", "resources", "restartPolicy")
 #: Neighbours in v1.PodSpec and v1.Container that resemble them and are ignored on purpose.
 _NEIGHBOURS: Final = frozenset(
@@ -155,6 +155,7 @@ class _Manifest:
             resources=self._resources(spec, of_pod=True),
             status_qos=self._status_qos(root),
             annotations=self._annotations(metadata),
+            overhead=self._amounts(spec, "overhead"),
         )
 
     def _required(self, parent: Field, key: str) -> str:
@@ -227,8 +228,8 @@ class _Manifest:
         self._reader.refuse_unknown(field, ("requests", "limits", *claims))
         return Resources(self._amounts(field, "requests"), self._amounts(field, "limits"))
 
-    def _amounts(self, resources: Field, key: str) -> Mapping[str, Quantity]:
-        field = resources.child(key)
+    def _amounts(self, parent: Field, key: str) -> Mapping[str, Quantity]:
+        field = parent.child(key)
         entries = self._reader.entries(field) if field is not None else {}
         amounts = {name: self._quantity(entry) for name, entry in entries.items()}
         return MappingProxyType({name: q for name, q in amounts.items() if q is not None})

@@ -57,6 +57,7 @@ class Pod(Struct, frozen=True):
     `init_containers` holds standard init containers and sidecars in manifest order.
     `resources` is `spec.resources` (pod-level, KEP-2837), None when the manifest has none.
     `status_qos` is `status.qosClass` of the manifest, which wins over the computed class.
+    `overhead` is `spec.overhead`: what the runtime needs beside the containers (KEP-688).
     """
 
     uid: str
@@ -67,6 +68,7 @@ class Pod(Struct, frozen=True):
     resources: Resources | None = None
     status_qos: QosClass | None = None
     annotations: Mapping[str, str] = MappingProxyType({})
+    overhead: Mapping[str, Quantity] = _NOTHING
 
     def all_containers(self) -> Iterator[Container]:
         """Yield init containers, then app containers: the order in which they are admitted."""

@@ -115,16 +115,28 @@ def pod_requests(
 ) -> dict[str, Quantity]:
     """Return the requests of a pod by resource: pod-level where stated, else aggregated.
 
-    `pod_level_resources` is the gate PodLevelResources; `only` the resources that are wanted.
+    The pod's overhead is added (KEP-688). `pod_level_resources` is the gate PodLevelResources;
+    `only` the resources that are wanted.
     """
-    return _pod_amounts(pod, _requests, of_pod=pod_level_resources, only=only)
+    amounts = _pod_amounts(pod, _requests, of_pod=pod_level_resources, only=only)
+    if not pod.overhead:
+        return amounts
+    extra = {name: amount for name, amount in pod.overhead.items() if only is None or name in only}
+    return _sum((amounts, extra))
 
 
 def pod_limits(
     pod: Pod, *, pod_level_resources: bool, only: Collection[str] | None = None
 ) -> dict[str, Quantity]:
-    """Return the limits of a pod by resource: pod-level where stated, else aggregated."""
-    return _pod_amounts(pod, _limits, of_pod=pod_level_resources, only=only)
+    """Return the limits of a pod by resource: pod-level where stated, else aggregated.
+
+    The pod's overhead is added to what is limited (KEP-688).
+    """
+    amounts = _pod_amounts(pod, _limits, of_pod=pod_level_resources, only=only)
+    if not pod.overhead:
+        return amounts
+    limited = [name for name, amount in amounts.items() if amount]
+    return _sum((amounts, {name: pod.overhead[name] for name in limited if name in pod.overhead}))
 
 
 def aggregate(

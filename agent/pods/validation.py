@@ -40,6 +40,7 @@ def find_problems(pod: Pod) -> list[Problem]:
             _container_names(pod),
             *(_resources(container.resources, path) for path, container in _containers(pod)),
             _pod_level(pod),
+            *(_amount(name, amount, "spec.overhead") for name, amount in pod.overhead.items()),
         )
     )
 

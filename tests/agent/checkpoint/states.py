@@ -135,6 +135,7 @@ names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 masks = st.frozensets(st.integers(0, 70), max_size=6).map(Mask.from_ids)
 sizes = st.integers(0, 1 << 70)
 limits = built(CpuLimits, st.none() | sizes, st.none() | sizes)
+amounts = st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)
 blocks = st.lists(built(MemoryBlock, names, sizes, masks), max_size=2).map(tuple)
 hints = st.builds(
     lambda nodes, preferred: Hint(nodes, preferred=preferred),
@@ -157,6 +158,8 @@ containers = built(
     hint=hints,
     cpu=limits,
     quota_disabled=st.booleans(),
+    limits=amounts,
+    why=st.text(max_size=8),
 )
 pods = built(
     PodGrant,
@@ -170,6 +173,8 @@ pods = built(
     memory=blocks,
     cpu=limits,
     quota_disabled=st.booleans(),
+    requests=amounts,
+    limits=amounts,
 )
 charges = built(
     NodeMemory, sizes, masks, st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)

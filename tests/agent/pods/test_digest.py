@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from agent.pods.digest import spec_digest, spec_text
 from agent.pods.model import Pod, QosClass, Resources
-from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources, sidecar
 
 _BASE = pod(app("a", guaranteed("cpu=1 memory=1Gi")), init("i"), of_pod=guaranteed("cpu=2"))
 
@@ -69,3 +69,10 @@ def test_whatever_a_decision_depends_on_changes_the_digest(other: Pod) -> None:
 
 def test_the_order_of_containers_matters() -> None:
     assert spec_digest(pod(app("a"), app("b"))) != spec_digest(pod(app("b"), app("a")))
+
+
+def test_overhead_changes_the_digest_and_none_does_not() -> None:
+    assert spec_digest(replace(_BASE, overhead=amounts("cpu=1"))) != spec_digest(_BASE)
+    assert json.loads(spec_text(replace(_BASE, overhead=amounts("cpu=1"))))[4:] == [
+        [["cpu", 1_000_000_000]]
+    ]

@@ -342,3 +342,14 @@ def _assert_sound(pod: Pod) -> None:
 def test_derived_uids_are_those_of_earlier_versions() -> None:
     # A changed derivation would make every running static pod another pod.
     assert derived_uid(from_plain({"a": 1}), "f") == "8bbf6c54f1dc1e406ed161bac6d81dd5"
+
+
+def test_the_overhead_of_a_runtime_class_is_read_and_checked() -> None:
+    text = (
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n"
+        "spec:\n  overhead: {cpu: %s}\n  containers: [{name: a}]\n"
+    )
+    assert load_pod(text % "250m", "x").overhead["cpu"].milli_value == 250
+    with pytest.raises(ManifestError) as caught:
+        load_pod(text % "-1", "x")
+    assert [(p.path, p.line) for p in caught.value.problems] == [("spec.overhead.cpu", 5)]
