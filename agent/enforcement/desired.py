@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.enforcement.bindings import NO_BINDINGS
 from agent.enforcement.entitlement import container_entitlement, default_entitlement
 from agent.enforcement.locate import Identity
-from agent.enforcement.quota import pod_cpu_max
+from agent.enforcement.quota import pod_quotas
 from cgroupfs.plan import Setting
 from cgroupfs.values import UNLIMITED
 from sysfs.mask import EMPTY, Mask
@@ -84,8 +84,15 @@ def desired(target: Target, landscape: Landscape) -> tuple[Wanted, ...]:
 
 
 def _pod(pod: PodGrant, located: LocatedPod, shared_pool: Mask) -> Iterator[Wanted]:
-    granted = {c.name: container_entitlement(pod, c, shared_pool) for c in pod.containers}
-    members = [(m, _entitlement(pod, granted, m, shared_pool)) for m in located.containers]
+    quotas = pod_quotas(pod)
+    granted = {c.name: container_entitlement(c, shared_pool, quotas) for c in pod.containers}
+    others = {
+        Identity.SANDBOX: default_entitlement(pod, shared_pool),
+        Identity.UNKNOWN: default_entitlement(pod, shared_pool, quotas.unidentified),
+    }
+    members = [
+        (m, others.get(m.identity) or _entitlement(pod, granted, m)) for m in located.containers
+    ]
     inside = [
         entitlement
         for member, entitlement in members
@@ -95,7 +102,7 @@ def _pod(pod: PodGrant, located: LocatedPod, shared_pool: Mask) -> Iterator[Want
         located.cgroup,
         cpus=_union(pod.cpus, (e.cpus for e in (*granted.values(), *inside))) or None,
         mems=_pod_mems(pod, granted.values()),
-        cpu_max=pod_cpu_max(pod),
+        cpu_max=quotas.pod,
         exclusive=bool(pod.exclusive_cpus),
     )
     yield Wanted(setting, Role.POD, pod.uid)
@@ -103,11 +110,7 @@ def _pod(pod: PodGrant, located: LocatedPod, shared_pool: Mask) -> Iterator[Want
         yield from _member(pod.uid, member, entitlement)
 
 
-def _entitlement(
-    pod: PodGrant, granted: Mapping[str, Entitlement], member: Located, shared_pool: Mask
-) -> Entitlement:
-    if member.identity in _WITHOUT_A_GRANT:
-        return default_entitlement(pod, shared_pool)
+def _entitlement(pod: PodGrant, granted: Mapping[str, Entitlement], member: Located) -> Entitlement:
     container = member.container or pod.containers[0].name
     if container not in granted:
         raise ValueError(f"pod {pod.uid} has no container {container!r}")

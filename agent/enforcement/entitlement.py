@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from agent.enforcement.quota import container_cpu_max
+from agent.enforcement.quota import pod_quotas
 from agent.ledger import Isolation
 from agent.pods.model import ContainerKind
 
 if TYPE_CHECKING:
+    from agent.enforcement.quota import PodQuotas
     from agent.ledger import ContainerGrant, PodGrant
     from cgroupfs.values import CpuMax
     from sysfs.mask import Mask
@@ -29,25 +30,27 @@ class Entitlement(Struct, frozen=True):
 
 
 def container_entitlement(
-    pod: PodGrant, container: ContainerGrant, shared_pool: Mask
+    container: ContainerGrant, shared_pool: Mask, quotas: PodQuotas
 ) -> Entitlement:
     """Return what a container may use: its own CPUs, or the node's shared pool as it is now."""
     cpus = shared_pool if container.cpus is None else container.cpus
     return Entitlement(
         cpus=cpus or None,
         mems=container.mems or None,
-        cpu_max=container_cpu_max(pod, container),
+        cpu_max=quotas.containers[container.name],
         exclusive=container.cpus is not None,
     )
 
 
-def default_entitlement(pod: PodGrant, shared_pool: Mask) -> Entitlement:
+def default_entitlement(
+    pod: PodGrant, shared_pool: Mask, cpu_max: CpuMax | None = None
+) -> Entitlement:
     """Return what a cgroup of a pod gets that is its sandbox, or of which nobody knows what it is.
 
     The pod's shared pool where it has one, else the node's: never another's exclusive CPUs.
     """
     own = pod_shared_pool(pod)
-    return Entitlement(cpus=own or shared_pool or None, exclusive=own is not None)
+    return Entitlement(cpus=own or shared_pool or None, cpu_max=cpu_max, exclusive=own is not None)
 
 
 def pod_shared_pool(pod: PodGrant) -> Mask | None:
@@ -67,6 +70,7 @@ def pod_shared_pool(pod: PodGrant) -> Mask | None:
 
 def all_alike(pod: PodGrant) -> bool:
     """Tell whether every container of a pod is entitled to the same."""
+    quotas = pod_quotas(pod).containers
     first, *rest = pod.containers
-    alike = (first.cpus, first.mems, container_cpu_max(pod, first))
-    return all((c.cpus, c.mems, container_cpu_max(pod, c)) == alike for c in rest)
+    alike = (first.cpus, first.mems, quotas[first.name])
+    return all((c.cpus, c.mems, quotas[c.name]) == alike for c in rest)

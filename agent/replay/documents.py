@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.enforcement.quota import container_cpu_max, pod_cpu_max
+from agent.enforcement.quota import pod_quotas
 from agent.managers.memory_state import free_memory
 from agent.managers.rules import shared_cpus, shared_pool
 from agent.metrics.names import DECISION_COUNTERS
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agent.ledger import ContainerGrant, MemoryBlock, PodGrant
     from agent.replay.play import Outcome, State
     from agent.replay.steps import Step
+    from cgroupfs.values import CpuMax
 
 _LABELS: Final = {metric.name: metric.labels for metric in DECISION_COUNTERS}
 
@@ -132,19 +133,22 @@ def operation(step: Step) -> str:
 
 def _grant(state: State, grant: PodGrant) -> GrantLine:
     pool = shared_cpus(state.rules, state.ledger)
+    quotas = pod_quotas(grant)
     return GrantLine(
         qos=str(grant.qos),
         cpus=None if grant.cpus is None else str(grant.cpus),
         memory=_blocks(grant.memory),
         quota_disabled=grant.quota_disabled,
-        cpu_max=str(pod_cpu_max(grant)),
-        containers=tuple(_container(grant, container, pool) for container in grant.containers),
+        cpu_max=str(quotas.pod),
+        containers=tuple(
+            _container(container, pool, quotas.containers[container.name])
+            for container in grant.containers
+        ),
     )
 
 
-def _container(pod: PodGrant, grant: ContainerGrant, pool: Mask) -> ContainerLine:
+def _container(grant: ContainerGrant, pool: Mask, quota: CpuMax | None) -> ContainerLine:
     nodes = grant.hint.nodes
-    quota = container_cpu_max(pod, grant)
     return ContainerLine(
         name=grant.name,
         kind=str(grant.kind),

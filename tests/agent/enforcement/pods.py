@@ -51,8 +51,9 @@ def pod_shared(name: str, cpus: str, *, node: int | None = None, limit: int | No
     return ContainerGrant(name, kind, Isolation.POD, Mask.parse(cpus), memory_on(node), cpu=cpu)
 
 
-def on_host(name: str, *, limit: int | None = None) -> ContainerGrant:
-    return ContainerGrant(name, ContainerKind.APP, cpu=CpuLimits(None, limit))
+def on_host(name: str, *, limit: int | None = None, request: int | None = None,
+            kind: ContainerKind = ContainerKind.APP) -> ContainerGrant:  # fmt: skip
+    return ContainerGrant(name, kind, cpu=CpuLimits(request, limit))
 
 
 def memory_on(node: int | None) -> tuple[MemoryBlock, ...]:
