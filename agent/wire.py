@@ -57,7 +57,8 @@ class MemoryDocument(Document, frozen=True):
 class KernelDocument(Document, frozen=True):
     """What the kernel says of one cgroup; a field is None when the file is not there.
 
-    `cpu_max` is the file's text (`max 100000`).
+    `cpu_max` is the file's text (`max 100000`), so are `cpu_weight`, `memory_max` (bytes or `max`)
+    and `hugetlb`, the latter by file (`hugetlb.2MB.max`).
     """
 
     cgroup: str
@@ -66,6 +67,9 @@ class KernelDocument(Document, frozen=True):
     mems: str | None = None
     mems_effective: str | None = None
     cpu_max: str | None = None
+    cpu_weight: str | None = None
+    memory_max: str | None = None
+    hugetlb: dict[str, str] = {}
 
 
 class ContainerDocument(Document, frozen=True):
@@ -295,8 +299,8 @@ class DifferenceDocument(Document, frozen=True):
 class VerifiedDocument(Document, frozen=True):
     """One cgroup: what the ledger wants of it (null: nothing) beside what the kernel shows.
 
-    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified` or `leftover`; `uid` and
-    `pod` are "" for a leftover.
+    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `leftover` or `qos class`;
+    `uid` and `pod` are "" for the last two. `values` are the texts wanted of other files.
     """
 
     uid: str
@@ -307,6 +311,7 @@ class VerifiedDocument(Document, frozen=True):
     mems: str | None
     cpu_max: str | None
     kernel: KernelDocument
+    values: dict[str, str] = {}
     differences: tuple[DifferenceDocument, ...] = ()
 
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from cgroupfs.tree import Tree
 
-NEEDED: Final = ("cpuset", "cpu")
+CPUSET: Final = "cpuset"
+NEEDED: Final = (CPUSET, "cpu")
+MEMORY: Final = "memory"
+HUGETLB: Final = "hugetlb"
 AVAILABLE: Final = "cgroup.controllers"
 ENABLED: Final = "cgroup.subtree_control"
 
@@ -48,6 +51,11 @@ def enabled(tree: Tree, path: str) -> frozenset[str]:
         return frozenset(tree.read(path, ENABLED).split())
     except FileNotFoundError:
         return frozenset()
+
+
+def available(tree: Tree) -> frozenset[str]:
+    """Return the controllers that the root has: what the kernel offers here."""
+    return frozenset(tree.read("", AVAILABLE).split())
 
 
 def _enable_in(tree: Tree, path: str, above: str, needed: Sequence[str]) -> bool:

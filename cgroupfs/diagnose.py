@@ -25,6 +25,7 @@ class Cause(StrEnum):
     PARENT_TOO_NARROW = "parent too narrow"
     CPU_OFFLINE = "CPU offline"
     CONTROLLER_LOST = "controller lost"
+    IN_USE = "in use"
     UNKNOWN = "unknown"
 
 

@@ -9,11 +9,15 @@ it has no transactions. So the order of writes is what keeps workloads right in 
 4. settle: parents that had to be wider meanwhile are narrowed, lower quotas are written,
    children before parents.
 
+Weights and limits of memory are given as well, in the third stage. A limit below what is in use
+would have processes killed, so it is withheld.
+
 The order within one cpuset file is `cgroupfs.ordering`'s.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -21,6 +25,7 @@ from msgspec import Struct
 from cgroupfs.ordering import Node, Stage, order
 from cgroupfs.state import CPU_MAX, CPUS, MEMS
 from cgroupfs.tree import parent
+from cgroupfs.values import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -35,7 +40,8 @@ class Setting(Struct, frozen=True):
 
     `exclusive` says that its CPUs are to be used by nobody else, so it is confined only after all
     others have shrunk. `move_memory` allows rewriting `cpuset.mems` although processes live in
-    the cgroup: the kernel then migrates their pages before the write returns.
+    the cgroup: the kernel then migrates their pages before the write returns. `values` are the
+    texts of files of one value, `defaults` those of limits that count only where nobody set one.
     Raises `ValueError` for an empty set: the kernel would take it for "same as the parent".
     """
 
@@ -45,6 +51,8 @@ class Setting(Struct, frozen=True):
     cpu_max: CpuMax | None = None
     exclusive: bool = False
     move_memory: bool = False
+    values: Mapping[str, str] = MappingProxyType({})
+    defaults: Mapping[str, str] = MappingProxyType({})
 
     def __post_init__(self) -> None:
         for file, mask in ((CPUS, self.cpus), (MEMS, self.mems)):
@@ -52,6 +60,13 @@ class Setting(Struct, frozen=True):
                 raise ValueError(
                     f"{file} of {self.cgroup} must not be empty: the kernel would use the parent's"
                 )
+
+    def values_beside(self, shown: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the values that the cgroup should have, given those that it shows."""
+        if not self.defaults:
+            return self.values
+        unset = {f: text for f, text in self.defaults.items() if shown.get(f) == NO_LIMIT}
+        return {**self.values, **unset}
 
 
 class Write(Struct, frozen=True):
@@ -64,7 +79,10 @@ class Write(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """Writes in their order, and the memory moves that were not allowed (`withheld`)."""
+    """Writes in their order, and those that were not allowed (`withheld`).
+
+    These are moves of memory, and limits below what is in use.
+    """
 
     writes: tuple[Write, ...] = ()
     withheld: tuple[Write, ...] = ()
@@ -86,7 +104,12 @@ def make_plan(current: Mapping[str, State], wanted: Iterable[Setting]) -> Plan:
         *_ordered(CPUS, _nodes(current, settings, CPUS, late=_late(settings))),
         *_quota_writes(current, settings),
     ]
-    # A stable sort: within a stage memory nodes come first, then CPUs, then quotas.
+    for write, in_use in _value_writes(current, settings):
+        if in_use:
+            withheld = (*withheld, write)
+        else:
+            writes.append(write)
+    # A stable sort: within a stage memory nodes come first, then CPUs, then quotas and values.
     return Plan(tuple(sorted(writes, key=lambda write: write.stage)), withheld)
 
 
@@ -179,3 +202,21 @@ def _quota_writes(current: Mapping[str, State], settings: Mapping[str, Setting])
         else:
             lower.append(Write(Stage.SETTLE, path, CPU_MAX, str(new)))
     yield from reversed(lower)
+
+
+def _value_writes(
+    current: Mapping[str, State], settings: Mapping[str, Setting]
+) -> Iterator[tuple[Write, bool]]:
+    """Yield the writes of single values, and whether each is a limit below what is in use."""
+    for path, setting in settings.items():
+        state = current.get(path)
+        if state is None:
+            continue
+        for file, text in setting.values_beside(state.values).items():
+            if state.values.get(file, text) != text:
+                yield Write(Stage.GIVE, path, file, text), is_below_use(text, state.in_use, file)
+
+
+def is_below_use(text: str, in_use: Mapping[str, int], file: str) -> bool:
+    """Tell whether a limit is below what is in use of it."""
+    return text != NO_LIMIT and in_use.get(file, 0) > int(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from mmap import PAGESIZE
 from typing import Final
 
 from msgspec import Struct
@@ -17,6 +18,16 @@ MAX_PERIOD_US: Final = 1_000_000
 DEFAULT_PERIOD_US: Final = 100_000
 #: The scheduler's arithmetic keeps 44 bits of microseconds (kernel/sched/core.c: max_cfs_runtime).
 MAX_QUOTA_US: Final = (1 << 44) - 1
+CPU_WEIGHT: Final = "cpu.weight"
+MEMORY_MAX: Final = "memory.max"
+#: What a limit shows that nobody set, and a weight (cgroup-v2.rst, "Interface Files").
+NO_LIMIT: Final = "max"
+DEFAULT_WEIGHT: Final = "100"
+#: From here on a limit in bytes is none (include/linux/page_counter.h, PAGE_COUNTER_MAX).
+_NO_LIMIT_FROM: Final = (1 << 63) - PAGESIZE
+_KIB: Final = 1 << 10
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
 #: Thousands of cgroups show few limits, and are looked at again and again.
 _REMEMBERED: Final = 256
 
@@ -57,6 +68,26 @@ class CpuMax(Struct, frozen=True):
 
 
 UNLIMITED: Final = CpuMax(None)
+
+
+def limit_text(size: int, unit: int = PAGESIZE) -> str:
+    """Return how the kernel shows a limit of `size` bytes: in whole pages of `unit` bytes."""
+    return NO_LIMIT if size >= _NO_LIMIT_FROM else str(size - size % unit)
+
+
+def hugetlb_max(page_size: int) -> str:
+    """Return the file that limits huge pages of so many bytes (mm/hugetlb_cgroup.c, mem_fmt)."""
+    for unit, name in ((_GIB, "GB"), (_MIB, "MB")):
+        if page_size >= unit:
+            return f"hugetlb.{page_size // unit}{name}.max"
+    return f"hugetlb.{page_size // _KIB}KB.max"
+
+
+def use_of(file: str) -> str | None:
+    """Return the file that shows how much of a limit is in use, None where nothing does."""
+    if file == MEMORY_MAX or (file.startswith("hugetlb.") and file.endswith(".max")):
+        return f"{file.removesuffix('max')}current"
+    return None
 
 
 @lru_cache(maxsize=_REMEMBERED)

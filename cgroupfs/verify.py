@@ -9,7 +9,8 @@ set last or would send again. The rules, first match wins:
 
 1. the file is missing: `controller lost` (an ancestor does not pass it on any more);
 2. the file shows what was wanted but the effective set differs: `CPU offline` or
-   `parent too narrow`, see `cgroupfs.diagnose`;
+   `parent too narrow`, see `cgroupfs.diagnose`; a limit of memory is not there because more is in
+   use: `in use`;
 3. the file shows the runtime's value: `runtime update`, also where systemd has the same. A runtime
    of the systemd driver sets a unit's properties before it writes the files, so both know: the
    runtime asked, systemd only remembers;
@@ -20,6 +21,7 @@ set last or would send again. The rules, first match wins:
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -27,12 +29,13 @@ from msgspec.structs import replace
 
 from cgroupfs import controllers
 from cgroupfs.diagnose import Cause, why_not_effective
-from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE
+from cgroupfs.plan import is_below_use
+from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, read_use
 from cgroupfs.tree import ancestors
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cgroupfs.plan import Setting
     from cgroupfs.tree import Tree
@@ -49,10 +52,11 @@ class Record(Struct, frozen=True):
     cpus: Mask | None = None
     mems: Mask | None = None
     cpu_max: CpuMax | None = None
+    values: Mapping[str, str] = MappingProxyType({})
 
     def has(self, file: str, text: str) -> bool:
         """Tell whether `text` of `file` is what this record would write."""
-        value = {CPUS: self.cpus, MEMS: self.mems, CPU_MAX: self.cpu_max}[file]
+        value = {CPUS: self.cpus, MEMS: self.mems, CPU_MAX: self.cpu_max, **self.values}.get(file)
         return value is not None and str(value) == text
 
 
@@ -121,11 +125,12 @@ def _lost(tree: Tree, path: str, needed: Sequence[str]) -> Drift | None:
 
 
 def _check(tree: Tree, setting: Setting) -> list[Drift]:
+    files = (*setting.values, *setting.defaults)
     try:
-        texts = tree.read_many(setting.cgroup, _FILES)
+        texts = tree.read_many(setting.cgroup, (*_FILES, *files))
     except FileNotFoundError:
         return [_gone(setting.cgroup)]
-    cpus, cpus_now, mems, mems_now, cpu_max = texts
+    cpus, cpus_now, mems, mems_now, cpu_max = texts[: len(_FILES)]
     found: list[Drift | None] = []
     if setting.cpus is not None:
         found.append(_check_set(tree, setting.cgroup, CPUS, setting.cpus, (cpus, cpus_now)))
@@ -133,6 +138,10 @@ def _check(tree: Tree, setting: Setting) -> list[Drift]:
         found.append(_check_set(tree, setting.cgroup, MEMS, setting.mems, (mems, mems_now)))
     if setting.cpu_max is not None:
         found.append(_check_text(setting.cgroup, CPU_MAX, str(setting.cpu_max), cpu_max))
+    if files:
+        found.extend(
+            _check_values(tree, setting, dict(zip(files, texts[len(_FILES) :], strict=True)))
+        )
     return [drift for drift in found if drift is not None]
 
 
@@ -152,6 +161,27 @@ def _check_set(
     effective = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
     why = why_not_effective(tree, path, file, wanted, Mask.parse(now))
     return Drift(path, effective, goal, now.strip(), why.cause, why.detail)
+
+
+def _check_values(tree: Tree, setting: Setting, texts: Mapping[str, str | None]) -> Iterator[Drift]:
+    shown = {file: text.strip() for file, text in texts.items() if text is not None}
+    wanted = setting.values_beside(shown)
+    found = [_check_text(setting.cgroup, file, wanted[file], texts[file]) for file in wanted]
+    differing = [drift for drift in found if drift is not None]
+    in_use = read_use(tree, setting.cgroup, [drift.file for drift in differing])
+    for drift in differing:
+        if drift.found is not None and is_below_use(drift.wanted, in_use, drift.file):
+            yield replace(drift, cause=Cause.IN_USE, detail=_in_use(drift, in_use[drift.file]))
+        else:
+            yield drift
+
+
+def _in_use(drift: Drift, size: int) -> str:
+    return (
+        f"{drift.file} of /{drift.cgroup} shows {drift.found} instead of {drift.wanted}: {size} "
+        "bytes are in use, and processes would be killed for the limit; it is written once less "
+        "is in use"
+    )
 
 
 def _check_text(path: str, file: str, goal: str, text: str | None) -> Drift | None:
@@ -187,6 +217,6 @@ def _named(drift: Drift, known: Records) -> Drift:
 
 
 def _has(record: Record | None, drift: Drift) -> bool:
-    if record is None or drift.found is None or drift.file not in (CPUS, MEMS, CPU_MAX):
+    if record is None or drift.found is None:
         return False
     return record.has(drift.file, drift.found)

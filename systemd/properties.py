@@ -64,6 +64,11 @@ def cpu_weight(weight: int) -> Property:
     return Property("CPUWeight", "t", weight)
 
 
+def memory_max(size: int | None) -> Property:
+    """Return `MemoryMax` in bytes, None for no limit."""
+    return Property("MemoryMax", "t", INFINITY if size is None else size)
+
+
 def description(text: str) -> Property:
     """Return the unit's `Description`."""
     return Property("Description", "s", text)

@@ -109,6 +109,8 @@ def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bo
 
 
 def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
+    from agent.config.config import Controller  # noqa: PLC0415
+
     yield f"  CPU manager       {policy.cpu.policy}{_options(loaded.cpu_manager_policy_options)}"
     if policy.cpu.reserved:
         how = "derived from systemReserved and kubeReserved"
@@ -120,6 +122,8 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
     options = _options(loaded.topology_manager_policy_options)
     yield f"  topology manager  {topology.policy}, scope {topology.scope}{options}"
     yield f"  cgroups           {loaded.cgroup_driver} driver below {loaded.cgroup_root}"
+    enforced = [name for name in Controller if name in loaded.agent.enforce]
+    yield f"  enforced          {', '.join(enforced) or 'nothing'}"
     manifests = loaded.static_pod_path or "none, pods come over the socket alone"
     yield f"  manifests         {manifests}"
     for resource, devices in policy.devices.items():

@@ -35,6 +35,15 @@ class CgroupDriver(StrEnum):
     CGROUPFS = "cgroupfs"
 
 
+class Controller(StrEnum):
+    """`agent.enforce`: a controller of the kernel whose files of pods' cgroups the agent sets."""
+
+    CPUSET = "cpuset"
+    CPU = "cpu"
+    MEMORY = "memory"
+    HUGETLB = "hugetlb"
+
+
 class LogFormat(StrEnum):
     """`agent.logging.format`."""
 
@@ -98,7 +107,8 @@ class AgentConfig(Struct, frozen=True):
     """The agent's own settings (`agent:`), beside those it shares with the kubelet.
 
     `socket_group` None: only root may use the socket. `sysfs_root` is the directory below which
-    `sys` and `proc` of the host stand. `devices` is the inventory by resource name.
+    `sys` and `proc` of the host stand. `enforce` are the controllers whose files are set, the
+    others are somebody else's. `devices` is the inventory by resource name.
     """
 
     state_directory: Path = Path("/var/lib/numawarden")
@@ -106,6 +116,7 @@ class AgentConfig(Struct, frozen=True):
     socket_group: str | None = None
     sysfs_root: Path = Path("/")
     cgroup_mount: Path = Path("/sys/fs/cgroup")
+    enforce: frozenset[Controller] = frozenset(Controller)
     metrics: MetricsConfig = MetricsConfig()
     logging: LoggingConfig = LoggingConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -13,6 +13,7 @@ _AGENT: Final[Keys] = {
     "socketGroup": {},
     "sysfsRoot": {},
     "cgroupMount": {},
+    "enforce": {},
     "metrics": {"address": {}, "port": {}, "tlsCertificate": {}, "tlsKey": {}},
     "logging": {"format": {}, "level": {}},
     "limits": {"manifestBytes": {}, "messageBytes": {}},

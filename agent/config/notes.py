@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from agent.config.config import MEMORY_AVAILABLE, Config
+from agent.config.config import MEMORY_AVAILABLE, Config, Controller
 from agent.config.features import ignored_gates
 from agent.config.options import MAX_NODES
 from agent.managers.policy import MemoryManagerPolicy, TopologyManagerPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 
 def notes_on(config: Config) -> Iterator[str]:
@@ -22,6 +22,7 @@ def notes_on(config: Config) -> Iterator[str]:
             f"agent.metrics.address {metrics.address} is served in plain HTTP to everybody who "
             "reaches it; set tlsCertificate and tlsKey"
         )
+    yield from _left_to_others(config.agent.enforce)
     for gate in ignored_gates(config.feature_gates):
         yield f"featureGates.{gate} changes nothing here"
     options = config.topology_manager_policy_options
@@ -34,3 +35,18 @@ def notes_on(config: Config) -> Iterator[str]:
     signals = [name for name in config.eviction_hard if name != MEMORY_AVAILABLE]
     if signals and config.eviction_hard != Config().eviction_hard:
         yield f"evictionHard {', '.join(signals)}: only memory.available counts here"
+
+
+#: What nobody holds the kernel to where a controller is not among `agent.enforce`.
+_LEFT: Final = {
+    Controller.CPUSET: "exclusive CPUs and memory nodes are decided but not written",
+    Controller.CPU: "neither quotas nor weights of pods are written",
+    Controller.MEMORY: "memory.max of pods is not written",
+    Controller.HUGETLB: "limits of huge pages of pods are not written",
+}
+
+
+def _left_to_others(enforce: Collection[Controller]) -> Iterator[str]:
+    for controller, left in _LEFT.items():
+        if controller not in enforce:
+            yield f"agent.enforce leaves {controller} to others: {left}"

@@ -16,6 +16,7 @@ from agent.config.config import (
     AgentConfig,
     CgroupDriver,
     Config,
+    Controller,
     LimitsConfig,
     LogFormat,
     LoggingConfig,
@@ -112,11 +113,19 @@ class ConfigReader(AmountReader):
             socket_group=self._group(section, base.socket_group),
             sysfs_root=self._directory(section, "sysfsRoot", base.sysfs_root),
             cgroup_mount=self._directory(section, "cgroupMount", base.cgroup_mount),
+            enforce=self._enforce(section, base.enforce),
             metrics=self._metrics(section.child("metrics"), base.metrics),
             logging=self._logging(section.child("logging"), base.logging),
             limits=self._limits(section.child("limits"), base.limits),
             devices=self._devices(section, base.devices),
         )
+
+    def _enforce(self, section: Field, base: frozenset[Controller]) -> frozenset[Controller]:
+        field = section.child("enforce")
+        if field is None:
+            return base
+        names = (self.choice(item, Controller) for item in self.items(field))
+        return frozenset(Controller(name) for name in names if name is not None)
 
     def _metrics(self, section: Field | None, base: MetricsConfig) -> MetricsConfig:
         if section is None:

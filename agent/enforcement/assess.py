@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from agent.enforcement.desired import Role
 from agent.enforcement.report import Problem
+from cgroupfs.controllers import NEEDED
 from cgroupfs.diagnose import Cause
 from cgroupfs.verify import GONE, name_writers, verify
 
@@ -25,14 +26,18 @@ _SUBGROUP_NEEDS: Final = ("cpuset",)
 
 
 def assess(
-    tree: Tree, recorded: Callable[[str], Records], wanted: Sequence[Wanted]
+    tree: Tree,
+    recorded: Callable[[str], Records],
+    wanted: Sequence[Wanted],
+    needed: Sequence[str] = NEEDED,
 ) -> tuple[Problem, ...]:
     """Return what the kernel does not honour.
 
     `recorded` tells what others have on record of a cgroup; it is asked for those that differ.
+    `needed` are the controllers without which no cgroup is as it should be.
     A container's cgroup that is gone is no problem: the container has ended.
     """
-    drifts = _drifts(tree, wanted)
+    drifts = _drifts(tree, wanted, needed)
     unexplained = {drift.cgroup for drift in drifts if _may_be_explained(drift)}
     drifts = name_writers(drifts, {path: recorded(path) for path in unexplained})
     owners = {item.setting.cgroup: item for item in wanted}
@@ -49,18 +54,28 @@ def as_wanted(setting: Setting, state: State) -> bool:
         (setting.cpus is None or setting.cpus == state.cpus == state.cpus_effective)
         and (setting.mems is None or setting.mems == state.mems == state.mems_effective)
         and (setting.cpu_max is None or setting.cpu_max == state.cpu_max)
+        and not differing_values(setting, state)
     )
 
 
-def _drifts(tree: Tree, wanted: Iterable[Wanted]) -> tuple[Drift, ...]:
+def differing_values(setting: Setting, state: State) -> tuple[str, ...]:
+    """Return the files of one value that show something else than is wanted."""
+    if not (setting.values or setting.defaults):
+        return ()
+    wanted, shown = setting.values_beside(state.values), state.values
+    return tuple(file for file in wanted if shown.get(file) != wanted[file])
+
+
+def _drifts(tree: Tree, wanted: Iterable[Wanted], needed: Sequence[str]) -> tuple[Drift, ...]:
     main: list[Setting] = []
     inner: list[Setting] = []
     for item in wanted:
         (inner if item.role is Role.SUBGROUP else main).append(item.setting)
-    found = verify(tree, main)
+    found = verify(tree, main, needed=needed)
     if not inner:
         return found
-    return (*found, *verify(tree, inner, needed=_SUBGROUP_NEEDS))
+    of_subgroups = tuple(name for name in _SUBGROUP_NEEDS if name in needed)
+    return (*found, *verify(tree, inner, needed=of_subgroups))
 
 
 def _ended(tree: Tree, drift: Drift, owner: Wanted | None) -> bool:

@@ -13,10 +13,13 @@ from msgspec.structs import replace
 
 from agent.enforcement.bindings import NO_BINDINGS
 from agent.enforcement.entitlement import container_entitlement, default_entitlement
+from agent.enforcement.limits import EVERYTHING, class_weight, container_defaults, pod_values
 from agent.enforcement.locate import Identity
 from agent.enforcement.quota import pod_quotas
+from agent.pods.model import CPU
+from cgroupfs.controllers import CPUSET, NEEDED
 from cgroupfs.plan import Setting
-from cgroupfs.values import UNLIMITED
+from cgroupfs.values import CPU_WEIGHT, UNLIMITED
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from agent.enforcement.bindings import Bindings
     from agent.enforcement.entitlement import Entitlement
+    from agent.enforcement.limits import Enforced
     from agent.enforcement.locate import Landscape, Leftover, Located, LocatedPod
     from agent.ledger import Ledger, PodGrant
 
@@ -45,6 +49,8 @@ class Role(StrEnum):
     SANDBOX = "sandbox"
     UNIDENTIFIED = "unidentified"
     LEFTOVER = "leftover"
+    #: The cgroup of a QoS class, in which pods stand.
+    QOS_CLASS = "qos class"
 
 
 #: What is in a pod and no container of its specification, as far as is known.
@@ -57,8 +63,8 @@ _WITHOUT_A_GRANT: Final = {
 class Wanted(Struct, frozen=True):
     """One cgroup, what it is, and the settings it should have.
 
-    `pod` is the pod's uid, "" for a leftover. `container` is None for anything but a container
-    (or a subgroup of one) that is known by name.
+    `pod` is the pod's uid, "" for a leftover and for the cgroup of a QoS class. `container` is None
+    for anything but a container (or a subgroup of one) that is known by name.
     """
 
     setting: Setting
@@ -68,22 +74,49 @@ class Wanted(Struct, frozen=True):
     identity: Identity | None = None
 
 
-def desired(target: Target, landscape: Landscape) -> tuple[Wanted, ...]:
+def desired(
+    target: Target, landscape: Landscape, enforced: Enforced = EVERYTHING
+) -> tuple[Wanted, ...]:
     """Return what is wanted of every cgroup, pods before their containers.
 
     A pod's set is the union of what its members may use: its budget where it has one, the sets of
     its containers, the node's shared pool where a container runs there. Memory nodes are pinned
     only where memory was granted. A pod's own cgroup is listed although it may not exist yet.
+    Files of controllers that are not `enforced` are left as they are.
     """
     wanted: list[Wanted] = []
+    if CPU in enforced.controllers:
+        wanted.extend(_classes(target, landscape))
     for uid, located in landscape.pods.items():
-        wanted.extend(_pod(target.ledger.grants[uid], located, target.shared_pool))
+        wanted.extend(_pod(target.ledger.grants[uid], located, target.shared_pool, enforced))
     for leftover in landscape.leftovers:
         wanted.extend(_leftover(leftover, target.shared_pool))
-    return tuple(wanted)
+    if set(NEEDED) <= enforced.controllers:
+        return tuple(wanted)
+    return tuple(replace(item, setting=_only(item.setting, enforced)) for item in wanted)
 
 
-def _pod(pod: PodGrant, located: LocatedPod, shared_pool: Mask) -> Iterator[Wanted]:
+def _only(setting: Setting, enforced: Enforced) -> Setting:
+    """Return a setting without the files of controllers that belong to somebody else."""
+    sets, quota = CPUSET in enforced.controllers, CPU in enforced.controllers
+    return replace(
+        setting,
+        cpus=setting.cpus if sets else None,
+        mems=setting.mems if sets else None,
+        cpu_max=setting.cpu_max if quota else None,
+        exclusive=setting.exclusive and sets,
+    )
+
+
+def _classes(target: Target, landscape: Landscape) -> Iterator[Wanted]:
+    for qos, cgroup in landscape.classes.items():
+        weight = class_weight(qos, target.ledger.grants.values())
+        yield Wanted(Setting(cgroup, values={CPU_WEIGHT: weight}), Role.QOS_CLASS, "")
+
+
+def _pod(
+    pod: PodGrant, located: LocatedPod, shared_pool: Mask, enforced: Enforced
+) -> Iterator[Wanted]:
     quotas = pod_quotas(pod)
     granted = {c.name: container_entitlement(c, shared_pool, quotas) for c in pod.containers}
     others = {
@@ -104,10 +137,11 @@ def _pod(pod: PodGrant, located: LocatedPod, shared_pool: Mask) -> Iterator[Want
         mems=_pod_mems(pod, granted.values()),
         cpu_max=quotas.pod,
         exclusive=bool(pod.exclusive_cpus),
+        values=pod_values(pod, enforced),
     )
     yield Wanted(setting, Role.POD, pod.uid)
     for member, entitlement in members:
-        yield from _member(pod.uid, member, entitlement)
+        yield from _member(pod, member, entitlement, enforced)
 
 
 def _entitlement(pod: PodGrant, granted: Mapping[str, Entitlement], member: Located) -> Entitlement:
@@ -117,22 +151,30 @@ def _entitlement(pod: PodGrant, granted: Mapping[str, Entitlement], member: Loca
     return granted[container]
 
 
-def _member(uid: str, member: Located, entitlement: Entitlement) -> Iterator[Wanted]:
+def _member(
+    pod: PodGrant, member: Located, entitlement: Entitlement, enforced: Enforced
+) -> Iterator[Wanted]:
     role = _WITHOUT_A_GRANT.get(member.identity, Role.CONTAINER)
+    container = pod.container(member.container) if member.container is not None else None
+    if container is None and role is Role.CONTAINER:
+        container = pod.containers[0]  # they are all alike
     setting = Setting(
         member.cgroup,
         cpus=entitlement.cpus,
         mems=entitlement.mems,
         cpu_max=entitlement.cpu_max,
         exclusive=entitlement.exclusive,
+        defaults={} if container is None else container_defaults(container, enforced),
     )
-    yield Wanted(setting, role, uid, member.container, member.identity)
+    yield Wanted(setting, role, pod.uid, member.container, member.identity)
     for subgroup in member.subgroups:
         # The container's quota counts for everything inside; one in there, which a runtime may
         # have set (crun does), would throttle it again.
         ours = subgroup.quota and setting.cpu_max is not None
-        inner = replace(setting, cgroup=subgroup.cgroup, cpu_max=UNLIMITED if ours else None)
-        yield Wanted(inner, Role.SUBGROUP, uid, member.container, member.identity)
+        inner = replace(
+            setting, cgroup=subgroup.cgroup, cpu_max=UNLIMITED if ours else None, defaults={}
+        )
+        yield Wanted(inner, Role.SUBGROUP, pod.uid, member.container, member.identity)
 
 
 def _leftover(leftover: Leftover, shared_pool: Mask) -> Iterator[Wanted]:

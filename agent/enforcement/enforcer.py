@@ -23,12 +23,14 @@ from agent.enforcement.findings import (
     beside,
     beyond_repair,
     concerns,
+    not_offered,
     not_told,
     notes,
     reports,
     skipped,
     withheld,
 )
+from agent.enforcement.limits import EVERYTHING, Enforced
 from agent.enforcement.locate import leftovers, pod_cgroup
 from agent.enforcement.pod_cgroups import CreateError
 from agent.enforcement.recollection import Recollection
@@ -40,16 +42,16 @@ from agent.enforcement.report import (
     WriteRecord,
     write_record,
 )
-from agent.enforcement.scene import ANY_CHILD, Scene, steadily, still_resting
+from agent.enforcement.scene import ANY_CHILD, Need, Scene, steadily, still_resting
 from agent.enforcement.scope import Scope, scope_of
 from cgroupfs.apply import apply
-from cgroupfs.controllers import ENABLED, NEEDED, enable, enabled
+from cgroupfs.controllers import ENABLED, available, enable, enabled
 from cgroupfs.diagnose import Cause
 from cgroupfs.errors import CgroupError, CgroupNameError
-from cgroupfs.plan import Plan, make_plan
-from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, State
+from cgroupfs.plan import Plan, is_below_use, make_plan
+from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, VALUES, State
 from cgroupfs.tree import ancestors, is_within, join
-from cgroupfs.values import UNLIMITED
+from cgroupfs.values import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, UNLIMITED
 from cgroupfs.verify import Record, Records
 from sysfs.mask import EMPTY, Mask
 from systemd.errors import SystemdError
@@ -89,7 +91,7 @@ class Enforcer:
     """Makes the kernel honour a ledger.
 
     `pods` is the driver (`SliceCgroups`, `DirectoryCgroups`), `finder` knows more about containers
-    than their cgroups' names tell.
+    than their cgroups' names tell, `enforced` is what is set at all.
     """
 
     def __init__(
@@ -98,11 +100,13 @@ class Enforcer:
         layout: Layout,
         pods: PodCgroups,
         finder: ContainerFinder | None = None,
+        enforced: Enforced = EVERYTHING,
     ) -> None:
         self._tree = tree
         self._layout = layout
         self._pods = pods
         self._finder = finder
+        self._enforced = enforced
         self._memory = Recollection()
         self._left: frozenset[Problem] = frozenset()
         #: What was last honoured in full, None as soon as anything is not.
@@ -116,10 +120,15 @@ class Enforcer:
         """
         self._pods.check()
         path = self._layout.pods()
+        asked, self._enforced = self._enforced, self._enforced.among(available(self._tree))
         created, refused = self._create({path: ""})
-        enabled, lacking = self._enable({join(path, ANY_CHILD): ""})
+        need = Need("", self._enforced.needed, self._enforced.further)
+        enabled, lacking = self._enable({join(path, ANY_CHILD): need})
         return EnforcementReport(
-            problems=(*refused, *lacking), created=tuple(created), enabled=tuple(enabled)
+            problems=(*refused, *lacking),
+            created=tuple(created),
+            enabled=tuple(enabled),
+            notes=tuple(not_offered(asked.controllers - self._enforced.controllers)),
         )
 
     def enforce(
@@ -134,9 +143,9 @@ class Enforcer:
         Shared containers shrink and are verified, then exclusive CPUs are given, pods first;
         systemd is told; everything is read back. Pod cgroups that are missing are made.
         `cpuset.mems` is written where it was unset; a set that somebody wrote in a running
-        container is rewritten (which migrates its memory) only with `move_memory`. A cgroup of
-        `resting` is left alone, as is what is inside it, as long as that very setting is wanted.
-        Raises `OSError` only when the tree itself fails.
+        container is rewritten (which migrates its memory) only with `move_memory`. A limit below
+        what is in use is never set: the kernel would kill processes for it. A cgroup of `resting`
+        is left alone, as is what is inside it, as long as that very setting is wanted.
         """
         return self._enforce(target, None, resting, move_memory=move_memory)
 
@@ -172,7 +181,9 @@ class Enforcer:
         return EnforcementReport(
             writes=writes,
             created=new,
-            enabled=tuple(a for a in above if not set(NEEDED) <= enabled(self._tree, a)),
+            enabled=tuple(
+                a for a in above if not set(self._enforced.needed) <= enabled(self._tree, a)
+            ),
             notes=tuple(notes(scene)),
         )
 
@@ -277,7 +288,9 @@ class Enforcer:
         )
 
     def _look(self, target: Target, scope: Scope | None = None) -> Scene:
-        return steadily(lambda: Scene.of(self._tree, self._layout, target, self._finder, scope))
+        return steadily(
+            lambda: Scene.of(self._tree, self._layout, target, self._finder, scope, self._enforced)
+        )
 
     def _again(self, scene: Scene, touched: Collection[str] = ("",)) -> Scene:
         return steadily(lambda: scene.again(self._tree, touched))
@@ -288,7 +301,10 @@ class Enforcer:
 
     def _assess(self, differing: Sequence[Wanted]) -> tuple[Problem, ...]:
         """Tell what the kernel does not honour of what was seen to differ."""
-        return steadily(lambda: assess(self._tree, self._recorded, differing)) if differing else ()
+        if not differing:
+            return ()
+        needed = self._enforced.needed
+        return steadily(lambda: assess(self._tree, self._recorded, differing, needed))
 
     def _not_as_asked(self, scene: Scene, differing: Sequence[Wanted]) -> tuple[Wanted, ...]:
         """Leave out what shows what was asked before: only the wish has changed."""
@@ -334,24 +350,30 @@ class Enforcer:
                 problems.append(Problem(cgroup, str(error), Cause.UNKNOWN, uid))
         return created, problems
 
-    def _enable(self, owners: Mapping[str, str]) -> tuple[list[str], list[Problem]]:
-        """Enable the controllers on the way to each cgroup; every ancestor is looked at once."""
+    def _enable(self, needs: Mapping[str, Need]) -> tuple[list[str], list[Problem]]:
+        """Enable the controllers on the way to each cgroup; every ancestor is looked at once.
+
+        What not every cgroup needs is enabled by itself: that may fail where the rest does not.
+        """
         written: list[str] = []
         problems: list[Problem] = []
-        passes: dict[str, bool] = {}
-        for cgroup, uid in owners.items():
-            for above in ancestors(cgroup):
-                if above not in passes:
-                    passes[above] = set(NEEDED) <= enabled(self._tree, above)
-            if all(passes[above] for above in ancestors(cgroup)):
-                continue
-            try:
-                written.extend(enable(self._tree, cgroup))
-            except CgroupError as error:
-                problems.append(Problem(cgroup, str(error), Cause.CONTROLLER_LOST, uid))
-            else:
-                passes.update(dict.fromkeys(ancestors(cgroup), True))
-        return written, problems
+        passes: dict[str, set[str]] = {}
+        for cgroup, need in needs.items():
+            above = ancestors(cgroup)
+            for path in above:
+                if path not in passes:
+                    passes[path] = set(enabled(self._tree, path))
+            for controllers in (need.all, *((name,) for name in need.further)):
+                if all(passes[path].issuperset(controllers) for path in above):
+                    continue
+                try:
+                    written.extend(enable(self._tree, cgroup, controllers))
+                except CgroupError as error:
+                    problems.append(Problem(cgroup, str(error), Cause.CONTROLLER_LOST, need.pod))
+                else:
+                    for path in above:
+                        passes[path].update(controllers)
+        return list(dict.fromkeys(written)), problems
 
     def _tell(self, scene: Scene, suspect: Collection[str]) -> tuple[list[str], list[Problem]]:
         """Have the settings of every cgroup remembered; return the units told and what failed.
@@ -385,10 +407,25 @@ class Enforcer:
     def _fresh_state(self) -> State:
         texts = self._tree.read_many("", (CPUS_EFFECTIVE, MEMS_EFFECTIVE))
         cpus, mems = (Mask.parse(text or "") for text in texts)
-        return State(EMPTY, cpus, EMPTY, mems, UNLIMITED, populated=False)
+        values = {MEMORY_MAX: NO_LIMIT, CPU_WEIGHT: DEFAULT_WEIGHT}
+        values |= dict.fromkeys(self._enforced.files, NO_LIMIT)
+        return State(EMPTY, cpus, EMPTY, mems, UNLIMITED, populated=False, values=values)
 
 
 def _to_tell(item: Wanted, state: State) -> Record:
-    """Return what systemd must hold; it rewrites `cpu.max` always, so one is always told."""
+    """Return what systemd must hold.
+
+    It rewrites `cpu.max`, `cpu.weight` and `memory.max` always, so what is there is told as well.
+    """
     setting = item.setting
-    return Record(setting.cpus, setting.mems, setting.cpu_max or state.cpu_max)
+    shown = {file: state.values[file] for file in VALUES if file in state.values}
+    kept = {file: text for file, text in shown.items() if text != _UNSET[file]}
+    wanted = {
+        file: text
+        for file, text in setting.values_beside(state.values).items()
+        if file in VALUES and not is_below_use(text, state.in_use, file)
+    }
+    return Record(setting.cpus, setting.mems, setting.cpu_max or state.cpu_max, {**kept, **wanted})
+
+
+_UNSET: Final = {CPU_WEIGHT: DEFAULT_WEIGHT, MEMORY_MAX: NO_LIMIT}

@@ -72,5 +72,5 @@ def all_alike(pod: PodGrant) -> bool:
     """Tell whether every container of a pod is entitled to the same."""
     quotas = pod_quotas(pod).containers
     first, *rest = pod.containers
-    alike = (first.cpus, first.mems, quotas[first.name])
-    return all((c.cpus, c.mems, quotas[c.name]) == alike for c in rest)
+    alike = (first.cpus, first.mems, quotas[first.name], first.limits)
+    return all((c.cpus, c.mems, quotas[c.name], c.limits) == alike for c in rest)

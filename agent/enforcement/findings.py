@@ -9,6 +9,7 @@ from agent.enforcement.report import CgroupReport, Problem
 from cgroupfs.apply import Result
 from cgroupfs.controllers import ENABLED
 from cgroupfs.diagnose import Cause
+from cgroupfs.state import MEMS
 from cgroupfs.tree import is_within
 
 if TYPE_CHECKING:
@@ -24,9 +25,19 @@ if TYPE_CHECKING:
 def withheld(plan: Plan) -> Iterator[str]:
     """Tell of memory that was not moved unasked."""
     for write in plan.withheld:
+        if write.file != MEMS:
+            continue  # a limit below what is in use: the cgroup differs, and says why
         yield (
             f"{write.file} of /{write.cgroup} is left as it is: writing {write.value} would "
             "migrate the memory of what runs there; a repair does"
+        )
+
+
+def not_offered(controllers: Collection[str]) -> Iterator[str]:
+    """Tell of controllers that the kernel does not have here."""
+    for name in sorted(controllers):
+        yield (
+            f"the kernel offers no {name} controller here, so agent.enforce {name} changes nothing"
         )
 
 

@@ -30,6 +30,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.enforcement.entitlement import all_alike
+from agent.pods.model import QosClass
 from cgroupfs.errors import CgroupNameError
 from cgroupfs.names import (
     RUNTIME_SUBGROUPS,
@@ -149,12 +150,14 @@ class Leftover(Struct, frozen=True):
 class Landscape(Struct, frozen=True):
     """Where everything is: the ledger's pods by uid, and pod cgroups that are none of them.
 
-    `unnamed` says of pods that cannot have a cgroup (a uid that makes no name) why.
+    `unnamed` says of pods that cannot have a cgroup (a uid that makes no name) why. `classes` are
+    the cgroups of the QoS classes that have one.
     """
 
     pods: Mapping[str, LocatedPod]
     leftovers: tuple[Leftover, ...] = ()
     unnamed: Mapping[str, str] = MappingProxyType({})
+    classes: Mapping[QosClass, str] = MappingProxyType({})
 
 
 def survey(
@@ -182,7 +185,14 @@ def survey(
         left = leftovers(tree, layout, ledger)
     else:
         left = _left_of(tree, layout, scope.gone, set(paths.values()))
-    return Landscape(pods, (*left, *_strays(tree, layout, ledger, bindings)), unnamed)
+    others = (*left, *_strays(tree, layout, ledger, bindings))
+    return Landscape(pods, others, unnamed, _classes(layout))
+
+
+def _classes(layout: Layout) -> Mapping[QosClass, str]:
+    """Return the cgroups of the QoS classes; Guaranteed pods stand among these."""
+    classes = (qos for qos in QosClass if qos is not QosClass.GUARANTEED)
+    return {qos: layout.tier(Tier(str(qos))) for qos in classes}
 
 
 def leftovers(tree: Tree, layout: Layout, ledger: Ledger) -> tuple[Leftover, ...]:

@@ -10,6 +10,7 @@ from agent.enforcement.report import ReleaseReport
 from agent.enforcement.unit_record import holds, read_record, to_properties, unit_of
 from cgroupfs.state import EVENTS
 from cgroupfs.tree import ancestors, join
+from cgroupfs.values import CPU_WEIGHT
 from cgroupfs.verify import Record
 from systemd import slices
 from systemd.errors import NoSuchUnitError, SystemdError
@@ -139,7 +140,8 @@ class SliceCgroups:
         # unit of the same name elsewhere (in a container of its own) is not this one.
         if unit is None or record == Record() or not self._is_active(unit, cgroup):
             return None
-        properties = (*to_properties(record), *self._keeps_cpu(unit))
+        weighed = CPU_WEIGHT in record.values
+        properties = (*to_properties(record), *(() if weighed else self._keeps_cpu(unit)))
         if holds(self._systemd, unit, properties):
             return None
         self._systemd.set_properties(unit, properties)

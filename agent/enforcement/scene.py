@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.enforcement.assess import as_wanted
+from agent.enforcement.assess import as_wanted, differing_values
 from agent.enforcement.desired import Role, desired
+from agent.enforcement.limits import EVERYTHING, Enforced
 from agent.enforcement.locate import survey
-from cgroupfs.state import read_states
+from agent.pods.model import CPU
+from cgroupfs.controllers import CPUSET
+from cgroupfs.state import VALUES, read_states, with_use
 from cgroupfs.tree import is_within, join
 
 if TYPE_CHECKING:
@@ -33,6 +36,17 @@ _LOOKS: Final = 8
 _Seen = TypeVar("_Seen")
 
 
+class Need(Struct, frozen=True):
+    """The controllers that a cgroup needs, and the pod (uid) for whose sake.
+
+    `all` are those of every cgroup, `further` those of limits that not every cgroup has.
+    """
+
+    pod: str
+    all: tuple[str, ...]
+    further: tuple[str, ...] = ()
+
+
 class Scene(Struct, frozen=True):
     """What was seen of the tree, or of a part of it (`scope`, None: all of it)."""
 
@@ -40,6 +54,7 @@ class Scene(Struct, frozen=True):
     wanted: tuple[Wanted, ...]
     states: Mapping[str, State]
     scope: Scope | None = None
+    enforced: Enforced = EVERYTHING
 
     @classmethod
     def of(
@@ -49,18 +64,32 @@ class Scene(Struct, frozen=True):
         target: Target,
         finder: ContainerFinder | None,
         scope: Scope | None,
+        enforced: Enforced = EVERYTHING,
     ) -> Scene:
         """Look. Raises `OSError` as the tree does, not for absence."""
         landscape = survey(tree, layout, target.ledger, target.bindings, finder, scope)
-        wanted = desired(target, landscape)
-        states = read_states(tree, (item.setting.cgroup for item in wanted))
-        return cls(landscape, wanted, states, scope)
+        wanted = desired(target, landscape, enforced)
+        scene = cls(landscape, wanted, {}, scope, enforced)
+        return replace(scene, states=scene.read(tree, {item.setting.cgroup for item in wanted}))
 
     def again(self, tree: Tree, touched: Collection[str]) -> Scene:
         """Return the scene with what was touched, and all that is inside it, read again."""
         inside = {path for item in self.wanted if is_within(path := item.setting.cgroup, touched)}
         kept = {path: state for path, state in self.states.items() if path not in inside}
-        return replace(self, states=kept | read_states(tree, inside))
+        return replace(self, states=kept | self.read(tree, inside))
+
+    def read(self, tree: Tree, cgroups: Collection[str]) -> dict[str, State]:
+        """Return what some of the wanted cgroups show, those that are gone left out.
+
+        Of limits that differ also how much is in use: a limit below that kills.
+        """
+        states = read_states(tree, cgroups, (*VALUES, *self.enforced.files))
+        for item in self.wanted:
+            state = states.get(item.setting.cgroup)
+            differing = () if state is None else differing_values(item.setting, state)
+            if state is not None and differing:
+                states[item.setting.cgroup] = with_use(tree, item.setting.cgroup, state, differing)
+        return states
 
     def pods(self) -> frozenset[str] | None:
         """Return the pods (uids) that were looked at, None when everything was."""
@@ -76,23 +105,21 @@ class Scene(Struct, frozen=True):
         """Return the pod cgroups that do not exist, with the pods' uids."""
         return {pod.cgroup: uid for uid, pod in self.landscape.pods.items() if not pod.exists}
 
-    def lacking(self, tree: Tree, unmade: Collection[str]) -> dict[str, str]:
-        """Return the cgroups whose controllers may be ours to enable, with the pods' uids.
+    def lacking(self, tree: Tree, unmade: Collection[str]) -> dict[str, Need]:
+        """Return the cgroups whose controllers may be ours to enable, with what they need.
 
         One that has the files of all controllers is none: every cgroup above it passes them on. A
         new pod's cgroup passes them on from the start, before its first container is there, unless
         it could not be made.
         """
+        needed = self.enforced.needed
         inside = {
-            join(pod.cgroup, ANY_CHILD): uid
+            join(pod.cgroup, ANY_CHILD): Need(uid, needed)
             for uid, pod in self.landscape.pods.items()
             if pod.cgroup not in unmade and self._is_empty(pod)
         }
-        return inside | {
-            item.setting.cgroup: item.pod
-            for item in self.wanted
-            if item.role is not Role.SUBGROUP and self._may_lack(tree, item.setting.cgroup)
-        }
+        needs = (self._need(tree, item) for item in self.wanted if item.role is not Role.SUBGROUP)
+        return inside | {cgroup: need for cgroup, need in needs if need is not None}
 
     def settings(self, *, move_memory: bool) -> Iterator[Setting]:
         """Yield what is wanted of the cgroups that are there."""
@@ -119,11 +146,21 @@ class Scene(Struct, frozen=True):
         state = self.states.get(pod.cgroup)
         return not pod.containers and not (state is not None and state.populated)
 
-    def _may_lack(self, tree: Tree, path: str) -> bool:
-        state = self.states.get(path)
-        if state is None:
-            return tree.exists(path)
-        return state.cpus is None or state.mems is None or state.cpu_max is None
+    def _need(self, tree: Tree, item: Wanted) -> tuple[str, Need | None]:
+        cgroup, needed = item.setting.cgroup, self.enforced.needed
+        state = self.states.get(cgroup)
+        if state is None and (item.role is Role.QOS_CLASS or not tree.exists(cgroup)):
+            return cgroup, None
+        shown: set[str] = set()
+        if state is not None:
+            shown |= {CPUSET} if state.cpus is not None and state.mems is not None else set()
+            shown |= {CPU} if state.cpu_max is not None else set()
+            shown |= state.values.keys()
+        files = (*item.setting.values, *item.setting.defaults)
+        lacking = [name for name in (*needed, *files) if name not in shown]
+        further = dict.fromkeys(file.partition(".")[0] for file in lacking if "." in file)
+        need = Need(item.pod, needed, tuple(name for name in further if name not in needed))
+        return cgroup, need if lacking else None
 
 
 def steadily(look: Callable[[], _Seen]) -> _Seen:

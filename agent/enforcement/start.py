@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.enforcement.enforcer import Enforcer
 from agent.enforcement.errors import EnforcementStartError
+from agent.enforcement.limits import EVERYTHING
 from agent.enforcement.pod_cgroups import DirectoryCgroups, SliceCgroups
 from cgroupfs.errors import CgroupNameError, CgroupRootError
 from cgroupfs.mount import check_usable
@@ -15,6 +16,7 @@ from cgroupfs.tree import KernelTree
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.enforcement.limits import Enforced
     from agent.enforcement.locate import ContainerFinder
     from cgroupfs.tree import Tree
     from systemd.bus import Systemd
@@ -51,18 +53,22 @@ def make_layout(driver: str, root: str = "/") -> Layout:
 
 
 def make_enforcer(
-    tree: Tree, layout: Layout, systemd: Systemd | None, finder: ContainerFinder | None = None
+    tree: Tree,
+    layout: Layout,
+    systemd: Systemd | None,
+    finder: ContainerFinder | None = None,
+    enforced: Enforced = EVERYTHING,
 ) -> Enforcer:
     """Return the enforcer of a driver; `systemd` may be None for cgroupfs.
 
     Raises `EnforcementStartError` when the systemd driver is asked for without systemd.
     """
     if layout.driver is Driver.CGROUPFS:
-        return Enforcer(tree, layout, DirectoryCgroups(tree), finder)
+        return Enforcer(tree, layout, DirectoryCgroups(tree), finder, enforced)
     if systemd is None:
         raise EnforcementStartError(
             "cgroupDriver systemd",
             "there is no connection to systemd",
             "run where systemd runs, or use cgroupDriver: cgroupfs",
         )
-    return Enforcer(tree, layout, SliceCgroups(tree, systemd), finder)
+    return Enforcer(tree, layout, SliceCgroups(tree, systemd), finder, enforced)

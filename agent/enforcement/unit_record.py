@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cgroupfs.errors import CgroupValueError
-from cgroupfs.values import CpuMax
+from cgroupfs.values import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, CpuMax
 from cgroupfs.verify import Record
 from systemd.errors import ProtocolError
 from systemd.properties import (
+    INFINITY,
     allowed_cpus,
     allowed_memory_nodes,
     bytes_mask,
     cpu_quota,
+    cpu_weight,
+    memory_max,
     written_quota,
 )
 
@@ -41,6 +44,11 @@ def to_properties(record: Record) -> tuple[Property, ...]:
         properties.append(allowed_memory_nodes(record.mems))
     if record.cpu_max is not None:
         properties.extend(cpu_quota(record.cpu_max.quota_us, record.cpu_max.period_us))
+    if CPU_WEIGHT in record.values:
+        properties.append(cpu_weight(int(record.values[CPU_WEIGHT])))
+    if MEMORY_MAX in record.values:
+        limit = record.values[MEMORY_MAX]
+        properties.append(memory_max(None if limit == NO_LIMIT else int(limit)))
     return tuple(properties)
 
 
@@ -71,7 +79,15 @@ def read_record(systemd: Systemd, unit: str) -> Record:
         cpus=_mask(systemd, unit, "AllowedCPUs"),
         mems=_mask(systemd, unit, "AllowedMemoryNodes"),
         cpu_max=cpu_max,
+        values={
+            CPU_WEIGHT: _text(_number(systemd, unit, "CPUWeight"), DEFAULT_WEIGHT),
+            MEMORY_MAX: _text(_number(systemd, unit, "MemoryMax"), NO_LIMIT),
+        },
     )
+
+
+def _text(number: int, unset: str) -> str:
+    return unset if number == INFINITY else str(number)
 
 
 def _mask(systemd: Systemd, unit: str, name: str) -> Mask | None:

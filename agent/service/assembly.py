@@ -15,6 +15,7 @@ from msgspec import Struct
 from agent.checkpoint.store import Store
 from agent.enforcement.binding import cgroup_of_pid
 from agent.enforcement.errors import BindingError
+from agent.enforcement.limits import Enforced
 from agent.enforcement.observe import seen_pods
 from agent.enforcement.start import make_enforcer, make_layout, open_tree
 from agent.enforcement.tasks import read_tasks
@@ -148,12 +149,16 @@ class Assembly:
         return Doors(admission.socket, monitoring, tls)
 
     def _restore(self, clock: Clock, opened: ExitStack) -> Keeper:
-        enforcer = make_enforcer(self._tree, self._layout, self._systemd(opened), self._finder)
+        enforcer = make_enforcer(
+            self._tree, self._layout, self._systemd(opened), self._finder, self._enforced()
+        )
         prepared = enforcer.prepare()
         state = initial_state(
             self._situation, self._loaded, _boot_id(), clock.time(), self._running
         )
         state.kernel_problems = tuple(problem.detail for problem in prepared.problems)
+        for note in prepared.notes:
+            log.warning("a controller is missing", note=note)
         if state.kernel_problems:
             log.error("the cgroup of all pods is not ready", problems=state.kernel_problems)
         kernel = EnforcedKernel(
@@ -168,6 +173,12 @@ class Assembly:
         keeper = Keeper(state, kernel, self._store, clock)
         keeper.note_invalid()
         return keeper
+
+    def _enforced(self) -> Enforced:
+        nodes = self._situation.host.nodes
+        sizes = {page.size_bytes for node in nodes for page in node.hugepages}
+        controllers = frozenset(map(str, self._config.agent.enforce))
+        return Enforced(controllers, tuple(sorted(sizes)))
 
     def _tasks(self) -> Callable[[], Iterable[Task]]:
         """Return who reads the tasks; those of this kernel are in no other tree."""

@@ -220,7 +220,11 @@ def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Outcome:
         unenforced={uid: lines for uid, lines in by_pod.items() if uid},
         problems=by_pod.get("", ()),
         notes=(*report.notes, *notes),
-        cgroups=tuple(cgroup.wanted.setting.cgroup for cgroup in report.cgroups),
+        cgroups=tuple(
+            cgroup.wanted.setting.cgroup
+            for cgroup in report.cgroups
+            if cgroup.wanted.role is not Role.QOS_CLASS
+        ),
         running=tuple(_running(report)),
         renewed=tuple({*report.created, *report.enabled, *(p.cgroup for p in report.found)}),
         pods=report.pods,
@@ -248,7 +252,12 @@ def _calm(problem: Problem) -> str:
 
 def _repaired(report: EnforcementReport, drift: Iterable[Problem]) -> Iterator[tuple[Setting, str]]:
     """Yield the cgroups that differed with what was found in them."""
-    wanted = {each.wanted.setting.cgroup: each.wanted.setting for each in report.cgroups}
+    # While the cgroup of a class waited, so would all pods in it.
+    wanted = {
+        each.wanted.setting.cgroup: each.wanted.setting
+        for each in report.cgroups
+        if each.wanted.role is not Role.QOS_CLASS
+    }
     found: dict[str, list[str]] = {}
     for problem in drift:
         found.setdefault(problem.cgroup, []).append(problem.detail)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.wire import KernelDocument
+from cgroupfs.controllers import HUGETLB
+from cgroupfs.values import CPU_WEIGHT, MEMORY_MAX
 
 if TYPE_CHECKING:
     from agent.enforcement.report import CgroupReport
@@ -23,6 +25,9 @@ def kernel_document(report: CgroupReport) -> KernelDocument:
         mems=_text(state.mems),
         mems_effective=_text(state.mems_effective),
         cpu_max=None if state.cpu_max is None else str(state.cpu_max),
+        cpu_weight=state.values.get(CPU_WEIGHT),
+        memory_max=state.values.get(MEMORY_MAX),
+        hugetlb={f: text for f, text in state.values.items() if f.startswith(f"{HUGETLB}.")},
     )
 
 

@@ -80,8 +80,14 @@ def _cgroup(target: Target, report: CgroupReport) -> wire.VerifiedDocument:
         mems=None if setting.mems is None else str(setting.mems),
         cpu_max=None if setting.cpu_max is None else str(setting.cpu_max),
         kernel=kernel_document(report),
+        values=_values(report),
         differences=tuple(map(_difference, report.problems)),
     )
+
+
+def _values(report: CgroupReport) -> dict[str, str]:
+    shown = {} if report.state is None else report.state.values
+    return dict(report.wanted.setting.values_beside(shown))
 
 
 def _difference(problem: Problem) -> wire.DifferenceDocument:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
+from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
@@ -16,7 +18,7 @@ from cgroupfs.emulated.lists import (
     parse_number,
     refuse,
 )
-from cgroupfs.values import MAX_QUOTA_US
+from cgroupfs.values import MAX_QUOTA_US, MEMORY_MAX, NO_LIMIT, hugetlb_max, limit_text, use_of
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
@@ -27,6 +29,13 @@ if TYPE_CHECKING:
 
 _PID_MAX: Final = 1 << 22
 _MAX_WEIGHT: Final = 10_000
+_MAX_BYTES: Final = (1 << 64) - 1
+#: The limits in bytes: their files with controller and unit.
+_LIMITS: Final = {
+    MEMORY_MAX: ("memory", PAGESIZE),
+    hugetlb_max(1 << 21): ("hugetlb", 1 << 21),
+    hugetlb_max(1 << 30): ("hugetlb", 1 << 30),
+}
 
 
 class Kernel(Protocol):
@@ -55,6 +64,10 @@ class Kernel(Protocol):
 
     def move(self, pid: int, group: Group) -> None:
         """Move a process into the cgroup."""
+        ...
+
+    def exit(self, pid: int) -> None:
+        """End a process."""
         ...
 
 
@@ -147,6 +160,45 @@ def _store_weight(_kernel: Kernel, group: Group, text: str) -> None:
     group.weight = parse_number(text, 1, _MAX_WEIGHT, errno.ERANGE)
 
 
+def _store_limit(file: str, kernel: Kernel, group: Group, text: str) -> None:
+    controller, unit = _LIMITS[file]
+    word = text.strip()
+    if word == NO_LIMIT:
+        group.limits.pop(file, None)
+        return
+    shown = limit_text(parse_number(word, 0, _MAX_BYTES, errno.EINVAL), unit)
+    if shown == NO_LIMIT:
+        group.limits.pop(file, None)
+        return
+    group.limits[file] = int(shown)
+    if controller == "memory" and group.in_use(file) > group.limits[file]:
+        _kill(kernel, group, file)
+
+
+def _kill(kernel: Kernel, group: Group, file: str) -> None:
+    """Kill for memory until what is used fits, as the kernel does when nothing can be reclaimed."""
+    for one in group.walk():
+        for pid in sorted(one.procs):
+            kernel.exit(pid)
+        one.used.pop(file, None)
+
+
+def _show_limit(file: str, _kernel: Kernel, group: Group) -> str:
+    return f"{group.limits.get(file, NO_LIMIT)}\n"
+
+
+def _show_use(file: str, _kernel: Kernel, group: Group) -> str:
+    return f"{group.in_use(file)}\n"
+
+
+def _limit_files() -> dict[str, File]:
+    files: dict[str, File] = {}
+    for limit, (controller, _) in _LIMITS.items():
+        files[limit] = File(controller, partial(_show_limit, limit), partial(_store_limit, limit))
+        files[use_of(limit) or ""] = File(controller, partial(_show_use, limit))
+    return files
+
+
 def _store_procs(kernel: Kernel, group: Group, text: str) -> None:
     kernel.move(parse_number(text, 0, _PID_MAX, errno.ESRCH), group)
 
@@ -198,6 +250,7 @@ FILES: Final = {
     "cpu.max": File("cpu", _show_cpu_max, _store_cpu_max),
     "cpu.max.burst": File("cpu", lambda _, g: f"{g.burst}\n", _store_burst),
     "cpu.weight": File("cpu", lambda _, g: f"{g.weight}\n", _store_weight),
+    **_limit_files(),
 }
 
 #: Files of the root.

@@ -43,6 +43,10 @@ class Group(Struct, eq=False):
     period: int = DEFAULT_PERIOD_US
     burst: int = 0
     weight: int = DEFAULT_WEIGHT
+    #: Limits in bytes by file (`memory.max`, `hugetlb.2MB.max`), those that are set.
+    limits: dict[str, int] = field(default_factory=dict)
+    #: Bytes that the processes of this very cgroup use, by the file of their limit.
+    used: dict[str, int] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -57,6 +61,10 @@ class Group(Struct, eq=False):
         yield self
         for child in self.children.values():
             yield from child.walk()
+
+    def in_use(self, limit: str) -> int:
+        """Return the bytes that count for a limit: those in use here and below."""
+        return sum(group.used.get(limit, 0) for group in self.walk())
 
     @property
     def is_partition(self) -> bool:
@@ -80,6 +88,8 @@ class Group(Struct, eq=False):
         elif controller == "cpu":
             self.quota, self.period, self.burst = None, DEFAULT_PERIOD_US, 0
             self.weight = DEFAULT_WEIGHT
+        elif controller in ("memory", "hugetlb"):
+            self.limits = {f: n for f, n in self.limits.items() if not f.startswith(controller)}
 
     @property
     def thread_root(self) -> bool:

@@ -1,8 +1,8 @@
 """The emulated kernel: a `Tree` that answers as cgroup v2 does (kernel 6.12).
 
-Modelled are cpuset (with its silent fallback, hotplug and partitions), cpu, the rules of
-`cgroup.subtree_control` and of moving processes, and the errors of all of them. Controllers beyond
-cpuset and cpu can be enabled but have no files.
+Modelled are cpuset (with its silent fallback, hotplug and partitions), cpu, the limits of memory
+and hugetlb, the rules of `cgroup.subtree_control` and of moving processes, and the errors of all of
+them. Other controllers can be enabled but have no files.
 """
 
 from __future__ import annotations
@@ -142,6 +142,10 @@ class EmulatedKernel:
     def exit(self, pid: int) -> None:
         """End a process."""
         self._homes.pop(pid).procs.discard(pid)
+
+    def use(self, path: str, limit: str, size: int) -> None:
+        """Have the processes of one cgroup use so many bytes of what a file limits."""
+        self._group(path).used[limit] = size
 
     def allowed(self, pid: int) -> tuple[Mask, Mask]:
         """Return the CPUs and the memory nodes that a process may use."""

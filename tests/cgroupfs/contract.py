@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import errno
 import subprocess
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from cgroupfs.controllers import HUGETLB, MEMORY, enable
 from cgroupfs.tree import KernelTree, Tree, join
+from cgroupfs.values import limit_text
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -154,6 +157,13 @@ def make(lab: Lab, name: str, **settings: str) -> str:
     for key, value in settings.items():
         lab.tree.write(path, "cpu.max" if key == "max" else f"cpuset.{key}", value)
     return path
+
+
+def make_limited(lab: Lab, name: str) -> str:
+    """Create a cgroup that has the limits of memory and huge pages."""
+    path = join(lab.top, name)
+    enable(lab.tree, path, (MEMORY, HUGETLB))
+    return make(lab, name)
 
 
 def shown(lab: Lab, path: str, file: str) -> str:
@@ -393,6 +403,35 @@ class Contract:
         assert refused(lab, path, "cpu.weight", value) == number
         lab.tree.write(path, "cpu.weight", "10000")
         assert shown(lab, path, "cpu.weight") == "10000"
+
+    # --- limits of memory -------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        ("file", "unit"), [("memory.max", PAGESIZE), ("hugetlb.2MB.max", 2 << 20)]
+    )
+    def test_a_limit_is_shown_in_whole_pages(self, lab: Lab, file: str, unit: int) -> None:
+        path = make_limited(lab, "pod")
+        assert shown(lab, path, file) == "max"
+        for written, text in (
+            (3 * unit, 3 * unit),
+            (3 * unit + unit - 1, 3 * unit),
+            (unit - 1, 0),
+            ("max", "max"),
+            ((1 << 63) - 1, "max"),
+        ):
+            lab.tree.write(path, file, str(written))
+            assert shown(lab, path, file) == str(text)
+            if isinstance(written, int):
+                assert limit_text(written, unit) == str(text)
+        assert refused(lab, path, file, "-1") == errno.EINVAL
+
+    def test_a_disabled_controller_forgets_its_limits(self, lab: Lab) -> None:
+        path = make_limited(lab, "pod")
+        lab.tree.write(path, "memory.max", str(PAGESIZE))
+        above = path.rpartition("/")[0]
+        lab.tree.write(above, "cgroup.subtree_control", "-memory")
+        lab.tree.write(above, "cgroup.subtree_control", "+memory")
+        assert shown(lab, path, "memory.max") == "max"
 
     # --- controllers ------------------------------------------------------------------------
 

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 _MANAGED: Final = ("cpuset", "cpu", "io", "memory", "pids")
 _ALWAYS: Final = frozenset({"memory", "pids"})
 #: What systemd shows of a property that nobody set, where that is not nothing.
-_UNSET: Final = {"CPUWeight": INFINITY}
+_UNSET: Final = {"CPUWeight": INFINITY, "MemoryMax": INFINITY}
 _NEEDS: Final = {
     "AllowedCPUs": "cpuset",
     "AllowedMemoryNodes": "cpuset",
     "CPUQuotaPerSecUSec": "cpu",
     "CPUQuotaPeriodUSec": "cpu",
     "CPUWeight": "cpu",
+    "MemoryMax": "memory",
 }
 
 
@@ -215,6 +216,8 @@ class FakeSystemd:
         assert isinstance(period, int)
         quota, period = written_quota(per_second, period)
         self._put(unit.path, "cpu.max", f"{'max' if quota is None else quota} {period}")
+        self._put(unit.path, "cpu.weight", self._number(unit, "CPUWeight", "100"))
+        self._put(unit.path, "memory.max", self._number(unit, "MemoryMax", "max"))
         self._put(unit.path, "cpuset.cpus", self._list(unit, "AllowedCPUs"))
         self._put(unit.path, "cpuset.mems", self._list(unit, "AllowedMemoryNodes"))
 
@@ -223,6 +226,11 @@ class FakeSystemd:
         value = unit.properties.get(name, b"")
         assert isinstance(value, bytes)
         return str(bytes_mask(value)) or "\n"
+
+    @staticmethod
+    def _number(unit: Unit, name: str, unset: str) -> str:
+        value = unit.properties.get(name, INFINITY)
+        return unset if value == INFINITY else str(value)
 
     def _put(self, path: str, file: str, value: str) -> None:
         try:

@@ -67,6 +67,7 @@ def test_a_good_file_is_shown_with_what_follows_from_it(
         "  reserved memory   node 1: memory 50Mi (derived)",
         "  topology manager  restricted, scope pod",
         "  cgroups           cgroupfs driver below /",
+        "  enforced          cpuset, cpu, memory, hugetlb",
         "  manifests         none, pods come over the socket alone",
         "  devices           example.com/gpu: 2, 1 healthy",
         "  note: featureGates.NodeSwap changes nothing here",

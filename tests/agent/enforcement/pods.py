@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.enforcement.desired import Target
 from agent.enforcement.enforcer import Enforcer
+from agent.enforcement.limits import EVERYTHING, Enforced
 from agent.enforcement.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.enforcement.unit_record import read_record
 from agent.ledger import ContainerGrant, CpuLimits, Isolation, Ledger, MemoryBlock, PodGrant
@@ -113,9 +114,9 @@ def kernel() -> EmulatedKernel:
     return EmulatedKernel(ONLINE, Mask.parse("0-1"))
 
 
-def directories(tree: Tree) -> Enforcer:
+def directories(tree: Tree, enforced: Enforced = EVERYTHING) -> Enforcer:
     """Return a prepared enforcer of the cgroupfs driver."""
-    enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree))
+    enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree), enforced=enforced)
     assert enforcer.prepare().ok
     return enforcer
 
@@ -195,6 +196,7 @@ class FakeSystemd:
             ("cpuset.cpus", record.cpus),
             ("cpuset.mems", record.mems),
             ("cpu.max", record.cpu_max),
+            *record.values.items(),
         ):
             if value is not None and self.tree.read_many(path, (file,)) != (None,):
                 self.tree.write(path, file, str(value))
@@ -220,9 +222,11 @@ def slice_path(unit: str) -> str:
     return "/".join("-".join(parts[: depth + 1]) + ".slice" for depth in range(len(parts)))
 
 
-def slices(tree: EmulatedKernel) -> tuple[Enforcer, FakeSystemd]:
+def slices(tree: EmulatedKernel, enforced: Enforced = EVERYTHING) -> tuple[Enforcer, FakeSystemd]:
     """Return a prepared enforcer of the systemd driver, and its service manager."""
     systemd = FakeSystemd(tree)
-    enforcer = Enforcer(tree, layout(Driver.SYSTEMD), SliceCgroups(tree, systemd))
+    enforcer = Enforcer(
+        tree, layout(Driver.SYSTEMD), SliceCgroups(tree, systemd), enforced=enforced
+    )
     assert enforcer.prepare().ok
     return enforcer, systemd

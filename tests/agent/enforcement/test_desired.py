@@ -30,6 +30,8 @@ from tests.agent.enforcement.pods import (
 )
 
 POD = path_of(mixed())
+#: Of 6 CPUs: 6,144 shares of 262,144 at most.
+WEIGHT = {"cpu.weight": "235"}
 
 
 def settings_of(
@@ -50,7 +52,7 @@ def test_each_container_of_a_mixed_pod_gets_its_own() -> None:
     wanted = settings_of(mixed(), container("db"), container("backup"), container("metrics"))
     node = Mask.of(0)
     assert wanted == {
-        POD: Setting(POD, Mask.parse("2-7"), node, UNLIMITED, exclusive=True),
+        POD: Setting(POD, Mask.parse("2-7"), node, UNLIMITED, exclusive=True, values=WEIGHT),
         f"{POD}/db": Setting(f"{POD}/db", Mask.parse("2-5"), node, UNLIMITED, exclusive=True),
         f"{POD}/backup": Setting(
             f"{POD}/backup", Mask.parse("6-7"), node, CpuMax(600_000), exclusive=True
@@ -63,7 +65,7 @@ def test_each_container_of_a_mixed_pod_gets_its_own() -> None:
 
 def test_a_pod_is_pinned_before_any_of_its_containers_is_there() -> None:
     assert settings_of(mixed()) == {
-        POD: Setting(POD, Mask.parse("2-7"), Mask.of(0), UNLIMITED, exclusive=True)
+        POD: Setting(POD, Mask.parse("2-7"), Mask.of(0), UNLIMITED, exclusive=True, values=WEIGHT)
     }
 
 

@@ -43,7 +43,12 @@ def test_the_pods_cgroup_is_a_slice_and_systemd_knows_its_settings() -> None:
     assert report.created == (SLICE,)
     assert report.recorded == (UNIT,)
     assert ("start", UNIT) in systemd.calls
-    assert read_record(systemd, UNIT) == Record(Mask.parse("2-7"), Mask.of(0), CpuMax(None))
+    assert read_record(systemd, UNIT) == Record(
+        Mask.parse("2-7"),
+        Mask.of(0),
+        CpuMax(None),
+        {"cpu.weight": "235", "memory.max": "max"},
+    )
     assert tree.read(SLICE, "cpuset.cpus.effective") == "2-7\n"
 
 
@@ -254,4 +259,7 @@ def test_a_unit_without_a_quota_keeps_the_cpu_controller_by_its_weight() -> None
     tree = kernel()
     enforcer, systemd = slices(tree)
     enforcer.enforce(target(mixed()))
-    assert systemd.unit_property(UNIT, "CPUWeight") == 100
+    systemd.start_scope(SLICE, "db.scope", 2)
+    enforcer.enforce(target(mixed()))
+    assert systemd.unit_property(UNIT, "CPUWeight") == 235
+    assert systemd.unit_property("db.scope", "CPUWeight") == 100

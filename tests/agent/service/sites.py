@@ -21,6 +21,7 @@ from agent.managers.policy import MemoryManagerPolicy, TopologyManagerScope
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
 from agent.service.assembly import Assembly, Surrogates
+from cgroupfs.controllers import ENABLED
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.tree import join
@@ -48,7 +49,10 @@ _FILES: Final = (
     "cpuset.mems",
     "cpuset.mems.effective",
     "cpu.max",
-    "cgroup.subtree_control",
+    "cpu.weight",
+    "memory.max",
+    "hugetlb.2MB.max",
+    ENABLED,
 )
 #: What a cgroup or a unit shows, by its name.
 Shown = dict[str, object]
@@ -125,7 +129,11 @@ class Site:
         """Return all that the kernel and systemd show, to be compared with another moment."""
         shown: Shown = {}
         for path in self.cgroups():
-            shown[f"/{path}"] = (*self.kernel.read_many(path, _FILES), self.kernel.procs(path))
+            texts = dict(zip(_FILES, self.kernel.read_many(path, _FILES), strict=True))
+            if not self.kernel.children(path):
+                # systemd takes controllers back when it next looks, be it now or later.
+                texts.pop(ENABLED)
+            shown[f"/{path}"] = (*texts.values(), self.kernel.procs(path))
         for unit in () if self.systemd is None else self.systemd.units.values():
             shown[unit.name] = (unit.path, dict(unit.properties))
         return shown

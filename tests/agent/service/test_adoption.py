@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from agent.checkpoint.store import CHECKPOINT_NAME
 from agent.checkpoint.store import peek as saved_state
+from agent.config.config import Controller
 from agent.managers.policy import MemoryManagerPolicy, PluginDevice
 from agent.pods.quantity import Quantity
 from sysfs.mask import Mask
@@ -23,10 +24,9 @@ from tests.agent.service.support import (
     manifest,
     running,
 )
-from tests.fakes.kernel import FaultyTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.agent.service.support import Running, World
@@ -259,37 +259,47 @@ async def test_devices_that_running_pods_may_have_are_named(world: World) -> Non
         assert any("which devices (example.org/gpu) they hold" in line for line in status.problems)
 
 
-class LimitedMemory(FaultyTree):
-    """A tree in which the container has a limit and its pod has none."""
-
-    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-        if files == ("memory.max",):
-            return ("1073741824\n" if path.endswith("/c0") else "max\n",)
-        return self.inner.read_many(path, files)
-
-
-@in_loop
-async def test_memory_is_counted_where_the_kernel_says_how_much(world: World) -> None:
+def with_static_memory(world: World, *controllers: Controller) -> None:
     world.config = replace(
         world.config,
         memory_manager_policy=MemoryManagerPolicy.STATIC,
         system_reserved=MappingProxyType({"memory": Quantity.of_bytes(1 << 30)}),
+        agent=replace(world.config.agent, enforce=frozenset(controllers)),
     )
+
+
+def reserved(agent: Running) -> dict[int, dict[str, int]]:
+    memory = agent.keeper.state.ledger.memory
+    return {node: dict(one.reserved) for node, one in memory.items()}
+
+
+@in_loop
+async def test_memory_that_nobody_limits_is_not_counted_and_that_is_said(world: World) -> None:
+    with_static_memory(world, Controller.CPUSET, Controller.CPU)
     async with running(world) as agent:
         await with_running_containers(agent, "c0")
-        charged = dict(agent.keeper.state.ledger.memory)
+        charged = reserved(agent)
     damage(world)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         line = next(line for line in status.problems if "was adopted" in line)
         assert "CPUs 1,9, memory on nodes 0, how much of it is not known and not counted" in line
+        assert reserved(agent) != charged
+
+
+@in_loop
+async def test_memory_is_counted_by_its_limits(world: World) -> None:
+    with_static_memory(world, *Controller)
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0", "c1")
+        charged = reserved(agent)
+        assert world.kernel.read(f"{POD}/c0", "memory.max") == f"{1 << 30}\n"
+        assert world.kernel.read(POD, "memory.max") == f"{2 << 30}\n"
     damage(world)
-    world.kernel = LimitedMemory(world.kernel)  # type: ignore[assignment]  # a tree all the same
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         line = next(line for line in status.problems if "was adopted" in line)
-        assert "CPUs 1,9, memory on nodes 0; admit it" in line
-        found = agent.keeper.state.ledger.memory
-        assert {node: dict(one.reserved) for node, one in found.items()} == {
-            node: dict(one.reserved) for node, one in charged.items()
-        }
+        assert "memory on nodes 0; admit it" in line
+        assert reserved(agent) == charged
+        await agent.ask(agent.client.admit, manifest(containers=2))
+        assert reserved(agent) == charged
