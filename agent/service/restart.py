@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from agent.service.situation import Situation
 
 log = structlog.get_logger(__name__)
+
+#: Sections of which a checkpoint lists what is on, and nothing else (`policy_summary`).
+_SWITCHES: Final = ("featureGates.", "cpuManagerPolicyOptions.", "topologyManagerPolicyOptions.")
 
 
 def initial_state(
@@ -122,6 +125,7 @@ def _tell_changes(situation: Situation, saved: State) -> None:
 
 def _rule_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key, "unset"), after.get(key, "unset")
+        absent = "false" if key.startswith(_SWITCHES) else "unset"
+        old, new = before.get(key, absent), after.get(key, absent)
         if before and old != new:
             yield f"{key} is {new}, it was {old}"

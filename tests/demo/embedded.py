@@ -8,9 +8,9 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from sysfs.shapes import regular_host
 from sysfs.tree import write_tree
@@ -54,7 +54,7 @@ class EmbeddedHost:
         for name in ("host", "cgroup", "state"):
             (folder / name).mkdir(mode=0o700)
         write_tree(regular_host(cores_per_node=8, hugepages=[(2 << 20, 512)]), self.sysfs)
-        self._port = _free_port()
+        self.port = _free_port()
         self._before: dict[Path, str] = {}
 
     @contextmanager
@@ -62,7 +62,21 @@ class EmbeddedHost:
         """Run the agent with a topology scope, ready when yielded, and end it with SIGTERM."""
         config = self.folder / f"{scope}.yaml"
         config.touch(mode=0o600)
-        config.write_text(_CONFIG.format(scope=scope, folder=self.folder, port=self._port))
+        config.write_text(_CONFIG.format(scope=scope, folder=self.folder, port=self.port))
+        with self.started(config) as agent:
+            yield agent
+
+    @contextmanager
+    def started(self, config: Path, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the agent with a configuration, as `agent` does; its log goes to a file if given."""
+        with ExitStack() as stack:
+            file = None if log is None else stack.enter_context(log.open("wb"))
+            yield stack.enter_context(self._started(config, file))
+
+    @contextmanager
+    def _started(
+        self, config: Path, log: IO[bytes] | None
+    ) -> Iterator[subprocess.Popen[bytes]]:
         ready = self.folder / "notify.sock"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             ready.unlink(missing_ok=True)
@@ -70,7 +84,7 @@ class EmbeddedHost:
             notify.settimeout(_PATIENCE)
             command = [_numawarden(), "run", "--config", str(config), "--emulate-cgroups"]
             with subprocess.Popen(
-                command, env=self._environment(NOTIFY_SOCKET=str(ready))
+                command, env=self._environment(NOTIFY_SOCKET=str(ready)), stderr=log
             ) as agent:
                 try:
                     while b"READY=1" not in notify.recv(4096):
@@ -133,7 +147,7 @@ class EmbeddedHost:
 
     def show_metrics(self, names: tuple[str, ...]) -> None:
         """Show the named counters that have counted anything."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
             lines = answer.read().decode().splitlines()
         for line in lines:
             if line.startswith(names) and not line.endswith(" 0.0"):
