@@ -7,7 +7,7 @@ SEED ?= 20261120
 MINUTES ?= 10
 SHELL := /bin/bash
 
-.PHONY: help setup demo test lint types guest bench conformance load fuzz wheel clean
+.PHONY: help setup demo test lint types guest bench conformance docs load fuzz wheel clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -35,6 +35,9 @@ bench: setup ## measure; writes bench.json and bench-rest.json
 
 conformance: setup ## compare decisions with the recorded ones [VECTORS=DIR]
 	@$(BIN)/python -m tests.conformance $(if $(VECTORS),--vectors $(VECTORS))
+
+docs: setup ## write what the commands shown in docs/scopes.md and docs/rollout.md print now
+	@$(BIN)/python -m tests.docs --write
 
 load: setup ## keep 500 pods coming and going for ten minutes of the host's time [MINUTES=N]
 	@$(BIN)/python -m tests.load --minutes $(MINUTES)

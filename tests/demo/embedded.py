@@ -74,9 +74,7 @@ class EmbeddedHost:
             yield stack.enter_context(self._started(config, file))
 
     @contextmanager
-    def _started(
-        self, config: Path, log: IO[bytes] | None
-    ) -> Iterator[subprocess.Popen[bytes]]:
+    def _started(self, config: Path, log: IO[bytes] | None) -> Iterator[subprocess.Popen[bytes]]:
         ready = self.folder / "notify.sock"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             ready.unlink(missing_ok=True)

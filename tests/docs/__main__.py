@@ -1,7 +1,7 @@
 """Run the commands of the pages and compare, or write, what they print.
 
-    .venv/bin/python -m tests.docs            # say what differs; exit code 1 if anything does
-    .venv/bin/python -m tests.docs --write    # put it into the pages
+`python -m tests.docs` says what differs, with exit code 1 if anything does; with `--write` (or by
+`make docs`) it is put into the pages. Names of pages confine it to these.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 _BLOCK: Final = re.compile(r"(?<=^```console\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
 _COMMAND: Final = re.compile(r"^([a-z-]*)\$ (.+)\n((?:(?![a-z-]*\$ ).*\n)*)", re.MULTILINE)
@@ -35,7 +35,7 @@ class Shown:
 def shown_in(text: str) -> tuple[Shown, ...]:
     """Return the commands of a page's console blocks in their order."""
     return tuple(
-        Shown(*found.groups(), number)
+        Shown(host=found[1], command=found[2], output=found[3], block=number)
         for number, block in enumerate(_BLOCK.findall(text))
         for found in _COMMAND.finditer(block)
     )
@@ -70,5 +70,3 @@ def changed_settings(settings: str, changes: Iterable[tuple[str, str]]) -> str:
         if count != 1:
             raise ValueError(f"{key} is in the configuration {count} times")
     return settings
-
-

@@ -44,8 +44,8 @@ class PageHost:
     """A host of a page, on which its commands are run in a shell.
 
     The commands see the places of a host that is installed as the README says. `journalctl` shows
-    the log since the last start, `curl` fetches its last argument. Containers are started as soon as
-    their pod is admitted, without its init containers, and end with it.
+    the log since the last start, `curl` fetches its last argument. A pod's containers, without its
+    init containers, are started as soon as it is admitted, and end with it.
     """
 
     def __init__(self, folder: Path, settings: str) -> None:
@@ -117,7 +117,7 @@ class PageHost:
         """Do what a runtime does: end containers of pods that are gone, start those of new ones."""
         pods = {pod.uid: pod for pod in self._client.pods()}
         for uid in sorted(self._started - pods.keys()):
-            for file in list(self._cgroup(uid).glob("*/cgroup.procs")):
+            for file in list(self._host.cgroups.rglob(f"pod{uid}/*/cgroup.procs")):
                 _remove_directory(file.parent)
             self._client.reconcile()
         for uid in sorted(pods.keys() - self._started):

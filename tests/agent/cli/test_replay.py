@@ -194,6 +194,7 @@ class TestJsonLines:
         ("how-many-fit", [True] * 5 + [False]),
         ("restart", [True, None, None, True, None]),
         ("uneven-host", [True]),
+        ("scopes", [*[True, None] * 6, None, *[True, None] * 4, False, False]),
     ],
 )
 def test_the_examples_show_what_they_say(
@@ -209,4 +210,5 @@ def test_every_example_is_tried() -> None:
         "how-many-fit",
         "restart",
         "uneven-host",
+        "scopes",
     }
