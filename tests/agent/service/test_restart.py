@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from agent.config.errors import ConfigError
 from agent.managers.policy import (
@@ -109,6 +110,92 @@ def test_other_rules_keep_what_is_held_and_tell_what_is_not_valid(
             assert not Mask.parse(other.pod.exclusive_cpus) & Mask.of(1, 9)
 
     scenario()
+
+
+def with_budget(name: str, uid: str) -> bytes:
+    """Return a pod of four CPUs, of which its first container has two for itself."""
+    amounts = "{cpu: '4', memory: 2Gi}"
+    budget = f"spec:\n  resources: {{requests: {amounts}, limits: {amounts}}}\n"
+    text = manifest(name, uid).decode().replace("spec:\n", budget)
+    return f"{text}  - name: c1\n    image: example.org/helper\n".encode()
+
+
+GATE = "PodLevelResourceManagers"
+THIRD_UID = "aaaaaaaa-2222-3333-4444-555555555555"
+
+
+def switch_gate(world: World, *, on: bool) -> None:
+    """Give pods budgets of their own in pod scope, or leave both at what they are without."""
+    scope = TopologyManagerScope.POD if on else TopologyManagerScope.CONTAINER
+    world.config = replace(
+        world.config,
+        topology_manager_scope=scope,
+        feature_gates=MappingProxyType({GATE: on}),
+    )
+
+
+async def assert_kept(agent: Running, *invalid: Rule) -> None:
+    """Assert that the pod with a budget holds what it held, in the ledger and in the kernel."""
+    shown = await asyncio.to_thread(agent.client.pod, UID)
+    assert shown.cpus == "1-2,9-10"
+    assert [container.cpus for container in shown.containers] == ["1,9", "2,10"]
+    assert agent.world.cpus_of(POD) == "1-2,9-10"
+    assert agent.world.cpus_of(f"{POD}/c0") == "1,9"
+    assert agent.world.cpus_of(f"{POD}/c1") == "2,10"
+    told = await status(agent)
+    assert rules_of(told) == list(invalid)
+    assert told.last_reconcile is not None
+    assert told.last_reconcile.found == {}
+
+
+@in_loop
+async def test_a_budget_outlives_its_gate_going_off_and_on_while_new_pods_follow_the_gate(
+    world: World,
+) -> None:
+    switch_gate(world, on=True)
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, with_budget("web", UID))
+        for number, container in enumerate(("c0", "c1")):
+            world.kernel.mkdir(f"{POD}/{container}")
+            world.kernel.spawn(f"{POD}/{container}", 4711 + number)
+        await agent.ask(agent.client.reconcile)
+        await assert_kept(agent)
+    switch_gate(world, on=False)
+    async with running(world) as agent:
+        await assert_kept(agent, Rule.POD_BUDGET)
+        again = await asyncio.to_thread(agent.client.admit, with_budget("web", UID))
+        assert again.already_admitted
+        plain = await asyncio.to_thread(agent.client.admit, with_budget("db", OTHER_UID))
+        assert plain.pod is not None
+        assert plain.pod.cpus is None
+        assert [container.isolation for container in plain.pod.containers] == ["host", "host"]
+        await assert_kept(agent, Rule.POD_BUDGET)
+    switch_gate(world, on=True)
+    async with running(world) as agent:
+        await assert_kept(agent)
+        late = await asyncio.to_thread(agent.client.admit, with_budget("late", THIRD_UID))
+        assert late.pod is not None
+        assert late.pod.cpus is not None
+        assert not Mask.parse(late.pod.cpus) & Mask.parse("1-2,9-10")
+        plain_still = await asyncio.to_thread(agent.client.pod, OTHER_UID)
+        assert plain_still.cpus is None
+        await assert_kept(agent)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_log_says_which_way_a_gate_was_switched(world: World, *, on: bool) -> None:
+    @in_loop
+    async def scenario() -> None:
+        for gate in (not on, on):
+            switch_gate(world, on=gate)
+            async with running(world) as agent:
+                await agent.ask(agent.client.admit, manifest())
+
+    with capture_logs() as lines:
+        scenario()
+    (told,) = [line for line in lines if line["event"].startswith("the rules changed")]
+    after, before = str(on).lower(), str(not on).lower()
+    assert f"featureGates.{GATE} is {after}, it was {before}" in told["changes"]
 
 
 @in_loop
