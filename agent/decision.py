@@ -21,7 +21,10 @@ CounterKey: TypeAlias = tuple[str, tuple[str, ...]]
 
 
 class Reason(StrEnum):
-    """Why a pod was refused; the kubelet's reasons keep their names."""
+    """Why a pod was refused; the kubelet's reasons keep their names.
+
+    Beside these there is one for every resource of which the node has too little (`out_of`).
+    """
 
     TOPOLOGY_AFFINITY = "TopologyAffinityError"
     SMT_ALIGNMENT = "SMTAlignmentError"
@@ -31,20 +34,42 @@ class Reason(StrEnum):
     CONFLICT = "PodConflict"
 
 
-class Refusal(Struct, frozen=True):
-    """Why a pod was refused, for a program (`reason`, `resource`, `asked`, `free`) and a person.
+def out_of(resource: str) -> str:
+    """Return the kubelet's reason for too little of a resource: `OutOfcpu`, `OutOfpods`."""
+    return f"OutOf{resource}"
 
-    `container` is None when the pod as a whole was refused. `asked` is CPUs for `cpu`, bytes for
-    memory types and a number of devices otherwise; `free` is the same unit by NUMA node.
+
+class Shortage(Struct, frozen=True):
+    """A resource of which the node as a whole has less left than a pod requests.
+
+    `requested` is what all other pods request together, `allocatable` what pods may request
+    altogether, None when the node does not offer the resource. The unit is millicores for `cpu`,
+    bytes for memory types, pods for `pods`, a number of devices otherwise.
     """
 
-    reason: Reason
+    resource: str
+    asked: int
+    allocatable: int | None
+    requested: int
+
+
+class Refusal(Struct, frozen=True):
+    """Why a pod was refused, for a program and a person.
+
+    `reason` is a `Reason` or `out_of` a resource; `shortages` holds every resource of which the
+    node has too little, `resource` names the first. Otherwise `asked` is CPUs for `cpu`, bytes for
+    memory types and a number of devices; `free` is the same unit by NUMA node. `container` is None
+    when the pod as a whole was refused.
+    """
+
+    reason: str
     message: str
     remedy: str = ""
     resource: str | None = None
     container: str | None = None
     asked: int | None = None
     free: Mapping[int, int] = MappingProxyType({})
+    shortages: tuple[Shortage, ...] = ()
 
 
 class HintTrace(Struct, frozen=True):

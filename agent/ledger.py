@@ -11,10 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.hints import NO_AFFINITY, Hint
+from agent.pods.model import CPU
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.pods.model import ContainerKind, QosClass
 
@@ -105,6 +106,24 @@ class PodGrant(Struct, frozen=True, dict=True):
                 bits |= container.cpus.bits
         return Mask(bits)
 
+    @cached_property
+    def node_requests(self) -> Mapping[str, int]:
+        """What the pod counts for against the node's allocatable, in the units of `requests`.
+
+        Of a pod whose specification is not known (imported, recovered, saved by an older version)
+        that is what it holds: it must have requested at least as much.
+        """
+        return self.requests or self._held_amounts()
+
+    def _held_amounts(self) -> Mapping[str, int]:
+        amounts = {CPU: 1000 * len(self.exclusive_cpus)}
+        containers = (block for container in self.containers for block in container.memory)
+        for block in self.memory or containers:
+            amounts[block.type] = amounts.get(block.type, 0) + block.size
+        for resource, _ in {(resource, device) for _, resource, device in self.held_devices()}:
+            amounts[resource] = amounts.get(resource, 0) + 1
+        return MappingProxyType({name: amount for name, amount in amounts.items() if amount})
+
     def held_devices(self) -> Iterator[tuple[str, str, str]]:
         """Yield container, resource and id of every device."""
         for container in self.containers:
@@ -132,16 +151,40 @@ class NodeMemory(Struct, frozen=True):
 class Ledger(Struct, frozen=True):
     """Every grant, in the order of admission, and what follows from them.
 
-    `exclusive_cpus` and `devices` are always the union over `grants`. `memory` is the charge by
-    node: over a group of nodes it is the sum of the blocks, and how a group's charge is spread over
-    its members depends on the order of releases (the kubelet's rule), so it is kept, not derived.
+    `exclusive_cpus` and `devices` are always the union over `grants`, `requests` is the sum of
+    `PodGrant.node_requests` (`total_requests`). `memory` is the charge by node: over a group of
+    nodes it is the sum of the blocks, and how a group's charge is spread over its members depends
+    on the order of releases (the kubelet's rule), so it is kept, not derived.
     """
 
     grants: Mapping[str, PodGrant] = MappingProxyType({})
     exclusive_cpus: Mask = EMPTY
     memory: Mapping[int, NodeMemory] = MappingProxyType({})
     devices: Mapping[str, frozenset[str]] = MappingProxyType({})
+    requests: Mapping[str, int] = MappingProxyType({})
 
     def with_memory(self, memory: Mapping[int, NodeMemory]) -> Ledger:
         """Return this ledger with another memory charge."""
         return replace(self, memory=memory)
+
+    def requests_after(
+        self, *, added: PodGrant | None = None, removed: PodGrant | None = None
+    ) -> Mapping[str, int]:
+        """Return `requests` once a grant came, went or took another's place.
+
+        It costs the same however many grants there are.
+        """
+        sums = dict(self.requests)
+        for grant, sign in ((removed, -1), (added, 1)):
+            for name, amount in grant.node_requests.items() if grant is not None else ():
+                sums[name] = sums.get(name, 0) + sign * amount
+        return MappingProxyType({name: amount for name, amount in sums.items() if amount > 0})
+
+
+def total_requests(grants: Iterable[PodGrant]) -> Mapping[str, int]:
+    """Return what grants request together by resource, without zeros (`PodGrant.node_requests`)."""
+    sums: dict[str, int] = {}
+    for grant in grants:
+        for name, amount in grant.node_requests.items():
+            sums[name] = sums.get(name, 0) + amount
+    return MappingProxyType({name: amount for name, amount in sums.items() if amount})

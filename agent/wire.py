@@ -102,8 +102,24 @@ class EnforcementDocument(Document, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+class ShortageDocument(Document, frozen=True):
+    """A resource of which the node has too little left for a pod.
+
+    `requested` is what other pods request, `allocatable` what all may request (None: the node does
+    not offer the resource). The unit is millicores for `cpu`, else bytes, pods or devices.
+    """
+
+    resource: str
+    asked: int
+    allocatable: int | None
+    requested: int
+
+
 class RefusalDocument(Document, frozen=True):
-    """Why a pod was refused; `asked` and `free` (by NUMA node) are in the resource's unit."""
+    """Why a pod was refused; `asked` and `free` (by NUMA node) are in the resource's unit.
+
+    Of the reasons `OutOf<resource>` these two are null and empty: `shortages` has the amounts.
+    """
 
     reason: str
     message: str
@@ -112,6 +128,7 @@ class RefusalDocument(Document, frozen=True):
     container: str | None
     asked: int | None
     free: dict[str, int]
+    shortages: tuple[ShortageDocument, ...] = ()
 
 
 class ProviderDocument(Document, frozen=True):

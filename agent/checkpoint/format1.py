@@ -24,6 +24,7 @@ from agent.ledger import (
     MemoryBlock,
     NodeMemory,
     PodGrant,
+    total_requests,
 )
 from agent.managers.hints import NO_AFFINITY, Hint
 from agent.pods.model import ContainerKind, QosClass  # noqa: TC001 - msgspec reads annotations
@@ -204,7 +205,11 @@ def _ledger(grants: dict[str, PodGrant], charges: list[ChargeV1]) -> Ledger:
         for charge in charges
     }
     return Ledger(
-        MappingProxyType(grants), exclusive, MappingProxyType(memory), MappingProxyType(devices)
+        MappingProxyType(grants),
+        exclusive,
+        MappingProxyType(memory),
+        MappingProxyType(devices),
+        total_requests(grants.values()),
     )
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.config.config import Config
+    from agent.managers.machine import Machine
     from agent.managers.policy import Policy
     from sysfs.host import Host
 
@@ -62,7 +63,11 @@ def check(
     """
     # Imported here: help and completion neither read files nor hosts.
     from agent.config.loader import load_config_file  # noqa: PLC0415
-    from agent.config.resolve import overcommitted_memory, resolve  # noqa: PLC0415
+    from agent.config.resolve import (  # noqa: PLC0415
+        nothing_allocatable,
+        overcommitted_memory,
+        resolve,
+    )
     from agent.managers.machine import Machine  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
 
@@ -73,7 +78,9 @@ def check(
     click.echo(f"{file}: no mistakes")
     for line in _summary(loaded, policy):
         click.echo(line)
-    for line in overcommitted_memory(policy, machine):
+    for line in (*_allocatable(policy, machine), *_notes(loaded)):
+        click.echo(line)
+    for line in (*overcommitted_memory(policy, machine), *nothing_allocatable(policy, machine)):
         click.echo(f"  note: {line}")
     if not against_state and directory is None:
         return ExitCode.OK
@@ -129,7 +136,22 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
     for resource, devices in policy.devices.items():
         healthy = sum(device.healthy for device in devices)
         yield f"  devices           {resource}: {len(devices)}, {healthy} healthy"
-    yield from _notes(loaded)
+
+
+def _allocatable(policy: Policy, machine: Machine) -> Iterator[str]:
+    from agent.managers.allocatable import allocatable  # noqa: PLC0415
+    from agent.managers.node_fit import node_amount_text  # noqa: PLC0415
+
+    limits = allocatable(machine, policy)
+    if limits is None:
+        return
+    label = "allocatable"
+    for name, amount in limits.amounts.items():
+        yield f"  {label:16}  {name} {node_amount_text(name, amount)}"
+        label = ""
+    yield f"  {label:16}  pods {limits.pods}"
+    if limits.ignored:
+        yield f"  not looked at     {', '.join(sorted(limits.ignored))}"
 
 
 def _reserved_memory(loaded: Config, policy: Policy) -> Iterator[str]:

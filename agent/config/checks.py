@@ -83,6 +83,16 @@ def _cpu_problems(config: Config) -> Iterator[Problem]:
         )
 
 
+def _ignored_problems(config: Config) -> Iterator[Problem]:
+    for resource in config.agent.ignored_resources:
+        if resource in config.agent.devices:
+            yield Problem(
+                "agent.ignoredResources",
+                f"{resource} has devices in agent.devices, so the agent provides it; remove it "
+                "from one of the two",
+            )
+
+
 def _tls_problems(config: Config) -> Iterator[Problem]:
     metrics = config.agent.metrics
     if (metrics.tls_certificate is None) != (metrics.tls_key is None):
@@ -101,4 +111,5 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
         _cpu_problems,
     ),
     (("agent",), _tls_problems),
+    (("agent",), _ignored_problems),
 )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 MEMORY_AVAILABLE: Final = "memory.available"
+DEFAULT_MAX_PODS: Final = 110
 _MIB: Final = 1 << 20
 
 
@@ -108,7 +109,8 @@ class AgentConfig(Struct, frozen=True):
 
     `socket_group` None: only root may use the socket. `sysfs_root` is the directory below which
     `sys` and `proc` of the host stand. `enforce` are the controllers whose files are set, the
-    others are somebody else's. `devices` is the inventory by resource name.
+    others are somebody else's. `devices` is the inventory by resource name, `ignored_resources`
+    are extended resources that others provide.
     """
 
     state_directory: Path = Path("/var/lib/numawarden")
@@ -121,6 +123,7 @@ class AgentConfig(Struct, frozen=True):
     logging: LoggingConfig = LoggingConfig()
     limits: LimitsConfig = LimitsConfig()
     devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
+    ignored_resources: tuple[str, ...] = ()
 
 
 _NO_TEXTS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -142,7 +145,8 @@ class Config(Struct, frozen=True):
 
     What depends on the host is decided by `agent.config.resolve.resolve`. Periods are seconds.
     `reserved_system_cpus` None: the list is not given. `static_pod_path` None: no manifests are
-    read. `feature_gates` holds the gates that were set; `gates` is what follows from them.
+    read. `pods_per_core` 0 is no limit. `feature_gates` holds the gates that were set; `gates` is
+    what follows from them.
     """
 
     cpu_manager_policy: CpuManagerPolicy = CpuManagerPolicy.NONE
@@ -157,6 +161,8 @@ class Config(Struct, frozen=True):
     system_reserved: Mapping[str, Quantity] = _NO_AMOUNTS
     kube_reserved: Mapping[str, Quantity] = _NO_AMOUNTS
     eviction_hard: Mapping[str, Threshold] = _KUBELET_EVICTION
+    max_pods: int = DEFAULT_MAX_PODS
+    pods_per_core: int = 0
     feature_gates: Mapping[str, bool] = _NO_GATES
     cgroup_driver: CgroupDriver = CgroupDriver.CGROUPFS
     cgroup_root: str = "/"

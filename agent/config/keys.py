@@ -18,6 +18,7 @@ _AGENT: Final[Keys] = {
     "logging": {"format": {}, "level": {}},
     "limits": {"manifestBytes": {}, "messageBytes": {}},
     "devices": {},
+    "ignoredResources": {},
 }
 
 KEYS: Final[Keys] = {
@@ -35,6 +36,8 @@ KEYS: Final[Keys] = {
     "systemReserved": {},
     "kubeReserved": {},
     "evictionHard": {},
+    "maxPods": {},
+    "podsPerCore": {},
     "featureGates": {},
     "cgroupDriver": {},
     "cgroupRoot": {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from agent.config.errors import ConfigError
@@ -15,6 +16,7 @@ from agent.config.reservations import (
     spread,
 )
 from agent.document.errors import Problem
+from agent.managers.allocatable import allocatable, machine_capacity
 from agent.managers.cpu_reservation import reserve_cpus
 from agent.managers.errors import NodeDistancesError
 from agent.managers.policy import (
@@ -22,12 +24,13 @@ from agent.managers.policy import (
     CpuPolicy,
     MemoryManagerPolicy,
     MemoryPolicy,
+    NodeFit,
     Policy,
     TopologyManagerPolicy,
     TopologyPolicy,
 )
 from agent.managers.topology_manager import require_distances
-from agent.pods.model import MEMORY
+from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import Quantity
 from sysfs.mask import EMPTY, Mask
 
@@ -63,6 +66,7 @@ def resolve(
         topology=_topology_policy(config),
         gates=config.gates,
         devices=config.agent.devices,
+        fit=_node_fit(config, machine),
     )
 
 
@@ -89,6 +93,7 @@ def resolve_what_fits(config: Config, machine: Machine) -> Policy:
         topology=_topology_policy(config),
         gates=config.gates,
         devices=config.agent.devices,
+        fit=_node_fit(config, machine),
     )
 
 
@@ -121,6 +126,36 @@ def overcommitted_memory(policy: Policy, machine: Machine) -> Iterator[str]:
                     f"node {node.id} has {_text(capacity)} of {memory_type} and {_text(size)} "
                     "reserved: nothing of it is left for pods"
                 )
+
+
+def nothing_allocatable(policy: Policy, machine: Machine) -> Iterator[str]:
+    """Yield a line for each resource that the machine has and of which pods can request nothing."""
+    limits = allocatable(machine, policy)
+    if limits is None:
+        return
+    effect = "no pod that requests any of it is admitted"
+    for name, amount in machine_capacity(machine).items():
+        if amount and not limits.amounts[name]:
+            takers = "reservations and huge pages" if name == MEMORY else "reservations"
+            yield f"nothing of {name} is allocatable, {takers} take all of it: {effect}"
+    for resource in policy.devices:
+        if not limits.amounts[resource]:
+            yield f"nothing of {resource} is allocatable, it has no healthy device: {effect}"
+
+
+def _node_fit(config: Config, machine: Machine) -> NodeFit:
+    """Return what pods together may request; a list of reserved CPUs wins over amounts of them.
+
+    As in the kubelet, whatever the CPU manager's policy is.
+    """
+    listed = config.reserved_system_cpus
+    millis = reserved_millicpus(config) if listed is None else 1000 * len(listed & machine.cpus.all)
+    return NodeFit(
+        reserved=MappingProxyType({CPU: millis, **_totals(config, machine)}),
+        max_pods=config.max_pods,
+        pods_per_core=config.pods_per_core,
+        ignored=frozenset(config.agent.ignored_resources),
+    )
 
 
 def _totals(config: Config, machine: Machine) -> dict[str, int]:

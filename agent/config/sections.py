@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from agent.config.amounts import AmountReader
 from agent.config.config import (
+    DEFAULT_MAX_PODS,
     AgentConfig,
     CgroupDriver,
     Config,
@@ -34,6 +35,7 @@ from agent.managers.policy import (
     TopologyManagerScope,
 )
 from agent.pods.names import extended_resource_fault
+from agent.pods.validation import resource_name_fault
 from sysfs.mask import EMPTY, MAX_ID, Mask
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ _GROUP: Final = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,63}\$?", re.ASCII)
 _SHORTEST_PERIOD: Final = 0.1
 _LONGEST_PERIOD: Final = 86400.0
 _MAX_PORT: Final = 65535
+_MAX_INT32: Final = (1 << 31) - 1
 _MIN_LIMIT: Final = 1024
 _MAX_LIMIT: Final = 1 << 30
 #: sun_path of a Unix socket address holds 108 bytes, the closing zero included.
@@ -101,6 +104,10 @@ class ConfigReader(AmountReader):
             kube_reserved=self.reserved(root, "kubeReserved", base.kube_reserved),
             eviction_hard=self.thresholds(root, "evictionHard", base.eviction_hard),
             reserved_memory=self.reserved_memory(root, base.reserved_memory),
+            # As for the kubelet, 0 is the default.
+            max_pods=self._integer(root, "maxPods", base.max_pods, 0, _MAX_INT32)
+            or DEFAULT_MAX_PODS,
+            pods_per_core=self._integer(root, "podsPerCore", base.pods_per_core, 0, _MAX_INT32),
         )
 
     def _agent(self, section: Field | None, base: AgentConfig) -> AgentConfig:
@@ -118,6 +125,7 @@ class ConfigReader(AmountReader):
             logging=self._logging(section.child("logging"), base.logging),
             limits=self._limits(section.child("limits"), base.limits),
             devices=self._devices(section, base.devices),
+            ignored_resources=self._ignored(section, base.ignored_resources),
         )
 
     def _enforce(self, section: Field, base: frozenset[Controller]) -> frozenset[Controller]:
@@ -173,6 +181,22 @@ class ConfigReader(AmountReader):
                 self.refuse(entry, f"{shown(resource)} is not a resource of devices: {fault}")
             found[resource] = self._inventory(entry)
         return MappingProxyType(found)
+
+    def _ignored(self, section: Field, base: tuple[str, ...]) -> tuple[str, ...]:
+        field = section.child("ignoredResources")
+        if field is None:
+            return base
+        found: list[str] = []
+        for item in self.items(field):
+            name = self.text(item)
+            fault = None if name is None else _fault_of_ignored(name)
+            if name is not None and fault is not None:
+                self.refuse(item, f"{shown(name)} cannot be ignored: {fault}")
+            elif name in found:
+                self.refuse(item, f"{shown(name)} is listed twice")
+            elif name is not None:
+                found.append(name)
+        return tuple(found)
 
     def _inventory(self, field: Field) -> tuple[PluginDevice, ...]:
         devices: dict[str, PluginDevice] = {}
@@ -322,3 +346,11 @@ class ConfigReader(AmountReader):
         except ValueError:
             self.refuse(field, f"{shown(text)} is not an IP address such as 127.0.0.1 or ::1")
             return base
+
+
+def _fault_of_ignored(name: str) -> str | None:
+    """Say why the agent cannot leave a resource to others; None when it can."""
+    fault = extended_resource_fault(name)
+    if fault is not None and resource_name_fault(name) is None:
+        return "it is the node's own; others provide extended resources such as example.com/gpu"
+    return fault

@@ -17,7 +17,7 @@ from agent.kubelet_state import cpu_check, cpu_file, memory_check, memory_file
 from agent.kubelet_state.cpu_file import CpuState
 from agent.kubelet_state.errors import UnfitStateError
 from agent.kubelet_state.memory_file import MemoryState
-from agent.ledger import ContainerGrant, Isolation, Ledger, NodeMemory, PodGrant
+from agent.ledger import ContainerGrant, Isolation, Ledger, NodeMemory, PodGrant, total_requests
 from agent.managers.confirmation import NotConfirmedError, confirm
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
@@ -61,6 +61,7 @@ def take_over(rules: Rules, state: KubeletState, pods: Mapping[str, Pod] = _NO_P
             grants=MappingProxyType(completed),
             exclusive_cpus=_union(completed.values()),
             memory=_charge(rules, memory),
+            requests=total_requests(completed.values()),
         ),
         tuple(_notes(rules, state, completed, pods)),
     )

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from agent.decision import Decision, Reason, Refusal
 from agent.ledger import Ledger
+from agent.managers import node_fit
 from agent.managers.adoption import complete, is_adopted
 from agent.managers.confirmation import NotConfirmedError, confirm
 from agent.managers.cpu_manager import CpuManager
@@ -43,19 +44,26 @@ def admit(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
 
     Pure: the same arguments give the same decision. A pod that already holds a grant keeps it (one
     that was imported is completed by the first specification that it fits); a refused pod changes
-    nothing. The order of steps is that of design: eligibility, hints, merge,
-    allocation.
+    nothing. The order of steps: node fit, eligibility, hints, merge, allocation.
     """
     held = ledger.grants.get(pod.uid)
     if held is not None:
         return _repeated(rules, ledger, held, pod)
+    return _decided(rules, ledger, pod)
+
+
+def _decided(rules: Rules, ledger: Ledger, pod: Pod, *, holds: bool = False) -> Decision:
+    """Decide on a pod; one that `holds` an allocation already is not asked whether it fits."""
     try:
         demand = demand_of(rules.policy, pod)
     except QuantityError as error:
         refusal = Refusal(Reason.UNEXPECTED, str(error), remedy="state memory in whole bytes")
         return Decision(pod.uid, ledger, refusal=refusal)
-    draft = Draft.start(rules, ledger, demand)
     eligibility = explain_eligibility(rules.policy, demand)
+    unfit = None if holds else node_fit.refusal(rules, ledger, demand.requests)
+    if unfit is not None:
+        return Decision(pod.uid, ledger, refusal=unfit, eligibility=eligibility)
+    draft = Draft.start(rules, ledger, demand)
     try:
         align_and_allocate(draft, PROVIDERS)
     except Refused as refused:
@@ -93,6 +101,7 @@ def remove(rules: Rules, ledger: Ledger, uid: str) -> Ledger:
         exclusive_cpus=ledger.exclusive_cpus - _cpus_of_nobody_else(others, grant),
         memory=release_memory(rules, ledger.memory, grant),
         devices=_without_devices(ledger.devices, others, grant),
+        requests=ledger.requests_after(removed=grant),
     )
 
 
@@ -122,12 +131,12 @@ def _without_memory_of(
 ) -> Ledger:
     over = [c for c in grant.containers if c.name in finished]
     containers = tuple(replace(c, memory=()) if c in over else c for c in grant.containers)
+    rest = replace(grant, containers=containers)
     return replace(
         ledger,
-        grants=SharedMap.of(ledger.grants).with_entry(
-            grant.uid, replace(grant, containers=containers)
-        ),
+        grants=SharedMap.of(ledger.grants).with_entry(grant.uid, rest),
         memory=release_finished(rules.memory, ledger.memory, [c.memory for c in over]),
+        requests=ledger.requests_after(removed=grant, added=rest),
     )
 
 
@@ -158,8 +167,12 @@ def _confirmed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decisi
             remedy="ask with the specification that the kubelet ran, or remove the pod first",
         )
         return Decision(pod.uid, ledger, refusal=refusal)
-    grants = SharedMap.of(ledger.grants).with_entry(grant.uid, grant)
-    return Decision(pod.uid, replace(ledger, grants=grants), grant=grant, already_admitted=True)
+    confirmed = replace(
+        ledger,
+        grants=SharedMap.of(ledger.grants).with_entry(grant.uid, grant),
+        requests=ledger.requests_after(removed=held, added=grant),
+    )
+    return Decision(pod.uid, confirmed, grant=grant, already_admitted=True)
 
 
 def _completed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
@@ -176,13 +189,14 @@ def _completed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decisi
         )
         return Decision(pod.uid, ledger, refusal=refusal)
     if grant is None:
-        decision = admit(rules, rest, pod)
+        decision = _decided(rules, rest, pod, holds=True)
         return decision if decision.admitted else replace(decision, ledger=ledger)
     completed = replace(
         rest,
         grants=MappingProxyType({**rest.grants, grant.uid: grant}),
         exclusive_cpus=rest.exclusive_cpus | grant.exclusive_cpus,
         memory=charge_grant(rules.memory, rest.memory, grant) if rest.memory else rest.memory,
+        requests=rest.requests_after(added=grant),
     )
     return Decision(pod.uid, completed, grant=grant, already_admitted=True)
 
@@ -211,6 +225,7 @@ def _with_grant(draft: Draft, grant: PodGrant) -> Ledger:
         exclusive_cpus=ledger.exclusive_cpus | grant.exclusive_cpus,
         memory=draft.node_memory,
         devices=MappingProxyType(devices) if devices else ledger.devices,
+        requests=ledger.requests_after(added=grant),
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.ledger import ContainerGrant, Isolation, Ledger, MemoryBlock, PodGrant
+from agent.ledger import ContainerGrant, Isolation, Ledger, MemoryBlock, PodGrant, total_requests
 from agent.managers.confirmation import NotConfirmedError, gets_cpus
 from agent.managers.demand import demand_of
 from agent.managers.grants import Held, make_grant
@@ -104,7 +104,10 @@ def adopt(rules: Rules, pods: Sequence[SeenPod]) -> Adoption:
     for grant in grants.values():
         exclusive |= grant.exclusive_cpus
     ledger = replace(
-        rules.empty_ledger(), grants=MappingProxyType(grants), exclusive_cpus=exclusive
+        rules.empty_ledger(),
+        grants=MappingProxyType(grants),
+        exclusive_cpus=exclusive,
+        requests=total_requests(grants.values()),
     )
     for grant in grants.values():
         ledger = ledger.with_memory(charge_grant(rules.memory, ledger.memory, grant))

@@ -10,7 +10,7 @@ from agent.decision import Eligibility
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
 from agent.pods.model import CPU, ContainerKind, QosClass
 from agent.pods.qos import is_container_guaranteed, qos_class
-from agent.pods.quantity import ZERO
+from agent.pods.quantity import MAX_INT64, ZERO
 from agent.pods.requests import (
     aggregate,
     exclusive_cpus,
@@ -18,6 +18,7 @@ from agent.pods.requests import (
     memory_requests,
     pod_exclusive_cpus,
     pod_memory_requests,
+    pod_requests,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class PodDemand(Struct, frozen=True):
     `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: it has pod-level
     resources but the gates are off, so it is admitted without alignment or exclusive resources.
     `cpus`, `memory` and `devices` are the pod's totals, its budget where it is pod-level.
+    `requests` is what counts against the node: effective requests by resource, with overhead, `cpu`
+    in millicores and all others in whole units.
     `containers` are in the order of admission: init containers first.
     """
 
@@ -74,6 +77,7 @@ class PodDemand(Struct, frozen=True):
     memory: Mapping[str, int]
     devices: Mapping[str, int]
     containers: tuple[ContainerDemand, ...]
+    requests: Mapping[str, int]
 
     @property
     def guaranteed(self) -> bool:
@@ -108,6 +112,7 @@ def demand_of(policy: Policy, pod: Pod) -> PodDemand:
         containers=tuple(
             _container_demand(policy, pod, container, qos) for container in pod.all_containers()
         ),
+        requests=_node_requests(policy, pod),
     )
 
 
@@ -151,6 +156,15 @@ def _container_demand(
         devices=_device_requests(container.resources.limits, policy.devices),
         guaranteed=is_container_guaranteed(container),
     )
+
+
+def _node_requests(policy: Policy, pod: Pod) -> dict[str, int]:
+    """Return the effective requests as plain numbers, at most 2^63-1 as in Kubernetes."""
+    requests = pod_requests(pod, pod_level_resources=policy.gates.pod_level_resources)
+    return {
+        name: min(amount.milli_value if name == CPU else amount.value, MAX_INT64)
+        for name, amount in requests.items()
+    }
 
 
 def _pod_devices(pod: Pod, inventory: Collection[str]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from agent.managers.hints import NO_AFFINITY, Hint
 from agent.pods.digest import spec_digest
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
 from agent.pods.quantity import ZERO
-from agent.pods.requests import is_memory_type, pod_limits, pod_requests
+from agent.pods.requests import is_memory_type, pod_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,6 @@ def make_grant(policy: Policy, demand: PodDemand, held: Held) -> PodGrant:
     containers = tuple(
         _container(policy, demand, each, held, why[each.name]) for each in demand.containers
     )
-    requests = pod_requests(pod, pod_level_resources=gates.pod_level_resources)
     limits = _pod_limits(pod, pod_level=gates.pod_level_resources)
     return PodGrant(
         uid=pod.uid,
@@ -61,10 +60,13 @@ def make_grant(policy: Policy, demand: PodDemand, held: Held) -> PodGrant:
         containers=containers,
         cpus=held.pod_cpus,
         memory=held.pod_memory,
-        cpu=_cpu_limits(requests, limits),
+        cpu=CpuLimits(
+            request_millis=demand.requests.get(CPU),
+            limit_millis=limits[CPU].milli_value if CPU in limits else None,
+        ),
         quota_disabled=_pod_quota_disabled(policy, demand, containers),
-        requests=_plain(requests),
-        limits=_memory_limits(limits | _hugepages(requests)),
+        requests=MappingProxyType(dict(demand.requests)),
+        limits=MappingProxyType({**_memory_limits(limits), **_hugepages(demand.requests)}),
     )
 
 
@@ -127,7 +129,7 @@ def _pod_limits(pod: Pod, *, pod_level: bool) -> dict[str, Quantity]:
     return limits
 
 
-def _hugepages(requests: Mapping[str, Quantity]) -> dict[str, Quantity]:
+def _hugepages(requests: Mapping[str, int]) -> dict[str, int]:
     """Return how much of each page size a pod may have: what it requests (HugePageLimits)."""
     return {name: size for name, size in requests.items() if name.startswith(HUGEPAGES_PREFIX)}
 
@@ -138,15 +140,6 @@ def _memory_limits(limits: Mapping[str, Quantity]) -> Mapping[str, int]:
     if not sizes.get(MEMORY):
         sizes.pop(MEMORY, None)
     return MappingProxyType(sizes)
-
-
-def _plain(requests: Mapping[str, Quantity]) -> Mapping[str, int]:
-    return MappingProxyType(
-        {
-            name: amount.milli_value if name == CPU else amount.value
-            for name, amount in requests.items()
-        }
-    )
 
 
 def _cpu_limits(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -> CpuLimits:

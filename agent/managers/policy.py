@@ -102,14 +102,32 @@ class PluginDevice(Struct, frozen=True):
     healthy: bool = True
 
 
+class NodeFit(Struct, frozen=True):
+    """What all pods together may request (the kubelet's node allocatable and `maxPods`).
+
+    `reserved` is what is kept from pods on the whole node: `cpu` in millicores, memory types in
+    bytes. `pods_per_core` 0 is no limit. `ignored` are extended resources that others provide
+    (`agent.ignoredResources`).
+    """
+
+    reserved: Mapping[str, int] = MappingProxyType({})
+    max_pods: int = 110
+    pods_per_core: int = 0
+    ignored: frozenset[str] = frozenset()
+
+
 class Policy(Struct, frozen=True):
-    """Everything beside the machine and the ledger that a decision depends on."""
+    """Everything beside the machine and the ledger that a decision depends on.
+
+    `fit` None: what pods request is not compared with what the node has.
+    """
 
     cpu: CpuPolicy = CpuPolicy()
     memory: MemoryPolicy = MemoryPolicy()
     topology: TopologyPolicy = TopologyPolicy()
     gates: FeatureGates = FeatureGates()
     devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
+    fit: NodeFit | None = None
 
     @property
     def pod_level_managers(self) -> bool:

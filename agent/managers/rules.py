@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from agent.ledger import Ledger
+from agent.managers.allocatable import Allocatable, allocatable
 from agent.managers.cpu_reservation import reserved_physical_cpus
 from agent.managers.memory_state import MemoryFacts, initial_memory
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
@@ -38,6 +39,11 @@ class Rules(Struct, frozen=True, dict=True):
     def memory(self) -> MemoryFacts:
         """Allocatable memory by node and type."""
         return MemoryFacts.of(self.machine, self.policy.memory)
+
+    @cached_property
+    def allocatable(self) -> Allocatable | None:
+        """What pods together may request; None when that is not looked at."""
+        return allocatable(self.machine, self.policy)
 
     @property
     def static_cpus(self) -> bool:

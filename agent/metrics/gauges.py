@@ -10,6 +10,7 @@ from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily
 
 from agent.ledger import Isolation
+from agent.managers.node_fit import PODS
 from agent.managers.validity import Rule
 from agent.metrics import names
 from agent.pods.model import MEMORY
@@ -60,6 +61,7 @@ def samples(reading: Reading) -> Iterator[Sample]:
         yield from _node_cpus(node, reading)
         yield from _node_memory(node, reading)
     yield from _devices(reading)
+    yield from _requests(reading)
     yield from _service(reading)
 
 
@@ -126,6 +128,16 @@ def _devices(reading: Reading) -> Iterator[Sample]:
         free = [device for device in devices if device.healthy and device.id not in held]
         yield Sample(names.DEVICES, (resource, "held"), len(held))
         yield Sample(names.DEVICES, (resource, "free"), len(free))
+
+
+def _requests(reading: Reading) -> Iterator[Sample]:
+    limits, requested = reading.rules.allocatable, reading.ledger.requests
+    offered = {} if limits is None else {**limits.amounts, PODS: limits.pods}
+    for resource, amount in offered.items():
+        yield Sample(names.ALLOCATABLE, (resource,), amount)
+    for resource in sorted({*offered, *requested} - {PODS}):
+        yield Sample(names.REQUESTED, (resource,), requested.get(resource, 0))
+    yield Sample(names.REQUESTED, (PODS,), len(reading.ledger.grants))
 
 
 def _service(reading: Reading) -> Iterator[Sample]:

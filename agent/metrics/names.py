@@ -197,6 +197,17 @@ DEVICES: Final = _gauge(
     "resource",
     "state",
 )
+ALLOCATABLE: Final = _gauge(
+    "numawarden_allocatable",
+    "What pods may request of the node: cpu in millicores, memory and hugepages-... in bytes, "
+    "pods and devices as numbers.",
+    "resource",
+)
+REQUESTED: Final = _gauge(
+    "numawarden_requested",
+    "What the pods in the ledger request together, in the units of numawarden_allocatable.",
+    "resource",
+)
 UNENFORCED_PODS: Final = _gauge(
     "numawarden_unenforced_pods",
     "Admitted pods whose grant the kernel does not yet honour in full.",
@@ -312,6 +323,8 @@ GAUGES: Final = (
     NODE_CPUS,
     NODE_MEMORY,
     DEVICES,
+    ALLOCATABLE,
+    REQUESTED,
     UNENFORCED_PODS,
     INVALID_GRANTS,
     PROBLEMS,

@@ -121,6 +121,9 @@ class _SequenceReader(Struct):
             return None
         machine = self._host.machine
         policy = resolve(self._config, machine, offline=self._host.offline, source=self.source)
+        if self.lenient:
+            # The kubelet's managers were recorded alone: no scheduler, no admission by node fit.
+            policy = replace(policy, fit=None)
         return Rules(machine, policy)
 
     def _steps(self, item: Field) -> Iterator[Step]:

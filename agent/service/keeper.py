@@ -286,7 +286,7 @@ class Keeper:
 
     def _refuse(self, pod: Pod, decision: Decision) -> AdmissionDocument:
         refusal = _refusal_of(decision)
-        conflict = refusal.reason is Reason.CONFLICT
+        conflict = refusal.reason == Reason.CONFLICT
         self._count_admission("conflict" if conflict else "refused")
         self.metrics.counters.add(names.REFUSALS, str(refusal.reason))
         document = _refusal(pod, decision)

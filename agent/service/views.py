@@ -85,6 +85,15 @@ def refusal_document(refusal: Refusal) -> wire.RefusalDocument:
         container=refusal.container,
         asked=refusal.asked,
         free={str(node): amount for node, amount in sorted(refusal.free.items())},
+        shortages=tuple(
+            wire.ShortageDocument(
+                resource=shortage.resource,
+                asked=shortage.asked,
+                allocatable=shortage.allocatable,
+                requested=shortage.requested,
+            )
+            for shortage in refusal.shortages
+        ),
     )
 
 

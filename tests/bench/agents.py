@@ -141,7 +141,7 @@ def _world(folder: Path) -> World:
     host = hosts.host(_HOST)
     world = make_world(folder, write_tree(host, folder / "host"))
     world.kernel = _kernel()
-    world.config = replace(world.config, reserved_system_cpus=Mask.of(0, 64))
+    world.config = replace(world.config, reserved_system_cpus=Mask.of(0, 64), max_pods=10_000)
     return world
 
 

@@ -18,6 +18,7 @@ from agent.managers.policy import (
     FeatureGates,
     MemoryManagerPolicy,
     MemoryPolicy,
+    NodeFit,
     PluginDevice,
     Policy,
     TopologyManagerPolicy,
@@ -125,6 +126,7 @@ def rules_of(
                 "example.com/gpu": tuple(_devices("gpu", machine, 2, 1)),
                 "example.com/nic": tuple(_devices("nic", machine, 4, 2)),
             },
+            fit=NodeFit(max_pods=10_000),
         ),
     )
 

@@ -240,7 +240,7 @@ def _decision_differences(replay: Replay, decision: Decision, expected: Step) ->
         )
         return
     if decision.refusal is not None:
-        yield from _differ("reason", decision.refusal.reason.value, expected["reason"])
+        yield from _differ("reason", str(decision.refusal.reason), expected["reason"])
     if decision.grant is not None:
         yield from _grant_differences(replay, decision, decision.grant, expected["pod"])
     yield from _state_differences(replay, expected["state"])

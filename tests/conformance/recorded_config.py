@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from agent.config.errors import ConfigError
 from agent.config.loader import load_config
 from agent.config.resolve import resolve
@@ -23,9 +25,13 @@ def config_text(config: Mapping[str, Any], gates: Mapping[str, bool]) -> str:
 
 
 def resolved_policy(case: Mapping[str, Any]) -> Policy:
-    """Return the policy that a recorded case starts with; raises `ConfigError`."""
+    """Return the policy that a recorded case starts with; raises `ConfigError`.
+
+    What pods request is not compared with the node: the managers were recorded alone.
+    """
     config = load_config(config_text(case["config"], case.get("gates") or {}), case["name"])
-    return resolve(config, machine_of(case["topology"]), source=case["name"])
+    policy = resolve(config, machine_of(case["topology"]), source=case["name"])
+    return replace(policy, fit=None)
 
 
 def start_problems(case: Mapping[str, Any]) -> list[str]:

@@ -159,7 +159,7 @@ def _refusal_is_valid(
 ) -> bool:
     assert decision.refusal is not None
     if not expected["admitted"]:
-        return bool(decision.refusal.reason.value == expected["reason"])
+        return bool(decision.refusal.reason == expected["reason"])
     return _no_whole_cores(rules, before, pod, decision.refusal)
 
 

@@ -14,7 +14,7 @@ import yaml
 from agent.checkpoint.store import CHECKPOINT_NAME
 from agent.cli.exit_codes import ExitCode
 from agent.cli.main import numawarden
-from agent.decision import Reason
+from agent.decision import Reason, out_of
 from agent.managers.validity import Rule
 from agent.metrics import names
 from cgroupfs.diagnose import Cause
@@ -68,7 +68,10 @@ def test_every_command_and_option_exists() -> None:
 
 
 def test_reasons_causes_and_rules_are_all_explained_and_no_others() -> None:
-    assert Counter(rows("reason")) == Counter(map(str, Reason))
+    told = Counter(rows("reason"))
+    of_resources = [reason for reason in told if reason.startswith(out_of(""))]
+    assert {out_of("pods"), out_of("cpu"), out_of("memory"), out_of("")} == set(of_resources)
+    assert told == Counter([*map(str, Reason), *of_resources])
     assert Counter(rows("cause")) == Counter(map(str, Cause))
     assert Counter(rows("rule")) == Counter(map(str, Rule))
 

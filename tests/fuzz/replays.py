@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from agent.decision import Reason
+from agent.decision import Reason, out_of
 from agent.document.reader import UnreadableError, read_document
 from agent.replay.errors import ReplayError
 from agent.replay.play import Outcome, play
@@ -20,6 +20,8 @@ from tests.fuzz.target import Target, demand, plain_check
 
 if TYPE_CHECKING:
     from random import Random
+
+    from agent.decision import Refusal
 
 _FOLDER: Final = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "replay"
 BASES: Final = tuple(
@@ -53,6 +55,11 @@ def check_replay(data: bytes) -> bool:
     return True
 
 
+def _is_reason(refusal: Refusal) -> bool:
+    short = refusal.resource is not None and refusal.reason == out_of(refusal.resource)
+    return refusal.reason in set(Reason) or short
+
+
 def _check_outcome(outcome: Outcome, *, lasting: bool) -> None:
     state, decision = outcome.state, outcome.decision
     demand(state is not None or outcome.notes, "it ended without a reason")
@@ -60,7 +67,7 @@ def _check_outcome(outcome: Outcome, *, lasting: bool) -> None:
     if decision is not None:
         refusal = decision.refusal
         demand((decision.grant is None) == (refusal is not None), "neither admitted nor refused")
-        demand(refusal is None or (refusal.reason in Reason and refusal.message), "no reason")
+        demand(refusal is None or (_is_reason(refusal) and refusal.message), "no reason")
     if state is None:
         return
     if lasting:

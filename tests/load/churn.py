@@ -101,6 +101,7 @@ def busy_world(directory: Path) -> World:
     world.config = replace(
         world.config,
         reserved_system_cpus=Mask.of(0, 128),
+        max_pods=10_000,
         topology_manager_policy=TopologyManagerPolicy.RESTRICTED,
         topology_manager_scope=TopologyManagerScope.POD,
     )

@@ -16,6 +16,7 @@ from agent.ledger import (
     MemoryBlock,
     NodeMemory,
     PodGrant,
+    total_requests,
 )
 from agent.managers.hints import Hint
 from agent.pods.model import ContainerKind, QosClass
@@ -36,6 +37,7 @@ def ledger_of(*grants: PodGrant, memory: dict[int, NodeMemory] | None = None) ->
         exclusive,
         MappingProxyType(memory or {}),
         MappingProxyType(devices),
+        total_requests(grants),
     )
 
 

@@ -200,6 +200,17 @@ def test_files_of_format_1_stay_readable_and_are_still_written_the_same() -> Non
     assert encode(example()) == recorded
 
 
+def test_what_pods_of_older_files_hold_counts_as_their_requests() -> None:
+    held = decode((Path(__file__).parent / "format1.json").read_bytes(), FILE).ledger
+    (grant,) = held.grants.values()
+    assert grant.requests == {}
+    assert held.requests["cpu"] == 6000
+    assert held.requests["memory"] == 4 << 30
+    stated = replace(grant, requests=MappingProxyType({"cpu": 6500}))
+    saved = decode(encode(State(ledger_of(stated))), FILE)
+    assert saved.ledger.requests == {"cpu": 6500}
+
+
 def test_a_format_of_before_is_read_by_its_own_reader_when_a_later_one_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

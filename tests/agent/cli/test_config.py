@@ -70,8 +70,26 @@ def test_a_good_file_is_shown_with_what_follows_from_it(
         "  enforced          cpuset, cpu, memory, hugetlb",
         "  manifests         none, pods come over the socket alone",
         "  devices           example.com/gpu: 2, 1 healthy",
+        "  allocatable       cpu 3",
+        "                    memory 7.9 GiB",
+        "                    hugepages-2Mi 0 B",
+        "                    example.com/gpu 1",
+        "                    pods 110",
         "  note: featureGates.NodeSwap changes nothing here",
     ]
+
+
+def test_nothing_allocatable_and_what_others_provide_is_said(
+    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["config", "check", str(file), "--root", str(root)]
+    settings = ["systemReserved.cpu=4", "podsPerCore=2", "agent.ignoredResources=[b.c/y, a.b/x]"]
+    assert run_command([*arguments, *(part for one in settings for part in ("--set", one))]) == 0
+    out = capsys.readouterr().out
+    assert "  allocatable       cpu 0\n" in out
+    assert "                    pods 8\n" in out
+    assert "  not looked at     a.b/x, b.c/y\n" in out
+    assert "note: nothing of cpu is allocatable, reservations take all of it" in out
 
 
 def test_a_setting_is_laid_over_the_file(

@@ -124,9 +124,8 @@ def test_a_refused_pod_is_explained_and_can_be_asked_about(shell: Shell) -> None
     code, out, _ = shell.run("admit", shell.file(manifest("big", OTHER_UID, cpu="64")))
     assert code == ExitCode.REFUSED
     assert out.startswith(f"refused shop/big (uid {OTHER_UID})\n")
-    assert "asked: 64 of cpu" in out
-    assert "free: node 0: 7, node 1: 8" in out
-    assert "remedy: " in out
+    assert "OutOfcpu: the node has no room for the pod: 64 of cpu asked, 15 free" in out
+    assert "remedy: request at most 15 of cpu" in out
     for name in (OTHER_UID, "big", "shop/big"):
         assert shell.run("show", name)[:2] == (ExitCode.REFUSED, out)
     code, shown, _ = shell.run("show", "big", "--output", "json")

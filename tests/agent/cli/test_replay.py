@@ -91,12 +91,21 @@ class TestText:
     def test_a_refusal_is_explained(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        run_command(["replay", file_of(tmp_path, admitting("a", 99))])
+        head = HEAD.replace("restricted", "single-numa-node")
+        run_command(["replay", file_of(tmp_path, admitting("a", 9), head=head)])
         out = capsys.readouterr().out
         assert "step 0: refused default/a (uid uid-a)" in out
         assert "TopologyAffinityError: container main cannot be aligned" in out
-        assert "remedy: ask for less cpu" in out
-        assert "no set of nodes can serve it" in out
+        assert "remedy: ask for no more cpu than one node has free" in out
+        assert "nodes 0-1 (preferred)" in out
+
+    def test_a_pod_that_the_node_has_no_room_for_is_told_what_it_has(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run_command(["replay", file_of(tmp_path, admitting("a", 99))])
+        out = capsys.readouterr().out
+        assert "OutOfcpu: the node has no room for the pod: 99 of cpu asked, 15 free" in out
+        assert "remedy: request at most 15 of cpu" in out
 
     def test_notes_are_shown_and_an_agent_that_would_not_start(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -153,11 +162,22 @@ class TestJsonLines:
     def test_a_refusal_has_reason_message_and_what_is_free(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (line,) = lines(capsys, [file_of(tmp_path, admitting("a", 99))])
+        head = HEAD.replace("restricted", "single-numa-node")
+        (line,) = lines(capsys, [file_of(tmp_path, admitting("a", 9), head=head)])
         assert (line["admitted"], line["reason"]) == (False, "TopologyAffinityError")
         assert line["grant"] is None
         assert line["refusal"]["free"] == {"0": 7, "1": 8}
         assert line["message"] == line["refusal"]["message"]
+
+    def test_a_pod_without_room_has_what_the_node_lacks(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = file_of(tmp_path, admitting("a"), admitting("b", 99))
+        line = lines(capsys, [file])[1]
+        assert line["reason"] == "OutOfcpu"
+        assert line["refusal"]["shortages"] == [
+            {"resource": "cpu", "asked": 99000, "allocatable": 15000, "requested": 2000}
+        ]
 
     def test_a_step_that_decides_nothing_has_the_state_alone(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

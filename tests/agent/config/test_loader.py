@@ -50,6 +50,8 @@ systemReserved: {cpu: 2500m, memory: 1Gi, pid: "100", ephemeral-storage: 1Gi}
 kubeReserved: {memory: 512Mi, hugepages-2Mi: 4Mi}
 evictionHard: {memory.available: 5%, nodefs.available: 10%}
 featureGates: {PodLevelResourceManagers: true, MemoryQoS: true}
+maxPods: 250
+podsPerCore: 10
 cgroupDriver: systemd
 cgroupRoot: /agents
 staticPodPath: /etc/pods
@@ -64,6 +66,7 @@ agent:
   limits: {manifestBytes: 2Mi, messageBytes: 8Mi}
   devices:
     example.com/gpu: [{id: a, numaNodes: [0, 1], healthy: false}, {id: b}]
+  ignoredResources: [example.com/licence]
 """
 
 
@@ -141,6 +144,12 @@ def test_every_key_of_the_agent_is_read() -> None:
             PluginDevice("b"),
         )
     }
+    assert agent.ignored_resources == ("example.com/licence",)
+
+
+def test_as_for_the_kubelet_no_pods_at_most_is_the_default() -> None:
+    assert load_config("maxPods: 0", "x").max_pods == 110
+    assert load_config("maxPods: 1", "x").max_pods == 1
 
 
 def test_empty_texts_mean_unset_as_in_the_kubelets_own_file() -> None:
@@ -202,6 +211,16 @@ def test_the_memory_policy_is_accepted_in_any_letter_case(text: str) -> None:
         ("agent: {devices: {a.b/c: [{id: x}, {id: x}]}}", 'device "x" is listed twice'),
         ("agent: {devices: {a.b/c: [{}]}}", "id is missing"),
         ("agent: {devices: {a.b/c: [{id: x, numaNodes: [-1]}]}}", "from 0 to 65535"),
+        ("agent: {ignoredResources: [cpu]}", '"cpu" cannot be ignored: it is the node\'s own'),
+        ("agent: {ignoredResources: [memory]}", '"memory" cannot be ignored: it is the node'),
+        ("agent: {ignoredResources: [hugepages-2Mi]}", "cannot be ignored: it is the node's own"),
+        ("agent: {ignoredResources: [gpu]}", '"gpu" cannot be ignored: a container can have cpu'),
+        ("agent: {ignoredResources: [a.b/c, a.b/c]}", '"a.b/c" is listed twice'),
+        ("agent: {ignoredResources: a.b/c}", "expected a list"),
+        ("agent: {ignoredResources: [a.b/c], devices: {a.b/c: []}}", "remove it from one of"),
+        ("agent: {ignoredResource: []}", 'did you mean "ignoredResources"?'),
+        ("maxPods: -1", "from 0 to 2147483647"),
+        ("podsPerCore: many", "from 0 to 2147483647"),
         ("kind: Pod", '"Pod" is not one of KubeletConfiguration'),
         ("- a", "expected a mapping, found a list"),
         ("a: [", "not YAML"),

@@ -10,10 +10,16 @@ from msgspec.structs import replace
 from agent.config.config import Config
 from agent.config.errors import ConfigError
 from agent.config.loader import load_config
-from agent.config.resolve import overcommitted_memory, resolve
+from agent.config.resolve import (
+    nothing_allocatable,
+    overcommitted_memory,
+    resolve,
+    resolve_what_fits,
+)
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
+    NodeFit,
     PluginDevice,
     Policy,
     TopologyManagerPolicy,
@@ -26,6 +32,8 @@ from tests.conformance.recorded_config import resolved_policy, start_problems
 from tests.shared import needs_shared, shared_dir
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.managers.machine import Machine
 
 _HOST = machine({0: 4 * GIB, 1: 4 * GIB}, hugepages={0: {2 * MIB: 8}})
@@ -41,8 +49,70 @@ def _problems(text: str, host: Machine = _HOST) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_defaults_resolve_to_managers_that_do_nothing() -> None:
-    assert resolve(Config(), _HOST) == Policy()
+def test_defaults_resolve_to_managers_that_do_nothing_and_to_node_fit() -> None:
+    kept = NodeFit(reserved={"cpu": 0, "memory": 100 * MIB}, max_pods=110)
+    assert resolve(Config(), _HOST) == Policy(fit=kept)
+
+
+class TestNodeFit:
+    AMOUNTS = (
+        "systemReserved: {cpu: 500m, memory: 1Gi, hugepages-2Mi: 4Mi}\n"
+        "kubeReserved: {cpu: 250m, memory: 1Gi}\n"
+        "evictionHard: {memory.available: 512Mi}\n"
+    )
+
+    def reserved(self, text: str, offline: Mask = EMPTY) -> Mapping[str, int]:
+        fit = _resolve(text, offline=offline).fit
+        assert fit is not None
+        return fit.reserved
+
+    def test_all_reservations_are_kept_whatever_the_managers_do(self) -> None:
+        assert self.reserved(self.AMOUNTS) == {
+            "cpu": 750,
+            "memory": 2560 * MIB,
+            "hugepages-2Mi": 4 * MIB,
+        }
+
+    def test_a_list_of_cpus_wins_over_amounts_of_them(self) -> None:
+        """As in the kubelet, which also does so without the static policy."""
+        assert self.reserved(self.AMOUNTS + "reservedSystemCPUs: 0-2\n")["cpu"] == 3000
+
+    def test_a_reserved_cpu_that_is_offline_takes_nothing_from_those_that_run(self) -> None:
+        text = "cpuManagerPolicy: static\nreservedSystemCPUs: 0,8\n"
+        assert self.reserved(text, offline=Mask.of(8))["cpu"] == 1000
+
+    def test_a_share_of_the_memory_is_kept_for_eviction(self) -> None:
+        kept = self.reserved("evictionHard: {memory.available: 25%}\n")
+        assert kept["memory"] == 2 * GIB
+
+    def test_limits_of_pods_and_ignored_resources_are_taken_over(self) -> None:
+        text = "maxPods: 250\npodsPerCore: 10\nagent: {ignoredResources: [a.b/c]}\n"
+        fit = _resolve(text).fit
+        assert fit is not None
+        assert (fit.max_pods, fit.pods_per_core) == (250, 10)
+        assert fit.ignored == frozenset({"a.b/c"})
+
+    def test_a_configuration_that_does_not_fit_the_host_keeps_its_limits(self) -> None:
+        text = "cpuManagerPolicy: static\nreservedSystemCPUs: 0,99\nmaxPods: 7\n"
+        fit = resolve_what_fits(load_config(text, "x"), _HOST).fit
+        assert fit is not None
+        assert (fit.max_pods, fit.reserved["cpu"]) == (7, 1000)
+
+    def test_nothing_left_for_pods_is_worth_a_note(self) -> None:
+        text = (
+            "systemReserved: {cpu: 8, memory: 8Gi}\n"
+            "agent: {devices: {a.b/c: [{id: x, healthy: false}], a.b/d: [{id: y}]}}\n"
+        )
+        found = list(nothing_allocatable(_resolve(text), _HOST))
+        assert [line.split(" is allocatable")[0] for line in found] == [
+            "nothing of cpu",
+            "nothing of memory",
+            "nothing of a.b/c",
+        ]
+        assert all(line.endswith("no pod that requests any of it is admitted") for line in found)
+
+    def test_what_is_left_for_pods_needs_no_note(self) -> None:
+        assert not list(nothing_allocatable(_resolve(self.AMOUNTS), _HOST))
 
 
 def test_a_list_of_cpus_is_reserved_as_it_stands() -> None:

@@ -12,6 +12,7 @@ from agent.managers.policy import (
     FeatureGates,
     MemoryManagerPolicy,
     MemoryPolicy,
+    NodeFit,
     PluginDevice,
     Policy,
     TopologyManagerPolicy,
@@ -49,9 +50,13 @@ def make_rules(  # noqa: PLR0913  # a policy has that many sides, each named at 
     managed: bool = True,
     devices: Mapping[str, tuple[PluginDevice, ...]] | None = None,
     gates: Mapping[str, bool] | None = None,
+    fit: NodeFit | None = None,
     **options: bool,
 ) -> Rules:
-    """Return static CPU (and memory) policies with one reserved CPU and 1 GiB per node reserved."""
+    """Return static CPU (and memory) policies with one reserved CPU and 1 GiB per node reserved.
+
+    Without `fit` what pods request is not compared with what the node has.
+    """
     chosen: dict[str, Any] = {"pod_level_resource_managers": managed, **(gates or {})}
     kept = {node.id: {"memory": GIB} for node in machine.nodes if node.memory_bytes > GIB}
     return Rules(
@@ -64,5 +69,6 @@ def make_rules(  # noqa: PLR0913  # a policy has that many sides, each named at 
             topology=TopologyPolicy(topology, scope),
             gates=FeatureGates(**chosen),
             devices=devices or {},
+            fit=fit,
         ),
     )

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.ledger import Isolation
 from agent.managers.admission import admit, remove
 from agent.managers.adoption import Seen, SeenPod, adopt, describe_adopted, is_adopted
-from agent.managers.policy import CpuManagerPolicy
+from agent.managers.policy import CpuManagerPolicy, NodeFit
 from agent.managers.rules import Rules, shared_cpus, shared_pool
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
@@ -209,6 +209,17 @@ class TestConfirming:
         decision = confirmed(rules, asked, running)
         assert (decision.admitted, decision.already_admitted) == (True, False)
         assert decision.ledger.memory == rules.empty_ledger().memory
+
+    def test_a_pod_that_runs_is_not_asked_whether_the_node_has_room(self) -> None:
+        rules = make_rules(scope=CONTAINER, fit=NodeFit({"cpu": 15_500}))
+        running = shown("a", "0-15", seen("x", "0-15", "1"))
+        asked = pod(app("c1", resources("cpu=1")), uid="a")
+        decision = confirmed(rules, asked, running)
+        assert decision.admitted
+        assert decision.ledger.requests == {"cpu": 1000}
+        new = admit(rules, rules.empty_ledger(), asked)
+        assert new.refusal is not None
+        assert new.refusal.reason == "OutOfcpu"
 
     def test_names_tell_whose_memory_is_where(self) -> None:
         rules = make_rules(scope=CONTAINER)

@@ -67,15 +67,28 @@ class TestDemand:
         assert demand.guaranteed
         assert demand.qos is QosClass.GUARANTEED
 
-    def test_devices_are_those_of_the_inventory_only(self) -> None:
+    def test_only_devices_of_the_inventory_are_given_but_all_that_is_asked_for_counts(self) -> None:
         policy = make_rules(devices={GPU: (PluginDevice("0"),)}).policy
         asked = pod(
             init("i", resources(limits=f"{GPU}=3")),
-            app("a", resources(limits=f"{GPU}=2 example.com/other=1 cpu=1")),
+            app("a", resources("example.com/other=1", f"{GPU}=2 example.com/other=1 cpu=1")),
         )
         demand = demand_of(policy, asked)
         assert demand.devices == {GPU: 3}
         assert [c.devices for c in demand.containers] == [{GPU: 3}, {GPU: 2}]
+        assert demand.requests == {"example.com/other": 1}
+
+    def test_requests_are_effective_in_millicores_and_whole_units(self) -> None:
+        asked = pod(
+            init("i", resources("cpu=2500m memory=1Gi")),
+            app("a", resources(f"cpu=1 memory=2Gi {GPU}=1")),
+        )
+        assert demand_of(POD_SCOPE, asked).requests == {"cpu": 2500, "memory": 2 * GIB, GPU: 1}
+
+    def test_requests_end_at_what_kubernetes_can_count(self) -> None:
+        largest = 2**63 - 1
+        asked = pod(app("a", resources(f"{GPU}={largest}")), app("b", resources(f"{GPU}=1 cpu=9E")))
+        assert demand_of(POD_SCOPE, asked).requests == {GPU: largest, "cpu": largest}
 
     def test_memory_that_is_no_whole_number_of_bytes_is_an_error(self) -> None:
         with pytest.raises(QuantityError):

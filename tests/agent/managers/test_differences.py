@@ -9,6 +9,7 @@ from agent.decision import Reason
 from agent.managers.admission import admit, start_container
 from agent.managers.cpu_topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
+from agent.managers.policy import NodeFit, PluginDevice
 from agent.managers.rules import Rules, shared_pool
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
@@ -137,13 +138,36 @@ def test_a_node_with_more_reserved_than_it_has_gives_no_memory() -> None:
     assert decision.refusal.free == {0: 0, 1: 0}
 
 
-def test_what_shared_containers_request_is_not_added_up() -> None:
-    """The kubelet refuses with OutOfcpu or OutOfmemory what a scheduler should not have sent."""
-    rules = make_rules()
-    greedy = pod(app("a", resources("cpu=500 memory=500Gi")))
-    decision = admit(rules, rules.empty_ledger(), greedy)
-    assert decision.admitted
-    assert decision.ledger.exclusive_cpus == Mask(0)
+def test_room_on_the_node_is_looked_at_before_alignment() -> None:
+    """The kubelet asks its managers first, so its reason is that no nodes could be aligned."""
+    asked = pod(app("a", guaranteed("cpu=17 memory=1Gi")))
+    decision = admit(make_rules(fit=NodeFit()), make_rules().empty_ledger(), asked)
+    assert decision.refusal is not None
+    assert decision.refusal.reason == "OutOfcpu"
+    assert decision.hints == ()
+    unasked = admit(make_rules(), make_rules().empty_ledger(), asked)
+    assert unasked.refusal is not None
+    assert unasked.refusal.reason == Reason.TOPOLOGY_AFFINITY
+
+
+def test_a_resource_that_nobody_offers_is_refused() -> None:
+    """The kubelet takes it for one of the cluster's, not of its node, and admits the pod."""
+    devices = {"example.com/gpu": (PluginDevice("0"),)}
+    asked = pod(app("a", resources("example.com/gup=1", "example.com/gup=1")))
+    rules = make_rules(devices=devices, fit=NodeFit())
+    decision = admit(rules, rules.empty_ledger(), asked)
+    assert decision.refusal is not None
+    assert decision.refusal.reason == "OutOfexample.com/gup"
+    assert 'did you mean "example.com/gpu"?' in decision.refusal.message
+    others = make_rules(devices=devices, fit=NodeFit(ignored=frozenset({"example.com/gup"})))
+    assert admit(others, others.empty_ledger(), asked).admitted
+
+
+def test_ephemeral_storage_is_not_looked_at() -> None:
+    """The kubelet compares it with its image file system, of which the agent knows nothing."""
+    rules = make_rules(fit=NodeFit())
+    asked = pod(app("a", resources("ephemeral-storage=900Ti")))
+    assert admit(rules, rules.empty_ledger(), asked).admitted
 
 
 def test_nothing_of_a_budget_is_freed_before_the_pod_ends() -> None:

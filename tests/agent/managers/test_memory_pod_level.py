@@ -36,6 +36,7 @@ def pod(budget: Mapping[str, int], *containers: ContainerDemand) -> PodDemand:
         memory=budget,
         devices={},
         containers=containers,
+        requests={},
     )
 
 

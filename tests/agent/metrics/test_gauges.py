@@ -12,6 +12,7 @@ from agent.managers.policy import (
     CpuPolicy,
     MemoryManagerPolicy,
     MemoryPolicy,
+    NodeFit,
     PluginDevice,
     Policy,
 )
@@ -101,6 +102,33 @@ def test_devices_that_are_not_healthy_are_not_free() -> None:
     now = values(reading(held))
     assert now["numawarden_devices", ("example.org/nic", "held")] == 1
     assert now["numawarden_devices", ("example.org/nic", "free")] == 0
+
+
+def test_what_pods_may_request_and_do_request_is_told_in_the_same_units() -> None:
+    rules = replace(RULES, policy=replace(POLICY, fit=NodeFit({"cpu": 1500, "memory": GIB})))
+    now = values(replace(reading(admitted()), rules=rules))
+    found = {name: {labels[0]: now[each] for each in now for labels in [each[1]] if each[0] == name}
+             for name in ("numawarden_allocatable", "numawarden_requested")}  # fmt: skip
+    assert found["numawarden_allocatable"] == {
+        "cpu": 14_500,
+        "memory": 29 * GIB,
+        "hugepages-2Mi": 2 * GIB,
+        "example.org/nic": 1,
+        "pods": 110,
+    }
+    assert found["numawarden_requested"] == {
+        "cpu": 2000,
+        "memory": 3 * GIB,
+        "hugepages-2Mi": 0,
+        "example.org/nic": 0,
+        "pods": 1,
+    }
+
+
+def test_without_node_fit_nothing_is_told_of_what_pods_may_request() -> None:
+    now = values(reading(admitted()))
+    assert not [name for name, _ in now if name == "numawarden_allocatable"]
+    assert now["numawarden_requested", ("cpu",)] == 2000
 
 
 def test_the_service_tells_how_it_is() -> None:

@@ -32,7 +32,7 @@ def test_a_refused_pod_changes_nothing_and_says_why(tmp_path: Path) -> None:
     assert outcomes[1].state == outcomes[0].state
     assert outcomes[1].decision is not None
     assert outcomes[1].decision.refusal is not None
-    assert outcomes[1].decision.refusal.reason is Reason.TOPOLOGY_AFFINITY
+    assert outcomes[1].decision.refusal.reason == "OutOfcpu"
 
 
 def test_what_concerns_a_pod_that_was_refused_does_nothing(tmp_path: Path) -> None:

@@ -131,6 +131,30 @@ async def test_a_refused_pod_changes_nothing_and_is_explained(world: World) -> N
 
 
 @in_loop
+async def test_a_pod_that_the_node_has_no_room_for_is_refused_and_counted(world: World) -> None:
+    async with running(world) as agent:
+        before = kernel_text(world)
+        for query in ("?dryRun=true", ""):
+            status, body = await ask(agent, "POST", f"/v1/pods{query}", manifest(cpu="1000"))
+            answer = decode(body, AdmissionDocument)
+            assert status == 409
+            assert answer.error is not None
+            assert answer.refusal is not None
+            assert (answer.error.code, answer.refusal.reason) == ("OutOfcpu", "OutOfcpu")
+            assert (answer.refusal.asked, answer.refusal.free) == (None, {})
+            (shortage,) = answer.refusal.shortages
+            assert (shortage.resource, shortage.asked) == ("cpu", 1_000_000)
+            assert (shortage.allocatable, shortage.requested) == (15_000, 0)
+            assert answer.explanation is not None
+            assert [item.container for item in answer.explanation.eligibility] == ["c0"]
+        assert kernel_text(world) == before
+        text = agent.keeper.metrics.render().decode()
+        assert 'numawarden_refusals_total{reason="OutOfcpu"} 1.0' in text
+        assert 'numawarden_allocatable{resource="cpu"} 15000.0' in text
+        assert 'numawarden_requested{resource="cpu"} 0.0' in text
+
+
+@in_loop
 async def test_a_dry_run_decides_and_changes_nothing(world: World) -> None:
     async with running(world) as agent:
         before = kernel_text(world)

@@ -1,0 +1,154 @@
+"""Node fit: whether a node has room for what a pod requests, asked before the managers.
+
+The kubelet's `GeneralPredicates` (`noderesources.Fits`): the requests of all pods never exceed what
+is allocatable, of no resource. A pod that requests nothing of a resource is not kept out by it.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+from agent.decision import Refusal, Shortage, out_of
+from agent.managers.errors import size_text
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
+from agent.pods.requests import is_memory_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.ledger import Ledger
+    from agent.managers.allocatable import Allocatable
+    from agent.managers.rules import Rules
+
+PODS: Final = "pods"
+#: What the agent knows nothing of: how much of it the node has is not looked at.
+NOT_LOOKED_AT: Final = frozenset({"ephemeral-storage"})
+#: The kubelet's order of reasons; all others follow by name.
+_FIRST: Final = (CPU, MEMORY)
+#: How many offered names a message lists.
+_NAMED: Final = 8
+
+
+def refusal(rules: Rules, ledger: Ledger, requests: Mapping[str, int]) -> Refusal | None:
+    """Say why a pod with these effective requests does not fit the node; None when it does.
+
+    `requests` are in the units of `PodGrant.requests`. The reason is that of the first resource in
+    the kubelet's order (pods, cpu, memory, others by name), the message names all of them.
+    """
+    limits = rules.allocatable
+    if limits is None:
+        return None
+    shortages = tuple(_shortages(limits, ledger, requests))
+    if not shortages:
+        return None
+    details = "; ".join(_describe(limits, shortage) for shortage in shortages)
+    return Refusal(
+        out_of(shortages[0].resource),
+        f"the node has no room for the pod: {details}",
+        remedy="; ".join(_remedy(limits, shortage) for shortage in shortages),
+        resource=shortages[0].resource,
+        shortages=shortages,
+    )
+
+
+def node_amount_text(resource: str, amount: int) -> str:
+    """Return an amount for people: CPUs (`4`, `2500m`), memory in binary units, or a number."""
+    if resource == CPU:
+        return f"{amount}m" if amount % 1000 else str(amount // 1000)
+    return size_text(amount) if is_memory_type(resource) else str(amount)
+
+
+def _shortages(
+    limits: Allocatable, ledger: Ledger, requests: Mapping[str, int]
+) -> Iterator[Shortage]:
+    pods = len(ledger.grants)
+    if pods >= limits.pods:
+        yield Shortage(PODS, 1, limits.pods, pods)
+    for name in sorted(requests, key=_order):
+        asked, requested = requests[name], ledger.requests.get(name, 0)
+        if asked <= 0 or name in limits.ignored or name in NOT_LOOKED_AT:
+            continue
+        room = limits.amounts.get(name)
+        if room is None or asked > room - requested:
+            yield Shortage(name, asked, room, requested)
+
+
+def _order(resource: str) -> tuple[int, str]:
+    return _FIRST.index(resource) if resource in _FIRST else len(_FIRST), resource
+
+
+def _describe(limits: Allocatable, shortage: Shortage) -> str:
+    name, most = shortage.resource, shortage.allocatable
+    if most is None:
+        return f"{_text(shortage, shortage.asked)} of {name} asked, {_offer(limits, name)}"
+    if name == PODS:
+        keys = " and ".join(limits.limited_by)
+        return f"{_count(shortage.requested, 'pod')} admitted, at most {most} by {keys}"
+    free = max(most - shortage.requested, 0)
+    return (
+        f"{_text(shortage, shortage.asked)} of {name} asked, {_text(shortage, free)} free"
+        f" ({_text(shortage, most)} allocatable, other pods request"
+        f" {_text(shortage, shortage.requested)})"
+    )
+
+
+def _offer(limits: Allocatable, name: str) -> str:
+    """Say what a node that does not offer a resource does offer: the nearest name, or all names."""
+    pages = name.startswith(HUGEPAGES_PREFIX)
+    offered = sorted(
+        other
+        for other in limits.amounts
+        if other not in _FIRST and other.startswith(HUGEPAGES_PREFIX) is pages
+    )
+    if not offered:
+        return f"which the node does not offer; it has no {'huge pages' if pages else 'devices'}"
+    nearest = get_close_matches(name, offered, n=1)
+    if nearest and not pages:
+        return f'which the node does not offer; did you mean "{nearest[0]}"?'
+    more = f" and {len(offered) - _NAMED} more" if len(offered) > _NAMED else ""
+    return f"which the node does not offer; it offers {', '.join(offered[:_NAMED])}{more}"
+
+
+def _remedy(limits: Allocatable, shortage: Shortage) -> str:
+    name, most = shortage.resource, shortage.allocatable
+    if most is None:
+        return _remedy_of_unknown(name)
+    excess = shortage.asked - (most - shortage.requested)
+    if name == PODS:
+        fewer = "" if excess > shortage.requested else f"remove {_count(excess, 'pod')}, or "
+        return f"{fewer}raise {' and '.join(limits.limited_by)}"
+    free = max(most - shortage.requested, 0)
+    less = f"request at most {_text(shortage, free)} of {name}" if free else ""
+    if shortage.asked <= most:
+        freed = f"remove pods that request {_text(shortage, excess)} of {name} or more"
+        return f"{less}, or {freed}" if less else freed
+    if not most:
+        return f"request no {name}: none of it is left for pods"
+    later = "" if free == most else f" ({_text(shortage, most)} on the node without other pods)"
+    return f"{less or f'request no {name}'}{later}"
+
+
+def _remedy_of_unknown(name: str) -> str:
+    if name.startswith(HUGEPAGES_PREFIX):
+        return (
+            "request a page size that the node offers, or reserve pages of this size"
+            " (/sys/devices/system/node/node*/hugepages)"
+        )
+    return (
+        f"request a resource that the node offers, list the devices of {name} in agent.devices, or"
+        " name it in agent.ignoredResources when something else provides it"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _text(shortage: Shortage, amount: int) -> str:
+    """Return an amount for people, in bytes where sizes that differ would read the same."""
+    name, most = shortage.resource, shortage.allocatable or 0
+    amounts = {shortage.asked, most, shortage.requested, max(most - shortage.requested, 0)}
+    if is_memory_type(name) and len({size_text(each) for each in amounts}) < len(amounts):
+        return f"{amount} B"
+    return node_amount_text(name, amount)

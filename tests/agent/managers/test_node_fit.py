@@ -1,0 +1,440 @@
+"""Node fit on whole admissions: reasons, messages, remedies, and a slow reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.decision import Shortage
+from agent.ledger import total_requests
+from agent.managers.admission import admit, remove, start_container
+from agent.managers.machine import Machine
+from agent.managers.node_fit import node_amount_text
+from agent.managers.policy import NodeFit, PluginDevice, TopologyManagerPolicy
+from agent.pods.model import ContainerKind, QosClass
+from sysfs.mask import Mask
+from sysfs.shapes import regular_host
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, PLAIN, make_rules
+from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources, sidecar
+from tests.conformance.invariants import broken_invariants
+
+if TYPE_CHECKING:
+    from agent.decision import Refusal
+    from agent.ledger import Ledger
+    from agent.managers.rules import Rules
+    from agent.pods.model import Container, Pod, Resources
+
+GPU = "example.com/gpu"
+NIC = "example.com/nic"
+LICENCE = "example.com/licence"
+MIB = 1 << 20
+#: 16 CPUs and 32 GiB, of which the system keeps 1500m and 2 GiB.
+KEPT = NodeFit({"cpu": 1500, "memory": 2 * GIB}, max_pods=4)
+PAGED = Machine.of(regular_host(cores_per_node=8, threads=1, hugepages=((2 * MIB, 512),)))
+DEVICES = {GPU: (PluginDevice("0"), PluginDevice("1"), PluginDevice("2", healthy=False)), NIC: ()}
+
+
+def rules_with(fit: NodeFit = KEPT, machine: Machine = PLAIN) -> Rules:
+    return make_rules(machine, NO_POLICY, CONTAINER, memory=False, devices=DEVICES, fit=fit)
+
+
+def asking(text: str, uid: str = "u-1") -> Pod:
+    return pod(app("a", resources(text, text if "/" in text else "")), uid=uid)
+
+
+def refused(rules: Rules, asked: Pod, ledger: Ledger | None = None) -> Refusal:
+    before = ledger or rules.empty_ledger()
+    decision = admit(rules, before, asked)
+    assert decision.refusal is not None
+    assert decision.ledger is before
+    return decision.refusal
+
+
+class TestReasons:
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("cpu=1000 memory=900Ti", "OutOfcpu"),
+            ("cpu=14501m", "OutOfcpu"),
+            ("cpu=1m memory=900Ti", "OutOfmemory"),
+            (f"memory={30 * GIB + 1}", "OutOfmemory"),
+            ("cpu=1 hugepages-2Mi=2Mi", "OutOfhugepages-2Mi"),
+            (f"cpu=1 {GPU}=3", f"OutOf{GPU}"),
+            (f"{NIC}=1", f"OutOf{NIC}"),
+            ("example.com/other=1", "OutOfexample.com/other"),
+        ],
+    )
+    def test_too_much_of_a_resource_is_refused_by_its_name(self, text: str, reason: str) -> None:
+        refusal = refused(rules_with(), asking(text))
+        assert refusal.reason == reason
+        assert refusal.resource == reason.removeprefix("OutOf")
+
+    @pytest.mark.parametrize(
+        "text",
+        ["cpu=14500m", f"memory={30 * GIB}", f"{GPU}=2", "example.com/other=0", "cpu=0", ""],
+    )
+    def test_all_that_is_allocatable_can_be_requested(self, text: str) -> None:
+        assert admit(rules_with(), rules_with().empty_ledger(), asking(text)).admitted
+
+    def test_the_first_in_the_kubelets_order_is_the_reason_and_all_are_named(self) -> None:
+        rules = rules_with(replace(KEPT, max_pods=1))
+        ledger = with_pod(rules, asking("cpu=1"))
+        asked = asking(f"memory=31Gi {GPU}=3 cpu=15 hugepages-2Mi=2Mi", "u-2")
+        refusal = refused(rules, asked, ledger)
+        assert refusal.reason == "OutOfpods"
+        assert [each.resource for each in refusal.shortages] == [
+            "pods",
+            "cpu",
+            "memory",
+            GPU,
+            "hugepages-2Mi",
+        ]
+        for each in refusal.shortages:
+            assert each.resource.removeprefix("pods") in refusal.message
+
+    def test_what_others_request_counts(self) -> None:
+        rules = rules_with()
+        ledger = with_pod(rules, asking("cpu=10 memory=20Gi"))
+        refusal = refused(rules, asking("cpu=5", "u-2"), ledger)
+        assert refusal.shortages == (Shortage("cpu", 5000, 14500, 10000),)
+        assert refused(rules, asking("memory=11Gi", "u-2"), ledger).reason == "OutOfmemory"
+        assert admit(rules, ledger, asking("cpu=4500m memory=10Gi", "u-2")).admitted
+
+    def test_a_pod_that_requests_nothing_is_kept_out_by_their_number_alone(self) -> None:
+        rules = rules_with()
+        ledger = with_pod(rules, asking("cpu=14500m memory=30Gi"))
+        for number in range(3):
+            ledger = with_pod(rules, pod(app("a"), uid=f"best-effort-{number}"), ledger)
+        refusal = refused(rules, pod(app("a"), uid="one-more"), ledger)
+        assert refusal.reason == "OutOfpods"
+        assert refusal.shortages == (Shortage("pods", 1, 4, 4),)
+
+    def test_what_ends_makes_room(self) -> None:
+        rules = rules_with()
+        ledger = with_pod(rules, asking("cpu=14"))
+        assert not admit(rules, ledger, asking("cpu=1", "u-2")).admitted
+        assert admit(rules, remove(rules, ledger, "u-1"), asking("cpu=1", "u-2")).admitted
+
+    def test_a_resource_that_others_provide_is_not_looked_at(self) -> None:
+        rules = rules_with(replace(KEPT, ignored=frozenset({LICENCE})))
+        assert admit(rules, rules.empty_ledger(), asking(f"{LICENCE}=1000000")).admitted
+        assert refused(rules_with(), asking(f"{LICENCE}=1")).reason == f"OutOf{LICENCE}"
+
+    def test_disk_space_is_not_looked_at(self) -> None:
+        rules = rules_with()
+        assert admit(rules, rules.empty_ledger(), asking("ephemeral-storage=900Ti")).admitted
+
+    def test_without_node_fit_nothing_is_compared(self) -> None:
+        rules = make_rules(memory=False)
+        asked = asking("cpu=1000 memory=900Ti hugepages-1Gi=5Gi")
+        assert admit(rules, rules.empty_ledger(), asked).admitted
+
+
+class TestEffectiveRequests:
+    def test_an_init_container_and_overhead_count(self) -> None:
+        rules = rules_with()
+        starting = pod(init("i", resources("cpu=15")), app("a", resources("cpu=1")))
+        assert refused(rules, starting).shortages[0].asked == 15_000
+        wrapped = replace(asking("cpu=14"), overhead=amounts("cpu=600m"))
+        assert refused(rules, wrapped).shortages[0].asked == 14_600
+
+    def test_sidecars_count_beside_the_apps(self) -> None:
+        asked = pod(sidecar("s", resources("cpu=8")), app("a", resources("cpu=8")))
+        assert refused(rules_with(), asked).shortages[0].asked == 16_000
+
+    def test_a_budget_counts_and_not_what_its_containers_request(self) -> None:
+        asked = pod(app("a", resources("cpu=1")), of_pod=resources("cpu=15 memory=1Gi"))
+        assert refused(rules_with(), asked).shortages == (Shortage("cpu", 15_000, 14_500, 0),)
+
+    def test_an_admitted_pods_init_container_keeps_its_room(self) -> None:
+        """As for the kubelet: it may start again for as long as the pod is there."""
+        rules = make_rules(PLAIN, NO_POLICY, CONTAINER, fit=replace(KEPT, reserved={}))
+        asked = guaranteed("cpu=12 memory=4Gi")
+        first = pod(init("i", asked), app("a", guaranteed("cpu=1 memory=1Gi")))
+        ledger = start_container(rules, with_pod(rules, first), "u-1", "a")
+        assert refused(rules, asking("cpu=5", "u-2"), ledger).reason == "OutOfcpu"
+
+
+class TestHeld:
+    """A pod that holds an allocation already is a fact and not asked again."""
+
+    def test_asking_again_on_a_full_node_keeps_the_grant(self) -> None:
+        ledger = with_pod(rules_with(), asking("cpu=14"))
+        smaller = rules_with(NodeFit({"cpu": 15_000}, max_pods=1))
+        again = admit(smaller, ledger, asking("cpu=14"))
+        assert again.already_admitted
+        assert again.ledger is ledger
+
+    def test_an_imported_pod_is_completed_although_it_has_no_room(self) -> None:
+        rules = make_rules(scope=CONTAINER)
+        asked = pod(app("a", guaranteed("cpu=4 memory=4Gi")))
+        ledger = with_pod(rules, asked)
+        known = replace(ledger.grants["u-1"], spec_digest="", requests={})
+        imported = replace(ledger, grants={"u-1": known}, requests=total_requests([known]))
+        tight = make_rules(scope=CONTAINER, fit=NodeFit({"cpu": 15_000}, max_pods=0))
+        decision = admit(tight, imported, asked)
+        assert decision.already_admitted
+        assert decision.ledger.requests == {"cpu": 4000, "memory": 4 * GIB}
+
+    def test_without_a_specification_what_is_held_counts(self) -> None:
+        rules = make_rules(scope=CONTAINER, devices=DEVICES, fit=KEPT)
+        text = f"cpu=4 memory=4Gi {GPU}=1"
+        ledger = with_pod(rules, pod(app("a", guaranteed(text))))
+        known = replace(ledger.grants["u-1"], spec_digest="", requests={})
+        assert known.node_requests == {"cpu": 4000, "memory": 4 * GIB, GPU: 1}
+        old = replace(ledger, grants={"u-1": known}, requests=total_requests([known]))
+        assert refused(rules, asking("cpu=11", "u-2"), old).shortages[0].requested == 4000
+        assert remove(rules, old, "u-1").requests == {}
+
+    def test_of_a_budget_without_a_specification_the_budget_counts_once(self) -> None:
+        rules = make_rules()
+        budget = guaranteed("cpu=4 memory=4Gi")
+        asked = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b"), of_pod=budget)
+        grant = with_pod(rules, asked).grants["u-1"]
+        assert replace(grant, requests={}).node_requests == {"cpu": 4000, "memory": 4 * GIB}
+
+    def test_memory_that_went_back_no_longer_counts_without_a_specification(self) -> None:
+        rules = make_rules(scope=CONTAINER)
+        first = pod(
+            init("i", guaranteed("cpu=1 memory=4Gi")), app("a", guaranteed("cpu=1 memory=1Gi"))
+        )
+        ledger = with_pod(rules, first)
+        known = replace(ledger.grants["u-1"], spec_digest="", requests={})
+        old = replace(ledger, grants={"u-1": known}, requests=total_requests([known]))
+        started = start_container(rules, old, "u-1", "a")
+        assert started.requests["memory"] < old.requests["memory"]
+        assert broken_invariants(rules, started) == []
+
+
+class TestMessages:
+    def test_it_says_what_was_asked_what_is_free_and_who_has_the_rest(self) -> None:
+        rules = rules_with()
+        ledger = with_pod(rules, asking("cpu=1500m memory=512Mi"))
+        refusal = refused(rules, asking("cpu=1000 memory=900Ti", "u-2"), ledger)
+        assert refusal.message == (
+            "the node has no room for the pod: 1000 of cpu asked, 13 free (14500m allocatable,"
+            " other pods request 1500m); 900 TiB of memory asked, 29.5 GiB free (30 GiB"
+            " allocatable, other pods request 512 MiB)"
+        )
+        assert refusal.remedy == (
+            "request at most 13 of cpu (14500m on the node without other pods); request at most"
+            " 29.5 GiB of memory (30 GiB on the node without other pods)"
+        )
+
+    def test_sizes_that_differ_never_read_the_same(self) -> None:
+        refusal = refused(rules_with(), asking(f"memory={30 * GIB + 1}"))
+        assert f"{30 * GIB + 1} B of memory asked, {30 * GIB} B free" in refusal.message
+
+    def test_a_full_node_says_how_much_has_to_end(self) -> None:
+        rules = rules_with()
+        ledger = with_pod(rules, asking("cpu=14500m"))
+        refusal = refused(rules, asking("cpu=2", "u-2"), ledger)
+        assert refusal.remedy == "remove pods that request 2 of cpu or more"
+
+    def test_too_many_pods_says_which_limit(self) -> None:
+        rules = rules_with(NodeFit(max_pods=1))
+        refusal = refused(rules, asking("", "u-2"), with_pod(rules, asking("")))
+        assert refusal.message.endswith("1 pod admitted, at most 1 by maxPods")
+        assert refusal.remedy == "remove 1 pod, or raise maxPods"
+
+    @pytest.mark.parametrize("asked", ["example.com/gpuu", "exmaple.com/gpu"])
+    def test_the_nearest_name_is_told_of_a_resource_that_nobody_offers(self, asked: str) -> None:
+        refusal = refused(rules_with(), asking(f"{asked}=1"))
+        assert refusal.message.endswith(
+            f'1 of {asked} asked, which the node does not offer; did you mean "{GPU}"?'
+        )
+        assert refusal.shortages == (Shortage(asked, 1, None, 0),)
+
+    def test_all_names_are_told_where_none_is_near(self) -> None:
+        refusal = refused(rules_with(), asking("vendor.io/x=1"))
+        assert refusal.message.endswith(f"it offers {GPU}, {NIC}")
+        assert "agent.devices" in refusal.remedy
+        assert "agent.ignoredResources" in refusal.remedy
+
+    def test_a_node_without_devices_says_so(self) -> None:
+        rules = make_rules(memory=False, fit=KEPT)
+        assert refused(rules, asking(f"{GPU}=1")).message.endswith("it has no devices")
+
+    def test_a_page_size_that_the_machine_lacks_is_told_with_those_it_has(self) -> None:
+        rules = rules_with(machine=PAGED)
+        refusal = refused(rules, asking("cpu=1 hugepages-1Gi=1Gi"))
+        assert refusal.message.endswith("it offers hugepages-2Mi")
+        assert refusal.remedy.startswith("request a page size that the node offers")
+
+    def test_why_containers_share_is_told_beside_it(self) -> None:
+        rules = rules_with()
+        decision = admit(rules, rules.empty_ledger(), asking("cpu=1000"))
+        assert [item.container for item in decision.eligibility] == ["a"]
+        assert decision.hints == ()
+        assert decision.counters == {}
+
+    def test_amounts_are_exact(self) -> None:
+        assert node_amount_text("cpu", 2500) == "2500m"
+        assert node_amount_text("cpu", 4000) == "4"
+        assert node_amount_text("memory", 3 * GIB) == "3 GiB"
+        assert node_amount_text(GPU, 3) == "3"
+
+
+def test_following_the_remedy_is_enough_for_the_node() -> None:
+    """Whatever is advised is tried: asking for less, and ending others."""
+    rules = rules_with()
+    ledger = with_pod(rules, asking("cpu=5 memory=8Gi", "u-2"), with_pod(rules, asking("cpu=2")))
+    refusal = refused(rules, asking("cpu=12 memory=1Gi", "u-3"), ledger)
+    assert refusal.remedy == (
+        "request at most 7500m of cpu, or remove pods that request 4500m of cpu or more"
+    )
+    assert admit(rules, ledger, asking("cpu=7500m memory=1Gi", "u-3")).admitted
+    assert not admit(rules, ledger, asking("cpu=7501m memory=1Gi", "u-3")).admitted
+    without = remove(rules, ledger, "u-2")
+    assert admit(rules, without, asking("cpu=12 memory=1Gi", "u-3")).admitted
+    assert not admit(rules, remove(rules, ledger, "u-1"), asking("cpu=12", "u-3")).admitted
+
+
+# --- a slow reference ---------------------------------------------------------------------------
+
+FITS = st.builds(
+    lambda cpu, memory, pages, pods, per_core: NodeFit(
+        {"cpu": cpu, "memory": memory * GIB, "hugepages-2Mi": pages * 2 * MIB},
+        max_pods=pods,
+        pods_per_core=per_core,
+        ignored=frozenset({LICENCE}),
+    ),
+    st.sampled_from([0, 700, 9_500, 20_000]),
+    st.sampled_from([0, 1, 25, 40]),
+    st.sampled_from([0, 100, 2_000]),
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from([0, 0, 1]),
+)
+ASKED = st.dictionaries(
+    st.sampled_from(["cpu", "memory", "hugepages-2Mi", GPU, NIC, LICENCE, "ephemeral-storage"]),
+    st.integers(0, 6),
+    max_size=4,
+)
+UNITS = {"cpu": 1300, "memory": 3 * GIB, "hugepages-2Mi": 300 * MIB}
+
+
+def _resources(asked: dict[str, int], *, limited: bool) -> Resources:
+    sizes = {name: number * UNITS.get(name, 1) for name, number in asked.items()}
+    text = " ".join(
+        f"{name}={size}m" if name == "cpu" else f"{name}={size}" for name, size in sizes.items()
+    )
+    return guaranteed(text) if limited else resources(text)
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Pod:
+    members: list[Container] = []
+    for number in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from([app, app, init, sidecar])) if number else app
+        members.append(kind(f"c{number}", _resources(draw(ASKED), limited=draw(st.booleans()))))
+    budget = None
+    if draw(st.integers(0, 3)) == 0:
+        of_pod = st.dictionaries(st.sampled_from(["cpu", "memory"]), st.integers(1, 6), min_size=1)
+        budget = _resources(draw(of_pod), limited=False)
+    one = pod(*members, of_pod=budget, status_qos=QosClass.BURSTABLE)
+    extra = draw(st.sampled_from(["", "cpu=100m", "memory=64Mi"]))
+    return replace(one, overhead=amounts(extra))
+
+
+def slow_requests(asked: Pod) -> dict[str, int]:
+    """Return the most that a pod requests at any moment of its life, moment by moment."""
+
+    def of(parts: list[Container]) -> dict[str, int]:
+        names = {name for part in parts for name in part.resources.requests}
+        return {
+            name: sum(
+                part.resources.requests[name].nano
+                for part in parts
+                if name in part.resources.requests
+            )
+            for name in names
+        }
+
+    sidecars: list[Container] = []
+    moments = []
+    for each in asked.init_containers:
+        moments.append(of([*sidecars, each]))
+        if each.kind is ContainerKind.SIDECAR:
+            sidecars.append(each)
+    moments.append(of([*sidecars, *asked.containers]))
+    names = {name for moment in moments for name in moment}
+    peak = {name: max(moment.get(name, 0) for moment in moments) for name in names}
+    if asked.resources is not None:
+        peak |= {name: amount.nano for name, amount in asked.resources.requests.items()}
+    for name, amount in asked.overhead.items():
+        peak[name] = peak.get(name, 0) + amount.nano
+    return {name: -(-nano // (10**6 if name == "cpu" else 10**9)) for name, nano in peak.items()}
+
+
+def slow_capacity(fit: NodeFit) -> dict[str, int]:
+    """Return what is allocatable of `PAGED` with `DEVICES`."""
+    left = {
+        "cpu": 16_000 - fit.reserved["cpu"],
+        "memory": 32 * GIB - fit.reserved["memory"],
+        "hugepages-2Mi": 2 * GIB - fit.reserved["hugepages-2Mi"],
+    }
+    left["memory"] = max(left["memory"], 0) - 2 * GIB
+    return {name: max(size, 0) for name, size in left.items()} | {GPU: 2, NIC: 0}
+
+
+def slow_reason(fit: NodeFit, held: list[Pod], asked: Pod) -> str | None:
+    most = min(fit.max_pods, fit.pods_per_core * 16 or fit.max_pods)
+    if len(held) + 1 > most:
+        return "OutOfpods"
+    capacity, wanted = slow_capacity(fit), slow_requests(asked)
+    for name in ("cpu", "memory", *sorted(wanted.keys() - {"cpu", "memory"})):
+        if name in (LICENCE, "ephemeral-storage") or not wanted.get(name):
+            continue
+        together = wanted[name] + sum(slow_requests(one).get(name, 0) for one in held)
+        if together > capacity.get(name, 0):
+            return f"OutOf{name}"
+    return None
+
+
+@given(
+    fit=FITS,
+    policy=st.sampled_from(list(TopologyManagerPolicy)),
+    steps=st.lists(st.tuples(pods(), st.integers(0, 9)), min_size=1, max_size=12),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_the_sum_of_requests_never_exceeds_what_is_allocatable(
+    fit: NodeFit, policy: TopologyManagerPolicy, steps: list[tuple[Pod, int]]
+) -> None:
+    rules = make_rules(PAGED, policy, memory=False, devices=DEVICES, fit=fit)
+    capacity = slow_capacity(fit)
+    held: dict[str, Pod] = {}
+    ledger = rules.empty_ledger()
+    for number, (drawn, ends) in enumerate(steps):
+        asked = replace(drawn, uid=f"u-{number}")
+        decision = admit(rules, ledger, asked)
+        reason = slow_reason(fit, list(held.values()), asked)
+        if reason is not None:
+            assert decision.refusal is not None
+            assert decision.refusal.reason == reason
+        elif decision.refusal is not None:
+            assert not decision.refusal.reason.startswith("OutOf"), decision.refusal
+        else:
+            held[asked.uid] = asked
+        ledger = decision.ledger
+        for name, size in capacity.items():
+            assert sum(slow_requests(one).get(name, 0) for one in held.values()) <= size
+        if ends < len(held):
+            uid = list(held)[ends]
+            del held[uid]
+            ledger = remove(rules, ledger, uid)
+        assert ledger.requests == total_requests(ledger.grants.values())
+    for uid in held:
+        ledger = remove(rules, ledger, uid)
+    assert ledger == rules.empty_ledger()
+
+
+def test_reserved_cpus_of_the_cpu_manager_change_nothing() -> None:
+    """The managers keep whole CPUs from exclusive containers, node fit what the kubelet keeps."""
+    rules = make_rules(reserved="0-7", memory=False, fit=NodeFit())
+    assert rules.policy.cpu.reserved == Mask.parse("0-7")
+    assert admit(rules, rules.empty_ledger(), asking("cpu=16")).admitted
