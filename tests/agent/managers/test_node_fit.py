@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from agent.managers.machine import Machine
 from agent.managers.node_fit import node_amount_text
 from agent.managers.policy import NodeFit, PluginDevice, TopologyManagerPolicy
 from agent.pods.model import ContainerKind, QosClass
+from agent.pods.quantity import Quantity
 from sysfs.mask import Mask
 from sysfs.shapes import regular_host
 from tests.agent.managers.drafts import with_pod
@@ -172,14 +174,16 @@ class TestHeld:
 
     def test_an_imported_pod_is_completed_although_it_has_no_room(self) -> None:
         rules = make_rules(scope=CONTAINER)
-        asked = pod(app("a", guaranteed("cpu=4 memory=4Gi")))
+        shared = app("b", guaranteed("cpu=500m memory=1Gi"))
+        asked = pod(app("a", guaranteed("cpu=4 memory=4Gi")), shared)
         ledger = with_pod(rules, asked)
         known = replace(ledger.grants["u-1"], spec_digest="", requests={})
         imported = replace(ledger, grants={"u-1": known}, requests=total_requests([known]))
         tight = make_rules(scope=CONTAINER, fit=NodeFit({"cpu": 15_000}, max_pods=0))
+        assert imported.requests == {"cpu": 4000, "memory": 5 * GIB}
         decision = admit(tight, imported, asked)
         assert decision.already_admitted
-        assert decision.ledger.requests == {"cpu": 4000, "memory": 4 * GIB}
+        assert decision.ledger.requests == {"cpu": 4500, "memory": 5 * GIB}
 
     def test_without_a_specification_what_is_held_counts(self) -> None:
         rules = make_rules(scope=CONTAINER, devices=DEVICES, fit=KEPT)
@@ -223,7 +227,7 @@ class TestMessages:
         )
         assert refusal.remedy == (
             "request at most 13 of cpu (14500m on the node without other pods); request at most"
-            " 29.5 GiB of memory (30 GiB on the node without other pods)"
+            " 30208Mi of memory (30Gi on the node without other pods)"
         )
 
     def test_sizes_that_differ_never_read_the_same(self) -> None:
@@ -293,6 +297,37 @@ def test_following_the_remedy_is_enough_for_the_node() -> None:
     without = remove(rules, ledger, "u-2")
     assert admit(rules, without, asking("cpu=12 memory=1Gi", "u-3")).admitted
     assert not admit(rules, remove(rules, ledger, "u-1"), asking("cpu=12", "u-3")).admitted
+
+
+@given(
+    kept=st.integers(0, 31 * GIB),
+    first=st.integers(1, 16 * GIB),
+    second=st.integers(1, 16 * GIB),
+    excess=st.integers(1, 4 * GIB),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_amounts_of_memory_that_are_advised_are_never_too_large_or_too_small(
+    kept: int, first: int, second: int, excess: int
+) -> None:
+    rules = rules_with(NodeFit({"memory": kept}))
+    left = 32 * GIB - kept
+    ledger = rules.empty_ledger()
+    for uid, size in (("u-1", first), ("u-2", second)):
+        decision = admit(rules, ledger, asking(f"memory={size}", uid))
+        ledger = decision.ledger
+    free = left - ledger.requests.get("memory", 0)
+    refusal = refused(rules, asking(f"memory={free + excess}", "u-3"), ledger)
+    most = re.search(r"request at most (\S+) of memory", refusal.remedy)
+    if most is not None:
+        advised = Quantity.parse(most[1]).value
+        assert free - MIB < advised <= free
+        assert admit(rules, ledger, asking(f"memory={advised}", "u-3")).admitted
+    else:
+        assert not free
+    freed = re.search(r"remove pods that request (\S+) of memory", refusal.remedy)
+    if freed is not None:
+        assert excess <= Quantity.parse(freed[1]).value < excess + MIB
+    assert (freed is not None) == (free + excess <= left)
 
 
 # --- a slow reference ---------------------------------------------------------------------------
