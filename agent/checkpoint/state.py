@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from agent.ledger import Ledger
     from agent.managers.policy import Policy
     from sysfs.host import Host, Node
+
+_OPTIONS: Final = "cpuManagerPolicyOptions"
+_TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
+_GATES: Final = "featureGates"
+#: How the keys of switches begin.
+_SWITCHES: Final = tuple(f"{section}." for section in (_OPTIONS, _TOPOLOGY_OPTIONS, _GATES))
 
 
 class NodeFacts(Struct, frozen=True):
@@ -75,7 +81,8 @@ def host_changes(before: HostFacts, after: HostFacts) -> tuple[str, ...]:
 def policy_summary(policy: Policy) -> Mapping[str, str]:
     """Return the rules in force as {the configuration's key: its value}, sorted by key.
 
-    Options and gates are listed when they are on, reservations when there are any.
+    Options and gates are listed whether on (`true`) or off (`false`), reservations of memory where
+    there are any. Summaries of earlier releases left out what was off.
     """
     summary = {
         "cpuManagerPolicy": str(policy.cpu.policy),
@@ -87,6 +94,25 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
         **dict(_reserved_memory(policy)),
     }
     return MappingProxyType(dict(sorted(summary.items())))
+
+
+def policy_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
+    """Name, one sentence each, what differs between two summaries of the rules.
+
+    A switch that one of them does not list is off: what an earlier release left out was, and what
+    it did not know it did not do. An empty summary says nothing about the rules.
+    """
+    if not before:
+        return ()
+    return tuple(
+        f"{key} is {new}, it was {old}"
+        for key in sorted(before.keys() | after.keys())
+        if (old := before.get(key, _unlisted(key))) != (new := after.get(key, _unlisted(key)))
+    )
+
+
+def _unlisted(key: str) -> str:
+    return "false" if key.startswith(_SWITCHES) else "unset"
 
 
 def _node_facts(node: Node) -> NodeFacts:
@@ -124,28 +150,23 @@ def _one_node_changes(old: NodeFacts, new: NodeFacts) -> Iterator[str]:
 
 
 def _switches(policy: Policy) -> Iterator[tuple[str, str]]:
-    options, gates = policy.cpu.options, policy.gates
-    for prefix, name, on in (
-        ("cpuManagerPolicyOptions", "full-pcpus-only", options.full_pcpus_only),
-        ("cpuManagerPolicyOptions", "distribute-cpus-across-numa",
-         options.distribute_cpus_across_numa),
-        ("cpuManagerPolicyOptions", "align-by-socket", options.align_by_socket),
-        ("cpuManagerPolicyOptions", "distribute-cpus-across-cores",
-         options.distribute_cpus_across_cores),
-        ("cpuManagerPolicyOptions", "strict-cpu-reservation", options.strict_cpu_reservation),
-        ("cpuManagerPolicyOptions", "prefer-align-cpus-by-uncorecache",
-         options.prefer_align_cpus_by_uncorecache),
-        ("topologyManagerPolicyOptions", "prefer-closest-numa-nodes",
-         policy.topology.prefer_closest_numa_nodes),
-        ("featureGates", "PodLevelResources", gates.pod_level_resources),
-        ("featureGates", "PodLevelResourceManagers", gates.pod_level_resource_managers),
-        ("featureGates", "DisableCPUQuotaWithExclusiveCPUs",
-         gates.disable_cpu_quota_with_exclusive_cpus),
-        ("featureGates", "CPUManagerPolicyAlphaOptions", gates.cpu_manager_policy_alpha_options),
-        ("featureGates", "CPUManagerPolicyBetaOptions", gates.cpu_manager_policy_beta_options),
-    ):  # fmt: skip
-        if on:
-            yield f"{prefix}.{name}", "true"
+    cpu, topology, gates = policy.cpu.options, policy.topology, policy.gates
+    quota_lifted = gates.disable_cpu_quota_with_exclusive_cpus
+    for section, name, on in (
+        (_OPTIONS, "full-pcpus-only", cpu.full_pcpus_only),
+        (_OPTIONS, "distribute-cpus-across-numa", cpu.distribute_cpus_across_numa),
+        (_OPTIONS, "align-by-socket", cpu.align_by_socket),
+        (_OPTIONS, "distribute-cpus-across-cores", cpu.distribute_cpus_across_cores),
+        (_OPTIONS, "strict-cpu-reservation", cpu.strict_cpu_reservation),
+        (_OPTIONS, "prefer-align-cpus-by-uncorecache", cpu.prefer_align_cpus_by_uncorecache),
+        (_TOPOLOGY_OPTIONS, "prefer-closest-numa-nodes", topology.prefer_closest_numa_nodes),
+        (_GATES, "PodLevelResources", gates.pod_level_resources),
+        (_GATES, "PodLevelResourceManagers", gates.pod_level_resource_managers),
+        (_GATES, "DisableCPUQuotaWithExclusiveCPUs", quota_lifted),
+        (_GATES, "CPUManagerPolicyAlphaOptions", gates.cpu_manager_policy_alpha_options),
+        (_GATES, "CPUManagerPolicyBetaOptions", gates.cpu_manager_policy_beta_options),
+    ):
+        yield f"{section}.{name}", "true" if on else "false"
 
 
 def _reserved_memory(policy: Policy) -> Iterator[tuple[str, str]]:

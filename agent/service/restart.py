@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from agent.checkpoint.state import host_changes, host_facts, policy_summary
+from agent.checkpoint.state import host_changes, host_facts, policy_changes, policy_summary
 from agent.managers.adoption import adopt, describe_adopted
 from agent.service.renumbering import node_moves, renumbered
 from agent.service.restore import restored
 from agent.service.state import AgentState, Holdings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from agent.checkpoint.errors import UnusableCheckpointError
@@ -118,14 +118,5 @@ def _numbered(situation: Situation, saved: State, boot_id: str) -> Ledger:
 def _tell_changes(situation: Situation, saved: State) -> None:
     if changes := host_changes(saved.host, host_facts(situation.host)):
         log.warning("the host changed while no agent ran", changes=changes)
-    policy = policy_summary(situation.rules.policy)
-    if changed := tuple(_rule_changes(saved.policy, policy)):
+    if changed := policy_changes(saved.policy, policy_summary(situation.rules.policy)):
         log.warning("the rules changed since the last start; what is held stays", changes=changed)
-
-
-def _rule_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    for key in sorted(before.keys() | after.keys()):
-        absent = "false" if key.startswith(_SWITCHES) else "unset"
-        old, new = before.get(key, absent), after.get(key, absent)
-        if before and old != new:
-            yield f"{key} is {new}, it was {old}"

@@ -9,6 +9,7 @@ from agent.checkpoint.state import (
     NodeFacts,
     host_changes,
     host_facts,
+    policy_changes,
     policy_summary,
 )
 from agent.managers.policy import (
@@ -85,7 +86,8 @@ def test_a_policy_is_summed_up_in_the_configurations_words() -> None:
         topology=TopologyPolicy(prefer_closest_numa_nodes=True),
         gates=FeatureGates(pod_level_resources=False, cpu_manager_policy_beta_options=False),
     )
-    assert dict(policy_summary(policy)) == {
+    summary = dict(policy_summary(policy))
+    assert {key: value for key, value in summary.items() if value != "false"} == {
         "cpuManagerPolicy": "static",
         "cpuManagerPolicyOptions.full-pcpus-only": "true",
         "featureGates.DisableCPUQuotaWithExclusiveCPUs": "true",
@@ -96,6 +98,39 @@ def test_a_policy_is_summed_up_in_the_configurations_words() -> None:
         "topologyManagerPolicyOptions.prefer-closest-numa-nodes": "true",
         "topologyManagerScope": "container",
     }
+
+
+def test_what_is_off_is_said_to_be_off() -> None:
+    summary = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=False)))
+    assert summary["featureGates.PodLevelResourceManagers"] == "false"
+    assert summary["cpuManagerPolicyOptions.align-by-socket"] == "false"
+
+
+def test_a_switch_that_was_turned_off_is_off_and_not_unset() -> None:
+    before = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=True)))
+    after = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=False)))
+    key = "featureGates.PodLevelResourceManagers"
+    assert policy_changes(before, after) == (f"{key} is false, it was true",)
+    assert policy_changes(after, before) == (f"{key} is true, it was false",)
+
+
+def test_a_summary_of_an_earlier_release_differs_only_in_what_was_on() -> None:
+    """It left out what was off."""
+    now = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=True)))
+    earlier = {key: value for key, value in now.items() if value != "false"}
+    assert policy_changes(earlier, now) == ()
+    later = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=False)))
+    assert policy_changes(earlier, later) == (
+        "featureGates.PodLevelResourceManagers is false, it was true",
+    )
+    assert policy_changes({}, now) == ()
+
+
+def test_reservations_that_come_and_go_were_or_are_unset() -> None:
+    memory = MemoryPolicy(reserved=MappingProxyType({0: MappingProxyType({"memory": 1024})}))
+    with_one, without = policy_summary(Policy(memory=memory)), policy_summary(Policy())
+    assert policy_changes(without, with_one) == ("reservedMemory.0.memory is 1024, it was unset",)
+    assert policy_changes(with_one, without) == ("reservedMemory.0.memory is unset, it was 1024",)
 
 
 def test_every_switch_of_a_policy_shows_in_its_summary() -> None:

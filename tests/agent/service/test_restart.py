@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from agent.checkpoint.state import policy_summary
+from agent.checkpoint.store import CHECKPOINT_NAME
 from agent.config.errors import ConfigError
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from agent.managers.policy import Policy
     from agent.wire import StatusDocument
     from sysfs.host import Host
     from tests.agent.service.support import Running, World
@@ -196,6 +199,35 @@ def test_the_log_says_which_way_a_gate_was_switched(world: World, *, on: bool) -
     (told,) = [line for line in lines if line["event"].startswith("the rules changed")]
     after, before = str(on).lower(), str(not on).lower()
     assert f"featureGates.{GATE} is {after}, it was {before}" in told["changes"]
+
+
+RULES_CHANGED = "the rules changed since the last start; what is held stays"
+
+
+async def changes_at_the_next_start(world: World) -> list[str]:
+    """Start an agent and end it; return which rules it says are others than before."""
+    with capture_logs() as log:
+        async with running(world):
+            pass
+    return [line for entry in log if entry["event"] == RULES_CHANGED for line in entry["changes"]]
+
+
+@in_loop
+async def test_the_first_start_after_an_upgrade_names_no_rule_that_did_not_change(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A summary of an earlier release says only what is on."""
+
+    def only_what_is_on(policy: Policy) -> dict[str, str]:
+        return {key: text for key, text in policy_summary(policy).items() if text != "false"}
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr("agent.service.state.policy_summary", only_what_is_on)
+        async with running(world) as agent:
+            await agent.ask(agent.client.admit, manifest())
+    saved = (world.directory / "state" / CHECKPOINT_NAME).read_text()
+    assert "align-by-socket" not in saved
+    assert await changes_at_the_next_start(world) == []
 
 
 @in_loop
