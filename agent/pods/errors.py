@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.document.errors import DocumentError
+from agent.pods.identity import NOBODY, Identity
 
 
 @dataclass
@@ -18,7 +19,13 @@ class QuantityError(ValueError):
         return f"{self.text!r} is not a quantity: {self.reason}"
 
 
+@dataclass
 class ManifestError(DocumentError):
-    """A pod manifest was refused; `problems` holds every mistake in it with path and line."""
+    """A pod manifest was refused; `problems` holds every mistake in it with path and line.
+
+    `identity` is whom it speaks of, as far as it could be read.
+    """
+
+    identity: Identity = NOBODY
 
     what = "pod manifest"

@@ -15,6 +15,7 @@ from agent.document.nodes import from_plain, places, plain, shown
 from agent.document.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.defaults import apply_defaults
 from agent.pods.errors import ManifestError, QuantityError
+from agent.pods.identity import identity_of
 from agent.pods.model import Container, ContainerKind, Pod, QosClass, Resources
 from agent.pods.quantity import Quantity
 from agent.pods.validation import find_problems
@@ -43,7 +44,8 @@ def load_pod(
     """Return the one v1.Pod of a YAML or JSON text, defaulted and validated.
 
     `source` names the text in errors and takes part in the uid of a pod that states none.
-    `pod_level` is the gate PodLevelResources. Raises `ManifestError` with every mistake.
+    `pod_level` is the gate PodLevelResources. Raises `ManifestError` with every mistake, and with
+    the pod's uid, name and namespace where they can be read.
     """
     try:
         document = read_document(text, max_bytes=max_bytes)
@@ -51,8 +53,12 @@ def load_pod(
         raise ManifestError(source, (error.problem,)) from error
     problems = list(_kind_problems(Field("", document)))
     if problems:
-        raise ManifestError(source, tuple(problems))
-    return checked_pod(document, source, pod_level=pod_level)
+        raise ManifestError(source, tuple(problems), identity_of(document, DEFAULT_NAMESPACE))
+    try:
+        return checked_pod(document, source, pod_level=pod_level)
+    except ManifestError as error:
+        error.identity = identity_of(document, DEFAULT_NAMESPACE)
+        raise
 
 
 def pod_from_document(

@@ -1,0 +1,51 @@
+"""Who a manifest speaks of, as far as it says so, although it is no valid pod."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.document.nodes import Mapping, Scalar
+from agent.pods.names import uid_fault
+
+if TYPE_CHECKING:
+    from agent.document.nodes import Node
+
+#: No name or uid that Kubernetes allows is longer.
+_LONGEST: Final = 253
+
+
+class Identity(Struct, frozen=True):
+    """What a manifest states of its pod; "" for what it does not state, or not legibly."""
+
+    uid: str = ""
+    name: str = ""
+    namespace: str = ""
+
+
+NOBODY: Final = Identity()
+
+
+def identity_of(document: Node, default_namespace: str) -> Identity:
+    """Return whom a document speaks of; a pod that is named without a namespace is in the default.
+
+    What is no uid names nobody, nor does a text that is longer than any name or could speak to a
+    terminal.
+    """
+    entries = document.entries if isinstance(document, Mapping) else {}
+    metadata = entries.get("metadata")
+    stated = metadata.entries if isinstance(metadata, Mapping) else {}
+    uid, name, namespace = (_text(stated.get(key)) for key in ("uid", "name", "namespace"))
+    return Identity(
+        uid="" if uid_fault(uid) else uid,
+        name=name,
+        namespace=namespace or (default_namespace if name else ""),
+    )
+
+
+def _text(node: Node | None) -> str:
+    text = node.value if isinstance(node, Scalar) else None
+    if not isinstance(text, str) or len(text) > _LONGEST or not text.isprintable():
+        return ""
+    return text

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.pods.errors import ManifestError
+from agent.pods.identity import NOBODY, Identity
+from agent.pods.manifest import load_pod
+
+
+def spoken_of(text: str) -> Identity:
+    with pytest.raises(ManifestError) as caught:
+        load_pod(text, "test")
+    return caught.value.identity
+
+
+def without_containers(metadata: str) -> str:
+    return f"apiVersion: v1\nkind: Pod\nmetadata: {metadata}\nspec: {{containers: []}}\n"
+
+
+def test_an_invalid_manifest_still_says_whom_it_speaks_of() -> None:
+    told = spoken_of(without_containers("{name: web, namespace: shop, uid: u-1}"))
+    assert told == Identity("u-1", "web", "shop")
+
+
+def test_a_pod_without_a_namespace_is_in_the_default_one_and_without_a_name_in_none() -> None:
+    assert spoken_of(without_containers("{name: web}")) == Identity("", "web", "default")
+    assert spoken_of(without_containers("{uid: u-1}")) == Identity("u-1")
+
+
+def test_another_kind_of_object_has_a_name_too() -> None:
+    assert spoken_of("kind: Node\nmetadata: {name: n}\n").name == "n"
+
+
+@pytest.mark.parametrize("text", ["[", "- 1\n", "kind: [\n", "metadata: web\n", "{}"])
+def test_what_does_not_say_it_speaks_of_nobody(text: str) -> None:
+    assert spoken_of(text) == NOBODY
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        f"{{name: {'x' * 254}, uid: {'u' * 254}}}",
+        '{name: "a\\eb", uid: "a\\nb"}',
+        "{name: [web], uid: {a: b}}",
+        '{name: 7, uid: "../../etc"}',
+        '{uid: "a b"}',
+        "{name: null}",
+    ],
+)
+def test_no_text_that_is_no_name_goes_on(metadata: str) -> None:
+    assert spoken_of(without_containers(metadata)) == NOBODY
