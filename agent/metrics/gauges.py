@@ -11,9 +11,10 @@ from prometheus_client.core import GaugeMetricFamily
 
 from agent.ledger import Isolation
 from agent.managers.node_fit import PODS
+from agent.managers.unused_budget import unused_budget
 from agent.managers.validity import Rule
 from agent.metrics import names
-from agent.pods.model import MEMORY
+from agent.pods.model import CPU, MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,6 +61,7 @@ def samples(reading: Reading) -> Iterator[Sample]:
     for node in reading.host.nodes:
         yield from _node_cpus(node, reading)
         yield from _node_memory(node, reading)
+    yield from _unused_budgets(reading)
     yield from _devices(reading)
     yield from _requests(reading)
     yield from _service(reading)
@@ -120,6 +122,16 @@ def _usable(total: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     pools = sum(size for type_name, size in total.items() if type_name != MEMORY)
     for type_name, size in total.items():
         yield type_name, size - pools if type_name == MEMORY else size
+
+
+def _unused_budgets(reading: Reading) -> Iterator[Sample]:
+    unused = Counter[str]()
+    for pod in reading.ledger.grants.values():
+        for found in unused_budget(pod):
+            unused[found.resource] += found.unused
+    yield Sample(names.UNUSED_BUDGET_CPUS, (), unused.pop(CPU, 0))
+    for type_name in sorted({MEMORY, *unused}):
+        yield Sample(names.UNUSED_BUDGET_MEMORY, (type_name,), unused[type_name])
 
 
 def _devices(reading: Reading) -> Iterator[Sample]:

@@ -191,6 +191,15 @@ NODE_MEMORY: Final = _gauge(
     "type",
     "state",
 )
+UNUSED_BUDGET_CPUS: Final = _gauge(
+    "numawarden_unused_budget_cpus",
+    "CPUs of pods' budgets that no container of their pod can use for good.",
+)
+UNUSED_BUDGET_MEMORY: Final = _gauge(
+    "numawarden_unused_budget_memory_bytes",
+    "Memory of pods' budgets by type that no container of their pod can use for good.",
+    "type",
+)
 DEVICES: Final = _gauge(
     "numawarden_devices",
     "Healthy devices of a resource: held by pods, or free.",
@@ -239,8 +248,8 @@ LAST_RECONCILE: Final = _gauge(
 
 ADMISSIONS: Final = _counter(
     "numawarden_admissions_total",
-    "Requests to admit a pod, by outcome.",
-    result=("admitted", "conflict", "failed", "refused", "repeated"),
+    "Requests to admit a pod, by outcome; invalid: the manifest is no pod.",
+    result=("admitted", "conflict", "failed", "invalid", "refused", "repeated"),
 )
 REFUSALS: Final = Metric(
     "numawarden_refusals_total", MetricType.COUNTER, "Pods refused, by reason.", ("reason",)
@@ -322,6 +331,8 @@ GAUGES: Final = (
     CPUS,
     NODE_CPUS,
     NODE_MEMORY,
+    UNUSED_BUDGET_CPUS,
+    UNUSED_BUDGET_MEMORY,
     DEVICES,
     ALLOCATABLE,
     REQUESTED,

@@ -22,6 +22,8 @@ from agent.metrics.gauges import Reading, families, samples
 from agent.pods.manifest import load_pod
 from sysfs.mask import Mask
 from sysfs.shapes import regular_host
+from tests.agent.managers.hosts import make_rules
+from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.service.support import manifest
 
 if TYPE_CHECKING:
@@ -50,8 +52,8 @@ def values(at: Reading) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def admitted() -> Ledger:
-    pod = load_pod(manifest(cpu="2", memory="3Gi"), "test")
-    decision = admission.admit(RULES, RULES.empty_ledger(), pod)
+    wanted = load_pod(manifest(cpu="2", memory="3Gi"), "test")
+    decision = admission.admit(RULES, RULES.empty_ledger(), wanted)
     assert decision.admitted
     return decision.ledger
 
@@ -91,6 +93,24 @@ def test_nothing_stays_behind_when_the_pod_is_gone() -> None:
     (uid,) = ledger.grants
     before = values(reading(RULES.empty_ledger()))
     assert values(reading(admission.remove(RULES, ledger, uid))) == before
+
+
+def test_budget_that_no_container_can_use_is_the_sum_over_pods_and_goes_with_them() -> None:
+    rules = make_rules()
+    two = guaranteed("cpu=2 memory=1Gi")
+    ledger = rules.empty_ledger()
+    for uid in ("a", "b"):
+        lonely = pod(app("c", two), of_pod=guaranteed("cpu=5 memory=4Gi"), uid=uid)
+        ledger = admission.admit(rules, ledger, lonely).ledger
+
+    def unused(of: Ledger) -> tuple[float, float]:
+        now = values(Reading("1", HOST, rules, of, shared_pool(rules, of)))
+        memory = now["numawarden_unused_budget_memory_bytes", ("memory",)]
+        return now["numawarden_unused_budget_cpus", ()], memory
+
+    assert unused(ledger) == (6, 6 * GIB)
+    assert unused(admission.remove(rules, ledger, "a")) == (3, 3 * GIB)
+    assert unused(rules.empty_ledger()) == (0, 0)
 
 
 def test_devices_that_are_not_healthy_are_not_free() -> None:
