@@ -87,6 +87,16 @@ class AgentClient:
         """Return one pod with its explanation and what the kernel says of it."""
         return self._call("GET", f"/v1/pods/{_segment(uid)}", wire.PodDocument)
 
+    def failed(self, uid: str) -> wire.FailedPodDocument | None:
+        """Return the status of a pod that was rejected, None when it is not (or not kept)."""
+        try:
+            answer = self._request("GET", f"/v1/pods/{_segment(uid)}", None)
+        except AgentRefused as refused:
+            if refused.status == http.HTTPStatus.NOT_FOUND:
+                return None
+            raise
+        return _as(answer, wire.FailedPodDocument)
+
     def bind(self, uid: str, container: str, request: wire.BindRequest) -> wire.BindDocument:
         """Tell which cgroup a container got."""
         path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"

@@ -7,11 +7,14 @@ may be added in any release; none is renamed or removed within `/v1` (see `docs/
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 _Document = TypeVar("_Document", bound="Document")
+
+#: The code of the answer to an invalid manifest, and the reason in the status of its pod.
+INVALID_MANIFEST: Final = "InvalidManifest"
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -76,7 +79,10 @@ class ContainerDocument(Document, frozen=True):
     """What one container holds.
 
     `cpus` are the CPUs it may run on: its own, its pod's, or the node's shared pool, as
-    `isolation` says. `mems` None: its memory is not pinned. `kernel` lists its cgroups.
+    `isolation` says. `mems` None: its memory is not pinned. `kernel` lists its cgroups. `why` says
+    why its CPUs are exclusive or not, "" where no specification is known. `sharing`
+    (`agent.managers.sharing.Sharing`) says who else may run on them while it does; of what is
+    `overlapping`, `shared_cpus` are the CPUs and `shared_with` the first of the other containers.
     """
 
     name: str
@@ -89,6 +95,22 @@ class ContainerDocument(Document, frozen=True):
     hint: HintDocument
     quota_disabled: bool
     kernel: tuple[KernelDocument, ...] = ()
+    why: str = ""
+    sharing: str = "unknown"
+    shared_cpus: str = ""
+    shared_with: tuple[str, ...] = ()
+
+
+class UnusedBudgetDocument(Document, frozen=True):
+    """Budget of a pod that no container can use for good; CPUs, or bytes of a memory type.
+
+    `cpus` says which CPUs.
+    """
+
+    resource: str
+    unused: int
+    budget: int
+    cpus: str = ""
 
 
 class EnforcementDocument(Document, frozen=True):
@@ -185,7 +207,9 @@ class PodDocument(Document, frozen=True):
     """One pod of the ledger.
 
     `source` is where it came from (`api`, a manifest's path, or `checkpoint` after a restart).
-    `explanation` is None for a pod that was decided before the agent was last started.
+    `explanation` is None for a pod that was decided before the agent was last started; the `why`
+    of its containers is kept. `phase` is `Admitted`: whether its containers run is not the agent's
+    to say. `spec_digest` is "" as long as no specification was asked for that fits it.
     """
 
     uid: str
@@ -202,6 +226,29 @@ class PodDocument(Document, frozen=True):
     explanation: ExplanationDocument | None = None
     kernel: tuple[KernelDocument, ...] = ()
     invalid: tuple[FindingDocument, ...] = ()
+    phase: str = "Admitted"
+    unused_budget: tuple[UnusedBudgetDocument, ...] = ()
+
+
+class FailedPodDocument(Document, frozen=True):
+    """The status of a pod that was rejected, or whose manifest is invalid.
+
+    `phase`, `reason` and `message` are those of v1.PodStatus, `time` is Unix seconds. `uid`, `name`
+    and `namespace` are "" where the manifest does not tell them. A rejected pod has `refusal` and
+    `explanation`, an invalid one the first of its mistakes in `details`.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    reason: str
+    message: str
+    time: float
+    source: str
+    phase: str = "Failed"
+    details: tuple[ErrorDetail, ...] = ()
+    refusal: RefusalDocument | None = None
+    explanation: ExplanationDocument | None = None
 
 
 class PodListDocument(Document, frozen=True):
@@ -265,13 +312,18 @@ class ReconcileDocument(Document, frozen=True):
 
 
 class ManifestDocument(Document, frozen=True):
-    """One file of the manifest directory: `state` is admitted, refused, conflict or invalid."""
+    """One file of the manifest directory: `state` is admitted, refused, conflict or invalid.
+
+    `uid`, `name` and `namespace` are those of its pod as far as they can be read.
+    """
 
     file: str
     state: str
     uid: str | None = None
     message: str = ""
     details: tuple[ErrorDetail, ...] = ()
+    name: str = ""
+    namespace: str = ""
 
 
 class PolicyDocument(Document, frozen=True):
@@ -285,7 +337,10 @@ class PolicyDocument(Document, frozen=True):
 
 
 class StatusDocument(Document, frozen=True):
-    """How the agent is doing; `problems` is what an operator should look at, one line each."""
+    """How the agent is doing; `problems` is what an operator should look at, one line each.
+
+    `failed` are the latest pods that were rejected or invalid, those decided also in `refused`.
+    """
 
     version: str
     pid: int
@@ -303,6 +358,7 @@ class StatusDocument(Document, frozen=True):
     manifests: tuple[ManifestDocument, ...]
     problems: tuple[str, ...]
     invalid: tuple[FindingDocument, ...] = ()
+    failed: tuple[FailedPodDocument, ...] = ()
 
 
 class DifferenceDocument(Document, frozen=True):
@@ -374,8 +430,9 @@ class VerificationDocument(Document, frozen=True):
 class EventDocument(Document, frozen=True):
     """One line of `watch`.
 
-    `type` is one of `PodAdmitted`, `PodRefused`, `PodRemoved`, `PodNotEnforced`, `ContainerBound`,
-    `DriftFound`, `DriftContested`, `GrantInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
+    `type` is one of `PodAdmitted`, `PodRefused`, `PodInvalid`, `PodRemoved`, `PodNotEnforced`,
+    `ContainerBound`, `DriftFound`, `DriftContested`, `GrantInvalid`, `HostChanged`,
+    `ManifestInvalid`, `EventsLost`.
     """
 
     type: str

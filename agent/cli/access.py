@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.client import AgentClient
-    from agent.wire import Document, PodDocument
+    from agent.wire import Document, FailedPodDocument, PodDocument
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -84,9 +85,14 @@ def find_pod(agent: AgentClient, named: str) -> PodDocument:
     return found[0]
 
 
-def names_of(pod: PodDocument) -> tuple[str, str, str]:
+def names_of(pod: PodDocument | FailedPodDocument) -> tuple[str, str, str]:
     """Return all that a pod may be called on the command line."""
     return pod.uid, pod.name, f"{pod.namespace}/{pod.name}"
+
+
+def moment(seconds: float) -> str:
+    """Return a Unix time as people read it, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def print_json(document: Document) -> None:

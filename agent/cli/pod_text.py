@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from agent.cli.access import moment
 from agent.pods.quantity import Quantity
+from agent.wire import INVALID_MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
         ContainerDocument,
         EnforcementDocument,
         ExplanationDocument,
+        FailedPodDocument,
         FindingDocument,
         HintDocument,
         HintTraceDocument,
@@ -23,11 +26,17 @@ if TYPE_CHECKING:
         RefusalDocument,
     )
 
-_WITH_WHOM = {
-    "host": "the node's shared pool",
+#: With whom a container shares its CPUs (`agent.managers.sharing.Sharing`).
+_WITH_WHOM: Final = {
+    "node": "the node's shared pool",
     "pod": "the pod's shared pool",
-    "container": "its own",
+    "budget": "the pod's budget until its other containers start",
+    "own": "its own",
+    "unknown": "whether they are its own is not known yet",
 }
+
+#: How many of the containers that may use the same CPUs are named in a line.
+_NAMED: Final = 3
 
 
 def list_lines(pods: Sequence[PodDocument]) -> Iterator[str]:
@@ -59,6 +68,22 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
     yield from _remarks(answer.pod.enforcement)
 
 
+def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
+    """Yield why a pod was rejected, or what is wrong with its manifest, and since when."""
+    verb = "invalid" if pod.reason == INVALID_MANIFEST else "refused"
+    name = f" {pod.namespace}/{pod.name}" if pod.name else ""
+    yield f"{verb}{name}{f' (uid {pod.uid})' if pod.uid else ''}"
+    yield f"  phase: {pod.phase} since {moment(pod.time)}, from {pod.source}"
+    if pod.refusal is not None:
+        yield from _refusal(pod.refusal)
+    else:
+        yield f"  {pod.reason}: {pod.message}"
+        yield from (f"    {d.path}: {d.message}" if d.path else f"    {d.message}"
+                    for d in pod.details)  # fmt: skip
+    if pod.explanation is not None:
+        yield from _explanation(pod.explanation)
+
+
 def pod_lines(pod: PodDocument) -> Iterator[str]:
     """Yield everything that is known of one pod."""
     yield f"{pod.namespace}/{pod.name}"
@@ -70,25 +95,23 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield from _each("  not valid under the rules in force: ", map(_finding, pod.invalid))
     if pod.cpus is not None or pod.memory:
         yield f"  budget    {_budget(pod)}"
+    yield from _each("  unused    ", _unused(pod))
     for cgroup in pod.kernel:
         yield from _kernel(cgroup, "  ")
     for container in pod.containers:
         yield ""
         yield from _container(container)
-    if pod.explanation is None:
-        yield ""
-        yield "decided before the agent was last started; its reasons are in the log of then"
-    else:
-        yield from _explanation(pod.explanation)
+    yield from _reasons(pod)
 
 
 def _grants(pod: PodDocument) -> Iterator[str]:
     if pod.cpus is not None or pod.memory:
         yield f"  pod budget: {_budget(pod)}"
+    yield from _each("  ", _unused(pod))
     width = max(len(container.name) for container in pod.containers)
     for container in pod.containers:
         pinned = f", memory on {_nodes(container.mems)}" if container.mems is not None else ""
-        cpus = f"CPUs {container.cpus} ({_WITH_WHOM.get(container.isolation)})"
+        cpus = f"CPUs {container.cpus} ({_sharing(container)})"
         yield f"  {container.name:{width}}  {cpus}{pinned}"
 
 
@@ -99,18 +122,58 @@ def _budget(pod: PodDocument) -> str:
 
 def _container(container: ContainerDocument) -> Iterator[str]:
     yield f"{container.name} ({container.kind} container, isolation {container.isolation})"
-    yield f"  CPUs      {container.cpus} ({_WITH_WHOM.get(container.isolation)})"
+    yield f"  CPUs      {container.cpus} ({_sharing(container)})"
     memory = ", ".join(_block(block) for block in container.memory)
     yield f"  memory    {memory or 'not pinned'}"
     for resource, ids in container.devices.items():
         yield f"  devices   {resource}: {', '.join(ids)}"
     yield f"  hint      {_hint(container.hint)}"
     if container.quota_disabled:
-        yield "  quota     none, its CPUs are its own"
+        own = ", its CPUs are its own" if container.sharing == "own" else ""
+        yield f"  quota     none{own}"
     for cgroup in container.kernel:
         yield from _kernel(cgroup, "  ")
     if not container.kernel:
         yield "  kernel    no cgroup of this container is known"
+
+
+def _sharing(container: ContainerDocument) -> str:
+    """Say with whom a container shares its CPUs; "its own" is said only of what is."""
+    if container.sharing != "overlapping":
+        return _WITH_WHOM.get(container.sharing, container.sharing)
+    own = "its own among init containers" if container.kind == "init" else "given to it"
+    named = container.shared_with[:_NAMED]
+    others = ", ".join(named) + (" and others" if len(container.shared_with) > _NAMED else "")
+    return f"{own}; {others} may use {container.shared_cpus} of them too"
+
+
+def _unused(pod: PodDocument) -> Iterator[str]:
+    """Yield a line for each resource of the budget that no container can use all of."""
+    starts = any(container.kind == "init" for container in pod.containers)
+    when = " once its init containers are done" if starts else ""
+    for found in pod.unused_budget:
+        if found.resource == "cpu":
+            what = f"{found.unused} of {found.budget} CPUs"
+        else:
+            unused, budget = (_amount(found.resource, n) for n in (found.unused, found.budget))
+            what = f"{unused} of {budget} of {found.resource}"
+        yield f"{what} of the budget are used by no container{when}"
+
+
+def _reasons(pod: PodDocument) -> Iterator[str]:
+    """Yield why each container got what it got, and, as long as it is known, from which hints."""
+    if pod.explanation is not None:
+        yield from _explanation(pod.explanation)
+        return
+    known = [container for container in pod.containers if container.why]
+    yield ""
+    if known:
+        yield "why"
+        yield from (f"  {container.name}: {container.why}" for container in known)
+    elif pod.spec_digest:
+        yield "decided by an earlier release, which did not keep its reasons"
+    else:
+        yield "no specification is known yet; admit its manifest to confirm what it holds"
 
 
 def _kernel(cgroup: KernelDocument, indent: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.client import AgentClient
-    from agent.wire import AdmissionDocument, Document, EnforcementDocument
+    from agent.wire import AdmissionDocument, Document, EnforcementDocument, FailedPodDocument
 
 _Shown = TypeVar("_Shown", bound="Document")
 
@@ -95,16 +95,19 @@ def list_pods(output: str, socket_path: str) -> None:
 def show(pod: str, output: str, socket_path: str) -> int:
     """Show a POD (uid, name or namespace/name): what it holds, why, and what the kernel says.
 
-    A pod that was refused lately is shown too, with why; the exit code is 1 then.
+    A pod that was refused lately, or whose manifest was invalid, is shown too, with why; the exit
+    code is that of its admission then, 1 or 3.
     """
-    from agent.cli.pod_text import admission_lines, pod_lines  # noqa: PLC0415
+    from agent.cli.pod_text import failed_lines, pod_lines  # noqa: PLC0415
+    from agent.wire import INVALID_MANIFEST  # noqa: PLC0415
 
     with agent_at(socket_path) as agent:
-        refused = _refused(agent, pod)
-        found = agent.pod(find_pod(agent, pod).uid) if refused is None else None
+        failed = _failed(agent, pod)
+        found = agent.pod(find_pod(agent, pod).uid) if failed is None else None
     if found is None:
-        _print(refused, output, admission_lines)
-        return ExitCode.REFUSED
+        _print(failed, output, failed_lines)
+        invalid = failed is not None and failed.reason == INVALID_MANIFEST
+        return ExitCode.BAD_INPUT if invalid else ExitCode.REFUSED
     _print(found, output, pod_lines)
     return _enforcement_code(found.enforcement)
 
@@ -144,16 +147,19 @@ def _print(document: _Shown | None, output: str, lines: Callable[[_Shown], Itera
         print_lines(lines(document))
 
 
-def _refused(agent: AgentClient, named: str) -> AdmissionDocument | None:
-    """Return the latest refusal of a pod that is not admitted."""
+def _failed(agent: AgentClient, named: str) -> FailedPodDocument | None:
+    """Return the latest status of a pod that was rejected or invalid and is not admitted."""
     if any(named in names_of(pod) for pod in agent.pods()):
         return None
     known = (
-        refused
-        for refused in reversed(agent.status().refused)
-        if named in (refused.uid, refused.name, f"{refused.namespace}/{refused.name}")
+        failed
+        for failed in reversed(agent.status().failed)
+        if named.strip("/") and named in names_of(failed)
     )
-    return next(known, None)
+    found = next(known, None)
+    if found is None or not found.uid:
+        return found
+    return agent.failed(found.uid) or found
 
 
 def _admission_code(answer: AdmissionDocument) -> ExitCode:

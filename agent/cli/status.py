@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.access import agent_at, output_option, print_json, print_lines, socket_option
+from agent.cli.access import (
+    agent_at,
+    moment,
+    output_option,
+    print_json,
+    print_lines,
+    socket_option,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.wire import ReconcileDocument, StatusDocument
+    from agent.wire import FailedPodDocument, ReconcileDocument, StatusDocument
+
+#: How many of the pods that failed are listed; the document has all that are kept.
+_FAILED_SHOWN: Final = 5
 
 
 @click.command()
@@ -30,7 +39,7 @@ def status(output: str, socket_path: str) -> None:
 
 def _lines(answer: StatusDocument) -> Iterator[str]:
     ready = "ready" if answer.ready else "NOT READY"
-    since = _when(answer.started)
+    since = moment(answer.started)
     yield f"numawarden {answer.version}, process {answer.pid}, {ready}, since {since}"
     policy = answer.policy
     yield (
@@ -43,6 +52,7 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     yield f"  nodes      {answer.nodes}"
     yield f"  pods       {answer.pods} with {answer.containers} containers"
     yield f"  refused    {len(answer.refused)} lately" if answer.refused else "  refused    none"
+    yield from _failed(answer.failed)
     yield f"  reconcile  {_reconcile(answer.last_reconcile)}"
     for manifest in answer.manifests:
         yield f"  manifest   {manifest.file}: {manifest.state}"
@@ -52,10 +62,19 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
         yield f"  PROBLEM    {problem}"
 
 
+def _failed(pods: Sequence[FailedPodDocument]) -> Iterator[str]:
+    """Yield the latest pods that were rejected or invalid; `show` says why."""
+    for pod in reversed(pods[-_FAILED_SHOWN:]):
+        name = f"{pod.namespace}/{pod.name}" if pod.name else pod.uid or "a pod without a name"
+        yield f"  failed     {name}: {pod.reason}, {moment(pod.time)}"
+    if len(pods) > _FAILED_SHOWN:
+        yield f"  failed     and {len(pods) - _FAILED_SHOWN} before"
+
+
 def _reconcile(document: ReconcileDocument | None) -> str:
     if document is None:
         return "not yet"
-    when = f"{_when(document.finished)}, {document.seconds * 1000:.0f} ms"
+    when = f"{moment(document.finished)}, {document.seconds * 1000:.0f} ms"
     if not document.found:
         return f"{when}: as it should be"
     return f"{when}: found {_causes(document.found)}; repaired {_causes(document.repaired)}"
@@ -63,7 +82,3 @@ def _reconcile(document: ReconcileDocument | None) -> str:
 
 def _causes(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in counts.items()) or "none"
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

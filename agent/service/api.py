@@ -19,6 +19,7 @@ from agent.http.routes import Routes
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.service import errors
+from agent.service.operation import operation
 from agent.service.peer import own_user, peer_of
 from agent.service.serial import Stopped
 from agent.service.status import status_document
@@ -125,11 +126,15 @@ class Api:
 
     async def _admit(self, request: Request) -> Response:
         dry_run = _flag(request, "dryRun")
-        pod = await self._pod_of(await _body(request))
-        if dry_run:
-            answer = self._keeper.preview(pod)
-        else:
-            answer = await self._keeper.admit(pod)
+        body = await _body(request)
+        try:
+            pod = self._pod_of(body)
+        except errors.InvalidManifestError as error:
+            if not dry_run:
+                with operation("admit"):
+                    self._keeper.rejections.invalid_request(error)
+            raise
+        answer = self._keeper.preview(pod) if dry_run else await self._keeper.admit(pod)
         return _json(answer, _admission_status(answer))
 
     async def _list(self, _request: Request) -> Response:
@@ -167,7 +172,7 @@ class Api:
     async def _reconcile(self, _request: Request) -> Response:
         return _json(await self._keeper.reconcile(insist=True))
 
-    async def _pod_of(self, body: bytes) -> Pod:
+    def _pod_of(self, body: bytes) -> Pod:
         gates = self._keeper.state.situation.rules.policy.gates
         try:
             return load_pod(
@@ -182,7 +187,7 @@ def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
     count = len(error.problems)
     summary = f"{count} mistakes in the manifest" if count > 1 else str(error)
     details = tuple((problem.path, problem.message) for problem in error.problems)
-    return errors.InvalidManifestError(summary, details)
+    return errors.InvalidManifestError(summary, details, error.identity)
 
 
 async def _body(request: Request) -> bytes:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
+from agent.pods.identity import NOBODY
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from agent.pods.identity import Identity
 
 
 class StartError(Exception):
@@ -40,9 +44,18 @@ class NotReadyError(RequestError):
 
 
 class InvalidManifestError(RequestError):
-    """The manifest is not a valid pod."""
+    """The manifest is not a valid pod; `identity` is whom it speaks of, as far as it says."""
 
     code = "InvalidManifest"
+
+    def __init__(
+        self,
+        message: str,
+        details: tuple[tuple[str, str], ...] = (),
+        identity: Identity = NOBODY,
+    ) -> None:
+        super().__init__(message, details)
+        self.identity = identity
 
 
 class TooSlowError(RequestError):

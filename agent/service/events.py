@@ -6,10 +6,13 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from agent.service.operation import current_operation
 from agent.wire import EventDocument
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+
+    from agent.service.clock import Clock
 
 QUEUE_LENGTH: Final = 1024
 
@@ -74,6 +77,28 @@ class EventHub:
         self._closed = True
         for watcher in self._watchers:
             watcher.close()
+
+
+class Teller:
+    """Gives events to everybody who watches, each with its time and the operation it is part of."""
+
+    def __init__(self, hub: EventHub, clock: Clock) -> None:
+        self._hub = hub
+        self._clock = clock
+
+    def tell(
+        self, kind: str, uid: str | None = None, pod: str | None = None, message: str = ""
+    ) -> None:
+        """Give an event (`agent.wire.EventDocument`) to everybody who watches."""
+        event = EventDocument(
+            type=kind,
+            time=self._clock.time(),
+            operation=current_operation(),
+            uid=uid,
+            pod=pod,
+            message=message,
+        )
+        self._hub.publish(event)
 
 
 def _lost(count: int, time: float) -> EventDocument:

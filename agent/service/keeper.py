@@ -15,21 +15,22 @@ from msgspec.structs import replace
 
 from agent.checkpoint.errors import CheckpointIOError
 from agent.checkpoint.state import host_changes, host_facts
-from agent.decision import Reason
 from agent.managers import admission
 from agent.managers.rules import shared_cpus
 from agent.metrics import names
 from agent.metrics.exposition import Metrics
 from agent.service import views
+from agent.service.allocation_log import allocation_fields
 from agent.service.errors import (
     CheckpointFailedError,
     ContainerNotFoundError,
     ManifestPodError,
     PodNotFoundError,
 )
-from agent.service.events import EventHub
-from agent.service.operation import current_operation, operation
+from agent.service.events import EventHub, Teller
+from agent.service.operation import operation
 from agent.service.records import API, PodRecord
+from agent.service.rejections import Rejections, refusal_answer
 from agent.service.restore import restored
 from agent.service.serial import SerialQueue, Worker
 from agent.service.situation import decide
@@ -37,8 +38,7 @@ from agent.wire import (
     AdmissionDocument,
     BindDocument,
     BindRequest,
-    ErrorBody,
-    EventDocument,
+    FailedPodDocument,
     PodDocument,
     ReconcileDocument,
     RemovalDocument,
@@ -48,7 +48,7 @@ from agent.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from agent.decision import Decision, Refusal
+    from agent.decision import Decision
     from agent.ledger import PodGrant
     from agent.managers.validity import Finding
     from agent.pods.model import Pod
@@ -67,6 +67,10 @@ class Keeper:
         self.state = state
         self.metrics = Metrics(state.reading)
         self.events = EventHub(lambda: self.metrics.counters.add(names.EVENTS_DROPPED))
+        teller = Teller(self.events, clock)
+        #: Gives an event to everybody who watches.
+        self.tell = teller.tell
+        self.rejections = Rejections(state, self.metrics.counters, teller, clock)
         self.queue = SerialQueue(clock)
         self.worker = Worker()
         #: The cgroups that were last looked at: what is worth watching.
@@ -98,7 +102,7 @@ class Keeper:
         """Decide as `admit` would now, changing and counting nothing."""
         decision = decide(self.state.situation, self.state.ledger, pod)
         if decision.grant is None:
-            return _refusal(pod, decision, dry_run=True)
+            return refusal_answer(pod, decision, dry_run=True)
         return self._admission(decision, decision.grant, PodRecord(API), dry_run=True)
 
     async def remove(self, uid: str) -> RemovalDocument:
@@ -149,8 +153,14 @@ class Keeper:
         """Return all pods in the order of admission."""
         return tuple(self._pod(grant) for grant in self.state.ledger.grants.values())
 
-    async def pod(self, uid: str) -> PodDocument:
-        """Return a pod with its explanation and what the kernel says; raises `PodNotFoundError`."""
+    async def pod(self, uid: str) -> PodDocument | FailedPodDocument:
+        """Return a pod with its explanation and what the kernel says, or why it was rejected.
+
+        Raises `PodNotFoundError`.
+        """
+        failed = self.state.records.failed(uid)
+        if failed is not None and uid not in self.state.ledger.grants:
+            return failed
         grant = self._grant(uid)
         seen = await self.worker.run(self._kernel.observe, self.state.target(), grant)
         record = self.state.records.of(uid)
@@ -169,7 +179,7 @@ class Keeper:
     async def _admit(self, pod: Pod, manifest: str | None) -> AdmissionDocument:
         decision = self._decide(pod)
         if decision.grant is None:
-            return self._refuse(pod, decision)
+            return self.rejections.rejected(pod, decision, manifest or API)
         if decision.already_admitted:
             return await self._repeat(decision, decision.grant, manifest)
         await self._commit_admission(
@@ -177,11 +187,12 @@ class Keeper:
         )
         record = PodRecord(API, views.explanation_document(decision))
         self.state.records.pods[pod.uid] = record
-        self.state.records.refused.pop(pod.uid, None)
+        self.rejections.admitted(decision.grant)
         await self._enforce(pod.uid)
         self._count_admission("admitted")
-        source = self.state.source_of(pod.uid)
-        log.info("pod admitted", source=source, enforced=not record.problems)
+        log.info(
+            "pod admitted", enforced=not record.problems, **self._allocation_fields(decision.grant)
+        )
         self.tell("PodAdmitted", pod.uid, _full_name(pod))
         return self._admission(decision, decision.grant, record)
 
@@ -196,6 +207,9 @@ class Keeper:
         if record.problems or confirmed:
             await self._enforce(grant.uid)
             record = self.state.records.of(grant.uid)
+        if confirmed:
+            fields = self._allocation_fields(grant)
+            log.info("pod matched", enforced=not record.problems, **fields)
         self._count_admission("repeated")
         return self._admission(decision, grant, record)
 
@@ -284,17 +298,9 @@ class Keeper:
     async def _enforce(self, uid: str) -> None:
         self._note(await self.worker.run(self._kernel.admitted, self.state.target(), uid))
 
-    def _refuse(self, pod: Pod, decision: Decision) -> AdmissionDocument:
-        refusal = _refusal_of(decision)
-        conflict = refusal.reason == Reason.CONFLICT
-        self._count_admission("conflict" if conflict else "refused")
-        self.metrics.counters.add(names.REFUSALS, str(refusal.reason))
-        document = _refusal(pod, decision)
-        if not conflict:
-            self.state.records.note_refusal(document)
-        log.warning("pod refused", reason=str(refusal.reason), why=refusal.message)
-        self.tell("PodRefused", pod.uid, _full_name(pod), f"{refusal.reason}: {refusal.message}")
-        return document
+    def _allocation_fields(self, grant: PodGrant) -> dict[str, object]:
+        fields = allocation_fields(grant, self.state.shared_cpus)
+        return {"source": self.state.source_of(grant.uid), **fields}
 
     async def _commit(self, held: Holdings) -> None:
         """Save, then take over; a save that left the previous checkpoint in place undoes nothing.
@@ -449,20 +455,6 @@ class Keeper:
     def _count_admission(self, result: str) -> None:
         self.metrics.counters.add(names.ADMISSIONS, result)
 
-    def tell(
-        self, kind: str, uid: str | None = None, pod: str | None = None, message: str = ""
-    ) -> None:
-        """Give an event (`agent.wire.EventDocument`) to everybody who watches."""
-        event = EventDocument(
-            type=kind,
-            time=self._clock.time(),
-            operation=current_operation(),
-            uid=uid,
-            pod=pod,
-            message=message,
-        )
-        self.events.publish(event)
-
 
 def _watch_nothing(_cgroups: Iterable[str]) -> None:
     """Leave it to the next comparison, where nobody watches cgroups."""
@@ -470,23 +462,3 @@ def _watch_nothing(_cgroups: Iterable[str]) -> None:
 
 def _full_name(pod: Pod | PodGrant) -> str:
     return f"{pod.namespace}/{pod.name}"
-
-
-def _refusal_of(decision: Decision) -> Refusal:
-    if decision.refusal is None:
-        raise ValueError(f"the decision on {decision.uid} neither admits nor refuses")
-    return decision.refusal
-
-
-def _refusal(pod: Pod, decision: Decision, *, dry_run: bool = False) -> AdmissionDocument:
-    refusal = _refusal_of(decision)
-    return AdmissionDocument(
-        uid=pod.uid,
-        name=pod.name,
-        namespace=pod.namespace,
-        admitted=False,
-        dry_run=dry_run,
-        refusal=views.refusal_document(refusal),
-        explanation=views.explanation_document(decision),
-        error=ErrorBody(code=str(refusal.reason), message=refusal.message),
-    )

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Callable, Container, Mapping
 
-    from agent.wire import AdmissionDocument, ExplanationDocument
+    from agent.wire import AdmissionDocument, ExplanationDocument, FailedPodDocument
 
 API: Final = "api"
 CHECKPOINT: Final = "checkpoint"
 
-#: How many refusals are kept to be asked about.
-REFUSALS_KEPT: Final = 64
+#: How many pods that were rejected or invalid are kept to be asked about.
+REJECTIONS_KEPT: Final = 64
 
 
 class PodRecord(Struct):
@@ -28,11 +28,18 @@ class PodRecord(Struct):
     problems: tuple[str, ...] = ()
 
 
+class Rejection(Struct, frozen=True):
+    """A pod that was rejected or invalid: its status, and the answer to one that was decided."""
+
+    status: FailedPodDocument
+    answer: AdmissionDocument | None = None
+
+
 class Records(Struct):
-    """The records of all admitted pods by uid, and the latest refusals."""
+    """The records of all admitted pods by uid, and the latest rejections."""
 
     pods: dict[str, PodRecord] = field(default_factory=dict)
-    refused: OrderedDict[str, AdmissionDocument] = field(default_factory=OrderedDict)
+    rejections: OrderedDict[str, Rejection] = field(default_factory=OrderedDict)
     _unenforced: set[str] = field(default_factory=set)
 
     def of(self, uid: str) -> PodRecord:
@@ -44,12 +51,27 @@ class Records(Struct):
         self.pods.pop(uid, None)
         self._unenforced.discard(uid)
 
-    def note_refusal(self, document: AdmissionDocument) -> None:
-        """Keep a refusal; the oldest goes when there are too many."""
-        self.refused.pop(document.uid, None)
-        self.refused[document.uid] = document
-        while len(self.refused) > REFUSALS_KEPT:
-            self.refused.popitem(last=False)
+    def note_rejection(self, rejection: Rejection) -> None:
+        """Keep a rejection in the place of an earlier one of the same pod.
+
+        The oldest goes when there are too many.
+        """
+        key = _key(rejection.status)
+        self.rejections.pop(key, None)
+        self.rejections[key] = rejection
+        while len(self.rejections) > REJECTIONS_KEPT:
+            self.rejections.popitem(last=False)
+
+    def failed(self, uid: str) -> FailedPodDocument | None:
+        """Return the status of the rejected pod with a uid, None where none is kept."""
+        found = self.rejections.get(uid) if uid else None
+        return None if found is None else found.status
+
+    def forget_rejections(self, gone: Callable[[FailedPodDocument], bool]) -> None:
+        """Drop the status of all pods of which `gone` holds."""
+        over = [key for key, rejection in self.rejections.items() if gone(rejection.status)]
+        for key in over:
+            del self.rejections[key]
 
     def note_unenforced(
         self, unenforced: Mapping[str, tuple[str, ...]], admitted: Container[str]
@@ -71,3 +93,11 @@ class Records(Struct):
     def unenforced(self) -> int:
         """How many pods the kernel does not honour in full."""
         return len(self._unenforced)
+
+
+def _key(status: FailedPodDocument) -> str:
+    """Return what tells rejected pods apart: the uid, else source and name as far as known.
+
+    No uid has a space in it.
+    """
+    return status.uid or f"{status.source} {status.namespace}/{status.name}"

@@ -14,6 +14,7 @@ from agent.service.clock import wait_for
 from agent.service.health import Health
 from agent.service.monitoring import Monitoring
 from agent.service.serial import Stopped
+from agent.sources.manifests import INVALID
 
 if TYPE_CHECKING:
     import socket
@@ -200,9 +201,9 @@ class Service:
             return
         documents = await source.sync()
         for file, document in documents.items():
-            if document != self._keeper.state.manifests.get(file) and document.state == "invalid":
-                log.error("manifest refused", file=file, why=document.message)
-                self._keeper.tell("ManifestInvalid", message=document.message)
+            if document != self._keeper.state.manifests.get(file) and document.state == INVALID:
+                self._keeper.rejections.invalid_file(document)
+        self._keeper.rejections.files(documents)
         self._keeper.state.manifests = documents
         self._follow_cgroups()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent import __version__
 from agent.service import views
 from agent.wire import StatusDocument
@@ -18,6 +20,7 @@ def status_document(state: AgentState) -> StatusDocument:
     """Return how the agent is doing, and what an operator should look at."""
     host = state.situation.host
     grants = state.ledger.grants.values()
+    rejections = state.records.rejections.values()
     return StatusDocument(
         version=__version__,
         pid=os.getpid(),
@@ -30,9 +33,11 @@ def status_document(state: AgentState) -> StatusDocument:
         exclusive_cpus=str(state.ledger.exclusive_cpus),
         pods=len(grants),
         containers=sum(len(grant.containers) for grant in grants),
-        refused=tuple(state.records.refused.values()),
+        refused=tuple(each.answer for each in rejections if each.answer is not None),
         last_reconcile=state.last_reconcile,
         manifests=tuple(state.manifests.values()),
         problems=state.problems(),
         invalid=tuple(views.finding_document(finding) for finding in state.invalid),
+        # Why in full is with the answer above, and with the pod.
+        failed=tuple(replace(each.status, refusal=None, explanation=None) for each in rejections),
     )

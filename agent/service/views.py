@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from agent import wire
 from agent.managers.hint_family import HintFamily, best_few
+from agent.managers.sharing import shares
+from agent.managers.unused_budget import unused_budget
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from agent.ledger import ContainerGrant, MemoryBlock, PodGrant
     from agent.managers.hints import Hint, Hints, ProviderHints
     from agent.managers.policy import Policy
+    from agent.managers.sharing import Share
+    from agent.managers.unused_budget import UnusedBudget
     from agent.managers.validity import Finding
 
 #: A provider may offer hundreds of hints on a large host; the best few tell the story.
@@ -34,8 +38,8 @@ def pod_document(
     """Return one pod; `kernel` holds cgroups by container (None: the pod's own)."""
     seen = kernel or {}
     containers = tuple(
-        _container(container, shared_pool, seen.get(container.name, ()))
-        for container in grant.containers
+        _container(container, share, shared_pool, seen.get(container.name, ()))
+        for container, share in zip(grant.containers, shares(grant), strict=True)
     )
     return wire.PodDocument(
         uid=grant.uid,
@@ -52,6 +56,7 @@ def pod_document(
         explanation=explanation,
         kernel=seen.get(None, ()),
         invalid=tuple(finding_document(f) for f in invalid if f.uid == grant.uid),
+        unused_budget=tuple(_unused(each) for each in unused_budget(grant)),
     )
 
 
@@ -117,7 +122,7 @@ def policy_document(policy: Policy) -> wire.PolicyDocument:
 
 
 def _container(
-    grant: ContainerGrant, shared_pool: Mask, kernel: tuple[wire.KernelDocument, ...]
+    grant: ContainerGrant, share: Share, shared_pool: Mask, kernel: tuple[wire.KernelDocument, ...]
 ) -> wire.ContainerDocument:
     return wire.ContainerDocument(
         name=grant.name,
@@ -130,6 +135,19 @@ def _container(
         hint=_hint(grant.hint),
         quota_disabled=grant.quota_disabled,
         kernel=kernel,
+        why=grant.why,
+        sharing=str(share.sharing),
+        shared_cpus=str(share.cpus),
+        shared_with=share.others,
+    )
+
+
+def _unused(found: UnusedBudget) -> wire.UnusedBudgetDocument:
+    return wire.UnusedBudgetDocument(
+        resource=found.resource,
+        unused=found.unused,
+        budget=found.budget,
+        cpus=str(found.cpus),
     )
 
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from agent.decision import Reason
 from agent.pods.errors import ManifestError
+from agent.pods.identity import NOBODY
 from agent.wire import ErrorDetail, ManifestDocument
 
 if TYPE_CHECKING:
@@ -139,16 +140,31 @@ def _outcome(file: ManifestFile, answer: AdmissionDocument) -> ManifestDocument:
 
 
 def _document(file: ManifestFile, state: str, message: str) -> ManifestDocument:
-    uid = file.pod.uid if file.pod is not None else None
-    return ManifestDocument(file=str(file.path), state=state, uid=uid, message=message)
+    pod = file.pod
+    return ManifestDocument(
+        file=str(file.path),
+        state=state,
+        uid=None if pod is None else pod.uid,
+        message=message,
+        name="" if pod is None else pod.name,
+        namespace="" if pod is None else pod.namespace,
+    )
 
 
 def _invalid(file: ManifestFile) -> ManifestDocument:
-    details: tuple[ErrorDetail, ...] = ()
+    identity, details = NOBODY, tuple[ErrorDetail, ...]()
     if isinstance(file.error, ManifestError):
+        identity = file.error.identity
         details = tuple(
             ErrorDetail(path=problem.path, message=problem.message)
             for problem in file.error.problems
         )
-    message = str(file.error).splitlines()[0]
-    return ManifestDocument(file=str(file.path), state=INVALID, message=message, details=details)
+    return ManifestDocument(
+        file=str(file.path),
+        state=INVALID,
+        uid=identity.uid or None,
+        message=str(file.error).splitlines()[0],
+        details=details,
+        name=identity.name,
+        namespace=identity.namespace,
+    )

@@ -184,6 +184,7 @@ class Incidents:
             self.host.command("admit", str(self.host.manifest(EXAMPLES / "mixed.yaml", "mixed")))
             self.host.start_containers("mixed")
             yield self._ask("admit", f"{EXAMPLES}/empty-pool.yaml", code=1)
+            yield self._ask("show", "empty-pool", code=1)
             (self.host.cgroups / "kubepods/cpuset.cpus").write_text("0-2\n")
             yield self._ask("admit", f"{EXAMPLES}/guaranteed.yaml", code=7)
             yield self._ask("verify", code=1)

@@ -126,10 +126,59 @@ def test_a_refused_pod_is_explained_and_can_be_asked_about(shell: Shell) -> None
     assert out.startswith(f"refused shop/big (uid {OTHER_UID})\n")
     assert "OutOfcpu: the node has no room for the pod: 64 of cpu asked, 15 free" in out
     assert "remedy: request at most 15 of cpu" in out
+    first, *rest = out.splitlines()
+    phase = "  phase: Failed since 2023-11-14 22:30:00Z, from api"
     for name in (OTHER_UID, "big", "shop/big"):
-        assert shell.run("show", name)[:2] == (ExitCode.REFUSED, out)
+        code, shown, _ = shell.run("show", name)
+        assert (code, shown.splitlines()) == (ExitCode.REFUSED, [first, phase, *rest])
     code, shown, _ = shell.run("show", "big", "--output", "json")
-    assert json.loads(shown)["admitted"] is False
+    status = json.loads(shown)
+    assert (code, status["phase"]) == (ExitCode.REFUSED, "Failed")
+    assert status["reason"] == status["refusal"]["reason"]
+    assert status["explanation"]["eligibility"]
+
+
+@pytest.mark.usefixtures("agent")
+def test_an_invalid_pod_can_be_asked_about_by_what_it_says_of_itself(shell: Shell) -> None:
+    bad = manifest().replace(b"'2'", b"'-2'").replace(b"name: c0", b"name: C_0")
+    shell.run("admit", shell.file(bad))
+    nameless = bad.replace(f"  uid: {UID}\n".encode(), b"").replace(b"name: web", b"name: db")
+    shell.run("admit", shell.file(nameless))
+    code, out, _ = shell.run("show", UID)
+    assert code == ExitCode.BAD_INPUT
+    assert out.startswith(f"invalid shop/web (uid {UID})\n  phase: Failed since ")
+    assert "\n  InvalidManifest: 3 mistakes in the manifest\n" in out
+    assert "\n    spec.containers[0].name: " in out
+    code, out, _ = shell.run("show", "shop/db")
+    assert code == ExitCode.BAD_INPUT
+    assert out.startswith("invalid shop/db\n")
+    assert shell.run("show", "/")[0] == ExitCode.NOT_FOUND
+    _, out, _ = shell.run("status")
+    assert "  failed     shop/db: InvalidManifest, 2023-11-14 22:30:00Z\n" in out
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_status_lists_the_latest_pods_that_failed_and_counts_the_others(shell: Shell) -> None:
+    for number in range(7):
+        shell.run("admit", shell.file(manifest(f"big{number}", f"u-{number}", cpu="64")))
+    _, out, _ = shell.run("status")
+    failed = [line.split()[1] for line in out.splitlines() if line.startswith("  failed ")]
+    assert failed == [*(f"shop/big{number}:" for number in (6, 5, 4, 3, 2)), "and"]
+    assert "  failed     and 2 before\n" in out
+
+
+def test_the_reasons_of_a_pod_are_shown_after_a_restart(shell: Shell) -> None:
+    with in_background(shell.world):
+        shell.run("admit", shell.file(manifest(cpu="1500m")))
+        before = shell.run("show", "web")[1]
+    with in_background(shell.world):
+        code, out, _ = shell.run("show", "web")
+        assert code == ExitCode.OK
+        reason = "  c0: its cpu request 1500m is not a positive whole number\n"
+        assert out.endswith(f"\nwhy\n{reason}")
+        assert reason in before
+        _, listed, _ = shell.run("show", "web", "--output", "json")
+    assert json.loads(listed)["containers"][0]["why"] == reason.strip().removeprefix("c0: ")
 
 
 @pytest.mark.usefixtures("agent")

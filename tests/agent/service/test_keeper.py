@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from agent.checkpoint.errors import CheckpointIOError
 from agent.enforcement.bindings import Binding
@@ -145,6 +146,20 @@ async def test_the_checkpoint_is_saved_before_the_kernel_is_touched() -> None:
 
 
 @in_loop
+async def test_the_log_says_what_each_container_got_and_why_not_more() -> None:
+    async with keeping(Recorder()) as keeper:
+        with capture_logs() as log:
+            await keeper.admit(pod(cpu="1500m"))
+            await keeper.admit(pod(cpu="1500m"))
+    (line,) = log
+    assert (line["event"], line["log_level"]) == ("pod admitted", "info")
+    assert (line["source"], line["enforced"]) == ("api", True)
+    (container,) = line["containers"]
+    assert (container["name"], container["isolation"], container["cpus"]) == ("c0", "host", "0-15")
+    assert container["why"] == "its cpu request 1500m is not a positive whole number"
+
+
+@in_loop
 async def test_what_cannot_be_saved_is_not_done() -> None:
     recorder = Recorder()
     async with keeping(recorder) as keeper:
@@ -225,8 +240,12 @@ async def test_the_specification_of_an_imported_pod_is_saved_and_enforced_once()
         imported = replace(ledger, grants=MappingProxyType({UID: replace(known, spec_digest="")}))
         keeper.state.held = replace(keeper.state.held, ledger=imported)
         recorder.log.clear()
-        answer = await keeper.admit(pod())
+        with capture_logs() as log:
+            answer = await keeper.admit(pod())
         assert answer.already_admitted
+        assert [(line["event"], line["containers"][0]["sharing"]) for line in log] == [
+            ("pod matched", "own")
+        ]
         assert recorder.saved[-1].ledger.grants[UID].spec_digest == known.spec_digest
         await keeper.admit(pod())
     assert recorder.log == ["save", "enforce 1"]
@@ -276,9 +295,10 @@ async def test_only_the_latest_refusals_are_remembered() -> None:
     async with keeping(Recorder()) as keeper:
         for number in range(70):
             await keeper.admit(pod(f"p{number}", f"u-{number}", cpu="64"))
-        assert len(keeper.state.records.refused) == 64
-        assert "u-69" in keeper.state.records.refused
-        assert "u-0" not in keeper.state.records.refused
+        kept = keeper.state.records.rejections
+        assert len(kept) == 64
+        assert "u-69" in kept
+        assert "u-0" not in kept
 
 
 @in_loop
