@@ -60,7 +60,7 @@ class Rejections:
         A conflict leaves no status: the pod of that uid is admitted.
         """
         refusal = refusal_of(decision)
-        conflict = refusal.reason is Reason.CONFLICT
+        conflict = refusal.reason == Reason.CONFLICT
         self._counters.add(names.ADMISSIONS, "conflict" if conflict else "refused")
         self._counters.add(names.REFUSALS, str(refusal.reason))
         answer = refusal_answer(pod, decision)
