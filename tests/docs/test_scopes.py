@@ -230,6 +230,7 @@ KINDS: Final = {
 WORDS: Final = {
     "its own": OWN,
     "the pod's shared pool": PODS,
+    "the pod's budget, less": PODS,
     "the node's shared pool": NODES,
 }
 
