@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 from agent.decision import Reason, Refusal
 from agent.managers.device_assignment import assign_devices, device_hints, reusable_devices_after
 from agent.managers.errors import ManagerError
-from agent.managers.explain import free_by_node
+from agent.managers.explain import free_by_node, held_devices
 from agent.managers.providers import Refused
 
 if TYPE_CHECKING:
@@ -44,7 +44,13 @@ class DeviceManager:
             )
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
-        """Give nothing: the kubelet allocates a pod-level pod's devices after admission."""
+        """Give every container its devices, container by container with the pod's hint.
+
+        A budget (KEP-5526) holds CPUs and memory only, so there is nothing to divide. The kubelet
+        waits until a container starts; by then another pod may have been promised the same device.
+        """
+        for container in draft.demand.containers:
+            self.allocate(draft, container, hint)
 
 
 def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
@@ -53,7 +59,7 @@ def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
             draft.rules.machine.node_mask.bits,
             draft.rules.policy.devices[resource],
             count,
-            _allocated(draft, resource),
+            held_devices(draft, resource),
             draft.reusable_devices.get(resource, frozenset()),
             draft.work(),
         )
@@ -70,7 +76,7 @@ def _assign(
             draft.rules.policy.devices[resource],
             count,
             hint,
-            _allocated(draft, resource),
+            held_devices(draft, resource),
             draft.reusable_devices.get(resource, frozenset()),
         )
     except ManagerError as error:
@@ -84,9 +90,3 @@ def _assign(
             free=free_by_node(draft, resource),
         )
         raise Refused(refusal) from error
-
-
-def _allocated(draft: Draft, resource: str) -> frozenset[str]:
-    held = draft.ledger.devices.get(resource, frozenset())
-    own = (devices.get(resource, ()) for devices in draft.devices.values())
-    return held.union(*own)

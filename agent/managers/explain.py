@@ -108,13 +108,19 @@ def free_by_node(draft: Draft, resource: str) -> dict[int, int]:
         return free_cpus_by_node(draft, draft.free_cpus | draft.reusable_cpus)
     if is_memory_type(resource):
         return free_memory(draft.rules.memory, draft.node_memory, resource)
-    taken = draft.ledger.devices.get(resource, frozenset())
+    taken = held_devices(draft, resource) - draft.reusable_devices.get(resource, frozenset())
     free: dict[int, int] = {}
     for device in draft.rules.policy.devices.get(resource, ()):
         if device.healthy and device.id not in taken:
             for node in device.nodes:
                 free[node] = free.get(node, 0) + 1
     return free
+
+
+def held_devices(draft: Draft, resource: str) -> frozenset[str]:
+    """Return the ids of a resource's devices that other pods or this one's containers hold."""
+    held = draft.ledger.devices.get(resource, frozenset())
+    return held.union(*(devices.get(resource, ()) for devices in draft.devices.values()))
 
 
 def free_cpus_by_node(draft: Draft, free: Mask) -> dict[int, int]:
