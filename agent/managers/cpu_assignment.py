@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from agent.managers.cpu_accumulator import CpuAccumulator
 from agent.managers.cpu_distribution import distribution
+from agent.managers.cpu_sockets import on_fewer_sockets
 from agent.managers.cpu_whole_cores import unsplit
 from agent.managers.errors import ManagerError
 from sysfs.mask import EMPTY, Mask
@@ -67,10 +68,16 @@ def take_by_topology(
     """Choose `count` of the `available` CPUs by the policy options.
 
     CPUs that the topology does not know are not available. The same arguments always give the
-    same answer; `work` says afterwards whether a better one may have been missed. Raises
+    same answer; `work` says afterwards whether a better one may have been missed. With
+    `align-by-socket` they are on one socket where one has room, else on as few as have. Raises
     `NotEnoughCpusError`.
     """
-    return take(topology, strategy_of(topology, options), available, count, work)
+    strategy = strategy_of(topology, options)
+    taken = take(topology, strategy, available, count, work)
+    if not options.align_by_socket:
+        return taken
+    inside = on_fewer_sockets(topology, available, taken, whole_cores=strategy.whole_cores)
+    return taken if inside is None else take(topology, strategy, inside, count, work)
 
 
 def take(

@@ -9,6 +9,7 @@ from agent.managers.cpu_assignment import NotEnoughCpusError, take_by_topology
 from agent.managers.cpu_hints import cpu_hint_family, cpu_hints
 from agent.managers.cpu_pod_level import divide_cpus, empty_pool_problem
 from agent.managers.cpu_smt import smt_misalignment
+from agent.managers.cpu_sockets import SocketOrder, on_fewer_sockets
 from agent.managers.explain import empty_cpu_pool_refusal, free_cpus_by_node
 from agent.managers.providers import Refused
 from agent.metrics.names import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _NODE: Final = "node"
 _POD: Final = "pod"
 _CONTAINER: Final = "container"
+_PHYSICAL_CPU: Final = "physical_cpu"
 
 
 @final
@@ -77,8 +79,7 @@ class CpuManager:
             return
         try:
             _require_shared_pool(draft)
-            _require_whole_cores(draft, draft.demand.cpus, None)
-            bubble = _take(draft, draft.demand.cpus, hint, EMPTY, None)
+            bubble = _take_budget(draft, hint)
             draft.pod_cpus = bubble
             self._divide(draft, bubble)
         except Refused:
@@ -95,12 +96,12 @@ class CpuManager:
             raise Refused(_not_enough(draft, error.asked, bubble, None)) from error
         for name, part in parts.items():
             draft.cpus[name] = part.cpus
-            draft.count(ALLOCATIONS.name, CPU, _POD)
-            draft.count(
-                CONTAINER_ASSIGNMENTS.name, CPU, "pod_exclusive" if part.exclusive else "pod_shared"
-            )
             if part.exclusive:
                 draft.count(CPU_PINNING_REQUESTS.name)
+                draft.count(ALLOCATIONS.name, CPU, _POD)
+                draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_exclusive")
+            else:
+                draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_shared")
 
 
 def aligned_cpus(draft: Draft, nodes: int, cpus: Mask) -> Mask:
@@ -125,25 +126,60 @@ def _hints(draft: Draft, count: int) -> ProviderHints:
     return {CPU: offer(rules.machine.cpus, options, draft.free_cpus, draft.reusable_cpus, count)}
 
 
+def socket_order(draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:
+    """Return how `align-by-socket` orders sets of nodes for a container (None: the pod).
+
+    None without the option, and for what gets no exclusive CPUs.
+    """
+    rules = draft.rules
+    count = draft.demand.cpus if container is None else container.cpus
+    if not (rules.policy.cpu.options.align_by_socket and count and _gives_cpus(draft)):
+        return None
+    return SocketOrder.of(rules.machine.cpus, draft.free_cpus | draft.reusable_cpus, count)
+
+
 def _take(draft: Draft, count: int, hint: Hint, reusable: Mask, container: str | None) -> Mask:
     """Take CPUs inside the hint first, the rest (best-effort, failed alignment) anywhere."""
     topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
     allocatable = draft.free_cpus | reusable
+    near = EMPTY if hint.nodes is None else aligned_cpus(draft, hint.nodes, allocatable)
     try:
-        taken = EMPTY
-        if hint.nodes is not None:
-            aligned = aligned_cpus(draft, hint.nodes, allocatable)
-            most = min(count, len(aligned))
-            taken = take_by_topology(topology, options, aligned, most, draft.work())
+        taken = take_by_topology(topology, options, near, min(count, len(near)), draft.work())
         if len(taken) < count:
             rest, more = allocatable - taken, count - len(taken)
             taken |= take_by_topology(topology, options, rest, more, draft.work())
+            if options.align_by_socket and near:
+                taken = _on_fewer_sockets(draft, allocatable, taken)
     except NotEnoughCpusError as error:
         raise Refused(_not_enough(draft, count, allocatable, container)) from error
     draft.free_cpus -= taken
     if any(not taken.bits & ~cache.cpus for cache in topology.uncores):
         draft.count(ALIGNED_COUNT.name, _CONTAINER, "uncore_cache")
     return taken
+
+
+def _on_fewer_sockets(draft: Draft, allocatable: Mask, taken: Mask) -> Mask:
+    """Return as many CPUs on fewer sockets, where the hint's nodes and others were both needed."""
+    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
+    inside = on_fewer_sockets(topology, allocatable, taken, whole_cores=options.full_pcpus_only)
+    if inside is None:
+        return taken
+    return take_by_topology(topology, options, inside, len(taken), draft.work())
+
+
+def _take_budget(draft: Draft, hint: Hint) -> Mask:
+    """Take a pod's budget; with `full-pcpus-only` count whether it is made of whole cores."""
+    whole_cores = draft.rules.policy.cpu.options.full_pcpus_only
+    try:
+        _require_whole_cores(draft, draft.demand.cpus, None)
+        budget = _take(draft, draft.demand.cpus, hint, EMPTY, None)
+    except Refused:
+        if whole_cores:
+            draft.count(ALIGNED_FAILURE_COUNT.name, _POD, _PHYSICAL_CPU)
+        raise
+    if whole_cores:
+        draft.count(ALIGNED_COUNT.name, _POD, _PHYSICAL_CPU)
+    return budget
 
 
 def _require_whole_cores(draft: Draft, count: int, container: str | None) -> None:
@@ -188,7 +224,7 @@ def _not_enough(draft: Draft, count: int, available: Mask, container: str | None
 
 def _count_container(draft: Draft) -> None:
     if draft.rules.policy.cpu.options.full_pcpus_only:
-        draft.count(ALIGNED_COUNT.name, _CONTAINER, "physical_cpu")
+        draft.count(ALIGNED_COUNT.name, _CONTAINER, _PHYSICAL_CPU)
     draft.count(ALLOCATIONS.name, CPU, _NODE)
     draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "node_exclusive")
 
@@ -197,4 +233,4 @@ def _count_container_error(draft: Draft) -> None:
     draft.count(CPU_PINNING_ERRORS.name)
     draft.count(ALLOCATION_ERRORS.name, CPU, _NODE)
     if draft.rules.policy.cpu.options.full_pcpus_only:
-        draft.count(ALIGNED_FAILURE_COUNT.name, _CONTAINER, "physical_cpu")
+        draft.count(ALIGNED_FAILURE_COUNT.name, _CONTAINER, _PHYSICAL_CPU)

@@ -6,20 +6,23 @@ containers start. Standard init containers may use what apps get later, sidecars
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from agent.managers.cpu_assignment import take_by_topology
+from agent.managers.cpu_slices import slices_by_core
 from agent.managers.work import Work
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from agent.managers.cpu_slices import Take
     from agent.managers.cpu_topology import CpuTopology
-    from agent.managers.demand import PodDemand
+    from agent.managers.demand import ContainerDemand, PodDemand
     from agent.managers.policy import CpuPolicyOptions
 
 
@@ -73,15 +76,32 @@ def divide_cpus(
 ) -> dict[str, CpuPart]:
     """Divide a pod's CPUs between its containers, by name in the order of admission.
 
+    With `full-pcpus-only` exclusive containers that run at the same time share a core only where
+    the cores of the budget do not suffice; a thread that is left over belongs to the pod's pool.
     `work` returns the budget of one choice.
     Raises `NotEnoughCpusError` when the exclusive requests exceed the budget.
     """
+
+    def take(cpus: Mask, count: int) -> Mask:
+        return take_by_topology(topology, options, cpus, count, work())
+
+    parts = _divided(budget, demand, lambda container, pool: take(pool, container.cpus))
+    if not options.full_pcpus_only or not _shares_a_core(topology, demand, parts):
+        return parts
+    slices = slices_by_core(topology, take, budget, _long_running(demand))
+    return _divided(budget, demand, partial(_slice, topology, take, budget, slices))
+
+
+def _divided(
+    budget: Mask, demand: PodDemand, choose: Callable[[ContainerDemand, Mask], Mask]
+) -> dict[str, CpuPart]:
+    """Divide the budget; `choose` takes a container's exclusive CPUs out of what is left."""
     exclusive: dict[str, CpuPart] = {}
     sidecars = EMPTY
     for container in demand.init_containers():
         pool = budget - sidecars
         if container.cpus:
-            cpus = take_by_topology(topology, options, pool, container.cpus, work())
+            cpus = choose(container, pool)
             exclusive[container.name] = CpuPart(cpus, exclusive=True)
             if container.kind is ContainerKind.SIDECAR:
                 sidecars |= cpus
@@ -90,8 +110,42 @@ def divide_cpus(
     shared = budget - sidecars
     for container in demand.apps():
         if container.cpus:
-            cpus = take_by_topology(topology, options, shared, container.cpus, work())
+            cpus = choose(container, shared)
             exclusive[container.name] = CpuPart(cpus, exclusive=True)
             shared -= cpus
     pool_part = CpuPart(shared, exclusive=False)
     return {c.name: exclusive.get(c.name, pool_part) for c in demand.containers}
+
+
+def _slice(
+    topology: CpuTopology,
+    take: Take,
+    budget: Mask,
+    slices: Mapping[str, Mask],
+    container: ContainerDemand,
+    pool: Mask,
+) -> Mask:
+    """Return a container's slice; a standard init container avoids the cores of sidecars."""
+    if container.name in slices:
+        return slices[container.name]
+    apart = budget - topology.cores_of(budget - pool)
+    return take(apart if len(apart) >= container.cpus else pool, container.cpus)
+
+
+def _long_running(demand: PodDemand) -> dict[str, int]:
+    """Return the exclusive CPUs of sidecars and apps by name: these all run at the same time."""
+    return {c.name: c.cpus for c in demand.containers if c.cpus and not c.is_standard_init}
+
+
+def _shares_a_core(topology: CpuTopology, demand: PodDemand, parts: Mapping[str, CpuPart]) -> bool:
+    """Tell whether exclusive containers that run at the same time have threads of one core."""
+    running = EMPTY
+    for container in demand.containers:
+        if not container.cpus:
+            continue
+        cpus = parts[container.name].cpus
+        if topology.cores_of(running) & cpus:
+            return True
+        if not container.is_standard_init:
+            running |= cpus
+    return False

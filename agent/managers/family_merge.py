@@ -26,25 +26,39 @@ if TYPE_CHECKING:
 
     from agent.managers.hints import Hints
     from agent.managers.node_cover import Span
-    from agent.managers.tiebreak import Tiebreak
+    from agent.managers.tiebreak import Order, Tiebreak
     from agent.managers.work import Work
 
 #: Intersections that are wider than one node, each with the families that can narrow it further.
 _Open: TypeAlias = "dict[tuple[int, tuple[int, ...]], tuple[Cover, ...]]"
 
 
-def best_common(
-    families: Sequence[HintFamily], nodes: int, tiebreak: Tiebreak, work: Work
-) -> int | None:
+def best_common(families: Sequence[HintFamily], nodes: int, order: Order, work: Work) -> int | None:
     """Return the best mask that every family prefers, None where there is none.
 
-    Narrower masks are better, then `tiebreak` decides.
+    Narrower masks are better, then the tiebreak of `order` decides. Where that keeps to few
+    sockets, the masks on as few as the families' `span` asks for come first, however wide; how
+    many sockets the others touch is not looked at.
     """
+    if order.sockets is not None and any(family.span is not None for family in families):
+        aligned = _best_common(families, nodes, order.tiebreak, work, spanning=True)
+        if aligned is not None:
+            return aligned
+    return _best_common(families, nodes, order.tiebreak, work, spanning=False)
+
+
+def _best_common(
+    families: Sequence[HintFamily], nodes: int, tiebreak: Tiebreak, work: Work, *, spanning: bool
+) -> int | None:
+    """Return the best mask that all prefer; with `spanning` among those that meet every span."""
     named = {mask for family in families for mask in family.masks}
     found = {mask for mask in named if all(family.prefers(mask) for family in families)}
+    if spanning:
+        spans = [family.span for family in families if family.span is not None]
+        found = {mask for mask in found if all(span.met_by(mask) for span in spans)}
     most = min([mask.bit_count() for mask in found], default=nodes.bit_count())
     if all(family.cover is not None for family in families):
-        mask = _smallest_common(families, most, tiebreak, work)
+        mask = _smallest_common(families, most, tiebreak, work, spanning=spanning)
         if mask is not None:
             found.add(mask)
     return min(found, key=lambda mask: (mask.bit_count(), *tiebreak(mask)), default=None)
@@ -173,13 +187,15 @@ def _common_sizes(families: Sequence[HintFamily], most: int) -> Iterable[int]:
 
 
 def _smallest_common(
-    families: Sequence[HintFamily], most: int, tiebreak: Tiebreak, work: Work
+    families: Sequence[HintFamily], most: int, tiebreak: Tiebreak, work: Work, *, spanning: bool
 ) -> int | None:
     """Return the best set of the smallest size, at most so many nodes, that all families prefer."""
     common = Cover.common([family.cover for family in families if family.cover is not None])
     searches: dict[tuple[Span, ...], Search | None] = {}
     for size in _common_sizes(families, most):
-        spans = tuple(f.span for f in families if f.span is not None and f.fewest != size)
+        spans = tuple(
+            f.span for f in families if f.span is not None and (spanning or f.fewest != size)
+        )
         if spans not in searches:
             searches[spans] = _search_on(common, spans, work)
         search = searches[spans]

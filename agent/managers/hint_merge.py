@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from agent.managers.hints import Hint, Hints, ProviderHints
-    from agent.managers.tiebreak import Tiebreak
+    from agent.managers.tiebreak import Order
     from agent.managers.work import Work
 
 #: The hints of one resource in full; never empty unless a policy has filtered them.
@@ -50,13 +50,11 @@ def resource_lists(
     ]
 
 
-def best_preferred(
-    lists: Sequence[Hints], nodes: int, tiebreak: Tiebreak, work: Work
-) -> int | None:
+def best_preferred(lists: Sequence[Hints], nodes: int, order: Order, work: Work) -> int | None:
     """Return the best mask that every resource offers as preferred, None where there is none.
 
     A permutation is preferred only if all its hints are and their masks are equal; hints for any
-    node go with every mask. Narrower masks are better, then `tiebreak` decides.
+    node go with every mask. Narrower masks are better, then the tiebreak of `order` decides.
     """
     required: set[int] | None = None
     optional = {nodes}
@@ -75,31 +73,29 @@ def best_preferred(
         if not required:
             return None
     if required is None and families:
-        return best_common(families, nodes, tiebreak, work)
+        return best_common(families, nodes, order, work)
     candidates = optional if required is None else required
     candidates = {mask for mask in candidates if all(family.prefers(mask) for family in families)}
     inside = {mask & nodes for mask in candidates} - {0}
-    return min(inside, key=lambda mask: (mask.bit_count(), *tiebreak(mask)), default=None)
+    return min(inside, key=order.of_preferred, default=None)
 
 
-def best_reachable(
-    lists: Sequence[Hints], nodes: int, tiebreak: Tiebreak, work: Work
-) -> int | None:
+def best_reachable(lists: Sequence[Hints], nodes: int, order: Order, work: Work) -> int | None:
     """Return the best mask that some choice of one hint per resource intersects to.
 
     None when every choice ends empty, or when a resource has no hint to choose. The best has as
     many nodes as the resource with the widest narrowest hint needs; failing that the most below
-    that number, failing that the fewest above it; then `tiebreak` decides.
+    that number, failing that the fewest above it; then `order` decides.
     """
     wanted = max((_narrowest(hints, work) for hints in lists), default=0)
     listed = [hints for hints in lists if not isinstance(hints, HintFamily)]
     if len(listed) < len(lists):
-        return best_intersection(lists, nodes, wanted, tiebreak, work)
+        return best_intersection(lists, nodes, wanted, order.tiebreak, work)
     reachable = reachable_masks(listed, nodes)
     if not reachable:
         return None
     size = min({mask.bit_count() for mask in reachable}, key=lambda count: misfit(count, wanted))
-    return min((mask for mask in reachable if mask.bit_count() == size), key=tiebreak)
+    return min((mask for mask in reachable if mask.bit_count() == size), key=order.of_equally_wide)
 
 
 def reachable_masks(lists: Sequence[HintList], nodes: int) -> set[int]:

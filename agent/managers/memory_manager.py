@@ -70,9 +70,8 @@ class MemoryManager:
         _reuse_init_memory(draft, container, blocks)
         if blocks:
             draft.memory[container.name] = blocks
-        draft.count(ALLOCATIONS.name, MEMORY, _NODE, by=len(blocks))
-        # The kubelet counts every container of a Guaranteed pod here, with memory or without.
-        draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "node_exclusive")
+            draft.count(ALLOCATIONS.name, MEMORY, _NODE, by=len(blocks))
+            draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "node_exclusive")
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
         """Charge the pod's budget and divide it (KEP-5526, partitioning algorithm)."""
@@ -161,10 +160,11 @@ def _divide(draft: Draft) -> None:
     nodes = draft.pod_memory[0].nodes
     for name, part in divide_memory(nodes, draft.demand).items():
         draft.memory[name] = part.blocks
-        draft.count(ALLOCATIONS.name, MEMORY, _POD)
-        draft.count(
-            CONTAINER_ASSIGNMENTS.name, MEMORY, "pod_exclusive" if part.exclusive else "pod_shared"
-        )
+        if part.exclusive:
+            draft.count(ALLOCATIONS.name, MEMORY, _POD)
+            draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "pod_exclusive")
+        else:
+            draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "pod_shared")
     draft.count(MEMORY_PINNING_REQUESTS.name, by=_partition_requests(draft))
 
 

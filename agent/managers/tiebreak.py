@@ -26,6 +26,29 @@ def by_value(nodes: int) -> tuple[int, ...]:
     return (nodes,)
 
 
+class Order(Struct, frozen=True):
+    """What makes one set of NUMA nodes better than another that serves as well.
+
+    `tiebreak` orders sets of the same size; `sockets`, where `align-by-socket` asks for it, comes
+    before the size: a set on one socket is better than a narrower one across two.
+    """
+
+    tiebreak: Tiebreak
+    sockets: Tiebreak | None = None
+
+    def of_preferred(self, nodes: int) -> tuple[int, ...]:
+        """Return the key of a preferred set: its sockets, its size, then the tiebreak."""
+        if self.sockets is None:
+            return nodes.bit_count(), *self.tiebreak(nodes)
+        return *self.sockets(nodes), nodes.bit_count(), *self.tiebreak(nodes)
+
+    def of_equally_wide(self, nodes: int) -> tuple[int, ...]:
+        """Return the key of a set among those of the same size."""
+        if self.sockets is None:
+            return self.tiebreak(nodes)
+        return *self.sockets(nodes), *self.tiebreak(nodes)
+
+
 class Closest(Struct, frozen=True, dict=True):
     """Order by the sum of distances (KEP-3545): of equally large sets that is the average."""
 

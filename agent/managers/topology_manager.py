@@ -9,13 +9,14 @@ from agent.managers.hint_family import HintFamily
 from agent.managers.hint_merge import best_preferred, best_reachable, resource_lists
 from agent.managers.hints import NO_AFFINITY, Hint
 from agent.managers.policy import TopologyManagerPolicy
-from agent.managers.tiebreak import Closest, by_value
+from agent.managers.tiebreak import Closest, Order, by_value
 from agent.managers.work import Work
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from agent.managers.cpu_sockets import SocketOrder
     from agent.managers.hints import Hints, ProviderHints
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import TopologyPolicy
@@ -30,12 +31,16 @@ def merge(
     policy: TopologyPolicy,
     provider_hints: Sequence[ProviderHints],
     work: Work | None = None,
+    sockets: SocketOrder | None = None,
 ) -> tuple[Hint, bool]:
     """Return the alignment of a container or pod on a machine, and whether it is admitted.
 
-    As `merge_hints`, with the nodes and distances of the machine.
+    As `merge_hints`, with the nodes and distances of the machine. `sockets` is the order of
+    `align-by-socket`: of equally preferred sets of nodes the one on few sockets is chosen, of
+    those the narrowest. Where hints are told by rules (many nodes) that holds for preferred sets.
     """
-    return _merged(machine.node_mask.bits, machine.closest, policy, provider_hints, work or Work())
+    order = Order(_tiebreak(machine.closest, policy), sockets)
+    return _merged(machine.node_mask.bits, order, policy, provider_hints, work or Work())
 
 
 def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
@@ -70,12 +75,18 @@ def merge_hints(
     then `work` says so, and the choice is still one that some permutation gives.
     """
     everything = nodes.bits if isinstance(nodes, Mask) else nodes
-    return _merged(everything, Closest(distances), policy, provider_hints, work or Work())
+    order = Order(_tiebreak(Closest(distances), policy))
+    return _merged(everything, order, policy, provider_hints, work or Work())
+
+
+def _tiebreak(closest: Closest, policy: TopologyPolicy) -> Tiebreak:
+    aligns = policy.policy is not TopologyManagerPolicy.SINGLE_NUMA_NODE
+    return closest if policy.prefer_closest_numa_nodes and aligns else by_value
 
 
 def _merged(
     nodes: int,
-    closest: Closest,
+    order: Order,
     policy: TopologyPolicy,
     provider_hints: Sequence[ProviderHints],
     work: Work,
@@ -84,20 +95,19 @@ def _merged(
         return NO_AFFINITY, True
     lists = resource_lists(provider_hints, indifferent=_INDIFFERENT, impossible=_IMPOSSIBLE)
     if policy.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
-        best = _best([_single_node(hints) for hints in lists], nodes, by_value, work)
+        best = _best([_single_node(hints) for hints in lists], nodes, order, work)
         if best.nodes == nodes:
             best = Hint(None, best.preferred)
         return best, best.preferred
-    tiebreak = closest if policy.prefer_closest_numa_nodes else by_value
-    best = _best(lists, nodes, tiebreak, work)
+    best = _best(lists, nodes, order, work)
     return best, best.preferred or policy.policy is TopologyManagerPolicy.BEST_EFFORT
 
 
-def _best(lists: Sequence[Hints], nodes: int, tiebreak: Tiebreak, work: Work) -> Hint:
-    preferred = best_preferred(lists, nodes, tiebreak, work)
+def _best(lists: Sequence[Hints], nodes: int, order: Order, work: Work) -> Hint:
+    preferred = best_preferred(lists, nodes, order, work)
     if preferred is not None:
         return Hint(preferred, preferred=True)
-    reachable = best_reachable(lists, nodes, tiebreak, work)
+    reachable = best_reachable(lists, nodes, order, work)
     return Hint(nodes if reachable is None else reachable, preferred=False)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agent.decision import HintTrace
+from agent.managers.cpu_manager import socket_order
 from agent.managers.explain import affinity_refusal
 from agent.managers.hints import NO_AFFINITY, Hint
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
@@ -25,6 +26,7 @@ from agent.metrics.names import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agent.managers.demand import ContainerDemand
     from agent.managers.draft import Draft
     from agent.managers.hints import ProviderHints
     from agent.managers.providers import HintProvider
@@ -77,7 +79,7 @@ def _without_alignment(draft: Draft, providers: Sequence[HintProvider]) -> None:
 def _by_container(draft: Draft, providers: Sequence[HintProvider]) -> None:
     for container in draft.demand.containers:
         hints = [(p.name, p.container_hints(draft, container)) for p in providers]
-        best = _merged(draft, container.name, hints)
+        best = _merged(draft, container, hints)
         draft.hints[container.name] = best
         for provider in providers:
             provider.allocate(draft, container, best)
@@ -107,16 +109,23 @@ def _best_for_pod(draft: Draft, providers: Sequence[HintProvider]) -> Hint:
     return best
 
 
-def _merged(draft: Draft, container: str | None, hints: list[tuple[str, ProviderHints]]) -> Hint:
+def _merged(
+    draft: Draft, container: ContainerDemand | None, hints: list[tuple[str, ProviderHints]]
+) -> Hint:
     policy = draft.rules.policy.topology
     best, admitted = merge(
-        draft.rules.machine, policy, [offered for _, offered in hints], draft.work()
+        draft.rules.machine,
+        policy,
+        [offered for _, offered in hints],
+        draft.work(),
+        socket_order(draft, container),
     )
-    draft.traces.append(HintTrace(container, tuple(hints), best, admitted))
+    name = None if container is None else container.name
+    draft.traces.append(HintTrace(name, tuple(hints), best, admitted))
     if not admitted:
         if _alignment_is_guaranteed(draft):
             draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
-        raise Refused(affinity_refusal(draft, container, hints))
+        raise Refused(affinity_refusal(draft, name, hints))
     return best
 
 

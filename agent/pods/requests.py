@@ -96,18 +96,17 @@ def memory_requests(pod: Pod, container: Container, *, pod_level_managers: bool)
 def pod_memory_requests(pod: Pod, *, pod_level_managers: bool) -> dict[str, int]:
     """Return the bytes that a pod asks for as one, by memory type.
 
-    Without a pod-level budget only types that some app container asks for count, as in the
-    kubelet. Raises `QuantityError` as `memory_requests` does.
+    Its budget where it has one, else the most that its containers have at one time (KEP-693,
+    "Effective resource request"; KEP-753 with sidecars). A type that only init containers ask for
+    counts as any other; the kubelet leaves it out. Raises `QuantityError` as `memory_requests`
+    does.
     """
     if pod_level_managers and pod.resources is not None and has_pod_level_resources(pod):
         return _memory_bytes(pod.resources.requests)
-    asked = {
-        container.name: memory_requests(pod, container, pod_level_managers=pod_level_managers)
-        for container in pod.all_containers()
-    }
-    types = dict.fromkeys(name for app in pod.containers for name in asked[app.name])
-    peak = aggregate(pod, lambda container: asked[container.name])
-    return {name: peak[name] for name in types}
+    return aggregate(
+        pod,
+        lambda container: memory_requests(pod, container, pod_level_managers=pod_level_managers),
+    )
 
 
 def pod_requests(

@@ -31,10 +31,12 @@ class Tally:
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     wrong: list[tuple[str, Outcome]] = field(default_factory=list)
+    rules: Counter[str] = field(default_factory=Counter)
 
     def add(self, name: str, outcome: Outcome) -> None:
         """Count one case."""
         self.verdicts[outcome.verdict] += 1
+        self.rules.update(outcome.rules)
         if outcome.verdict is Verdict.WRONG:
             self.wrong.append((name, outcome))
 
@@ -63,6 +65,8 @@ def main() -> int:
                 for name, outcome in outcomes:
                     tally.add(name, outcome)
             print(tally.line(file.name.split(".")[0]), flush=True)
+            for rule, cases in sorted(tally.rules.items()):
+                print(f"  right instead by the rule '{rule}': {cases}")
             _show(tally, arguments.show)
             right += tally.verdicts.total() - tally.verdicts[Verdict.WRONG]
             total += tally.verdicts.total()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self, TypeAlias
 
@@ -14,17 +14,21 @@ class Verdict(StrEnum):
     """How our answer relates to the recorded one."""
 
     EQUAL = "equal"
-    #: A flag of the case says that the kubelet is wrong there, and our answer is valid.
+    #: A flag of the case or a rule says that the kubelet is wrong there, and our answer is valid.
     RIGHT = "right-instead"
     WRONG = "wrong"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The verdict on one case; `differences` are filled where it is wrong."""
+    """The verdict on one case; `differences` are filled where it is wrong.
+
+    `rules` name the reasons for which an answer is right instead of equal, where they have names.
+    """
 
     verdict: Verdict
     differences: tuple[str, ...] = ()
+    rules: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def equal(cls) -> Self:
@@ -32,9 +36,9 @@ class Outcome:
         return cls(Verdict.EQUAL)
 
     @classmethod
-    def right_instead(cls) -> Self:
-        """Return the verdict on another, valid answer where a flag allows it."""
-        return cls(Verdict.RIGHT)
+    def right_instead(cls, *rules: str) -> Self:
+        """Return the verdict on another, valid answer where a flag or a named rule allows it."""
+        return cls(Verdict.RIGHT, rules=frozenset(rules))
 
     @classmethod
     def wrong(cls, *differences: str) -> Self:

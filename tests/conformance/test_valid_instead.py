@@ -14,14 +14,19 @@ from agent.managers.machine import Machine
 from sysfs.mask import Mask
 from sysfs.shapes import regular_host
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, SMT, make_rules
-from tests.agent.pods.pods import app, guaranteed, pod, resources
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 from tests.conformance.valid_instead import (
+    UNCORE_ALIGNED,
+    caches_of_refused,
+    counts_init_memory,
     evenly_distributed,
     has_negative_amounts,
+    on_fewer_sockets,
     refused_for_own_demand,
     same_memory_in_all,
     valid_instead,
     valid_reservation,
+    with_our_slices,
 )
 
 if TYPE_CHECKING:
@@ -213,3 +218,140 @@ def test_a_pod_that_shares_must_share_on_both_sides() -> None:
     theirs["pod"]["containers"]["a"] = {"cpus": None, "isolation": "host"}
     assert valid_instead(RULES, ledger(), shares, decision, theirs)
     assert not valid_instead(RULES, ledger(), shares, decision, recorded(a="1"))
+
+
+class TestSlicesByCore:
+    #: Siblings are n and n + 8; the budget is two cores, or three.
+    RULES = make_rules(SMT, reserved="0,8", full_pcpus_only=True)
+    SINGLES = pod(
+        app("a", guaranteed("cpu=1 memory=1Gi")),
+        app("b", guaranteed("cpu=1 memory=1Gi")),
+        app("c"),
+        of_pod=guaranteed("cpu=4 memory=4Gi"),
+    )
+
+    def corrected(self, ours: dict[str, str], theirs: dict[str, str]) -> dict[str, Any]:
+        decision = holding(self.RULES, self.SINGLES, **ours)
+        assert decision.grant is not None
+        assert decision.grant.cpus == Mask.parse("1-2,9-10")
+        answer = recorded(**theirs)
+        answer["pod"]["cpus"] = "1-2,9-10"
+        answer["pod"]["containers"]["c"]["isolation"] = "pod"
+        found = with_our_slices(self.RULES, decision, answer)
+        return {name: one["cpus"] for name, one in found["pod"]["containers"].items()}
+
+    THEIRS = {"a": "1", "b": "9", "c": "2,10"}  # noqa: RUF012  # never changed
+
+    def test_slices_on_cores_of_their_own_are_better(self) -> None:
+        ours = {"a": "1", "b": "2", "c": "9-10"}
+        assert self.corrected(ours, self.THEIRS) == ours
+
+    @pytest.mark.parametrize(
+        "ours",
+        [
+            {"a": "1", "b": "9", "c": "2,10"},
+            {"a": "2", "b": "10", "c": "1,9"},
+            {"a": "1", "b": "2", "c": "9"},
+            {"a": "1", "b": "2", "c": "2,9-10"},
+            {"a": "1", "b": "1", "c": "2,9-10"},
+            {"a": "1", "b": "3", "c": "2,9"},
+            {"a": "1", "b": "2,10", "c": "9"},
+        ],
+    )
+    def test_no_better_or_no_proper_slices_are_not(self, ours: dict[str, str]) -> None:
+        assert self.corrected(ours, self.THEIRS) == self.THEIRS
+
+    def test_another_budget_is_not(self) -> None:
+        decision = holding(self.RULES, self.SINGLES, a="1", b="2", c="9-10")
+        answer = recorded(**self.THEIRS)
+        answer["pod"]["cpus"] = "3-4,11-12"
+        assert with_our_slices(self.RULES, decision, answer) is answer
+
+
+class TestFewerSockets:
+    #: Two sockets of two nodes of four CPUs.
+    MACHINE = Machine.of(regular_host(packages=2, nodes_per_package=2, cores_per_node=4, threads=1))
+    RULES = make_rules(MACHINE, NO_POLICY, CONTAINER, memory=False, align_by_socket=True)
+    SIX = pod(app("a", guaranteed("cpu=6 memory=1Gi")))
+
+    def judged(self, ours: str, theirs: str, *, busy: str = "", option: bool = True) -> bool:
+        rules = make_rules(self.MACHINE, NO_POLICY, CONTAINER, memory=False, align_by_socket=option)
+        answer = recorded(a=theirs)
+        answer["pod"]["containers"]["a"]["hint"] = {"mask": None}
+        before = replace(rules.empty_ledger(), exclusive_cpus=Mask.parse(busy))
+        return on_fewer_sockets(rules, before, holding(rules, self.SIX, a=ours), answer)
+
+    def test_one_socket_is_better_than_two(self) -> None:
+        assert self.judged("8-13", "4-9")
+
+    def test_as_many_sockets_or_more_are_not(self) -> None:
+        assert not self.judged("8-13", "10-15")
+        assert not self.judged("4-9", "8-13")
+
+    def test_other_numbers_busy_cpus_or_no_option_are_not(self) -> None:
+        assert not self.judged("8-12", "4-9")
+        assert not self.judged("8-13", "4-9", busy="13")
+        assert not self.judged("8-13", "4-9", option=False)
+
+    def test_a_refusal_of_either_side_is_not_excused(self) -> None:
+        before = self.RULES.empty_ledger()
+        assert not on_fewer_sockets(
+            self.RULES, before, refusing(Reason.UNEXPECTED), recorded(a="1")
+        )
+        ours = holding(self.RULES, self.SIX, a="8-13")
+        assert not on_fewer_sockets(self.RULES, before, ours, {"admitted": False})
+
+    def test_a_refused_pods_caches_are_excused_with_the_option_only(self) -> None:
+        refused = refusing(Reason.UNEXPECTED)
+        answer = {
+            "admitted": False,
+            "reason": "UnexpectedAdmissionError",
+            "metrics": {UNCORE_ALIGNED: 1},
+        }
+        assert caches_of_refused(self.RULES, refused, answer) == 0
+        assert caches_of_refused(RULES, refused, answer) is None
+        assert caches_of_refused(self.RULES, refused, {**answer, "reason": "x"}) is None
+        assert caches_of_refused(self.RULES, refused, {**answer, "metrics": {}}) is None
+
+
+class TestMemoryOfInitContainers:
+    RULES = make_rules(SMT)
+    WANTED = pod(
+        init("i", guaranteed("cpu=1 memory=1Gi")), app("a", guaranteed("cpu=2 memory=1Gi"))
+    )
+
+    def judged(self, decision: Decision, theirs: dict[str, Any], pages: str = "2Mi") -> bool:
+        document = {
+            "spec": {
+                "initContainers": [stated("i", cpu="1", memory="1Gi", **{"hugepages-2Mi": pages})],
+                "containers": [stated("a", cpu="2", memory="1Gi")],
+            }
+        }
+        return counts_init_memory(self.RULES, self.WANTED, decision, theirs, document)
+
+    def test_an_admission_must_give_what_is_asked_for(self) -> None:
+        decision = admit(self.RULES, self.RULES.empty_ledger(), self.WANTED)
+        assert self.judged(decision, {"admitted": False})
+        assert decision.grant is not None
+        first, second = decision.grant.containers
+        for lacking in replace(second, memory=()), replace(second, cpus=Mask.of(1)):
+            grant = replace(decision.grant, containers=(first, lacking))
+            assert not self.judged(replace(decision, grant=grant), {"admitted": False})
+
+    def test_a_refusal_is_valid_where_the_kubelet_refuses_or_breaks_its_hint(self) -> None:
+        refused = refusing(Reason.UNEXPECTED)
+        assert self.judged(refused, {"admitted": False})
+
+        def kubelet(numa: list[int]) -> dict[str, Any]:
+            held = {"hint": {"mask": [0]}, "memory": [{"numa": numa}]}
+            return {"admitted": True, "pod": {"containers": {"a": held}}}
+
+        assert self.judged(refused, kubelet([0, 1]))
+        assert not self.judged(refused, kubelet([0]))
+
+    def test_a_pod_without_such_memory_is_not_excused(self) -> None:
+        assert not self.judged(refusing(Reason.UNEXPECTED), {"admitted": False}, pages="0")
+
+
+def stated(name: str, **amounts: str) -> dict[str, Any]:
+    return {"name": name, "resources": {"requests": amounts, "limits": amounts}}

@@ -11,19 +11,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.decision import Reason
 from agent.managers.demand import demand_of
+from agent.metrics.names import ALIGNED_COUNT
 from agent.pods.model import ContainerKind
 from sysfs.mask import Mask
+from tests.conformance.effective import asked_memory, asks_in_init_only, containers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from agent.decision import Decision, Refusal
-    from agent.ledger import Ledger
+    from agent.ledger import ContainerGrant, Ledger
     from agent.managers.cpu_topology import CpuTopology, Groups
     from agent.managers.rules import Rules
     from agent.pods.model import Pod
 
 _ROUNDING: Final = 0.0011
+#: How a recording names the counter of containers within one uncore cache.
+UNCORE_ALIGNED: Final = (
+    "kubelet_container_aligned_compute_resources_count{boundary=uncore_cache,scope=container}"
+)
 
 
 def valid_instead(
@@ -84,6 +90,105 @@ def evenly_distributed(
         same_numbers
         and not ours - free
         and _unevenness(rules, free - ours) <= _unevenness(rules, free - theirs) + _ROUNDING
+    )
+
+
+def with_our_slices(
+    rules: Rules, decision: Decision, expected: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the recorded answer with our slices of a budget where they are the better ones.
+
+    With `full-pcpus-only` (KEP-2625: no physical core is shared among containers), of a budget of
+    the very same CPUs: every exclusive container has as many CPUs as the kubelet gives it, those
+    that run at the same time have none in common and share fewer cores than the kubelet's, and the
+    others have just what is left. Else the recorded answer as it is.
+    """
+    if not rules.policy.cpu.options.full_pcpus_only or decision.grant is None:
+        return expected
+    grant, theirs = decision.grant, (expected.get("pod") or {})
+    if grant.cpus is None or _mask(theirs.get("cpus")) != grant.cpus:
+        return expected
+    containers: dict[str, dict[str, Any]] = theirs["containers"]
+    slices = {one.name: one.cpus or Mask(0) for one in grant.containers}
+    kinds = {one.name: one.kind for one in grant.containers}
+    their_slices = {name: Mask.parse(one["cpus"]) for name, one in containers.items()}
+    own = {name for name, one in containers.items() if one["isolation"] == "container"}
+    if (
+        any(len(slices[name]) != len(their_slices[name]) for name in slices)
+        or not _divides(grant.cpus, slices, kinds, own)
+        or _shared_cores(rules, slices, kinds, own)
+        >= _shared_cores(rules, their_slices, kinds, own)
+    ):
+        return expected
+    ours = {
+        name: {**one, "cpus": str(slices[name]), "effective": str(slices[name])}
+        for name, one in containers.items()
+    }
+    return {**expected, "pod": {**theirs, "containers": ours}}
+
+
+def on_fewer_sockets(
+    rules: Rules, before: Ledger, decision: Decision, expected: Mapping[str, Any]
+) -> bool:
+    """Tell whether `align-by-socket` is served better: on fewer sockets than by the kubelet.
+
+    Counted are the sockets of each container's exclusive CPUs and of the nodes that it is aligned
+    to. Of the containers in the order of admission the first that differs has to be on fewer: what
+    it leaves to the next ones is another set of CPUs. All have as many, and only free ones.
+    """
+    if not rules.policy.cpu.options.align_by_socket or decision.grant is None:
+        return False
+    if not expected["admitted"]:
+        return False
+    pairs = list(_pairs(decision, expected["pod"]))
+    if any((a is None) != (b is None) or len(a or ()) != len(b or ()) for a, b in pairs):
+        return False
+    if decision.grant.exclusive_cpus - (rules.assignable_cpus - before.exclusive_cpus):
+        return False
+    ours, theirs = _sockets(rules, decision, expected)
+    return ours < theirs
+
+
+def caches_of_refused(rules: Rules, decision: Decision, expected: Mapping[str, Any]) -> int | None:
+    """Return how many containers of a refused pod may be counted as within a cache; None: as is.
+
+    With `align-by-socket` a container that got CPUs before its pod was refused for the same reason
+    may have got those of one socket, where the kubelet tore them over two. What it got is not
+    recorded, so there is nothing to compare the number of caches with.
+    """
+    if not rules.policy.cpu.options.align_by_socket or decision.refusal is None:
+        return None
+    if expected["admitted"] or decision.refusal.reason.value != expected["reason"]:
+        return None
+    ours = decision.counters.get((ALIGNED_COUNT.name, ("container", "uncore_cache")), 0)
+    return None if ours == expected["metrics"].get(UNCORE_ALIGNED, 0) else ours
+
+
+def counts_init_memory(
+    rules: Rules,
+    pod: Pod,
+    decision: Decision,
+    expected: Mapping[str, Any],
+    document: Mapping[str, Any],
+) -> bool:
+    """Tell whether an answer may differ for a memory type that only init containers ask for.
+
+    It counts for a Guaranteed pod without a managed budget in pod scope (KEP-693, effective
+    request). Admitted, every container has as many CPUs, bytes and devices as it asks for. Refused,
+    the kubelet refuses the pod, too, or it admits it against the hint: some container's memory lies
+    outside of the nodes that the kubelet aligned the pod to.
+    """
+    topology = rules.policy.topology
+    concerned = topology.is_pod_scope and rules.static_memory and not pod.resources
+    if not concerned or not asks_in_init_only(document):
+        return False
+    if decision.grant is None:
+        return not expected["admitted"] or _memory_beside_the_hint(expected["pod"])
+    stated = {one["name"]: one for one in containers_of(document)}
+    return _as_many_as_asked(rules, decision, pod) and all(
+        _has_memory(one, asked_memory(stated[one.name]))
+        and _has_devices(rules, one, stated[one.name])
+        for one in decision.grant.containers
     )
 
 
@@ -211,6 +316,95 @@ def _no_wider(topology: CpuTopology, ours: Mask | None, theirs: Mask | None) -> 
 
 def _unevenness(rules: Rules, left: Mask) -> float:
     return pstdev((node.cpus & left.bits).bit_count() for node in rules.machine.cpus.nodes)
+
+
+def _divides(
+    budget: Mask,
+    slices: Mapping[str, Mask],
+    kinds: Mapping[str, ContainerKind],
+    own: Collection[str],
+) -> bool:
+    """Tell whether slices lie inside the budget, apart, and leave all others just the rest."""
+    running = Mask(0)
+    for name, cpus in slices.items():
+        if kinds[name] is ContainerKind.INIT:
+            if cpus - budget or cpus & running:
+                return False
+        elif name in own:
+            if cpus - budget or cpus & running:
+                return False
+            running |= cpus
+    rest = budget - running
+    shared = (n for n in slices if n not in own and kinds[n] is not ContainerKind.INIT)
+    return all(slices[name] == rest for name in shared)
+
+
+def _shared_cores(
+    rules: Rules,
+    slices: Mapping[str, Mask],
+    kinds: Mapping[str, ContainerKind],
+    own: Collection[str],
+) -> int:
+    """Count over all cores and pairs of exclusive containers at one time: those that share it."""
+    shared, running = 0, list[Mask]()
+    for name, cpus in slices.items():
+        if name in own:
+            shared += sum(
+                1
+                for other in running
+                for core in rules.machine.cpus.cores
+                if core.cpus & cpus.bits and core.cpus & other.bits
+            )
+            if kinds[name] is not ContainerKind.INIT:
+                running.append(cpus)
+    return shared
+
+
+def _sockets(
+    rules: Rules, decision: Decision, expected: Mapping[str, Any]
+) -> tuple[list[int], list[int]]:
+    """Return how many sockets CPUs and hints touch, the budget first: ours and theirs."""
+    assert decision.grant is not None
+    topology, theirs = rules.machine.cpus, expected["pod"]
+
+    def touched(cpus: Mask | None) -> int:
+        return _touched(topology.sockets, cpus or Mask(0))
+
+    our_sockets = [touched(decision.grant.cpus)]
+    their_sockets = [touched(_mask(theirs["cpus"]))]
+    for container in decision.grant.containers:
+        other = theirs["containers"][container.name]
+        if other["isolation"] == "container":
+            our_sockets.append(touched(container.cpus))
+            their_sockets.append(touched(_mask(other["cpus"])))
+        aligned = Mask(container.hint.nodes or 0), Mask.from_ids(other["hint"]["mask"] or ())
+        our_sockets.append(touched(topology.cpus_in_nodes(aligned[0])))
+        their_sockets.append(touched(topology.cpus_in_nodes(aligned[1])))
+    return our_sockets, their_sockets
+
+
+def _has_memory(container: ContainerGrant, asked: Mapping[str, int]) -> bool:
+    """Tell whether blocks add up to what is asked; of init containers later ones may have some."""
+    held: dict[str, int] = {}
+    for block in container.memory:
+        held[block.type] = held.get(block.type, 0) + block.size
+    if container.kind is ContainerKind.INIT:
+        return all(size <= asked.get(name, 0) for name, size in held.items())
+    return {name: size for name, size in held.items() if size} == asked
+
+
+def _has_devices(rules: Rules, container: ContainerGrant, stated: Mapping[str, Any]) -> bool:
+    limits = (stated.get("resources") or {}).get("limits") or {}
+    asked = {name: int(limits[name]) for name in rules.policy.devices if name in limits}
+    return {name: len(ids) for name, ids in container.devices.items()} == asked
+
+
+def _memory_beside_the_hint(grant: Mapping[str, Any]) -> bool:
+    return any(
+        set(block["numa"]) - set(container["hint"]["mask"] or ())
+        for container in grant["containers"].values()
+        for block in container["memory"] or ()
+    )
 
 
 def _touched(groups: Groups, cpus: Mask) -> int:

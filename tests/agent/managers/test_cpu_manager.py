@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -150,7 +151,8 @@ class TestBudget:
         MANAGER.allocate_pod(draft, ON_NODE_1)
         assert draft.pod_cpus == Mask.parse("8-11")
         assert draft.cpus == {"a": Mask.of(8), "b": Mask.parse("9-11")}
-        assert counted(draft, "assignments") == {
+        assert counted(draft, "resource_manager") == {
+            "resource_manager_allocations_total cpu,pod": 1,
             "resource_manager_container_assignments cpu,pod_exclusive": 1,
             "resource_manager_container_assignments cpu,pod_shared": 1,
         }
@@ -183,3 +185,27 @@ class TestBudget:
             MANAGER.allocate_pod(draft_of(rules, odd_budget), ON_NODE_1)
         assert caught.value.refusal.reason is Reason.SMT_ALIGNMENT
         assert caught.value.refusal.container is None
+
+    @pytest.mark.parametrize(
+        ("cpus", "name"),
+        [
+            (4, "container_aligned_compute_resources_count pod,physical_cpu"),
+            (3, "container_aligned_compute_resources_failure_count pod,physical_cpu"),
+            (18, "container_aligned_compute_resources_failure_count pod,physical_cpu"),
+        ],
+    )
+    def test_a_budget_is_counted_as_made_of_whole_cores_or_not(self, cpus: int, name: str) -> None:
+        rules = make_rules(SMT, BEST_EFFORT, reserved="0,8", full_pcpus_only=True)
+        asked = pod(app("a"), of_pod=guaranteed(f"cpu={cpus} memory=4Gi"))
+        draft = draft_of(rules, asked)
+        with nullcontext() if cpus == 4 else pytest.raises(Refused):
+            MANAGER.allocate_pod(draft, ON_NODE_0)
+        assert counted(draft, "aligned").get(name) == 1
+
+    def test_an_empty_pool_says_nothing_about_whole_cores(self) -> None:
+        rules = make_rules(SMT, BEST_EFFORT, reserved="0,8", full_pcpus_only=True)
+        asked = pod(app("a", own(4)), app("b"), of_pod=self.BUDGET)
+        draft = draft_of(rules, asked)
+        with pytest.raises(Refused):
+            MANAGER.allocate_pod(draft, ON_NODE_0)
+        assert counted(draft, "aligned") == {}

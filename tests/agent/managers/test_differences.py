@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
 from agent.decision import Reason
 from agent.managers.admission import admit, start_container
 from agent.managers.cpu_topology import CpuTopology
+from agent.managers.hints import Hint
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import NodeFit, PluginDevice
 from agent.managers.rules import Rules, shared_pool
@@ -18,12 +21,19 @@ from tests.agent.managers.hosts import (
     CONTAINER,
     GIB,
     NO_POLICY,
+    PLAIN,
     POD,
     RESTRICTED,
     SINGLE,
     make_rules,
 )
-from tests.agent.pods.pods import app, guaranteed, init, pod, resources
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.managers.policy import TopologyManagerPolicy
+    from agent.pods.model import Container, Resources
 
 BUDGET = guaranteed("cpu=4 memory=4Gi")
 #: One node: two cores of two threads (0-1, 2-3), then six cores without siblings.
@@ -170,8 +180,32 @@ def test_ephemeral_storage_is_not_looked_at() -> None:
     assert admit(rules, rules.empty_ledger(), asked).admitted
 
 
+#: Two nodes; huge pages of 1 GiB are on node 1 only.
+PAGES_ON_NODE_1 = replace(
+    PLAIN,
+    nodes=(PLAIN.nodes[0], replace(PLAIN.nodes[1], hugepages={GIB: 4})),
+)
+
+
+@pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
+@pytest.mark.parametrize("kind", [init, sidecar])
+def test_huge_pages_that_only_an_init_container_asks_for_choose_the_pods_node(
+    kind: Callable[[str, Resources], Container], policy: TopologyManagerPolicy
+) -> None:
+    """The kubelet aligns the pod to node 0, which has none of them, and then refuses it."""
+    rules = make_rules(PAGES_ON_NODE_1, policy)
+    wanted = pod(
+        kind("i", guaranteed("cpu=1 memory=1Gi hugepages-1Gi=2Gi")),
+        app("a", guaranteed("cpu=2 memory=1Gi")),
+    )
+    grant = with_pod(rules, wanted).grants["u-1"]
+    assert {container.mems for container in grant.containers} == {Mask.of(1)}
+    assert grant.exclusive_cpus <= Mask.parse("8-15")
+    assert {container.hint for container in grant.containers} == {Hint(2, preferred=True)}
+
+
 def test_nothing_of_a_budget_is_freed_before_the_pod_ends() -> None:
-    """Here the kubelet does otherwise than KEP-5526 says, and the agent does as the kubelet."""
+    """As KEP-5526 says: what ended containers had stays with the pod."""
     rules = make_rules()
     wanted = pod(
         init("i", guaranteed("cpu=2 memory=2Gi")),

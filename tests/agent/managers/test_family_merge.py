@@ -14,7 +14,7 @@ from agent.managers.hint_merge import reachable_masks
 from agent.managers.hints import Hint
 from agent.managers.node_cover import Cover, Demand
 from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
-from agent.managers.tiebreak import by_value
+from agent.managers.tiebreak import Order, by_value
 from agent.managers.topology_manager import merge_hints
 from agent.managers.work import Work
 from tests.agent.managers.families import distances_of, hint_families, node_sets, some_of
@@ -85,9 +85,9 @@ def test_sixty_four_nodes_are_no_more_work_than_four() -> None:
     nodes = (1 << 64) - 1
     families = [capacity(64, 10, 25, 3), capacity(64, 7, 20, 3)]
     work = Work()
-    assert best_common(families, nodes, by_value, work) == 0b111
+    assert best_common(families, nodes, Order(by_value), work) == 0b111
     families[1] = capacity(64, 7, 30, 5)
-    assert best_common(families, nodes, by_value, work) is None
+    assert best_common(families, nodes, Order(by_value), work) is None
     assert best_intersection(families, nodes, 5, by_value, work) == 0b11111
     assert not work.exceeded
     assert Work().left - work.left < 500
@@ -106,7 +106,7 @@ def uneven(nodes: int, resources: int, wanted: int) -> HintFamily:
 def test_a_choice_that_takes_too_much_work_is_valid_and_says_so() -> None:
     family, nodes = uneven(40, 5, 20), (1 << 40) - 1
     work = Work()
-    assert best_common([family], nodes, by_value, work) is None
+    assert best_common([family], nodes, Order(by_value), work) is None
     assert work.exceeded
     chosen = best_intersection([family], nodes, 20, by_value, work)
     assert chosen is not None

@@ -101,13 +101,13 @@ class TestAllocation:
         assert MANAGER.container_hints(draft, container(draft, "a")) == {}
         assert counted(draft) == {}
 
-    def test_every_container_of_a_guaranteed_pod_is_counted(self) -> None:
+    def test_only_a_container_that_got_memory_is_counted_as_having_some(self) -> None:
         draft = draft_of(RULES, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
         allocate(draft)
         assert counted(draft) == {
             "memory_manager_pinning_requests_total": 2,
             "resource_manager_allocations_total memory,node": 1,
-            "resource_manager_container_assignments memory,node_exclusive": 2,
+            "resource_manager_container_assignments memory,node_exclusive": 1,
         }
 
     def test_init_memory_is_used_again_and_given_up_to_who_uses_it(self) -> None:
@@ -145,7 +145,8 @@ class TestBudget:
             "c": ["3 GiB memory on 1"],
         }
         assert draft.node_memory[1].reserved["memory"] == 4 * GIB
-        assert counted(draft, "assignments") == {
+        assert counted(draft, "resource_manager") == {
+            "resource_manager_allocations_total memory,pod": 1,
             "resource_manager_container_assignments memory,pod_exclusive": 1,
             "resource_manager_container_assignments memory,pod_shared": 2,
         }

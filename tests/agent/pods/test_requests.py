@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,11 @@ from agent.pods.requests import (
     pod_requests,
 )
 from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources, sidecar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.pods.model import Resources
 
 _G = QosClass.GUARANTEED
 
@@ -67,12 +74,29 @@ def test_pod_level_resources_that_state_nothing_supported_are_none() -> None:
     assert has_pod_level_resources(pod(app("a"), of_pod=resources("", "hugepages-2Mi=2Mi")))
 
 
-def test_huge_pages_of_init_containers_alone_do_not_count_for_the_pod() -> None:
+@pytest.mark.parametrize("first", [init, sidecar])
+def test_huge_pages_count_for_the_pod_whoever_asks_for_them(
+    first: Callable[[str, Resources], Container],
+) -> None:
     asked = pod(
-        init("i", guaranteed("cpu=1 memory=1Gi hugepages-2Mi=4Mi")),
+        first("i", guaranteed("cpu=1 memory=1Gi hugepages-2Mi=4Mi")),
         app("a", guaranteed("cpu=1 memory=1Mi")),
     )
-    assert pod_memory_requests(asked, pod_level_managers=False) == {"memory": 2**30}
+    memory = 2**30 + 2**20 if first is sidecar else 2**30
+    assert pod_memory_requests(asked, pod_level_managers=False) == {
+        "memory": memory,
+        "hugepages-2Mi": 2**22,
+    }
+
+
+def test_of_a_type_that_only_init_containers_ask_for_the_peak_counts() -> None:
+    asked = pod(
+        init("i", guaranteed("hugepages-2Mi=6Mi")),
+        sidecar("s", guaranteed("hugepages-2Mi=2Mi")),
+        init("j", guaranteed("hugepages-2Mi=8Mi")),
+        app("a", guaranteed("cpu=1 memory=1Mi")),
+    )
+    assert pod_memory_requests(asked, pod_level_managers=True)["hugepages-2Mi"] == 10 * 2**20
 
 
 @pytest.mark.parametrize("amount", ["1500m", "10E"])

@@ -1,0 +1,80 @@
+"""Keeping to few sockets: what `align-by-socket` asks for (KEP-3327).
+
+The kubelet takes any set of as many NUMA nodes as a request needs, and so tears CPUs over two
+sockets while one of them has room for all. Here sets of nodes, and the CPUs themselves, are chosen
+on one socket where one has room, else on as few as have.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from agent.managers.cpu_topology import CpuGroup, CpuTopology
+
+
+class SocketOrder(Struct, frozen=True):
+    """Orders sets of NUMA nodes for a request of `count` CPUs; the smallest key is the best.
+
+    `sockets` are the nodes of each socket, as bits, and its free CPUs. First come sets of nodes
+    whose sockets have room, then those on few sockets.
+    """
+
+    sockets: tuple[tuple[int, int], ...]
+    count: int
+
+    @classmethod
+    def of(cls, topology: CpuTopology, free: Mask, count: int) -> SocketOrder:
+        """Return the order for a request while these CPUs are free."""
+        nodes = topology.nodes_in_socket
+        return cls(
+            tuple(
+                (sum(1 << node.id for node in nodes[socket.id]), _free(socket, free))
+                for socket in topology.sockets
+            ),
+            count,
+        )
+
+    def __call__(self, nodes: int) -> tuple[int, int]:
+        """Return the key of a set of nodes (bits)."""
+        rooms = [room for members, room in self.sockets if members & nodes]
+        return int(sum(rooms) < self.count), len(rooms)
+
+
+def on_fewer_sockets(
+    topology: CpuTopology, available: Mask, chosen: Mask, *, whole_cores: bool
+) -> Mask | None:
+    """Return the available CPUs of so few sockets as have room for as many as are chosen.
+
+    None when `chosen` touches no more sockets than that. With `whole_cores` only free physical
+    cores count as room, and only they are returned. Of sockets that would do the fullest is taken.
+    """
+    touched = sum(1 for socket in topology.sockets if socket.cpus & chosen.bits)
+    if touched <= 1:
+        return None
+    usable = _whole_free_cores(topology, available) if whole_cores else available
+    rooms = sorted(((_free(socket, usable), socket) for socket in topology.sockets), reverse=True)
+    totals = list(accumulate(room for room, _ in rooms))
+    fewest = next((n for n, total in enumerate(totals, start=1) if total >= len(chosen)), touched)
+    if fewest >= touched:
+        return None
+    lacking = len(chosen) - (totals[fewest - 2] if fewest > 1 else 0)
+    fullest = min(
+        (pair for pair in rooms[fewest - 1 :] if pair[0] >= lacking),
+        key=lambda pair: (pair[0], pair[1].id),
+    )
+    sockets = [socket.cpus for _, socket in (*rooms[: fewest - 1], fullest)]
+    return usable & Mask(sum(sockets))
+
+
+def _free(socket: CpuGroup, free: Mask) -> int:
+    return (socket.cpus & free.bits).bit_count()
+
+
+def _whole_free_cores(topology: CpuTopology, available: Mask) -> Mask:
+    return Mask(sum(core.cpus for core in topology.cores if not core.cpus & ~available.bits))

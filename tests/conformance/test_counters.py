@@ -1,0 +1,100 @@
+"""That corrected counters follow from what was recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.conformance.counters import right_counters
+
+PLAIN: dict[str, Any] = {"cpu": {"options": None}}
+WHOLE: dict[str, Any] = {"cpu": {"options": {"full-pcpus-only": "true"}}}
+CPU_OF_POD = "resource_manager_allocations_total{resource_name=cpu,source=pod}"
+MEMORY_OF_POD = "resource_manager_allocations_total{resource_name=memory,source=pod}"
+OWN_MEMORY = (
+    "resource_manager_container_assignments{assignment_type=node_exclusive,resource_name=memory}"
+)
+ALIGNED = "kubelet_container_aligned_compute_resources_count{boundary=physical_cpu,scope=pod}"
+NOT_ALIGNED = (
+    "kubelet_container_aligned_compute_resources_failure_count{boundary=physical_cpu,scope=pod}"
+)
+
+
+def in_pool(resource: str) -> str:
+    return (
+        "resource_manager_container_assignments"
+        f"{{assignment_type=pod_shared,resource_name={resource}}}"
+    )
+
+
+def container(name: str, cpu: str = "", memory: str = "1Gi") -> dict[str, Any]:
+    amounts = {"cpu": cpu, "memory": memory} if cpu else {}
+    return {"name": name, "resources": {"requests": amounts, "limits": amounts}}
+
+
+#: One Guaranteed container and two that state nothing, with a budget for all.
+MIXED = {
+    "spec": {
+        "resources": {"limits": {"cpu": "4", "memory": "4Gi"}},
+        "containers": [container("a", "2"), container("b"), container("c")],
+    }
+}
+
+
+def admitted(metrics: dict[str, int], **isolation: str) -> dict[str, Any]:
+    containers = {name: {"isolation": level} for name, level in isolation.items()}
+    pod = {"cpus": "1-4", "memory": [{}], "containers": containers}
+    return {"admitted": True, "metrics": metrics, "pod": pod}
+
+
+def refused(reason: str, **metrics: int) -> dict[str, Any]:
+    return {"admitted": False, "reason": reason, "metrics": metrics}
+
+
+def test_containers_of_the_pods_pool_are_no_exclusive_allocations() -> None:
+    answer = admitted(
+        {CPU_OF_POD: 3, MEMORY_OF_POD: 3, in_pool("cpu"): 2}, a="container", b="pod", c="pod"
+    )
+    assert right_counters(PLAIN, MIXED, answer) == {
+        CPU_OF_POD: 1,
+        MEMORY_OF_POD: 1,
+        in_pool("cpu"): 2,
+    }
+
+
+def test_without_a_budget_of_memory_its_counter_stays() -> None:
+    answer = admitted({CPU_OF_POD: 3}, a="container", b="pod", c="pod")
+    answer["pod"]["memory"] = None
+    assert right_counters(PLAIN, MIXED, answer) == {CPU_OF_POD: 1}
+
+
+def test_of_a_refused_pod_those_that_were_in_the_pool_by_then_are_taken_off() -> None:
+    answer = refused("UnexpectedAdmissionError", **{CPU_OF_POD: 3, in_pool("cpu"): 2})
+    assert right_counters(PLAIN, MIXED, answer)[CPU_OF_POD] == 1
+
+
+@pytest.mark.parametrize(("counted", "right"), [(3, 1), (2, 1), (1, 1)])
+def test_containers_without_memory_of_their_own_are_taken_off_in_order(
+    counted: int, right: int
+) -> None:
+    answer = refused("TopologyAffinityError", **{OWN_MEMORY: counted})
+    assert right_counters(PLAIN, MIXED, answer)[OWN_MEMORY] == right
+
+
+def test_a_budget_of_whole_cores_is_aligned_and_a_refused_one_is_not() -> None:
+    answer = admitted({CPU_OF_POD: 3}, a="container", b="pod", c="pod")
+    assert right_counters(WHOLE, MIXED, answer)[ALIGNED] == 1
+    assert ALIGNED not in right_counters(PLAIN, MIXED, answer)
+    errors = {"resource_manager_allocation_errors_total{resource_name=cpu,source=pod}": 1}
+    assert right_counters(WHOLE, MIXED, refused("SMTAlignmentError", **errors))[NOT_ALIGNED] == 1
+    empty = right_counters(WHOLE, MIXED, refused("EmptyPodSharedPoolError", **errors))
+    assert empty == errors
+
+
+def test_the_counters_of_other_pods_stay_as_they_are() -> None:
+    plain = {"spec": {"containers": [container("a", "2")]}}
+    metrics = {OWN_MEMORY: 1, "kubelet_topology_manager_admission_requests_total": 1}
+    answer = admitted(metrics, a="container")
+    answer["pod"].update(cpus=None, memory=None)
+    assert right_counters(WHOLE, plain, answer) == metrics
