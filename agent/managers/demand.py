@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from agent.managers.policy import Policy
     from agent.pods.model import Container, Pod
     from agent.pods.quantity import Quantity
+
+
+#: Why a container of a pod with a budget has nothing exclusive, neither CPUs nor memory.
+NOT_GUARANTEED: Final = "its requests do not equal its limits for both cpu and memory"
 
 
 class ContainerDemand(Struct, frozen=True):
@@ -195,7 +199,7 @@ def _why(policy: Policy, demand: PodDemand, container: ContainerDemand) -> str:
     if none_of_the_pod is not None:
         return none_of_the_pod
     if demand.pod_level and not container.guaranteed:
-        return "its requests do not equal its limits for both cpu and memory"
+        return NOT_GUARANTEED
     if demand.pod_level and policy.topology.is_pod_scope and not demand.cpus:
         return "the pod's cpu budget is not a positive whole number; pod scope divides no other"
     if container.cpus:

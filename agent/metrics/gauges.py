@@ -10,6 +10,7 @@ from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily
 
 from agent.ledger import Isolation
+from agent.managers.demand import NOT_GUARANTEED
 from agent.managers.node_fit import PODS
 from agent.managers.unused_budget import unused_budget
 from agent.managers.validity import Rule
@@ -19,7 +20,7 @@ from agent.pods.model import CPU, MEMORY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.ledger import Ledger
+    from agent.ledger import ContainerGrant, Ledger, PodGrant
     from agent.managers.rules import Rules
     from sysfs.host import Host, Node
     from sysfs.mask import Mask
@@ -92,8 +93,48 @@ def _inventory(reading: Reading) -> Iterator[Sample]:
     isolation = Counter(container.isolation for pod in grants for container in pod.containers)
     for level in Isolation:
         yield Sample(names.CONTAINERS, (str(level),), isolation[level])
+    yield from _assignments(reading.ledger)
     yield Sample(names.CPUS, ("exclusive",), len(reading.ledger.exclusive_cpus))
     yield Sample(names.CPUS, ("shared",), len(reading.shared_pool))
+
+
+def _assignments(ledger: Ledger) -> Iterator[Sample]:
+    counted = Counter(
+        held
+        for grant in ledger.grants.values()
+        for container in grant.containers
+        for held in ((CPU, _cpus_of(grant, container)), (MEMORY, _memory_of(grant, container)))
+    )
+    for resource in names.RESOURCES:
+        for kind in (*names.ASSIGNMENT_TYPES, names.SHARED):
+            yield Sample(names.ASSIGNED_CONTAINERS, (resource, kind), counted[resource, kind])
+
+
+def _cpus_of(grant: PodGrant, container: ContainerGrant) -> str:
+    match container.isolation:
+        case Isolation.HOST:
+            return names.SHARED
+        case Isolation.POD:
+            return "pod_shared"
+        case Isolation.CONTAINER:
+            return "node_exclusive" if grant.cpus is None else "pod_exclusive"
+
+
+def _memory_of(grant: PodGrant, container: ContainerGrant) -> str:
+    """Tell whose memory a container has.
+
+    Of a budget only a Guaranteed container has memory of its own: as much as its limit. All others
+    hold the whole of what is left.
+    """
+    if not any(block.size for block in container.memory):
+        return names.SHARED
+    if not grant.memory:
+        return "node_exclusive"
+    if container.isolation is Isolation.CONTAINER:
+        return "pod_exclusive"
+    size = sum(block.size for block in container.memory if block.type == MEMORY)
+    own = size == container.limits.get(MEMORY) and container.why != NOT_GUARANTEED
+    return "pod_exclusive" if own else "pod_shared"
 
 
 def _node_cpus(node: Node, reading: Reading) -> Iterator[Sample]:

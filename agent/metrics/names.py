@@ -51,6 +51,8 @@ BOUNDARIES: Final = ("numa_node", "physical_cpu", "uncore_cache")
 RESOURCES: Final = ("cpu", "memory")
 SOURCES: Final = ("node", "pod")
 ASSIGNMENT_TYPES: Final = ("node_exclusive", "pod_exclusive", "pod_shared")
+#: What a container without anything of those runs on: the node's pool.
+SHARED: Final = "shared"
 
 
 def _counter(name: str, text: str, **labels: tuple[str, ...]) -> Metric:
@@ -105,7 +107,7 @@ ALIGNED_FAILURE_COUNT: Final = _counter(
 )
 ALLOCATIONS: Final = _counter(
     "resource_manager_allocations_total",
-    "Exclusive allocations, by whether they came from the node's pool or from a pod's own.",
+    "Exclusive allocations, by whether they came from the node's pool or from a pod's budget.",
     resource_name=RESOURCES,
     source=SOURCES,
 )
@@ -117,7 +119,7 @@ ALLOCATION_ERRORS: Final = _counter(
 )
 CONTAINER_ASSIGNMENTS: Final = _counter(
     "resource_manager_container_assignments",
-    "Containers granted a kind of assignment since the start (cumulative).",
+    "Containers given something exclusive, or their pod's pool, since the start (cumulative).",
     resource_name=RESOURCES,
     assignment_type=ASSIGNMENT_TYPES,
 )
@@ -172,6 +174,13 @@ CONTAINERS: Final = _gauge(
     "numawarden_containers",
     "Containers in the ledger, by with whom they share their CPUs (host, pod, container).",
     "isolation",
+)
+ASSIGNED_CONTAINERS: Final = _gauge(
+    "numawarden_container_assignments",
+    "Containers in the ledger by what they hold: something exclusive of the node or of their pod's "
+    "budget, their pod's pool, or the node's.",
+    "resource_name",
+    "assignment_type",
 )
 CPUS: Final = _gauge(
     "numawarden_cpus",
@@ -328,6 +337,7 @@ GAUGES: Final = (
     BUILD_INFO,
     PODS,
     CONTAINERS,
+    ASSIGNED_CONTAINERS,
     CPUS,
     NODE_CPUS,
     NODE_MEMORY,

@@ -22,12 +22,15 @@ from agent.metrics.gauges import Reading, families, samples
 from agent.pods.manifest import load_pod
 from sysfs.mask import Mask
 from sysfs.shapes import regular_host
-from tests.agent.managers.hosts import make_rules
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import CONTAINER, make_rules
+from tests.agent.pods import pods
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.service.support import manifest
 
 if TYPE_CHECKING:
     from agent.ledger import Ledger
+    from agent.pods.model import Container
 
 GIB = 1 << 30
 HOST = regular_host(packages=2, cores_per_node=4, hugepages=((2 << 20, 512),))
@@ -170,3 +173,53 @@ def test_the_service_tells_how_it_is() -> None:
 def test_every_gauge_of_the_table_is_exported() -> None:
     exported = {family.name for family in families(reading(RULES.empty_ledger()))}
     assert exported == {metric.name for metric in names.GAUGES}
+
+
+class TestAssignments:
+    """What containers hold now, read off the ledger: the same after a restart."""
+
+    GUARANTEED = guaranteed("cpu=2 memory=1Gi")
+    FRACTION = guaranteed("cpu=500m memory=1Gi")
+
+    def counted(self, rules: Rules, *containers: Container) -> dict[str, float]:
+        """Return what is not zero, as `cpu node_exclusive`."""
+        ledger = with_pod(rules, pods.pod(*containers, of_pod=guaranteed("cpu=4 memory=4Gi")))
+        now = Reading("1", regular_host(), rules, ledger, shared_pool(rules, ledger))
+        return {
+            " ".join(sample.labels): sample.value
+            for sample in samples(now)
+            if sample.metric is names.ASSIGNED_CONTAINERS and sample.value
+        }
+
+    def test_of_a_budget_slices_and_the_pods_pool_are_told_apart(self) -> None:
+        mixed = (
+            pods.app("a", self.GUARANTEED),
+            pods.app("b", self.FRACTION),
+            pods.app("c"),
+            pods.app("d", pods.resources("cpu=1", "cpu=1 memory=2Gi")),
+        )
+        assert self.counted(make_rules(), *mixed) == {
+            "cpu pod_exclusive": 1,
+            "cpu pod_shared": 3,
+            "memory pod_exclusive": 2,
+            "memory pod_shared": 2,
+        }
+
+    def test_in_container_scope_the_others_run_in_the_nodes_pool(self) -> None:
+        rules = make_rules(scope=CONTAINER)
+        mixed = pods.app("a", self.GUARANTEED), pods.app("b", self.FRACTION), pods.app("c")
+        assert self.counted(rules, *mixed) == {
+            "cpu node_exclusive": 1,
+            "cpu shared": 2,
+            "memory node_exclusive": 2,
+            "memory shared": 1,
+        }
+
+    def test_every_kind_is_exported_before_there_is_a_pod(self) -> None:
+        now = values(reading(RULES.empty_ledger()))
+        kinds = [key[1] for key in now if key[0] == "numawarden_container_assignments"]
+        assert kinds == [
+            (resource, kind)
+            for resource in ("cpu", "memory")
+            for kind in ("node_exclusive", "pod_exclusive", "pod_shared", "shared")
+        ]
