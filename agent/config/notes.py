@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from agent.config.config import MEMORY_AVAILABLE, Config, Controller
 from agent.config.features import ignored_gates
-from agent.config.options import MAX_NODES
-from agent.managers.policy import MemoryManagerPolicy, TopologyManagerPolicy
+from agent.config.options import ALIGN_BY_SOCKET, MAX_NODES, cpu_options
+from agent.managers.policy import (
+    MemoryManagerPolicy,
+    TopologyManagerPolicy,
+    TopologyManagerScope,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -30,6 +34,8 @@ def notes_on(config: Config) -> Iterator[str]:
         yield f"{MAX_NODES} is not needed: the number of NUMA nodes is not limited"
     if options and config.topology_manager_policy is TopologyManagerPolicy.NONE:
         yield "topologyManagerPolicyOptions change nothing with topologyManagerPolicy none"
+    if config.topology_manager_policy is TopologyManagerPolicy.NONE:
+        yield from _without_topology_manager(config)
     if config.reserved_memory and config.memory_manager_policy is MemoryManagerPolicy.NONE:
         yield "reservedMemory changes nothing with memoryManagerPolicy None"
     signals = [name for name in config.eviction_hard if name != MEMORY_AVAILABLE]
@@ -50,3 +56,16 @@ def _left_to_others(enforce: Collection[Controller]) -> Iterator[str]:
     for controller, left in _LEFT.items():
         if controller not in enforce:
             yield f"agent.enforce leaves {controller} to others: {left}"
+
+
+def _without_topology_manager(config: Config) -> Iterator[str]:
+    if config.topology_manager_scope is TopologyManagerScope.POD:
+        yield (
+            "topologyManagerScope pod changes nothing with topologyManagerPolicy none: containers "
+            "are served one by one, and no pod-level budget is divided"
+        )
+    if cpu_options(config.cpu_manager_policy_options).align_by_socket:
+        yield (
+            f"{ALIGN_BY_SOCKET} with topologyManagerPolicy none chooses CPUs of one socket where "
+            "one has room; memory and devices are not aligned to them"
+        )

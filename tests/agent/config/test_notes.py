@@ -8,6 +8,12 @@ from agent.config.loader import load_config
 from agent.config.notes import notes_on
 
 _NINE = "{max-allowable-numa-nodes: 9}"
+_ALIGNED = """
+cpuManagerPolicy: static
+cpuManagerPolicyOptions: {align-by-socket: true}
+featureGates: {CPUManagerPolicyAlphaOptions: true}
+reservedSystemCPUs: "0"
+"""
 
 
 @pytest.mark.parametrize(
@@ -23,12 +29,23 @@ _NINE = "{max-allowable-numa-nodes: 9}"
             "topologyManagerPolicyOptions change nothing",
         ),
         ("reservedMemory: [{numaNode: 0, limits: {memory: 1}}]", "reservedMemory changes nothing"),
+        ("topologyManagerScope: pod", "topologyManagerScope pod changes nothing"),
+        (
+            _ALIGNED,
+            "align-by-socket with topologyManagerPolicy none chooses CPUs of one socket",
+        ),
         ("evictionHard: {nodefs.available: 5%}", "only memory.available counts"),
     ],
 )
 def test_what_changes_nothing_is_noted(text: str, words: str) -> None:
     (note,) = notes_on(load_config(text, "x"))
     assert words in note
+
+
+@pytest.mark.parametrize("policy", ["best-effort", "restricted"])
+def test_a_scope_and_an_option_that_a_policy_uses_are_not(policy: str) -> None:
+    text = f"{_ALIGNED}\ntopologyManagerPolicy: {policy}\ntopologyManagerScope: pod"
+    assert not list(notes_on(load_config(text, "x")))
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.7"])  # noqa: S104  # as data
