@@ -113,6 +113,8 @@ def _grants(pod: PodDocument) -> Iterator[str]:
         pinned = f", memory on {_nodes(container.mems)}" if container.mems is not None else ""
         cpus = f"CPUs {container.cpus} ({_sharing(container)})"
         yield f"  {container.name:{width}}  {cpus}{pinned}"
+        for resource, ids in container.devices.items():
+            yield f"  {'':{width}}  {resource}: {', '.join(ids)}"
 
 
 def _budget(pod: PodDocument) -> str:

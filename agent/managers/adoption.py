@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from agent.ledger import ContainerGrant, Isolation, Ledger, MemoryBlock, PodGrant, total_requests
 from agent.managers.confirmation import NotConfirmedError, gets_cpus
 from agent.managers.demand import demand_of
+from agent.managers.errors import cpus_text
 from agent.managers.grants import Held, make_grant
 from agent.managers.memory_pod_level import divide_memory
 from agent.managers.memory_state import charge_grant, charged_blocks
@@ -223,7 +224,9 @@ def _require_shown(held: PodGrant, demand: PodDemand, *, budget: bool) -> None:
         raise NotConfirmedError(("it asks for devices, which a cgroup does not show",))
     if budget and len(held.cpus or EMPTY) != demand.cpus:
         shown = held.cpus or "none that are its alone"
-        raise NotConfirmedError((f"it asks for a budget of {demand.cpus} CPUs, shown are {shown}",))
+        raise NotConfirmedError(
+            (f"it asks for a budget of {cpus_text(demand.cpus)}, shown are {shown}",)
+        )
 
 
 def _cpus(
@@ -358,7 +361,7 @@ def _with_idle(
             continue
         source = held.exclusive_cpus if container.is_standard_init else free
         if len(source) < container.cpus:
-            problem = f"container {container.name} asks for {container.cpus} CPUs, shown are"
+            problem = f"container {container.name} asks for {cpus_text(container.cpus)}, shown are"
             raise NotConfirmedError((f"{problem} {source or 'none'}",))
         found[container.name] = Mask.from_ids(list(source)[: container.cpus])
         if not container.is_standard_init:

@@ -10,7 +10,7 @@ from agent.managers.cpu_accumulator import CpuAccumulator
 from agent.managers.cpu_distribution import distribution
 from agent.managers.cpu_sockets import on_fewer_sockets
 from agent.managers.cpu_whole_cores import unsplit
-from agent.managers.errors import ManagerError
+from agent.managers.errors import ManagerError, cpus_text
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class NotEnoughCpusError(ManagerError):
         self.asked = asked
         self.available = available
         super().__init__(
-            f"{asked} CPUs asked, {available} available",
+            f"{cpus_text(asked)} asked, {available} available",
             "ask for fewer CPUs, or wait until another pod ends",
         )
 

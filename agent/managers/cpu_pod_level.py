@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from agent.managers.cpu_assignment import take_by_topology
 from agent.managers.cpu_slices import slices_by_core
+from agent.managers.errors import cpus_text
 from agent.managers.work import Work
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
@@ -47,12 +48,12 @@ def empty_pool_problem(demand: PodDemand) -> str | None:
             left = demand.cpus - long_running
             if container.cpus > left:
                 return (
-                    f"init container {container.name} asks for {container.cpus} CPUs,"
+                    f"init container {container.name} asks for {cpus_text(container.cpus)},"
                     f" the pod's budget of {demand.cpus} leaves {left} beside its sidecars"
                 )
             if not container.cpus and left <= 0:
                 return (
-                    f"sidecars hold all {demand.cpus} CPUs of the pod's budget,"
+                    f"sidecars hold all {cpus_text(demand.cpus)} of the pod's budget,"
                     f" none is left for the shared init container {container.name}"
                 )
         elif container.cpus:
@@ -61,7 +62,7 @@ def empty_pool_problem(demand: PodDemand) -> str | None:
             shares = True
     if shares and long_running >= demand.cpus:
         return (
-            f"exclusive containers hold all {demand.cpus} CPUs of the pod's budget,"
+            f"exclusive containers hold all {cpus_text(demand.cpus)} of the pod's budget,"
             " none is left for its shared containers"
         )
     return None

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from agent.managers.errors import cpus_text
+
 if TYPE_CHECKING:
     from agent.managers.cpu_topology import CpuTopology
     from sysfs.mask import Mask
@@ -37,10 +39,13 @@ def smt_misalignment(
     threads = topology.cpus_per_core
     free = len(free_physical)
     if count % threads:
-        message = f"{count} CPUs asked, not a multiple of the {threads} CPUs of a core"
+        message = f"{cpus_text(count)} asked, not a multiple of the {threads} CPUs of a core"
         remedy = f"ask for {count - count % threads + threads} CPUs, or turn full-pcpus-only off"
     elif count > free:
-        message = f"{count} CPUs asked, {free} are free in physical cores without reserved CPUs"
+        are = "is" if free == 1 else "are"
+        message = (
+            f"{cpus_text(count)} asked, {free} {are} free in physical cores without reserved CPUs"
+        )
         remedy = "ask for fewer CPUs, or wait until another pod ends"
     else:
         return None

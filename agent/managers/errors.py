@@ -160,6 +160,11 @@ class NoHealthyDevicesError(DeviceAllocationError):
         return f"no healthy devices present; cannot allocate unhealthy devices {self.resource}"
 
 
+def cpus_text(count: int) -> str:
+    """Return a number of CPUs for people: `1 CPU`, `2 CPUs`."""
+    return f"{count} CPU" if count == 1 else f"{count} CPUs"
+
+
 def size_text(size: int) -> str:
     """Return a number of bytes for people, exact where it is a whole number of units."""
     amount, unit = float(size), "B"

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.cli.pod_text import list_lines, pod_lines
+from agent.cli.pod_text import admission_lines, list_lines, pod_lines
 from agent.managers.admission import admit
 from agent.managers.sharing import Sharing
 from agent.service.views import pod_document
+from agent.wire import AdmissionDocument
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
@@ -100,3 +102,18 @@ def test_there_are_words_for_every_way_of_sharing() -> None:
         whole = replace(document(granted(app("a"))), containers=(one,))
         (line,) = (line for line in pod_lines(whole) if line.startswith("  CPUs"))
         assert f"({sharing})" not in line
+
+
+def test_an_admission_names_the_devices_of_every_container() -> None:
+    grant = granted(app("main", TWO), app("log"))
+    first, second = grant.containers
+    devices = MappingProxyType({"example.com/gpu": ("g0", "g1"), "example.com/nic": ("n3",)})
+    given = replace(grant, containers=(replace(first, devices=devices), second))
+    answer = AdmissionDocument(uid="u", name="p", namespace="d", admitted=True, pod=document(given))
+    lines = list(admission_lines(answer))
+    place = next(number for number, line in enumerate(lines) if line.startswith("  main"))
+    assert lines[place + 1 : place + 3] == [
+        "        example.com/gpu: g0, g1",
+        "        example.com/nic: n3",
+    ]
+    assert lines[place + 3].startswith("  log")

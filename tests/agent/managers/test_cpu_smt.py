@@ -41,3 +41,12 @@ def test_the_average_core_stands_for_all_where_cores_differ() -> None:
 
     assert smt_misalignment(hybrid, hybrid.all, 3) is None
     assert smt_misalignment(hybrid, hybrid.all, 5) is not None
+
+
+def test_one_cpu_is_one_cpu() -> None:
+    half = smt_misalignment(TWO_SOCKETS, Mask.parse("0-3"), 1)
+    assert half is not None
+    assert half.message == "1 CPU asked, not a multiple of the 2 CPUs of a core"
+    busy = smt_misalignment(TWO_SOCKETS, Mask.of(1), 2)
+    assert busy is not None
+    assert "2 CPUs asked, 1 is free in physical cores" in busy.message
