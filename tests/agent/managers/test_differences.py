@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.decision import Reason
+from agent.ledger import Isolation
 from agent.managers.admission import admit, start_container
 from agent.managers.cpu_topology import CpuTopology
 from agent.managers.hints import Hint
@@ -215,3 +216,42 @@ def test_nothing_of_a_budget_is_freed_before_the_pod_ends() -> None:
     )
     ledger = with_pod(rules, wanted)
     assert start_container(rules, ledger, "u-1", "b") is ledger
+
+
+@pytest.mark.parametrize("policy", [NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE])
+def test_a_pod_whose_containers_all_share_is_admitted_beside_pinned_memory(
+    policy: TopologyManagerPolicy,
+) -> None:
+    """The kubelet takes "no preference" for all nodes, of which one serves alone by now."""
+    rules = make_rules(topology=policy, scope=CONTAINER)
+    pinned = with_pod(rules, pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid="other"))
+    sharing = pod(app("a"), app("b"), of_pod=BUDGET)
+    grant = with_pod(rules, sharing, pinned).grants["u-1"]
+    assert not any(container.memory for container in grant.containers)
+
+
+def test_an_exclusive_init_container_runs_beside_a_shared_sidecar_before_it() -> None:
+    """Two sentences of KEP-5526 meet here: the sidecar has the final pool from its start."""
+    rules = make_rules()
+    wanted = pod(
+        sidecar("log"),
+        init("setup", guaranteed("cpu=4 memory=1Gi")),
+        app("main", guaranteed("cpu=2 memory=1Gi")),
+        of_pod=BUDGET,
+    )
+    log, setup, main = with_pod(rules, wanted).grants["u-1"].containers
+    assert log.cpus is not None
+    assert setup.cpus is not None
+    assert main.cpus is not None
+    assert setup.isolation is Isolation.CONTAINER
+    assert log.cpus <= setup.cpus
+    assert not log.cpus & main.cpus
+
+
+def test_resource_manager_metrics_count_without_the_gate() -> None:
+    """KEP-5526 brings them with the gate; the kubelet counts them for every pod."""
+    rules = make_rules(managed=False)
+    wanted = pod(app("a", guaranteed("cpu=1 memory=1Gi")))
+    counters = admit(rules, rules.empty_ledger(), wanted).counters
+    assert counters["resource_manager_allocations_total", ("cpu", "node")] == 1
+    assert counters["resource_manager_container_assignments", ("memory", "node_exclusive")] == 1

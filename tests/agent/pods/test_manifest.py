@@ -12,6 +12,8 @@ from agent.document.nodes import from_plain
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import derived_uid, load_pod, pod_from_document
 from agent.pods.model import ContainerKind, Pod, QosClass
+from agent.pods.qos import qos_class
+from agent.pods.requests import pod_memory_requests, pod_requests
 from agent.pods.validation import find_problems
 from tests.agent.pods.pods import amounts, resources
 
@@ -78,6 +80,20 @@ def test_an_ordinary_pod_is_read_and_defaulted() -> None:
     assert pod.resources.limits == amounts("cpu=4 memory=2Gi")
     # The sidecar runs beside the app: 3 CPUs and 1088Mi together.
     assert pod.resources.requests == amounts("cpu=3 memory=1088Mi")
+
+
+def test_ephemeral_containers_do_not_count_whatever_they_state() -> None:
+    def totals(more: str) -> tuple[object, ...]:
+        pod = load_pod(_one("{limits: {cpu: 2, memory: 1Gi}}") + more, "p")
+        return (
+            tuple(pod.all_containers()),
+            qos_class(pod, pod_level_resources=True),
+            pod_requests(pod, pod_level_resources=True),
+            pod_memory_requests(pod, pod_level_managers=True),
+        )
+
+    debug = "{name: debug, resources: {limits: {cpu: 9, memory: 9Gi, hugepages-2Mi: 2Mi}}}"
+    assert totals(f"  ephemeralContainers: [{debug}]\n") == totals("")
 
 
 def test_the_same_pod_in_json_is_the_same_pod() -> None:
