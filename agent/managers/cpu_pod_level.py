@@ -140,6 +140,9 @@ def _long_running(demand: PodDemand) -> dict[str, int]:
 
 def _shares_a_core(topology: CpuTopology, demand: PodDemand, parts: Mapping[str, CpuPart]) -> bool:
     """Tell whether exclusive containers that run at the same time have threads of one core."""
+    threads = topology.cpus_per_core
+    if topology.cores_alike and not any(c.cpus % threads for c in demand.containers):
+        return False  # each has whole cores
     running = EMPTY
     for container in demand.containers:
         if not container.cpus:

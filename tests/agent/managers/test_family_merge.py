@@ -93,6 +93,28 @@ def test_sixty_four_nodes_are_no_more_work_than_four() -> None:
     assert Work().left - work.left < 500
 
 
+@given(nodes=node_sets(), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_sets_on_few_sockets_come_first_where_sockets_count(
+    nodes: int, data: st.DataObject
+) -> None:
+    families = data.draw(st.lists(hint_families(nodes), min_size=1, max_size=3))
+    spanned = [family.span for family in families if family.span is not None]
+
+    def key(mask: int) -> tuple[bool, int, int]:
+        return not all(span.met_by(mask) for span in spanned), mask.bit_count(), mask
+
+    preferred = (
+        mask
+        for mask in range(1, nodes + 1)
+        if not mask & ~nodes and all(family.prefers(mask) for family in families)
+    )
+    work = Work()
+    order = Order(by_value, sockets=lambda _: (0,))
+    assert best_common(families, nodes, order, work) == min(preferred, key=key, default=None)
+    assert not work.exceeded
+
+
 def uneven(nodes: int, resources: int, wanted: int) -> HintFamily:
     """Return hints for amounts that tell every node from every other, nearly too much to find."""
     needs = []
