@@ -158,7 +158,7 @@ def caches_of_refused(rules: Rules, decision: Decision, expected: Mapping[str, A
     """
     if not rules.policy.cpu.options.align_by_socket or decision.refusal is None:
         return None
-    if expected["admitted"] or decision.refusal.reason.value != expected["reason"]:
+    if expected["admitted"] or decision.refusal.reason != expected["reason"]:
         return None
     ours = decision.counters.get((ALIGNED_COUNT.name, ("container", "uncore_cache")), 0)
     return None if ours == expected["metrics"].get(UNCORE_ALIGNED, 0) else ours
