@@ -36,6 +36,8 @@ class DeviceManager:
         """Give the container its devices, from the hint's nodes as far as they reach."""
         for resource, count in container.devices.items():
             given = _assign(draft, container, resource, count, hint)
+            if not given:
+                continue
             draft.devices.setdefault(container.name, {})[resource] = given
             draft.reusable_devices[resource] = reusable_devices_after(
                 draft.reusable_devices.get(resource, frozenset()),

@@ -48,6 +48,13 @@ def test_a_container_without_devices_has_no_preference() -> None:
     assert draft.devices == {}
 
 
+def test_a_container_that_asks_for_no_device_by_number_holds_none() -> None:
+    decision = admit(RULES, RULES.empty_ledger(), pod(app("c1", gpus(0))))
+    assert decision.grant is not None
+    assert decision.grant.containers[0].devices == {}
+    assert remove(RULES, decision.ledger, decision.uid) == RULES.empty_ledger()
+
+
 def test_devices_of_other_pods_are_not_offered() -> None:
     ledger = with_pod(RULES, pod(app("c1", gpus(2)), uid="other"))
     draft = draft_of(RULES, pod(app("c1", gpus(2))), ledger)
