@@ -29,3 +29,20 @@ def cpus() -> frozenset[int]:
 def nodes_of(members: frozenset[int]) -> frozenset[int]:
     """Return the nodes that a set of CPUs lies on."""
     return frozenset(node for node, own in nodes().items() if own & members)
+
+
+def cores_of(cpus: frozenset[int]) -> frozenset[int]:
+    """Return every thread of the cores that a set of CPUs lies on."""
+    base = Path("/sys/devices/system/cpu")
+    file = "topology/thread_siblings_list"
+    return frozenset().union(*(ids((base / f"cpu{cpu}" / file).read_text()) for cpu in cpus))
+
+
+def network_cards() -> dict[str, int]:
+    """Return the PCI addresses of the network cards whose node is known, and their nodes."""
+    found = {}
+    for device in Path("/sys/bus/pci/devices").iterdir():
+        node = int((device / "numa_node").read_text())
+        if (device / "class").read_text().startswith("0x02") and node >= 0:
+            found[device.name] = node
+    return found

@@ -43,9 +43,8 @@ def check_pod(
     assert example.placements is not None
     pairs = list(zip(example.containers, example.placements, strict=True))
     for name, placement in pairs:
-        _settle(running[name], placement, background)
         title = f"{example.name} {name}"
-        _check_container(checks, title, running[name], placement, background)
+        check_container(checks, title, running[name], placement, background)
         limit = partial(running[name].cgroup.millicores_within, pod)
         checks.eventually(f"{title}: cpu.max", limit, _quota(example, placement))
     _check_apart(checks, example, running)
@@ -75,20 +74,26 @@ def _size(placement: Placement, background: Workload) -> int:
     return len(background.cgroup.cpus)
 
 
-def _check_container(
+def check_container(
     checks: Checks,
     title: str,
     workload: Workload,
     placement: Placement,
     background: Workload,
+    nodes: int = 1,
 ) -> None:
+    """Wait until the agent has seen a container, then check its CPUs and its memory nodes.
+
+    What is not the node's shared pool lies on this many NUMA nodes.
+    """
+    _settle(workload, placement, background)
     cpus = workload.cgroup.cpus
     checks.equal(f"{title}: number of CPUs", len(cpus), _size(placement, background))
     checks.equal(f"{title}: sched_getaffinity", kernel.affinity(workload.pid), cpus)
     if isinstance(placement, (Exclusive, PodShared)):
-        nodes = machine.nodes_of(cpus)
-        checks.equal(f"{title}: on one node", len(nodes), 1)
-        _check_memory(checks, title, workload, nodes)
+        own = machine.nodes_of(cpus)
+        checks.equal(f"{title}: number of its nodes", len(own), nodes)
+        _check_memory(checks, title, workload, own)
     else:
         checks.equal(f"{title}: the node's shared pool", cpus, background.cgroup.cpus)
         _check_memory(checks, title, workload, machine.memory_nodes())

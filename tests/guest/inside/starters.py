@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from tests.guest.inside.workloads import Workload
 
 
+class Named(Protocol):
+    """A pod, by its name."""
+
+    @property
+    def name(self) -> str:
+        """The pod's name."""
+        ...
+
+
 class Starter(Protocol):
     """Starts and stops the containers of one pod at a time."""
 
@@ -41,13 +50,19 @@ class SystemdRun:
         self._slice = self._pod = ""
         self._units: list[str] = []
 
-    def open(self, pod: Example, cgroup: kernel.Cgroup) -> None:
+    def open(self, pod: Named, cgroup: kernel.Cgroup) -> None:
         self._slice, self._pod = cgroup.path.name, pod.name
 
     def start(self, container: str) -> Workload:
         unit = f"{self._pod}-{container}"
         self._units.append(unit)
         return workloads.systemd_run(unit, self._slice)
+
+    def stop(self, container: str) -> None:
+        """Stop one of the pod's containers, as an init container ends."""
+        unit = f"{self._pod}-{container}"
+        self._units.remove(unit)
+        workloads.stop_unit(unit)
 
     def close(self) -> None:
         if self._units:
