@@ -38,11 +38,14 @@ def cores_of(cpus: frozenset[int]) -> frozenset[int]:
     return frozenset().union(*(ids((base / f"cpu{cpu}" / file).read_text()) for cpu in cpus))
 
 
-def network_cards() -> dict[str, int]:
-    """Return the PCI addresses of the network cards whose node is known, and their nodes."""
+def local_devices(kind: str) -> dict[str, int]:
+    """Return the PCI devices whose node is known, with it, by address; `kind` begins the class.
+
+    "0x02" are network cards, "0x01" is storage.
+    """
     found = {}
     for device in Path("/sys/bus/pci/devices").iterdir():
         node = int((device / "numa_node").read_text())
-        if (device / "class").read_text().startswith("0x02") and node >= 0:
+        if (device / "class").read_text().startswith(kind) and node >= 0:
             found[device.name] = node
     return found

@@ -48,6 +48,11 @@ SCENARIOS: Final = {
             "the examples of KEP-5526 through CRI: crun, cgroupfs driver",
         ),
         Scenario(
+            "shapes",
+            "two-sockets",
+            "init containers, sidecars, devices, each topology policy, whole cores, the gate",
+        ),
+        Scenario(
             "survival",
             "two-sockets",
             "the agent stopped, restarted, killed; workloads and grants stay",

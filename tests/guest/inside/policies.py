@@ -1,0 +1,139 @@
+"""The four topology policies: which pods each admits, and on which nodes they then run.
+
+KEP-693, "Policies": `none` aligns nothing, `best-effort` aligns what it can and admits the rest,
+`restricted` rejects what could be on fewer nodes than are left for it, `single-numa-node` whatever
+does not fit one node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.guest.inside import kernel, machine
+from tests.guest.inside.staged import resources
+from tests.guest.inside.starters import SystemdRun
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.guest.inside.examples import Host
+    from tests.guest.inside.staged import Staged
+    from tests.guest.inside.workloads import Workload
+
+#: A card of node 1, which the guest has, and one of node 0, which only the configuration knows.
+CARD: Final = "example.com/card"
+ACCELERATOR: Final = "example.com/accelerator"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A Guaranteed pod of one container: whole CPUs with 1 GiB each, and devices by resource."""
+
+    name: str
+    cpus: int
+    devices: tuple[str, ...] = ()
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
+        return f"uid-{self.name}"
+
+    @property
+    def manifest(self) -> dict[str, object]:
+        """The pod as a manifest."""
+        amounts = resources(self.cpus, devices=dict.fromkeys(self.devices, 1))
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": self.name, "namespace": "default", "uid": self.uid},
+            "spec": {"containers": [{"name": "app", "image": "example"} | amounts]},
+        }
+
+
+ONE: Final = Asked("one-node", 4)
+TWO: Final = Asked("two-nodes", 10)
+NEAR: Final = Asked("near-its-card", 2, (CARD,))
+TORN: Final = Asked("torn", 2, (CARD, ACCELERATOR))
+
+ON_0, ON_1, ON_BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
+
+
+@dataclass(frozen=True, slots=True)
+class Anywhere:
+    """Admitted without a promise about nodes."""
+
+
+Outcome = frozenset[int] | Anywhere | None
+
+#: For each policy and pod the nodes that its CPUs and its memory are of; None: rejected.
+#: (What could be on one node as well as on the other is on the first.)
+OUTCOMES: Final[Mapping[str, Mapping[Asked, Outcome]]] = {
+    "none": {ONE: Anywhere(), TWO: ON_BOTH, TORN: Anywhere()},
+    "best-effort": {ONE: ON_0, TWO: ON_BOTH, NEAR: ON_1, TORN: Anywhere()},
+    "restricted": {ONE: ON_0, TWO: ON_BOTH, NEAR: ON_1, TORN: None},
+    "single-numa-node": {ONE: ON_0, TWO: None, NEAR: ON_1, TORN: None},
+}
+
+
+def inventory() -> dict[str, list[dict[str, Any]]]:
+    """Return `agent.devices` of the guest."""
+    cards = machine.local_devices("0x02")
+    return {
+        CARD: [{"id": card, "numaNodes": [node]} for card, node in cards.items()],
+        ACCELERATOR: [{"id": "accelerator-0", "numaNodes": [0]}],
+    }
+
+
+def check_policy(host: Host, policy: str) -> None:
+    """Ask for each pod under the policy in force; those that are admitted are started."""
+    in_force = host.agent.status()["policy"]["topologyManagerPolicy"]
+    host.checks.equal(f"{policy}: in force", in_force, policy)
+    for asked, outcome in OUTCOMES[policy].items():
+        title = f"{policy} {asked.name}"
+        if outcome is None:
+            check_rejected(host, title, asked, "TopologyAffinityError")
+            continue
+        answer = host.agent.admit(asked.manifest)
+        refusal = answer.get("refusal") or ""
+        host.checks.require(f"{title}: admitted", answer["admitted"], refusal)
+        _check_admitted(host, title, asked, outcome)
+        host.agent.remove(asked.uid)
+
+
+def check_rejected(host: Host, title: str, pod: Asked | Staged, reason: str) -> None:
+    """Check that a pod is rejected for a reason; one that is not is removed again."""
+    answer = host.agent.admit(pod.manifest)
+    refusal = answer.get("refusal") or {}
+    host.checks.equal(f"{title}: rejected", not answer["admitted"], expected=True)
+    found = f"{refusal.get('reason')}: {refusal.get('message')}"
+    host.checks.check(f"{title}: for {reason}", refusal.get("reason") == reason, found)
+    if answer["admitted"]:
+        host.agent.remove(pod.uid)
+
+
+def _check_admitted(host: Host, title: str, asked: Asked, outcome: Outcome) -> None:
+    checks, starter = host.checks, SystemdRun()
+    starter.open(asked, host.agent.cgroup_of(asked.uid))
+    workload = starter.start("app")
+    cgroup = workload.cgroup
+    checks.eventually(f"{title}: number of CPUs in {cgroup}", lambda: len(cgroup.cpus), asked.cpus)
+    if isinstance(outcome, frozenset):
+        checks.equal(f"{title}: nodes of its CPUs", machine.nodes_of(cgroup.cpus), outcome)
+        checks.equal(f"{title}: cpuset.mems.effective of {cgroup}", cgroup.mems, outcome)
+    apart = cgroup.cpus & host.background.cgroup.cpus
+    checks.equal(f"{title}: no other pod's CPUs", apart, frozenset())
+    _check_as_decided(host, title, asked, workload)
+    starter.close()
+
+
+def _check_as_decided(host: Host, title: str, asked: Asked, workload: Workload) -> None:
+    """Check that the kernel has what the agent says it decided, and each device is there."""
+    (decided,) = host.agent.show(asked.uid)["containers"]
+    checks, cpus, mems = host.checks, kernel.ids(decided["cpus"]), kernel.ids(decided["mems"])
+    checks.equal(f"{title}: sched_getaffinity, as decided", kernel.affinity(workload.pid), cpus)
+    checks.equal(f"{title}: Mems_allowed, as decided", kernel.memory_nodes(workload.pid), mems)
+    checks.equal(f"{title}: no quota", workload.cgroup.millicores, None)
+    known = {name: [device["id"] for device in found] for name, found in inventory().items()}
+    wanted = {name: known[name] for name in asked.devices}
+    checks.equal(f"{title}: its devices", decided["devices"], wanted)
