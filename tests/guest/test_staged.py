@@ -4,11 +4,14 @@ import pytest
 
 from agent.managers.policy import TopologyManagerPolicy
 from tests.guest.inside.pods import Exclusive, NodeShared, PodShared
-from tests.guest.inside.policies import OUTCOMES
+from tests.guest.inside.policies import BUDGET, OUTCOMES, TORN_BUDGET
 from tests.guest.inside.staged import ALL_STAGES, IN_CONTAINER_SCOPE, INIT_REUSED, Kind, Staged
 from tests.guest.scenarios import shapes
 
-IN_POD_SCOPE = (INIT_REUSED, ALL_STAGES, shapes.RUNNING, shapes.DIVIDED, *shapes.LARGE)
+IN_POD_SCOPE = (
+    *(INIT_REUSED, ALL_STAGES, shapes.RUNNING, shapes.DIVIDED),
+    *(BUDGET, TORN_BUDGET, *shapes.LARGE),
+)
 PODS = (*IN_POD_SCOPE, IN_CONTAINER_SCOPE, shapes.UNDIVIDED, shapes.ALONE, shapes.HALF_A_CORE)
 
 

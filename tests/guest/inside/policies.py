@@ -11,18 +11,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import kernel, machine
-from tests.guest.inside.staged import resources
+from tests.guest.inside.pods import E2, P2
+from tests.guest.inside.staged import Kind, Part, Staged, resources
+from tests.guest.inside.stages import Run
 from tests.guest.inside.starters import SystemdRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tests.guest.inside.examples import Host
-    from tests.guest.inside.staged import Staged
     from tests.guest.inside.workloads import Workload
 
-#: A card of node 1, which the guest has, and one of node 0, which only the configuration knows.
+#: A card and a disk of node 1, which the guest has, and something of node 0, which only the
+#: configuration knows.
 CARD: Final = "example.com/card"
+DISK: Final = "example.com/disk"
 ACCELERATOR: Final = "example.com/accelerator"
 
 
@@ -56,6 +59,22 @@ TWO: Final = Asked("two-nodes", 10)
 NEAR: Final = Asked("near-its-card", 2, (CARD,))
 TORN: Final = Asked("torn", 2, (CARD, ACCELERATOR))
 
+#: Pods with a budget: devices of one node, one of them a sharing container's, and of two nodes.
+BUDGET: Final = Staged(
+    "budget-near-its-devices",
+    4,
+    (Part("app-1", Kind.APP, E2, devices=(CARD,)), Part("app-2", Kind.APP, P2, devices=(DISK,))),
+    gib=3,  # so that a pod that asks for the card again lacks nothing else on its node
+)
+TORN_BUDGET: Final = Staged(
+    "torn-budget",
+    4,
+    (
+        Part("app-1", Kind.APP, E2, devices=(CARD,)),
+        Part("app-2", Kind.APP, P2, devices=(ACCELERATOR,)),
+    ),
+)
+
 ON_0, ON_1, ON_BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 
 
@@ -78,11 +97,36 @@ OUTCOMES: Final[Mapping[str, Mapping[Asked, Outcome]]] = {
 
 def inventory() -> dict[str, list[dict[str, Any]]]:
     """Return `agent.devices` of the guest."""
-    cards = machine.local_devices("0x02")
     return {
-        CARD: [{"id": card, "numaNodes": [node]} for card, node in cards.items()],
-        ACCELERATOR: [{"id": "accelerator-0", "numaNodes": [0]}],
+        CARD: _listed(machine.local_devices("0x02")),
+        DISK: _listed(machine.local_devices("0x01")),
+        ACCELERATOR: _listed({"accelerator-0": 0}),
     }
+
+
+def _listed(devices: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"id": address, "numaNodes": [node]} for address, node in devices.items()]
+
+
+def check_budgets(host: Host) -> None:
+    """Check devices of pods with a budget in pod scope: each container has those it asks for.
+
+    The budget is on the node of all of its containers' devices, or the pod is rejected.
+    """
+    run = Run.begin(host, BUDGET)
+    name, checks = BUDGET.name, host.checks
+    checks.equal(f"{name}: nodes of the budget's CPUs", machine.nodes_of(run.held), ON_1)
+    shown = host.agent.show(BUDGET.uid)["containers"]
+    found = {container["name"]: container["devices"] for container in shown}
+    known = inventory()
+    wanted = {
+        part.name: {one: [device["id"] for device in known[one]] for one in part.devices}
+        for part in BUDGET.parts
+    }
+    checks.equal(f"{name}: each container's devices", found, wanted)
+    check_rejected(host, f"{name}: its card once more", NEAR, f"OutOf{CARD}")
+    run.end()
+    check_rejected(host, TORN_BUDGET.name, TORN_BUDGET, "TopologyAffinityError")
 
 
 def check_policy(host: Host, policy: str) -> None:

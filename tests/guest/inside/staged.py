@@ -36,13 +36,15 @@ class Kind(StrEnum):
 class Part:
     """One container and where it must land; it asks for the CPUs of its own that it must get.
 
-    `asks` overrides that, for one that must not get what it asks for.
+    `asks` overrides that, for one that must not get what it asks for. `devices` are resources of
+    which it asks for one each.
     """
 
     name: str
     kind: Kind
     placement: Placement
     asks: int | None = None
+    devices: tuple[str, ...] = ()
 
     @property
     def cpus(self) -> int:
@@ -55,7 +57,8 @@ class Part:
     def manifest(self) -> dict[str, object]:
         """The container of a manifest."""
         always = {"restartPolicy": "Always"} if self.kind is Kind.SIDECAR else {}
-        return {"name": self.name, "image": "example"} | always | resources(self.cpus)
+        amounts = resources(self.cpus, devices=dict.fromkeys(self.devices, 1))
+        return {"name": self.name, "image": "example"} | always | amounts
 
 
 @dataclass(frozen=True, slots=True)

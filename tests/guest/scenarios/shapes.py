@@ -55,6 +55,7 @@ def run(guest: Guest) -> None:
     host = Host.opened(guest.checks, agent, SystemdRun())
     stages.check_pod_scope(host)
     policies.check_policy(host, "restricted")
+    policies.check_budgets(host)
     _recycle(host)
     _gate(host)
     policies.check_policy(host, "single-numa-node")
