@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.managers.policy import TopologyManagerPolicy
+from tests.guest.inside.load import LOADED
 from tests.guest.inside.pods import Exclusive, NodeShared, PodShared
 from tests.guest.inside.policies import BUDGET, OUTCOMES, TORN_BUDGET
 from tests.guest.inside.staged import ALL_STAGES, IN_CONTAINER_SCOPE, INIT_REUSED, Kind, Staged
@@ -12,7 +13,14 @@ IN_POD_SCOPE = (
     *(INIT_REUSED, ALL_STAGES, shapes.RUNNING, shapes.DIVIDED),
     *(BUDGET, TORN_BUDGET, *shapes.LARGE),
 )
-PODS = (*IN_POD_SCOPE, IN_CONTAINER_SCOPE, shapes.UNDIVIDED, shapes.ALONE, shapes.HALF_A_CORE)
+PODS = (
+    *IN_POD_SCOPE,
+    LOADED,
+    IN_CONTAINER_SCOPE,
+    shapes.UNDIVIDED,
+    shapes.ALONE,
+    shapes.HALF_A_CORE,
+)
 
 
 def test_uids_of_staged_pods_are_distinct() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.guest.inside import kernel, machine, workloads
 from tests.guest.inside.checks import wait_until
-from tests.guest.inside.pods import Exclusive, Placement, PodShared
+from tests.guest.inside.pods import Exclusive, NodeShared, Placement, PodShared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,10 +102,19 @@ def check_container(
 
 
 def _quota(example: Example, placement: Placement) -> int | None:
-    """Return the quota in millicores: none on exclusive CPUs, else the pod's budget."""
-    if isinstance(placement, Exclusive):
+    """Return the quota in millicores: none on exclusive CPUs, else the pod's budget.
+
+    Of a budget those who run in the node's shared pool have what the exclusive CPUs leave, each an
+    equal part.
+    """
+    if isinstance(placement, Exclusive) or not example.budget:
         return None
-    return example.budget * 1000 or None
+    budget = example.budget * 1000
+    others = [one for one in example.placements or () if isinstance(one, NodeShared)]
+    exclusive = sum(one.cpus for one in example.placements or () if isinstance(one, Exclusive))
+    if not exclusive or placement not in others:
+        return budget
+    return (budget - exclusive * 1000) // len(others)
 
 
 def _check_memory(checks: Checks, title: str, workload: Workload, nodes: frozenset[int]) -> None:

@@ -1,15 +1,16 @@
 """Pods of every shape and each topology policy: what the documents' app containers leave out.
 
 One host, and the agent started again with other configurations: init containers and sidecars in
-both scopes, devices, the four policies, the whole host given away twice, `full-pcpus-only`, and the
-gate PodLevelResourceManagers on, off and on again under a running pod.
+both scopes, devices, the four policies, the whole host given away twice, `full-pcpus-only`, a pod
+that wants more than its budget, and the gate PodLevelResourceManagers on, off and on again under a
+running pod.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tests.guest.inside import machine, policies, stages
+from tests.guest.inside import load, machine, policies, stages
 from tests.guest.inside.agent import Agent
 from tests.guest.inside.examples import Host
 from tests.guest.inside.pods import E2, P2, SHARED, PodShared
@@ -61,6 +62,7 @@ def run(guest: Guest) -> None:
     policies.check_policy(host, "single-numa-node")
     _configure(host, topologyManagerScope="container", topologyManagerPolicy="best-effort")
     stages.check_container_scope(host)
+    load.check(host, load.write_program(guest.work / "busy"))
     policies.check_policy(host, "best-effort")
     _configure(host, topologyManagerPolicy="none")
     policies.check_policy(host, "none")

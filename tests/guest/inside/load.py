@@ -1,0 +1,154 @@
+"""CPU time: who burns it, who gets it, and who is throttled.
+
+The guest's CPUs are emulated one after the other on one core of the host. Its clocks go on
+meanwhile, so a busy CPU seems to work all the time, and shares of CPU time are right although each
+CPU does little in it. A loop is given up to 100 ms before the next CPU has its turn, a whole quota
+period, unless it executes PAUSE: then the others follow at once, and measured shares are right to
+1 %.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tests.guest.inside import machine
+from tests.guest.inside.pods import E2, SHARED
+from tests.guest.inside.staged import Staged, apps
+from tests.guest.inside.stages import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from tests.guest.inside.examples import Host
+    from tests.guest.inside.kernel import Cgroup
+
+#: `pause`, and a jump back to it.
+LOOP: Final = b"\xf3\x90\xeb\xfc"
+
+#: Where the program is loaded, and the size of an ELF header with one program header.
+BASE: Final = 0x400000
+HEADERS: Final = 64 + 56
+
+
+#: A budget of 4: 2 CPUs of its own, and 1 for each of the two that share.
+LOADED: Final = Staged("loaded", 4, apps(E2, SHARED, SHARED))
+EXCLUSIVE: Final = 2
+EACH: Final = 1000
+
+#: Seconds until quotas are in step, and seconds that are measured: 40 periods.
+SETTLE: Final = 1
+MEASURED: Final = 4
+
+#: What the exclusive container may lose to clocks that a busy host moves in leaps, and what the
+#: others may use beyond their share in so few periods. Both are 1 % where the host is quiet.
+LOSS: Final = 0.05
+EXCESS: Final = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a cgroup did: CPUs it used on average, and periods in which it was throttled."""
+
+    cpus: float
+    throttled: int
+
+
+def write_program(file: Path) -> Path:
+    """Write the program that does nothing but keep a CPU busy; the guest has no compiler."""
+    size = HEADERS + len(LOOP)
+    identity = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    entry = (2, 62, 1, BASE + HEADERS, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    segment = (1, 5, 0, BASE, BASE, size, size, 0x1000)
+    header = identity + struct.pack("<HHIQQQIHHHHHH", *entry)
+    file.write_bytes(header + struct.pack("<IIQQQQQQ", *segment) + LOOP)
+    file.chmod(0o755)
+    return file
+
+
+@contextmanager
+def busy(program: Path, cgroups: Mapping[str, tuple[Cgroup, int]]) -> Iterator[None]:
+    """Keep CPUs busy by so many processes in each cgroup, as if the containers' own did it."""
+    processes = []
+    try:
+        for cgroup, count in cgroups.values():
+            for _ in range(count):
+                processes.append(subprocess.Popen([program]))
+                cgroup.write("cgroup.procs", str(processes[-1].pid))
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+
+def measure(cgroups: Mapping[str, Cgroup], seconds: float) -> dict[str, Usage]:
+    """Return what each cgroup uses for so many seconds from now."""
+    before = {name: _stat(cgroup) for name, cgroup in cgroups.items()}
+    started = time.monotonic()
+    time.sleep(seconds)
+    after = {name: _stat(cgroup) for name, cgroup in cgroups.items()}
+    elapsed = (time.monotonic() - started) * 1e6
+    return {
+        name: Usage(
+            cpus=round((after[name]["usage_usec"] - stat["usage_usec"]) / elapsed, 3),
+            throttled=after[name]["nr_throttled"] - stat["nr_throttled"],
+        )
+        for name, stat in before.items()
+    }
+
+
+def _millicores(cgroup: Cgroup) -> int | None:
+    return cgroup.millicores
+
+
+def _stat(cgroup: Cgroup) -> dict[str, int]:
+    lines = (line.split() for line in cgroup.read("cpu.stat").splitlines())
+    return {name: int(value) for name, value in lines}
+
+
+def check(host: Host, program: Path) -> None:
+    """Check that a pod in container scope uses its budget, and its exclusive CPUs undisturbed.
+
+    The exclusive container is busy on both of its CPUs. Each sharing one runs as many processes as
+    the host has CPUs, so that nothing but its quota can hold it.
+    """
+    run = Run.begin(host, LOADED)
+    own, *sharing = run.running.values()
+    wanted = {"the pod": None, own.name: None} | dict.fromkeys((one.name for one in sharing), EACH)
+    cgroups = {"the pod": run.cgroup} | {one.name: one.cgroup for one in (own, *sharing)}
+    for name, cgroup in cgroups.items():
+        title = f"load: cpu.max of {name} in millicores"
+        host.checks.eventually(title, partial(_millicores, cgroup), wanted[name])
+    counts = {own.name: EXCLUSIVE} | dict.fromkeys((s.name for s in sharing), len(machine.cpus()))
+    with busy(program, {name: (cgroups[name], count) for name, count in counts.items()}):
+        measure(cgroups, SETTLE)
+        found = measure(cgroups, MEASURED)
+    _check_shares(host, found, own.name, [one.name for one in sharing])
+    run.end()
+
+
+def _check_shares(host: Host, found: Mapping[str, Usage], own: str, sharing: list[str]) -> None:
+    checks, budget = host.checks, LOADED.budget
+    least = EXCLUSIVE * (1 - LOSS)
+    checks.check(
+        f"load: {own} uses at least {least:.2f} CPUs", found[own].cpus >= least, found[own]
+    )
+    shared = sum(found[name].cpus for name in sharing)
+    most = (budget - EXCLUSIVE) * (1 + EXCESS)
+    checks.check(f"load: {sharing} use at most {most:.2f} CPUs", shared <= most, found)
+    most = budget * (1 + EXCESS)
+    pod = found["the pod"]
+    checks.check(f"load: the pod uses at most {most:.2f} CPUs", pod.cpus <= most, pod)
+    for name in ("the pod", own):
+        checks.equal(f"load: periods in which {name} was throttled", found[name].throttled, 0)
+    for name in sharing:
+        throttled = found[name].throttled
+        checks.check(f"load: {name} was throttled, so it wanted more", throttled, throttled)
