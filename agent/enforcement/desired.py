@@ -6,6 +6,7 @@ Pure: what is wanted follows from the ledger, the node's shared pool and where t
 from __future__ import annotations
 
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -53,6 +54,7 @@ class Role(StrEnum):
     QOS_CLASS = "qos class"
 
 
+_NO_VALUES: Final[Mapping[str, str]] = MappingProxyType({})
 #: What is in a pod and no container of its specification, as far as is known.
 _WITHOUT_A_GRANT: Final = {
     Identity.SANDBOX: Role.SANDBOX,
@@ -140,8 +142,9 @@ def _pod(
         values=pod_values(pod, enforced),
     )
     yield Wanted(setting, Role.POD, pod.uid)
+    limits = {c.name: container_defaults(c, enforced) for c in pod.containers}
     for member, entitlement in members:
-        yield from _member(pod, member, entitlement, enforced)
+        yield from _member(pod, member, entitlement, limits)
 
 
 def _entitlement(pod: PodGrant, granted: Mapping[str, Entitlement], member: Located) -> Entitlement:
@@ -152,19 +155,22 @@ def _entitlement(pod: PodGrant, granted: Mapping[str, Entitlement], member: Loca
 
 
 def _member(
-    pod: PodGrant, member: Located, entitlement: Entitlement, enforced: Enforced
+    pod: PodGrant,
+    member: Located,
+    entitlement: Entitlement,
+    limits: Mapping[str, Mapping[str, str]],
 ) -> Iterator[Wanted]:
     role = _WITHOUT_A_GRANT.get(member.identity, Role.CONTAINER)
-    container = pod.container(member.container) if member.container is not None else None
-    if container is None and role is Role.CONTAINER:
-        container = pod.containers[0]  # they are all alike
+    # One without a name is a container all the same where all of them are alike.
+    known = role is Role.CONTAINER
+    name = member.container or pod.containers[0].name
     setting = Setting(
         member.cgroup,
         cpus=entitlement.cpus,
         mems=entitlement.mems,
         cpu_max=entitlement.cpu_max,
         exclusive=entitlement.exclusive,
-        defaults={} if container is None else container_defaults(container, enforced),
+        defaults=limits[name] if known else _NO_VALUES,
     )
     yield Wanted(setting, role, pod.uid, member.container, member.identity)
     for subgroup in member.subgroups:

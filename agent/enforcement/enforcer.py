@@ -49,7 +49,7 @@ from cgroupfs.controllers import ENABLED, available, enable, enabled
 from cgroupfs.diagnose import Cause
 from cgroupfs.errors import CgroupError, CgroupNameError
 from cgroupfs.plan import Plan, is_below_use, make_plan
-from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, VALUES, State
+from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, State
 from cgroupfs.tree import ancestors, is_within, join
 from cgroupfs.values import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, UNLIMITED
 from cgroupfs.verify import Record, Records
@@ -417,15 +417,14 @@ def _to_tell(item: Wanted, state: State) -> Record:
 
     It rewrites `cpu.max`, `cpu.weight` and `memory.max` always, so what is there is told as well.
     """
-    setting = item.setting
-    shown = {file: state.values[file] for file in VALUES if file in state.values}
-    kept = {file: text for file, text in shown.items() if text != _UNSET[file]}
+    setting, shown = item.setting, state.values
+    kept = {f: shown[f] for f, unset in _UNSET.items() if shown.get(f, unset) != unset}
     wanted = {
         file: text
-        for file, text in setting.values_beside(state.values).items()
-        if file in VALUES and not is_below_use(text, state.in_use, file)
+        for file, text in setting.values_beside(shown).items()
+        if file in _UNSET and not is_below_use(text, state.in_use, file)
     }
-    return Record(setting.cpus, setting.mems, setting.cpu_max or state.cpu_max, {**kept, **wanted})
+    return Record(setting.cpus, setting.mems, setting.cpu_max or state.cpu_max, kept | wanted)
 
 
 _UNSET: Final = {CPU_WEIGHT: DEFAULT_WEIGHT, MEMORY_MAX: NO_LIMIT}

@@ -9,6 +9,7 @@ other size. What a container states counts where its runtime set no limit.
 
 from __future__ import annotations
 
+from functools import cached_property
 from mmap import PAGESIZE
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -36,7 +37,7 @@ _MAX_WEIGHT: Final = 10_000
 CONTROLLERS: Final = (*NEEDED, MEMORY, HUGETLB)
 
 
-class Enforced(Struct, frozen=True):
+class Enforced(Struct, frozen=True, dict=True):
     """What the agent sets: the files of which controllers, and the sizes of huge pages.
 
     What is not among `controllers` belongs to somebody else and is neither written nor compared.
@@ -46,12 +47,12 @@ class Enforced(Struct, frozen=True):
     controllers: frozenset[str] = frozenset(CONTROLLERS)
     page_sizes: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def needed(self) -> tuple[str, ...]:
         """The controllers that every cgroup of a pod needs, those that work on threads."""
         return tuple(name for name in NEEDED if name in self.controllers)
 
-    @property
+    @cached_property
     def further(self) -> tuple[str, ...]:
         """The controllers that limits of memory need; a cgroup with processes cannot pass them on.
 
@@ -59,14 +60,16 @@ class Enforced(Struct, frozen=True):
         """
         return tuple(name for name in (MEMORY, HUGETLB) if name in self.controllers)
 
-    @property
+    @cached_property
     def pages(self) -> Mapping[str, int]:
         """The sizes of huge pages that are limited, by the name of their resource."""
         if HUGETLB not in self.controllers:
-            return {}
-        return {f"{HUGEPAGES_PREFIX}{Quantity.of_bytes(size)}": size for size in self.page_sizes}
+            return MappingProxyType({})
+        return MappingProxyType(
+            {f"{HUGEPAGES_PREFIX}{Quantity.of_bytes(size)}": size for size in self.page_sizes}
+        )
 
-    @property
+    @cached_property
     def files(self) -> tuple[str, ...]:
         """The files of huge page limits that are compared."""
         return tuple(hugetlb_max(size) for size in self.pages.values())

@@ -12,7 +12,6 @@ from agent.enforcement.assess import as_wanted, differing_values
 from agent.enforcement.desired import Role, desired
 from agent.enforcement.limits import EVERYTHING, Enforced
 from agent.enforcement.locate import survey
-from agent.pods.model import CPU
 from cgroupfs.controllers import CPUSET
 from cgroupfs.state import VALUES, read_states, with_use
 from cgroupfs.tree import is_within, join
@@ -151,16 +150,19 @@ class Scene(Struct, frozen=True):
         state = self.states.get(cgroup)
         if state is None and (item.role is Role.QOS_CLASS or not tree.exists(cgroup)):
             return cgroup, None
-        shown: set[str] = set()
-        if state is not None:
-            shown |= {CPUSET} if state.cpus is not None and state.mems is not None else set()
-            shown |= {CPU} if state.cpu_max is not None else set()
-            shown |= state.values.keys()
+        lacking = [name for name in needed if state is None or not _has(state, name)]
         files = (*item.setting.values, *item.setting.defaults)
-        lacking = [name for name in (*needed, *files) if name not in shown]
-        further = dict.fromkeys(file.partition(".")[0] for file in lacking if "." in file)
-        need = Need(item.pod, needed, tuple(name for name in further if name not in needed))
-        return cgroup, need if lacking else None
+        missing = [file for file in files if state is None or file not in state.values]
+        if not lacking and not missing:
+            return cgroup, None
+        further = dict.fromkeys(file.partition(".")[0] for file in missing)
+        return cgroup, Need(item.pod, needed, tuple(n for n in further if n not in needed))
+
+
+def _has(state: State, controller: str) -> bool:
+    if controller == CPUSET:
+        return state.cpus is not None and state.mems is not None
+    return state.cpu_max is not None
 
 
 def steadily(look: Callable[[], _Seen]) -> _Seen:

@@ -78,6 +78,13 @@ class Cgroup:
         limits = [Cgroup(path).millicores for path in inside[: inside.index(top.path)]]
         return min((limit for limit in limits if limit is not None), default=None)
 
+    def memory_within(self, top: Cgroup) -> int | None:
+        """Return the tightest limit of memory from here up to, but not of, a cgroup around."""
+        inside = [self.path, *self.path.parents]
+        files = [path / "memory.max" for path in inside[: inside.index(top.path)]]
+        texts = [file.read_text().strip() for file in files if file.exists()]
+        return min((int(text) for text in texts if text != "max"), default=None)
+
     @property
     def processes(self) -> list[int]:
         """The processes of this cgroup and of those below it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.guest.inside import kernel, machine, workloads
 from tests.guest.inside.checks import wait_until
-from tests.guest.inside.pods import Exclusive, NodeShared, Placement, PodShared
+from tests.guest.inside.pods import GIB, Exclusive, NodeShared, Placement, PodShared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +54,28 @@ def check_pod(
     checks.eventually(title, lambda: background.cgroup.cpus, rest)
     checks.equal(f"{example.name}: and runs there", kernel.affinity(background.pid), rest)
     _check_pod_cgroup(checks, example, pod, taken)
+    _check_limits(checks, example, running, pod)
+
+
+#: What the kubelet makes of a pod's CPU request: 2 to 262,144 shares (1,024 for a CPU), spread over
+#: weights from 1 to 10,000.
+WEIGHTS: Final = {0: 1, 4: 157, 5: 196}
+
+
+def _check_limits(
+    checks: Checks, example: Example, running: Mapping[str, Workload], pod: kernel.Cgroup
+) -> None:
+    """Check weight, memory and huge pages of a pod, and the memory of its containers."""
+    asked = example.budget or sum(example.cpus)
+    title = f"{example.name}: limits of the pod"
+    shown = {name: pod.read(name) for name in ("cpu.weight", "memory.max", "hugetlb.2MB.max")}
+    limit = str(asked * GIB) if asked else "max"
+    expected = {"cpu.weight": str(WEIGHTS[asked]), "memory.max": limit, "hugetlb.2MB.max": "0"}
+    checks.equal(title, shown, expected)
+    for name, cpus in zip(example.containers, example.cpus, strict=True):
+        of_container = partial(running[name].cgroup.memory_within, pod)
+        title = f"{example.name} {name}: memory.max"
+        checks.eventually(title, of_container, cpus * GIB if cpus else None)
 
 
 def _settle(workload: Workload, placement: Placement, background: Workload) -> None:

@@ -18,16 +18,18 @@ FILES: Final = (
     "cpuset.cpus.effective",
     "cpuset.mems",
     "cpuset.mems.effective",
+    "hugetlb.2MB.max",
+    "memory.max",
 )
+#: Set of pods and of QoS classes; of a container it is its runtime's.
+WEIGHT: Final = "cpu.weight"
 
 
 def settings(top: Cgroup) -> dict[str, str]:
     """Return the settings of every cgroup below `top`, by file name relative to it."""
-    return {
-        str(file.relative_to(top.path)): file.read_text().strip()
-        for name in FILES
-        for file in sorted(top.path.rglob(name))
-    }
+    weights = (file for file in top.path.rglob(WEIGHT) if file.parent.name.startswith("kubepods"))
+    files = [*(file for name in FILES for file in top.path.rglob(name)), *weights]
+    return {str(file.relative_to(top.path)): file.read_text().strip() for file in sorted(files)}
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str, str]]:

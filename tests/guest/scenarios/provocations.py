@@ -37,6 +37,7 @@ OFFLINE: Final = "CPU offline"
 CONTROLLER: Final = "controller lost"
 UNKNOWN: Final = "unknown"
 
+PAGE: Final = 4096
 STATE: Final = Path("/var/lib/numawarden")
 CPUS: Final = Path("/sys/devices/system/cpu")
 
@@ -125,6 +126,8 @@ def run(guest: Guest) -> None:
     _systemd_goes_round(story)
     _properties(story)
     _other_writers(story)
+    _limits(story)
+    _beyond_its_limit(story)
     _controllers(story)
     _narrow_ancestor(story)
     _cgroup_removed(story)
@@ -204,6 +207,60 @@ def _other_writers(story: Story) -> None:
     story.checks.eventually(counted, lambda: story.drift() != before, expected=True)
 
 
+# --- weights and limits of memory ---------------------------------------------------------------
+
+
+def _limits(story: Story) -> None:
+    """Another process, and systemd, change weights and limits; containers keep their runtime's."""
+    pod, tier = story.pod, story.background.cgroup.path.parent.parent
+
+    def write() -> None:
+        pod.write("memory.max", "max")
+        pod.write("cpu.weight", "77")
+        pod.write("hugetlb.2MB.max", "max")
+        kernel.Cgroup(tier).write("cpu.weight", "77")
+
+    story.withstands("limits that somebody writes", write, UNKNOWN)
+    unit = pod.path.name
+    told = ("systemctl", "set-property", "--runtime", unit, "MemoryMax=infinity", "CPUWeight=50")
+    story.withstands("limits that systemd is told", lambda: command(*told), SYSTEMD)
+    shown = command("systemctl", "show", "--property=MemoryMax,CPUWeight", unit).split()
+    limit = f"MemoryMax={MIXED.budget << 30}"
+    story.checks.equal("systemd has the limits on record", sorted(shown), ["CPUWeight=157", limit])
+
+
+def _beyond_its_limit(story: Story) -> None:
+    """Take over a pod that already uses more than it may have: nobody is killed, and it is told."""
+    uid = "5526cafe-0000-4000-8000-00000000beef"
+    name = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
+    hungry = systemd_run("hungry", name)
+    pod = kernel.Cgroup(hungry.cgroup.path.parent)
+    in_use = int(pod.read("memory.current"))
+    limit = in_use // 2 // PAGE * PAGE
+    amounts = {"requests": {"cpu": "100m"}, "limits": {"memory": str(limit)}}
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "hungry", "namespace": "default", "uid": uid},
+        "spec": {"containers": [{"name": "hungry", "image": "x", "resources": amounts}]},
+    }
+    what = "a pod beyond its limit"
+    status, answer = answer_to("POST", "pods", manifest)
+    story.checks.equal(f"{what}: admitted", status, HTTPStatus.CREATED)
+    told = answer["pod"]["enforcement"]
+    found = [line for line in told["problems"] if "bytes are in use" in line]
+    story.checks.check(f"{what}: told", not told["enforced"] and found, told)
+    ask("POST", "reconcile")
+    story.checks.equal(f"{what}: not limited", pod.read("memory.max"), "max")
+    story.checks.check(f"{what}: not killed", hungry.untouched, pod.read("memory.events"))
+    stop_unit("hungry")
+    lean = partial(pod.read, "memory.max")
+    story.checks.eventually(f"{what}: limited once it ended", lean, str(limit))
+    ask("DELETE", f"pods/{uid}")
+    story.checks.eventually(f"{what}: removed", lambda: pod.exists, expected=False)
+    story.withstands(f"{what}, and gone", lambda: None)
+
+
 def _controllers(story: Story) -> None:
     """Without its controllers a cgroup loses every setting; none comes back with them."""
     pods = (story.pod.path, story.background.cgroup.path.parent)
@@ -211,7 +268,7 @@ def _controllers(story: Story) -> None:
 
     def strip() -> None:
         for path in (*pods, *tiers):
-            kernel.Cgroup(path).write("cgroup.subtree_control", "-cpuset -cpu")
+            kernel.Cgroup(path).write("cgroup.subtree_control", "-cpuset -cpu -hugetlb")
 
     story.withstands("controllers taken away", strip, CONTROLLER)
 
