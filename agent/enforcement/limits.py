@@ -33,6 +33,7 @@ _MAX_SHARES: Final = 262_144
 _SHARES_PER_CPU: Final = 1024
 _MILLIS_PER_CPU: Final = 1000
 _MAX_WEIGHT: Final = 10_000
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 #: What is enforced, by the controllers of the kernel, in the order of the configuration.
 CONTROLLERS: Final = (*NEEDED, MEMORY, HUGETLB)
 
@@ -100,7 +101,7 @@ def pod_values(pod: PodGrant, enforced: Enforced) -> Mapping[str, str]:
     as it is.
     """
     if not pod.spec_digest:
-        return MappingProxyType({})
+        return _NOTHING
     values: dict[str, str] = {}
     if CPU in enforced.controllers:
         request = 0 if pod.qos is QosClass.BEST_EFFORT else pod.cpu.request_millis or 0
@@ -115,7 +116,7 @@ def pod_values(pod: PodGrant, enforced: Enforced) -> Mapping[str, str]:
 def container_defaults(container: ContainerGrant, enforced: Enforced) -> Mapping[str, str]:
     """Return the limits that a container states, for where its runtime set none."""
     if not container.limits:
-        return MappingProxyType({})
+        return _NOTHING
     stated, defaults = container.limits, dict[str, str]()
     if MEMORY in enforced.controllers and MEMORY in stated:
         defaults[MEMORY_MAX] = limit_text(stated[MEMORY], PAGESIZE)

@@ -150,6 +150,8 @@ class Scene(Struct, frozen=True):
         state = self.states.get(cgroup)
         if state is None and (item.role is Role.QOS_CLASS or not tree.exists(cgroup)):
             return cgroup, None
+        if state is not None and _has_all(state, item.setting):
+            return cgroup, None
         lacking = [name for name in needed if state is None or not _has(state, name)]
         files = (*item.setting.values, *item.setting.defaults)
         missing = [file for file in files if state is None or file not in state.values]
@@ -157,6 +159,14 @@ class Scene(Struct, frozen=True):
             return cgroup, None
         further = dict.fromkeys(file.partition(".")[0] for file in missing)
         return cgroup, Need(item.pod, needed, tuple(n for n in further if n not in needed))
+
+
+def _has_all(state: State, setting: Setting) -> bool:
+    """Tell whether a cgroup has every file that could be wanted; it mostly has, so look quickly."""
+    if state.cpus is None or state.mems is None or state.cpu_max is None:
+        return False
+    shown = state.values.keys()
+    return setting.values.keys() <= shown and setting.defaults.keys() <= shown
 
 
 def _has(state: State, controller: str) -> bool:
