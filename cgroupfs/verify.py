@@ -171,16 +171,17 @@ def _check_values(tree: Tree, setting: Setting, texts: Mapping[str, str | None])
     in_use = read_use(tree, setting.cgroup, [drift.file for drift in differing])
     for drift in differing:
         if drift.found is not None and is_below_use(drift.wanted, in_use, drift.file):
-            yield replace(drift, cause=Cause.IN_USE, detail=_in_use(drift, in_use[drift.file]))
+            yield replace(drift, cause=Cause.IN_USE, detail=_in_use(drift))
         else:
             yield drift
 
 
-def _in_use(drift: Drift, size: int) -> str:
+def _in_use(drift: Drift) -> str:
+    # How much is in use changes all the time, and what does not change is told once.
     return (
-        f"{drift.file} of /{drift.cgroup} shows {drift.found} instead of {drift.wanted}: {size} "
-        "bytes are in use, and processes would be killed for the limit; it is written once less "
-        "is in use"
+        f"{drift.file} of /{drift.cgroup} shows {drift.found} instead of {drift.wanted}: more than "
+        "that is in use, and processes would be killed for the limit; it is written once less is "
+        "in use"
     )
 
 

@@ -228,7 +228,7 @@ class Enforcer:
         done = self._repair(scene, resting, found, differs=bool(differing), move_memory=move_memory)
         left = self._assess(done.scene.differing())
         drift = self._drift(done.scene, found)
-        self._memory.note_asked(done.scene)
+        self._memory.note_asked(done.scene, {p.cgroup for p in left if p.cause is Cause.IN_USE})
         self._left = frozenset(beyond_repair(left, done.outcomes, resting))
         report = EnforcementReport(
             pods=done.scene.pods(),

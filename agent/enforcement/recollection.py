@@ -11,7 +11,7 @@ from agent.enforcement.assess import as_wanted
 from agent.enforcement.desired import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from agent.enforcement.desired import Wanted
     from agent.enforcement.scene import Scene
@@ -51,11 +51,11 @@ class Recollection:
         """Return what systemd was last told of a cgroup."""
         return self._told.get(item.pod, {}).get(item.setting.cgroup)
 
-    def note_asked(self, scene: Scene) -> None:
-        """Remember what is wanted of what is there."""
+    def note_asked(self, scene: Scene, waiting: Collection[str] = ()) -> None:
+        """Remember what is wanted of what is there, but for cgroups where it is not yet written."""
         self._forget(self._asked, scene)
         for item in scene.wanted:
-            if item.setting.cgroup in scene.states:
+            if item.setting.cgroup in scene.states and item.setting.cgroup not in waiting:
                 self._asked.setdefault(item.pod, {})[item.setting.cgroup] = item
 
     def note_told(self, scene: Scene, told: Iterable[tuple[Wanted, Record]]) -> None:

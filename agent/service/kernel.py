@@ -16,6 +16,7 @@ from agent.service.errors import readable
 from agent.service.kernel_view import kernel_document
 from agent.service.ports import Outcome
 from agent.service.verification import verification
+from cgroupfs.diagnose import Cause
 from cgroupfs.errors import CgroupError
 from systemd.errors import SystemdError
 
@@ -112,8 +113,12 @@ class EnforcedKernel:
             settings = {path: contest.setting for path, contest in resting.items()}
             report = self._enforcer.repair(target, settings)
             kept = self._enforcer.release_leftovers(target)
-            # At the first look what differs was changed while no agent ran.
-            drift = report.found if self._seen is None else report.drift
+            # At the first look what differs was changed while no agent ran, unless it only waits.
+            drift = (
+                report.drift
+                if self._seen is not None
+                else tuple(problem for problem in report.found if problem.cause is not Cause.IN_USE)
+            )
             settled = self._look(report)
             begun = self._backoff.note(_repaired(report, drift), now)
             outcome = _outcome(
