@@ -194,7 +194,6 @@ def _require_whole_cores(draft: Draft, count: int, container: str | None) -> Non
             Refusal(
                 Reason.SMT_ALIGNMENT,
                 problem.message,
-                remedy=problem.remedy,
                 resource=CPU,
                 container=container,
                 asked=count,
@@ -214,7 +213,6 @@ def _not_enough(draft: Draft, count: int, available: Mask, container: str | None
     return Refusal(
         Reason.UNEXPECTED,
         f"not enough CPUs: {count} asked, {len(available)} free",
-        remedy="ask for fewer CPUs, or wait until another pod ends",
         resource=CPU,
         container=container,
         asked=count,

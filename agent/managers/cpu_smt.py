@@ -23,7 +23,6 @@ class SmtMisalignment(Struct, frozen=True):
     free: int
     threads: int
     message: str
-    remedy: str
 
 
 def smt_misalignment(
@@ -40,13 +39,11 @@ def smt_misalignment(
     free = len(free_physical)
     if count % threads:
         message = f"{cpus_text(count)} asked, not a multiple of the {threads} CPUs of a core"
-        remedy = f"ask for {count - count % threads + threads} CPUs, or turn full-pcpus-only off"
     elif count > free:
         are = "is" if free == 1 else "are"
         message = (
             f"{cpus_text(count)} asked, {free} {are} free in physical cores without reserved CPUs"
         )
-        remedy = "ask for fewer CPUs, or wait until another pod ends"
     else:
         return None
-    return SmtMisalignment(count, free, threads, message, remedy)
+    return SmtMisalignment(count, free, threads, message)

@@ -15,15 +15,18 @@ _UNIT: Final = 1024
 
 
 class ManagerError(Exception):
-    """A manager cannot do what it was asked; `remedy` says what would help."""
+    """A manager cannot do what it was asked; `remedy` says what helps for certain, "" for nothing.
 
-    def __init__(self, message: str, remedy: str) -> None:
+    What would help to admit a pod is not known before it is tried.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.message}; {self.remedy}"
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
 class NodeDistancesError(ManagerError):
@@ -74,9 +77,7 @@ class UnknownMemoryTypeError(ManagerError):
         self.known = known
         super().__init__(
             f"[memorymanager] {size_text(asked)} of {memory_type} asked, but no NUMA node has that"
-            f" type; the machine has {', '.join(known)}",
-            "ask for a size that the machine has, or reserve pages of this size"
-            " (/sys/devices/system/node/node*/hugepages)",
+            f" type; the machine has {', '.join(known)}"
         )
 
 
@@ -88,13 +89,13 @@ class MemoryAssignmentError(ManagerError):
     """
 
     kubelet_text = ""
-    advice = ""
+    explanation = ""
 
     def __init__(self, demand: MemoryDemand, nodes: int | None = None) -> None:
         self.demand = demand
         self.nodes = nodes
         tried = "" if nodes is None else f" on NUMA nodes {Mask(nodes)}"
-        super().__init__(f"[memorymanager] {self.kubelet_text}{tried} ({demand})", self.advice)
+        super().__init__(f"[memorymanager] {self.kubelet_text}{tried}{self.explanation} ({demand})")
 
 
 class NoDefaultHintError(MemoryAssignmentError):
@@ -103,38 +104,31 @@ class NoDefaultHintError(MemoryAssignmentError):
     kubelet_text = (
         "failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
     )
-    advice = "ask for less, or wait until another pod ends"
 
 
 class NotPreferredDefaultHintError(MemoryAssignmentError):
     """The topology manager found a preferred alignment, the memory alone would need more nodes."""
 
     kubelet_text = "failed to find the default preferred hint"
-    advice = "ask for less memory, wait until another pod ends, or use topology policy best-effort"
 
 
 class CannotExtendHintError(MemoryAssignmentError):
     """Too little is free on the aligned nodes, and no larger set of nodes that has them is open."""
 
     kubelet_text = "failed to find NUMA nodes to extend the current topology hint"
-    advice = "ask for less memory, or wait until a pod on these nodes ends"
 
 
 class NotPreferredExtensionError(MemoryAssignmentError):
     """Too little is free on the aligned nodes, and every larger set is wider than preferred."""
 
     kubelet_text = "failed to find the extended preferred hint"
-    advice = "ask for less memory, wait until another pod ends, or use topology policy best-effort"
 
 
 class HintViolatesGroupsError(MemoryAssignmentError):
     """Several nodes would serve together, but one of them serves alone or in another group."""
 
     kubelet_text = "preferred hint violates NUMA node allocation"
-    advice = (
-        "a node serves single-node and multi-node memory never at once: ask for what one node has"
-        " free, or wait until the pods on these nodes end"
-    )
+    explanation = ": a node never serves memory of its own and of a group at once"
 
 
 class DeviceAllocationError(ManagerError):
@@ -144,7 +138,7 @@ class DeviceAllocationError(ManagerError):
         self.resource = resource
         self.requested = requested
         self.available = available
-        super().__init__(self._text(), "ask for fewer devices, or wait until another pod ends")
+        super().__init__(self._text())
 
     def _text(self) -> str:
         return (

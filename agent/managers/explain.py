@@ -1,4 +1,7 @@
-"""What a refusal says beyond its reason: what was asked, what is free where, what would help."""
+"""What a refusal says beyond its reason: what was asked, what is free where, what is in the way.
+
+What would help is not said: nothing is advised that was not tried.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from agent.managers.hints import Hint, ProviderHints
 
 #: How many of a provider's hints a refusal names.
-_NAMED_HINTS: Final = 8
+_NAMED_HINTS: Final = 3
 
 
 def affinity_refusal(
@@ -40,7 +43,6 @@ def affinity_refusal(
     return Refusal(
         Reason.TOPOLOGY_AFFINITY,
         f"{subject} cannot be aligned as topology policy {policy} demands: {details}",
-        remedy=_remedy(policy, blocked),
         resource=blocked,
         container=container,
         asked=None if blocked is None else asked(draft, container, blocked),
@@ -64,7 +66,7 @@ def empty_cpu_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
     problem = empty_pool_problem(draft.demand) if draft.demand.cpus else None
     if problem is None or not draft.rules.static_cpus:
         return None
-    return _empty_pool(draft, reason, CPU, draft.demand.cpus, problem)
+    return Refusal(reason, problem, resource=CPU)
 
 
 def empty_memory_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
@@ -75,18 +77,7 @@ def empty_memory_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
     problem = empty_memory_pool(draft.demand) if draft.demand.guaranteed else None
     if problem is None or not draft.rules.static_memory:
         return None
-    return _empty_pool(draft, reason, problem.resource, problem.budget, problem.message)
-
-
-def _empty_pool(draft: Draft, reason: Reason, resource: str, budget: int, problem: str) -> Refusal:
-    return Refusal(
-        reason,
-        problem,
-        remedy=f"raise the pod's {resource} budget or lower the containers' exclusive requests",
-        resource=resource,
-        asked=budget,
-        free=free_by_node(draft, resource),
-    )
+    return Refusal(reason, problem.message, resource=problem.resource)
 
 
 def asked(draft: Draft, container: str | None, resource: str) -> int:
@@ -170,11 +161,3 @@ def amount_text(resource: str, amount: int) -> str:
 
 def _nodes(hint: Hint) -> str:
     return "any node" if hint.nodes is None else f"{{{Mask(hint.nodes)}}}"
-
-
-def _remedy(policy: TopologyManagerPolicy, blocked: str | None) -> str:
-    if blocked is None:
-        return "the resources fit on different nodes only: ask for less of one, or free one node"
-    if policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
-        return f"ask for no more {blocked} than one node has free, or use policy restricted"
-    return f"ask for less {blocked}, wait until another pod ends, or use policy best-effort"

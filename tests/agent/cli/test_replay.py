@@ -96,7 +96,8 @@ class TestText:
         out = capsys.readouterr().out
         assert "step 0: refused default/a (uid uid-a)" in out
         assert "TopologyAffinityError: container main cannot be aligned" in out
-        assert "remedy: ask for no more cpu than one node has free" in out
+        assert "asked: 9 of cpu" in out
+        assert "remedy" not in out
         assert "nodes 0-1 (preferred)" in out
 
     def test_a_pod_that_the_node_has_no_room_for_is_told_what_it_has(

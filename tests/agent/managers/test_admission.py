@@ -163,14 +163,14 @@ def test_a_burstable_pod_runs_in_the_shared_pool() -> None:
     )
 
 
-def test_full_pcpus_only_refuses_half_a_core_and_says_what_would_fit() -> None:
+def test_full_pcpus_only_refuses_half_a_core_and_says_how_large_one_is() -> None:
     rules = make_rules(SMT, scope=CONTAINER, reserved="0,8", full_pcpus_only=True)
     decision = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=3 memory=1Gi"))))
     assert decision.refusal is not None
     assert decision.refusal.reason is Reason.SMT_ALIGNMENT
     assert decision.refusal.asked == 3
     assert decision.refusal.free == {0: 6, 1: 8}
-    assert "4 CPUs" in decision.refusal.remedy
+    assert "not a multiple of the 2 CPUs of a core" in decision.refusal.message
 
 
 def test_a_refusal_names_resource_request_and_what_is_free_where() -> None:

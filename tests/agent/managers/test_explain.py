@@ -78,9 +78,6 @@ class TestFailedAlignment:
     def test_it_names_the_resource_that_stands_in_the_way(self) -> None:
         found = refused(make_rules(topology=SINGLE), self.BIG)
         assert (found.resource, found.asked, found.free) == ("cpu", 9, {0: 7, 1: 8})
-        assert (
-            found.remedy == "ask for no more cpu than one node has free, or use policy restricted"
-        )
 
     def test_in_container_scope_it_names_the_container(self) -> None:
         found = refused(make_rules(topology=SINGLE, scope=CONTAINER), self.BIG)
@@ -92,7 +89,6 @@ class TestFailedAlignment:
         found = refused(make_rules(topology=RESTRICTED, scope=CONTAINER),
                         pod(app("a", guaranteed("cpu=10 memory=1Gi"))), other)  # fmt: skip
         assert "10 of cpu fits nowhere (free: node 0: 1, node 1: 8)" in found.message
-        assert found.remedy.startswith("ask for less cpu, wait until another pod ends")
 
     def test_resources_that_fit_on_different_nodes_only_blame_none_of_them(self) -> None:
         rules = make_rules(topology=SINGLE, devices=DEVICES)
@@ -101,7 +97,6 @@ class TestFailedAlignment:
         offers = [("devices", {GPU: (Hint(1, preferred=True),), NIC: (Hint(2, preferred=True),)})]
         found = affinity_refusal(draft, None, offers)
         assert (found.resource, found.asked, found.free) == (None, None, {})
-        assert "on different nodes only" in found.remedy
 
     @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
     def test_an_empty_pool_is_named_as_such(self, policy: TopologyManagerPolicy) -> None:
@@ -113,7 +108,7 @@ class TestFailedAlignment:
         found = refused(make_rules(topology=policy), full)
         assert found.reason is Reason.TOPOLOGY_AFFINITY
         assert found.message.startswith("exclusive containers hold all 4 CPUs")
-        assert found.remedy.startswith("raise the pod's cpu budget")
+        assert (found.resource, found.asked, found.free) == ("cpu", None, {})
 
     def test_many_nodes_are_not_all_listed(self) -> None:
         machine = Machine.of(regular_host(packages=8, nodes_per_package=2, cores_per_node=2))
@@ -121,8 +116,8 @@ class TestFailedAlignment:
         draft = draft_of(rules, pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
         offers = [("cpu", {"cpu": [Hint(1 << node, preferred=True) for node in range(16)]})]
         message = affinity_refusal(draft, None, offers).message
-        assert "{7}" in message
-        assert "{8}" not in message
+        assert "{2}" in message
+        assert "{3}" not in message
 
 
 class TestEmptyPool:
@@ -135,7 +130,7 @@ class TestEmptyPool:
         )
         found = empty_pool_refusal(draft_of(rules, both), Reason.EMPTY_POD_SHARED_POOL)
         assert found is not None
-        assert (found.resource, found.asked, found.free) == ("cpu", 4, {0: 7, 1: 8})
+        assert (found.resource, found.asked, found.free) == ("cpu", None, {})
 
     def test_a_pod_without_a_budget_has_no_pool(self) -> None:
         asked_for = pod(app("a", guaranteed("cpu=4 memory=4Gi")))

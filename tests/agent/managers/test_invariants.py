@@ -181,6 +181,7 @@ class Host(RuleBasedStateMachine):
         else:
             assert decision.refusal is not None
             assert decision.ledger is self.ledger, "a refused pod changes nothing"
+            assert not decision.refusal.remedy, "what was not tried is not advised"
         self.ledger = decision.ledger
 
     @precondition(lambda self: self.admitted)
