@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from agent.decision import Refusal, Shortage, out_of
 from agent.managers.errors import size_text
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
-from agent.pods.quantity import Quantity
 from agent.pods.requests import is_memory_type
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ PODS: Final = "pods"
 NOT_LOOKED_AT: Final = frozenset({"ephemeral-storage"})
 #: The kubelet's order of reasons; all others follow by name.
 _FIRST: Final = (CPU, MEMORY)
-_MIB: Final = 1 << 20
 #: How many offered names a message lists.
 _NAMED: Final = 8
 
@@ -48,7 +46,7 @@ def refusal(rules: Rules, ledger: Ledger, requests: Mapping[str, int]) -> Refusa
     return Refusal(
         out_of(shortages[0].resource),
         f"the node has no room for the pod: {details}",
-        remedy="; ".join(_remedy(limits, shortage) for shortage in shortages),
+        remedy="; ".join(filter(None, (_remedy(limits, shortage) for shortage in shortages))),
         resource=shortages[0].resource,
         shortages=shortages,
     )
@@ -113,22 +111,17 @@ def _offer(limits: Allocatable, name: str) -> str:
 
 
 def _remedy(limits: Allocatable, shortage: Shortage) -> str:
-    name, most = shortage.resource, shortage.allocatable
-    if most is None:
-        return _remedy_of_unknown(name)
-    excess = shortage.asked - (most - shortage.requested)
-    if name == PODS:
-        fewer = "" if excess > shortage.requested else f"remove {_count(excess, 'pod')}, or "
-        return f"{fewer}raise {' and '.join(limits.limited_by)}"
-    free = max(most - shortage.requested, 0)
-    less = f"request at most {_stated(name, free)} of {name}" if free else ""
-    if shortage.asked <= most:
-        freed = f"remove pods that request {_stated(name, excess, up=True)} of {name} or more"
-        return f"{less}, or {freed}" if less else freed
-    if not most:
-        return f"request no {name}: none of it is left for pods"
-    later = "" if free == most else f" ({_stated(name, most)} on the node without other pods)"
-    return f"{less or f'request no {name}'}{later}"
+    """Return which setting says no, "" where it is an amount: how much less would do is not known.
+
+    Smaller requests would still have to be aligned.
+    """
+    if shortage.allocatable is None:
+        return _remedy_of_unknown(shortage.resource)
+    if shortage.resource != PODS:
+        return ""
+    excess = shortage.asked - (shortage.allocatable - shortage.requested)
+    fewer = "" if excess > shortage.requested else f"remove {_count(excess, 'pod')}, or "
+    return f"{fewer}raise {' and '.join(limits.limited_by)}"
 
 
 def _remedy_of_unknown(name: str) -> str:
@@ -141,14 +134,6 @@ def _remedy_of_unknown(name: str) -> str:
         f"request a resource that the node offers, list the devices of {name} in agent.devices, or"
         " name it in agent.ignoredResources when something else provides it"
     )
-
-
-def _stated(resource: str, amount: int, *, up: bool = False) -> str:
-    """Return an amount as a manifest states it, never on the side where it would not be enough."""
-    if not is_memory_type(resource):
-        return node_amount_text(resource, amount)
-    unit = _MIB if amount >= _MIB else 1
-    return str(Quantity.of_bytes((-(-amount // unit) if up else amount // unit) * unit))
 
 
 def _count(number: int, what: str) -> str:

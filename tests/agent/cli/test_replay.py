@@ -106,7 +106,6 @@ class TestText:
         run_command(["replay", file_of(tmp_path, admitting("a", 99))])
         out = capsys.readouterr().out
         assert "OutOfcpu: the node has no room for the pod: 99 of cpu asked, 15 free" in out
-        assert "remedy: request at most 15 of cpu" in out
 
     def test_notes_are_shown_and_an_agent_that_would_not_start(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
