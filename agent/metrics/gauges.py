@@ -38,6 +38,7 @@ class Reading(Struct, frozen=True):
     rules: Rules
     ledger: Ledger
     shared_pool: Mask
+    started: float = 0.0
     unenforced_pods: int = 0
     problems: int = 0
     contested: int = 0
@@ -57,6 +58,7 @@ class Sample(NamedTuple):
 def samples(reading: Reading) -> Iterator[Sample]:
     """Yield every gauge's samples."""
     yield Sample(names.BUILD_INFO, (reading.version,), 1)
+    yield Sample(names.STARTED, (), reading.started)
     yield from _kubelet_cpu(reading)
     yield from _inventory(reading)
     for node in reading.host.nodes:

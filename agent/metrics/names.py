@@ -169,6 +169,9 @@ ALLOCATION_PER_NUMA: Final = _gauge(
 # --- our own: what is held now ------------------------------------------------------------------
 
 BUILD_INFO: Final = _gauge("numawarden_build_info", "Always 1; the version runs here.", "version")
+STARTED: Final = _gauge(
+    "numawarden_start_timestamp_seconds", "When the agent was started (Unix time)."
+)
 PODS: Final = _gauge("numawarden_pods", "Pods in the ledger.")
 CONTAINERS: Final = _gauge(
     "numawarden_containers",
@@ -335,6 +338,7 @@ GAUGES: Final = (
     EXCLUSIVE_CPU_COUNT,
     ALLOCATION_PER_NUMA,
     BUILD_INFO,
+    STARTED,
     PODS,
     CONTAINERS,
     ASSIGNED_CONTAINERS,

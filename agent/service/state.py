@@ -175,6 +175,7 @@ class AgentState(Struct):
             rules=self.situation.rules,
             ledger=self.ledger,
             shared_pool=self.shared_pool,
+            started=self.started,
             unenforced_pods=self.records.unenforced,
             problems=len(self.problems()),
             contested=len(self.contested),

@@ -20,6 +20,8 @@ CONFIG: Final = """\
 global:
   scrape_interval: 2s
   scrape_timeout: 2s
+  evaluation_interval: 2s
+rule_files: [{rules}]
 scrape_configs:
   - job_name: {job}
     static_configs:
@@ -79,9 +81,9 @@ class Prometheus:
             return {}
 
 
-def write_config(file: Path, job: str, target: str) -> Path:
-    """Write a configuration that scrapes `target` (host:port)."""
-    file.write_text(CONFIG.format(job=job, target=target))
+def write_config(file: Path, job: str, target: str, rules: Path | None = None) -> Path:
+    """Write a configuration that scrapes `target` (host:port), with a file of alert rules."""
+    file.write_text(CONFIG.format(job=job, target=target, rules=rules or ""))
     return file
 
 
@@ -93,6 +95,11 @@ def check_metrics(text: str) -> Outcome:
 def check_rules(file: Path) -> Outcome:
     """Let promtool judge a file of rules."""
     return attempt("promtool", "check", "rules", file)
+
+
+def test_rules(file: Path) -> Outcome:
+    """Let promtool try the rules that a file of tests names."""
+    return attempt("promtool", "test", "rules", file)
 
 
 def check_config(file: Path) -> Outcome:

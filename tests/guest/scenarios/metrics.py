@@ -38,7 +38,8 @@ def run(guest: Guest) -> None:
     """Admit one pod, refuse another, and read what the metrics say of it."""
     checks, agent = guest.checks, Agent(guest)
     agent.start()
-    config = prometheus.write_config(guest.work / "prometheus.yml", "numawarden", METRICS)
+    rules = guest.job / "deploy/prometheus/alerts.yaml"
+    config = prometheus.write_config(guest.work / "prometheus.yml", "numawarden", METRICS, rules)
     reader = prometheus.Prometheus(guest.work, config)
     _healthy(checks)
     checks.require("a pod is admitted", agent.admit(MIXED.manifest)["admitted"])
@@ -54,7 +55,23 @@ def run(guest: Guest) -> None:
     targets = [(target["health"], target["lastError"]) for target in reader.targets()]
     checks.equal("Prometheus: targets without an error", targets, [("up", "")])
     _check_deployed(checks, guest.job / "deploy")
+    _check_alert(checks, agent, reader)
     reader.stop()
+
+
+def _check_alert(checks: Checks, agent: Agent, reader: prometheus.Prometheus) -> None:
+    """Keep changing a pod's cgroup: the alert that is shipped fires."""
+    pod, wrong = agent.cgroup_of(MIXED.uid), {"cpu.weight": "77", "memory.max": "max"}
+    alert = 'ALERTS{alertname="NumawardenDrift",alertstate="firing"}'
+    checks.equal("an alert before anything is wrong", reader.value(alert), None)
+
+    def provoked() -> float | None:
+        for file, value in wrong.items():
+            if pod.read(file) != value:
+                pod.write(file, value)
+        return reader.value(alert)
+
+    checks.eventually("drift that goes on: the alert fires", provoked, 1.0, timeout=180)
 
 
 def _check_page(checks: Checks, text: str) -> None:
@@ -79,6 +96,7 @@ def _check_deployed(checks: Checks, deploy: Path) -> None:
     """Let promtool judge the files for Prometheus that users are given."""
     for verdict in (
         prometheus.check_rules(deploy / "prometheus/alerts.yaml"),
+        prometheus.test_rules(deploy / "prometheus/alerts.test.yaml"),
         prometheus.check_config(deploy / "prometheus/scrape.yaml"),
     ):
         checks.check(f"promtool on what is shipped: {verdict.command}", verdict.ok, verdict)
