@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.guest import emulator, host, image, job, runner, wheel
+from tests.guest import emulator, host, image, job, runner, tsc, wheel
 from tests.guest.cache import Cache
 from tests.guest.errors import GuestError
 from tests.guest.scenarios import SCENARIOS, Scenario
@@ -37,7 +37,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run scenarios; 0: all passed, 1: one did not, 2: the guests could not be run."""
+    """Run scenarios and return how that went.
+
+    0: all passed, 1: one failed, 2: the guests could not be run, 3: one did not boot as it has to.
+    """
     options = parser().parse_args(argv)
     try:
         if options.list:
@@ -63,11 +66,35 @@ def _run(options: argparse.Namespace) -> int:
         qemu = beside.submit(emulator.provide, store)
         made = image.provide(store)
         contents = _contents(store, made, chosen)
-    setup = runner.Setup(store, made, qemu.result(), results, options.keep, options.patience)
+    setup = runner.Setup(
+        *(store, made, qemu.result(), results),
+        tsc_khz=tsc.frequency_khz(),
+        keep=options.keep,
+        patience=options.patience,
+    )
     verdicts = _run_all(setup, chosen, contents, options.jobs)
+    print(summary(verdicts), flush=True)
+    return status(verdicts)
+
+
+def summary(verdicts: Sequence[runner.Verdict]) -> str:
+    """Return the last lines of a run: what was wrong where, and how many passed."""
+    lines = []
+    for verdict in verdicts:
+        if not verdict.passed:
+            lines += [verdict.line(), verdict.differed()]
     passed = sum(verdict.passed for verdict in verdicts)
-    print(f"guest: {passed} passed, {len(verdicts) - passed} failed", flush=True)
-    return 0 if passed == len(verdicts) else 1
+    unbooted = sum(not verdict.booted for verdict in verdicts)
+    failed = len(verdicts) - passed - unbooted
+    counts = f"guest: {passed} passed, {failed} failed"
+    return "\n".join([*lines, f"{counts}, {unbooted} did not boot" if unbooted else counts])
+
+
+def status(verdicts: Sequence[runner.Verdict]) -> int:
+    """Return the exit status of a run (see `main`)."""
+    if not all(verdict.booted for verdict in verdicts):
+        return 3
+    return 0 if all(verdict.passed for verdict in verdicts) else 1
 
 
 def _chosen(names: Sequence[str]) -> list[Scenario]:

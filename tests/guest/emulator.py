@@ -24,7 +24,7 @@ PACKAGES: Final = ("qemu-system-x86", "qemu-system-data", "seabios", "ipxe-qemu"
 #: What each part of the kernel's command line is for:
 #: - root and console: no udev names, no initial RAM disk, a bounded wait for the disk;
 #: - speed under emulation: no delay-loop calibration on each CPU (`lpj`), no mitigations,
-#:   no watchdog, no self tests, a clock that is trusted;
+#:   no watchdog, no self tests, a clock that is trusted (`command` adds its frequency);
 #: - a panic ends QEMU (with its `-no-reboot`).
 KERNEL_ARGUMENTS: Final = (
     "root=PARTUUID=6e756d61-01 rootwait=20 rootfstype=ext4 rw console=ttyS0 quiet loglevel=4 "
@@ -64,14 +64,21 @@ def provide(store: cache.Cache) -> Emulator:
     return _unpacked(store.entry("qemu", key, _unpack))
 
 
-def command(emulator: Emulator, image: Image, topology: Topology, disks: Disks) -> list[str]:
-    """Return the command line of one guest; its virtio console is QEMU's standard output."""
+def command(
+    emulator: Emulator, image: Image, topology: Topology, disks: Disks, tsc_khz: int | None
+) -> list[str]:
+    """Return the command line of one guest; its virtio console is QEMU's standard output.
+
+    `tsc_khz` is the frequency of the host's time stamp counter, which the guest reads; it has to
+    find it out by itself when that is None.
+    """
+    told = f" tsc_early_khz={tsc_khz}" if tsc_khz else ""
     return [
         *emulator.command,
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,smm=off", "-accel", "tcg,thread=single,tb-size=512"),
         *_machine(topology),
-        *("-kernel", str(image.kernel), "-append", KERNEL_ARGUMENTS),
+        *("-kernel", str(image.kernel), "-append", KERNEL_ARGUMENTS + told),
         *_disk("root", image.disk, "nvme", "snapshot=on,cache=unsafe"),
         *_disk("job", disks.job, "virtio-blk-pci", "readonly=on"),
         *_disk("out", disks.out, "virtio-blk-pci", "cache=unsafe"),

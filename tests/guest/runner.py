@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from tests.guest import emulator, job
+from tests.guest import clock, emulator, job
 from tests.guest.topologies import TOPOLOGIES
 
 if TYPE_CHECKING:
@@ -21,56 +21,80 @@ if TYPE_CHECKING:
     from typing import IO
 
     from tests.guest.cache import Cache
+    from tests.guest.clock import Stamp
     from tests.guest.emulator import Emulator
     from tests.guest.image import Image
     from tests.guest.scenarios import Scenario
 
+START: Final = b"guest-job: start "
 END: Final = re.compile(rb"guest-job: end nonce=(\w+) status=(\d+) uptime=\S+\s")
 #: A check as the guest prints it: `FAIL   12.5 7 name: what was found`.
 CHECK: Final = re.compile(r"^(ok|FAIL) +[\d.]+ \d+ (.*)$", re.MULTILINE)
 #: Lines of a log shown after a failure.
 TAIL: Final = 40
+#: Seconds without a word after which a guest is dead: it stamps every ten.
+SILENCE: Final = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every run shares: the cache, the image, QEMU, where results go, how patient to be."""
+    """What every run shares: the cache, the image, QEMU, where results go, how patient to be.
+
+    `tsc_khz` is the frequency of the host's time stamp counter, None where it is not known.
+    """
 
     store: Cache
     image: Image
     emulator: Emulator
     results: Path
+    tsc_khz: int | None = None
     keep: bool = False
     patience: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class Console:
+    """What a guest said, and when: `stamps` are its clock's readings against the host's."""
+
+    said: bytes
+    stamps: tuple[Stamp, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one scenario ended; it passed when `problems` is empty."""
+    """How one scenario ended; it passed when `problems` is empty.
+
+    Without `booted` the machine was not as it has to be: nothing is known of the scenario.
+    """
 
     scenario: str
     seconds: float
     checks: int
     problems: tuple[str, ...] = ()
     logs: Mapping[str, str] = field(default_factory=dict)
+    booted: bool = True
 
     @property
     def passed(self) -> bool:
-        """Whether the guest ended by itself, ran at least one check, and none failed."""
+        """Whether the guest booted and ended by itself, ran at least one check, and none failed."""
         return not self.problems
 
     def line(self) -> str:
         """Return the verdict in one line."""
-        word = "PASS" if self.passed else "FAIL"
+        word = "PASS" if self.passed else "FAIL" if self.booted else "BOOT"
         return f"{word} {self.scenario:<24} {self.seconds:6.1f} s {self.checks:4d} checks"
 
     def report(self) -> str:
-        """Return problems and the ends of the logs that tell why."""
-        lines = [f"  - {problem}" for problem in self.problems]
+        """Return the ends of the logs that tell why, and last what was wrong."""
+        lines = []
         for name, text in self.logs.items():
             lines.append(f"  --- {name} (its last {TAIL} lines)")
             lines += [f"  | {line}" for line in text.splitlines()[-TAIL:]]
-        return "\n".join(lines)
+        return "\n".join([*lines, self.differed()])
+
+    def differed(self) -> str:
+        """Return what was wrong, a line each."""
+        return "\n".join(f"  - {problem}" for problem in self.problems)
 
 
 def run(setup: Setup, scenario: Scenario, contents: job.Contents, core: int) -> Verdict:
@@ -87,20 +111,45 @@ def run(setup: Setup, scenario: Scenario, contents: job.Contents, core: int) -> 
     try:
         job.pack(disks.job, scenario.name, nonce, contents)
         job.blank(disks.out)
-        end = _boot(setup, scenario, disks, core, results)
+        console = _boot(setup, scenario, disks, core, results)
         job.unpack(disks.out, results)
     finally:
         if not setup.keep:
             shutil.rmtree(scratch)
-    return judge(scenario, nonce, end, results, time.monotonic() - started)
+    return judge(scenario, nonce, console, results, time.monotonic() - started)
 
 
-def judge(scenario: Scenario, nonce: str, console: bytes, results: Path, seconds: float) -> Verdict:
-    """Judge a run by the end mark on its console and by the checks it recorded."""
-    found = END.search(console)
-    record = job.results(results) or {"checks": _printed(console)}
+def judge(
+    scenario: Scenario, nonce: str, console: Console, results: Path, seconds: float
+) -> Verdict:
+    """Judge a run by its boot, by the end mark on its console and by the checks it recorded.
+
+    What a guest checked that did not boot as it has to counts for nothing.
+    """
+    record = job.results(results) or {"checks": _printed(console.said)}
     checks = record.get("checks", [])
     assert isinstance(checks, list)
+    boot = boot_problem(console)
+    problems = [boot] if boot else _problems(record, checks, END.search(console.said), nonce)
+    logs = _logs(results) if problems else {}
+    return Verdict(scenario.name, seconds, len(checks), tuple(problems), logs, not boot)
+
+
+def boot_problem(console: Console) -> str:
+    """Return why a guest is not the machine that a scenario needs; empty if it is."""
+    if START not in console.said:
+        return "the guest did not boot: its job never started; see serial.log and qemu.log"
+    wrong = clock.problem(console.stamps)
+    return f"the guest did not boot as it has to: {wrong}" if wrong else ""
+
+
+def _problems(
+    record: Mapping[str, object],
+    checks: list[dict[str, object]],
+    found: re.Match[bytes] | None,
+    nonce: str,
+) -> list[str]:
+    """Return what was wrong with a scenario whose guest booted."""
     problems = [f"check failed: {c['name']}: {c['detail']}" for c in checks if not c["passed"]]
     if record.get("error"):
         problems.append(f"the scenario stopped: {record['error']}")
@@ -112,8 +161,7 @@ def judge(scenario: Scenario, nonce: str, console: bytes, results: Path, seconds
         problems.append(f"the job ended with status {found[2].decode()}")
     if not checks:
         problems.append("no check ran")
-    logs = _logs(results) if problems else {}
-    return Verdict(scenario.name, seconds, len(checks), tuple(problems), logs)
+    return problems
 
 
 def _printed(console: bytes) -> list[dict[str, object]]:
@@ -126,11 +174,12 @@ def _printed(console: bytes) -> list[dict[str, object]]:
 
 def _boot(
     setup: Setup, scenario: Scenario, disks: emulator.Disks, core: int, results: Path
-) -> bytes:
-    """Run QEMU until the end mark, its own end or the timeout; return the console."""
+) -> Console:
+    """Run QEMU until the end mark, its own end, a wrong clock or a timeout; return the console."""
     topology = TOPOLOGIES[scenario.topology]
-    command = emulator.command(setup.emulator, setup.image, topology, disks)
-    with (results / "qemu.log").open("wb") as log:
+    command = emulator.command(setup.emulator, setup.image, topology, disks, setup.tsc_khz)
+    heard = results / "console.log"
+    with (results / "qemu.log").open("wb") as log, heard.open("wb", buffering=0) as written:
         process = subprocess.Popen(
             # A runner that is killed takes its guests along; nobody else would end them.
             ["setpriv", "--pdeathsig", "KILL", "taskset", "--cpu-list", str(core), *command],
@@ -142,28 +191,36 @@ def _boot(
         assert process.stdout is not None
         try:
             deadline = time.monotonic() + scenario.timeout * setup.patience
-            console = _follow(process.stdout, deadline)
+            console = follow(process.stdout, deadline, SILENCE * setup.patience, written)
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
-    (results / "console.log").write_bytes(console.replace(b"\r", b""))
     return console
 
 
-def _follow(stream: IO[bytes], deadline: float) -> bytes:
-    """Read until the end mark, the end of the stream or the deadline (monotonic seconds)."""
-    console = b""
+def follow(stream: IO[bytes], deadline: float, silence: float, log: IO[bytes]) -> Console:
+    """Read until the end mark, the end of the stream, or until the guest's clock is wrong.
+
+    Gives up at the deadline (monotonic seconds) and after `silence` seconds without a word. What is
+    said goes to `log` at once, for whoever looks on.
+    """
+    said, unread = b"", b""
+    seen: list[Stamp] = []
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
-        while not END.search(console):
-            if not selector.select(max(0.0, deadline - time.monotonic())):
+        while not END.search(said) and not clock.is_wrong(seen):
+            left = min(silence, deadline - time.monotonic())
+            if not selector.select(max(0.0, left)):
                 break
             chunk = os.read(stream.fileno(), 65536)
             if not chunk:
                 break
-            console += chunk
-    return console
+            said += chunk
+            log.write(chunk.replace(b"\r", b""))
+            whole, newline, unread = (unread + chunk).rpartition(b"\n")
+            seen += clock.stamps(whole + newline, time.monotonic())
+    return Console(said, tuple(seen))
 
 
 def _logs(results: Path) -> dict[str, str]:

@@ -13,8 +13,8 @@ from tests.guest.topologies import TOPOLOGIES, Topology
 DISKS = Disks(Path("/a,b/job.tar"), Path("/out.tar"), Path("/serial.log"))
 
 
-def of(topology: Topology) -> list[str]:
-    return command(Emulator(("qemu",)), Image(Path("/image")), topology, DISKS)
+def of(topology: Topology, tsc_khz: int | None = 2_500_000) -> list[str]:
+    return command(Emulator(("qemu",)), Image(Path("/image")), topology, DISKS, tsc_khz)
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -49,8 +49,17 @@ def test_only_a_machine_that_asks_has_devices_on_a_node() -> None:
 
 def test_only_a_guest_with_the_agent_has_its_disk() -> None:
     def disks(given: Disks) -> list[str]:
-        found = command(Emulator(("qemu",)), Image(Path("/i")), TOPOLOGIES["two-sockets"], given)
+        found = command(Emulator(("qemu",)), Image(Path("/i")), TOPOLOGIES["two-sockets"], given, 1)
         return [a for a in found if a.startswith("virtio-blk-pci,drive=")]
 
     assert len(disks(DISKS)) == 2
     assert "virtio-blk-pci,drive=agent,serial=agent" in disks(replace(DISKS, agent=Path("/agent")))
+
+
+def test_a_guest_is_told_the_frequency_of_its_clock_where_that_is_known() -> None:
+    def kernel_arguments(tsc_khz: int | None) -> list[str]:
+        given = of(TOPOLOGIES["two-sockets"], tsc_khz)
+        return given[given.index("-append") + 1].split()
+
+    assert "tsc_early_khz=2596140" in kernel_arguments(2_596_140)
+    assert not any(a.startswith("tsc_early_khz") for a in kernel_arguments(None))

@@ -10,6 +10,7 @@ import traceback
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from tests.guest.inside import stamps
 from tests.guest.inside.checks import Stopped
 from tests.guest.inside.guest import Guest
 from tests.guest.scenarios import SCENARIOS
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 def main(name: str) -> int:
     """Run one scenario; 0 when each of its checks held."""
+    stamps.begin()
     guest = Guest()
     guest.work.mkdir(parents=True)
     started = time.monotonic()

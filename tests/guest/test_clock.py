@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from tests.guest import clock
+from tests.guest.clock import Stamp
+
+CHANCE = random.Random(12)  # noqa: S311 - the same delays in every run
+
+
+def seen(rate: float, seconds: float, latest: float = 0.0, pause: float = 0.25) -> list[Stamp]:
+    """Return stamps of a clock of this rate for so many of the host's seconds.
+
+    Each is read up to `latest` seconds after it was written, and none before an earlier one.
+    """
+    stamps: list[Stamp] = []
+    for number in range(int(seconds / pause) + 1):
+        written = number * pause
+        read = max(written + CHANCE.uniform(0, latest), stamps[-1].host if stamps else 0.0)
+        stamps.append(Stamp(100 + written * rate, read))
+    return stamps
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.31, 0.9, 1.1, 3.2, 20.0])
+@pytest.mark.parametrize("latest", [0.0, 0.3])
+def test_a_clock_that_goes_wrong_is_found_although_lines_come_late(
+    rate: float, latest: float
+) -> None:
+    stamps = seen(rate, 12, latest)
+    assert clock.is_wrong(stamps)
+    assert f"{clock.rate(stamps):.2f} times as fast as the host's" in clock.problem(stamps)
+    assert clock.rate(stamps) == pytest.approx(rate, rel=0.06)
+
+
+@pytest.mark.parametrize("rate", [0.98, 1.0, 1.02])
+@pytest.mark.parametrize("latest", [0.0, 0.3])
+def test_a_right_clock_is_never_condemned_because_lines_come_late(
+    rate: float, latest: float
+) -> None:
+    for _ in range(100):
+        stamps = seen(rate, 12, latest)
+        assert not any(clock.is_wrong(stamps[:count]) for count in range(len(stamps) + 1))
+        assert clock.problem(stamps) == ""
+
+
+def test_a_fast_clock_is_known_before_the_host_has_waited_that_long() -> None:
+    assert clock.is_wrong(seen(3.2, 4, pause=0.08))
+
+
+def test_a_clock_that_goes_wrong_later_is_found() -> None:
+    right = seen(1.0, 20)
+    last = right[-1]
+    wrong = [Stamp(last.guest + 3.2 * more, last.host + more) for more in range(1, 20)]
+    assert clock.agrees(right)
+    assert clock.is_wrong([*right, *wrong])
+
+
+@pytest.mark.parametrize("stamps", [[], seen(1.0, 0), seen(1.0, 1.5)])
+def test_a_clock_that_was_not_looked_at_for_long_enough_is_not_right(stamps: list[Stamp]) -> None:
+    assert not clock.agrees(stamps)
+    assert not clock.is_wrong(stamps)
+    assert "could not be measured" in clock.problem(stamps)
+
+
+def test_lines_that_arrive_all_at_once_do_not_divide_by_nothing() -> None:
+    stamps = [Stamp(float(second), 7.0) for second in range(12)]
+    assert clock.is_wrong(stamps)
+    assert "inf times" in clock.problem(stamps)
+
+
+def test_start_end_and_stamps_are_read_and_nothing_else() -> None:
+    said = (
+        b"guest-job: start uptime=1.25\r\nok 1.0 1 uptime=3.5 guest-job: 7\r\n"
+        b"guest-job: clock uptime=2.500\r\nguest-job: end nonce=ab status=0 uptime=9.75\r\n"
+    )
+    read = clock.stamps(said, 50.0)
+    assert [stamp.guest for stamp in read] == [1.25, 2.5, 9.75]
+    assert all(one.host == other.host == 50.0 for one, other in pairwise(read))
