@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import kernel
 from tests.guest.inside.api import answer_to, ask
-from tests.guest.inside.checks import wait_until
+from tests.guest.inside.checks import PATIENCE, STUCK, wait_until
 from tests.guest.inside.commands import CommandFailed, Outcome, attempt, run
 
 if TYPE_CHECKING:
@@ -79,15 +79,15 @@ class Agent:
 
     def start(self) -> None:
         """Start the service; it is up when it says so (`Type=notify`)."""
-        run("systemctl", "start", SERVICE, timeout=180)
+        run("systemctl", "start", SERVICE)
 
     def stop(self) -> None:
         """Stop the service as `systemctl` does, with SIGTERM."""
-        run("systemctl", "stop", SERVICE, timeout=180)
+        run("systemctl", "stop", SERVICE)
 
     def restart(self) -> None:
         """Stop and start the service."""
-        run("systemctl", "restart", SERVICE, timeout=180)
+        run("systemctl", "restart", SERVICE)
 
     @property
     def pid(self) -> int:
@@ -99,7 +99,10 @@ class Agent:
         before = self.pid
         run("systemctl", "kill", "--signal=KILL", SERVICE)
         # The socket first: to ask systemd again and again takes CPUs from the agent that starts.
-        wait_until(lambda: self.is_ready() and self.pid not in (0, before), 180)
+        again = wait_until(lambda: self.is_ready() and self.pid not in (0, before))
+        if not again:
+            shown = attempt("systemctl", "status", "--no-pager", SERVICE)
+            raise LookupError(f"killed, {SERVICE} did not come back within {PATIENCE:g} s: {shown}")
 
     def is_ready(self) -> bool:
         """Tell whether it answers and says that it is ready."""
@@ -170,7 +173,7 @@ class Agent:
 
 def page(address: str) -> str:
     """Return the body of a page; raises `OSError` on any answer but 200."""
-    with urllib.request.urlopen(address, timeout=60) as reply:  # noqa: S310 - always http
+    with urllib.request.urlopen(address, timeout=STUCK) as reply:  # noqa: S310 - always http
         text: str = reply.read().decode()
         return text
 

@@ -7,6 +7,7 @@ import json
 import socket
 from typing import Any, Final
 
+from tests.guest.inside.checks import STUCK
 from tests.guest.inside.commands import CommandFailed
 
 SOCKET: Final = "/run/numawarden/agent.sock"
@@ -23,7 +24,7 @@ class _Connection(http.client.HTTPConnection):
 
 def answer_to(method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
     """Return an answer's status and document; raises `OSError` or `HTTPException` on none."""
-    connection = _Connection("localhost", timeout=120)
+    connection = _Connection("localhost", timeout=STUCK)
     try:
         text = None if body is None else json.dumps(body)
         connection.request(method, f"/v1/{path}", text)

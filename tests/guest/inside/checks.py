@@ -11,6 +11,13 @@ if TYPE_CHECKING:
 
 #: Between two looks at something that is awaited, in seconds.
 PAUSE: Final = 0.2
+#: Seconds until what must come has to be there. A host at load 10 makes a guest ten times slower,
+#: and a wait that succeeds costs nothing.
+PATIENCE: Final = 300.0
+#: The same once a check has failed: the scenario is lost, and the first failure tells the most.
+HURRIED: Final = 60.0
+#: Seconds after which a program or a request is stuck.
+STUCK: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +49,15 @@ class Checks:
         print(f"{word} {seconds:6.1f} {len(self.done)} {name}: {outcome.detail}", flush=True)
         return outcome.passed
 
-    def equal(self, name: str, found: object, expected: object) -> bool:
-        """Record whether something found is what is expected."""
+    def equal(self, name: str, found: object, expected: object, where: object = "") -> bool:
+        """Record whether something found is what is expected; `where` is told when it is not."""
         same = found == expected
-        return self.check(name, same, found if same else f"{found!r}, expected {expected!r}")
+        return self.check(name, same, found if same else difference(found, expected, where))
 
     def eventually(
-        self, name: str, found: Callable[[], object], expected: object, timeout: float = 60
+        self, name: str, found: Callable[[], object], expected: object, where: object = ""
     ) -> bool:
-        """Record whether something becomes what is expected within `timeout` seconds.
+        """Record whether something becomes what is expected in good time (`PATIENCE`).
 
         A file that is not there (yet) is something else than what is expected.
         """
@@ -62,11 +69,11 @@ class Checks:
                 return error
 
         last = answer()
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + (HURRIED if self.failed else PATIENCE)
         while last != expected and time.monotonic() < deadline:
             time.sleep(PAUSE)
             last = answer()
-        return self.equal(name, last, expected)
+        return self.equal(name, last, expected, where)
 
     def require(self, name: str, condition: object, detail: object = "") -> None:
         """Record a statement and stop the scenario unless it holds."""
@@ -79,7 +86,24 @@ class Checks:
         return [check for check in self.done if not check.passed]
 
 
-def wait_until(predicate: Callable[[], object], timeout: float) -> bool:
+def difference(found: object, expected: object, where: object = "") -> str:
+    """Return what was found and what was expected; of two dictionaries only what differs."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        keys = [key for key in found | expected if found.get(key) != expected.get(key)]
+        found = {key: found[key] for key in keys if key in found}
+        expected = {key: expected[key] for key in keys if key in expected}
+    place = f" in {where}" if where else ""
+    return f"found {_shown(found)}, expected {_shown(expected)}{place}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as it is read: the members of a set in their order."""
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(map(repr, sorted(value)))}}}"
+    return repr(value)
+
+
+def wait_until(predicate: Callable[[], object], timeout: float = PATIENCE) -> bool:
     """Ask until the answer is true, or `timeout` seconds have passed; tell which it was."""
     deadline = time.monotonic() + timeout
     while not predicate():

@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.guest.inside.checks import STUCK
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -40,7 +42,7 @@ class CommandFailed(Exception):  # noqa: N818 - reads as what happened
     """A program that a scenario stands on failed."""
 
 
-def attempt(*command: str | Path, timeout: float = 120, stdin: str = "") -> Outcome:
+def attempt(*command: str | Path, timeout: float = STUCK, stdin: str = "") -> Outcome:
     """Run a program to its end; a timeout is status 124, as `timeout` has it."""
     argv = [str(part) for part in command]
     line = shlex.join(argv)
@@ -59,7 +61,7 @@ def attempt(*command: str | Path, timeout: float = 120, stdin: str = "") -> Outc
     return Outcome(line, done.returncode, done.stdout, done.stderr)
 
 
-def run(*command: str | Path, timeout: float = 120, stdin: str = "") -> str:
+def run(*command: str | Path, timeout: float = STUCK, stdin: str = "") -> str:
     """Run a program and return its standard output; raises `CommandFailed`."""
     outcome = attempt(*command, timeout=timeout, stdin=stdin)
     if not outcome.ok:

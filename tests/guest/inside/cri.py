@@ -17,6 +17,8 @@ from google.protobuf import (  # type: ignore[import-untyped,import-not-found,un
     message_factory,
 )
 
+from tests.guest.inside.checks import STUCK
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -174,7 +176,7 @@ class Runtime:
             address, options=[("grpc.default_authority", "localhost")]
         )
 
-    def call(self, name: str, timeout: float = 120, /, **fields: object) -> Any:  # noqa: ANN401 - declared at run time
+    def call(self, name: str, timeout: float = STUCK, /, **fields: object) -> Any:  # noqa: ANN401 - declared at run time
         """Call the runtime; raises `grpc.RpcError` with the runtime's message."""
         request, response = CALLS[name]
         method = self._channel.unary_unary(

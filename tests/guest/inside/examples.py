@@ -62,9 +62,10 @@ class Host:
         """Remove a pod whose containers are stopped; everything goes back."""
         self.agent.remove(example.uid)
         gone = f"{example.name}: the pod's cgroup is gone"
-        self.checks.eventually(gone, lambda: pod.exists, expected=False)
+        self.checks.eventually(gone, lambda: pod.exists, expected=False, where=pod)
+        others = self.background.cgroup
         back = f"{example.name}: its CPUs are everybody's again"
-        self.checks.eventually(back, lambda: self.background.cgroup.cpus, machine.cpus())
+        self.checks.eventually(back, lambda: others.cpus, machine.cpus(), others)
 
     def _refuse(self, example: Example) -> None:
         before = self.agent.pods()

@@ -145,13 +145,13 @@ def start_time(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
-def only_process(cgroup: Cgroup, name: str, timeout: float = 60) -> int:
+def only_process(cgroup: Cgroup, name: str) -> int:
     """Return the one process called `name` in a cgroup, waiting for it to come."""
 
     def found() -> list[int]:
         return [pid for pid in cgroup.processes if _comm(pid) == name] if cgroup.exists else []
 
-    if not wait_until(lambda: len(found()) == 1, timeout):
+    if not wait_until(lambda: len(found()) == 1):
         raise LookupError(f"{cgroup} has {len(found())} processes called {name!r}, not one")
     return found()[0]
 

@@ -126,7 +126,7 @@ def check(host: Host, program: Path) -> None:
     cgroups = {"the pod": run.cgroup} | {one.name: one.cgroup for one in (own, *sharing)}
     for name, cgroup in cgroups.items():
         title = f"load: cpu.max of {name} in millicores"
-        host.checks.eventually(title, partial(_millicores, cgroup), wanted[name])
+        host.checks.eventually(title, partial(_millicores, cgroup), wanted[name], cgroup)
     counts = {own.name: EXCLUSIVE} | dict.fromkeys((s.name for s in sharing), len(machine.cpus()))
     with busy(program, {name: (cgroups[name], count) for name, count in counts.items()}):
         measure(cgroups, SETTLE)

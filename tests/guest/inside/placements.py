@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 PAGE: Final = 4096
 
-#: How long the agent may take to pin a container that has just started, in seconds.
-PATIENCE: Final = 60
-
 
 def exclusive_cpus(example: Example, running: Mapping[str, Workload]) -> frozenset[int]:
     """Return the CPUs that a pod's running containers take out of the node's shared pool."""
@@ -46,13 +43,15 @@ def check_pod(
         title = f"{example.name} {name}"
         check_container(checks, title, running[name], placement, background)
         limit = partial(running[name].cgroup.millicores_within, pod)
-        checks.eventually(f"{title}: cpu.max", limit, _quota(example, placement))
+        wanted = _quota(example, placement)
+        checks.eventually(f"{title}: cpu.max", limit, wanted, running[name].cgroup)
     _check_apart(checks, example, running)
     taken = exclusive_cpus(example, running)
     rest = machine.cpus() - taken
     title = f"{example.name}: everybody else has the rest"
-    checks.eventually(title, lambda: background.cgroup.cpus, rest)
-    checks.equal(f"{example.name}: and runs there", kernel.affinity(background.pid), rest)
+    others = background.cgroup
+    checks.eventually(title, lambda: others.cpus, rest, others)
+    checks.equal(f"{example.name}: and runs there", kernel.affinity(background.pid), rest, others)
     _check_pod_cgroup(checks, example, pod, taken)
     _check_limits(checks, example, running, pod)
 
@@ -69,13 +68,14 @@ def _check_limits(
     asked = example.budget or sum(example.cpus)
     title = f"{example.name}: limits of the pod"
     shown = {name: pod.read(name) for name in ("cpu.weight", "memory.max", "hugetlb.2MB.max")}
-    limit = str(asked * GIB) if asked else "max"
-    expected = {"cpu.weight": str(WEIGHTS[asked]), "memory.max": limit, "hugetlb.2MB.max": "0"}
-    checks.equal(title, shown, expected)
+    most = str(asked * GIB) if asked else "max"
+    expected = {"cpu.weight": str(WEIGHTS[asked]), "memory.max": most, "hugetlb.2MB.max": "0"}
+    checks.equal(title, shown, expected, pod)
     for name, cpus in zip(example.containers, example.cpus, strict=True):
-        of_container = partial(running[name].cgroup.memory_within, pod)
+        cgroup = running[name].cgroup
+        limit = cpus * GIB if cpus else None
         title = f"{example.name} {name}: memory.max"
-        checks.eventually(title, of_container, cpus * GIB if cpus else None)
+        checks.eventually(title, partial(cgroup.memory_within, pod), limit, cgroup)
 
 
 def _settle(workload: Workload, placement: Placement, background: Workload) -> None:
@@ -87,7 +87,7 @@ def _settle(workload: Workload, placement: Placement, background: Workload) -> N
         except FileNotFoundError:
             return False
 
-    wait_until(pinned, PATIENCE)
+    wait_until(pinned)
 
 
 def _size(placement: Placement, background: Workload) -> int:
@@ -109,18 +109,18 @@ def check_container(
     What is not the node's shared pool lies on this many NUMA nodes.
     """
     _settle(workload, placement, background)
-    cpus = workload.cgroup.cpus
-    checks.equal(f"{title}: number of CPUs", len(cpus), _size(placement, background))
-    checks.equal(f"{title}: sched_getaffinity", kernel.affinity(workload.pid), cpus)
+    cgroup, cpus = workload.cgroup, workload.cgroup.cpus
+    checks.equal(f"{title}: number of CPUs", len(cpus), _size(placement, background), cgroup)
+    checks.equal(f"{title}: sched_getaffinity", kernel.affinity(workload.pid), cpus, cgroup)
     if isinstance(placement, (Exclusive, PodShared)):
         own = machine.nodes_of(cpus)
-        checks.equal(f"{title}: number of its nodes", len(own), nodes)
+        checks.equal(f"{title}: number of its nodes", len(own), nodes, cgroup)
         _check_memory(checks, title, workload, own)
     else:
-        checks.equal(f"{title}: the node's shared pool", cpus, background.cgroup.cpus)
+        checks.equal(f"{title}: the node's shared pool", cpus, background.cgroup.cpus, cgroup)
         _check_memory(checks, title, workload, machine.memory_nodes())
     if isinstance(placement, Exclusive):
-        checks.equal(f"{title}: periods throttled", workload.cgroup.throttled, 0)
+        checks.equal(f"{title}: periods throttled", cgroup.throttled, 0, cgroup)
 
 
 def _quota(example: Example, placement: Placement) -> int | None:
@@ -140,15 +140,16 @@ def _quota(example: Example, placement: Placement) -> int | None:
 
 
 def _check_memory(checks: Checks, title: str, workload: Workload, nodes: frozenset[int]) -> None:
-    checks.eventually(f"{title}: cpuset.mems.effective", lambda: workload.cgroup.mems, nodes)
-    checks.equal(f"{title}: Mems_allowed", kernel.memory_nodes(workload.pid), nodes)
+    cgroup = workload.cgroup
+    checks.eventually(f"{title}: cpuset.mems.effective", lambda: cgroup.mems, nodes, cgroup)
+    checks.equal(f"{title}: Mems_allowed", kernel.memory_nodes(workload.pid), nodes, cgroup)
 
     def held() -> int:
         pages = kernel.anonymous_pages(workload.pid)
         return sum(pages.get(node, 0) for node in nodes)
 
     # The set is in effect before the kernel has moved the pages that are elsewhere.
-    wait_until(lambda: held() >= workloads.HELD // PAGE, PATIENCE)
+    wait_until(lambda: held() >= workloads.HELD // PAGE)
     pages = kernel.anonymous_pages(workload.pid)
     checks.check(f"{title}: its memory lies there", held() >= workloads.HELD // PAGE, pages)
 
@@ -179,6 +180,6 @@ def _check_pod_cgroup(
     )
     exclusive = any(isinstance(placement, Exclusive) for placement in example.placements)
     quota = None if exclusive else example.budget * 1000 or None
-    checks.eventually(f"{example.name}: the pod's cpu.max", lambda: pod.millicores, quota)
+    checks.eventually(f"{example.name}: the pod's cpu.max", lambda: pod.millicores, quota, pod)
     if taken:
         checks.equal(f"{example.name}: all on one node", len(machine.nodes_of(taken)), 1)

@@ -9,6 +9,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
+from tests.guest.inside.checks import STUCK
 from tests.guest.inside.commands import Outcome, attempt
 
 if TYPE_CHECKING:
@@ -18,9 +19,9 @@ ADDRESS: Final = "127.0.0.1:9090"
 
 CONFIG: Final = """\
 global:
-  scrape_interval: 2s
-  scrape_timeout: 2s
-  evaluation_interval: 2s
+  scrape_interval: 10s
+  scrape_timeout: 10s
+  evaluation_interval: 10s
 rule_files: [{rules}]
 scrape_configs:
   - job_name: {job}
@@ -74,7 +75,7 @@ class Prometheus:
 
     def _get(self, path: str) -> dict[str, object]:
         try:
-            with urllib.request.urlopen(f"http://{ADDRESS}/api/v1/{path}", timeout=30) as reply:
+            with urllib.request.urlopen(f"http://{ADDRESS}/api/v1/{path}", timeout=STUCK) as reply:
                 data: dict[str, object] = json.load(reply)["data"]
                 return data
         except urllib.error.URLError:

@@ -59,10 +59,11 @@ def check_lands(
     name = manifest["metadata"]["name"]
     asked = int(manifest["spec"]["containers"][0]["resources"]["limits"]["cpu"])
     with running(agent, name) as workload:
-        checks.eventually(f"{name}: CPUs", lambda: len(workload.cgroup.cpus), asked)
-        cpus = workload.cgroup.cpus
-        checks.equal(f"{name}: nodes of its CPUs", machine.nodes_of(cpus), nodes)
-        checks.equal(f"{name}: runs on them", kernel.affinity(workload.pid), cpus)
+        cgroup = workload.cgroup
+        checks.eventually(f"{name}: CPUs", lambda: len(cgroup.cpus), asked, cgroup)
+        cpus = cgroup.cpus
+        checks.equal(f"{name}: nodes of its CPUs", machine.nodes_of(cpus), nodes, cgroup)
+        checks.equal(f"{name}: runs on them", kernel.affinity(workload.pid), cpus, cgroup)
         found = kernel.memory_nodes(workload.pid)
-        checks.equal(f"{name}: nodes of its memory", found, memory_nodes)
-        checks.equal(f"{name}: no quota", workload.cgroup.millicores, None)
+        checks.equal(f"{name}: nodes of its memory", found, memory_nodes, cgroup)
+        checks.equal(f"{name}: no quota", cgroup.millicores, None, cgroup)

@@ -78,7 +78,7 @@ class Run:
         def quota() -> int | None:
             return workload.cgroup.millicores_within(self.cgroup)
 
-        wait_until(lambda: _quota_fits(part, budget, quota()), placements.PATIENCE)
+        wait_until(lambda: _quota_fits(part, budget, quota()))
         wanted, found = _wanted_quota(part, budget), quota()
         fits = _quota_fits(part, budget, found)
         self.host.checks.check(f"{title}: cpu.max is {wanted}", fits, f"{found}, {workload.cgroup}")

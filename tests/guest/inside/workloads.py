@@ -58,7 +58,7 @@ def podman_run(name: str, parent: str, driver: str, root: Path) -> Workload:
     shell = ("/bin/sh", "-c", SCRIPT)
     podman = ("podman", f"--cgroup-manager={driver}")
     detached = ("run", "--detach", f"--pidfile={pid}", *options)
-    run(*podman, *detached, "--rootfs", root, *shell, timeout=240)
+    run(*podman, *detached, "--rootfs", root, *shell)
     return Workload.found(name, kernel.cgroup_of(int(pid.read_text())))
 
 

@@ -21,7 +21,6 @@ def run(guest: Guest) -> None:
         *("env", f"PYTHONPATH={SITE}", f"NUMAWARDEN_CGROUP_ROOT={kernel.CGROUPS}"),
         *("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"),
         *("-k", "TestRealKernel", f"--junitxml={report}", "tests/cgroupfs/test_contract.py"),
-        timeout=240,
     )
     guest.log("contract.log", outcome.stdout + outcome.stderr)
     guest.checks.require("pytest ran", report.exists(), outcome.status)

@@ -89,8 +89,8 @@ class InContainer(Agent):
         host = ("--privileged", "--cgroupns=host", "--network=host", "--pid=host")
         options = ("--detach", f"--name={NAME}", "--log-driver=k8s-file", *host, *volumes)
         run = (PROGRAM, "run", "--config", CONFIG)
-        command("podman", "run", *options, "--rootfs", self._root, *run, timeout=240)
-        ready = wait_until(self.is_ready, 120)
+        command("podman", "run", *options, "--rootfs", self._root, *run)
+        ready = wait_until(self.is_ready)
         self._guest.checks.require("the agent is ready in its container", ready, self._log())
 
     def stop(self) -> None:

@@ -51,7 +51,7 @@ def run(guest: Guest) -> None:
         _check_refusal(guest, agent, own, refusal)
     _check_user(guest, agent, own)
     shutil.copy(guest.job / "deploy/config.yaml", CONFIG)
-    started = attempt("systemctl", "start", SERVICE, timeout=180)
+    started = attempt("systemctl", "start", SERVICE)
     guest.checks.require("it starts with the configuration that is shipped", started.ok, started)
     guest.checks.check("it says that it is ready", agent.is_ready())
     for refusal in TAKEN:
@@ -74,8 +74,8 @@ def _install(job: Path) -> None:
         *("--no-index", "--no-compile", "--find-links=/job/wheels"),
     )
     lock = job / "deploy/requirements/run.txt"
-    command(*pip, "--require-hashes", "--requirement", lock, timeout=240)
-    command(*pip, "--no-deps", *sorted((job / "wheels").glob("numawarden-*.whl")), timeout=240)
+    command(*pip, "--require-hashes", "--requirement", lock)
+    command(*pip, "--no-deps", *sorted((job / "wheels").glob("numawarden-*.whl")))
 
 
 def _check_unit(checks: Checks) -> None:
@@ -103,7 +103,7 @@ def _check_refusal(guest: Guest, agent: Agent, own: dict[str, Any], refusal: Ref
     settings = {key: value for key, value in changes.items() if key != "agent"}
     second = {**own, **changes.get("agent", {})}
     file = agent.write_config(guest.work / "second.yaml", agent=second, **settings)
-    outcome = attempt(PROGRAM, "run", "--config", file, timeout=240)
+    outcome = attempt(PROGRAM, "run", "--config", file)
     _check_outcome(guest.checks, name, said, outcome)
 
 
@@ -115,7 +115,7 @@ def _check_user(guest: Guest, agent: Agent, own: dict[str, Any]) -> None:
     places = {"stateDirectory": str(theirs), "socketPath": str(theirs / "agent.sock")}
     file = agent.write_config(guest.work / "second.yaml", agent={**own, **places})
     ids = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    outcome = attempt("setpriv", *ids, PROGRAM, "run", "--config", file, timeout=240)
+    outcome = attempt("setpriv", *ids, PROGRAM, "run", "--config", file)
     _check_outcome(guest.checks, "not root", "root", outcome)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.guest.inside import kernel, machine, placements, single, snapshot
 from tests.guest.inside.agent import SERVICE, Agent
 from tests.guest.inside.api import answer_to, ask
-from tests.guest.inside.checks import Stopped, wait_until
+from tests.guest.inside.checks import STUCK, Stopped, wait_until
 from tests.guest.inside.examples import start
 from tests.guest.inside.pods import BACKGROUND, POD_SCOPE
 from tests.guest.inside.starters import SystemdRun
@@ -144,7 +144,7 @@ class Churn:
             time.sleep(self.chance.uniform(0, median(self.restarts)))
             self.kill()
             began = time.monotonic()
-        if not wait_until(_ready, 600):
+        if not wait_until(_ready, STUCK):
             raise Stopped("a restart")
         self.restarts.append(time.monotonic() - began)
 
@@ -274,7 +274,7 @@ def _await_another(pid: int) -> int:
     def others() -> list[int]:
         return [each for each in UNIT.processes if each != pid]
 
-    if not wait_until(others, 120):
+    if not wait_until(others):
         raise Stopped("a restart")
     return others()[0]
 

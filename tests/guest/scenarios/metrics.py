@@ -52,8 +52,8 @@ def run(guest: Guest) -> None:
         expression = f"{ASSIGNMENT}{{{labels}}}"
         checks.eventually(expression, partial(reader.value, expression), value)
     checks.eventually("Prometheus: up", lambda: reader.value('up{job="numawarden"}'), 1.0)
-    targets = [(target["health"], target["lastError"]) for target in reader.targets()]
-    checks.equal("Prometheus: targets without an error", targets, [("up", "")])
+    targets = "Prometheus: targets without an error"
+    checks.eventually(targets, partial(_health, reader), [("up", "")])
     _check_deployed(checks, guest.job / "deploy")
     _check_alert(checks, agent, reader)
     reader.stop()
@@ -80,6 +80,10 @@ def _check_page(checks: Checks, text: str) -> None:
     findings = [line for line in verdict.stderr.splitlines() if not line.startswith(KUBELETS)]
     checks.check("promtool parses the page", verdict.status in (0, LINT), verdict)
     checks.equal("promtool has nothing against our names", findings, [])
+
+
+def _health(reader: prometheus.Prometheus) -> list[tuple[object, object]]:
+    return [(target["health"], target["lastError"]) for target in reader.targets()]
 
 
 def _healthy(checks: Checks) -> None:

@@ -112,7 +112,7 @@ class Story:
         act()
         if causes:
             # systemd answers before it writes; the agent may see the write before we do.
-            wait_until(lambda: self.changed() or self.drift() != before, 60)
+            wait_until(lambda: self.changed() or self.drift() != before)
         answer = ask("POST", "reconcile")
         self.checks.equal(f"{what}: nothing is left to do", answer["problems"], [])
         risen = [cause for cause, count in self.drift().items() if count > before.get(cause, 0)]
@@ -380,7 +380,7 @@ def _fight(story: Story) -> None:
             story.own.cgroup.write("cpuset.cpus", wrong)
         return story.metric(contested)[""] == 1.0
 
-    story.checks.check("a fight: the agent gives way", wait_until(provoked, 120))
+    story.checks.check("a fight: the agent gives way", wait_until(provoked))
     document = ask("GET", "verify")
     story.checks.equal("a fight: verify tells", document["agrees"], expected=False)
     said = f"cpuset.cpus of /{story.own.cgroup.path.relative_to(kernel.CGROUPS)} shows {wrong}"
