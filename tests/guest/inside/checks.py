@@ -59,7 +59,7 @@ class Checks:
     ) -> bool:
         """Record whether something becomes what is expected in good time (`PATIENCE`).
 
-        A file that is not there (yet) is something else than what is expected.
+        A file or a process that is not there (yet) is something else than what is expected.
         """
 
         def answer() -> object:

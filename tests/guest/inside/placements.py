@@ -51,7 +51,8 @@ def check_pod(
     title = f"{example.name}: everybody else has the rest"
     others = background.cgroup
     checks.eventually(title, lambda: others.cpus, rest, others)
-    checks.equal(f"{example.name}: and runs there", kernel.affinity(background.pid), rest, others)
+    runs = partial(kernel.affinity, background.pid)
+    checks.eventually(f"{example.name}: and runs there", runs, rest, others)
     _check_pod_cgroup(checks, example, pod, taken)
     _check_limits(checks, example, running, pod)
 
@@ -111,7 +112,9 @@ def check_container(
     _settle(workload, placement, background)
     cgroup, cpus = workload.cgroup, workload.cgroup.cpus
     checks.equal(f"{title}: number of CPUs", len(cpus), _size(placement, background), cgroup)
-    checks.equal(f"{title}: sched_getaffinity", kernel.affinity(workload.pid), cpus, cgroup)
+    # The kernel shows a set before it has gone through the processes in it.
+    runs = partial(kernel.affinity, workload.pid)
+    checks.eventually(f"{title}: sched_getaffinity", runs, cpus, cgroup)
     if isinstance(placement, (Exclusive, PodShared)):
         own = machine.nodes_of(cpus)
         checks.equal(f"{title}: number of its nodes", len(own), nodes, cgroup)
@@ -142,7 +145,8 @@ def _quota(example: Example, placement: Placement) -> int | None:
 def _check_memory(checks: Checks, title: str, workload: Workload, nodes: frozenset[int]) -> None:
     cgroup = workload.cgroup
     checks.eventually(f"{title}: cpuset.mems.effective", lambda: cgroup.mems, nodes, cgroup)
-    checks.equal(f"{title}: Mems_allowed", kernel.memory_nodes(workload.pid), nodes, cgroup)
+    allowed = partial(kernel.memory_nodes, workload.pid)
+    checks.eventually(f"{title}: Mems_allowed", allowed, nodes, cgroup)
 
     def held() -> int:
         pages = kernel.anonymous_pages(workload.pid)

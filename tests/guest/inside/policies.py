@@ -8,6 +8,7 @@ does not fit one node.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import kernel, machine
@@ -161,12 +162,12 @@ def _check_admitted(host: Host, title: str, asked: Asked, outcome: Outcome) -> N
     starter.open(asked, host.agent.cgroup_of(asked.uid))
     workload = starter.start("app")
     cgroup = workload.cgroup
-    checks.eventually(f"{title}: number of CPUs in {cgroup}", lambda: len(cgroup.cpus), asked.cpus)
+    checks.eventually(f"{title}: number of CPUs", lambda: len(cgroup.cpus), asked.cpus, cgroup)
     if isinstance(outcome, frozenset):
-        checks.equal(f"{title}: nodes of its CPUs", machine.nodes_of(cgroup.cpus), outcome)
-        checks.equal(f"{title}: cpuset.mems.effective of {cgroup}", cgroup.mems, outcome)
+        checks.equal(f"{title}: nodes of its CPUs", machine.nodes_of(cgroup.cpus), outcome, cgroup)
+        checks.eventually(f"{title}: cpuset.mems.effective", lambda: cgroup.mems, outcome, cgroup)
     apart = cgroup.cpus & host.background.cgroup.cpus
-    checks.equal(f"{title}: no other pod's CPUs", apart, frozenset())
+    checks.equal(f"{title}: no other pod's CPUs", apart, frozenset(), cgroup)
     _check_as_decided(host, title, asked, workload)
     starter.close()
 
@@ -174,10 +175,12 @@ def _check_admitted(host: Host, title: str, asked: Asked, outcome: Outcome) -> N
 def _check_as_decided(host: Host, title: str, asked: Asked, workload: Workload) -> None:
     """Check that the kernel has what the agent says it decided, and each device is there."""
     (decided,) = host.agent.show(asked.uid)["containers"]
-    checks, cpus, mems = host.checks, kernel.ids(decided["cpus"]), kernel.ids(decided["mems"])
-    checks.equal(f"{title}: sched_getaffinity, as decided", kernel.affinity(workload.pid), cpus)
-    checks.equal(f"{title}: Mems_allowed, as decided", kernel.memory_nodes(workload.pid), mems)
-    checks.equal(f"{title}: no quota", workload.cgroup.millicores, None)
+    checks, cgroup, pid = host.checks, workload.cgroup, workload.pid
+    cpus, mems = kernel.ids(decided["cpus"]), kernel.ids(decided["mems"])
+    runs, allowed = partial(kernel.affinity, pid), partial(kernel.memory_nodes, pid)
+    checks.eventually(f"{title}: sched_getaffinity, as decided", runs, cpus, cgroup)
+    checks.eventually(f"{title}: Mems_allowed, as decided", allowed, mems, cgroup)
+    checks.eventually(f"{title}: no quota", lambda: cgroup.millicores, None, cgroup)
     known = {name: [device["id"] for device in found] for name, found in inventory().items()}
     wanted = {name: known[name] for name in asked.devices}
     checks.equal(f"{title}: its devices", decided["devices"], wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.guest.inside import kernel, machine
@@ -63,7 +64,8 @@ def check_lands(
         checks.eventually(f"{name}: CPUs", lambda: len(cgroup.cpus), asked, cgroup)
         cpus = cgroup.cpus
         checks.equal(f"{name}: nodes of its CPUs", machine.nodes_of(cpus), nodes, cgroup)
-        checks.equal(f"{name}: runs on them", kernel.affinity(workload.pid), cpus, cgroup)
-        found = kernel.memory_nodes(workload.pid)
-        checks.equal(f"{name}: nodes of its memory", found, memory_nodes, cgroup)
-        checks.equal(f"{name}: no quota", cgroup.millicores, None, cgroup)
+        runs = partial(kernel.affinity, workload.pid)
+        checks.eventually(f"{name}: runs on them", runs, cpus, cgroup)
+        allowed = partial(kernel.memory_nodes, workload.pid)
+        checks.eventually(f"{name}: nodes of its memory", allowed, memory_nodes, cgroup)
+        checks.eventually(f"{name}: no quota", lambda: cgroup.millicores, None, cgroup)
