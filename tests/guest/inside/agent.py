@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import urllib.request
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +18,7 @@ from tests.guest.inside.checks import PATIENCE, STUCK, wait_until
 from tests.guest.inside.commands import CommandFailed, Outcome, attempt, run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from tests.guest.inside.guest import Guest
 
@@ -103,6 +106,17 @@ class Agent:
         if not again:
             shown = attempt("systemctl", "status", "--no-pager", SERVICE)
             raise LookupError(f"killed, {SERVICE} did not come back within {PATIENCE:g} s: {shown}")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the agent's process: what is done in this context happens at once for it."""
+        pid = self.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: kernel.is_stopped(pid))
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def is_ready(self) -> bool:
         """Tell whether it answers and says that it is ready."""

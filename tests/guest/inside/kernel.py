@@ -38,9 +38,14 @@ class Cgroup:
         return (self.path / name).read_text().strip()
 
     def write(self, name: str, value: str) -> None:
-        """Write one of its files; raises `OSError` as the kernel answers."""
-        with (self.path / name).open("w") as handle:
-            handle.write(value)
+        """Write one of its files; raises `OSError` as the kernel answers, with what was written."""
+        file = self.path / name
+        try:
+            with file.open("w") as handle:
+                handle.write(value)
+        except OSError as error:  # of a write it does not know the file
+            said = f"{error.strerror}, writing {value!r}"
+            raise OSError(error.errno, said, str(file)) from error
 
     @property
     def exists(self) -> bool:
@@ -138,6 +143,11 @@ def anonymous_pages(pid: int) -> dict[int, int]:
 def parent_of(pid: int) -> int:
     """Return a process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process is held by SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def start_time(pid: int) -> int:

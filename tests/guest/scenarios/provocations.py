@@ -269,8 +269,10 @@ def _controllers(story: Story) -> None:
     tiers = (pods[1].parent, pods[0].parent)
 
     def strip() -> None:
-        for path in (*pods, *tiers):
-            kernel.Cgroup(path).write("cgroup.subtree_control", "-cpuset -cpu -hugetlb")
+        # A tier keeps what one of its pods has, and the agent may give that back in between.
+        with story.agent.held():
+            for path in (*pods, *tiers):
+                kernel.Cgroup(path).write("cgroup.subtree_control", "-cpuset -cpu -hugetlb")
 
     story.withstands("controllers taken away", strip, CONTROLLER)
 
