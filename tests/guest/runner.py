@@ -30,9 +30,11 @@ START: Final = b"guest-job: start "
 END: Final = re.compile(rb"guest-job: end nonce=(\w+) status=(\d+) uptime=\S+\s")
 #: A check as the guest prints it: `FAIL   12.5 7 name: what was found`.
 CHECK: Final = re.compile(r"^(ok|FAIL) +[\d.]+ \d+ (.*)$", re.MULTILINE)
+#: A line of the console that tells nobody but `clock` anything.
+STAMP: Final = re.compile(r"^guest-job: clock .*\n", re.MULTILINE)
 #: Lines of a log shown after a failure.
 TAIL: Final = 40
-#: Seconds without a word after which a guest is dead: it stamps every ten.
+#: Seconds without a word after which a guest is dead: it stamps every five.
 SILENCE: Final = 900.0
 
 
@@ -226,5 +228,8 @@ def follow(stream: IO[bytes], deadline: float, silence: float, log: IO[bytes]) -
 def _logs(results: Path) -> dict[str, str]:
     """Return the logs worth reading after a failure."""
     wanted = [*sorted(results.glob("*.log")), *sorted(results.glob("logs/*"))]
-    texts = {str(file.relative_to(results)): file.read_text(errors="replace") for file in wanted}
+    texts = {
+        str(file.relative_to(results)): STAMP.sub("", file.read_text(errors="replace"))
+        for file in wanted
+    }
     return {name: text for name, text in texts.items() if text.strip()}

@@ -119,13 +119,13 @@ def pipe(*parts: bytes) -> IO[bytes]:
 
 
 def test_nobody_waits_for_a_guest_whose_clock_is_wrong() -> None:
-    fast = b"".join(b"guest-job: clock uptime=%d.000\r\n" % second for second in range(12))
+    fast = b"".join(b"guest-job: clock uptime=%d.000\r\n" % second for second in range(31))
     log = io.BytesIO()
     with pipe(fast) as stream:
         heard = follow(stream, deadline=float("inf"), silence=600, log=log)
     assert log.getvalue() == fast.replace(b"\r", b"")
     assert heard.said == fast
-    assert len(heard.stamps) == 12
+    assert len(heard.stamps) == 31
 
 
 def test_a_line_in_two_pieces_is_one_stamp(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Final
 
 #: Seconds between stamps: often at first, for the host is to judge the boot within seconds, and
 #: then for as long as the scenario runs, which also tells that the guest lives.
-PAUSES: Final = (0.25,) * 40
-LATER: Final = 10.0
+PAUSES: Final = (0.25,) * 120
+LATER: Final = 5.0
 
 
 def begin() -> None:
