@@ -136,6 +136,7 @@ class StateV1(Struct, Generic[PodT], forbid_unknown_fields=True):
     bindings: list[BindingV1]
     pods: list[PodT]
     manifests: dict[Name, Name] | UnsetType = UNSET
+    released: list[Name] | UnsetType = UNSET
 
 
 def pod_to_wire(grant: PodGrant) -> PodV1:
@@ -170,6 +171,7 @@ def state_to_wire(state: State, pods: list[msgspec.Raw]) -> StateV1[msgspec.Raw]
         bindings=[BindingV1(b.pod_uid, b.container, b.cgroup) for b in state.bindings],
         pods=pods,
         manifests=dict(sorted(state.manifests.items())) or UNSET,
+        released=list(state.bindings.released) or UNSET,
     )
 
 
@@ -183,13 +185,18 @@ def state_from_wire(wire: StateV1[PodV1]) -> State:
         _demand_unique(f"$.state.pods[{index}].containers", "container", names)
     return State(
         ledger=_ledger(grants, wire.memory),
-        bindings=Bindings(tuple(Binding(b.pod, b.container, b.cgroup) for b in wire.bindings)),
+        bindings=_bindings_from_wire(wire),
         boot_id=wire.boot_id,
         host=_host_from_wire(wire.host),
         policy=MappingProxyType(wire.policy),
         agent_version=wire.agent_version,
         manifests=MappingProxyType({} if wire.manifests is UNSET else wire.manifests),
     )
+
+
+def _bindings_from_wire(wire: StateV1[PodV1]) -> Bindings:
+    entries = (Binding(b.pod, b.container, b.cgroup) for b in wire.bindings)
+    return Bindings(tuple(entries), () if wire.released is UNSET else tuple(wire.released))
 
 
 def _ledger(grants: dict[str, PodGrant], charges: list[ChargeV1]) -> Ledger:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from agent.enforcement.bindings import NO_BINDINGS, Binding, Bindings
 from agent.enforcement.errors import BindingError
 from agent.enforcement.locate import pod_cgroup
@@ -18,6 +20,7 @@ from cgroupfs.names import RUNTIME_SUBGROUPS, from_proc, parse_container
 from cgroupfs.tree import check_path
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from agent.ledger import PodGrant
@@ -30,6 +33,16 @@ _SHOWN: Final = 200
 _NAME_CONTAINERS: Final = (
     "start the container in the pod's cgroup, or name the cgroup of this one container"
 )
+
+
+class Held(Struct, frozen=True):
+    """What is there beside a new binding: the others, and the uids of the ledger's pods."""
+
+    bindings: Bindings = NO_BINDINGS
+    pods: Collection[str] = frozenset()
+
+
+NOTHING_HELD: Final = Held()
 
 
 def cgroup_of_pid(proc: Path, pid: int) -> str:
@@ -74,14 +87,15 @@ def make_binding(
     container: str,
     cgroup: str,
     *,
-    bindings: Bindings = NO_BINDINGS,
+    held: Held = NOTHING_HELD,
     own: str = "",
 ) -> Binding:
     """Return the binding of a pod's container to a cgroup, or raise `BindingError`.
 
     `own` is the agent's own cgroup. The subgroup that a runtime made for its process stands for
-    the container's cgroup around it. A cgroup inside or around one that is bound to another
-    container is refused: it cannot have both sets.
+    the container's cgroup around it. A cgroup that is bound to a container of another pod is
+    rejected: its processes would be on CPUs of a pod that they are not of. One inside or around a
+    cgroup that is bound, or was until its container was bound to another, cannot have both sets.
     """
     asked = f"{pod.namespace}/{pod.name} {container} to /{cgroup}"
     if pod.container(container) is None:
@@ -91,9 +105,12 @@ def make_binding(
     if not cgroup or not tree.exists(cgroup):
         raise BindingError(asked, "there is no such cgroup", "name a cgroup that exists")
     new = Binding(pod.uid, container, cgroup)
-    why = _why_not(tree, layout, pod, cgroup, own) or _why_not_beside(new, bindings)
+    why = _why_not(tree, layout, pod, cgroup, own)
     if why is not None:
         raise BindingError(asked, why, _NAME_CONTAINERS)
+    beside = _why_not_beside(layout, pod, new, held)
+    if beside is not None:
+        raise BindingError(asked, *beside)
     return new
 
 
@@ -103,13 +120,33 @@ def _around_subgroup(cgroup: str, own_pod: str) -> str:
     return above if inside and above != own_pod else cgroup
 
 
-def _why_not_beside(new: Binding, bindings: Bindings) -> str | None:
-    for old in bindings:
-        if (old.pod_uid, old.container) == (new.pod_uid, new.container):
-            continue
-        if old.cgroup.startswith(f"{new.cgroup}/") or new.cgroup.startswith(f"{old.cgroup}/"):
-            return f"/{old.cgroup} is bound to container {old.container} of pod {old.pod_uid}"
+def _why_not_beside(
+    layout: Layout, pod: PodGrant, new: Binding, held: Held
+) -> tuple[str, str] | None:
+    """Return why a cgroup cannot be a container's beside the others, and what to do."""
+    home = f"{pod_cgroup(layout, pod)}/"
+    for old in held.bindings:
+        who = f"/{old.cgroup} is bound to container {old.container} of pod {old.pod_uid}"
+        same = (old.pod_uid, old.container) == (new.pod_uid, new.container)
+        if old.cgroup == new.cgroup and old.pod_uid not in (new.pod_uid, *_gone(old, held)):
+            release = f"bind that container to its own cgroup or remove pod {old.pod_uid} first"
+            return who, f"{_NAME_CONTAINERS}; if this is the one, {release}"
+        if _nested(old.cgroup, new.cgroup) and not (same and new.cgroup.startswith(home)):
+            return who, _NAME_CONTAINERS
+    for cgroup in held.bindings.released:
+        if _nested(cgroup, new.cgroup) and not new.cgroup.startswith(home):
+            why = f"/{cgroup} was bound before; what runs there is confined to the shared pool"
+            return why, f"end what runs in /{cgroup}, then bind again"
     return None
+
+
+def _gone(binding: Binding, held: Held) -> tuple[str, ...]:
+    """Return the pod of a binding when it is no longer in the ledger."""
+    return () if binding.pod_uid in held.pods else (binding.pod_uid,)
+
+
+def _nested(one: str, other: str) -> bool:
+    return one.startswith(f"{other}/") or other.startswith(f"{one}/")
 
 
 def _why_not(tree: Tree, layout: Layout, pod: PodGrant, cgroup: str, own: str) -> str | None:

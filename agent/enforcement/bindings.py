@@ -22,9 +22,15 @@ class Binding(Struct, frozen=True, order=True):
 
 
 class Bindings(Struct, frozen=True):
-    """All explicit bindings: at most one per container and one per cgroup, in a stable order."""
+    """All explicit bindings: at most one per container and one per cgroup, in a stable order.
+
+    `released` are cgroups, sorted, that were bound to a container which was then bound to another
+    one. They have the sets of that container until something else is written there, so they are
+    remembered until that was done and what runs in them has ended.
+    """
 
     entries: tuple[Binding, ...] = ()
+    released: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Binding]:
         return iter(self.entries)
@@ -33,17 +39,36 @@ class Bindings(Struct, frozen=True):
         return len(self.entries)
 
     def with_binding(self, new: Binding) -> Bindings:
-        """Return the bindings with `new`; it replaces one of the same container or cgroup."""
-        kept = (old for old in self.entries if not _collide(old, new))
-        return Bindings(tuple(sorted((*kept, new))))
+        """Return the bindings with `new`; it replaces one of the same container or cgroup.
 
-    def without(self, gone: Container[Binding]) -> Bindings:
-        """Return the bindings without some of them."""
-        return Bindings(tuple(entry for entry in self.entries if entry not in gone))
+        The cgroup that the container had before is released, and `new.cgroup` is no longer.
+        """
+        kept = (old for old in self.entries if not _collide(old, new))
+        lost = (old.cgroup for old in self.entries if _collide(old, new))
+        released = {*self.released, *lost} - {new.cgroup}
+        return Bindings(tuple(sorted((*kept, new))), tuple(sorted(released)))
+
+    def without(self, ended: Container[str], living: Container[str]) -> Bindings:
+        """Return the bindings without the cgroups `ended`.
+
+        A binding of a pod (uid) that is `living` stays: its container may start again.
+        """
+        kept = (b for b in self.entries if b.pod_uid in living or b.cgroup not in ended)
+        return Bindings(tuple(kept), tuple(path for path in self.released if path not in ended))
+
+    def given_up(self, living: Container[str]) -> tuple[str, ...]:
+        """Return the cgroups, sorted, that have no container any more.
+
+        These are the released ones, and those bound to containers of pods (uids) that are not
+        `living`.
+        """
+        gone = (entry.cgroup for entry in self.entries if entry.pod_uid not in living)
+        return tuple(sorted({*self.released, *gone}))
 
     def without_pod(self, pod_uid: str) -> Bindings:
         """Return the bindings without those of one pod."""
-        return Bindings(tuple(entry for entry in self.entries if entry.pod_uid != pod_uid))
+        kept = tuple(entry for entry in self.entries if entry.pod_uid != pod_uid)
+        return Bindings(kept, self.released)
 
     def of_pod(self, pod_uid: str) -> tuple[Binding, ...]:
         """Return the bindings of one pod."""

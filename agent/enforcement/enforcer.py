@@ -31,7 +31,7 @@ from agent.enforcement.findings import (
     withheld,
 )
 from agent.enforcement.limits import EVERYTHING, Enforced
-from agent.enforcement.locate import leftovers, pod_cgroup
+from agent.enforcement.locate import given_up, leftovers, pod_cgroup, runs, subgroups
 from agent.enforcement.pod_cgroups import CreateError
 from agent.enforcement.recollection import Recollection
 from agent.enforcement.report import (
@@ -49,7 +49,7 @@ from cgroupfs.controllers import ENABLED, available, enable, enabled
 from cgroupfs.diagnose import Cause
 from cgroupfs.errors import CgroupError, CgroupNameError
 from cgroupfs.plan import Plan, is_below_use, make_plan
-from cgroupfs.state import CPUS_EFFECTIVE, MEMS_EFFECTIVE, State
+from cgroupfs.state import CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, State
 from cgroupfs.tree import ancestors, is_within, join
 from cgroupfs.values import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, UNLIMITED
 from cgroupfs.verify import Record, Records
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from cgroupfs.tree import Tree
 
 
+_SETS: Final = (CPUS, MEMS)
 _NOBODY: Final[Mapping[str, Setting]] = MappingProxyType({})
 
 
@@ -203,6 +204,38 @@ class Enforcer:
         """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
         found = leftovers(self._tree, self._layout, target.ledger)
         return tuple(self._remove("", leftover.cgroup) for leftover in found)
+
+    def release_bound(self, target: Target) -> frozenset[str]:
+        """Clear the sets of cgroups that were bound and in which nothing runs any more.
+
+        Whatever starts there afterwards is nobody's container, so it must not start on CPUs that
+        are somebody's. Returns the cgroups of which nothing has to be remembered: these, and those
+        that no longer exist.
+        """
+        bindings, living = target.bindings, target.ledger.grants
+        elsewhere = given_up(self._layout, target.ledger, bindings)
+        return frozenset(
+            path
+            for path in bindings.given_up(living)
+            if not self._tree.exists(path)
+            or (path in elsewhere and not runs(self._tree, path) and self._clear(path))
+        )
+
+    def _clear(self, cgroup: str) -> bool:
+        """Give a cgroup back as it was found; tell whether that was possible."""
+        try:
+            for path in (cgroup, *(each.cgroup for each in subgroups(self._tree, cgroup))):
+                for file, text in zip(_SETS, self._tree.read_many(path, _SETS), strict=True):
+                    if (text or "").strip():
+                        self._tree.write(path, file, "\n")
+            self._pods.forget(cgroup)
+        except FileNotFoundError:
+            return True
+        except (OSError, SystemdError):
+            # Something started there meanwhile (the kernel clears no set under processes), or
+            # systemd would write the set again: it is confined, and tried again.
+            return False
+        return True
 
     def cgroups_of(self, target: Target, uid: str) -> tuple[CgroupReport, ...]:
         """Return a pod's cgroups as they are; nothing is written."""

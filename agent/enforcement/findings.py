@@ -110,7 +110,7 @@ def notes(scene: Scene) -> Iterator[str]:
             )
     for leftover in scene.landscape.leftovers:
         yield (
-            f"/{leftover.cgroup} was bound to a container of a pod that is gone; what runs there "
+            f"/{leftover.cgroup} was bound to a container and is not any more; what runs there "
             "is confined to the node's shared pool until it ends"
             if leftover.bound
             else f"/{leftover.cgroup} belongs to no admitted pod; what runs there is confined to "

@@ -43,7 +43,7 @@ from cgroupfs.state import CPU_MAX, CPUS, EVENTS
 from cgroupfs.tree import join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.enforcement.bindings import Binding, Bindings
     from agent.enforcement.scope import Scope
@@ -139,7 +139,7 @@ class LocatedPod(Struct, frozen=True):
 class Leftover(Struct, frozen=True):
     """A pod cgroup without a pod in the ledger, with the container cgroups in it.
 
-    `bound`: it is no pod's, but was bound to a container of a pod that is gone, and runs on.
+    `bound`: it is no pod's, but was bound to a container and is not any more, and runs on.
     """
 
     cgroup: str
@@ -177,8 +177,9 @@ def survey(
         grants = {uid: grants[uid] for uid in scope.pods}
     paths, unnamed = _paths(layout, grants)
     bound = _bound(tree, layout, ledger, bindings, paths)
+    released = frozenset(bindings.released)
     pods = {
-        uid: _survey_pod(tree, ledger.grants[uid], path, bound.get(uid, {}), finder)
+        uid: _survey_pod(tree, ledger.grants[uid], path, bound.get(uid, {}), finder, released)
         for uid, path in paths.items()
     }
     if scope is None or scope.leftovers:
@@ -206,12 +207,15 @@ def pod_cgroup(layout: Layout, pod: PodGrant) -> str:
     return layout.pod(pod.uid, Tier(str(pod.qos)))
 
 
-def subgroups(tree: Tree, cgroup: str) -> tuple[Subgroup, ...]:
-    """Return the cgroups that a runtime made inside a container's and that have sets of their own.
+def subgroups(tree: Tree, cgroup: str, released: Collection[str] = ()) -> tuple[Subgroup, ...]:
+    """Return the cgroups inside a container's that have sets of their own.
 
-    One without the cpuset controller follows the container anyway.
+    These are what a runtime made there, and those of `released` that lie in it. One without the
+    cpuset controller follows the container anyway.
     """
-    found = (_subgroup(tree, join(cgroup, name)) for name in RUNTIME_SUBGROUPS)
+    inside = sorted(path for path in released if path.startswith(f"{cgroup}/"))
+    paths = dict.fromkeys((*(join(cgroup, name) for name in RUNTIME_SUBGROUPS), *inside))
+    found = (_subgroup(tree, path) for path in paths)
     return tuple(each for each in found if each is not None)
 
 
@@ -330,16 +334,18 @@ def _survey_pod(
     path: str,
     bound: dict[str, str],
     finder: ContainerFinder | None,
+    released: frozenset[str] = frozenset(),
 ) -> LocatedPod:
     located = [
-        Located(cgroup, container, Identity.BOUND, subgroups(tree, cgroup))
+        Located(cgroup, container, Identity.BOUND, subgroups(tree, cgroup, released))
         for cgroup, container in bound.items()
     ]
     for cgroup in containers(tree, path):
         # A cgroup around a bound one is no container itself; its settings stay as they are.
         if cgroup not in bound and not any(b.startswith(f"{cgroup}/") for b in bound):
             name, identity = identify(pod, cgroup, finder)
-            located.append(Located(cgroup, name, identity, subgroups(tree, cgroup)))
+            below = subgroups(tree, cgroup, released)
+            located.append(Located(cgroup, name, identity, below))
     located = _by_cpus(tree, pod, located)
     return LocatedPod(path, tree.exists(path), tuple(sorted(located, key=lambda c: c.cgroup)))
 
@@ -377,18 +383,36 @@ def _cpus_of(tree: Tree, cgroup: str) -> str:
 
 
 def _strays(tree: Tree, layout: Layout, ledger: Ledger, bindings: Bindings) -> Iterator[Leftover]:
-    """Yield what was bound to containers of removed pods elsewhere and still runs.
+    """Yield what has no container any more, is in no pod's cgroup, and still runs.
 
-    It keeps the CPUs that its pod had until it is confined, and others may be given these.
+    It keeps the CPUs that its container had until it is confined, and others may be given these.
     """
-    for binding in bindings:
-        inside = f"{binding.cgroup}/".startswith(f"{layout.pods()}/")
-        if binding.pod_uid not in ledger.grants and not inside and _runs(tree, binding.cgroup):
-            below = tuple(each.cgroup for each in subgroups(tree, binding.cgroup))
-            yield Leftover(binding.cgroup, below, bound=True)
+    inner: set[str] = set()
+    for cgroup in given_up(layout, ledger, bindings):
+        if cgroup not in inner and runs(tree, cgroup):
+            below = tuple(each.cgroup for each in subgroups(tree, cgroup))
+            inner.update(below)
+            yield Leftover(cgroup, below, bound=True)
 
 
-def _runs(tree: Tree, cgroup: str) -> bool:
+def given_up(layout: Layout, ledger: Ledger, bindings: Bindings) -> tuple[str, ...]:
+    """Return the cgroups, sorted, that were bound elsewhere than in a pod's cgroup and are not now.
+
+    What lies in a pod's cgroup has no more than the pod; what lies in, or around, a cgroup that is
+    bound has what that one has.
+    """
+    living = ledger.grants
+    bound = [f"{binding.cgroup}/" for binding in bindings if binding.pod_uid in living]
+    return tuple(
+        cgroup
+        for cgroup in bindings.given_up(living)
+        if not f"{cgroup}/".startswith(f"{layout.pods()}/")
+        and not any(b.startswith(f"{cgroup}/") or f"{cgroup}/".startswith(b) for b in bound)
+    )
+
+
+def runs(tree: Tree, cgroup: str) -> bool:
+    """Tell whether processes live in a cgroup or below."""
     try:
         return "populated 1" in tree.read(cgroup, EVENTS)
     except FileNotFoundError:

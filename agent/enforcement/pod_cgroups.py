@@ -12,9 +12,16 @@ from cgroupfs.state import EVENTS
 from cgroupfs.tree import ancestors, join
 from cgroupfs.values import CPU_WEIGHT
 from cgroupfs.verify import Record
+from sysfs.mask import EMPTY
 from systemd import slices
 from systemd.errors import NoSuchUnitError, SystemdError
-from systemd.properties import DEFAULT_WEIGHT, INFINITY, cpu_weight
+from systemd.properties import (
+    DEFAULT_WEIGHT,
+    INFINITY,
+    allowed_cpus,
+    allowed_memory_nodes,
+    cpu_weight,
+)
 
 if TYPE_CHECKING:
     from cgroupfs.tree import Tree
@@ -47,6 +54,10 @@ class PodCgroups(Protocol):
 
     def remembered(self, cgroup: str) -> Record | None:
         """Return the settings that may be written over ours, None when nobody remembers any."""
+        ...
+
+    def forget(self, cgroup: str) -> None:
+        """Have the sets forgotten that were recorded of a cgroup. Raises `SystemdError`."""
         ...
 
     def remove(self, cgroup: str) -> ReleaseReport:
@@ -94,6 +105,9 @@ class DirectoryCgroups:
         """Nobody remembers anything of a directory; see `PodCgroups.remembered`."""
         _ = cgroup
         return None
+
+    def forget(self, cgroup: str) -> None:
+        """Nobody remembers anything of a directory; see `PodCgroups.forget`."""
 
     def remove(self, cgroup: str) -> ReleaseReport:
         """Remove the directory and the empty ones in it; see `PodCgroups.remove`."""
@@ -172,6 +186,15 @@ class SliceCgroups:
         except SystemdError:
             # Only the cause of a drift hangs on it, and that systemd is silent is told elsewhere.
             return None
+
+    def forget(self, cgroup: str) -> None:
+        """Reset the sets of the unit if the cgroup is one's; see `PodCgroups.forget`."""
+        unit = unit_of(cgroup)
+        if unit is None or not self._is_active(unit, cgroup):
+            return
+        unset = (allowed_cpus(EMPTY), allowed_memory_nodes(EMPTY))
+        if not holds(self._systemd, unit, unset):
+            self._systemd.set_properties(unit, unset)
 
     def remove(self, cgroup: str) -> ReleaseReport:
         """Stop the slice if it is empty; see `PodCgroups.remove`."""

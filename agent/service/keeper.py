@@ -390,16 +390,11 @@ class Keeper:
             self.state.releases += 1
 
     async def _note_ended(self, outcome: Outcome) -> None:
-        """Drop the bindings of removed pods when what was bound has ended."""
-        held, bindings = self.state.held, self.state.held.bindings
-        ended = [
-            binding
-            for binding in bindings
-            if binding.pod_uid not in held.ledger.grants and binding.cgroup not in outcome.cgroups
-        ]
-        # A comparison that failed says nothing of what is there.
-        if ended and not outcome.problems:
-            await self._commit(replace(held, bindings=bindings.without(ended)))
+        """Forget the bindings of removed pods and replaced ones when what ran there has ended."""
+        held = self.state.held
+        bindings = held.bindings.without(outcome.ended, held.ledger.grants)
+        if bindings != held.bindings:
+            await self._commit(replace(held, bindings=bindings))
 
     def _reconciled(self, outcome: Outcome, seconds: float) -> ReconcileDocument:
         by_pod = (problem for lines in outcome.unenforced.values() for problem in lines)

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.enforcement.backoff import Backoff
-from agent.enforcement.binding import cgroup_named, cgroup_of_pid, make_binding
+from agent.enforcement.binding import Held, cgroup_named, cgroup_of_pid, make_binding
 from agent.enforcement.desired import Role
 from agent.enforcement.report import count_causes, repaired
 from agent.service.errors import readable
@@ -113,6 +113,7 @@ class EnforcedKernel:
             settings = {path: contest.setting for path, contest in resting.items()}
             report = self._enforcer.repair(target, settings)
             kept = self._enforcer.release_leftovers(target)
+            ended = self._enforcer.release_bound(target)
             # At the first look what differs was changed while no agent ran, unless it only waits.
             drift = (
                 report.drift
@@ -131,6 +132,7 @@ class EnforcedKernel:
                 settled=tuple(sorted(settled)),
                 contested=tuple(sorted({problem.cgroup for problem in report.postponed})),
                 given_way=self._way_given(report, drift, begun),
+                ended=ended,
             )
 
         return _guarded(repair)
@@ -169,7 +171,7 @@ class EnforcedKernel:
                 grant,
                 container,
                 cgroup,
-                bindings=target.bindings,
+                held=Held(target.bindings, target.ledger.grants.keys()),
                 own=self._own,
             )
 

@@ -35,7 +35,8 @@ class Outcome(Struct, frozen=True):
     `running` the containers (uid, name) that have one, `settled` those cgroups that were new.
     `renewed` are cgroups whose files, and those of all below, may be others than before.
     `contested` are the cgroups that wait for their repair, `given_way` says of each whose waiting
-    has just begun why and for how long.
+    has just begun why and for how long. `ended` are cgroups that were bound, have no container any
+    more, and of which nothing has to be remembered.
     """
 
     found: Mapping[str, int] = field(default_factory=_nothing)
@@ -50,6 +51,7 @@ class Outcome(Struct, frozen=True):
     renewed: tuple[str, ...] = ()
     contested: tuple[str, ...] = ()
     given_way: tuple[str, ...] = ()
+    ended: frozenset[str] = frozenset()
 
 
 class Kernel(Protocol):

@@ -189,8 +189,10 @@ ledgers = st.builds(
 states = built(
     State,
     ledger=ledgers,
-    bindings=st.lists(built(Binding, names, names, names), max_size=2).map(
-        lambda entries: Bindings(tuple(entries))
+    bindings=built(
+        Bindings,
+        st.lists(built(Binding, names, names, names), max_size=2).map(tuple),
+        st.lists(names, max_size=2).map(tuple),
     ),
     boot_id=st.text(max_size=8),
     host=built(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.enforcement.binding import cgroup_named, cgroup_of_pid, make_binding
+from agent.enforcement.binding import Held, cgroup_named, cgroup_of_pid, make_binding
 from agent.enforcement.bindings import Binding, Bindings
 from agent.enforcement.errors import BindingError
 from cgroupfs.names import Driver
@@ -48,7 +48,7 @@ def bind(cgroup: str, container: str = "db", bindings: Bindings | None = None) -
         mixed(),
         container,
         cgroup,
-        bindings=Bindings() if bindings is None else bindings,
+        held=Held(Bindings() if bindings is None else bindings, (UID, OTHER)),
         own=OWN,
     )
 
@@ -107,6 +107,27 @@ def test_cgroups_in_each_other_cannot_be_two_containers() -> None:
     outer = Bindings((Binding(OTHER, "x", f"{POD}/group"),))
     with pytest.raises(BindingError, match="bound to container x"):
         bind(f"{POD}/group/inner", bindings=outer)
+
+
+def test_the_cgroup_of_another_pods_container_is_not_taken() -> None:
+    cgroup = "system.slice/docker-1f.scope"
+    taken = Bindings((Binding(OTHER, "x", cgroup),))
+    with pytest.raises(BindingError, match=f"container x of pod {OTHER}.*remove pod {OTHER} first"):
+        bind(cgroup, bindings=taken)
+    sibling = Bindings((Binding(UID, "backup", cgroup),))
+    assert bind(cgroup, bindings=sibling).cgroup == cgroup
+    gone = Bindings((Binding("gone", "x", cgroup),))
+    assert bind(cgroup, bindings=gone).cgroup == cgroup
+
+
+def test_a_cgroup_in_one_that_was_bound_before_cannot_have_cpus_of_its_own() -> None:
+    outer = "system.slice/deep.service"
+    released = Bindings((), (outer, f"{POD}/group"))
+    with pytest.raises(BindingError, match=r"was bound before.*end what runs in"):
+        bind(f"{outer}/a/b", bindings=released)
+    assert bind(f"{POD}/group/inner", bindings=released).cgroup == f"{POD}/group/inner"
+    again = Bindings((), (f"{outer}/a/b",))
+    assert bind(f"{outer}/a/b", bindings=again).cgroup == f"{outer}/a/b"
 
 
 def test_the_cgroup_of_a_process_is_read_from_proc(tmp_path: Path) -> None:

@@ -42,3 +42,16 @@ def test_a_pods_end_takes_its_bindings_and_no_others(entries: list[Binding], uid
 @given(bindings.map(bind_all))
 def test_the_order_is_stable(bound: Bindings) -> None:
     assert list(bound) == sorted(bound)
+
+
+@settings(deadline=None)
+@given(bindings)
+def test_a_cgroup_is_remembered_from_its_binding_until_what_runs_there_has_ended(
+    entries: list[Binding],
+) -> None:
+    bound = bind_all(entries)
+    assert {*bound.released, *(b.cgroup for b in bound)} == {entry.cgroup for entry in entries}
+    assert {*bound.given_up(living="")} == {entry.cgroup for entry in entries}
+    for cgroup in bound.given_up(living="a"):
+        assert cgroup not in bound.without({cgroup}, living="a").given_up(living="a")
+    assert bound.without({"a", "b", "c"}, living="a").of_pod("a") == bound.of_pod("a")

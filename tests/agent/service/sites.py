@@ -102,8 +102,10 @@ class Site:
         self.processes += 1
         if self.systemd is not None:
             return self.systemd.start_scope(f"{name}.scope", "system.slice", self.processes)
-        self.kernel.mkdir("system")
-        self.kernel.write("system", "cgroup.subtree_control", "+cpuset +cpu")
+        if not self.kernel.exists("system"):
+            self.kernel.mkdir("system")
+            for path in ("", "system"):
+                self.kernel.write(path, "cgroup.subtree_control", "+cpuset +cpu")
         self.kernel.mkdir(f"system/{name}")
         self.kernel.spawn(f"system/{name}", self.processes)
         return f"system/{name}"

@@ -410,7 +410,7 @@ async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() ->
         recorder.outcome = Outcome(cgroups=("x",))
         await keeper.reconcile()
         assert len(keeper.state.held.bindings) == 1
-        recorder.outcome = Outcome()
+        recorder.outcome = Outcome(ended=frozenset({"x"}))
         await keeper.reconcile()
         assert len(keeper.state.held.bindings) == 0
 
