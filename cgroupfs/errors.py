@@ -39,6 +39,19 @@ class CgroupRootError(CgroupError):
         self.remedy = remedy
 
 
+class TreeLockedError(CgroupError):
+    """Another agent has this cgroup tree; `holder` is its process where that can be seen."""
+
+    def __init__(self, root: Path, holder: str | None) -> None:
+        who = "a process that cannot be seen from here" if holder is None else f"process {holder}"
+        super().__init__(
+            f"the cgroup tree at {root} belongs to another agent, {who}: two would give the same "
+            "CPUs to different pods; stop that one first"
+        )
+        self.root = root
+        self.holder = holder
+
+
 class ControllerUnavailableError(CgroupError):
     """A controller cannot be enabled because an ancestor does not have it itself."""
 

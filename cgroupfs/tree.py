@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from cgroupfs.beneath import DIRECTORY, open_beneath
 from cgroupfs.errors import CgroupPathError
+from cgroupfs.lock import FlockedTree
 from cgroupfs.mount import check_root
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
+
+    from cgroupfs.lock import TreeLock
 
 _NAME_MAX: Final = 255
 _PATH_MAX: Final = 4095
@@ -73,6 +76,10 @@ class Tree(Protocol):
 
     def procs(self, path: str) -> tuple[int, ...]:
         """Return the process ids in this cgroup itself, ascending."""
+        ...
+
+    def lock(self) -> TreeLock:
+        """Take the tree for this process alone; raises `TreeLockedError` when it is taken."""
         ...
 
 
@@ -211,6 +218,10 @@ class KernelTree:
     def procs(self, path: str) -> tuple[int, ...]:
         """Return the process ids in this cgroup; see `Tree.procs`."""
         return tuple(sorted({int(line) for line in self.read(path, "cgroup.procs").split()}))
+
+    def lock(self) -> TreeLock:
+        """Take the tree for this process alone; see `Tree.lock`."""
+        return FlockedTree(self.root, self._fd)
 
     @contextmanager
     def _parent_of(self, path: str) -> Iterator[tuple[int, str]]:

@@ -8,7 +8,12 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from agent.checkpoint.errors import StateDirectoryError, StateDirectoryLockedError
+from agent.checkpoint.errors import (
+    CheckpointIOError,
+    ReplacedDirectoryError,
+    StateDirectoryError,
+    StateDirectoryLockedError,
+)
 from agent.trust import OTHERS_WRITE, doubt_above
 
 if TYPE_CHECKING:
@@ -70,6 +75,7 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         path = directory / LOCK_NAME
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
@@ -83,6 +89,21 @@ class DirectoryLock:
         except BaseException:
             self.release()
             raise
+
+    def check(self) -> None:
+        """Raise `CheckpointIOError` unless the locked file is still the one in the directory.
+
+        Another process could lock another file of that name, or another directory.
+        """
+        path = self._directory / LOCK_NAME
+        try:
+            there, ours = path.lstat(), os.fstat(self._fd)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ReplacedDirectoryError(self._directory) from None
+        except OSError as error:
+            raise CheckpointIOError("looking at the lock", path, error) from error
+        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+            raise ReplacedDirectoryError(self._directory)
 
     def release(self) -> None:
         """Give the directory free; doing it twice is harmless."""

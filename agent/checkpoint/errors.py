@@ -92,6 +92,22 @@ class CheckpointIOError(CheckpointError):
         self.replaced = replaced
 
 
+class ReplacedDirectoryError(CheckpointIOError):
+    """The state directory is no longer the one that this process locked.
+
+    What stands there now may be another agent's, so nothing is written to it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__("saving", directory, OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
+        message = (
+            f"state directory {directory}: it, or the lock file in it, was removed or replaced "
+            "while this agent ran, so nothing is saved; put the original directory back, or "
+            "restart the agent, which then takes over what it finds there"
+        )
+        self.args = (message,)
+
+
 class StateDirectoryError(CheckpointError):
     """The state directory cannot be used as it is."""
 

@@ -81,12 +81,15 @@ class Store:
 
         On return it is on the disk. Raises `CheckpointIOError`; where its `replaced` is False the
         previous checkpoint is intact, otherwise either may be found after a power failure and the
-        caller should save again what is to be true.
+        caller should save again what is to be true. Nothing is written to a directory that `check`
+        does not know.
         """
         data = self._encoder.encode(state)
+        self.check()
         self._keep_what_is_there()
         try:
             self._write_temporary(data)
+            self.check()
             self._attempt_rename(self._temporary, self.path)
         except CheckpointIOError:
             # A half-written file may be what fills the disk; that it cannot be removed is no news.
@@ -113,6 +116,13 @@ class Store:
             kept = self._keep_now_or_later(problem.label)
             return LoadResult(problem=problem, kept_as=kept, set_aside=self._set_aside())
         return LoadResult(state=state, set_aside=self._set_aside())
+
+    def check(self) -> None:
+        """Raise `CheckpointIOError` unless the directory is still the one that is locked.
+
+        One that was put in its place may be another agent's: `ReplacedDirectoryError`.
+        """
+        self._lock.check()
 
     def close(self) -> None:
         """Give the directory free."""

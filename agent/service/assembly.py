@@ -80,8 +80,9 @@ class Surrogates(Struct, frozen=True):
 class Assembly:
     """A service and all that it holds open; use it as a context manager.
 
-    Raises what keeps an agent from starting, one line each: `StartError`, `EnforcementStartError`,
-    `CgroupRootError`, `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`.
+    It has its cgroup tree and its state directory to itself. Raises what keeps an agent from
+    starting, one line each: `StartError`, `EnforcementStartError`, `CgroupRootError`,
+    `TreeLockedError`, `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Assembly:
             store = Store(config.agent.state_directory, self._surrogates.files)
             self._store = opened.enter_context(store)
             self._tree = self._open_tree()
+            opened.callback(self._tree.lock().release)
             self._layout = make_layout(config.cgroup_driver, config.cgroup_root)
             self._finder = self._make_finder()
             self._loaded = self._store.load()

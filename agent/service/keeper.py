@@ -8,7 +8,7 @@ Every reconcile tries again; the caller sees the exact reason and may remove the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec.structs import replace
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from agent.service.state import AgentState, Holdings
 
 log = structlog.get_logger(__name__)
+
+#: The subject of what is wrong with the place of the checkpoint.
+_STATE_DIRECTORY: Final = "state directory"
 
 
 class Keeper:
@@ -254,6 +257,7 @@ class Keeper:
 
     async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
         started = self._clock.monotonic()
+        await self._look_at_saver()
         if self.state.unsaved is not None:
             await self._save_again()
         target = self.state.target()
@@ -333,6 +337,17 @@ class Keeper:
             # Decisions need it whether or not it can be saved at once.
             self.state.held = replace(self.state.held, ledger=ledger)
             await self._save_again()
+
+    async def _look_at_saver(self) -> None:
+        """Say when nothing can be saved any more, before somebody asks for something."""
+        troubles = self.state.troubles
+        try:
+            await self.worker.run(self._saver.check)
+            troubles.pop(_STATE_DIRECTORY, None)
+        except CheckpointIOError as error:
+            if troubles.get(_STATE_DIRECTORY) != str(error):
+                log.error("the checkpoint has no place", problem=str(error))  # noqa: TRY400
+            troubles[_STATE_DIRECTORY] = str(error)
 
     async def _save_again(self) -> None:
         try:

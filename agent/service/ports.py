@@ -88,3 +88,6 @@ class Saver(Protocol):
 
     def save(self, state: State) -> int:
         """Make a state the one that a restart finds; raises `CheckpointIOError`."""
+
+    def check(self) -> None:
+        """Raise `CheckpointIOError` when a save would go where somebody else saves."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.errors import CgroupRootError
+from cgroupfs.lock import FlockedTree
 from cgroupfs.tree import join
 from sysfs.mask import Mask
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgroupfs.emulated.group import Group
+    from cgroupfs.lock import TreeLock
 
 
 class DirectoryTree:
@@ -86,6 +88,14 @@ class DirectoryTree:
         """Return the processes of one cgroup; see `cgroupfs.tree.Tree`."""
         self._absorb()
         return self._kernel.procs(path)
+
+    def lock(self) -> TreeLock:
+        """Take the tree for this process alone; see `cgroupfs.tree.Tree`."""
+        directory = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return FlockedTree(self.root, directory)
+        finally:
+            os.close(directory)
 
     def spawn(self, path: str, pid: int) -> None:
         """Start a pretended process in a cgroup; see `EmulatedKernel.spawn`."""

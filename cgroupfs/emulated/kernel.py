@@ -8,22 +8,38 @@ them. Other controllers can be enabled but have no files.
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cgroupfs.emulated import cpuset
 from cgroupfs.emulated.files import FILES, ROOT_FILES
 from cgroupfs.emulated.group import CONTROLLERS, MEMBER, THREADED, Group
 from cgroupfs.emulated.lists import refuse
-from cgroupfs.errors import CgroupPathError
+from cgroupfs.errors import CgroupPathError, TreeLockedError
 from cgroupfs.tree import check_file, check_path, check_value, join
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from cgroupfs.emulated.files import File
+    from cgroupfs.lock import TreeLock
     from sysfs.mask import Mask
 
 _DEFAULT_CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
+
+
+class _Lock:
+    """The lock of an emulated tree, which lies in memory and so belongs to one process anyway."""
+
+    def __init__(self, kernel: EmulatedKernel) -> None:
+        self._kernel: EmulatedKernel | None = kernel
+        kernel._locked = True  # noqa: SLF001  # one thing in two classes
+
+    def release(self) -> None:
+        """Give the tree free; see `cgroupfs.lock.TreeLock`."""
+        if self._kernel is not None:
+            self._kernel._locked = False  # noqa: SLF001
+            self._kernel = None
 
 
 class EmulatedKernel:
@@ -49,6 +65,7 @@ class EmulatedKernel:
         self.root.mems = memory
         self._homes: dict[int, Group] = {}
         self._partitions: set[Group] = set()
+        self._locked = False
         self._settle(self.root)
 
     # --- the tree ---------------------------------------------------------------------------
@@ -120,6 +137,12 @@ class EmulatedKernel:
     def procs(self, path: str) -> tuple[int, ...]:
         """Return the processes of one cgroup; see `cgroupfs.tree.Tree`."""
         return tuple(sorted(self._group(path).procs))
+
+    def lock(self) -> TreeLock:
+        """Take the tree for one agent; see `cgroupfs.tree.Tree`."""
+        if self._locked:
+            raise TreeLockedError(Path("/"), None)
+        return _Lock(self)
 
     # --- the world around the tree ----------------------------------------------------------
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.checkpoint.files import Files
+    from cgroupfs.lock import TreeLock
     from cgroupfs.tree import Tree
     from systemd.bus import ActiveState, Systemd
     from systemd.properties import Property
@@ -215,6 +216,9 @@ class CountedTree:
 
     def procs(self, path: str) -> tuple[int, ...]:
         return self._do(lambda: self._tree.procs(path), _TREE, "procs", path, is_effect=False)
+
+    def lock(self) -> TreeLock:
+        return self._tree.lock()
 
 
 class CountedSystemd:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cgroupfs.lock import TreeLock
     from cgroupfs.tree import Tree
 
 
@@ -105,6 +106,9 @@ class FaultyTree:
     def procs(self, path: str) -> tuple[int, ...]:
         self._step("procs", path)
         return self.inner.procs(path)
+
+    def lock(self) -> TreeLock:
+        return self.inner.lock()
 
     def _step(self, name: str, path: str, file: str = "", value: str = "") -> None:
         operation = Operation(len(self.log) + 1, name, path, file, value)

@@ -17,6 +17,7 @@ from agent.checkpoint.errors import (
     DamagedCheckpointError,
     ForeignCheckpointError,
     NewerCheckpointError,
+    ReplacedDirectoryError,
 )
 from agent.checkpoint.files import OsFiles
 from agent.checkpoint.store import CHECKPOINT_NAME, TEMPORARY_NAME, Store
@@ -396,3 +397,66 @@ def test_no_descriptor_is_left_open_by_what_cannot_be_read(tmp_path: Path) -> No
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert OsFiles().read(tmp_path / "pipe") == b""
+
+
+def replace_directory(directory: Path) -> None:
+    """Remove a state directory with all that is in it, and make one of the same name."""
+    for file in directory.iterdir():
+        file.unlink()
+    directory.rename(directory.with_name("gone"))
+    directory.mkdir(mode=0o700)
+
+
+def move_away(directory: Path) -> None:
+    directory.rename(directory.with_name("gone"))
+
+
+def remove_lock(directory: Path) -> None:
+    (directory / "lock").unlink()
+
+
+@pytest.mark.parametrize("change", [replace_directory, move_away, remove_lock])
+def test_nothing_is_saved_where_another_agent_could_save(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    directory = tmp_path / "state"
+    directory.mkdir(mode=0o700)
+    with Store(directory) as store:
+        store.save(BEFORE)
+        change(directory)
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(ReplacedDirectoryError, match="removed or replaced") as told:
+            store.save(AFTER)
+        assert not told.value.replaced
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_save_never_replaces_the_checkpoint_of_the_agent_that_took_the_place(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "state"
+    directory.mkdir(mode=0o700)
+    with Store(directory) as store:
+        store.save(BEFORE)
+        replace_directory(directory)
+        with Store(directory) as other:
+            other.save(AFTER)
+            with pytest.raises(ReplacedDirectoryError):
+                store.save(BEFORE)
+            loaded = other.load().state
+    assert loaded is not None
+    assert loaded.ledger.grants == AFTER.ledger.grants
+
+
+def test_a_directory_that_is_put_back_is_saved_to_again(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    directory.mkdir(mode=0o700)
+    with Store(directory) as store:
+        move_away(directory)
+        with pytest.raises(ReplacedDirectoryError):
+            store.save(BEFORE)
+        directory.with_name("gone").rename(directory)
+        store.save(AFTER)
+        loaded = store.load().state
+    assert loaded is not None
+    assert loaded.ledger.grants == AFTER.ledger.grants

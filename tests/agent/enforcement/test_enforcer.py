@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from agent.ledger import PodGrant
     from cgroupfs.emulated.kernel import EmulatedKernel
+    from cgroupfs.lock import TreeLock
     from cgroupfs.tree import Tree
 
 POD = path_of(mixed())
@@ -387,6 +388,9 @@ class FaultyTree:
 
     def procs(self, path: str) -> tuple[int, ...]:
         return self.tree.procs(path)
+
+    def lock(self) -> TreeLock:
+        return self.tree.lock()
 
     def _before(self) -> None:
         self.changes += 1

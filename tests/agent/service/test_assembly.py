@@ -17,6 +17,7 @@ from agent.service.assembly import Assembly, Surrogates
 from agent.service.clock import SystemClock
 from agent.service.errors import StartError
 from agent.service.situation import situate
+from cgroupfs.errors import TreeLockedError
 from sysfs.errors import SysfsError
 from sysfs.mask import Mask
 from sysfs.shapes import with_offline
@@ -60,6 +61,26 @@ def test_what_was_opened_is_closed_and_can_be_opened_again(world: World) -> None
 def test_a_second_agent_on_the_same_state_is_refused(world: World) -> None:
     with assemble(world), pytest.raises(StateDirectoryLockedError, match="in use by process"):
         assemble(world)
+
+
+def test_a_second_agent_on_the_same_cgroup_tree_is_refused_whatever_else_it_has(
+    world: World, tmp_path: Path
+) -> None:
+    with assemble(world):
+        first = world.config
+        (tmp_path / "other").mkdir(mode=0o700)
+        places = {"state_directory": tmp_path / "other", "socket_path": tmp_path / "other.sock"}
+        set_agent(world, **places)
+        world.config = replace(world.config, cgroup_root="/elsewhere")
+        before = world.kernel.children("")
+        line = refused(world, TreeLockedError, ExitCode.ENVIRONMENT)
+        assert "belongs to another agent" in line
+        assert world.kernel.children("") == before
+    with assemble(world):
+        world.config = first
+        refused(world, TreeLockedError, ExitCode.ENVIRONMENT)
+    with assemble(world):
+        pass
 
 
 def test_a_socket_in_use_is_said(world: World) -> None:

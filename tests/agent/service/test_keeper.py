@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.checkpoint.errors import CheckpointIOError
+from agent.checkpoint.errors import CheckpointIOError, ReplacedDirectoryError
 from agent.enforcement.bindings import Binding
 from agent.managers.machine import Machine
 from agent.managers.policy import (
@@ -61,6 +62,10 @@ class Recorder:
         self.saved.append(state)
         return 1
 
+    def check(self) -> None:
+        if isinstance(self.save_error, ReplacedDirectoryError):
+            raise self.save_error
+
     def admitted(self, target: Target, uid: str) -> Outcome:
         self.log.append(f"enforce {uid[:1]}")
         self.targets.append(target)
@@ -94,8 +99,6 @@ class Recorder:
 
 
 def disk_full(*, replaced: bool = False) -> CheckpointIOError:
-    from pathlib import Path  # noqa: PLC0415
-
     full = OSError(28, "No space left on device")
     return CheckpointIOError("writing", Path("/state/checkpoint.json"), full, replaced=replaced)
 
@@ -437,3 +440,19 @@ async def test_a_new_pods_cgroup_is_watched_before_the_answer() -> None:
         recorder.outcome = Outcome(cgroups=("kubepods/a", "x"), renewed=("kubepods", "kubepods/a"))
         await keeper.admit(pod())
         assert watched == ["kubepods/a"]
+
+
+@in_loop
+async def test_a_state_directory_that_was_replaced_is_told_before_somebody_asks() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        recorder.save_error = ReplacedDirectoryError(Path("/state"))
+        await keeper.reconcile()
+        (line,) = keeper.state.problems()
+        assert line.startswith("state directory /state: it, or the lock file in it, was removed")
+        with pytest.raises(CheckpointFailedError, match="removed or replaced"):
+            await keeper.admit(pod())
+        assert not keeper.state.ledger.grants
+        recorder.save_error = None
+        await keeper.reconcile()
+        assert keeper.state.problems() == ()
