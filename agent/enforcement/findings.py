@@ -109,6 +109,9 @@ def notes(scene: Scene) -> Iterator[str]:
                 "bound with 'numawarden bind'"
             )
     for leftover in scene.landscape.leftovers:
+        state = scene.states.get(leftover.cgroup)
+        if leftover.bound and (state is None or not state.populated):
+            continue  # the next comparison clears it
         yield (
             f"/{leftover.cgroup} was bound to a container and is not any more; what runs there "
             "is confined to the node's shared pool until it ends"

@@ -139,7 +139,7 @@ class LocatedPod(Struct, frozen=True):
 class Leftover(Struct, frozen=True):
     """A pod cgroup without a pod in the ledger, with the container cgroups in it.
 
-    `bound`: it is no pod's, but was bound to a container and is not any more, and runs on.
+    `bound`: it is no pod's, but was bound to a container and is not any more.
     """
 
     cgroup: str
@@ -383,13 +383,14 @@ def _cpus_of(tree: Tree, cgroup: str) -> str:
 
 
 def _strays(tree: Tree, layout: Layout, ledger: Ledger, bindings: Bindings) -> Iterator[Leftover]:
-    """Yield what has no container any more, is in no pod's cgroup, and still runs.
+    """Yield what has no container any more, is in no pod's cgroup, and runs or has CPUs set.
 
-    It keeps the CPUs that its container had until it is confined, and others may be given these.
+    It keeps the CPUs that its container had until it is confined, and others may be given these:
+    what runs there now, and what starts there next.
     """
     inner: set[str] = set()
     for cgroup in given_up(layout, ledger, bindings):
-        if cgroup not in inner and runs(tree, cgroup):
+        if cgroup not in inner and (runs(tree, cgroup) or _cpus_of(tree, cgroup)):
             below = tuple(each.cgroup for each in subgroups(tree, cgroup))
             inner.update(below)
             yield Leftover(cgroup, below, bound=True)

@@ -115,6 +115,7 @@ def test_what_starts_where_a_container_was_bound_is_not_on_its_cpus(
         await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
         site.end(bound)
         await keeper.remove(ONE)
+        assert site.kernel.read(bound, "cpuset.cpus").strip() == "0-15", "before anybody has them"
         await keeper.reconcile()
         assert len(keeper.state.held.bindings) == 0
         # systemd takes the controller back where no unit asks for it.
