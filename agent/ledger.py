@@ -81,7 +81,8 @@ class PodGrant(Struct, frozen=True, dict=True):
     None and empty where the pod has none. `spec_digest` identifies the request that was decided,
     so that asking again gives the same grant. `requests` is what the pod effectively requests by
     resource (KEP-753, KEP-2837, overhead included): `cpu` in millicores, all others in whole units.
-    `limits` are the limits of the pod's own cgroup in bytes by memory type.
+    `limits` are the limits of the pod's own cgroup in bytes by memory type. `recovered`: no more is
+    known than its cgroups show, and no specification has completed it yet.
     """
 
     uid: str
@@ -96,6 +97,7 @@ class PodGrant(Struct, frozen=True, dict=True):
     quota_disabled: bool = False
     requests: Mapping[str, int] = MappingProxyType({})
     limits: Mapping[str, int] = MappingProxyType({})
+    recovered: bool = False
 
     @cached_property
     def exclusive_cpus(self) -> Mask:

@@ -82,6 +82,7 @@ class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     quota_disabled: bool = False
     requests: dict[Name, Size] = {}
     limits: dict[Name, Size] = {}
+    recovered: bool = False
 
 
 class ChargeV1(Struct, forbid_unknown_fields=True):
@@ -154,6 +155,7 @@ def pod_to_wire(grant: PodGrant) -> PodV1:
         quota_disabled=grant.quota_disabled,
         requests=dict(grant.requests),
         limits=dict(grant.limits),
+        recovered=grant.recovered,
     )
 
 
@@ -252,6 +254,7 @@ def _pod_from_wire(wire: PodV1) -> PodGrant:
         quota_disabled=wire.quota_disabled,
         requests=MappingProxyType(wire.requests),
         limits=MappingProxyType(wire.limits),
+        recovered=wire.recovered,
     )
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent.managers.rules import Rules
     from agent.pods.model import Pod
 
-#: Where a pod is shown to be from as long as only its cgroup is known.
+#: Where a pod is shown to be from as long as only its cgroup is known; others may be from there.
 ADOPTED_NAMESPACE: Final = "adopted"
 _SEPARATORS: Final = "-_.@"
 _SUFFIXES: Final = (".scope", ".service")
@@ -72,7 +72,7 @@ class Adoption(Struct, frozen=True):
 
 def is_adopted(grant: PodGrant) -> bool:
     """Tell whether a grant was taken from the kernel and not yet confirmed."""
-    return grant.namespace == ADOPTED_NAMESPACE and not grant.spec_digest
+    return grant.recovered
 
 
 def describe_adopted(grant: PodGrant) -> str:
@@ -159,6 +159,7 @@ def _nameless(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> PodGrant | 
         containers=containers,
         cpus=pod.own.cpus if whole else None,
         memory=_pinned(rules, pod.own) if pod.own.memory else (),
+        recovered=True,
     )
 
 

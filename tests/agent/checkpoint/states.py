@@ -177,6 +177,7 @@ pods = built(
     quota_disabled=st.booleans(),
     requests=amounts,
     limits=amounts,
+    recovered=st.booleans(),
 )
 charges = built(
     NodeMemory, sizes, masks, st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)

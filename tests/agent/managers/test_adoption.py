@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -110,6 +111,20 @@ class TestWhatIsEvidence:
 
         rules = Rules(PLAIN, Policy())
         assert adopt(rules, [shown("a", "1-2", seen("x", "1-2"))]).ledger.grants == {}
+
+
+@pytest.mark.parametrize("namespace", ["default", "adopted"])
+def test_an_imported_allocation_is_no_recovered_one_whatever_its_namespace(namespace: str) -> None:
+    amounts = guaranteed("cpu=2 memory=1Gi")
+    asked = pod(init("i", amounts), app("c1", amounts), app("c2", amounts), uid="a")
+    asked = replace(asked, namespace=namespace)
+    ledger = admit(RULES, RULES.empty_ledger(), asked).ledger
+    known = ledger.grants["a"]
+    imported = replace(known, spec_digest="")
+    assert not is_adopted(imported)
+    decision = admit(RULES, replace(ledger, grants=MappingProxyType({"a": imported})), asked)
+    assert decision.already_admitted
+    assert decision.grant == known
 
 
 class TestConfirming:
