@@ -71,7 +71,7 @@ def _check_alert(checks: Checks, agent: Agent, reader: prometheus.Prometheus) ->
                 pod.write(file, value)
         return reader.value(alert)
 
-    checks.eventually("drift that goes on: the alert fires", provoked, 1.0, timeout=180)
+    checks.eventually("drift that goes on: the alert fires", provoked, 1.0)
 
 
 def _check_page(checks: Checks, text: str) -> None:
