@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
     from systemd.properties import Property
 
+#: How long systemd may take for one call. A `daemon-reload` of a large host takes seconds; while
+#: a call is waited for, the agent does nothing else and cannot end.
+PATIENCE_SECONDS: Final = 5.0
+
 _NAME: Final = "org.freedesktop.systemd1"
 _MANAGER_PATH: Final = "/org/freedesktop/systemd1"
 _MANAGER: Final = "org.freedesktop.systemd1.Manager"
@@ -98,11 +102,12 @@ class Systemd(Protocol):
 class SystemBus:
     """`Systemd` over the message bus at `address`.
 
-    Connects at the first call and again after the connection broke. Each call has `timeout`
+    Connects at the first call and again after the connection broke or was silent: what a
+    connection was half asked for (to send signals) does not outlive it. Each call has `timeout`
     seconds, waiting for its job included. Use it from one thread.
     """
 
-    def __init__(self, address: str = SYSTEM_BUS, *, timeout: float = 10.0) -> None:
+    def __init__(self, address: str = SYSTEM_BUS, *, timeout: float = PATIENCE_SECONDS) -> None:
         self._address = address
         self._timeout = timeout
         self._open: Connection | None = None
@@ -201,7 +206,7 @@ class SystemBus:
     def _connected(self) -> Iterator[Connection]:
         try:
             yield self._open or self._connect()
-        except BusUnavailableError:
+        except (BusUnavailableError, BusTimeoutError):
             self.close()
             raise
 

@@ -44,6 +44,18 @@ class BusTimeoutError(SystemdError):
         self.seconds = seconds
 
 
+class BusSilentError(BusUnavailableError):
+    """Something takes connections for the bus and does not speak."""
+
+
+class NotAskedError(SystemdError):
+    """systemd did not answer (`silence`), so it was not asked again for now."""
+
+    def __init__(self, silence: BusTimeoutError | BusUnavailableError) -> None:
+        super().__init__(f"systemd is asked again at the next comparison only: {silence}")
+        self.silence = silence
+
+
 class BusError(SystemdError):
     """systemd answered with an error."""
 

@@ -20,6 +20,7 @@ from jeepney.low_level import HeaderFields
 
 from systemd.errors import (
     BusError,
+    BusSilentError,
     BusTimeoutError,
     BusUnavailableError,
     NoSuchUnitError,
@@ -49,13 +50,16 @@ class Connection:
     """One connection to a message bus. Blocking; use it from one thread.
 
     `address` is a D-Bus address such as `unix:path=/run/dbus/system_bus_socket`. Raises
-    `BusUnavailableError` when it cannot be reached within `timeout` seconds.
+    `BusUnavailableError` when it cannot be reached, its subclass `BusSilentError` when it does not
+    speak within `timeout` seconds.
     """
 
     def __init__(self, address: str, timeout: float) -> None:
         self._address = address
         try:
             sock = prep_socket(get_bus(address), timeout=timeout)
+        except TimeoutError as error:
+            raise BusSilentError(address, f"no connection within {timeout:g} s") from error
         except (OSError, RuntimeError, ValueError) as error:
             raise BusUnavailableError(address, str(error) or type(error).__name__) from error
         # The library greets the bus without a time limit; an end of the socket ends that too.
@@ -65,7 +69,7 @@ class Connection:
             self._connection = DBusConnection(sock)
         except OSError as error:
             sock.close()
-            raise BusUnavailableError(address, f"no greeting within {timeout:g} s") from error
+            raise BusSilentError(address, f"no greeting within {timeout:g} s") from error
         finally:
             guard.cancel()
 
@@ -108,7 +112,8 @@ class Connection:
         """Collect the signals of one kind whose argument (number, text) is as given.
 
         The match is installed before the body runs and removed after it, so no signal that the
-        body causes is missed and none piles up afterwards.
+        body causes is missed and none piles up afterwards. It stays when nothing was answered in
+        time: asking for its removal would take another deadline, and such a connection is closed.
         """
         rule = MatchRule(type="signal", interface=interface, member=member, path=path)
         rule.add_arg_condition(*argument)
@@ -117,8 +122,12 @@ class Connection:
             self._exchange(message_bus.AddMatch(rule), "AddMatch", timeout)
             try:
                 yield _Signals(self, found)
-            finally:
+            except (BusTimeoutError, BusUnavailableError):
+                raise
+            except BaseException:
                 self._exchange(message_bus.RemoveMatch(rule), "RemoveMatch", timeout)
+                raise
+            self._exchange(message_bus.RemoveMatch(rule), "RemoveMatch", timeout)
 
     def wait(self, found: deque[object], timeout: float) -> tuple[object, ...]:
         """Return the body of the next message of a queue; see `Signals.next`."""

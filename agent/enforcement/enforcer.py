@@ -23,6 +23,7 @@ from agent.enforcement.findings import (
     beside,
     beyond_repair,
     concerns,
+    none_told,
     not_offered,
     not_told,
     notes,
@@ -54,7 +55,7 @@ from cgroupfs.tree import ancestors, is_within, join
 from cgroupfs.values import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, UNLIMITED
 from cgroupfs.verify import Record, Records
 from sysfs.mask import EMPTY, Mask
-from systemd.errors import SystemdError
+from systemd.errors import BusTimeoutError, BusUnavailableError, NotAskedError, SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -147,7 +148,11 @@ class Enforcer:
         container is rewritten (which migrates its memory) only with `move_memory`. A limit below
         what is in use is never set: the kernel would kill processes for it. A cgroup of `resting`
         is left alone, as is what is inside it, as long as that very setting is wanted.
+
+        A systemd that did not answer is asked again, here and by `verify`, and by no other call:
+        however many changes follow each other, it costs them one deadline.
         """
+        self._pods.try_again()
         return self._enforce(target, None, resting, move_memory=move_memory)
 
     def enforce_change(self, target: Target, uid: str | None = None) -> EnforcementReport:
@@ -165,6 +170,7 @@ class Enforcer:
 
     def verify(self, target: Target) -> EnforcementReport:
         """Compare the kernel with `target`; nothing is written."""
+        self._pods.try_again()
         return self._verify(target, None)
 
     def preview(self, target: Target) -> EnforcementReport:
@@ -416,6 +422,7 @@ class Enforcer:
         recorded: list[str] = []
         problems: list[Problem] = []
         told: list[tuple[Wanted, Record]] = []
+        silence: list[SystemdError] = []
         for item in scene.wanted:
             cgroup, state = item.setting.cgroup, scene.states.get(item.setting.cgroup)
             if state is None or item.role is Role.SUBGROUP:
@@ -426,8 +433,12 @@ class Enforcer:
                     unit = self._pods.record(cgroup, record)
                     recorded.extend([] if unit is None else [unit])
                 told.append((item, record))
+            except (BusTimeoutError, BusUnavailableError, NotAskedError) as error:
+                silence.append(error)
             except SystemdError as error:
                 problems.append(not_told(item, error))
+        if silence:
+            problems.append(none_told(len(silence), silence[0]))
         self._memory.note_told(scene, told)
         return recorded, problems
 

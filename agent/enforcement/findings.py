@@ -11,6 +11,7 @@ from cgroupfs.controllers import ENABLED
 from cgroupfs.diagnose import Cause
 from cgroupfs.state import MEMS
 from cgroupfs.tree import is_within
+from systemd.errors import NotAskedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -46,6 +47,16 @@ def not_told(item: Wanted, error: SystemdError) -> Problem:
     cgroup = item.setting.cgroup
     detail = f"systemd was not told of /{cgroup} and may undo its settings: {error}"
     return Problem(cgroup, detail, Cause.REVERTED_BY_SYSTEMD, item.pod, item.container)
+
+
+def none_told(cgroups: int, error: SystemdError) -> Problem:
+    """Return the one problem of all cgroups of whose settings a silent systemd was not told."""
+    why = error.silence if isinstance(error, NotAskedError) else error
+    detail = (
+        f"systemd was not told of the settings of {cgroups} cgroups and may undo them; they are "
+        f"in force, and it is told at a later comparison: {why}"
+    )
+    return Problem("", detail, Cause.REVERTED_BY_SYSTEMD)
 
 
 def skipped(scene: Scene, outcomes: Iterable[Outcome]) -> Iterator[Problem]:

@@ -14,7 +14,8 @@ from cgroupfs.values import CPU_WEIGHT
 from cgroupfs.verify import Record
 from sysfs.mask import EMPTY
 from systemd import slices
-from systemd.errors import NoSuchUnitError, SystemdError
+from systemd.breaker import Breaker
+from systemd.errors import BusSilentError, BusTimeoutError, NoSuchUnitError, SystemdError
 from systemd.properties import (
     DEFAULT_WEIGHT,
     INFINITY,
@@ -39,6 +40,10 @@ class PodCgroups(Protocol):
 
     def check(self) -> None:
         """Raise `EnforcementStartError` when the driver cannot work here."""
+        ...
+
+    def try_again(self) -> None:
+        """Ask those again who did not answer before; they are not asked any more meanwhile."""
         ...
 
     def create(self, cgroup: str) -> tuple[str, ...]:
@@ -77,6 +82,9 @@ class DirectoryCgroups:
 
     def check(self) -> None:
         """Nothing beyond the tree itself is needed."""
+
+    def try_again(self) -> None:
+        """Nobody is asked; see `PodCgroups.try_again`."""
 
     def create(self, cgroup: str) -> tuple[str, ...]:
         """Make directories from the root down; see `PodCgroups.create`."""
@@ -124,16 +132,25 @@ class SliceCgroups:
 
     def __init__(self, tree: Tree, systemd: Systemd) -> None:
         self._tree = tree
-        self._systemd = systemd
+        self._systemd = Breaker(systemd)
 
     def check(self) -> None:
-        """Raise `EnforcementStartError` unless systemd answers on the system bus."""
+        """Raise `EnforcementStartError` where there is no systemd on the system bus.
+
+        One that only is silent may be busy: what it was not asked is done at a later comparison.
+        """
         try:
             self._systemd.active_state(_ROOT_SLICE)
+        except (BusTimeoutError, BusSilentError):
+            return
         except SystemdError as error:
             raise EnforcementStartError(
                 "cgroupDriver systemd", "systemd does not answer", str(error)
             ) from error
+
+    def try_again(self) -> None:
+        """Ask systemd again; see `PodCgroups.try_again`."""
+        self._systemd.try_again()
 
     def create(self, cgroup: str) -> tuple[str, ...]:
         """Start the slice, and with it those above it; see `PodCgroups.create`."""

@@ -69,6 +69,8 @@ class FakeBus:
         self.path = directory / "bus"
         self.address = f"unix:path={self.path}"
         self.calls: list[tuple[str, str, tuple[object, ...]]] = []
+        #: What is not answered when it is called the next time.
+        self.silent_once: set[str] = set()
         self._handler = handler
         self._greets = greets
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -140,6 +142,9 @@ class FakeBus:
         member, path = fields[HeaderFields.member], fields[HeaderFields.path]
         body = tuple(message.body)
         self.calls.append((member, path, body))
+        if member in self.silent_once:
+            self.silent_once.remove(member)
+            return []
         if member == "Hello":
             return [new_method_return(message, "s", (":1.1",))] if self._greets else []
         if member in ("AddMatch", "RemoveMatch", "Subscribe"):

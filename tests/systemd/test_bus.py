@@ -8,6 +8,7 @@ from sysfs.mask import Mask
 from systemd.bus import ActiveState, SystemBus
 from systemd.errors import (
     BusError,
+    BusSilentError,
     BusTimeoutError,
     BusUnavailableError,
     JobFailedError,
@@ -96,7 +97,7 @@ def test_a_job_that_does_not_end_is_a_timeout(start: Start) -> None:
         bus.start_transient(UNIT, ())
 
 
-def test_no_answer_is_a_timeout_and_the_connection_stays_usable(start: Start) -> None:
+def test_no_answer_is_a_timeout_and_the_next_call_is_answered(start: Start) -> None:
     silent = [True]
 
     def handler(member: str, path: str, body: tuple[object, ...]) -> Answer:
@@ -108,6 +109,21 @@ def test_no_answer_is_a_timeout_and_the_connection_stays_usable(start: Start) ->
     with pytest.raises(BusTimeoutError, match="GetUnit"):
         bus.active_state(UNIT)
     assert bus.active_state(UNIT) is ActiveState.ACTIVE
+
+
+@pytest.mark.parametrize("member", ["Hello", "Subscribe", "AddMatch", "StartTransientUnit"])
+def test_a_step_that_is_silent_once_costs_one_deadline_and_no_later_call(
+    start: Start, member: str
+) -> None:
+    fake, bus = start(lambda *_: Answer("o", (JOB,), after=[job_removed()]), timeout=0.2)
+    fake.silent_once = {member}
+    with pytest.raises((BusTimeoutError, BusSilentError)):
+        bus.start_transient(UNIT, ())
+    asked = [name for name, _, _ in fake.calls]
+    assert asked[-1] == member
+    bus.start_transient(UNIT, ())
+    # Without a subscriber systemd sends no JobRemoved, so each connection has to subscribe.
+    assert [name for name, _, _ in fake.calls].count("Subscribe") == asked.count("Subscribe") + 1
 
 
 def test_properties_are_set_for_the_run_time_only(start: Start) -> None:

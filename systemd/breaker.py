@@ -1,0 +1,68 @@
+"""A bus that hangs costs one deadline: whoever does not answer is not asked again for now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from systemd.errors import BusTimeoutError, BusUnavailableError, NotAskedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from systemd.bus import ActiveState, Systemd
+    from systemd.properties import Property
+
+_Result = TypeVar("_Result")
+
+
+class Breaker:
+    """A `Systemd` that is asked no more once it did not answer, until `try_again`.
+
+    Each call then raises `NotAskedError` at once. Every call of a bus that hangs takes its whole
+    deadline, and there may be hundreds of them in one look at the cgroups.
+    """
+
+    def __init__(self, systemd: Systemd) -> None:
+        self._systemd = systemd
+        self._silence: BusTimeoutError | BusUnavailableError | None = None
+
+    def try_again(self) -> None:
+        """Ask systemd again with the next call."""
+        self._silence = None
+
+    def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
+        """Start a transient unit; see `Systemd.start_transient`."""
+        self._ask(lambda: self._systemd.start_transient(unit, properties))
+
+    def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
+        """Change properties; see `Systemd.set_properties`."""
+        self._ask(lambda: self._systemd.set_properties(unit, properties))
+
+    def stop(self, unit: str) -> None:
+        """Stop a unit; see `Systemd.stop`."""
+        self._ask(lambda: self._systemd.stop(unit))
+
+    def active_state(self, unit: str) -> ActiveState:
+        """Return the state of a unit; see `Systemd.active_state`."""
+        return self._ask(lambda: self._systemd.active_state(unit))
+
+    def control_group(self, unit: str) -> str:
+        """Return a unit's cgroup; see `Systemd.control_group`."""
+        return self._ask(lambda: self._systemd.control_group(unit))
+
+    def unit_of(self, pid: int) -> str:
+        """Return the unit of a process; see `Systemd.unit_of`."""
+        return self._ask(lambda: self._systemd.unit_of(pid))
+
+    def unit_property(self, unit: str, name: str) -> object:
+        """Return one property; see `Systemd.unit_property`."""
+        return self._ask(lambda: self._systemd.unit_property(unit, name))
+
+    def _ask(self, call: Callable[[], _Result]) -> _Result:
+        if self._silence is not None:
+            raise NotAskedError(self._silence)
+        try:
+            return call()
+        except (BusTimeoutError, BusUnavailableError) as error:
+            self._silence = error
+            raise

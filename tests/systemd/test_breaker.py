@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from systemd.breaker import Breaker
+from systemd.errors import (
+    BusTimeoutError,
+    BusUnavailableError,
+    NoSuchUnitError,
+    NotAskedError,
+    SystemdError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UNIT = "kubepods.slice"
+CALLS: dict[str, Callable[[Breaker], object]] = {
+    "start_transient": lambda systemd: systemd.start_transient(UNIT, ()),
+    "set_properties": lambda systemd: systemd.set_properties(UNIT, ()),
+    "stop": lambda systemd: systemd.stop(UNIT),
+    "active_state": lambda systemd: systemd.active_state(UNIT),
+    "control_group": lambda systemd: systemd.control_group(UNIT),
+    "unit_of": lambda systemd: systemd.unit_of(7),
+    "unit_property": lambda systemd: systemd.unit_property(UNIT, "AllowedCPUs"),
+}
+
+
+class Refusing:
+    """A systemd whose every call fails in the same way."""
+
+    def __init__(self, error: SystemdError) -> None:
+        self.calls: list[str] = []
+        self._error = error
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def call(*_: object) -> object:
+            self.calls.append(name)
+            raise self._error
+
+        return call
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "silence", [BusTimeoutError("GetUnit", 5), BusUnavailableError("unix:path=/bus", "gone")]
+)
+def test_one_that_did_not_answer_is_not_asked_again(name: str, silence: SystemdError) -> None:
+    systemd = Refusing(silence)
+    breaker = Breaker(systemd)  # type: ignore[arg-type]  # every method by __getattr__
+    with pytest.raises(type(silence)):
+        CALLS[name](breaker)
+    for call in CALLS.values():
+        with pytest.raises(NotAskedError, match="asked again at the next comparison"):
+            call(breaker)
+    assert systemd.calls == [name]
+
+
+def test_it_is_asked_again_when_told_to() -> None:
+    systemd = Refusing(BusTimeoutError("GetUnit", 5))
+    breaker = Breaker(systemd)  # type: ignore[arg-type]  # every method by __getattr__
+    for _ in range(3):
+        breaker.try_again()
+        with pytest.raises(BusTimeoutError):
+            breaker.active_state(UNIT)
+    assert len(systemd.calls) == 3
+
+
+def test_a_refusal_is_an_answer() -> None:
+    systemd = Refusing(NoSuchUnitError("GetUnit", "NoSuchUnit", UNIT))
+    breaker = Breaker(systemd)  # type: ignore[arg-type]  # every method by __getattr__
+    for _ in range(3):
+        with pytest.raises(NoSuchUnitError):
+            breaker.control_group(UNIT)
+    assert len(systemd.calls) == 3
