@@ -8,6 +8,7 @@ Every reconcile tries again; the caller sees the exact reason and may remove the
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -75,7 +76,7 @@ class Keeper:
         self.tell = teller.tell
         self.rejections = Rejections(state, self.metrics.counters, teller, clock)
         self.queue = SerialQueue(clock)
-        self.worker = Worker()
+        self.worker = Worker(clock)
         #: The cgroups that were last looked at: what is worth watching.
         self.cgroups: set[str] = set()
         #: Of these, and of all below, the files may be others than when they were last watched.
@@ -86,6 +87,8 @@ class Keeper:
         self._saver = saver
         self._clock = clock
         self._told_invalid: frozenset[Finding] = frozenset()
+        #: One look at a time is with the worker, so that an action waits for one at most.
+        self._looking = asyncio.Lock()
 
     # --- what may be asked ----------------------------------------------------------------------
 
@@ -125,13 +128,14 @@ class Keeper:
         with operation("bind", uid=uid, container=container):
             return await self.queue.run(lambda: self._bind(uid, container, request))
 
-    async def reconcile(self, *, insist: bool = False) -> ReconcileDocument:
+    async def reconcile(self, *, insist: bool = False, ahead: bool = False) -> ReconcileDocument:
         """Compare the kernel with the ledger and put right what differs.
 
         What somebody else rewrites again and again waits for its time, unless asked to `insist`.
+        With `ahead` it overtakes the changes that wait: they are never its undoing.
         """
         with operation("reconcile"):
-            return await self.queue.run(lambda: self._reconcile(insist=insist))
+            return await self.queue.run(lambda: self._reconcile(insist=insist), ahead=ahead)
 
     async def verify(self) -> VerificationDocument:
         """Return the truth of the kernel beside the ledger; nothing is changed."""
@@ -165,7 +169,8 @@ class Keeper:
         if failed is not None and uid not in self.state.ledger.grants:
             return failed
         grant = self._grant(uid)
-        seen = await self.worker.run(self._kernel.observe, self.state.target(), grant)
+        async with self._looking:
+            seen = await self.worker.run(self._kernel.observe, self.state.target(), grant)
         record = self.state.records.of(uid)
         return views.pod_document(
             grant,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
@@ -31,16 +32,30 @@ class Worker:
     Cgroup writes, fsync and D-Bus calls may take seconds; the loop must not wait for them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._busy_since: float | None = None
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="numawarden-worker")
+
+    def busy_seconds(self) -> float:
+        """Return for how long the current call has been running; 0 when there is none."""
+        since = self._busy_since
+        return 0.0 if since is None else self._clock.monotonic() - since
 
     async def run(
         self, call: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
     ) -> _Result:
         """Run a blocking call in the thread, with the caller's context variables."""
         context = copy_context()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: context.run(call, *args, **kwargs))
+
+        def timed() -> _Result:
+            self._busy_since = self._clock.monotonic()
+            try:
+                return context.run(call, *args, **kwargs)
+            finally:
+                self._busy_since = None
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, timed)
 
     def close(self) -> None:
         """Finish what was asked for and end the thread."""
@@ -68,35 +83,44 @@ class _Job(Struct, Generic[_Result]):
 class SerialQueue:
     """Runs asynchronous actions strictly one after another, in the order of their arrival.
 
-    An action that began is finished even when whoever asked for it went away.
+    What asks to go ahead overtakes all that wait, and then lets one of those have its turn: neither
+    keeps the other from being done. An action that began is finished even when whoever asked for it
+    went away.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._jobs: asyncio.Queue[_Job[object] | None] = asyncio.Queue()
+        self._waiting: deque[_Job[object]] = deque()
+        self._ahead: deque[_Job[object]] = deque()
+        self._went_ahead = False
+        self._woken = asyncio.Event()
         self._busy_since: float | None = None
         self._stopping = False
 
     @property
     def waiting(self) -> int:
         """How many actions wait for their turn."""
-        return self._jobs.qsize()
+        return len(self._waiting) + len(self._ahead)
 
     def busy_seconds(self) -> float:
         """Return for how long the current action has been running; 0 when there is none."""
         return 0.0 if self._busy_since is None else self._clock.monotonic() - self._busy_since
 
-    async def run(self, action: Callable[[], Coroutine[None, None, _Result]]) -> _Result:
+    async def run(
+        self, action: Callable[[], Coroutine[None, None, _Result]], *, ahead: bool = False
+    ) -> _Result:
         """Do an action when its turn comes and return its result; raises `Stopped`."""
         if self._stopping:
             raise Stopped
         outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
-        self._jobs.put_nowait(_Job(action, outcome))  # type: ignore[arg-type]  # a queue of any
+        line = self._ahead if ahead else self._waiting
+        line.append(_Job(action, outcome))  # type: ignore[arg-type]  # a queue of any
+        self._woken.set()
         return await outcome
 
     async def serve(self) -> None:
-        """Do actions until `stop`; those already queued are still done."""
-        while (job := await self._jobs.get()) is not None:
+        """Do actions until `stop`; the one that has begun then is finished."""
+        while (job := await self._next()) is not None:
             self._busy_since = self._clock.monotonic()
             try:
                 await job.run()
@@ -104,7 +128,21 @@ class SerialQueue:
                 self._busy_since = None
 
     def stop(self) -> None:
-        """Take no more actions; `serve` returns after the last one queued."""
-        if not self._stopping:
-            self._stopping = True
-            self._jobs.put_nowait(None)
+        """Take no more actions; whoever waits for one that has not begun gets `Stopped`."""
+        self._stopping = True
+        for line in (self._ahead, self._waiting):
+            while line:
+                outcome = line.popleft().outcome
+                if not outcome.done():
+                    outcome.set_exception(Stopped())
+        self._woken.set()
+
+    async def _next(self) -> _Job[object] | None:
+        while not self._stopping:
+            self._went_ahead = bool(self._ahead) and not (self._went_ahead and self._waiting)
+            line = self._ahead if self._went_ahead else self._waiting
+            if line:
+                return line.popleft()
+            self._woken.clear()
+            await self._woken.wait()
+        return None

@@ -110,7 +110,7 @@ class Service:
         clock: Clock,
         period: float,
     ) -> None:
-        self.health = Health(keeper.queue, clock, period)
+        self.health = Health(keeper.queue, keeper.worker, clock, period)
         self._keeper = keeper
         self._api = api
         self._doors = doors
@@ -146,9 +146,9 @@ class Service:
             self._manager.stopping()
             keeper.state.ready = False
             keeper.events.close()
-            for door in reversed(served):
-                await door.stop(SHUTDOWN_SECONDS)
+            # First of all, so that whoever waits for what has not begun is told so.
             keeper.queue.stop()
+            await asyncio.gather(*(door.stop(SHUTDOWN_SECONDS) for door in served))
             await serving
             keeper.worker.close()
             log.info("stopped; every workload stays as it is")
@@ -190,7 +190,7 @@ class Service:
     async def _reconcile(self) -> None:
         if await self._host_moved():
             self._rediscover.set()
-        await self._keeper.reconcile()
+        await self._keeper.reconcile(ahead=True)
         self.health.reconciled()
         self._follow_cgroups()
         self._manager.status(self._status())

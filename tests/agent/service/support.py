@@ -241,6 +241,12 @@ async def either(wanted: Coroutine[None, None, object], life: asyncio.Task[None]
         raise AssertionError("the agent ended")
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everybody else go on until a condition holds."""
+    while not condition():  # noqa: ASYNC110  # it is of threads and sockets, which set no event
+        await asyncio.sleep(0)
+
+
 async def next_event(watcher: Watcher, *kinds: str) -> EventDocument:
     """Return the next event of one of some types."""
     async for event in watcher:

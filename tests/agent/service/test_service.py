@@ -24,6 +24,7 @@ from tests.agent.service.support import (
     next_event,
     running,
     two_packages,
+    until,
 )
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from agent.service.service import Service
     from agent.wire import ReconcileDocument
-    from tests.agent.service.support import World
+    from tests.agent.service.support import Running, World
 
 POD = f"kubepods/pod{UID}"
 
@@ -87,6 +88,64 @@ async def test_stopping_leaves_every_workload_as_it_is(world: World) -> None:
         assert world.kernel.read(f"{POD}/c0", "cpuset.cpus") == written == "1,9\n"
         assert agent.manager.told[-1] == "stopping"
     assert not world.socket.exists()
+
+
+@asynccontextmanager
+async def busy(agent: Running) -> AsyncIterator[asyncio.Event]:
+    """Have an action under way until the event is set."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        began.set()
+        await go_on.wait()
+
+    hanging = asyncio.create_task(agent.keeper.queue.run(hang))
+    await began.wait()
+    yield go_on
+    await hanging
+
+
+@in_loop
+async def test_stopping_finishes_what_has_begun_and_answers_all_else_with_503(
+    world: World,
+) -> None:
+    async with running(world) as agent, busy(agent) as go_on:
+        uids = [f"{number:08d}-2222-3333-4444-555555555555" for number in range(4)]
+        asked = [
+            asyncio.create_task(asyncio.to_thread(world.client().admit, manifest(uid=uid)))
+            for uid in uids
+        ]
+        await until(lambda: agent.keeper.queue.waiting == len(asked))
+        agent.service.stop()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        # All were answered while the action was still under way.
+        assert not agent.life.done()
+        go_on.set()
+        await agent.life
+        assert agent.keeper.state.ledger.grants == {}
+    refused = [each for each in answers if isinstance(each, AgentRefused)]
+    assert len(refused) == len(asked)
+    assert {(each.status, each.error.code) for each in refused} == {(503, "Stopping")}
+
+
+@in_loop
+async def test_the_periodic_comparison_overtakes_the_changes_that_wait(world: World) -> None:
+    async with running(world) as agent:
+        started = agent.keeper.metrics.reconcile_duration.count
+        compared: list[int] = []
+
+        async def change() -> None:
+            compared.append(agent.keeper.metrics.reconcile_duration.count - started)
+
+        async with busy(agent) as go_on:
+            asked = [asyncio.create_task(agent.keeper.queue.run(change)) for _ in range(9)]
+            await until(lambda: agent.keeper.queue.waiting == len(asked))
+            world.clock.advance(10)
+            await until(lambda: agent.keeper.queue.waiting > len(asked))
+            go_on.set()
+        await asyncio.gather(*asked)
+    # One may have had its turn before.
+    assert compared[1] == 1
 
 
 @in_loop
@@ -316,7 +375,7 @@ async def test_a_failing_periodic_action_is_reported_and_does_not_end_the_agent(
     async with running(world) as agent:
         fail = asyncio.Event()
 
-        async def broken() -> None:
+        async def broken(**_: bool) -> None:
             fail.set()
             raise RuntimeError("boom")
 
@@ -341,7 +400,7 @@ async def restoring(
     began, go_on = asyncio.Event(), asyncio.Event()
     compare = assembly.keeper.reconcile
 
-    async def wait_and_compare() -> ReconcileDocument:
+    async def wait_and_compare(**_: bool) -> ReconcileDocument:
         began.set()
         await go_on.wait()
         return await compare()
