@@ -311,6 +311,31 @@ class ReconcileDocument(Document, frozen=True):
     seconds: float
 
 
+class DriftDocument(Document, frozen=True):
+    """One setting that somebody undid; it was put right unless `problems` say otherwise.
+
+    `uid` and `pod` are "" for what is of no pod, `container` is null for what is of no container.
+    `found` is the text that the file showed (null: it was not there), `desired` what it is to show.
+    """
+
+    time: float
+    uid: str
+    pod: str
+    container: str | None
+    cgroup: str
+    file: str
+    found: str | None
+    desired: str
+    cause: str
+    detail: str
+
+    def line(self) -> str:
+        """Return all that there is to know of it."""
+        container = f"container {self.container}" if self.container else ""
+        owner = ", ".join(filter(None, (self.pod or self.uid, container)))
+        return f"{owner or 'no pod'}: {self.detail} ({self.cause})"
+
+
 class ManifestDocument(Document, frozen=True):
     """One file of the manifest directory: `state` is admitted, refused, conflict or invalid.
 
@@ -339,7 +364,8 @@ class PolicyDocument(Document, frozen=True):
 class StatusDocument(Document, frozen=True):
     """How the agent is doing; `problems` is what an operator should look at, one line each.
 
-    `failed` are the latest pods that were rejected or invalid, those decided also in `refused`.
+    `failed` are the latest pods that were rejected or invalid, those decided also in `refused`,
+    `drift` the latest settings that somebody undid.
     """
 
     version: str
@@ -359,6 +385,7 @@ class StatusDocument(Document, frozen=True):
     problems: tuple[str, ...]
     invalid: tuple[FindingDocument, ...] = ()
     failed: tuple[FailedPodDocument, ...] = ()
+    drift: tuple[DriftDocument, ...] = ()
 
 
 class DifferenceDocument(Document, frozen=True):

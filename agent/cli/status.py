@@ -18,10 +18,13 @@ from agent.cli.access import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.wire import FailedPodDocument, ReconcileDocument, StatusDocument
+    from agent.wire import DriftDocument, FailedPodDocument, ReconcileDocument, StatusDocument
 
 #: How many of the pods that failed are listed; the document has all that are kept.
 _FAILED_SHOWN: Final = 5
+
+#: How many settings that somebody undid are listed.
+_DRIFT_SHOWN: Final = 5
 
 
 @click.command()
@@ -54,6 +57,7 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     yield f"  refused    {len(answer.refused)} lately" if answer.refused else "  refused    none"
     yield from _failed(answer.failed)
     yield f"  reconcile  {_reconcile(answer.last_reconcile)}"
+    yield from _drift(answer.drift)
     for manifest in answer.manifests:
         yield f"  manifest   {manifest.file}: {manifest.state}"
         for detail in manifest.details:
@@ -69,6 +73,12 @@ def _failed(pods: Sequence[FailedPodDocument]) -> Iterator[str]:
         yield f"  failed     {name}: {pod.reason}, {moment(pod.time)}"
     if len(pods) > _FAILED_SHOWN:
         yield f"  failed     and {len(pods) - _FAILED_SHOWN} before"
+
+
+def _drift(settings: Sequence[DriftDocument]) -> Iterator[str]:
+    """Yield the latest settings that somebody undid."""
+    for drift in settings[-_DRIFT_SHOWN:]:
+        yield f"  drift      {moment(drift.time)}, {drift.line()}"
 
 
 def _reconcile(document: ReconcileDocument | None) -> str:

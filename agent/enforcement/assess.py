@@ -90,7 +90,14 @@ def _may_be_explained(drift: Drift) -> bool:
 
 
 def _problem(drift: Drift, owner: Wanted | None) -> Problem:
-    problem = Problem(drift.cgroup, drift.detail, drift.cause, file=drift.file)
+    problem = Problem(
+        drift.cgroup,
+        drift.detail,
+        drift.cause,
+        file=drift.file,
+        wanted=drift.wanted,
+        found=drift.found,
+    )
     if owner is None:
         return problem
     return replace(problem, pod=owner.pod, container=owner.container)

@@ -24,7 +24,8 @@ class Problem(Struct, frozen=True):
     """One thing that the kernel or systemd does not honour.
 
     `pod` is the uid, "" where it concerns no pod of the ledger. `file` is the cgroup's file, ""
-    where it is not about one. `detail` is one line with cause and remedy.
+    where it is not about one; of one that differs `wanted` and `found` are the texts (None: it is
+    not there). `detail` is one line with cause and remedy.
     """
 
     cgroup: str
@@ -33,6 +34,8 @@ class Problem(Struct, frozen=True):
     pod: str = ""
     container: str | None = None
     file: str = ""
+    wanted: str = ""
+    found: str | None = None
 
 
 class WriteRecord(Struct, frozen=True):

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from agent.decision import Reason, out_of
+from cgroupfs.diagnose import Cause
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -51,6 +54,9 @@ BOUNDARIES: Final = ("numa_node", "physical_cpu", "uncore_cache")
 RESOURCES: Final = ("cpu", "memory")
 SOURCES: Final = ("node", "pod")
 ASSIGNMENT_TYPES: Final = ("node_exclusive", "pod_exclusive", "pod_shared")
+CAUSES: Final = tuple(str(cause) for cause in Cause)
+#: There is one more for every other resource that a host may lack, as soon as it is lacking.
+REASONS: Final = (*map(str, Reason), *map(out_of, ("cpu", "memory", "pods")))
 #: What a container without anything of those runs on: the node's pool.
 SHARED: Final = "shared"
 
@@ -263,21 +269,17 @@ ADMISSIONS: Final = _counter(
     "Requests to admit a pod, by outcome; invalid: the manifest is no pod.",
     result=("admitted", "conflict", "failed", "invalid", "refused", "repeated"),
 )
-REFUSALS: Final = Metric(
-    "numawarden_refusals_total", MetricType.COUNTER, "Pods refused, by reason.", ("reason",)
-)
+REFUSALS: Final = _counter("numawarden_refusals_total", "Pods refused, by reason.", reason=REASONS)
 REMOVALS: Final = _counter("numawarden_removals_total", "Pods removed.")
-DRIFT_FOUND: Final = Metric(
+DRIFT_FOUND: Final = _counter(
     "numawarden_drift_found_total",
-    MetricType.COUNTER,
     "Settings in the kernel that differed from the ledger, by cause.",
-    ("cause",),
+    cause=CAUSES,
 )
-DRIFT_REPAIRED: Final = Metric(
+DRIFT_REPAIRED: Final = _counter(
     "numawarden_drift_repaired_total",
-    MetricType.COUNTER,
     "Differing settings that were put right, by cause.",
-    ("cause",),
+    cause=CAUSES,
 )
 REPAIRS_POSTPONED: Final = _counter(
     "numawarden_repairs_postponed_total",

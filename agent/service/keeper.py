@@ -22,6 +22,7 @@ from agent.metrics import names
 from agent.metrics.exposition import Metrics
 from agent.service import views
 from agent.service.allocation_log import allocation_fields
+from agent.service.drift import Drifts
 from agent.service.errors import (
     CheckpointFailedError,
     ContainerNotFoundError,
@@ -74,6 +75,7 @@ class Keeper:
         teller = Teller(self.events, clock)
         #: Gives an event to everybody who watches.
         self.tell = teller.tell
+        self.drifts = Drifts(state, self.metrics.counters, teller, clock)
         self.rejections = Rejections(state, self.metrics.counters, teller, clock)
         self.queue = SerialQueue(clock)
         self.worker = Worker(clock)
@@ -364,16 +366,9 @@ class Keeper:
         """Count and tell what a change or a comparison brought to light."""
         counters = self.metrics.counters
         self._note_cgroups(outcome)
-        for cause, count in outcome.found.items():
-            counters.add(names.DRIFT_FOUND, cause, by=count)
-        for cause, count in outcome.repaired.items():
-            counters.add(names.DRIFT_REPAIRED, cause, by=count)
         if outcome.settled:
             log.info("new cgroups settled", cgroups=outcome.settled)
-        if outcome.found:
-            log.warning("drift", found=dict(outcome.found), repaired=dict(outcome.repaired))
-            causes = ", ".join(f"{cause}: {count}" for cause, count in outcome.found.items())
-            self.tell("DriftFound", message=causes)
+        self.drifts.note(outcome)
         grants = self.state.ledger.grants
         news = self.state.records.note_unenforced(outcome.unenforced, grants)
         for uid, problems in news.items():

@@ -86,7 +86,7 @@ class EnforcedKernel:
         def enforce() -> Outcome:
             report = self._enforcer.enforce_change(target, uid)
             self._look(report)
-            return _outcome(report)
+            return _drifted(_outcome(report), report, report.drift)
 
         return _guarded(enforce, uid)
 
@@ -97,7 +97,8 @@ class EnforcedKernel:
             released = self._enforcer.release(grant)
             report = self._enforcer.enforce_change(target)
             self._look(report)
-            return _outcome(report, notes=() if released.removed else (released.problem,))
+            outcome = _outcome(report, notes=() if released.removed else (released.problem,))
+            return _drifted(outcome, report, report.drift)
 
         return _guarded(release)
 
@@ -126,9 +127,7 @@ class EnforcedKernel:
                 _calmed(report), tuple(left.problem for left in kept if not left.removed)
             )
             return replace(
-                outcome,
-                found=count_causes(drift),
-                repaired=repaired(replace(report, found=drift)),
+                _drifted(outcome, report, drift),
                 settled=tuple(sorted(settled)),
                 contested=tuple(sorted({problem.cgroup for problem in report.postponed})),
                 given_way=self._way_given(report, drift, begun),
@@ -219,6 +218,12 @@ def _guarded(action: Callable[[], Outcome], uid: str | None = None) -> Outcome:
         if uid is not None:
             return Outcome(unenforced={uid: (problem,)})
         return Outcome(problems=(problem,))
+
+
+def _drifted(outcome: Outcome, report: EnforcementReport, drift: tuple[Problem, ...]) -> Outcome:
+    """Return an outcome with what somebody undid."""
+    gone = repaired(replace(report, drift=drift))
+    return replace(outcome, drift=drift, found=count_causes(drift), repaired=gone)
 
 
 def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Outcome:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agent.checkpoint.state import State
     from agent.enforcement.bindings import Binding
     from agent.enforcement.desired import Target
+    from agent.enforcement.report import Problem
     from agent.ledger import PodGrant
     from agent.wire import BindRequest, KernelDocument, VerificationDocument
     from sysfs.mask import Mask
@@ -28,7 +29,8 @@ def _nothing() -> Mapping[str, int]:
 class Outcome(Struct, frozen=True):
     """What came of enforcing or comparing.
 
-    `found` and `repaired` count settings by cause. `unenforced` says, by pod uid, what the kernel
+    `drift` are the settings that somebody undid, `found` and `repaired` count them, and those of
+    them that were put right, by cause. `unenforced` says, by pod uid, what the kernel
     does not honour; `problems` is what concerns no single pod; `notes` are facts worth knowing that
     are no failure. One line each. `cgroups` are all that were looked at, `pods` the uids of the
     pods these are of (None: everything was looked at; else all others were honoured before),
@@ -39,6 +41,7 @@ class Outcome(Struct, frozen=True):
     more, and of which nothing has to be remembered.
     """
 
+    drift: tuple[Problem, ...] = ()
     found: Mapping[str, int] = field(default_factory=_nothing)
     repaired: Mapping[str, int] = field(default_factory=_nothing)
     unenforced: Mapping[str, tuple[str, ...]] = MappingProxyType({})

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent.managers.rules import Rules
     from agent.managers.validity import Finding
     from agent.service.situation import Situation
-    from agent.wire import ManifestDocument, ReconcileDocument
+    from agent.wire import DriftDocument, ManifestDocument, ReconcileDocument
     from sysfs.host import Host
     from sysfs.mask import Mask
 
@@ -66,7 +66,8 @@ class AgentState(Struct):
     latest comparison and `last_agreement` when one last ended well (Unix time). `unsaved` says why
     the checkpoint may not be durable, `kernel_problems` what the kernel or systemd refuses beyond
     single pods, `contested` the cgroups that others rewrite again and again and that wait for their
-    repair, `troubles` what else is wrong, by subject.
+    repair, `drift` the latest settings that somebody undid, `troubles` what else is wrong, by
+    subject.
     """
 
     situation: Situation
@@ -82,6 +83,7 @@ class AgentState(Struct):
     unsaved: str | None = None
     kernel_problems: tuple[str, ...] = ()
     contested: tuple[str, ...] = ()
+    drift: tuple[DriftDocument, ...] = ()
     troubles: dict[str, str] = field(default_factory=dict)
     _judged: tuple[Rules, Ledger, tuple[Finding, ...]] | None = None
     _fitting: tuple[Host, Ledger] | None = None

@@ -37,6 +37,7 @@ def status_document(state: AgentState) -> StatusDocument:
         last_reconcile=state.last_reconcile,
         manifests=tuple(state.manifests.values()),
         problems=state.problems(),
+        drift=state.drift,
         invalid=tuple(views.finding_document(finding) for finding in state.invalid),
         # Why in full is with the answer above, and with the pod.
         failed=tuple(replace(each.status, refusal=None, explanation=None) for each in rejections),

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.decision import Reason
 from agent.metrics import names
+from cgroupfs.diagnose import Cause
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 
@@ -55,8 +57,16 @@ def test_our_own_metrics_follow_the_naming_rules() -> None:
         assert not re.search(r"_(ms|count|sum|bucket|milliseconds|kb|mb)$", metric.name)
 
 
-def test_labels_whose_values_are_not_known_beforehand_start_without_samples() -> None:
-    assert list(names.REFUSALS.initial()) == []
+@pytest.mark.parametrize(
+    "metric", [*names.DECISION_COUNTERS, *names.SERVICE_COUNTERS], ids=lambda metric: metric.name
+)
+def test_every_counter_exists_from_the_start(metric: names.Metric) -> None:
+    assert list(metric.initial())
+
+
+def test_what_may_drift_and_be_refused_starts_at_0_by_cause_and_reason() -> None:
+    assert {cause for (cause,) in names.DRIFT_FOUND.initial()} == set(map(str, Cause))
+    assert {reason for (reason,) in names.REFUSALS.initial()} >= set(map(str, Reason))
     assert list(names.REMOVALS.initial()) == [()]
 
 
