@@ -399,8 +399,9 @@ class DifferenceDocument(Document, frozen=True):
 class VerifiedDocument(Document, frozen=True):
     """One cgroup: what the ledger wants of it (null: nothing) beside what the kernel shows.
 
-    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `leftover` or `qos class`;
-    `uid` and `pod` are "" for the last two. `values` are the texts wanted of other files.
+    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `leftover`, `qos class`
+    or `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts wanted of other
+    files. Of the last two no set is wanted, unless they have one.
     """
 
     uid: str

@@ -42,6 +42,7 @@ class Setting(Struct, frozen=True):
     others have shrunk. `move_memory` allows rewriting `cpuset.mems` although processes live in
     the cgroup: the kernel then migrates their pages before the write returns. `values` are the
     texts of files of one value, `defaults` those of limits that count only where nobody set one.
+    With `or_unset` a set of its own is not needed: unset, a cgroup has what its parent has.
     Raises `ValueError` for an empty set: the kernel would take it for "same as the parent".
     """
 
@@ -53,6 +54,7 @@ class Setting(Struct, frozen=True):
     move_memory: bool = False
     values: Mapping[str, str] = MappingProxyType({})
     defaults: Mapping[str, str] = MappingProxyType({})
+    or_unset: bool = False
 
     def __post_init__(self) -> None:
         for file, mask in ((CPUS, self.cpus), (MEMS, self.mems)):
@@ -60,6 +62,11 @@ class Setting(Struct, frozen=True):
                 raise ValueError(
                     f"{file} of {self.cgroup} must not be empty: the kernel would use the parent's"
                 )
+
+    def sets_beside(self, cpus: Mask | None, mems: Mask | None) -> tuple[Mask | None, Mask | None]:
+        """Return the sets that the cgroup should have, given those that it shows."""
+        free = self.or_unset
+        return None if free and not cpus else self.cpus, None if free and not mems else self.mems
 
     def values_beside(self, shown: Mapping[str, str]) -> Mapping[str, str]:
         """Return the values that the cgroup should have, given those that it shows."""
@@ -181,7 +188,7 @@ def _node(setting: Setting, state: State | None, file: str, *, late: bool) -> No
         new, written, old = setting.cpus, state.cpus, state.cpus_effective
     else:
         new, written, old = setting.mems, state.mems, state.mems_effective
-    if new is None or written is None or old is None:
+    if new is None or written is None or old is None or (setting.or_unset and not written):
         return None
     return Node(setting.cgroup, old=old, written=written, new=new, late=late)
 

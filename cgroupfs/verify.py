@@ -132,10 +132,13 @@ def _check(tree: Tree, setting: Setting) -> list[Drift]:
         return [_gone(setting.cgroup)]
     cpus, cpus_now, mems, mems_now, cpu_max = texts[: len(_FILES)]
     found: list[Drift | None] = []
-    if setting.cpus is not None:
-        found.append(_check_set(tree, setting.cgroup, CPUS, setting.cpus, (cpus, cpus_now)))
-    if setting.mems is not None:
-        found.append(_check_set(tree, setting.cgroup, MEMS, setting.mems, (mems, mems_now)))
+    for file, mask, shown in (
+        (CPUS, setting.cpus, (cpus, cpus_now)),
+        (MEMS, setting.mems, (mems, mems_now)),
+    ):
+        if mask is not None:
+            path, or_unset = setting.cgroup, setting.or_unset
+            found.append(_check_set(tree, path, file, mask, shown, or_unset=or_unset))
     if setting.cpu_max is not None:
         found.append(_check_text(setting.cgroup, CPU_MAX, str(setting.cpu_max), cpu_max))
     if files:
@@ -151,9 +154,17 @@ def _gone(path: str) -> Drift:
 
 
 def _check_set(
-    tree: Tree, path: str, file: str, wanted: Mask, texts: tuple[str | None, str | None]
+    tree: Tree,
+    path: str,
+    file: str,
+    wanted: Mask,
+    texts: tuple[str | None, str | None],
+    *,
+    or_unset: bool,
 ) -> Drift | None:
     text, now = texts
+    if or_unset and not (text or "").strip():
+        return None
     goal = str(wanted)
     drift = _check_text(path, file, goal, text)
     if drift is not None or now is None or now.strip() == goal:

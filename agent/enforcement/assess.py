@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cgroupfs.state import State
     from cgroupfs.tree import Tree
     from cgroupfs.verify import Drift, Records
+    from sysfs.mask import Mask
 
 #: A runtime enables what it likes for its subgroup; only the sets matter there.
 _SUBGROUP_NEEDS: Final = ("cpuset",)
@@ -50,12 +51,17 @@ def assess(
 
 def as_wanted(setting: Setting, state: State) -> bool:
     """Tell whether a cgroup that was read shows exactly what is wanted, in effect too."""
+    free = setting.or_unset
     return (
-        (setting.cpus is None or setting.cpus == state.cpus == state.cpus_effective)
-        and (setting.mems is None or setting.mems == state.mems == state.mems_effective)
+        _has_set(setting.cpus, state.cpus, state.cpus_effective, or_unset=free)
+        and _has_set(setting.mems, state.mems, state.mems_effective, or_unset=free)
         and (setting.cpu_max is None or setting.cpu_max == state.cpu_max)
         and not differing_values(setting, state)
     )
+
+
+def _has_set(wanted: Mask | None, file: Mask | None, now: Mask | None, *, or_unset: bool) -> bool:
+    return wanted is None or wanted == file == now or (or_unset and not file)
 
 
 def differing_values(setting: Setting, state: State) -> tuple[str, ...]:

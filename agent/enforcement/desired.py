@@ -52,6 +52,12 @@ class Role(StrEnum):
     LEFTOVER = "leftover"
     #: The cgroup of a QoS class, in which pods stand.
     QOS_CLASS = "qos class"
+    #: The cgroup in which these and all pods stand.
+    ALL_PODS = "all pods"
+
+
+#: What the agent made for pods to stand in.
+ABOVE_PODS: Final = frozenset({Role.QOS_CLASS, Role.ALL_PODS})
 
 
 _NO_VALUES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -65,7 +71,7 @@ _WITHOUT_A_GRANT: Final = {
 class Wanted(Struct, frozen=True):
     """One cgroup, what it is, and the settings it should have.
 
-    `pod` is the pod's uid, "" for a leftover and for the cgroup of a QoS class. `container` is None
+    `pod` is the pod's uid, "" for a leftover and for what pods stand in. `container` is None
     for anything but a container (or a subgroup of one) that is known by name.
     """
 

@@ -428,6 +428,8 @@ class Enforcer:
             if state is None or item.role is Role.SUBGROUP:
                 continue
             record = _to_tell(item, state)
+            if item.role is Role.ALL_PODS and record.cpus is None and record.mems is None:
+                continue  # nobody undid anything there, and its other files are not ours
             try:
                 if cgroup in suspect or self._memory.told(item) != record:
                     unit = self._pods.record(cgroup, record)
@@ -468,7 +470,8 @@ def _to_tell(item: Wanted, state: State) -> Record:
         for file, text in setting.values_beside(shown).items()
         if file in _UNSET and not is_below_use(text, state.in_use, file)
     }
-    return Record(setting.cpus, setting.mems, setting.cpu_max or state.cpu_max, kept | wanted)
+    cpus, mems = setting.sets_beside(state.cpus, state.mems)
+    return Record(cpus, mems, setting.cpu_max or state.cpu_max, kept | wanted)
 
 
 _UNSET: Final = {CPU_WEIGHT: DEFAULT_WEIGHT, MEMORY_MAX: NO_LIMIT}

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.enforcement.above import whole, with_ancestors
 from agent.enforcement.assess import as_wanted, differing_values
-from agent.enforcement.desired import Role, desired
+from agent.enforcement.desired import ABOVE_PODS, Role, desired
 from agent.enforcement.limits import EVERYTHING, Enforced
 from agent.enforcement.locate import survey
 from cgroupfs.controllers import CPUSET
@@ -68,6 +69,9 @@ class Scene(Struct, frozen=True):
         """Look. Raises `OSError` as the tree does, not for absence."""
         landscape = survey(tree, layout, target.ledger, target.bindings, finder, scope)
         wanted = desired(target, landscape, enforced)
+        if CPUSET in enforced.controllers:
+            own = (layout.pods(), *landscape.classes.values())
+            wanted = with_ancestors(wanted, own, whole(tree, layout.pods()))
         scene = cls(landscape, wanted, {}, scope, enforced)
         return replace(scene, states=scene.read(tree, {item.setting.cgroup for item in wanted}))
 
@@ -148,7 +152,7 @@ class Scene(Struct, frozen=True):
     def _need(self, tree: Tree, item: Wanted) -> tuple[str, Need | None]:
         cgroup, needed = item.setting.cgroup, self.enforced.needed
         state = self.states.get(cgroup)
-        if state is None and (item.role is Role.QOS_CLASS or not tree.exists(cgroup)):
+        if state is None and (item.role in ABOVE_PODS or not tree.exists(cgroup)):
             return cgroup, None
         if state is not None and _has_all(state, item.setting):
             return cgroup, None

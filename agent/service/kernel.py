@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.enforcement.backoff import Backoff
 from agent.enforcement.binding import Held, cgroup_named, cgroup_of_pid, make_binding
-from agent.enforcement.desired import Role
+from agent.enforcement.desired import ABOVE_PODS, Role
 from agent.enforcement.report import count_causes, repaired
 from agent.service.errors import readable
 from agent.service.kernel_view import kernel_document
@@ -235,7 +235,7 @@ def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Outcome:
         cgroups=tuple(
             cgroup.wanted.setting.cgroup
             for cgroup in report.cgroups
-            if cgroup.wanted.role is not Role.QOS_CLASS
+            if cgroup.wanted.role not in ABOVE_PODS
         ),
         running=tuple(_running(report)),
         renewed=tuple({*report.created, *report.enabled, *(p.cgroup for p in report.found)}),
@@ -268,7 +268,7 @@ def _repaired(report: EnforcementReport, drift: Iterable[Problem]) -> Iterator[t
     wanted = {
         each.wanted.setting.cgroup: each.wanted.setting
         for each in report.cgroups
-        if each.wanted.role is not Role.QOS_CLASS
+        if each.wanted.role not in ABOVE_PODS
     }
     found: dict[str, list[str]] = {}
     for problem in drift:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agent import wire
+from agent.enforcement.desired import Role
 from agent.enforcement.tasks import Territory, foreign_tasks
 from agent.service.kernel_view import kernel_document
 from cgroupfs.controllers import NEEDED, enabled
@@ -38,7 +39,7 @@ def verification(
     differs = problems or intruders or any(each.problems for each in report.cgroups)
     return wire.VerificationDocument(
         agrees=not differs and not any(each.lacking for each in above),
-        cgroups=tuple(_cgroup(target, each) for each in report.cgroups),
+        cgroups=tuple(_cgroup(target, each) for each in report.cgroups if _matters(each)),
         ancestors=above,
         foreign=tuple(map(_foreign, intruders)),
         unconfined=tuple(map(_foreign, unconfined[:_NAMED])),
@@ -67,17 +68,26 @@ def _ancestors(tree: Tree, report: EnforcementReport) -> Iterator[wire.AncestorD
         )
 
 
+def _matters(report: CgroupReport) -> bool:
+    """Tell whether anything is wanted of a cgroup: not of the one of all pods while it is unset."""
+    state = report.state
+    unset = state is not None and not state.cpus and not state.mems
+    return bool(report.problems) or not (report.wanted.role is Role.ALL_PODS and unset)
+
+
 def _cgroup(target: Target, report: CgroupReport) -> wire.VerifiedDocument:
-    wanted = report.wanted
+    wanted, state = report.wanted, report.state
     setting = wanted.setting
+    shown = (None, None) if state is None else (state.cpus, state.mems)
+    cpus, mems = setting.sets_beside(*shown)
     grant = target.ledger.grants.get(wanted.pod)
     return wire.VerifiedDocument(
         uid=wanted.pod,
         pod="" if grant is None else f"{grant.namespace}/{grant.name}",
         container=wanted.container,
         role=str(wanted.role),
-        cpus=None if setting.cpus is None else str(setting.cpus),
-        mems=None if setting.mems is None else str(setting.mems),
+        cpus=None if cpus is None else str(cpus),
+        mems=None if mems is None else str(mems),
         cpu_max=None if setting.cpu_max is None else str(setting.cpu_max),
         kernel=kernel_document(report),
         values=_values(report),

@@ -27,6 +27,7 @@ reservedSystemCPUs: "0,16"
 systemReserved: {{cpu: "2", memory: 2Gi}}
 featureGates: {{PodLevelResourceManagers: true}}
 cgroupDriver: cgroupfs
+cgroupRoot: {root}
 agent:
   stateDirectory: {folder}/state
   socketPath: {folder}/agent.sock
@@ -47,8 +48,9 @@ class DemoError(Exception):
 class EmbeddedHost:
     """A two-socket machine in a directory: 16 cores, 32 threads, 16 GiB on each of two nodes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cgroup_root: str = "/") -> None:
         self.folder = folder
+        self.cgroup_root = cgroup_root
         self.sysfs = folder / "host"
         self.cgroups = folder / "cgroup"
         for name in ("host", "cgroup", "state"):
@@ -62,7 +64,8 @@ class EmbeddedHost:
         """Run the agent with a topology scope, ready when yielded, and end it with SIGTERM."""
         config = self.folder / f"{scope}.yaml"
         config.touch(mode=0o600)
-        config.write_text(_CONFIG.format(scope=scope, folder=self.folder, port=self.port))
+        root, folder = self.cgroup_root, self.folder
+        config.write_text(_CONFIG.format(scope=scope, root=root, folder=folder, port=self.port))
         with self.started(config) as agent:
             yield agent
 

@@ -166,7 +166,7 @@ class Incidents:
     """The host of the demo, brought into each of the states that are shown."""
 
     def __init__(self, folder: Path) -> None:
-        self.host = EmbeddedHost(folder)
+        self.host = EmbeddedHost(folder, cgroup_root="/machine")
         self.folder = folder
         #: What stands where on a host that is installed as the README says.
         self._places = {
@@ -185,7 +185,7 @@ class Incidents:
             self.host.start_containers("mixed")
             yield self._ask("admit", f"{EXAMPLES}/empty-pool.yaml", code=1)
             yield self._ask("show", "empty-pool", code=1)
-            (self.host.cgroups / "kubepods/cpuset.cpus").write_text("0-2\n")
+            (self.host.cgroups / "machine/cpuset.cpus").write_text("0-2\n")
             yield self._ask("admit", f"{EXAMPLES}/guaranteed.yaml", code=7)
             yield self._ask("verify", code=1)
             new = self._changed("new", '"0,16"', '"0,3,16,19"', 'cpu: "2"', 'cpu: "4"')

@@ -304,7 +304,8 @@ def test_what_is_left_of_a_pod_follows_the_shared_pool() -> None:
     side.start(OWN, "a", 1)
     side.enforcer.release(OWN)
     left = side.enforcer.enforce_change(held(HALF))
-    assert [each.wanted.role for each in left.cgroups if not each.wanted.pod] == [Role.LEFTOVER] * 2
+    of_none = [each.wanted.role for each in left.cgroups if not each.wanted.pod]
+    assert of_none == [Role.ALL_PODS, Role.LEFTOVER, Role.LEFTOVER]
     assert side.tree.allowed(1)[0] == ONLINE - Mask.parse("8-9")
     side.enforcer.release(HALF)
     side.enforcer.enforce_change(held())

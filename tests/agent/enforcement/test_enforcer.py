@@ -121,7 +121,8 @@ def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> Non
     newcomer = pod(exclusive("db", "2-7"), uid="newcomer")
     report = enforcer.enforce(target(WEB, newcomer))
     assert report.ok
-    assert [w.wanted.role for w in report.cgroups if w.wanted.pod == ""] == [Role.LEFTOVER] * 4
+    of_none = [each.wanted.role for each in report.cgroups if each.wanted.pod == ""]
+    assert of_none == [Role.ALL_PODS, *[Role.LEFTOVER] * 4]
     assert any("no admitted pod" in note for note in report.notes)
     assert all(tree.allowed(pid)[0] == FREE for pid in (1, 2, 3, 4))
 
