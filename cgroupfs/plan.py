@@ -42,7 +42,8 @@ class Setting(Struct, frozen=True):
     others have shrunk. `move_memory` allows rewriting `cpuset.mems` although processes live in
     the cgroup: the kernel then migrates their pages before the write returns. `values` are the
     texts of files of one value, `defaults` those of limits that count only where nobody set one.
-    With `or_unset` a set of its own is not needed: unset, a cgroup has what its parent has.
+    With `or_unset` a cgroup needs no set of its own (it then has its parent's), and a wider one
+    does as well.
     Raises `ValueError` for an empty set: the kernel would take it for "same as the parent".
     """
 
@@ -65,8 +66,15 @@ class Setting(Struct, frozen=True):
 
     def sets_beside(self, cpus: Mask | None, mems: Mask | None) -> tuple[Mask | None, Mask | None]:
         """Return the sets that the cgroup should have, given those that it shows."""
-        free = self.or_unset
-        return None if free and not cpus else self.cpus, None if free and not mems else self.mems
+        return self._beside(self.cpus, cpus), self._beside(self.mems, mems)
+
+    def _beside(self, wanted: Mask | None, shown: Mask | None) -> Mask | None:
+        if not self.or_unset or wanted is None:
+            return wanted
+        if not shown:
+            return None
+        wide = wanted <= shown
+        return shown if wide else wanted
 
     def values_beside(self, shown: Mapping[str, str]) -> Mapping[str, str]:
         """Return the values that the cgroup should have, given those that it shows."""
@@ -188,7 +196,9 @@ def _node(setting: Setting, state: State | None, file: str, *, late: bool) -> No
         new, written, old = setting.cpus, state.cpus, state.cpus_effective
     else:
         new, written, old = setting.mems, state.mems, state.mems_effective
-    if new is None or written is None or old is None or (setting.or_unset and not written):
+    if new is None or written is None or old is None:
+        return None
+    if setting.or_unset and (not written or new <= written):
         return None
     return Node(setting.cgroup, old=old, written=written, new=new, late=late)
 

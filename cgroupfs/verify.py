@@ -163,7 +163,8 @@ def _check_set(
     or_unset: bool,
 ) -> Drift | None:
     text, now = texts
-    if or_unset and not (text or "").strip():
+    shown = Mask.parse(text or "")
+    if or_unset and (not shown or wanted <= shown):
         return None
     goal = str(wanted)
     drift = _check_text(path, file, goal, text)

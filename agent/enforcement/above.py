@@ -46,8 +46,8 @@ def with_ancestors(
 ) -> tuple[Wanted, ...]:
     """Return what is wanted with the agent's own cgroups above pods (`paths`), these first.
 
-    They are to have `all_of` it, or no set of their own, which is the same. What a pod is to have
-    they have in any case: it may be offline.
+    They are to have `all_of` it at least, or no set of their own. What a pod is to have they have
+    in any case: it may be offline.
     """
     cpus, mems = all_of.cpus, all_of.mems
     for item in wanted:

@@ -61,7 +61,9 @@ def as_wanted(setting: Setting, state: State) -> bool:
 
 
 def _has_set(wanted: Mask | None, file: Mask | None, now: Mask | None, *, or_unset: bool) -> bool:
-    return wanted is None or wanted == file == now or (or_unset and not file)
+    if wanted is None or wanted == file == now:
+        return True
+    return or_unset and (not file or wanted <= file)
 
 
 def differing_values(setting: Setting, state: State) -> tuple[str, ...]:

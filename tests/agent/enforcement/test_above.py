@@ -75,6 +75,22 @@ def test_a_set_that_leaves_nothing_out_is_nobodys_business(site: Site) -> None:
     with_agent(site, live)
 
 
+def test_a_full_set_stays_while_cpus_are_offline(site: Site) -> None:
+    async def live(keeper: Keeper) -> None:
+        above = await settle(site, keeper, "main~1")
+        for path in above:
+            site.kernel.write(path, "cpuset.cpus", "0-15")
+        await keeper.reconcile()
+        for online in ("0-13", "0-15"):
+            site.kernel.set_online(Mask.parse(online))
+            await keeper.reconcile()
+            shown = {site.kernel.read(path, "cpuset.cpus").strip() for path in above}
+            assert shown == {"0-15"}
+            assert not {each.cgroup for each in keeper.state.drift} & {f"/{p}" for p in above}
+
+    with_agent(site, live)
+
+
 def test_a_set_that_systemd_was_told_is_taken_back_there_as_well(tmp_path: Path) -> None:
     site = make_site(site_config(make_world(tmp_path).config, CgroupDriver.SYSTEMD))
     systemd = site.systemd

@@ -278,22 +278,14 @@ def _controllers(story: Story) -> None:
 
 
 def _narrow_ancestor(story: Story) -> None:
-    """Narrow the cgroup of all pods: that is told, and whole again with the ancestor."""
+    """Narrow the cgroup of all pods: that is told, and put right like any other."""
     top = kernel.Cgroup("kubepods.slice")
-    top.write("cpuset.cpus", "0-1")
-    answer = ask("POST", "reconcile")
-    story.checks.check("a narrow ancestor: told", answer["found"].get(NARROW), answer["found"])
-    remedy = "widen /kubepods.slice first"
-    named = [line for line in answer["problems"] if not line.endswith(remedy)]
-    story.checks.equal("a narrow ancestor: told what to do", named, [])
-    for _ in range(6):
-        ask("POST", "reconcile")
-    contested = story.metric("numawarden_contested_cgroups")
-    story.checks.equal("a narrow ancestor: nobody is said to fight", contested, {"": 0.0})
     # Where processes live below, a set cannot be unset again.
     story.good["cpuset.cpus"] = "0-15"
-    top.write("cpuset.cpus", story.good["cpuset.cpus"])
-    story.withstands("a widened ancestor", lambda: None)
+    narrow = partial(top.write, "cpuset.cpus", "0-1")
+    story.withstands("a narrow ancestor", narrow, UNKNOWN, NARROW)
+    contested = story.metric("numawarden_contested_cgroups")
+    story.checks.equal("a narrow ancestor: nobody is said to fight", contested, {"": 0.0})
 
 
 def _cgroup_removed(story: Story) -> None:
