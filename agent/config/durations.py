@@ -14,7 +14,7 @@ def seconds_of(text: str) -> float | None:
     """Return a duration in seconds; None for a text that is none. A bare `0` is one."""
     if text == "0":
         return 0.0
-    parts = _PART.findall(text)
-    if not parts or "".join(map("".join, parts)) != text or len(text) > _MAX_TEXT:
+    parts = _PART.findall(text) if len(text) <= _MAX_TEXT else ()
+    if not parts or "".join(map("".join, parts)) != text:
         return None
     return sum(float(number) * _UNITS[unit] for number, unit in parts)

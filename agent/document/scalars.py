@@ -11,6 +11,8 @@ _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _TRUE: Final = frozenset({"true", "True", "TRUE"})
 _FALSE: Final = frozenset({"false", "False", "FALSE"})
 _YAML11_BOOLEANS: Final = frozenset({"yes", "no", "on", "off"})
+#: A longer scalar is a text: no number, boolean or date has so many characters.
+_LONGEST: Final = 128
 
 _NUMBER: Final = re.compile(
     r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII
@@ -20,7 +22,10 @@ _UNCLEAR: Final = (
         re.compile(r"[-+]?0[0-9_]+", re.ASCII),
         "a leading zero is octal to some readers and decimal to others",
     ),
-    (re.compile(r"[-+]?0[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?", re.ASCII), "it has a leading zero"),
+    (
+        re.compile(r"[-+]?0[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?", re.ASCII),
+        "it has a leading zero",
+    ),
     (re.compile(r"[-+]?0[xob][0-9a-fA-F_]+", re.ASCII), "not every reader takes it as a number"),
     (
         re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?", re.ASCII),
@@ -42,7 +47,12 @@ _UNCLEAR: Final = (
 
 
 def resolve(text: str) -> bool | str | Number | Unclear | None:
-    """Return the value of a plain (unquoted) scalar; `Unclear` where YAML versions disagree."""
+    """Return the value of a plain (unquoted) scalar; `Unclear` where YAML versions disagree.
+
+    A scalar of more than 128 characters is a text, whatever its characters.
+    """
+    if len(text) > _LONGEST:
+        return text
     if text in _NULLS:
         return None
     if text in _TRUE or text in _FALSE:

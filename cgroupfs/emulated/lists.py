@@ -14,6 +14,7 @@ from sysfs.mask import EMPTY, Mask
 #: CONFIG_NODES_SHIFT=10: what a list of nodes may name before it is out of range.
 MAX_NODES: Final = 1024
 _REGION: Final = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)(?::(?P<used>\d+)/(?P<group>\d+))?)?")
+_BETWEEN: Final = re.compile(r"[\s,]+")
 _LEADING_NUMBER: Final = re.compile(r"\+?(\d+)")
 
 
@@ -29,7 +30,7 @@ def parse_list(text: str, limit: int) -> Mask:
     Raises `OSError`: EINVAL for what is no list, ERANGE for an id of `limit` or more.
     """
     found = EMPTY
-    for region in re.split(r"[\s,]+", text.strip()):
+    for region in _BETWEEN.split(text.strip()):
         if region:
             found |= _parse_region(region, limit)
     return found

@@ -40,6 +40,16 @@ def test_anything_else_is_a_text(text: str) -> None:
     assert resolve(text) == text
 
 
+@pytest.mark.parametrize("text", ["9" * 128, "0" * 128])
+def test_a_number_may_have_128_characters(text: str) -> None:
+    assert isinstance(resolve(text), Number | Unclear)
+
+
+@pytest.mark.parametrize("text", ["9" * 129, "0" * 129, "1:" * 99 + "1", "0x" + "f" * 200])
+def test_no_number_is_longer_than_128_characters(text: str) -> None:
+    assert resolve(text) == text
+
+
 @given(st.text())
 def test_every_text_has_a_reading(text: str) -> None:
     value = resolve(text)

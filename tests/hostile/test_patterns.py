@@ -1,0 +1,53 @@
+"""No regular expression of the product takes longer than its text is long."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.hostile.growth import demand_linear
+from tests.hostile.patterns import Used, hidden_uses, hostile_texts, patterns
+
+USED = tuple(patterns())
+
+
+def measure(pattern: re.Pattern[Any], method: str) -> None:
+    """Apply a pattern to long texts that are hard for it."""
+
+    def apply(text: str | bytes) -> object:
+        if method == "finditer":
+            return sum(1 for _ in pattern.finditer(text))
+        return getattr(pattern, method)(*(("",) if method in ("sub", "subn") else ()), text)
+
+    for make in hostile_texts(pattern):
+        # Long enough for what is quadratic to take a second; 4 MiB are left to the parsers.
+        demand_linear(apply, make, 1 << 14)
+
+
+@pytest.mark.parametrize("used", USED, ids=lambda used: used.name)
+def test_a_pattern_takes_no_longer_than_its_text_is_long(used: Used) -> None:
+    for method in used.methods:
+        measure(used.pattern, method)
+
+
+def test_no_pattern_escapes_the_measurement() -> None:
+    assert len(USED) > 30
+    assert list(hidden_uses()) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        (r"[-+]?0[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?", "fullmatch"),
+        (r"(?:[a-c]+)+d", "fullmatch"),
+        (r"x:[0-9]*y?[0-9]*z", "match"),
+        (r"[0-9]+kB", "search"),
+        (r"(\s*\s*)*=", "match"),
+        (r"ab(?:cd)*(?:cdcd)*e", "fullmatch"),
+    ],
+)
+def test_a_pattern_that_takes_longer_is_found(pattern: str, method: str) -> None:
+    with pytest.raises(AssertionError):
+        measure(re.compile(pattern), method)
