@@ -475,8 +475,30 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(document: Document) -> bytes:
-    """Return a document as compact JSON."""
-    return _encoder.encode(document)
+    r"""Return a document as compact JSON.
+
+    Names that the kernel gives out need not be UTF-8 (of files, processes, cgroups); what of them
+    is not is sent as `\xe9`, so that one name does not cost the whole answer.
+    """
+    try:
+        return _encoder.encode(document)
+    except UnicodeEncodeError:
+        return _encoder.encode(_sendable(msgspec.to_builtins(document)))
+
+
+def _sendable(value: object) -> object:
+    """Return plain values with every half of a surrogate pair escaped."""
+    if isinstance(value, str):
+        try:
+            raw = value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # a half that stands for no byte
+            raw = value.encode("utf-8", "backslashreplace")
+        return raw.decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {_sendable(key): _sendable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_sendable(item) for item in value]
+    return value
 
 
 def decode(body: bytes, kind: type[_Document]) -> _Document:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import structlog
+
+from agent.service.errors import PodNotFoundError, RequestError
+from agent.service.serial import Stopped
+from agent.sources.errors import FileFailedError
 from agent.sources.files import scan
 
 if TYPE_CHECKING:
@@ -16,6 +21,9 @@ if TYPE_CHECKING:
     from agent.wire import AdmissionDocument
 
 
+log = structlog.get_logger(__name__)
+
+
 class KeeperIntake:
     """Admits and removes through the keeper (`agent.sources.manifests.Intake`)."""
 
@@ -24,11 +32,26 @@ class KeeperIntake:
 
     async def admit(self, pod: Pod, manifest: str) -> AdmissionDocument:
         """Admit a pod of a file; the file owns it from then on."""
-        return await self._keeper.admit(pod, manifest)
+        try:
+            return await self._keeper.admit(pod, manifest)
+        except (RequestError, Stopped):
+            raise
+        except Exception as error:
+            log.exception("manifest failed", file=manifest, error=type(error).__name__)
+            raise FileFailedError(manifest, error) from error
 
     async def release(self, uid: str) -> None:
         """Remove a pod whose file is gone."""
-        await self._keeper.release(uid)
+        file = self.owners().get(uid, "")
+        try:
+            await self._keeper.release(uid)
+        except PodNotFoundError:  # somebody else removed it meanwhile
+            return
+        except (RequestError, Stopped):
+            raise
+        except Exception as error:
+            log.exception("manifest failed", file=file, error=type(error).__name__)
+            raise FileFailedError(file, error) from error
 
     async def scan(
         self, directory: Path, known: Mapping[Path, ManifestFile], form: Format

@@ -1,8 +1,9 @@
 """Reading a directory of manifests: which files are there, and the pod in each.
 
 As the kubelet's file source: not recursive, hidden files are ignored, one pod per file, a bad file
-does not keep the others from being read. Unlike it: who may write here decides what runs where,
-so the directory and every file must belong to root (or the agent's user) and to nobody else.
+does not keep the others from being read, whatever is bad about it. Unlike it: who may write here
+decides what runs where, so the directory and every file must belong to root (or the agent's user)
+and to nobody else.
 """
 
 from __future__ import annotations
@@ -12,10 +13,16 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+import structlog
 from msgspec import Struct
 
 from agent.pods.errors import ManifestError
-from agent.sources.errors import ManifestDirectoryError, ManifestFileError
+from agent.sources.errors import (
+    FileFailedError,
+    ManifestDirectoryError,
+    ManifestFileError,
+    printable,
+)
 from agent.trust import doubt_above, doubt_of
 
 if TYPE_CHECKING:
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.pods.model import Pod
+
+log = structlog.get_logger(__name__)
 
 #: Reads a manifest: (its bytes, the name of its source) -> the pod; raises `ManifestError`.
 Load: TypeAlias = "Callable[[bytes, str], Pod]"
@@ -57,7 +66,12 @@ class ManifestFile(Struct, frozen=True):
     path: Path
     stamp: Stamp
     pod: Pod | None = None
-    error: ManifestError | ManifestFileError | None = None
+    error: ManifestError | ManifestFileError | FileFailedError | None = None
+
+    @property
+    def name(self) -> str:
+        """The path as a text that can be sent and shown."""
+        return printable(self.path)
 
 
 def check_directory(directory: Path) -> None:
@@ -104,7 +118,8 @@ def _read(path: Path, known: ManifestFile | None, form: Format) -> ManifestFile 
         if stat.S_ISDIR(status.st_mode):
             return None
         stamp = Stamp.of(status)
-        if known is not None and known.stamp == stamp:
+        # What failed for no known reason may succeed, although the file is the same.
+        if known is not None and known.stamp == stamp and not _failed(known):
             return known
         return _parse(path, stamp, form)
     except FileNotFoundError:
@@ -113,6 +128,7 @@ def _read(path: Path, known: ManifestFile | None, form: Format) -> ManifestFile 
 
 def _parse(path: Path, stamp: Stamp, form: Format) -> ManifestFile:
     try:
+        _check_name(path)
         return ManifestFile(path, stamp, pod=form.load(_content(path, form.max_bytes), str(path)))
     except FileNotFoundError:
         raise
@@ -121,6 +137,24 @@ def _parse(path: Path, stamp: Stamp, form: Format) -> ManifestFile:
         return ManifestFile(path, stamp, error=failed)
     except (ManifestError, ManifestFileError) as error:
         return ManifestFile(path, stamp, error=error)
+    except Exception as error:
+        # Whatever it is, it is this file's: the others are read.
+        log.exception("manifest failed", file=printable(path), error=type(error).__name__)
+        return ManifestFile(path, stamp, error=FileFailedError(printable(path), error))
+
+
+def _failed(file: ManifestFile) -> bool:
+    return isinstance(file.error, FileFailedError)
+
+
+def _check_name(path: Path) -> None:
+    """Refuse a name that no answer, no line of the log and no terminal could show as it is."""
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise ManifestFileError(path, "its name is not UTF-8", "rename it") from None
+    if not path.name.isprintable():
+        raise ManifestFileError(path, "its name has a character that is not printable", "rename it")
 
 
 def _content(path: Path, max_bytes: int) -> bytes:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from agent.decision import Reason
 from agent.pods.errors import ManifestError
 from agent.pods.identity import NOBODY
+from agent.sources.errors import FileFailedError
 from agent.wire import ErrorDetail, ManifestDocument
 
 if TYPE_CHECKING:
@@ -33,7 +34,11 @@ INVALID: Final = "invalid"
 
 
 class Intake(Protocol):
-    """Who admits and removes, and remembers which file a pod came from."""
+    """Who admits and removes, and remembers which file a pod came from.
+
+    `admit` and `release` raise `FileFailedError` when they fail at this one pod for no reason that
+    they know; anything else that they raise concerns all files.
+    """
 
     async def admit(self, pod: Pod, manifest: str) -> AdmissionDocument:
         """Admit a pod of a file; the file owns it from then on."""
@@ -79,11 +84,13 @@ class ManifestSource:
         files = await self._intake.scan(self.directory, self._known, self._form)
         self._known = {file.path: file for file in files}
         self._tried = {path: tried for path, tried in self._tried.items() if path in self._known}
-        await self._release(files)
+        kept = await self._release(files)
         documents = [await self._settle(file) for file in files]
-        return {document.file: document for document in documents}
+        return {document.file: document for document in (*documents, *kept)}
 
-    async def _release(self, files: Iterable[ManifestFile]) -> None:
+    async def _release(self, files: Iterable[ManifestFile]) -> list[ManifestDocument]:
+        """End the pods whose files are gone; return those that could not be ended this time."""
+        kept: list[ManifestDocument] = []
         named = {file.pod.uid: file for file in files if file.pod is not None}
         for uid, owner in tuple(self._intake.owners().items()):
             path = Path(owner)
@@ -93,7 +100,12 @@ class ManifestSource:
             if file is None and uid in named:
                 await self._move(uid, named[uid])
             elif file is None or (file.pod is not None and file.pod.uid != uid):
-                await self._intake.release(uid)
+                try:
+                    await self._intake.release(uid)
+                except FileFailedError as error:
+                    said = f"its pod is not in it any more and could not be removed: {error}"
+                    kept.append(ManifestDocument(file=owner, state=INVALID, uid=uid, message=said))
+        return kept
 
     async def _move(self, uid: str, file: ManifestFile) -> None:
         """Hand a pod over to the file that names it now; another spec is a new pod."""
@@ -103,6 +115,12 @@ class ManifestSource:
             self._tried.pop(file.path, None)
 
     async def _settle(self, file: ManifestFile) -> ManifestDocument:
+        try:
+            return await self._settled(file)
+        except FileFailedError as error:
+            return _document(file, INVALID, str(error))
+
+    async def _settled(self, file: ManifestFile) -> ManifestDocument:
         if file.pod is None:
             return _invalid(file)
         owner = self._intake.owners().get(file.pod.uid)
@@ -142,7 +160,7 @@ def _outcome(file: ManifestFile, answer: AdmissionDocument) -> ManifestDocument:
 def _document(file: ManifestFile, state: str, message: str) -> ManifestDocument:
     pod = file.pod
     return ManifestDocument(
-        file=str(file.path),
+        file=file.name,
         state=state,
         uid=None if pod is None else pod.uid,
         message=message,
@@ -160,7 +178,7 @@ def _invalid(file: ManifestFile) -> ManifestDocument:
             for problem in file.error.problems
         )
     return ManifestDocument(
-        file=str(file.path),
+        file=file.name,
         state=INVALID,
         uid=identity.uid or None,
         message=str(file.error).splitlines()[0],

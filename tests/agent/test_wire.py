@@ -42,3 +42,16 @@ def test_names_are_in_camel_case() -> None:
     document = wire.EnforcementDocument(enforced=True)
     assert wire.encode(document) == b'{"enforced":true,"problems":[],"notes":[]}'
     assert b'"cpusEffective"' in wire.encode(wire.KernelDocument(cgroup="/a"))
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [("caf\udce9", "caf\\xe9"), ("\ud800", "\\ud800"), ("caf\u00e9\udcff", "caf\u00e9\\xff")],
+)
+def test_a_name_that_is_not_utf_8_is_sent_escaped_wherever_it_stands(text: str, sent: str) -> None:
+    document = wire.ReconcileDocument(
+        found={text: 1}, repaired={}, problems=(text,), notes=(), finished=0.5, seconds=0
+    )
+    assert wire.decode(wire.encode(document), wire.ReconcileDocument) == wire.ReconcileDocument(
+        found={sent: 1}, repaired={}, problems=(sent,), notes=(), finished=0.5, seconds=0
+    )

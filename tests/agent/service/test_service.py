@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ from agent.checkpoint.store import CHECKPOINT_NAME
 from agent.client import AgentRefused
 from agent.service import service as service_module
 from agent.service.assembly import Assembly, Surrogates
+from agent.service.situation import decide
 from sysfs.mask import Mask
 from sysfs.shapes import with_offline
 from tests.agent.service.support import (
@@ -29,9 +32,12 @@ from tests.agent.service.support import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable
-    from pathlib import Path
 
+    from agent.decision import Decision
+    from agent.ledger import Ledger
+    from agent.pods.model import Pod
     from agent.service.service import Service
+    from agent.service.situation import Situation
     from agent.wire import ReconcileDocument
     from tests.agent.service.support import Running, World
 
@@ -299,6 +305,48 @@ async def test_a_bad_manifest_is_reported_and_the_others_are_admitted(world: Wor
         assert any("a.yaml is invalid" in problem for problem in status.problems)
         text = agent.keeper.metrics.render().decode()
         assert 'numawarden_manifests{state="invalid"} 1.0' in text
+
+
+@in_loop
+async def test_a_file_with_any_name_leaves_the_others_and_every_answer_alone(world: World) -> None:
+    directory = world.manifest_directory()
+    for name, uid in ((b"caf\xe9.yaml", None), (b"caf\xe8.yaml", OTHER_UID)):
+        (directory / os.fsdecode(name)).write_bytes(manifest(uid=uid))
+    (directory / os.fsdecode(b"bad-\xff.yaml")).write_text("kind: Pod\n")
+    (directory / "good.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert [pod.uid for pod in await asyncio.to_thread(agent.client.pods)] == [UID]
+        states = {Path(entry.file).name: entry.state for entry in status.manifests}
+        assert states == {
+            "bad-\\xff.yaml": "invalid",
+            "caf\\xe8.yaml": "invalid",
+            "caf\\xe9.yaml": "invalid",
+            "good.yaml": "admitted",
+        }
+        (directory / "good.yaml").unlink()
+        with agent.keeper.events.watch() as watcher:
+            assert (await next_event(watcher, "PodRemoved")).uid == UID
+
+
+@in_loop
+async def test_an_unforeseen_failure_of_one_pod_leaves_the_other_files_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = world.manifest_directory()
+    (directory / "a.yaml").write_bytes(manifest(uid=OTHER_UID, name="bad"))
+    (directory / "b.yaml").write_bytes(manifest())
+
+    def failing(situation: Situation, ledger: Ledger, pod: Pod) -> Decision:
+        if pod.name == "bad":
+            raise KeyError("a mistake in the managers")
+        return decide(situation, ledger, pod)
+
+    monkeypatch.setattr("agent.service.keeper.decide", failing)
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
+        assert any("the agent failed at it (KeyError)" in line for line in status.problems)
 
 
 @in_loop

@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
@@ -13,6 +14,8 @@ from tests.agent.service.support import UID, manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from agent.pods.model import Pod
 
 FORM = Format(load_pod, 4096)
 
@@ -109,6 +112,56 @@ def test_a_file_of_another_user_is_refused(directory: Path) -> None:
 def test_a_file_above_the_limit_is_refused(directory: Path) -> None:
     (directory / "a.yaml").write_bytes(b"#" * 4097)
     assert "larger than 4096 bytes" in error_of(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"caf\xe9.yaml", "caf\\xe9.yaml: its name is not UTF-8; rename it"),
+        (b"\xed\xa0\x80", "\\xed\\xa0\\x80: its name is not UTF-8; rename it"),
+        (b"a\x1b[2J", "a\\x1b[2J: its name has a character that is not printable; rename it"),
+        (b"a\nb", "a\\nb: its name has a character that is not printable; rename it"),
+        (b"\xe2\x80\xae", "\\u202e: its name has a character that is not printable; rename it"),
+    ],
+)
+@pytest.mark.parametrize("uid", [None, UID])
+def test_a_file_whose_name_cannot_be_shown_is_refused_and_no_other(
+    directory: Path, name: bytes, shown: str, uid: str | None
+) -> None:
+    (directory / os.fsdecode(name)).write_bytes(manifest(uid=uid))
+    (directory / "caf\u00e9 au lait.yaml").write_bytes(manifest())
+    found = {file.name: file for file in read(directory)}
+    good = found.pop(str(directory / "caf\u00e9 au lait.yaml"))
+    assert good.pod is not None
+    ((path, bad),) = found.items()
+    assert isinstance(bad.error, ManifestFileError)
+    assert str(bad.error) == f"{directory}/{shown}"
+    assert path.isprintable()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("bug"), UnicodeError(), KeyError()])
+def test_whatever_happens_with_one_file_the_others_are_read(
+    directory: Path, error: Exception
+) -> None:
+    failing = True
+
+    def load(content: bytes, source: str) -> Pod:
+        if failing and source.endswith("a.yaml"):
+            raise error
+        return load_pod(content, source)
+
+    for name in ("a.yaml", "b.yaml"):
+        (directory / name).write_bytes(manifest(uid=None))
+    with structlog.testing.capture_logs() as lines:
+        bad, good = files = scan(directory, {}, Format(load, 4096))
+    assert good.pod is not None
+    said = f"the agent failed at it ({type(error).__name__}); its log says more"
+    assert str(bad.error) == f"{bad.path}: {said}"
+    (line,) = lines
+    assert (line["event"], line["error"]) == ("manifest failed", type(error).__name__)
+    failing = False
+    again, _ = scan(directory, {file.path: file for file in files}, Format(load, 4096))
+    assert again.pod is not None
 
 
 def test_a_directory_that_is_missing_is_named_with_the_remedy(tmp_path: Path) -> None:

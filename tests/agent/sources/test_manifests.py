@@ -9,9 +9,9 @@ import pytest
 from agent.decision import Reason
 from agent.pods.digest import spec_digest
 from agent.pods.manifest import load_pod
-from agent.sources.errors import ManifestDirectoryError
+from agent.sources.errors import FileFailedError, ManifestDirectoryError
 from agent.sources.files import Format, ManifestFile, scan
-from agent.sources.manifests import ManifestSource
+from agent.sources.manifests import ADMITTED, INVALID, ManifestSource
 from agent.wire import AdmissionDocument, RefusalDocument
 from tests.agent.service.support import OTHER_UID, UID, manifest
 
@@ -31,8 +31,12 @@ class Ledger:
     pods: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     releases: int = 0
+    #: The uids of pods at which it fails.
+    failing: set[str] = field(default_factory=set)
 
     async def admit(self, pod: Pod, manifest: str) -> AdmissionDocument:
+        if pod.uid in self.failing:
+            raise FileFailedError(manifest, KeyError())
         self.log.append(f"admit {pod.name}")
         if self.pods.get(pod.uid, spec_digest(pod)) != spec_digest(pod):
             return self._refused(pod, Reason.CONFLICT)
@@ -62,6 +66,8 @@ class Ledger:
         )
 
     async def release(self, uid: str) -> None:
+        if uid in self.failing:
+            raise FileFailedError(self.files[uid], KeyError())
         self.log.append(f"release {uid[:1]}")
         del self.pods[uid]
         self.files.pop(uid, None)
@@ -249,3 +255,26 @@ def test_mistakes_are_told_with_their_paths(scene: Scene) -> None:
     (document,) = asyncio.run(scene.source.sync()).values()
     assert document.message.startswith(str(scene.directory / "a.yaml"))
     assert [detail.path for detail in document.details] == ["spec.containers[0].name"]
+
+
+def test_a_pod_that_fails_to_be_admitted_costs_no_other_and_is_tried_again(scene: Scene) -> None:
+    for name in ("a", "b", "c"):
+        scene.write(name, manifest(uid=f"{name}-uid"))
+    scene.ledger.failing = {"b-uid"}
+    assert scene.sync() == {"a": ADMITTED, "b": INVALID, "c": ADMITTED}
+    scene.ledger.failing = set()
+    assert scene.sync() == {"a": ADMITTED, "b": ADMITTED, "c": ADMITTED}
+
+
+def test_a_pod_that_fails_to_be_released_costs_no_other_and_is_tried_again(scene: Scene) -> None:
+    for name in ("a", "b"):
+        scene.write(name, manifest(uid=f"{name}-uid"))
+    scene.sync()
+    for name in ("a", "b"):
+        (scene.directory / name).unlink()
+    scene.ledger.failing = {"a-uid"}
+    assert scene.sync() == {"a": INVALID}
+    assert list(scene.ledger.pods) == ["a-uid"]
+    scene.ledger.failing = set()
+    assert scene.sync() == {}
+    assert not scene.ledger.pods
