@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+
+from agent.bounded import take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +32,15 @@ class Doubt(Struct, frozen=True):
         return f"{self.path} {self.found}"
 
 
+class UntrustedError(Exception):
+    """Others could change what stands at a path; `doubt` says how."""
+
+    def __init__(self, path: Path, doubt: Doubt) -> None:
+        where = "" if doubt.path == path else f"{path}: "
+        super().__init__(f"{where}{doubt}")
+        self.doubt = doubt
+
+
 def trusted_users() -> frozenset[int]:
     """Return who may: root, and the user that this process acts as."""
     return frozenset((0, os.geteuid()))
@@ -44,6 +56,28 @@ def doubt_of(path: Path, status: os.stat_result) -> Doubt | None:
         found = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
         return Doubt(path, found, f"close it: chmod go-w {path}")
     return None
+
+
+def read_trusted(path: Path, limit: int) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes that nobody else decides.
+
+    It is opened once, without waiting for a pipe's writer, and judged by what was opened: whoever
+    may flip a link or rename a file cannot show one file to the judge and another to the reader.
+    Raises `UntrustedError`, and `OSError` (EINVAL where it is no regular file, EFBIG above the
+    limit).
+    """
+    with open(path, "rb", opener=_open) as file:  # Path.open takes no opener
+        status = os.fstat(file.fileno())
+        doubt = doubt_above(path) or doubt_of(path, status)
+        if doubt is not None:
+            raise UntrustedError(path, doubt)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return take(file, limit, str(path))
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def doubt_above(path: Path) -> Doubt | None:

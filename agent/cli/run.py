@@ -43,11 +43,10 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     """
     # Imported here: help and completion need none of it, and a mistake in the configuration is told
     # before the rest is loaded.
-    from agent.config.loader import load_config_file  # noqa: PLC0415
+    from agent.config.loader import load_config  # noqa: PLC0415
     from agent.lean import collector_at_rest, import_structlog_without_rich  # noqa: PLC0415
 
-    config = load_config_file(file, settings)
-    _check_owner(file)
+    config = load_config(_content(file), str(file), settings)
     with collector_at_rest():
         import_structlog_without_rich()
         from agent.service.run import run as run_agent  # noqa: PLC0415
@@ -59,14 +58,16 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
         raise CommandError(text_of(error), ExitCode.ENVIRONMENT) from error
 
 
-def _check_owner(file: Path) -> None:
-    """Raise `CommandError` when others could change what the agent does as root."""
-    from agent.trust import doubt_of  # noqa: PLC0415
+def _content(file: Path) -> bytes:
+    """Return a configuration; raises `CommandError` where others could change what it says."""
+    from agent.document.reader import DEFAULT_MAX_BYTES  # noqa: PLC0415
+    from agent.trust import UntrustedError, read_trusted  # noqa: PLC0415
 
-    doubt = doubt_of(file, file.stat())
-    if doubt is not None:
-        message = f"configuration {doubt}, who could make the agent do anything; {doubt.remedy}"
-        raise CommandError(message, ExitCode.ENVIRONMENT)
+    try:
+        return read_trusted(file, DEFAULT_MAX_BYTES)
+    except UntrustedError as error:
+        message = f"configuration {error}, who could make the agent do anything; "
+        raise CommandError(message + error.doubt.remedy, ExitCode.ENVIRONMENT) from error
 
 
 def _emulated(config: Config) -> Surrogates:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.trust import doubt_above, doubt_of, trusted_users
+from agent import trust
+from agent.trust import UntrustedError, doubt_above, doubt_of, read_trusted, trusted_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,3 +140,54 @@ def test_a_loop_of_links_ends(place: Path) -> None:
     (place / "one").symlink_to(place / "two")
     (place / "two").symlink_to(place / "one")
     assert doubt_above(place / "one/file") is None
+
+
+def test_a_file_that_nobody_else_decides_is_read(place: Path) -> None:
+    (place / "file").write_bytes(b"content")
+    assert read_trusted(place / "file", 7) == b"content"
+    with pytest.raises(OSError, match="larger than 6 bytes"):
+        read_trusted(place / "file", 6)
+
+
+def test_a_file_that_others_can_write_is_not_read(place: Path) -> None:
+    (place / "file").touch()
+    (place / "file").chmod(0o666)
+    with pytest.raises(UntrustedError, match=r"file can be written by others \(mode 0666\)"):
+        read_trusted(place / "file", 1)
+
+
+def test_a_file_that_others_can_replace_is_not_read(place: Path) -> None:
+    (place / "file").touch()
+    place.parent.chmod(0o777)
+    said = rf"{place}/file: {place.parent} can be written by others \(mode 0777\)"
+    with pytest.raises(UntrustedError, match=said):
+        read_trusted(place / "file", 1)
+
+
+@pytest.mark.parametrize("opened", ["good", "evil"])
+def test_what_is_judged_is_what_was_opened_whatever_stands_there_then(
+    place: Path, monkeypatch: pytest.MonkeyPatch, opened: str
+) -> None:
+    for name in ("good", "evil"):
+        (place / name).write_text(name)
+        (place / name).chmod(0o600)
+    (place / "evil").chmod(0o666)
+    link = place / "link"
+    link.symlink_to(opened)
+
+    def flip(_path: Path) -> None:
+        link.unlink()
+        link.symlink_to("evil" if opened == "good" else "good")
+
+    monkeypatch.setattr(trust, "doubt_above", flip)
+    if opened == "good":
+        assert read_trusted(link, 9) == b"good"
+    else:
+        with pytest.raises(UntrustedError, match="can be written by others"):
+            read_trusted(link, 9)
+
+
+def test_a_pipe_is_no_file_and_nobody_waits_for_its_writer(place: Path) -> None:
+    os.mkfifo(place / "pipe", 0o600)
+    with pytest.raises(OSError, match="it is no regular file"):
+        read_trusted(place / "pipe", 9)

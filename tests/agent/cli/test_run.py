@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import TYPE_CHECKING
 
 from agent.cli.exit_codes import ExitCode
@@ -32,3 +33,24 @@ def test_a_wrong_configuration_is_bad_input_which_a_restart_does_not_mend(tmp_pa
     config = tmp_path / "config.yaml"
     config.write_text("cgroupDriver: nobody\n")
     assert run_command(["run", "--config", str(config)]) == ExitCode.BAD_INPUT
+
+
+def test_a_configuration_that_others_could_replace_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("cgroupDriver: cgroupfs\n")
+    tmp_path.chmod(0o777)
+    assert run_command(["run", "--config", str(config)]) == ExitCode.ENVIRONMENT
+    assert capsys.readouterr().err == (
+        f"numawarden: error: configuration {config}: {tmp_path} can be written by others (mode "
+        f"0777), who could make the agent do anything; close it: chmod go-w {tmp_path}\n"
+    )
+
+
+def test_a_configuration_that_is_a_pipe_is_refused_without_waiting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    assert run_command(["run", "--config", str(tmp_path / "pipe")]) == ExitCode.BAD_INPUT
+    assert "pipe: it is no regular file" in capsys.readouterr().err
