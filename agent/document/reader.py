@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
 
 import yaml
@@ -25,7 +26,15 @@ from yaml.events import (
 )
 
 from agent.document.errors import Problem
-from agent.document.nodes import Mapping, Node, Number, Scalar, Sequence, Unclear
+from agent.document.nodes import (
+    SHOWN_LENGTH,
+    Mapping,
+    Node,
+    Number,
+    Scalar,
+    Sequence,
+    Unclear,
+)
 from agent.document.scalars import resolve
 
 if TYPE_CHECKING:
@@ -121,14 +130,18 @@ def _node(event: Event, events: Iterator[Event], depth: int) -> Node:
 
 def _refuse_features(event: Event) -> None:
     if isinstance(event, AliasEvent):
-        raise UnreadableError(f"alias *{event.anchor}: write the value out", _line(event))
+        raise UnreadableError(
+            f"alias *{_short(event.anchor or '')}: write the value out", _line(event)
+        )
     if isinstance(event, NodeEvent) and event.anchor is not None:
-        raise UnreadableError(f"anchor &{event.anchor} is not supported: remove it", _line(event))
+        raise UnreadableError(
+            f"anchor &{_short(event.anchor)} is not supported: remove it", _line(event)
+        )
     if (
         isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent)
         and event.tag is not None
     ):
-        raise UnreadableError(f"tag {event.tag} is not supported: remove it", _line(event))
+        raise UnreadableError(f"tag {_short(event.tag)} is not supported: remove it", _line(event))
 
 
 def _items(events: Iterator[Event], depth: int) -> Iterator[Node]:
@@ -143,7 +156,7 @@ def _entries(events: Iterator[Event], depth: int) -> dict[str, Node]:
         key = _key(event)
         if key in entries:
             raise UnreadableError(
-                f"key {key!r} is given twice, first on line {first_seen[key]}", _line(event)
+                f"key {_short(key)!r} is given twice, first on line {first_seen[key]}", _line(event)
             )
         first_seen[key] = _line(event)
         entries[key] = _node(next(events), events, depth + 1)
@@ -162,7 +175,13 @@ def _key(event: Event) -> str:
     if isinstance(value, str):
         return value
     why = f": {value.reason}" if isinstance(value, Unclear) else ""
-    raise UnreadableError(f"key {event.value!r} is not a text{why}; put it in quotes", _line(event))
+    raise UnreadableError(
+        f"key {_short(event.value)!r} is not a text{why}; put it in quotes", _line(event)
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 3]}..."
 
 
 def _line(event: Event) -> int:
@@ -178,6 +197,10 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 def _read_json(content: str) -> Node:
+    # There is no more than one value, one for each comma and one for each bracket.
+    many = 1 + content.count(",") + content.count("[") + content.count("{") > MAX_VALUES
+    if many:
+        _refuse_unread(content)
     try:
         value = json.loads(
             content,
@@ -190,10 +213,27 @@ def _read_json(content: str) -> Node:
         raise UnreadableError(f"this is not JSON: {error.msg}", error.lineno) from error
     except RecursionError as error:
         raise UnreadableError(_TOO_DEEP) from error
-    # There is no more than one value, one for each comma and one for each bracket.
-    if 1 + content.count(",") + content.count("[") + content.count("{") > MAX_VALUES:
+    if many:
         _refuse_many(cast("_Json", value))
     return _json_node(cast("_Json", value), 0)
+
+
+#: A text in JSON, to its end or to that of the document.
+_TEXT: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+
+def _refuse_unread(content: str) -> None:
+    """Raise when a text holds certainly too many values, before a million of them are made.
+
+    Outside of its texts, every bracket begins a value, and every comma stands between two.
+    """
+    commas = brackets = at = 0
+    for start, end in chain(map(re.Match.span, _TEXT.finditer(content)), ((len(content),) * 2,)):
+        commas += content.count(",", at, start)
+        brackets += content.count("[", at, start) + content.count("{", at, start)
+        if max(commas, brackets) > MAX_VALUES:
+            raise UnreadableError(_TOO_MANY)
+        at = end
 
 
 def _refuse_many(value: _Json) -> None:
@@ -221,7 +261,7 @@ def _json_node(value: _Json, depth: int) -> Node:
     if isinstance(value, list):
         return Sequence(tuple(_json_node(cast("_Json", item), depth + 1) for item in value))
     if isinstance(value, str) and _SURROGATE.search(value):
-        raise UnreadableError(f"text {value!r} holds half of a surrogate pair")
+        raise UnreadableError(f"text {_short(value)!r} holds half of a surrogate pair")
     return Scalar(value)
 
 
@@ -229,8 +269,8 @@ def _json_mapping(pairs: _Pairs, depth: int) -> Mapping:
     entries: dict[str, Node] = {}
     for key, value in pairs:
         if key in entries:
-            raise UnreadableError(f"key {key!r} is given twice in one object")
+            raise UnreadableError(f"key {_short(key)!r} is given twice in one object")
         if _SURROGATE.search(key):
-            raise UnreadableError(f"key {key!r} holds half of a surrogate pair")
+            raise UnreadableError(f"key {_short(key)!r} holds half of a surrogate pair")
         entries[key] = _json_node(value, depth + 1)
     return Mapping(entries)

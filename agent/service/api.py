@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import structlog
@@ -21,7 +22,7 @@ from agent.pods.manifest import load_pod
 from agent.service import errors
 from agent.service.operation import operation
 from agent.service.peer import own_user, peer_of
-from agent.service.serial import Stopped
+from agent.service.serial import Stopped, Worker
 from agent.service.status import status_document
 
 if TYPE_CHECKING:
@@ -34,12 +35,18 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_Parsed = TypeVar("_Parsed")
+
 MAX_BODY_BYTES: Final = 4 << 20
 #: How long a whole body may take, in seconds.
 BODY_SECONDS: Final = 30.0
 #: Names a manifest that came over the socket, in errors and in the uid of a pod that states none.
 SOURCE: Final = "manifest"
 JSON: Final = "application/json"
+#: What is longer is parsed in a thread of its own: the loop answers everybody else meanwhile.
+SMALL_BYTES: Final = 16 << 10
+#: So many mistakes of a manifest are answered: nobody reads more, and a text can hold thousands.
+MISTAKES_ANSWERED: Final = 100
 
 _STATUS: Final = {
     "PodNotFound": HTTPStatus.NOT_FOUND,
@@ -77,6 +84,8 @@ class Api:
         self._group = group
         self._topology = topology
         self.max_bytes = max_bytes
+        # Not the keeper's thread, in which cgroups are written: that may take seconds.
+        self._aside = Worker(keeper.worker.clock, "parser")
         self._routes = Routes(
             [
                 ("POST", "/v1/pods", self._admit),
@@ -91,6 +100,10 @@ class Api:
                 ("POST", "/v1/reconcile", self._reconcile),
             ]
         )
+
+    def close(self) -> None:
+        """End the thread for what is large, once that is done."""
+        self._aside.close()
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request; every error is a document, and what was not foreseen is logged."""
@@ -128,7 +141,7 @@ class Api:
         dry_run = _flag(request, "dryRun")
         body = await _body(request)
         try:
-            pod = self._pod_of(body)
+            pod = await self._pod_of(body)
         except errors.InvalidManifestError as error:
             if not dry_run:
                 with operation("admit"):
@@ -138,7 +151,8 @@ class Api:
         return _json(answer, _admission_status(answer))
 
     async def _list(self, _request: Request) -> Response:
-        return _json(wire.PodListDocument(pods=self._keeper.pods()))
+        pods = self._keeper.pods_now()
+        return await self._aside.run(lambda: _json(wire.PodListDocument(pods=pods())))
 
     async def _get(self, request: Request) -> Response:
         return _json(await self._keeper.pod(request.parameters["uid"]))
@@ -148,7 +162,8 @@ class Api:
 
     async def _bind(self, request: Request) -> Response:
         uid, name = request.parameters["uid"], request.parameters["name"]
-        wanted = _bind_request(await _body(request))
+        body = await _body(request)
+        wanted = await self._parsed(body, partial(_bind_request, body))
         return _json(await self._keeper.bind(uid, name, wanted))
 
     async def _watch(self, _request: Request) -> Stream:
@@ -160,33 +175,40 @@ class Api:
             yield (wire.encode(event) + b"\n" async for event in watcher)
 
     async def _status(self, _request: Request) -> Response:
-        return _json(status_document(self._keeper.state))
+        return await self._aside.run(_json, status_document(self._keeper.state))
 
     async def _verify(self, _request: Request) -> Response:
-        return _json(await self._keeper.verify())
+        return await self._aside.run(_json, await self._keeper.verify())
 
     async def _get_topology(self, _request: Request) -> Response:
-        body = self._topology(self._keeper.state.situation.host)
+        body = await self._aside.run(self._topology, self._keeper.state.situation.host)
         return Response(body, content_type=JSON)
 
     async def _reconcile(self, _request: Request) -> Response:
         return _json(await self._keeper.reconcile(insist=True))
 
-    def _pod_of(self, body: bytes) -> Pod:
+    async def _pod_of(self, body: bytes) -> Pod:
         gates = self._keeper.state.situation.rules.policy.gates
+        load = partial(
+            load_pod, body, SOURCE, max_bytes=self.max_bytes, pod_level=gates.pod_level_resources
+        )
         try:
-            return load_pod(
-                body, SOURCE, max_bytes=self.max_bytes, pod_level=gates.pod_level_resources
-            )
+            return await self._parsed(body, load)
         except ManifestError as error:
             raise invalid_manifest(error) from error
 
+    async def _parsed(self, body: bytes, parse: Callable[[], _Parsed]) -> _Parsed:
+        return parse() if len(body) <= SMALL_BYTES else await self._aside.run(parse)
+
 
 def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
-    """Return the mistakes in a manifest as an answer."""
+    """Return the mistakes in a manifest as an answer: how many, and the first 100 of them."""
     count = len(error.problems)
     summary = f"{count} mistakes in the manifest" if count > 1 else str(error)
-    details = tuple((problem.path, problem.message) for problem in error.problems)
+    if count > MISTAKES_ANSWERED:
+        summary = f"{summary}, of which the first {MISTAKES_ANSWERED} are told"
+    told = error.problems[:MISTAKES_ANSWERED]
+    details = tuple((problem.path, problem.message) for problem in told)
     return errors.InvalidManifestError(summary, details, error.identity)
 
 

@@ -9,6 +9,7 @@ Every reconcile tries again; the caller sees the exact reason and may remove the
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -160,7 +161,22 @@ class Keeper:
 
     def pods(self) -> tuple[PodDocument, ...]:
         """Return all pods in the order of admission."""
-        return tuple(self._pod(grant) for grant in self.state.ledger.grants.values())
+        return self.pods_now()()
+
+    def pods_now(self) -> Callable[[], tuple[PodDocument, ...]]:
+        """Return what makes the documents of all pods as they are now, in any thread."""
+        state, pool = self.state, self.state.shared_cpus
+        invalid: dict[str, list[Finding]] = defaultdict(list)
+        for finding in state.invalid:
+            invalid[finding.uid].append(finding)
+        known = [
+            (grant, state.source_of(uid), state.records.of(uid).problems, invalid.get(uid, ()))
+            for uid, grant in state.ledger.grants.items()
+        ]
+        return lambda: tuple(
+            views.pod_document(grant, pool, source=source, problems=problems, invalid=found)
+            for grant, source, problems, found in known
+        )
 
     async def pod(self, uid: str) -> PodDocument | FailedPodDocument:
         """Return a pod with its explanation and what the kernel says, or why it was rejected.
@@ -436,15 +452,6 @@ class Keeper:
         if grant is None:
             raise PodNotFoundError(uid)
         return grant
-
-    def _pod(self, grant: PodGrant) -> PodDocument:
-        return views.pod_document(
-            grant,
-            self.state.shared_cpus,
-            source=self.state.source_of(grant.uid),
-            problems=self.state.records.of(grant.uid).problems,
-            invalid=self.state.invalid,
-        )
 
     def _admission(
         self, decision: Decision, grant: PodGrant, record: PodRecord, *, dry_run: bool = False

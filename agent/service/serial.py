@@ -27,20 +27,21 @@ class Stopped(Exception):  # noqa: N818  # named for what it tells
 
 
 class Worker:
-    """The one thread in which blocking work runs, in the order in which it was asked for.
+    """One thread in which blocking work runs, in the order in which it was asked for.
 
-    Cgroup writes, fsync and D-Bus calls may take seconds; the loop must not wait for them.
+    Cgroup writes, fsync and D-Bus calls may take seconds; the loop must not wait for them. `name`
+    tells threads apart; none is started before there is work for it.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, name: str = "worker") -> None:
+        self.clock = clock
         self._busy_since: float | None = None
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="numawarden-worker")
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"numawarden-{name}")
 
     def busy_seconds(self) -> float:
         """Return for how long the current call has been running; 0 when there is none."""
         since = self._busy_since
-        return 0.0 if since is None else self._clock.monotonic() - since
+        return 0.0 if since is None else self.clock.monotonic() - since
 
     async def run(
         self, call: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
@@ -49,7 +50,7 @@ class Worker:
         context = copy_context()
 
         def timed() -> _Result:
-            self._busy_since = self._clock.monotonic()
+            self._busy_since = self.clock.monotonic()
             try:
                 return context.run(call, *args, **kwargs)
             finally:
@@ -89,7 +90,7 @@ class SerialQueue:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._waiting: deque[_Job[object]] = deque()
         self._ahead: deque[_Job[object]] = deque()
         self._went_ahead = False
@@ -104,7 +105,7 @@ class SerialQueue:
 
     def busy_seconds(self) -> float:
         """Return for how long the current action has been running; 0 when there is none."""
-        return 0.0 if self._busy_since is None else self._clock.monotonic() - self._busy_since
+        return 0.0 if self._busy_since is None else self.clock.monotonic() - self._busy_since
 
     async def run(
         self, action: Callable[[], Coroutine[None, None, _Result]], *, ahead: bool = False
@@ -121,7 +122,7 @@ class SerialQueue:
     async def serve(self) -> None:
         """Do actions until `stop`; the one that has begun then is finished."""
         while (job := await self._next()) is not None:
-            self._busy_since = self._clock.monotonic()
+            self._busy_since = self.clock.monotonic()
             try:
                 await job.run()
             finally:

@@ -151,6 +151,7 @@ class Service:
             await asyncio.gather(*(door.stop(SHUTDOWN_SECONDS) for door in served))
             await serving
             keeper.worker.close()
+            self._api.close()
             log.info("stopped; every workload stays as it is")
 
     async def _live(self, served: list[Connections]) -> None:

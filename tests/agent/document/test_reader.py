@@ -75,7 +75,7 @@ def test_what_is_no_single_clean_document_is_refused_with_its_line(
     assert caught.value.problem.line == line
 
 
-@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000, '{"a":' + "[" * 5000 + "]}"])
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 20_000, '{"a":' + "[" * 5000 + "]}"])
 def test_deep_nesting_is_refused_before_it_costs_anything(deep: str) -> None:
     with pytest.raises(UnreadableError, match="nested"):
         read_document(deep)
@@ -91,6 +91,37 @@ def test_nesting_up_to_the_limit_is_fine() -> None:
 def test_too_many_values_are_refused_before_they_cost_anything(one: str) -> None:
     with pytest.raises(UnreadableError, match="more than 20000 values"):
         read_document(one * 80_000)
+
+
+@pytest.mark.parametrize("one", ["{},", "[],", "0,", '"",', '"a\\"",', "[", '{"":', "null,"])
+def test_too_many_values_of_json_are_refused_before_they_are_made(
+    one: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(UnreadableError, match="more than 20000 values"):
+        read_document('{"a":[' + one * 30_000 + "0]}")
+
+
+@pytest.mark.parametrize("text", ["{" * 30_000, "\\" * 30_000, '\\"[' * 30_000, ",\n" * 30_000])
+def test_what_stands_in_a_text_of_json_is_no_value(text: str) -> None:
+    assert plain(read_document(json.dumps({"a": text}))) == {"a": text}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "&%s [1]",
+        "*%s",
+        "!%s 1",
+        "'%s': 1\n'%s': 2",
+        '{"%s":1,"%s":2}',
+        '{"a":"%s\\ud800"}',
+    ],
+)
+def test_a_mistake_quotes_what_is_long_in_short(text: str) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        read_document(text.replace("%s", "1" * 1_000))
+    assert len(caught.value.problem.message) < 200
 
 
 def test_too_many_values_of_json_are_refused() -> None:
