@@ -52,7 +52,8 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
 def lines_of(error: BaseException) -> list[str]:
     """Return what is printed for an expected error: one line, and one more for each detail."""
     first, *rest = text_of(error).splitlines() or [type(error).__name__]
-    return [f"numawarden: error: {first}", *(f"  {line.strip()}" for line in rest if line.strip())]
+    lines = [f"numawarden: error: {first}", *(f"  {line.strip()}" for line in rest if line.strip())]
+    return [_printable(line) for line in lines]
 
 
 def text_of(error: BaseException) -> str:
@@ -60,6 +61,11 @@ def text_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def _printable(line: str) -> str:
+    """Return a line that says nothing to a terminal, whatever names stand in it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _class_names(kind: type[BaseException]) -> Iterator[str]:

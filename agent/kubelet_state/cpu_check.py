@@ -118,14 +118,18 @@ def _coverage(rules: Rules, state: CpuState) -> Iterator[str]:
 
 
 def _held_twice(state: CpuState) -> Iterator[str]:
-    held: dict[str, Mask] = {}
-    inert = inert_budgets(state)
-    for uid in sorted({*state.containers, *state.pods} - inert):
+    """Name each pod that holds CPUs of one before it: as many lines as pods, not as pairs."""
+    first: dict[int, str] = {}
+    taken = EMPTY
+    for uid in sorted({*state.containers, *state.pods} - inert_budgets(state)):
         cpus = _held(state, uid)
-        for other, others in held.items():
-            if both := cpus & others:
-                yield f"pods {other} and {uid} both hold CPUs {both}; end one of them"
-        held[uid] = cpus
+        shared: dict[str, Mask] = {}
+        for cpu in cpus & taken:
+            shared[first[cpu]] = shared.get(first[cpu], EMPTY) | Mask.of(cpu)
+        for other, both in shared.items():
+            yield f"pods {other} and {uid} both hold CPUs {both}; end one of them"
+        first.update(dict.fromkeys(cpus - taken, uid))
+        taken |= cpus
 
 
 def _outside_budget(state: CpuState) -> Iterator[str]:

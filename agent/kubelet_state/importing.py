@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.document.nodes import shown
 from agent.kubelet_state import cpu_check, cpu_file, memory_check, memory_file
 from agent.kubelet_state.cpu_file import CpuState
 from agent.kubelet_state.errors import UnfitStateError
@@ -20,6 +21,7 @@ from agent.kubelet_state.memory_file import MemoryState
 from agent.ledger import ContainerGrant, Isolation, Ledger, NodeMemory, PodGrant, total_requests
 from agent.managers.confirmation import NotConfirmedError, confirm
 from agent.pods.model import ContainerKind, QosClass
+from agent.pods.names import label_fault, uid_fault
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -48,6 +50,9 @@ def take_over(rules: Rules, state: KubeletState, pods: Mapping[str, Pod] = _NO_P
     """
     cpu = state.cpu or CpuState(str(rules.policy.cpu.policy))
     memory = state.memory or MemoryState(str(rules.policy.memory.policy))
+    # First of all: what follows names pods and containers in lines that somebody reads.
+    if misnamed := list(_misnamed(cpu, memory)):
+        raise UnfitStateError("the kubelet's state is not taken over", misnamed)
     reasons = [
         *(f"{cpu_file.FILE_NAME}: {why}" for why in cpu_check.cpu_problems(rules, cpu)),
         *(f"{memory_file.FILE_NAME}: {why}" for why in memory_check.memory_problems(rules, memory)),
@@ -65,6 +70,21 @@ def take_over(rules: Rules, state: KubeletState, pods: Mapping[str, Pod] = _NO_P
         ),
         tuple(_notes(rules, state, completed, pods)),
     )
+
+
+def _misnamed(cpu: CpuState, memory: MemoryState) -> Iterator[str]:
+    """Say which pods and containers have names that neither Kubernetes nor a cgroup can have."""
+    files = (
+        (cpu_file.FILE_NAME, {*cpu.containers, *cpu.pods}, cpu.containers.values()),
+        (memory_file.FILE_NAME, {*memory.containers, *memory.pods}, memory.containers.values()),
+    )
+    for file, uids, containers in files:
+        for uid in sorted(uids):
+            if fault := uid_fault(uid):
+                yield f"{file}: {shown(uid)} is not a valid uid: {fault}"
+        for name in sorted({name for held in containers for name in held}):
+            if fault := label_fault(name):
+                yield f"{file}: {shown(name)} is not a valid name of a container: {fault}"
 
 
 def _grants(rules: Rules, cpu: CpuState, memory: MemoryState) -> Iterator[PodGrant]:

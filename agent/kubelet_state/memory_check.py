@@ -37,11 +37,14 @@ def memory_problems(rules: Rules, state: MemoryState) -> tuple[str, ...]:
     if not state.nodes:
         return ("machineState is empty although containers hold memory",)
     unknown = tuple(_unknown_places(rules.memory, state))
-    return unknown or (
+    differences = unknown or (
         *_gate(rules, state),
         *_machine_differences(rules.memory, state),
-        *_charge_differences(state),
     )
+    # What is charged is compared node by node, which says nothing where these are others.
+    if unknown or state.nodes.keys() != set(rules.memory.nodes):
+        return differences
+    return (*differences, *_charge_differences(state))
 
 
 def is_fresh(state: MemoryState) -> bool:

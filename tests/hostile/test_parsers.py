@@ -16,9 +16,12 @@ from agent.config.errors import ConfigError
 from agent.config.loader import load_config, override
 from agent.document.reader import UnreadableError, read_document
 from agent.enforcement.tasks import printable
-from agent.kubelet_state.cpu_file import read_cpu_state
-from agent.kubelet_state.errors import KubeletStateError
-from agent.kubelet_state.memory_file import read_memory_state
+from agent.kubelet_state.cpu_file import CpuState, read_cpu_state
+from agent.kubelet_state.errors import KubeletStateError, UnfitStateError
+from agent.kubelet_state.files import KubeletState
+from agent.kubelet_state.importing import take_over
+from agent.kubelet_state.memory_file import MemoryNode, MemoryState, read_memory_state
+from agent.ledger import MemoryBlock
 from agent.pods.errors import ManifestError, QuantityError
 from agent.pods.manifest import load_pod
 from agent.pods.names import extended_resource_fault, label_fault, subdomain_fault, uid_fault
@@ -33,11 +36,13 @@ from sysfs.uevents import hotplug_of
 from systemd.errors import SystemdError
 from systemd.escape import escape, slice_path, unescape
 from tests.agent.checkpoint.states import example
+from tests.agent.managers.hosts import SMT, make_rules
 from tests.hostile.growth import LONGEST, demand_linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_RULES: Final = make_rules(SMT)
 _PATH: Final = Path("file")
 _MOST: Final = 2 * LONGEST
 #: Values are many and their parsers simple: what is quadratic shows here.
@@ -202,6 +207,15 @@ STATE_FILES: Final[dict[str, tuple[Callable[[bytes], object], Callable[[int], by
 }
 
 
+def taken_over(pods: int) -> KubeletState:
+    """Return the state of a kubelet in which so many pods hold the same CPU."""
+    held = {f"u{number}": {"c": Mask.of(1)} for number in range(pods)}
+    cpu = CpuState("static", default=SMT.cpus.all - Mask.of(1), containers=held)
+    nodes = {node: MemoryNode(0, Mask.of(0), {}) for node in range(pods)}
+    blocks = {uid: {"c": (MemoryBlock("memory", 1, Mask.of(0)),)} for uid in held}
+    return KubeletState(cpu, MemoryState("Static", nodes=nodes, containers=blocks))
+
+
 def as_text(call: Callable[[str], object]) -> Callable[[bytes], object]:
     """Return what takes the text of some bytes."""
     return lambda data: call(data.decode())
@@ -263,6 +277,14 @@ def test_a_file_of_state_takes_no_longer_than_it_is_long(
     parse: Callable[[bytes], object], make: Callable[[int], bytes]
 ) -> None:
     measure(parse, make)
+
+
+def test_a_state_takes_no_longer_to_be_judged_than_it_has_pods() -> None:
+    def attempt(state: KubeletState) -> None:
+        with pytest.raises(UnfitStateError):
+            take_over(_RULES, state)
+
+    demand_linear(attempt, taken_over, 1 << 14)
 
 
 @pytest.mark.parametrize(("parse", "bodies"), SCALARS.values(), ids=SCALARS)

@@ -58,3 +58,9 @@ def test_exit_codes_are_those_that_scripts_rely_on() -> None:
         "AGENT_FAILED": 8,
         "INTERRUPTED": 130,
     }
+
+
+@pytest.mark.parametrize("hostile", ["\x1b]0;title\x07", "\u202e", "\udce9", "\x9b2J"])
+def test_no_error_speaks_to_the_terminal(hostile: str) -> None:
+    lines = lines_of(FileNotFoundError(2, "No such file or directory", f"a{hostile}b"))
+    assert all(line.isprintable() and line.encode() for line in lines)

@@ -137,3 +137,20 @@ def test_a_missing_file_is_told() -> None:
 def test_pods_that_nobody_described_are_listed() -> None:
     notes = take_over(RULES, files("0,3-15", {"u": {"a": "1-2"}})).notes
     assert notes == ("known by uid alone until they are asked for: 1 pods (u)",)
+
+
+@pytest.mark.parametrize("uid", ["../../x", "a/b", "..", "a\x1b]0;b", "n\nb", "\u202e", "a" * 300])
+def test_a_uid_that_no_cgroup_can_have_is_not_taken_over_and_is_shown_escaped(uid: str) -> None:
+    with pytest.raises(UnfitStateError, match="is not a valid uid") as caught:
+        take_over(RULES, files("0,3-15", {uid: {"a": "1-2"}}))
+    (reason,) = caught.value.reasons
+    assert reason.isprintable()
+    with pytest.raises(UnfitStateError, match="is not a valid uid"):
+        take_over(RULES, files("0,3-15", {}, {uid: "1-2"}))
+
+
+@pytest.mark.parametrize("name", ["../x", "A", "a\x1b[2J", "c" * 1000])
+def test_a_container_whose_name_is_none_is_not_taken_over(name: str) -> None:
+    with pytest.raises(UnfitStateError, match="is not a valid name of a container") as caught:
+        take_over(RULES, files("0,3-15", {"u-1": {name: "1-2"}}))
+    assert all(reason.isprintable() and len(reason) < 300 for reason in caught.value.reasons)
