@@ -7,6 +7,7 @@ from typing import Final
 from tests.fuzz.checkpoints import CHECKPOINTS
 from tests.fuzz.configs import CONFIGS
 from tests.fuzz.kubelet import STATE_FILES
+from tests.fuzz.names import NAMES
 from tests.fuzz.pods import MANIFESTS
 from tests.fuzz.replays import REPLAYS
 from tests.fuzz.runtimes import RUNTIME_FILES
@@ -23,6 +24,7 @@ TARGETS: Final = (
     STATE_FILES,
     TREES,
     RUNTIME_FILES,
+    NAMES,
     REPLAYS,
     MESSAGES,
 )
