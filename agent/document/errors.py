@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from msgspec import Struct
+
+#: So many mistakes of one document are told: nobody reads more, and a text can hold thousands.
+MISTAKES_TOLD: Final = 100
 
 
 class Problem(Struct, frozen=True):
@@ -25,7 +28,10 @@ class Problem(Struct, frozen=True):
 
 @dataclass
 class DocumentError(Exception):
-    """A document was refused: `source` names it, `problems` are all mistakes in document order."""
+    """A document was refused: `source` names it, `problems` are all mistakes in document order.
+
+    Its text has the first 100 of them, and how many there are.
+    """
 
     source: str
     problems: tuple[Problem, ...]
@@ -36,5 +42,7 @@ class DocumentError(Exception):
         if len(self.problems) == 1:
             return f"{self.source}: {self.problems[0]}"
         count = len(self.problems)
-        lines = "".join(f"\n  {problem}" for problem in self.problems)
-        return f"{self.source}: {count} mistakes in this {self.what}{lines}"
+        lines = "".join(f"\n  {problem}" for problem in self.problems[:MISTAKES_TOLD])
+        more = count - MISTAKES_TOLD
+        rest = f"\n  and {more} more" if more > 0 else ""
+        return f"{self.source}: {count} mistakes in this {self.what}{lines}{rest}"

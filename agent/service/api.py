@@ -13,6 +13,7 @@ import structlog
 from msgspec.structs import replace
 
 from agent import wire
+from agent.document.errors import MISTAKES_TOLD
 from agent.enforcement.errors import BindingError
 from agent.http.errors import BodyTooLargeError, HttpError, MethodNotAllowedError, NotFoundError
 from agent.http.messages import Response, Stream
@@ -45,8 +46,6 @@ SOURCE: Final = "manifest"
 JSON: Final = "application/json"
 #: What is longer is parsed in a thread of its own: the loop answers everybody else meanwhile.
 SMALL_BYTES: Final = 16 << 10
-#: So many mistakes of a manifest are answered: nobody reads more, and a text can hold thousands.
-MISTAKES_ANSWERED: Final = 100
 
 _STATUS: Final = {
     "PodNotFound": HTTPStatus.NOT_FOUND,
@@ -205,9 +204,9 @@ def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
     """Return the mistakes in a manifest as an answer: how many, and the first 100 of them."""
     count = len(error.problems)
     summary = f"{count} mistakes in the manifest" if count > 1 else str(error)
-    if count > MISTAKES_ANSWERED:
-        summary = f"{summary}, of which the first {MISTAKES_ANSWERED} are told"
-    told = error.problems[:MISTAKES_ANSWERED]
+    if count > MISTAKES_TOLD:
+        summary = f"{summary}, of which the first {MISTAKES_TOLD} are told"
+    told = error.problems[:MISTAKES_TOLD]
     details = tuple((problem.path, problem.message) for problem in told)
     return errors.InvalidManifestError(summary, details, error.identity)
 

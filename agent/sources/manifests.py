@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct
 
 from agent.decision import Reason
+from agent.document.errors import MISTAKES_TOLD
 from agent.pods.errors import ManifestError
 from agent.pods.identity import NOBODY
 from agent.sources.errors import FileFailedError
@@ -175,7 +176,7 @@ def _invalid(file: ManifestFile) -> ManifestDocument:
         identity = file.error.identity
         details = tuple(
             ErrorDetail(path=problem.path, message=problem.message)
-            for problem in file.error.problems
+            for problem in file.error.problems[:MISTAKES_TOLD]
         )
     return ManifestDocument(
         file=file.name,

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from agent import wire
+from agent.document.errors import MISTAKES_TOLD
 from agent.pods.manifest import load_pod
 from agent.service import api
 from tests.agent.service.support import UID, in_loop, make_world, manifest, running
@@ -151,5 +152,5 @@ async def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(world:
         response = await session.post("http://agent/v1/pods", data=body)
         error = wire.decode(await response.read(), wire.ErrorDocument).error
         assert error.message == "300 mistakes in the manifest, of which the first 100 are told"
-        assert len(error.details) == api.MISTAKES_ANSWERED
+        assert len(error.details) == MISTAKES_TOLD
         assert not agent.keeper.state.ledger.grants

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.decision import Reason
+from agent.document.errors import MISTAKES_TOLD
 from agent.pods.digest import spec_digest
 from agent.pods.manifest import load_pod
 from agent.sources.errors import FileFailedError, ManifestDirectoryError
@@ -278,3 +279,12 @@ def test_a_pod_that_fails_to_be_released_costs_no_other_and_is_tried_again(scene
     scene.ledger.failing = set()
     assert scene.sync() == {}
     assert not scene.ledger.pods
+
+
+def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(scene: Scene) -> None:
+    mistakes = b"".join(b"  - name: C_%d\n" % number for number in range(300))
+    lead = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n"
+    scene.write("a", lead + mistakes)
+    (document,) = asyncio.run(scene.source.sync()).values()
+    assert "300 mistakes" in document.message
+    assert len(document.details) == MISTAKES_TOLD
