@@ -1,5 +1,5 @@
-"""HTTP/1.1 for both listeners: h11 reads and writes the protocol, asyncio the bytes.
+"""Both listeners: aiohttp speaks HTTP, this package says who may be connected and for how long.
 
-Small on purpose: half of the agent's start and a quarter of its memory were a web framework, of
-which it used ten routes (docs/performance.md).
+Handlers see `messages.Request` and answer with `messages.Response` or `messages.Stream`; nothing
+else of the agent knows which library serves (docs/adr/0001-aiohttp-serves-both-listeners.md).
 """

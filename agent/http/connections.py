@@ -1,64 +1,71 @@
-"""How many may be connected to a listener, and for how long without asking anything.
+"""A listener: who is let in, whose turn it is, and how it all ends.
 
-Every connection costs a descriptor, and whoever runs out of these can write no cgroup either. So
-the listeners take so many at a time; the next ones wait in the kernel's queue. One that sends no
-whole request head, or does not take its answer, is closed in the end, and makes room.
+Every connection costs a descriptor, and whoever runs out of these can write no cgroup either. So a
+listener takes so many at a time (`agent.http.limits`); one that sends no whole request head, or
+does not take its answer, is closed in the end, and makes room.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from msgspec import Struct
+from aiohttp import web
 
-from agent.http.conversation import LINGER_SECONDS, Conversation
+from agent.http.exchange import Exchange
+from agent.http.limits import FullError, Places
+from agent.http.protocol import Connection, limited_log
 
 if TYPE_CHECKING:
     import socket
     import ssl
+    from collections.abc import Callable
 
+    from agent.http.limits import Caller, Limits
     from agent.http.messages import Handler
 
 log = structlog.get_logger(__name__)
 
 #: How long to wait before accepting again when the kernel refuses, in seconds.
 PAUSE_SECONDS: Final = 1.0
+#: So many are accepted, and so many requests begun, before the rest of the agent has its turn.
+AT_A_TIME: Final = 16
+TURNS: Final = 4
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
-
-
-class Limits(Struct, frozen=True):
-    """At most so many connections, each at most so many seconds between two requests.
-
-    The seconds are those of `Conversation`. They bound the TLS handshake too. No request's body is
-    larger than `body_bytes`.
-    """
-
-    connections: int
-    idle_seconds: float
-    body_bytes: int = 0
+#: What the library needs to end what the agent has given up, in seconds.
+_END_SECONDS: Final = 0.1
 
 
 class Connections:
-    """The connections of one listening socket; `handler` answers whatever they ask."""
+    """The connections of one listening socket; `handler` answers whatever they ask.
+
+    `caller` says whom a connection is counted for, and raises `OSError` where it is gone already.
+    """
 
     def __init__(
         self,
         handler: Handler,
         listening: socket.socket,
         limits: Limits,
+        caller: Callable[[socket.socket], Caller],
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        self.limits = limits
+        self.lines = limited_log()
         self._handler = handler
         self._listening = listening
-        self._limits = limits
+        self._caller = caller
         self._tls = tls
-        self._free = asyncio.Semaphore(limits.connections)
-        self._tasks: dict[asyncio.Task[None], socket.socket] = {}
-        self._conversations: dict[socket.socket, Conversation] = {}
+        self._asking: Places[Connection] = Places(limits.requests, cut_answers=limits.cut_answers)
+        self._watching: Places[Connection] = Places(limits.watchers, cut_answers=True)
+        self._turns = asyncio.Semaphore(TURNS)
+        self._openings: dict[Connection, asyncio.Task[None]] = {}
+        self._server = web.Server(self._answer)
         self._accepting: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
 
     def start(self) -> None:
         """Begin to accept."""
@@ -73,72 +80,147 @@ class Connections:
         self._listening.close()
         # Whoever was accepted in this very moment is given to a transport first, which closes it.
         await asyncio.sleep(0)
-        for task, accepted in self._tasks.items():
-            conversation = self._conversations.get(accepted)
-            if conversation is not None and conversation.answering:
-                conversation.end()
-            else:
-                task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for opening in tuple(self._openings.values()):
+            opening.cancel()
+        self._server.pre_shutdown()
+        await self._until_answered(seconds)
+        await self._server.shutdown(_END_SECONDS)
+        for connection in self._all():
+            connection.cut()
+        self.lines.flush()
+
+    async def _until_answered(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while any(connection.answering for connection in self._all()):
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return
+
+    def _all(self) -> list[Connection]:
+        return [*self._asking, *self._watching]
+
+    # --- accepting ------------------------------------------------------------------------------
 
     async def _accept_all(self) -> None:
         loop = asyncio.get_running_loop()
+        accepted = 0
         while True:
-            await self._free.acquire()
             try:
-                accepted, _ = await loop.sock_accept(self._listening)
+                client, _ = await loop.sock_accept(self._listening)
             except OSError as error:
-                self._free.release()
                 if error.errno not in _GONE:
-                    log.warning("cannot accept a connection", reason=error.strerror)
+                    self.lines.warning("cannot accept a connection", reason=error.strerror)
                     await asyncio.sleep(PAUSE_SECONDS)
             else:
-                task = asyncio.create_task(self._serve(accepted))
-                self._tasks[task] = accepted
-                task.add_done_callback(self._ended)
+                self._let_in(client)
+            accepted += 1
+            if accepted % AT_A_TIME == 0:
+                await asyncio.sleep(0)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        self._free.release()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a connection failed", exc_info=error)
-
-    async def _serve(self, accepted: socket.socket) -> None:
-        """Have the conversation of one connection, and end it."""
+    def _let_in(self, client: socket.socket) -> None:
+        """Give a new connection a place; whoever has to give way for it is cut."""
         try:
-            reader, writer = await self._open(accepted)
+            connection = Connection(self._server, self, self._caller(client))
+            leaving = self._asking.enter(connection)
+        except OSError as error:  # it is gone already
+            log.debug("a connection was not opened", reason=str(error))
+            client.close()
+        except FullError as error:
+            self.lines.warning("too many connections", caller=error.caller.name, held=error.held)
+            _turn_away(client, str(error))
+        except Exception as error:  # noqa: BLE001 - one connection's failure, and nobody else's
+            self.lines.error("a connection failed", exc_info=error)
+            client.close()
+        else:
+            self._cut(leaving)
+            opening = asyncio.create_task(self._open(client, connection))
+            self._openings[connection] = opening
+            opening.add_done_callback(lambda _: self._openings.pop(connection))
+
+    async def _open(self, client: socket.socket, connection: Connection) -> None:
+        """Make a transport of a connection; where TLS does not come about, it is over."""
+        loop = asyncio.get_running_loop()
+        seconds = None if self._tls is None else self.limits.head_seconds
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=seconds
+            )
         except OSError as error:
             log.debug("a connection was not opened", reason=str(error))
-            return
-        limits = self._limits
-        conversation = Conversation(
-            reader, writer, self._handler, limits.idle_seconds, limits.body_bytes
-        )
-        self._conversations[accepted] = conversation
-        try:
-            await conversation.run()
-            writer.close()
-            async with asyncio.timeout(LINGER_SECONDS):
-                await writer.wait_closed()
-        except OSError as error:  # it went away, or was too slow
-            log.debug("a connection ended", reason=str(error))
         finally:
-            del self._conversations[accepted]
-            writer.transport.abort()
+            if connection.transport is None:
+                self.lost(connection)
 
-    async def _open(
-        self, accepted: socket.socket
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the ends of a connection; raises `OSError` where TLS does not come about."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
-        protocol = asyncio.StreamReaderProtocol(reader)
-        seconds = None if self._tls is None else self._limits.idle_seconds
-        transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, accepted, ssl=self._tls, ssl_handshake_timeout=seconds
-        )
-        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+    def _cut(self, leaving: Connection | None) -> None:
+        if leaving is None:
+            return
+        opening = self._openings.get(leaving)
+        if opening is not None:
+            opening.cancel()
+        leaving.cut()
+
+    # --- what connections report ----------------------------------------------------------------
+
+    def lost(self, connection: Connection) -> None:
+        """Take the place of a connection that is over."""
+        self._asking.leave(connection)
+        self._watching.leave(connection)
+        self._idle.set()
+
+    def active(self, connection: Connection) -> None:
+        """Note that a connection did something."""
+        self._asking.touch(connection)
+        self._watching.touch(connection)
+        if not connection.answering:
+            self._idle.set()
+
+    def watching(self, connection: Connection) -> None:
+        """Count a connection among the watchers from now on."""
+        self._asking.leave(connection)
+        self._cut(self._watching.enter(connection))
+
+    # --- answering ------------------------------------------------------------------------------
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request in its turn.
+
+        A connection whose requests wait in a row would otherwise be served to their end before
+        anybody else: nothing in between has to wait for the network.
+        """
+        connection = request.protocol
+        if not isinstance(connection, Connection):
+            raise TypeError(f"aiohttp made a connection of its own: {connection!r}")
+        try:
+            await request.writer.drain()  # whoever takes no answers asks nothing more
+        except ConnectionError:
+            return web.Response()
+        connection.begin_answer()
+        try:
+            if connection.caller.privileged:
+                await asyncio.sleep(0)
+            else:
+                async with self._turns:
+                    await asyncio.sleep(0)
+            exchange = Exchange(request, connection, self._handler, self.limits.body_bytes)
+            return await exchange.run()
+        finally:
+            connection.end_answer()
+
+
+def _turn_away(client: socket.socket, message: str) -> None:
+    """Answer a connection without reading it, as far as its buffer takes that at once."""
+    body = f"{message}\n".encode()
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\nRetry-After: 1\r\n\r\n"
+    )
+    try:
+        client.settimeout(0)
+        client.send(head.encode() + body)
+    except OSError as error:
+        log.debug("a connection was not opened", reason=str(error))
+    finally:
+        client.close()

@@ -7,10 +7,11 @@ from typing import ClassVar
 
 
 class HttpError(Exception):
-    """A request that gets no answer but this one; `headers` belong to it."""
+    """A request that gets no answer but this one, with `headers` and `details` (name, why)."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.BAD_REQUEST
     headers: tuple[tuple[str, str], ...] = ()
+    details: tuple[tuple[str, str], ...] = ()
 
 
 class NotFoundError(HttpError):
@@ -32,6 +33,18 @@ class MethodNotAllowedError(HttpError):
         listed = ", ".join(allowed)
         super().__init__(f"{method} is not possible here; use {listed}")
         self.headers = (("Allow", listed),)
+
+
+class UnknownParameterError(HttpError):
+    """The query names a parameter that this resource does not have.
+
+    To pass over it would do something else than was asked for, such as a dry run in earnest.
+    """
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        listed = ", ".join(known) or "none"
+        super().__init__(f"unknown query parameter {name!r}; this resource knows {listed}")
+        self.details = ((name, "unknown"),)
 
 
 class BodyTooLargeError(HttpError):

@@ -43,7 +43,7 @@ class Target(Struct, frozen=True):
 class Request(Struct, frozen=True):
     """One request.
 
-    `read` returns the whole body and raises what `Conversation.read` does. `parameters` are those
+    `read` returns the whole body and raises what `Exchange.read` does. `parameters` are those
     segments of the path that the route has names for. `connection` is None when the peer is gone.
     """
 

@@ -6,35 +6,51 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.http.errors import MethodNotAllowedError, NotFoundError
+from agent.http.errors import MethodNotAllowedError, NotFoundError, UnknownParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from agent.http.messages import Answer, Handler, Request, Target
 
 
 class Routes:
-    """Handlers by method and path; `{name}` in a path stands for any one segment, not empty."""
+    """Handlers by method and path; `{name}` in a path stands for any one segment, not empty.
 
-    def __init__(self, handlers: Iterable[tuple[str, str, Handler]]) -> None:
+    `parameters` are the query parameters by method and path, none where it says nothing; where it
+    is None, they are nobody's concern.
+    """
+
+    def __init__(
+        self,
+        handlers: Iterable[tuple[str, str, Handler]],
+        parameters: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
+    ) -> None:
         self._handlers = [
-            (method, tuple(path.removeprefix("/").split("/")), handler)
+            (
+                method,
+                tuple(path.removeprefix("/").split("/")),
+                handler,
+                None if parameters is None else parameters.get((method, path), ()),
+            )
             for method, path, handler in handlers
         ]
 
     async def __call__(self, request: Request) -> Answer:
-        """Answer by the handler; raises `NotFoundError`, `MethodNotAllowedError`."""
+        """Answer by the handler; raises one of `agent.http.errors`."""
         found = {
-            method: (parameters, handler)
-            for method, pattern, handler in self._handlers
+            method: (parameters, handler, known)
+            for method, pattern, handler, known in self._handlers
             if (parameters := _match(pattern, request.target)) is not None
         }
         if not found:
             raise NotFoundError(request.target.path)
         if request.method not in found:
             raise MethodNotAllowedError(request.method, tuple(sorted(found)))
-        parameters, handler = found[request.method]
+        parameters, handler, known = found[request.method]
+        for name, _ in request.target.query:
+            if known is not None and name not in known:
+                raise UnknownParameterError(name, known)
         return await handler(replace(request, parameters=parameters))
 
 

@@ -18,6 +18,7 @@ from agent.enforcement.errors import BindingError
 from agent.http.errors import BodyTooLargeError, HttpError, MethodNotAllowedError, NotFoundError
 from agent.http.messages import Response, Stream
 from agent.http.routes import Routes
+from agent.limited_log import LimitedLog
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.service import errors
@@ -85,6 +86,7 @@ class Api:
         self.max_bytes = max_bytes
         # Not the keeper's thread, in which cgroups are written: that may take seconds.
         self._aside = Worker(keeper.worker.clock, "parser")
+        self._lines = LimitedLog(log)
         self._routes = Routes(
             [
                 ("POST", "/v1/pods", self._admit),
@@ -97,7 +99,8 @@ class Api:
                 ("GET", "/v1/verify", self._verify),
                 ("GET", "/v1/topology", self._get_topology),
                 ("POST", "/v1/reconcile", self._reconcile),
-            ]
+            ],
+            parameters={("POST", "/v1/pods"): ("dryRun",)},
         )
 
     def close(self) -> None:
@@ -117,7 +120,9 @@ class Api:
             return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "Stopping", str(error))
         except HttpError as error:
             code = _CODE.get(type(error), "InvalidRequest")
-            return replace(_failed(error.status, code, str(error)), headers=error.headers)
+            return replace(
+                _failed(error.status, code, str(error), error.details), headers=error.headers
+            )
         except Exception:
             log.exception("request failed", method=request.method, path=request.target.path)
             message = "the agent failed at this; its log says more"
@@ -129,7 +134,7 @@ class Api:
             return _failed(HTTPStatus.FORBIDDEN, "Forbidden", "the connection is closed")
         peer = peer_of(request.connection)
         if not peer.may_ask(own_user(), self._group):
-            log.warning("request refused", peer_pid=peer.pid, peer_uid=peer.uid)
+            self._lines.warning("request refused", peer_pid=peer.pid, peer_uid=peer.uid)
             message = f"user {peer.uid} is neither root nor a member of the agent's group"
             return _failed(HTTPStatus.FORBIDDEN, "Forbidden", message)
         if request.method != "GET" and not self._keeper.state.ready:
@@ -232,9 +237,6 @@ def _bind_request(body: bytes) -> wire.BindRequest:
 
 def _flag(request: Request, name: str) -> bool:
     asked = dict(reversed(request.target.query))
-    for unknown in asked.keys() - {name}:
-        message = f"unknown query parameter {unknown!r}; this resource knows {name}"
-        raise errors.RequestError(message, ((unknown, "unknown"),))
     text = asked.get(name, "false")
     if text not in _BOOLEANS:
         raise errors.RequestError(f"{name} is true or false, found {text!r}", ((name, "boolean"),))

@@ -1,8 +1,9 @@
-"""Who is at the other end of a Unix socket, and whether it may ask."""
+"""Who is at the other end of a connection, and whether it may ask."""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import struct
@@ -10,6 +11,8 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+
+from agent.http.limits import Caller
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
@@ -55,6 +58,30 @@ def _supplementary(connection: socket.socket | TransportSocket) -> array[int]:
         if error.errno in (errno.ERANGE, errno.ENOPROTOOPT):
             return array(_GID)
         raise
+
+
+def user_caller(connection: socket.socket) -> Caller:
+    """Return whom a connection to the Unix socket counts for; raises `OSError` when it is gone.
+
+    Root, for whom the service manager asks too, and the agent's own user are privileged.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    _, uid, _ = _UCRED.unpack(raw)
+    return Caller(f"user {uid}", privileged=uid in (0, own_user()))
+
+
+def address_caller(connection: socket.socket) -> Caller:
+    """Return whom a TCP connection counts for; raises `OSError` when it is gone.
+
+    A host with IPv6 has a whole /64 (RFC 4291 section 2.5.4), so that counts as one.
+    """
+    host = connection.getpeername()[0].partition("%")[0]
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return Caller(f"address {address.ipv4_mapped}")
+        return Caller(f"network {ipaddress.IPv6Network((int(address), 64), strict=False)}")
+    return Caller(f"address {address}")
 
 
 def own_user() -> int:

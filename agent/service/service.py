@@ -9,10 +9,12 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.http.connections import Connections, Limits
+from agent.http.connections import Connections
+from agent.http.limits import Limit, Limits
 from agent.service.clock import wait_for
 from agent.service.health import Health
 from agent.service.monitoring import Monitoring
+from agent.service.peer import address_caller, user_caller
 from agent.service.serial import Stopped
 from agent.sources.manifests import INVALID
 
@@ -50,10 +52,23 @@ SHUTDOWN_SECONDS: Final = 5.0
 _INOTIFY: Final = "inotify"
 #: How long to wait before a stream of changes that broke is opened again, in seconds.
 REOPEN_SECONDS: Final = 60.0
-#: Anybody on the host may connect there: scrapes and probes, which may stay connected.
-METRICS_LIMITS: Final = Limits(connections=64, idle_seconds=120.0)
-#: Commands, and who watches (which is no idling).
-ADMISSION_LIMITS: Final = Limits(connections=256, idle_seconds=120.0)
+#: Anybody on the host may connect there: scrapes and probes, which wait for nothing. All of one
+#: host have one address, so it has many places: a new connection must not be thrown out by those
+#: that come after it before its request is read.
+METRICS_LIMITS: Final = Limits(
+    requests=Limit(everyone=384, caller=256),
+    watchers=Limit(everyone=0, caller=0),
+    head_seconds=10.0,
+    idle_seconds=15.0,
+    cut_answers=True,
+)
+#: Commands, which may wait long for an answer, and who watches (which is no idling).
+ADMISSION_LIMITS: Final = Limits(
+    requests=Limit(everyone=256, caller=128),
+    watchers=Limit(everyone=128, caller=64),
+    head_seconds=10.0,
+    idle_seconds=120.0,
+)
 
 
 class Follows(Protocol):
@@ -318,11 +333,13 @@ class Service:
             await self._clock.sleep(period)
 
     def _make_doors(self) -> Iterator[Connections]:
-        if self._doors.metrics is not None:
-            routes = Monitoring(self._keeper.metrics, self.health, self._keeper.state).routes()
-            yield Connections(routes, self._doors.metrics, METRICS_LIMITS, self._doors.tls)
+        doors = self._doors
+        if doors.metrics is not None:
+            metrics, state = self._keeper.metrics, self._keeper.state
+            routes = Monitoring(metrics, self.health, state, self._clock).routes()
+            yield Connections(routes, doors.metrics, METRICS_LIMITS, address_caller, doors.tls)
         limits = replace(ADMISSION_LIMITS, body_bytes=self._api.max_bytes)
-        yield Connections(self._api.answer, self._doors.admission, limits)
+        yield Connections(self._api.answer, doors.admission, limits, user_caller)
 
     def _status(self) -> str:
         state = self._keeper.state

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SOCKET_MODE: Final = 0o660
-BACKLOG: Final = 128
+#: Connections that wait to be let in: one that the kernel drops comes again after a second only.
+BACKLOG: Final = 1024
+#: What the kernel keeps of a scrape that is not read yet (twice that, socket(7)): a head is
+#: smaller, and who sends one request after the other fills it for each of its connections.
+RECEIVE_BYTES: Final = 16 << 10
 _LIMIT: Final = 107  # sun_path without its final NUL, unix(7)
 
 
@@ -153,6 +157,7 @@ def open_tcp(address: Address) -> socket.socket:
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         listening.bind(where)
         listening.listen(BACKLOG)
     except OSError as error:

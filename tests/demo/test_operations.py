@@ -82,7 +82,7 @@ def test_events_are_all_explained_and_no_others() -> None:
 
 
 def test_every_line_of_the_log_exists() -> None:
-    said = set(re.findall(r'log\.\w+\(\s*"([^"]+)"', sources()))
+    said = set(re.findall(r'(?:log|lines)\.\w+\(\s*"([^"]+)"', sources()))
     flat = re.sub(r"\s+", " ", TEXT)
     named = set(re.findall(r"\b[Ll]og `([^`]+)`", flat))
     assert len(named) > 10
@@ -90,7 +90,7 @@ def test_every_line_of_the_log_exists() -> None:
 
 
 def test_every_warning_and_error_of_the_log_is_explained() -> None:
-    said = set(re.findall(r'log\.(?:warning|error|exception)\(\s*"([^"]+)"', sources()))
+    said = set(re.findall(r'(?:log|lines)\.(?:warning|error|exception)\(\s*"([^"]+)"', sources()))
     assert sorted(said - set(QUOTED) - UNEXPLAINED) == []
 
 

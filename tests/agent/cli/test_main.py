@@ -14,7 +14,7 @@ from agent.cli.exit_codes import ExitCode
 from agent.cli.main import COMMANDS, numawarden, run_command
 
 #: What a help text must not wait for.
-HEAVY = ("h11", "rich", "pyroute2", "asyncio", "structlog", "msgspec", "yaml", "http.client")
+HEAVY = ("aiohttp", "rich", "pyroute2", "asyncio", "structlog", "msgspec", "yaml", "http.client")
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,12 @@ import asyncio
 
 import pytest
 
-from agent.http.errors import HttpError, MethodNotAllowedError, NotFoundError
+from agent.http.errors import (
+    HttpError,
+    MethodNotAllowedError,
+    NotFoundError,
+    UnknownParameterError,
+)
 from agent.http.messages import Request, Response, Target
 from agent.http.routes import Routes
 
@@ -29,6 +34,18 @@ ROUTES = Routes(
         ("POST", "/pods/{uid}/containers/{name}/bind", told),
     ]
 )
+
+
+def test_parameters_are_checked_where_they_are_told() -> None:
+    routes = Routes([("GET", "/a", other), ("GET", "/b", other)], {("GET", "/a"): ("x",)})
+    for target, unknown in (("/a?x=1&x=2", None), ("/a?x&y=1", "y"), ("/b?x", "x"), ("/b", None)):
+        request = Request("GET", Target.parse(target), nothing)
+        if unknown is None:
+            assert isinstance(asyncio.run(routes(request)), Response)
+        else:
+            with pytest.raises(UnknownParameterError) as caught:
+                asyncio.run(routes(request))
+            assert caught.value.details == ((unknown, "unknown"),)
 
 
 def answer(method: str, target: str) -> str:

@@ -30,6 +30,7 @@ async def test_metrics_are_those_of_the_moment_of_the_scrape(world: World) -> No
     async with running(world) as agent:
         _, before = await fetch(agent, "/metrics")
         await agent.ask(agent.client.admit, manifest())
+        world.clock.advance(1)
         status, after = await fetch(agent, "/metrics")
     assert status == 200
     assert "kubelet_cpu_manager_exclusive_cpu_allocation_count 0.0" in before
@@ -83,3 +84,28 @@ async def test_with_a_certificate_it_speaks_tls_alone(world: World, certificate:
         assert (await fetch(agent, "/readyz", trusting))[0] == 200
         with pytest.raises(aiohttp.ClientError):
             await fetch(agent, "/readyz")
+
+
+@in_loop
+async def test_many_scrapes_within_a_second_are_one_rendering(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(world) as agent:
+        renderings = 0
+        render = agent.keeper.metrics.render
+
+        def counted() -> bytes:
+            nonlocal renderings
+            renderings += 1
+            return render()
+
+        monkeypatch.setattr(agent.keeper.metrics, "render", counted)
+        world.clock.advance(1)
+        texts = [await fetch(agent, "/metrics") for _ in range(5)]
+        assert (renderings, len(set(texts))) == (1, 1)
+        world.clock.advance(0.9)
+        await fetch(agent, "/metrics")
+        assert renderings == 1
+        world.clock.advance(0.1)
+        await fetch(agent, "/metrics")
+        assert renderings == 2

@@ -1,0 +1,152 @@
+"""Between aiohttp's requests and responses and those of the agent's handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from aiohttp import web
+
+from agent.http.errors import BodyTooLargeError, BrokenBodyError, HttpError
+from agent.http.messages import Request, Response, Stream, Target
+
+if TYPE_CHECKING:
+    from agent.http.messages import Answer, Handler
+    from agent.http.protocol import Connection
+
+log = structlog.get_logger(__name__)
+
+#: How long what is under way is still waited for after a peer said that it sends no more, seconds.
+HALF_CLOSED_SECONDS: Final = 1.0
+#: A request's target (RFC 9112 section 3.2): visible ASCII, in which no surrogate hides.
+_TARGET: Final = re.compile(r"[\x21-\x7e]+")
+_LONGEST_REASON: Final = 120
+#: The library would name itself and its version.
+_OWN_HEADERS: Final = (("Server", "numawarden"),)
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(
+        self, request: web.BaseRequest, connection: Connection, handler: Handler, max_bytes: int
+    ) -> None:
+        self._request = request
+        self._connection = connection
+        self._handler = handler
+        self._max_bytes = max_bytes
+
+    async def run(self) -> web.StreamResponse:
+        """Answer; a stream is followed until it ends or its reader leaves."""
+        answer = await self._answer()
+        if isinstance(answer, Stream):
+            return await self._follow(answer)
+        response = web.Response(body=answer.body, status=answer.status, headers=_headers(answer))
+        if self._connection.half_closed:
+            response.force_close()
+        return response
+
+    async def _answer(self) -> Answer:
+        method, text = self._request.method, self._request.raw_path
+        try:
+            target = _target(text)
+        except ValueError as error:
+            return Response(f"no target of a request: {error}\n".encode(), HTTPStatus.BAD_REQUEST)
+        transport = self._request.transport
+        peer = None if transport is None else transport.get_extra_info("socket")
+        try:
+            return await self._handler(Request(method, target, self.read, peer))
+        except HttpError as error:
+            return Response(f"{error}\n".encode(), error.status, headers=error.headers)
+        except Exception:
+            log.exception("request failed", method=method, target=text)
+            said = b"the agent failed at this; its log says more\n"
+            return Response(said, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    # --- the body -------------------------------------------------------------------------------
+
+    async def read(self) -> bytes:
+        """Return the whole body.
+
+        Raises `BodyTooLargeError`, and `BrokenBodyError` where the peer breaks off or breaks rules.
+        """
+        declared = self._request.content_length
+        if declared is not None and declared > self._max_bytes:
+            raise BodyTooLargeError(self._max_bytes)
+        await self._ask_to_go_on()
+        reading = asyncio.create_task(self._read_all())
+        try:
+            await self._connection.until_half_closed(reading)
+            done, _ = await asyncio.wait((reading,), timeout=HALF_CLOSED_SECONDS)
+            if not done:
+                raise BrokenBodyError("the connection ended within it")
+            return reading.result()
+        except (web.RequestPayloadError, ConnectionError) as error:
+            raise BrokenBodyError(shortened(str(error))) from error
+        finally:
+            reading.cancel()
+
+    async def _read_all(self) -> bytes:
+        body = bytearray()
+        content = self._request.content
+        while chunk := await content.readany():
+            body += chunk
+            if len(body) > self._max_bytes:
+                raise BodyTooLargeError(self._max_bytes)
+        return bytes(body)
+
+    async def _ask_to_go_on(self) -> None:
+        """Tell a peer that waits for it to send its body (RFC 9110 section 10.1.1)."""
+        if self._request.headers.get("Expect", "").lower() == "100-continue":
+            writer = self._request.writer
+            await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            writer.output_size = 0
+
+    # --- streams --------------------------------------------------------------------------------
+
+    async def _follow(self, stream: Stream) -> web.StreamResponse:
+        """Send a stream's pieces until it ends or nobody reads any more."""
+        response = web.StreamResponse(headers=dict(_OWN_HEADERS))
+        response.headers["Content-Type"] = stream.content_type
+        response.force_close()
+        sending = asyncio.create_task(self._send_pieces(stream, response))
+        try:
+            await self._connection.until_half_closed(sending)
+        finally:
+            sending.cancel()
+            (outcome,) = await asyncio.gather(sending, return_exceptions=True)
+        if isinstance(outcome, Exception) and not isinstance(outcome, ConnectionError):
+            log.error("request failed", method="GET", exc_info=outcome)
+        return response
+
+    async def _send_pieces(self, stream: Stream, response: web.StreamResponse) -> None:
+        connection = self._connection
+        with stream.open() as pieces:
+            await response.prepare(self._request)
+            writer = self._request.writer
+            connection.watching()
+            async for piece in pieces:
+                await response.write(piece)
+                connection.sending()
+                await writer.drain()
+                connection.taken()
+
+
+def _target(text: str) -> Target:
+    """Return what is asked for; raises `ValueError`."""
+    if _TARGET.fullmatch(text) is None:
+        raise ValueError("it has characters that must be encoded")
+    return Target.parse(text)
+
+
+def _headers(answer: Response) -> list[tuple[str, str]]:
+    return [("Content-Type", answer.content_type), *_OWN_HEADERS, *answer.headers]
+
+
+def shortened(text: str) -> str:
+    """Return what a library says of a peer's message as one short line for logs and answers."""
+    line = " ".join(text.split())
+    return ascii(line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}...")

@@ -1,0 +1,217 @@
+"""One connection: what aiohttp's protocol of a connection leaves to its server.
+
+That is how long a peer may take for what, what is said of a message that is no HTTP, and that a
+peer which has said all (a half-closed connection) still gets its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+
+from agent.http import exchange
+from agent.limited_log import LimitedLog
+
+if TYPE_CHECKING:
+    from agent.http.connections import Connections
+    from agent.http.limits import Caller, Limits
+
+log = structlog.get_logger(__name__)
+
+#: How long the rest of a request is still taken, and thrown away, after its answer, in seconds.
+LINGER_SECONDS: Final = 1.0
+#: The longest request line, the longest header, and the most headers: 270 KiB for a whole head.
+MAX_LINE_BYTES: Final = 8190
+MAX_HEADER_BYTES: Final = 4096
+MAX_HEADERS: Final = 64
+#: What aiohttp says, without a type of its own, of more headers than that.
+_TOO_MANY: Final = "Too many headers"
+
+
+class Connection(web.RequestHandler):
+    """A connection of a listener, with its deadline.
+
+    `answering` is true from a request's whole head to its answer, `half_closed` from the moment
+    when the peer has said that it sends no more.
+    """
+
+    def __init__(self, manager: web.Server, owner: Connections, caller: Caller) -> None:
+        limits = owner.limits
+        super().__init__(
+            manager,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.idle_seconds,
+            access_log=cast("Any", None),
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+            lingering_time=LINGER_SECONDS,
+            auto_decompress=False,
+        )
+        self.caller = caller
+        self.answering = False
+        self.half_closed = False
+        self._owner = owner
+        self._limits: Limits = limits
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._no_http = False
+        self._head_begun = True  # the first head is due as soon as somebody is connected
+
+    # --- what the peer does ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        # Whoever has taken an answer has taken all of it: drain() waits for the whole of it.
+        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
+        self._expect(self._limits.head_seconds)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give up the place."""
+        self._expect(None)
+        self._end()
+        self._owner.lost(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; the first ones of a head set its deadline."""
+        if self._no_http:
+            return
+        if data and not self._head_begun:
+            self._head_begun = True
+            if not self.answering:
+                self._expect(self._limits.head_seconds)
+        super().data_received(data)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keep the connection for the answer that is under way, except with TLS, which cannot."""
+        super().eof_received()
+        self._end()
+        self.half_closed = True
+        asked = self.answering or self._head_begun
+        if self.transport is None or self.ssl_context is not None or not asked:
+            return None
+        if not self.answering:
+            self._expect(exchange.HALF_CLOSED_SECONDS)
+        return True
+
+    # --- what the agent does --------------------------------------------------------------------
+
+    def begin_answer(self) -> None:
+        """Note that a whole head is there."""
+        self.answering = True
+        self._head_begun = False
+        self._expect(None)
+        self._owner.active(self)
+
+    def end_answer(self) -> None:
+        """Give the peer its time to take the answer and to ask something else."""
+        self.answering = False
+        seconds = self._limits.head_seconds if self._head_begun else self._limits.idle_seconds
+        self._expect(min(seconds, self._limits.idle_seconds))
+        self._owner.active(self)
+
+    def watching(self) -> None:
+        """Follow a stream from now on."""
+        self._owner.watching(self)
+
+    def sending(self) -> None:
+        """Give the peer its time to take a piece of a stream."""
+        self._expect(self._limits.idle_seconds)
+
+    def taken(self) -> None:
+        """Note that a piece of a stream was taken."""
+        self._expect(None)
+        self._owner.active(self)
+
+    def cut(self) -> None:
+        """End the connection at once."""
+        self._expect(None)
+        if self.transport is not None:
+            self.transport.abort()
+
+    async def until_half_closed(self, task: asyncio.Task[Any]) -> None:
+        """Wait for a task, at most until the peer has said that it sends no more, or is gone."""
+        await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    # --- the deadline ---------------------------------------------------------------------------
+
+    def _expect(self, seconds: float | None) -> None:
+        """Cut the connection in so many seconds unless it is told otherwise by then (None: never).
+
+        The timer is moved only where it would ring too late: most deadlines are never reached.
+        """
+        self._deadline = None if seconds is None else self._loop.time() + seconds
+        if self._deadline is None:
+            return
+        if self._alarm is None or self._alarm.when() > self._deadline:
+            self._set_alarm(self._deadline)
+
+    def _set_alarm(self, when: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._deadline is None:
+            return
+        if self._deadline > self._loop.time():
+            self._set_alarm(self._deadline)
+        else:
+            self.cut()
+
+    # --- what went wrong ------------------------------------------------------------------------
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what is no HTTP; that is the peer's mistake, and a line of the log is enough."""
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        why = exchange.shortened(exc.message)
+        self._owner.lines.warning("a peer speaks no HTTP", why=why)
+        if isinstance(exc, LineTooLong) or exc.message.startswith(_TOO_MANY):
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        self._no_http = True
+        self._expect(self._limits.head_seconds)
+        response = web.Response(text=f"this is no HTTP: {why}\n", status=status)
+        response.headers["Server"] = "numawarden"
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; a peer that is cut off while it sends would not see it."""
+        outcome = await super().finish_response(request, resp, start_time)
+        transport = self.transport
+        if self._no_http and transport is not None and not transport.is_closing():
+            if transport.can_write_eof():
+                transport.write_eof()
+            await asyncio.wait((self._ended,), timeout=LINGER_SECONDS)
+        return outcome
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ANN401, ARG002 - aiohttp's own
+        """Report what neither a handler nor the peer is to blame for."""
+        self._owner.lines.error("a connection failed", exc_info=kw.get("exc_info"))
+
+
+def limited_log() -> LimitedLog:
+    """Return the log of what strangers can cause at a listener."""
+    return LimitedLog(log)
