@@ -129,8 +129,8 @@ class Exchange:
             writer = self._request.writer
             connection.watching()
             async for piece in pieces:
-                await response.write(piece)
                 connection.sending()
+                await response.write(piece)
                 await writer.drain()
                 connection.taken()
 
