@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 #: How long to wait before accepting again when the kernel refuses, in seconds.
 PAUSE_SECONDS: Final = 1.0
 #: So many are accepted, and so many requests begun, before the rest of the agent has its turn.
-AT_A_TIME: Final = 16
+AT_A_TIME: Final = 64
 TURNS: Final = 4
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
 #: What the library needs to end what the agent has given up, in seconds.

@@ -45,7 +45,7 @@ class Exchange:
         if isinstance(answer, Stream):
             return await self._follow(answer)
         response = web.Response(body=answer.body, status=answer.status, headers=_headers(answer))
-        if self._connection.half_closed:
+        if self._connection.half_closed or self._has_odd_frame():
             response.force_close()
         return response
 
@@ -65,6 +65,14 @@ class Exchange:
             log.exception("request failed", method=method, target=text)
             said = b"the agent failed at this; its log says more\n"
             return Response(said, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def _has_odd_frame(self) -> bool:
+        """Tell whether HTTP/1.0 is said to be chunked: another may see its end elsewhere.
+
+        RFC 9112 section 6.1 has a server close such a connection.
+        """
+        old = (self._request.version.major, self._request.version.minor) < (1, 1)
+        return old and "Transfer-Encoding" in self._request.headers
 
     # --- the body -------------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class Connection(web.RequestHandler):
         self._owner = owner
         self._limits: Limits = limits
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        #: The library forgets the transport when it begins to close, which a deaf peer can delay.
+        self._wire: asyncio.Transport | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self._no_http = False
@@ -69,13 +71,17 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        self._wire = cast("asyncio.Transport", transport)
         # Whoever has taken an answer has taken all of it: drain() waits for the whole of it.
-        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
+        self._wire.set_write_buffer_limits(high=0)
         self._expect(self._limits.head_seconds)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up the place."""
-        self._expect(None)
+        self._wire = None
+        if self._alarm is not None:  # which would keep all of this until it rings
+            self._alarm.cancel()
+            self._alarm = None
         self._end()
         self._owner.lost(self)
         super().connection_lost(exc)
@@ -133,9 +139,8 @@ class Connection(web.RequestHandler):
 
     def cut(self) -> None:
         """End the connection at once."""
-        self._expect(None)
-        if self.transport is not None:
-            self.transport.abort()
+        if self._wire is not None:
+            self._wire.abort()
 
     async def until_half_closed(self, task: asyncio.Task[Any]) -> None:
         """Wait for a task, at most until the peer has said that it sends no more, or is gone."""
@@ -153,7 +158,7 @@ class Connection(web.RequestHandler):
         The timer is moved only where it would ring too late: most deadlines are never reached.
         """
         self._deadline = None if seconds is None else self._loop.time() + seconds
-        if self._deadline is None:
+        if self._deadline is None or self._wire is None:
             return
         if self._alarm is None or self._alarm.when() > self._deadline:
             self._set_alarm(self._deadline)

@@ -205,6 +205,14 @@ async def test_the_answer_to_head_has_no_body() -> None:
 
 
 @in_loop
+async def test_nothing_is_answered_behind_a_body_that_http_1_0_says_is_chunked() -> None:
+    async with opened() as site:
+        head = b"POST /x HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n"
+        await site.talk(head + b"0\r\n\r\n" + asking("GET", "/evil"))
+        assert site.asked == ["POST /x"]
+
+
+@in_loop
 async def test_http_1_0_is_answered_and_closed() -> None:
     async with opened() as site:
         assert parsed(await site.talk(b"GET /x HTTP/1.0\r\n\r\n")) == [(200, b"()")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from structlog.testing import capture_logs
 from agent.http.connections import Connections
 from agent.http.limits import Caller, Limit, Limits
 from agent.http.messages import Response, Stream
+from agent.http.protocol import Connection
 from agent.service import service as service_module
 from agent.service.sockets import Address, open_tcp
 from tests.agent.service.support import in_loop, running
@@ -168,6 +171,26 @@ async def test_a_watcher_that_waits_for_something_to_happen_is_not_idle() -> Non
         assert await reader.readuntil(b".\r\n")
         writer.close()
         idle[1].close()
+
+
+@in_loop
+async def test_nothing_is_kept_of_a_connection_that_is_over() -> None:
+    async with opened(Limit(everyone=2, caller=2)) as site:
+        first, second = [await site.watch() for _ in range(2)]
+        gc.collect()  # those of other tests
+        kept = weakref.WeakSet(found for found in gc.get_objects() if isinstance(found, Connection))
+        assert len(kept) == 2
+        third = await site.watch()
+        assert await ended(first)  # one that had to give way, and one that leaves
+        await site.gone.wait()
+        site.gone.clear()
+        second[1].close()
+        await site.gone.wait()
+        assert await site.asks()
+        gc.collect()
+        assert not kept
+        for ends in (first, third):
+            ends[1].close()
 
 
 @in_loop
