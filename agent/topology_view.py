@@ -34,11 +34,14 @@ class HugePagesView(TypedDict):
 
 
 class NodeView(TypedDict):
-    """One NUMA node; `cpus` in the kernel's list format, distances by node id as text."""
+    """One NUMA node; `cpus` in the kernel's list format, distances by node id as text.
+
+    `memory_bytes` is null where the host does not tell.
+    """
 
     id: int
     cpus: str
-    memory_bytes: int
+    memory_bytes: int | None
     hugepages: list[HugePagesView]
     distances: dict[str, int]
 
@@ -63,11 +66,13 @@ class Totals(TypedDict):
     """Counts over the whole host; groups are those with an online CPU.
 
     `threads_per_core` is that of the core with the most online threads, `memory_only_nodes` the
-    nodes without online CPUs. A group that the kernel does not tell of is counted 0 times.
+    nodes without online CPUs, `memory_bytes` the sum over the nodes, null where one is unknown. A
+    group that the kernel does not tell of is counted 0 times.
     """
 
     cpus: int
     online: int
+    memory_bytes: int | None
     packages: int
     dies: int
     clusters: int
@@ -79,12 +84,16 @@ class Totals(TypedDict):
 
 
 class TopologyView(TypedDict):
-    """One host."""
+    """One host; sets of CPUs in the kernel's list format, a line for each odd file."""
 
     cpus: list[CpuView]
     nodes: list[NodeView]
     devices: list[DeviceView]
+    offline: str
+    isolated: str
+    nohz_full: str
     totals: Totals
+    warnings: list[str]
 
 
 def topology_view(host: Host) -> TopologyView:
@@ -93,7 +102,11 @@ def topology_view(host: Host) -> TopologyView:
         cpus=[_cpu_view(cpu) for cpu in host.cpus],
         nodes=[_node_view(node) for node in host.nodes],
         devices=[_device_view(device) for device in host.devices],
+        offline=str(host.offline),
+        isolated=str(host.isolated),
+        nohz_full=str(host.nohz_full),
         totals=totals(host),
+        warnings=list(host.warnings),
     )
 
 
@@ -104,6 +117,7 @@ def totals(host: Host) -> Totals:
     return Totals(
         cpus=len(host.cpus),
         online=len(online),
+        memory_bytes=_sum(node.memory_bytes for node in host.nodes),
         packages=_groups(cpu.package for cpu in online),
         dies=_groups(cpu.die for cpu in online),
         clusters=_groups(cpu.cluster for cpu in online),
@@ -113,6 +127,12 @@ def totals(host: Host) -> Totals:
         nodes=len(host.nodes),
         memory_only_nodes=len(host.memory_only_nodes),
     )
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    found = list(amounts)
+    known = [amount for amount in found if amount is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def _groups(ids: Iterable[int | None]) -> int:

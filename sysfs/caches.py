@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sysfs.siblings import CPU_DIRECTORY, sibling_groups
+from sysfs.siblings import CPU_DIRECTORY, optional_groups
 
 if TYPE_CHECKING:
     from sysfs.files import Tree
@@ -19,11 +19,12 @@ def read_uncore(tree: Tree, online: Mask) -> dict[int, int]:
     """Return the lowest online CPU that shares the level 3 cache, by CPU id.
 
     A CPU whose `cache` directory is absent or has no level 3 is not a key: it has no uncore
-    cache, and whoever groups by it takes the package instead. Raises `InconsistentTree` if the
-    sets of two caches overlap.
+    cache, and whoever groups by it takes the package instead. So do the CPUs of sets that
+    contradict each other.
     """
     groups: dict[int, int] = {}
-    for group in sibling_groups(online, lambda cpu: _shared(tree, cpu)):
+    without = "no level 3 cache is known by it"
+    for group in optional_groups(tree, online, lambda cpu: _shared(tree, cpu), without):
         groups.update(dict.fromkeys(group, group.lowest))
     return groups
 
@@ -34,8 +35,7 @@ def _shared(tree: Tree, cpu: int) -> tuple[str, Mask] | None:
     if index is None:
         return None
     name = f"{directory}/index{index}/shared_cpu"
-    shared = tree.find_set((f"{name}_list",), (f"{name}_map",))
-    return None if shared is None else (tree.path(f"{name}_list"), shared)
+    return tree.find_named_set((f"{name}_list",), (f"{name}_map",))
 
 
 def _uncore_index(tree: Tree, directory: str) -> int | None:

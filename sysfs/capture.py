@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
 import re
+import stat
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-from sysfs.cpus import HYBRID_PMUS, read_cpu_sets
+from msgspec import Struct
+
+from sysfs.cpus import HYBRID_PMUS, MIDR, read_cpu_sets
 from sysfs.discover import read_devices
-from sysfs.errors import UnreadableFile
 from sysfs.files import Tree
 from sysfs.memory import HOST_HUGEPAGES, HOST_MEMINFO, find_memory_total, pool_sizes
 from sysfs.net import KIND as NET
@@ -51,23 +54,35 @@ _PCI_FILES: Final = ("vendor", "device", "class")
 _NAMED_BY_MAC: Final = re.compile(r"([a-z]{2}x)[0-9a-f]{12}", re.ASCII)
 
 
-def capture(root: Path, file: Path) -> int:
-    """Archive the host below a root directory as a gzip-compressed tar; return its file count.
+class Captured(Struct, frozen=True):
+    """How many files an archive has, and a line for each odd file that left a fact out."""
+
+    files: int
+    warnings: tuple[str, ...]
+
+
+def capture(root: Path, target: Path | BinaryIO) -> Captured:
+    """Archive the host below a root directory as a gzip-compressed tar in a file or stream.
 
     The same host gives the same bytes. Of memory only the totals are kept, of devices the PCI
     ids and their place; MAC addresses, serial numbers and interfaces' addresses are not read,
     and interfaces that are named after a MAC address are renumbered (`enx0`). Unpacked, the
-    archive is a root for `discover` that shows the same host. The file appears complete or not
-    at all. Raises a `SysfsError` where the host cannot be read, `OSError` where the file cannot
-    be written.
+    archive is a root for `discover` that shows the same host. A file appears complete or not at
+    all, and only a regular file is replaced: raises `OSError` where the target is anything else
+    (a device, a pipe, a link) or cannot be written, a `SysfsError` where the host cannot be read.
     """
+    if isinstance(target, Path):
+        _check_replaceable(target)
     content = Contents(Tree(root))
     sets = read_cpu_sets(content.tree)
     _add_cpus(content, sets.present, sets.online)
     _add_nodes(content)
     _add_devices(content, read_devices(content.tree, sets.online, live=str(root) == "/"))
-    _replace(file, _archive(content))
-    return len(content.files)
+    if isinstance(target, Path):
+        _replace(target, _archive(content))
+    else:
+        target.write(_archive(content))
+    return Captured(len(content.files), content.tree.warnings)
 
 
 class Contents:
@@ -80,18 +95,18 @@ class Contents:
         self.links: dict[str, str] = {}
 
     def add(self, name: str) -> bool:
-        """Add a file of the tree as it is, if there is one; tell whether.
-
-        Raises `UnreadableFile` for a link that leads out of the tree: whoever made the tree does
-        not decide which other files of this host are handed on.
-        """
-        text = self.tree.find(name)
+        """Add a file of the tree as it is, if there is one that can be read; tell whether."""
+        text = self.tree.optional(lambda: self.tree.find(name), None, "it is left out")
         if text is None:
             return False
-        if self.tree.resolved(name) is None:
-            raise UnreadableFile(self.tree.path(name), "it leads out of the tree")
         self.files[name] = text
         return True
+
+    def numbered(self, directory: str, prefix: str) -> list[int]:
+        """Return the numbers of a directory's entries; none where it is odd."""
+        return self.tree.optional(
+            lambda: self.tree.numbered(directory, prefix), [], "it is left out"
+        )
 
     def add_first(self, names: tuple[str, ...]) -> bool:
         """Add the first of these files that exists; tell whether one does."""
@@ -109,7 +124,7 @@ def _add_cpus(content: Contents, present: Mask, online: Mask) -> None:
         directory = f"{CPU_DIRECTORY}/cpu{cpu}"
         content.directories.add(directory)
         content.add(f"{directory}/online")
-        for node in content.tree.numbered(directory, "node"):
+        for node in content.numbered(directory, "node"):
             content.links[f"{directory}/node{node}"] = f"../../node/node{node}"
     for cpu in online:
         _add_online_cpu(content, f"{CPU_DIRECTORY}/cpu{cpu}")
@@ -118,12 +133,12 @@ def _add_cpus(content: Contents, present: Mask, online: Mask) -> None:
 
 
 def _add_online_cpu(content: Contents, directory: str) -> None:
-    content.add(f"{directory}/cpu_capacity")
+    content.add_all(directory, ("cpu_capacity", MIDR))
     content.directories.add(f"{directory}/topology")
     content.add_all(f"{directory}/topology", _GROUP_IDS)
     for lists, maps in _SIBLINGS:
         content.add_first(tuple(f"{directory}/topology/{name}" for name in lists + maps))
-    for index in content.tree.numbered(f"{directory}/cache", "index"):
+    for index in content.numbered(f"{directory}/cache", "index"):
         cache = f"{directory}/cache/index{index}"
         content.add_all(cache, _CACHE_FILES)
         content.add_first((f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map"))
@@ -141,10 +156,13 @@ def _add_nodes(content: Contents) -> None:
 
 
 def _add_memory(content: Contents, meminfo: str, label: str, hugepages: str) -> None:
-    total = find_memory_total(content.tree, meminfo)
+    total = content.tree.optional(
+        lambda: find_memory_total(content.tree, meminfo), None, "it is left out"
+    )
     if total is not None:
         content.files[meminfo] = f"{label}MemTotal: {total // 1024:>15} kB"
-    for size_kib in pool_sizes(content.tree, hugepages):
+    sizes = content.tree.optional(lambda: pool_sizes(content.tree, hugepages), [], "it is left out")
+    for size_kib in sizes:
         directory = f"{hugepages}/hugepages-{size_kib}kB"
         content.directories.add(directory)
         content.add(f"{directory}/nr_hugepages")
@@ -202,7 +220,26 @@ def _archive(content: Contents) -> bytes:
     return packed.getvalue()
 
 
+def _check_replaceable(file: Path) -> None:
+    """Raise `OSError` unless the path is free or a regular file."""
+    try:
+        mode = file.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
+        raise OSError(errno.EINVAL, f"it is {kind}; name another file, or - to pipe it", str(file))
+
+
 def _replace(file: Path, content: bytes) -> None:
+    try:
+        _write_beside(file, content)
+    except OSError as error:
+        # What was asked for is the file; of the temporary one beside it nobody knows.
+        raise OSError(error.errno, error.strerror or str(error), str(file)) from error
+
+
+def _write_beside(file: Path, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as new:
         temporary = Path(new.name)
         try:
@@ -210,6 +247,8 @@ def _replace(file: Path, content: bytes) -> None:
             new.flush()
             os.fsync(new.fileno())
             temporary.chmod(0o644)
+            # Once more: reading the host took its time.
+            _check_replaceable(file)
             temporary.replace(file)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -28,8 +28,10 @@ def discover(root: Path, *, devices: bool = True) -> Host:
     takes as long as all the rest.
 
     The root is `/` on a live host, or a directory with an unpacked capture. Every fallback is
-    documented where it is taken and in docs/discovery.md. Raises a `SysfsError` that names the
-    file where the tree does not describe a host.
+    documented where it is taken and in docs/discovery.md. A file that may be absent and is odd
+    costs its own fact and a line of `Host.warnings`. Raises a `SysfsError` that names the file
+    where the tree does not describe a host: no CPU online, an online CPU without its core, a
+    node without its CPUs.
     """
     return read_host(Tree(root), live=str(root) == "/", devices=devices)
 
@@ -43,6 +45,7 @@ def read_host(tree: Tree, *, live: bool = False, devices: bool = True) -> Host:
         nodes=nodes,
         devices=read_devices(tree, sets.online, live=live) if devices else (),
         nohz_full=sets.nohz_full & sets.present,
+        warnings=tree.warnings,
     )
 
 

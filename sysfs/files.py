@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import TYPE_CHECKING, Final
+import stat
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from sysfs.errors import MalformedFile, MissingFile, UnreadableFile
+from sysfs.errors import MalformedFile, MissingFile, SysfsError, UnreadableFile
 from sysfs.mask import MAX_ID, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 #: No file of sysfs that discovery reads comes near; a larger one is not of a kernel.
 _LIMIT: Final = 1 << 20
@@ -23,20 +24,55 @@ _INTEGER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _MAP: Final = re.compile(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{8})*", re.ASCII)
 #: What some kernels print for a list that was never set (`nohz_full`).
 _UNSET: Final = "(null)"
+#: More odd files than this are counted and not listed: one cause can concern every CPU.
+_MOST_WARNINGS: Final = 20
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 class Tree:
     """The files below one root directory, named by their path without a leading slash.
 
-    Every method that reads raises `UnreadableFile` where the system refuses, and
-    `MalformedFile` where the content is not of the named form.
+    Every method that reads raises `UnreadableFile` where the system refuses or a link leads out
+    of the root, and `MalformedFile` where the content is not of the named form. What stands
+    outside of the root belongs to another host and is never read.
     """
 
-    __slots__ = ("_prefix",)
+    __slots__ = ("_odd", "_places", "_prefix", "_root")
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         prefix = os.fspath(root)
         self._prefix = prefix if prefix.endswith("/") else prefix + "/"
+        self._root = os.path.realpath(prefix)
+        #: Where directories really are, by name; of the live root nothing is outside.
+        self._places: dict[str, str] = {}
+        self._odd: dict[str, str] = {}
+
+    def optional(self, read: Callable[[], T], default: D, without: str) -> T | D:
+        """Return what `read` returns; where a file is odd, the default and a warning.
+
+        For facts without which a host is still a host. `without` ends the warning: what is not
+        known now, or what is taken instead.
+        """
+        try:
+            return read()
+        except SysfsError as error:
+            self.warn(error.path, error.found, without)
+            return default
+
+    def warn(self, path: str, found: str, without: str) -> None:
+        """Keep a warning about a file; the first of each file stays."""
+        self._odd.setdefault(path, f"{path}: {found}; {without}")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One line for each odd file, at most 20 and one that counts the others."""
+        lines = tuple(self._odd.values())
+        more = len(lines) - _MOST_WARNINGS
+        if more <= 0:
+            return lines
+        return (*lines[:_MOST_WARNINGS], f"{self._prefix}: {more} more files are odd")
 
     def path(self, name: str) -> str:
         """Return where a file of the tree is."""
@@ -46,7 +82,7 @@ class Tree:
         """Return a file's text without surrounding white space and NULs; None if absent."""
         path = self._prefix + name
         try:
-            content = _read(path)
+            content = _read(path if self._root == "/" else self._file(name))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -55,6 +91,10 @@ class Tree:
             return content.decode("ascii").strip("\0 \t\n")
         except UnicodeDecodeError as error:
             raise MalformedFile(path, content.decode("latin-1"), "plain text") from error
+
+    def exists(self, name: str) -> bool:
+        """Tell whether there is anything of this name, be it odd."""
+        return os.path.lexists(self._place(name.rpartition("/")[0]) + "/" + name.rpartition("/")[2])
 
     def text(self, name: str, remedy: str) -> str:
         """Return a file's text; raises `MissingFile` with the remedy if it is absent."""
@@ -99,21 +139,26 @@ class Tree:
 
     def find_set(self, lists: Sequence[str], maps: Sequence[str]) -> Mask | None:
         """Return the set of the first file that exists, lists before hexadecimal maps."""
+        found = self.find_named_set(lists, maps)
+        return None if found is None else found[1]
+
+    def find_named_set(self, lists: Sequence[str], maps: Sequence[str]) -> tuple[str, Mask] | None:
+        """Return the path and the set of the first file that exists, lists before maps."""
         for name in lists:
             found = self.find_list(name)
             if found is not None:
-                return found
+                return self.path(name), found
         for name in maps:
             found = self.find_map(name)
             if found is not None:
-                return found
+                return self.path(name), found
         return None
 
     def names(self, directory: str) -> list[str]:
         """Return the sorted names in a directory; none if it is absent."""
         path = self._prefix + directory
         try:
-            return sorted(os.listdir(path))  # noqa: PTH208  # Path objects are the slow part
+            return sorted(os.listdir(self._place(directory)))  # noqa: PTH208  # Path is slow
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -134,15 +179,48 @@ class Tree:
 
     def is_directory(self, name: str) -> bool:
         """Tell whether a directory is there."""
-        return os.path.isdir(self._prefix + name)  # noqa: PTH112  # as above
+        return os.path.isdir(self._place(name))  # noqa: PTH112  # as above
 
     def resolved(self, name: str) -> str | None:
         """Follow links and return the path inside the tree; None where it leaves the tree."""
-        root = os.path.realpath(self._prefix)
         target = os.path.realpath(self._prefix + name)
-        if root == "/":
+        if self._root == "/":
             return target[1:]
-        return target[len(root) + 1 :] if target.startswith(root + "/") else None
+        return target[len(self._root) + 1 :] if self._is_inside(target) else None
+
+    def _is_inside(self, real: str) -> bool:
+        return real.startswith(self._root + "/")
+
+    def _place(self, directory: str) -> str:
+        """Return where a directory really is, asking for each of its parents once."""
+        if self._root == "/" or not directory:
+            return self._prefix + directory
+        place = self._places.get(directory)
+        if place is None:
+            parent, _, last = directory.rpartition("/")
+            place = f"{self._place(parent).rstrip('/')}/{last}"
+            if os.path.islink(place):  # noqa: PTH114  # as above
+                place = self._followed(place, directory)
+            self._places[directory] = place
+        return place
+
+    def _file(self, name: str) -> str:
+        """Return what to open for a file, never anything that acts when it is opened."""
+        parent, _, last = name.rpartition("/")
+        path = f"{self._place(parent).rstrip('/')}/{last}"
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            path = self._followed(path, name)
+            mode = os.stat(path).st_mode  # noqa: PTH116  # as above
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise UnreadableFile(self._prefix + name, "it is not a regular file")
+        return path
+
+    def _followed(self, link: str, name: str) -> str:
+        target = os.path.realpath(link)
+        if not self._is_inside(target):
+            raise UnreadableFile(self._prefix + name, "it leads out of the tree")
+        return target
 
 
 def _read(path: str) -> bytes:

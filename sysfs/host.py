@@ -53,13 +53,14 @@ class HugePages(Struct, frozen=True):
 class Node(Struct, frozen=True):
     """One NUMA node.
 
-    `cpus` are the online CPUs of the node, `memory_bytes` its MemTotal, `distances` maps every
-    node id (this one included) to the ACPI SLIT distance as the kernel shows it.
+    `cpus` are the online CPUs of the node, `memory_bytes` its MemTotal, None where that is not
+    known, `distances` maps every node id (this one included) to the ACPI SLIT distance as the
+    kernel shows it.
     """
 
     id: int
     cpus: Mask
-    memory_bytes: int
+    memory_bytes: int | None
     hugepages: tuple[HugePages, ...] = ()
     distances: Mapping[int, int] = MappingProxyType({})
 
@@ -82,12 +83,17 @@ class Device(Struct, frozen=True):
 
 
 class Host(Struct, frozen=True, dict=True):
-    """All facts of one host, ordered by id."""
+    """All facts of one host, ordered by id.
+
+    `warnings` has a line for each odd file that cost a fact: the file, what was found, and what
+    is not known now.
+    """
 
     cpus: tuple[Cpu, ...]
     nodes: tuple[Node, ...]
     devices: tuple[Device, ...] = ()
     nohz_full: Mask = EMPTY
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def online(self) -> Mask:
@@ -103,6 +109,11 @@ class Host(Struct, frozen=True, dict=True):
     def isolated(self) -> Mask:
         """All CPUs that the kernel keeps out of its scheduling domains (`isolcpus=`)."""
         return Mask.from_ids(cpu.id for cpu in self.cpus if cpu.isolated)
+
+    @cached_property
+    def nodes_with_memory(self) -> Mask:
+        """Nodes that have memory, as far as is known: those of unknown size count."""
+        return Mask.from_ids(node.id for node in self.nodes if node.memory_bytes != 0)
 
     @cached_property
     def memory_only_nodes(self) -> Mask:

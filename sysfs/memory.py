@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sysfs.errors import MalformedFile
@@ -35,16 +36,24 @@ def read_hugepages(tree: Tree, directory: str) -> tuple[HugePages, ...]:
     """Return the pools below a `hugepages` directory by ascending page size, empty ones too.
 
     None if the directory is absent (a kernel without hugetlbfs). A pool without `nr_hugepages`
-    has 0 pages.
+    has 0 pages, and so has one whose file is odd.
     """
-    pools = []
-    for size_kib in pool_sizes(tree, directory):
-        file = f"{directory}/hugepages-{size_kib}kB/nr_hugepages"
+    sizes = tree.optional(partial(pool_sizes, tree, directory), [], "no huge pages are known by it")
+    return tuple(
+        HugePages(size_kib * 1024, _pages(tree, directory, size_kib)) for size_kib in sizes
+    )
+
+
+def _pages(tree: Tree, directory: str, size_kib: int) -> int:
+    file = f"{directory}/hugepages-{size_kib}kB/nr_hugepages"
+
+    def read() -> int:
         count = tree.find_integer(file) or 0
         if count < 0:
             raise MalformedFile(tree.path(file), str(count), "a number of pages")
-        pools.append(HugePages(size_kib * 1024, count))
-    return tuple(pools)
+        return count
+
+    return tree.optional(read, 0, "no huge pages are known by it")
 
 
 def pool_sizes(tree: Tree, directory: str) -> list[int]:

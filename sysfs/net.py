@@ -32,7 +32,8 @@ def read_interfaces(
     containers.
     """
     known = dict(links)
-    names = sorted({*known, *filter(_can_be_a_name, tree.names(NET_DIRECTORY))})
+    listed = tree.optional(lambda: tree.names(NET_DIRECTORY), [], "no interfaces are known by it")
+    names = sorted({*known, *filter(_can_be_a_name, listed)})
     found = (_interface(tree, name, known.get(name, ""), online) for name in names)
     return tuple(device for device in found if device is not None)
 
@@ -42,7 +43,7 @@ def _can_be_a_name(name: str) -> bool:
 
 
 def _interface(tree: Tree, name: str, address: str, online: Mask) -> Device | None:
-    place = _place(tree, name)
+    place = tree.optional(lambda: _place(tree, name), "", "the interface has no known place")
     address = address or _pci_address(place)
     if address:
         directory = f"{PCI_DIRECTORY}/{address}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -29,9 +30,9 @@ def read_nodes(tree: Tree, online: Mask) -> tuple[Node, ...]:
     """Read every `nodeN` directory, ascending; ids may have gaps.
 
     Fallbacks: no node directory at all (a kernel without NUMA): one node 0 with every online
-    CPU, `MemTotal` of `proc/meminfo` (0 bytes where that is absent) and the huge pages of
-    `sys/kernel/mm/hugepages`; no `cpulist`: `cpumap`; no `meminfo` of an only node:
-    `proc/meminfo`; no `distance`: 10 to itself, 20 to others.
+    CPU, `MemTotal` of `proc/meminfo` and the huge pages of `sys/kernel/mm/hugepages`; no
+    `cpulist`: `cpumap`; no `meminfo` of an only node: `proc/meminfo`; without any, the memory is
+    unknown; no `distance`, or one that is odd: 10 to itself, 20 to others.
     """
     ids = tree.numbered(NODE_DIRECTORY, "node")
     if not ids:
@@ -55,7 +56,8 @@ def nodes_of_cpus(tree: Tree, nodes: Sequence[Node], present: Mask) -> dict[int,
             owner.setdefault(cpu, node.id)
     known = {node.id for node in nodes}
     for cpu in (present - claimed) | contested:
-        linked = known.intersection(tree.numbered(f"{CPU_DIRECTORY}/cpu{cpu}", "node"))
+        links = partial(tree.numbered, f"{CPU_DIRECTORY}/cpu{cpu}", "node")
+        linked = known.intersection(tree.optional(links, [], "no node is known by it"))
         if len(linked) == 1:
             owner[cpu] = linked.pop()
     return owner
@@ -65,7 +67,7 @@ def _whole_host(tree: Tree, online: Mask) -> Node:
     return Node(
         id=0,
         cpus=online,
-        memory_bytes=find_memory_total(tree, HOST_MEMINFO) or 0,
+        memory_bytes=_total(tree, HOST_MEMINFO),
         hugepages=read_hugepages(tree, HOST_HUGEPAGES),
         distances=MappingProxyType({0: LOCAL_DISTANCE}),
     )
@@ -87,21 +89,31 @@ def _node(tree: Tree, node: int, ids: Sequence[int], online: Mask) -> Node:
     )
 
 
-def _memory(tree: Tree, directory: str, ids: Sequence[int]) -> int:
-    total = find_memory_total(tree, f"{directory}/meminfo")
+def _memory(tree: Tree, directory: str, ids: Sequence[int]) -> int | None:
+    total = _total(tree, f"{directory}/meminfo")
     if total is None and len(ids) == 1:
-        total = find_memory_total(tree, HOST_MEMINFO)
-    if total is None:
-        raise MissingFile(tree.path(f"{directory}/meminfo"), "a node shows its memory here")
+        return _total(tree, HOST_MEMINFO)
     return total
 
 
+def _total(tree: Tree, name: str) -> int | None:
+    without = "the memory is not known by it"
+    return tree.optional(lambda: find_memory_total(tree, name), None, without)
+
+
 def _distances(tree: Tree, node: int, ids: Sequence[int]) -> Mapping[int, int]:
+    without = f"{LOCAL_DISTANCE} to itself and {REMOTE_DISTANCE} to all others are taken"
+    row = tree.optional(lambda: _find_distances(tree, node, ids), None, without)
+    if row is None:
+        row = {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in ids}
+    return MappingProxyType(row)
+
+
+def _find_distances(tree: Tree, node: int, ids: Sequence[int]) -> dict[int, int] | None:
     name = f"{NODE_DIRECTORY}/node{node}/distance"
     text = tree.find(name)
     if text is None:
-        row = {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in ids}
-        return MappingProxyType(row)
+        return None
     fields = text.split()
     if not fields or not all(map(_DISTANCE.fullmatch, fields)):
         raise MalformedFile(tree.path(name), text, "one distance for each node")
@@ -109,7 +121,7 @@ def _distances(tree: Tree, node: int, ids: Sequence[int]) -> Mapping[int, int]:
     if columns is None:
         raise MalformedFile(tree.path(name), text, f"{len(ids)} distances, one for each node")
     row = {other: int(field) for other, field in zip(columns, fields, strict=True)}
-    return MappingProxyType({other: row[other] for other in ids})
+    return {other: row[other] for other in ids}
 
 
 def _columns(tree: Tree, ids: Sequence[int], count: int) -> Sequence[int] | None:
@@ -117,7 +129,8 @@ def _columns(tree: Tree, ids: Sequence[int], count: int) -> Sequence[int] | None
     if len(ids) == count:
         return ids
     for state in ("online", "possible"):
-        members = tree.find_list(f"{NODE_DIRECTORY}/{state}")
+        name = f"{NODE_DIRECTORY}/{state}"
+        members = tree.optional(partial(tree.find_list, name), None, "no column is named by it")
         if members is not None and len(members) == count and Mask.from_ids(ids) <= members:
             return tuple(members)
     return None

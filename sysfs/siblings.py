@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -10,7 +11,7 @@ from sysfs.errors import InconsistentTree, MalformedFile, MissingFile
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sysfs.files import Tree
 
@@ -52,12 +53,14 @@ def read_topology(tree: Tree, online: Mask) -> Topology:
     - `die_id` absent: no die; -1: the package is its one die;
     - `physical_package_id` absent or -1: see `_named_packages`.
 
-    Raises `MissingFile` where an online CPU has no list of its threads, `InconsistentTree`
-    where the threads of one core are in two packages.
+    Of clusters, dies and packages a file that is odd costs its own fact. Raises `MissingFile`
+    where an online CPU has no list of its threads, and what else is wrong with such a list,
+    `InconsistentTree` where the threads of one core are in two packages.
     """
-    packages = _named_packages(_packages(tree, online))
+    cores = tuple(sibling_groups(online, lambda cpu: _threads(tree, cpu)))
+    packages = _named_packages(_packages(tree, online, cores))
     return Topology(
-        cores=_cores(tree, online, packages),
+        cores=_cores(tree, cores, packages),
         clusters=_clusters(tree, online),
         dies=_dies(tree, online, packages),
         packages=packages,
@@ -81,29 +84,61 @@ def sibling_groups(online: Mask, read: Callable[[int], tuple[str, Mask] | None])
         path, siblings = found
         group = siblings & online
         if cpu not in group:
-            raise InconsistentTree(path, f"CPU {cpu} is not in its own group {siblings}")
+            raise InconsistentTree(path, _lacks(cpu, siblings))
         if not group.isdisjoint(seen):
-            raise InconsistentTree(
-                path, f"CPUs {group & seen} are in two groups, of which {group} is one"
-            )
+            raise InconsistentTree(path, _overlaps(group, group & seen))
         yield group
         seen |= group
         pending -= group
+
+
+def optional_groups(
+    tree: Tree, online: Mask, read: Callable[[int], tuple[str, Mask] | None], without: str
+) -> tuple[Mask, ...]:
+    """Return the groups as `sibling_groups` does, where no group is worth the whole host.
+
+    A set that cannot be read or lacks its CPU is as good as absent: the CPU is in a group where
+    the set of another names it. Groups that overlap contradict each other, so none of them
+    counts. Both are warnings that end in `without`.
+    """
+    groups: list[Mask] = []
+    pending, seen = online, Mask()
+    while pending:
+        cpu = pending.lowest
+        pending -= Mask(1 << cpu)
+        found = tree.optional(partial(read, cpu), None, without)
+        if found is None:
+            continue
+        path, siblings = found
+        group = siblings & online
+        if cpu not in group:
+            tree.warn(path, _lacks(cpu, siblings), without)
+            continue
+        if not group.isdisjoint(seen):
+            tree.warn(path, _overlaps(group, group & seen), without)
+            groups = [other for other in groups if other.isdisjoint(group)]
+        else:
+            groups.append(group)
+        seen |= group
+        pending -= group
+    return tuple(groups)
+
+
+def _lacks(cpu: int, siblings: Mask) -> str:
+    return f"CPU {cpu} is not in its own group, which is {siblings or 'empty'}"
+
+
+def _overlaps(group: Mask, common: Mask) -> str:
+    return f"CPUs {common} are in two groups, of which {group} is one"
 
 
 def _siblings(
     tree: Tree, cpu: int, lists: tuple[str, ...], maps: tuple[str, ...]
 ) -> tuple[str, Mask] | None:
     directory = f"{CPU_DIRECTORY}/cpu{cpu}/topology/"
-    for name in lists:
-        found = tree.find_list(directory + name)
-        if found is not None:
-            return tree.path(directory + name), found
-    for name in maps:
-        found = tree.find_map(directory + name)
-        if found is not None:
-            return tree.path(directory + name), found
-    return None
+    return tree.find_named_set(
+        [directory + name for name in lists], [directory + name for name in maps]
+    )
 
 
 def _threads(tree: Tree, cpu: int) -> tuple[str, Mask]:
@@ -114,9 +149,9 @@ def _threads(tree: Tree, cpu: int) -> tuple[str, Mask]:
     return found
 
 
-def _cores(tree: Tree, online: Mask, packages: dict[int, int]) -> dict[int, int]:
+def _cores(tree: Tree, groups: Iterable[Mask], packages: dict[int, int]) -> dict[int, int]:
     cores: dict[int, int] = {}
-    for group in sibling_groups(online, lambda cpu: _threads(tree, cpu)):
+    for group in groups:
         if len({packages[cpu] for cpu in group}) > 1:
             path = tree.path(f"{CPU_DIRECTORY}/cpu{group.lowest}/topology")
             raise InconsistentTree(path, f"threads {group} of one core are in two packages")
@@ -124,26 +159,51 @@ def _cores(tree: Tree, online: Mask, packages: dict[int, int]) -> dict[int, int]
     return cores
 
 
-def _packages(tree: Tree, online: Mask) -> dict[int, int]:
+def _packages(tree: Tree, online: Mask, cores: Iterable[Mask]) -> dict[int, int]:
+    """Return the package id of each CPU, -1 without one.
+
+    The lists only spare reading the id of every CPU: one that is odd costs nothing. A CPU whose
+    id is odd is in the package of the other threads of its core.
+    """
     packages: dict[int, int] = {}
-
-    def read(cpu: int) -> tuple[str, Mask]:
-        path = f"{CPU_DIRECTORY}/cpu{cpu}/topology"
-        return _siblings(tree, cpu, PACKAGE_LISTS, PACKAGE_MAPS) or (path, Mask.of(cpu))
-
-    for group in sibling_groups(online, read):
-        packages.update(dict.fromkeys(group, _package_id(tree, group.lowest)))
+    unknown = pending = online
+    while pending:
+        group = _package_mates(tree, pending.lowest) & pending
+        package = _package_id(tree, group.lowest)
+        pending -= group
+        if package is not None:
+            packages.update(dict.fromkeys(group, package))
+            unknown -= group
+    for core in cores if unknown else ():
+        known = (packages[cpu] for cpu in core - unknown)
+        packages.update(dict.fromkeys(core & unknown, next(known, -1)))
     return packages
 
 
-def _package_id(tree: Tree, cpu: int) -> int:
+def _package_mates(tree: Tree, cpu: int) -> Mask:
+    own = Mask(1 << cpu)
+    without = "packages go by physical_package_id alone"
+    found = tree.optional(lambda: _siblings(tree, cpu, PACKAGE_LISTS, PACKAGE_MAPS), None, without)
+    if found is None:
+        return own
+    path, mates = found
+    if cpu not in mates:
+        tree.warn(path, _lacks(cpu, mates), without)
+        return own
+    return mates
+
+
+def _package_id(tree: Tree, cpu: int) -> int | None:
+    """Return the kernel's id, -1 without one, None where it is odd."""
     name = f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id"
-    package = tree.find_integer(name)
-    if package is None:
-        return -1
-    if package > HIGHEST_PACKAGE:
-        raise MalformedFile(tree.path(name), str(package), f"an id up to {HIGHEST_PACKAGE}")
-    return max(package, -1)
+
+    def read() -> int:
+        package = tree.find_integer(name)
+        if package is not None and package > HIGHEST_PACKAGE:
+            raise MalformedFile(tree.path(name), str(package), f"an id up to {HIGHEST_PACKAGE}")
+        return -1 if package is None else max(package, -1)
+
+    return tree.optional(read, None, "the package is that of the core's other threads, or unknown")
 
 
 def _named_packages(packages: dict[int, int]) -> dict[int, int]:
@@ -160,10 +220,11 @@ def _named_packages(packages: dict[int, int]) -> dict[int, int]:
 
 def _clusters(tree: Tree, online: Mask) -> dict[int, int]:
     clusters: dict[int, int] = {}
-    for group in sibling_groups(
-        online, lambda cpu: _siblings(tree, cpu, CLUSTER_LISTS, CLUSTER_MAPS)
+    without = "no cluster is known by it"
+    for group in optional_groups(
+        tree, online, lambda cpu: _siblings(tree, cpu, CLUSTER_LISTS, CLUSTER_MAPS), without
     ):
-        number = tree.find_integer(f"{CPU_DIRECTORY}/cpu{group.lowest}/topology/cluster_id")
+        number = _group_id(tree, group.lowest, "cluster_id", without)
         if number is not None and number >= 0:
             clusters.update(dict.fromkeys(group, group.lowest))
     return clusters
@@ -173,10 +234,18 @@ def _dies(tree: Tree, online: Mask, packages: dict[int, int]) -> dict[int, int]:
     """Group by package and `die_id`: on Arm `die_cpus_list` holds one CPU and the id is -1."""
     first: dict[tuple[int, int], int] = {}
     dies: dict[int, int] = {}
-    for group in sibling_groups(online, lambda cpu: _siblings(tree, cpu, DIE_LISTS, DIE_MAPS)):
+    without = "no die is known by it"
+    for group in optional_groups(
+        tree, online, lambda cpu: _siblings(tree, cpu, DIE_LISTS, DIE_MAPS), without
+    ):
         lowest = group.lowest
-        number = tree.find_integer(f"{CPU_DIRECTORY}/cpu{lowest}/topology/die_id")
+        number = _group_id(tree, lowest, "die_id", without)
         if number is not None:
             die = first.setdefault((packages[lowest], number), lowest)
             dies.update(dict.fromkeys(group, die))
     return dies
+
+
+def _group_id(tree: Tree, cpu: int, name: str, without: str) -> int | None:
+    file = f"{CPU_DIRECTORY}/cpu{cpu}/topology/{name}"
+    return tree.optional(lambda: tree.find_integer(file), None, without)

@@ -129,22 +129,24 @@ def _write_kinds(host: Host, root: Path) -> None:
 def _write_nodes(host: Host, root: Path) -> None:
     everything = Mask.from_ids(node.id for node in host.nodes)
     with_cpus = Mask.from_ids(node.id for node in host.nodes if node.cpus)
-    with_memory = Mask.from_ids(node.id for node in host.nodes if node.memory_bytes)
+    with_memory = Mask.from_ids(node.id for node in host.nodes if node.memory_bytes != 0)
     _write(root, f"{NODE_DIRECTORY}/online", everything)
     _write(root, f"{NODE_DIRECTORY}/possible", everything)
     _write(root, f"{NODE_DIRECTORY}/has_cpu", with_cpus)
     _write(root, f"{NODE_DIRECTORY}/has_memory", with_memory)
     for node in host.nodes:
         _write_node(node, everything, root)
-    total = sum(node.memory_bytes for node in host.nodes)
-    _write(root, HOST_MEMINFO, f"MemTotal: {_kib(total):>15} kB")
+    known = [node.memory_bytes for node in host.nodes if node.memory_bytes is not None]
+    if len(known) == len(host.nodes):
+        _write(root, HOST_MEMINFO, f"MemTotal: {_kib(sum(known)):>15} kB")
 
 
 def _write_node(node: Node, everything: Mask, root: Path) -> None:
     directory = f"{NODE_DIRECTORY}/node{node.id}"
     _write(root, f"{directory}/cpulist", node.cpus)
-    total = _kib(node.memory_bytes)
-    _write(root, f"{directory}/meminfo", f"Node {node.id} MemTotal: {total:>15} kB")
+    if node.memory_bytes is not None:
+        total = _kib(node.memory_bytes)
+        _write(root, f"{directory}/meminfo", f"Node {node.id} MemTotal: {total:>15} kB")
     distances = " ".join(str(node.distances[other]) for other in everything)
     _write(root, f"{directory}/distance", distances)
     for pool in node.hugepages:

@@ -114,7 +114,7 @@ class NodeV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     id: Size
     cpus: Mask
-    memory: Size
+    memory: Size | None
     hugepages: list[PagesV1] = []
 
 

@@ -25,11 +25,11 @@ _SWITCHES: Final = tuple(f"{section}." for section in (_OPTIONS, _TOPOLOGY_OPTIO
 
 
 class NodeFacts(Struct, frozen=True):
-    """One NUMA node: online CPUs, MemTotal in bytes, {page size in bytes: pages}."""
+    """One NUMA node: online CPUs, MemTotal in bytes or None, {page size in bytes: pages}."""
 
     id: int
     cpus: Mask
-    memory_bytes: int
+    memory_bytes: int | None
     hugepages: Mapping[int, int] = MappingProxyType({})
 
 
@@ -142,11 +142,16 @@ def _one_node_changes(old: NodeFacts, new: NodeFacts) -> Iterator[str]:
     if old.cpus != new.cpus:
         yield f"node {old.id} has CPUs {new.cpus or 'none'}, it had {old.cpus or 'none'}"
     if old.memory_bytes != new.memory_bytes:
-        yield f"node {old.id} has {new.memory_bytes} bytes of memory, it had {old.memory_bytes}"
+        had_memory, has_memory = _amount(old.memory_bytes), _amount(new.memory_bytes)
+        yield f"node {old.id} has {has_memory} bytes of memory, it had {had_memory}"
     for size in sorted(old.hugepages.keys() | new.hugepages.keys()):
         had, has = old.hugepages.get(size, 0), new.hugepages.get(size, 0)
         if had != has:
             yield f"node {old.id} has {has} pages of {size} bytes, it had {had}"
+
+
+def _amount(size: int | None) -> str:
+    return "an unknown number of" if size is None else str(size)
 
 
 def _switches(policy: Policy) -> Iterator[tuple[str, str]]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -17,14 +22,19 @@ import click
     help="Capture the host whose sys/ stands here instead of this one.",
 )
 def capture(file: Path, root: Path) -> None:
-    """Archive in FILE (a .tar.gz) the files that discovery reads of this host.
+    """Archive in FILE (a .tar.gz, - is standard output) what discovery reads of this host.
 
     Unpacked into a directory, the archive shows the same host:
     numawarden topology --root DIRECTORY. It holds totals and places, no MAC addresses and no
     serial numbers.
     """
     # Imported here: help and completion need no archives.
+    from agent.cli.warnings import warn  # noqa: PLC0415
     from sysfs.capture import capture as write_capture  # noqa: PLC0415
 
-    count = write_capture(root, file)
-    click.echo(f"{file}: {count} files of the host at {root}")
+    piped = str(file) == "-"
+    target: Path | BinaryIO = sys.stdout.buffer if piped else file
+    captured = write_capture(root, target)
+    warn(captured.warnings)
+    name = "standard output" if piped else file
+    click.echo(f"{name}: {captured.files} files of the host at {root}", err=piped)

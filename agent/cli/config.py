@@ -62,6 +62,7 @@ def check(
     Every mistake is told at once, and the exit code is 3 then.
     """
     # Imported here: help and completion neither read files nor hosts.
+    from agent.cli.warnings import warn  # noqa: PLC0415
     from agent.config.loader import load_config_file  # noqa: PLC0415
     from agent.config.resolve import (  # noqa: PLC0415
         nothing_allocatable,
@@ -72,7 +73,8 @@ def check(
     from sysfs.discover import discover  # noqa: PLC0415
 
     loaded = load_config_file(file, settings)
-    host = discover(root or loaded.agent.sysfs_root)
+    host = discover(root or loaded.agent.sysfs_root, devices=False)
+    warn(host.warnings)
     machine = Machine.of(host)
     policy = resolve(loaded, machine, offline=host.offline, source=str(file))
     click.echo(f"{file}: no mistakes")

@@ -76,7 +76,8 @@ def _emulated(config: Config) -> Surrogates:
     from sysfs.discover import discover  # noqa: PLC0415
     from sysfs.mask import Mask  # noqa: PLC0415
 
-    host = discover(config.agent.sysfs_root)
+    host = discover(config.agent.sysfs_root, devices=False)
     possible = Mask.from_ids(cpu.id for cpu in host.cpus)
-    nodes = Mask.from_ids(node.id for node in host.nodes if node.memory_bytes)
-    return Surrogates(tree=DirectoryTree(config.agent.cgroup_mount, possible, nodes))
+    return Surrogates(
+        tree=DirectoryTree(config.agent.cgroup_mount, possible, host.nodes_with_memory)
+    )

@@ -146,6 +146,7 @@ class _Place(Struct, frozen=True):
 
 
 def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place:
+    from agent.cli.warnings import warn  # noqa: PLC0415
     from agent.config.loader import load_config_file  # noqa: PLC0415
     from agent.config.resolve import resolve  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
@@ -153,7 +154,8 @@ def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place
     from sysfs.discover import discover  # noqa: PLC0415
 
     config = load_config_file(file, settings)
-    host = discover(root or config.agent.sysfs_root)
+    host = discover(root or config.agent.sysfs_root, devices=False)
+    warn(host.warnings)
     machine = Machine.of(host)
     policy = resolve(config, machine, offline=host.offline, source=str(file))
     return _Place(config, host, Rules(machine, policy))

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 def topology(root: Path, output: str) -> None:
     """Show packages, dies, nodes, caches, cores, memory, distances and devices of a host."""
     # Imported here, as below: help and completion neither read hosts nor draw.
+    from agent.cli.warnings import warn  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
 
     host = discover(root)
+    warn(host.warnings)
     if output == "json":
         _print_json(host)
     else:

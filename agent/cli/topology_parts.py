@@ -82,6 +82,8 @@ def node_note(node: Node) -> str:
         for pool in node.hugepages
         if pool.count
     )
+    if node.memory_bytes is None:
+        return "memory unknown" + pools
     return (size_text(node.memory_bytes) if node.memory_bytes else "no memory") + pools
 
 

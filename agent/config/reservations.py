@@ -64,7 +64,7 @@ def node_capacity(node: MachineNode, memory_type: str) -> int:
     """Return how many bytes of a type a node can have reserved, its huge pages apart."""
     pages = {hugepages_type(size): size * count for size, count in node.hugepages.items()}
     if memory_type == MEMORY:
-        return max(node.memory_bytes - sum(pages.values()), 0)
+        return max(node.known_memory - sum(pages.values()), 0)
     return pages.get(memory_type, 0)
 
 

@@ -53,6 +53,7 @@ def resolve(
     problems = list(
         chain(
             _cpu_problems(config, machine, offline),
+            _unknown_memory_problems(config, machine),
             _memory_problems(config, machine),
             _device_problems(config, machine),
             _distance_problems(config, machine),
@@ -135,7 +136,7 @@ def nothing_allocatable(policy: Policy, machine: Machine) -> Iterator[str]:
         return
     effect = "no pod that requests any of it is admitted"
     for name, amount in machine_capacity(machine).items():
-        if amount and not limits.amounts[name]:
+        if amount and limits.amounts.get(name) == 0 and name not in limits.ignored:
             takers = "reservations and huge pages" if name == MEMORY else "reservations"
             yield f"nothing of {name} is allocatable, {takers} take all of it: {effect}"
     for resource in policy.devices:
@@ -159,7 +160,7 @@ def _node_fit(config: Config, machine: Machine) -> NodeFit:
 
 
 def _totals(config: Config, machine: Machine) -> dict[str, int]:
-    return reserved_totals(config, sum(node.memory_bytes for node in machine.nodes))
+    return reserved_totals(config, sum(node.known_memory for node in machine.nodes))
 
 
 def _topology_policy(config: Config) -> TopologyPolicy:
@@ -220,8 +221,27 @@ def _reservation_problems(config: Config, online: Mask, offline: Mask) -> Iterat
         yield Problem("reservedSystemCPUs", f"all of its CPUs ({listed}) are offline; name others")
 
 
+def _unknown_memory_problems(config: Config, machine: Machine) -> Iterator[Problem]:
+    """Yield what cannot be managed because a node does not tell how much memory it has."""
+    if not machine.unknown_memory:
+        return
+    which = f"the memory of node {machine.unknown_memory} of this host is not known"
+    repair = "look why its meminfo tells no MemTotal, or"
+    if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
+        yield Problem(
+            "memoryManagerPolicy",
+            f"{which}, and the Static policy gives out what nodes have; {repair} set None",
+        )
+    if MEMORY not in config.agent.ignored_resources:
+        yield Problem(
+            "agent.ignoredResources",
+            f"{which}, so nobody can say whether the memory that pods request fits; {repair} add "
+            "memory here, then it is not looked at",
+        )
+
+
 def _memory_problems(config: Config, machine: Machine) -> Iterator[Problem]:
-    if config.memory_manager_policy is not MemoryManagerPolicy.STATIC:
+    if config.memory_manager_policy is not MemoryManagerPolicy.STATIC or machine.unknown_memory:
         return
     totals = _totals(config, machine)
     stated = bool(config.reserved_memory)

@@ -34,6 +34,7 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
+from agent.pods.model import MEMORY
 from agent.pods.names import extended_resource_fault
 from agent.pods.validation import resource_name_fault
 from sysfs.mask import EMPTY, MAX_ID, Mask
@@ -350,6 +351,9 @@ class ConfigReader(AmountReader):
 
 def _fault_of_ignored(name: str) -> str | None:
     """Say why the agent cannot leave a resource to others; None when it can."""
+    # A host may not tell how much memory a node has; then nobody can say what fits.
+    if name == MEMORY:
+        return None
     fault = extended_resource_fault(name)
     if fault is not None and resource_name_fault(name) is None:
         return "it is the node's own; others provide extended resources such as example.com/gpu"

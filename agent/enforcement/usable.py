@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from agent.ledger import Isolation
 from agent.shared_map import differences
-from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.ledger import ContainerGrant, Ledger, MemoryBlock, PodGrant
     from sysfs.host import Host
+    from sysfs.mask import Mask
 
 
 def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
@@ -29,7 +29,7 @@ def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
     `known` is one that this host can honour in full: the same grants are not looked at again.
     """
     # The kernel refuses a cpuset.mems that names a node without memory.
-    nodes = Mask.from_ids(node.id for node in host.nodes if node.memory_bytes)
+    nodes = host.nodes_with_memory
     grants = ledger.grants
     new = grants if known is None else differences(known.grants, grants)
     fitting = {uid: _pod(grants[uid], host, nodes) for uid in new if uid in grants}

@@ -24,7 +24,8 @@ class Allocatable(Struct, frozen=True):
     """What all pods of a node may request, by resource, and how many they may be.
 
     `amounts` has every resource that the node offers: `cpu` in millicores, memory types in bytes,
-    extended resources as numbers of devices. `limited_by` names the keys of the configuration that
+    extended resources as numbers of devices; it lacks `memory` where a node's is not known.
+    `limited_by` names the keys of the configuration that
     `pods` follows from.
     """
 
@@ -43,6 +44,8 @@ def allocatable(machine: Machine, policy: Policy) -> Allocatable | None:
     left = {name: max(amount - fit.reserved.get(name, 0), 0) for name, amount in capacity.items()}
     in_pages = sum(size for name, size in capacity.items() if name not in (CPU, MEMORY))
     left[MEMORY] = max(left[MEMORY] - in_pages, 0)
+    if machine.unknown_memory:
+        del left[MEMORY]
     devices = {
         resource: sum(device.healthy for device in inventory)
         for resource, inventory in policy.devices.items()
@@ -55,7 +58,7 @@ def machine_capacity(machine: Machine) -> dict[str, int]:
     """Return all CPUs in millicores, and the bytes of memory and of each huge page size."""
     capacity = {
         CPU: 1000 * len(machine.cpus.all),
-        MEMORY: sum(node.memory_bytes for node in machine.nodes),
+        MEMORY: sum(node.known_memory for node in machine.nodes),
     }
     for node in machine.nodes:
         for size, count in node.hugepages.items():

@@ -21,13 +21,20 @@ if TYPE_CHECKING:
 class MachineNode(Struct, frozen=True):
     """One NUMA node: its memory in bytes, its huge pages as {page size in bytes: count}.
 
+    `memory_bytes` is None where the host does not tell. A policy that manages memory is refused
+    then (`agent.config.resolve`), so what is left of such a node for sums is `known_memory`, 0.
     `distances` maps node ids to ACPI SLIT distances, this node included.
     """
 
     id: int
-    memory_bytes: int
+    memory_bytes: int | None
     hugepages: Mapping[int, int]
     distances: Mapping[int, int]
+
+    @property
+    def known_memory(self) -> int:
+        """The memory in bytes, 0 where it is not known."""
+        return self.memory_bytes or 0
 
 
 class Machine(Struct, frozen=True, dict=True):
@@ -54,6 +61,11 @@ class Machine(Struct, frozen=True, dict=True):
     def node_mask(self) -> Mask:
         """All NUMA nodes, memory-only ones included."""
         return Mask.from_ids(node.id for node in self.nodes)
+
+    @cached_property
+    def unknown_memory(self) -> Mask:
+        """The NUMA nodes of which the host does not tell how much memory they have."""
+        return Mask.from_ids(node.id for node in self.nodes if node.memory_bytes is None)
 
     @cached_property
     def closest(self) -> Closest:

@@ -249,7 +249,7 @@ def _sums(amounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def _totals(node: MachineNode) -> dict[str, int]:
     pages = {hugepages_type(size): size * count for size, count in node.hugepages.items()}
-    return {MEMORY: node.memory_bytes, **pages}
+    return {MEMORY: node.known_memory, **pages}
 
 
 def _spare(total: Mapping[str, int], reserved: Mapping[str, int]) -> dict[str, int]:

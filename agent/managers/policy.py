@@ -106,8 +106,8 @@ class NodeFit(Struct, frozen=True):
     """What all pods together may request (the kubelet's node allocatable and `maxPods`).
 
     `reserved` is what is kept from pods on the whole node: `cpu` in millicores, memory types in
-    bytes. `pods_per_core` 0 is no limit. `ignored` are extended resources that others provide
-    (`agent.ignoredResources`).
+    bytes. `pods_per_core` 0 is no limit. `ignored` are extended resources that others provide, or
+    `memory` (`agent.ignoredResources`).
     """
 
     reserved: Mapping[str, int] = MappingProxyType({})

@@ -152,6 +152,8 @@ def _node_memory(node: Node, reading: Reading) -> Iterator[Sample]:
     charged = reading.ledger.memory.get(node.id)
     held_by_type: Mapping[str, int] = charged.reserved if charged is not None else {}
     for type_name, total in _usable(facts.total[node.id]):
+        if type_name == MEMORY and node.memory_bytes is None:
+            continue
         held = held_by_type.get(type_name, 0)
         reserved = facts.reserved[node.id].get(type_name, 0)
         labels = (str(node.id), type_name)

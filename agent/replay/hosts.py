@@ -95,7 +95,7 @@ class HostReader(AmountReader):
         if not root.is_dir():
             self.refuse(field, f"{root} is not a directory with an unpacked capture")
             return None
-        return discover(root)
+        return discover(root, devices=False)
 
     def _shape(self, field: Field) -> Host | None:
         self.entries(field)

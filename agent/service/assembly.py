@@ -94,6 +94,7 @@ class Assembly:
     ) -> None:
         self._config = config
         self._surrogates = surrogates or Surrogates()
+        self._warned: frozenset[str] = frozenset()
         with ExitStack() as opened:
             store = Store(config.agent.state_directory, self._surrogates.files)
             self._store = opened.enter_context(store)
@@ -137,7 +138,11 @@ class Assembly:
 
     def _read_host(self) -> Host:
         # What pods are given of devices the configuration tells; the host's own list is for people.
-        return discover(self._config.agent.sysfs_root, devices=False)
+        host = discover(self._config.agent.sysfs_root, devices=False)
+        for warning in sorted({*host.warnings} - self._warned):
+            log.warning("a file of the host is odd", why=warning)
+        self._warned = frozenset(host.warnings)
+        return host
 
     def _open_doors(self, opened: ExitStack) -> Doors:
         agent, metrics = self._config.agent, self._config.agent.metrics

@@ -242,7 +242,7 @@ def _wide(draw: Random, rules_in_force: Rules) -> str:
     """Return what a pod asks that needs two to a quarter of the nodes."""
     nodes = rules_in_force.machine.cpus.nodes
     number = draw.randint(2, max(2, len(nodes) // 4))
-    gib = rules_in_force.machine.nodes[0].memory_bytes * number * 3 // 4 // GIB
+    gib = rules_in_force.machine.nodes[0].known_memory * number * 3 // 4 // GIB
     return f"cpu={nodes[0].size * number * 3 // 8} memory={gib}Gi"
 
 

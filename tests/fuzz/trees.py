@@ -183,7 +183,7 @@ def _check_nodes(host: Host) -> None:
     demand(ids and ids == sorted(set(ids)), f"nodes {ids}")
     for node in host.nodes:
         demand(node.cpus <= host.online, f"node {node.id} has CPUs {node.cpus}")
-        demand(0 <= node.memory_bytes < 1 << 70, f"{node.memory_bytes} bytes")
+        demand(0 <= (node.memory_bytes or 0) < 1 << 70, f"{node.memory_bytes} bytes")
         demand(all(p.size_bytes > 0 and p.count >= 0 for p in node.hugepages), f"{node.hugepages}")
         demand(all(distance >= 0 for distance in node.distances.values()), f"{node.distances}")
     by_id = {node.id: node for node in host.nodes}

@@ -148,7 +148,7 @@ def _nodes(draw: st.DrawFn, cpus: tuple[Cpu, ...], used: list[int]) -> tuple[Nod
         Node(
             id=node,
             cpus=Mask.from_ids(cpu.id for cpu in cpus if cpu.online and cpu.node == node),
-            memory_bytes=draw(st.integers(0, 1 << 32)) * 1024,
+            memory_bytes=draw(_memory()),
             hugepages=draw(_hugepages()),
             distances=MappingProxyType(
                 {other: 10 if other == node else draw(st.integers(11, 254)) for other in ids}
@@ -156,6 +156,10 @@ def _nodes(draw: st.DrawFn, cpus: tuple[Cpu, ...], used: list[int]) -> tuple[Nod
         )
         for node in ids
     )
+
+
+def _memory() -> st.SearchStrategy[int | None]:
+    return st.one_of(st.integers(0, 1 << 32).map(lambda kib: kib * 1024), st.none())
 
 
 def _hugepages() -> st.SearchStrategy[tuple[HugePages, ...]]:

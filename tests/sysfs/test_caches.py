@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sysfs.caches import read_uncore
-from sysfs.errors import InconsistentTree
 from sysfs.files import Tree
 from sysfs.mask import Mask
 from tests.sysfs.trees import CPU, lay_out
@@ -45,8 +44,25 @@ def test_a_cache_that_does_not_say_who_shares_it_is_of_no_use(tmp_path: Path) ->
     assert read_uncore(Tree(tmp_path), Mask.of(0)) == {}
 
 
-def test_caches_must_not_overlap(tmp_path: Path) -> None:
-    _cache(tmp_path, 0, 3, 3, {"shared_cpu_list": "0-1"})
-    _cache(tmp_path, 2, 3, 3, {"shared_cpu_list": "1-2"})
-    with pytest.raises(InconsistentTree, match="index3/shared_cpu"):
-        read_uncore(Tree(tmp_path), Mask.parse("0-2"))
+@pytest.mark.parametrize("name", ["shared_cpu_list", "shared_cpu_map"])
+def test_of_caches_that_overlap_none_counts_and_the_file_that_was_read_is_named(
+    tmp_path: Path, name: str
+) -> None:
+    sets = ("0-1", "1-2", "3") if name.endswith("list") else ("3", "6", "8")
+    for cpu, shared in zip((0, 2, 3), sets, strict=True):
+        _cache(tmp_path, cpu, 3, 3, {name: shared})
+    tree = Tree(tmp_path)
+    assert read_uncore(tree, Mask.parse("0-3")) == {3: 3}
+    (warning,) = tree.warnings
+    assert warning.startswith(f"{tmp_path}/{CPU}/cpu2/cache/index3/{name}: CPUs 1 are in two")
+
+
+@pytest.mark.parametrize("own", ["", "1", "x"])
+def test_a_cpu_whose_set_is_odd_is_in_the_cache_that_another_names(
+    tmp_path: Path, own: str
+) -> None:
+    _cache(tmp_path, 0, 3, 3, {"shared_cpu_list": own})
+    _cache(tmp_path, 1, 3, 3, {"shared_cpu_list": "0-1"})
+    tree = Tree(tmp_path)
+    assert read_uncore(tree, Mask.parse("0-1")) == {0: 0, 1: 0}
+    assert "cpu0/cache/index3/shared_cpu_list" in tree.warnings[0]

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import errno
+import io
+import os
 import posixpath
+import socket
 import subprocess
 import tarfile
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,7 +90,7 @@ def test_the_same_host_gives_the_same_bytes_at_any_time(
     write_tree(regular_host(), tmp_path / "one")
     write_tree(regular_host(), tmp_path / "two")
     one, two = tmp_path / "1.tar.gz", tmp_path / "2.tar.gz"
-    assert capture(tmp_path / "one", one) > 50
+    assert capture(tmp_path / "one", one).files > 50
     monkeypatch.setattr("time.time", lambda: 1e9)
     capture(tmp_path / "two", two)
     assert one.read_bytes() == two.read_bytes()
@@ -146,9 +150,16 @@ def test_what_leads_out_of_the_tree_is_not_handed_on(tmp_path: Path, place: str)
     outside = tmp_path / "outside"
     (root / place).rename(outside)
     (root / place).symlink_to(outside)
-    with pytest.raises(UnreadableFile, match="it leads out of the tree"):
-        capture(root, tmp_path / "host.tar.gz")
-    assert not (tmp_path / "host.tar.gz").exists()
+    if place == "sys/devices":
+        with pytest.raises(UnreadableFile, match="it leads out of the tree"):
+            capture(root, tmp_path / "host.tar.gz")
+        assert not (tmp_path / "host.tar.gz").exists()
+        return
+    captured = capture(root, tmp_path / "host.tar.gz")
+    (warning,) = captured.warnings
+    assert warning.startswith(f"{root / place}: it cannot be read (it leads out of the tree)")
+    with tarfile.open(tmp_path / "host.tar.gz") as archive:
+        assert place not in archive.getnames()
 
 
 def test_a_capture_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -176,3 +187,64 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
         capture(root, file)
     assert [path.name for path in file.parent.iterdir()] == ["host.tar.gz"]
     assert file.read_text() == "old"
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def _link_to_an_archive(path: Path) -> None:
+    path.with_suffix(".old").write_text("old")
+    path.symlink_to(path.with_suffix(".old"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _pipe,
+        _socket,
+        Path.mkdir,
+        _link_to_an_archive,
+        partial(Path.symlink_to, target="/proc/self/fd/1"),
+        partial(Path.symlink_to, target="/dev/null"),
+        partial(Path.symlink_to, target="nowhere"),
+    ],
+)
+def test_only_a_regular_file_is_replaced(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    root, file = write_tree(regular_host(), tmp_path / "host"), tmp_path / "out"
+    make(file)
+    before = file.lstat()
+    with pytest.raises(OSError, match="name another file, or - to pipe it") as caught:
+        capture(root, file)
+    assert caught.value.filename == str(file)
+    assert os.path.samestat(file.lstat(), before)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
+
+
+def test_a_device_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_tree(regular_host(), tmp_path / "host")
+    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("a device was replaced"))
+    with pytest.raises(OSError, match="not a regular file"):
+        capture(root, Path("/dev/null"))
+
+
+def test_a_file_that_became_a_link_meanwhile_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, file = write_tree(regular_host(), tmp_path / "host"), tmp_path / "out"
+    monkeypatch.setattr("os.fsync", lambda _: file.symlink_to("/dev/null"))
+    with pytest.raises(OSError, match="it is a link"):
+        capture(root, file)
+    assert file.is_symlink()
+
+
+def test_a_stream_gets_the_archive(tmp_path: Path) -> None:
+    root, stream = write_tree(regular_host(), tmp_path / "host"), io.BytesIO()
+    capture(root, stream)
+    capture(root, tmp_path / "file")
+    assert stream.getvalue() == (tmp_path / "file").read_bytes()

@@ -1,18 +1,18 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sysfs.cpus import read_core_kinds, read_cpu_sets
-from sysfs.errors import MalformedFile, MissingFile
+from sysfs.cpus import MIDR, read_core_kinds, read_cpu_sets
+from sysfs.errors import InconsistentTree, MissingFile
 from sysfs.files import Tree
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
 from tests.sysfs.trees import CPU, lay_out
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_kernels_lists_are_taken(tmp_path: Path) -> None:
@@ -53,17 +53,45 @@ def test_an_online_cpu_that_is_not_present_is_not_counted(tmp_path: Path) -> Non
     assert read_cpu_sets(Tree(lay_out(tmp_path, files))).online == Mask.parse("0-1")
 
 
-@pytest.mark.parametrize("files", [{}, {f"{CPU}/present": "0-1", f"{CPU}/online": "\n"}])
-def test_a_host_without_online_cpus_is_no_host(tmp_path: Path, files: dict[str, str]) -> None:
-    with pytest.raises(MissingFile, match="no online CPU was found"):
+def test_a_root_without_cpus_is_no_host(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="no online CPU was found; name the directory"):
+        read_cpu_sets(Tree(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["\n", "\0\0", "x", ""])
+def test_a_list_of_online_cpus_that_is_there_is_not_called_absent(
+    tmp_path: Path, text: str
+) -> None:
+    files = {f"{CPU}/present": "0-1", f"{CPU}/online": text}
+    with pytest.raises(InconsistentTree, match="cpu/online: no online CPU was found, neither"):
         read_cpu_sets(Tree(lay_out(tmp_path, files)))
 
 
 @pytest.mark.parametrize("name", ["present", "online", "isolated", "nohz_full"])
-def test_garbage_in_a_list_is_told_with_its_file(tmp_path: Path, name: str) -> None:
+def test_garbage_in_a_list_is_a_warning_and_as_good_as_no_list(tmp_path: Path, name: str) -> None:
     files = {"present": "0-1", "online": "0-1", name: "0-x"}
-    with pytest.raises(MalformedFile, match=f"cpu/{name}: found '0-x'"):
-        read_cpu_sets(Tree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()})))
+    files |= {"cpu0/topology/core_id": "0", "cpu1/online": "1"}
+    tree = Tree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()}))
+    sets = read_cpu_sets(tree)
+    assert (str(sets.present), str(sets.online)) == ("0-1", "0-1")
+    assert not sets.isolated | sets.nohz_full
+    assert f"cpu/{name}: found '0-x'" in tree.warnings[0]
+
+
+@pytest.mark.parametrize("text", ["", "\0\0", "\n"])
+@pytest.mark.parametrize("name", ["present", "online"])
+def test_an_empty_list_of_cpus_is_not_called_absent(tmp_path: Path, name: str, text: str) -> None:
+    files = {"present": "0-1", "online": "0-1", name: text}
+    files |= {"cpu0/topology/core_id": "0", "cpu1/online": "1"}
+    tree = Tree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()}))
+    assert str(read_cpu_sets(tree).online) == "0-1"
+    assert f"cpu/{name}: it lists no CPU" in tree.warnings[0]
+
+
+def test_online_cpus_of_which_none_is_present_are_a_contradiction(tmp_path: Path) -> None:
+    files = {f"{CPU}/present": "0-1", f"{CPU}/online": "8"}
+    with pytest.raises(InconsistentTree, match="CPUs 8 are online and CPUs 0-1 present"):
+        read_cpu_sets(Tree(lay_out(tmp_path, files)))
 
 
 def test_hybrid_x86_kinds_come_from_the_lists_of_the_pmus(tmp_path: Path) -> None:
@@ -88,3 +116,52 @@ def test_differing_capacities_part_the_fastest_from_the_others(tmp_path: Path) -
 def test_equal_capacities_are_standard_cores(tmp_path: Path) -> None:
     files = {f"{CPU}/cpu{cpu}/cpu_capacity": "1024" for cpu in range(4)}
     assert read_core_kinds(Tree(lay_out(tmp_path, files)), Mask.parse("0-3")) == {}
+
+
+#: Cortex-X925 and Cortex-A725, as ten and ten of them stand in one package.
+_BIG, _LITTLE = 0xD85, 0xD87
+
+
+def _arm(root: Path, cpus: list[tuple[int | None, int]]) -> Tree:
+    """Lay out CPUs of a part number and a capacity each; their revisions differ."""
+    for cpu, (part, capacity) in enumerate(cpus):
+        lay_out(root, {f"{CPU}/cpu{cpu}/cpu_capacity": f"{capacity}\n"})
+        if part is not None:
+            register = 0x41 << 24 | cpu % 3 << 20 | 0xF << 16 | part << 4 | cpu % 2
+            lay_out(root, {f"{CPU}/cpu{cpu}/{MIDR}": f"0x{register:016x}\n"})
+    return Tree(root)
+
+
+def test_cores_of_one_model_are_of_one_kind_whatever_their_capacities(tmp_path: Path) -> None:
+    big, little = [(_BIG, c) for c in (997, 1017, 997, 1024)], [(_LITTLE, c) for c in (718, 700)]
+    kinds = read_core_kinds(_arm(tmp_path, [*little, *big]), Mask.parse("0-5"))
+    assert list(kinds.values()) == [CoreKind.EFFICIENCY] * 2 + [CoreKind.PERFORMANCE] * 4
+
+
+def test_a_machine_of_one_model_has_standard_cores_whatever_their_capacities(
+    tmp_path: Path,
+) -> None:
+    assert not read_core_kinds(_arm(tmp_path, [(_BIG, 500), (_BIG, 1024)]), Mask.of(0, 1))
+
+
+@given(
+    fast=st.lists(st.integers(950, 1024), min_size=1),
+    slow=st.lists(st.integers(300, 800), max_size=9),
+)
+@settings(max_examples=25, deadline=None)
+def test_without_models_only_a_clear_fall_of_capacity_makes_kinds(
+    fast: list[int], slow: list[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        tree = _arm(Path(directory), [(None, capacity) for capacity in (*fast, *slow)])
+        kinds = read_core_kinds(tree, Mask.from_ids(range(len(fast) + len(slow))))
+    expected = [CoreKind.PERFORMANCE] * len(fast) + [CoreKind.EFFICIENCY] * len(slow)
+    assert list(kinds.values()) == (expected if slow else [])
+
+
+def test_a_model_that_cannot_be_read_costs_the_kind_of_its_cpu(tmp_path: Path) -> None:
+    tree = _arm(tmp_path, [(_BIG, 1024), (_LITTLE, 700), (_LITTLE, 700)])
+    lay_out(tmp_path, {f"{CPU}/cpu1/{MIDR}": "fast\n"})
+    kinds = read_core_kinds(tree, Mask.parse("0-2"))
+    assert kinds == {0: CoreKind.PERFORMANCE, 2: CoreKind.EFFICIENCY}
+    assert "midr_el1: found 'fast'" in tree.warnings[0]

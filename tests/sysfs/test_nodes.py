@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sysfs.errors import MalformedFile, MissingFile
+from sysfs.errors import MissingFile
 from sysfs.files import Tree
 from sysfs.host import HugePages, Node
 from sysfs.mask import EMPTY, Mask
@@ -63,7 +63,7 @@ def test_a_host_without_nodes_is_one_node_with_the_hosts_memory(tmp_path: Path) 
 
 def test_a_host_without_nodes_and_meminfo_has_no_known_memory(tmp_path: Path) -> None:
     (node,) = read_nodes(Tree(tmp_path), Mask.of(0))
-    assert node.memory_bytes == 0
+    assert node.memory_bytes is None
 
 
 def test_an_only_node_without_meminfo_has_the_hosts_memory(tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_an_only_node_without_meminfo_has_the_hosts_memory(tmp_path: Path) -> No
     assert node.memory_bytes == 8192
 
 
-def test_one_of_several_nodes_must_show_its_memory(tmp_path: Path) -> None:
+def test_the_memory_of_one_of_several_nodes_may_be_unknown(tmp_path: Path) -> None:
     files = {**_node(0), **_node(1, meminfo=None), "proc/meminfo": "MemTotal: 8 kB\n"}
-    with pytest.raises(MissingFile, match="node1/meminfo"):
-        read_nodes(Tree(lay_out(tmp_path, files)), Mask.of(0))
+    nodes = read_nodes(Tree(lay_out(tmp_path, files)), Mask.of(0))
+    assert [node.memory_bytes for node in nodes] == [1 << 20, None]
 
 
 def test_a_node_must_list_its_cpus(tmp_path: Path) -> None:
@@ -100,10 +100,14 @@ def test_a_row_of_more_nodes_than_directories_is_read_by_the_lists(
 @pytest.mark.parametrize(
     "row", ["10 20 30", "10", "", "10 x", "10 -20", "ten", "10 1000", "10 " + "9" * 5000]
 )
-def test_a_row_that_fits_no_list_of_nodes_is_told(tmp_path: Path, row: str) -> None:
+def test_a_row_that_fits_no_list_of_nodes_is_a_warning(tmp_path: Path, row: str) -> None:
     files = {**_node(0, distance=row), **_node(1, distance="20 10")}
-    with pytest.raises(MalformedFile, match="node0/distance"):
-        read_nodes(Tree(lay_out(tmp_path, files)), Mask.of(0))
+    tree = Tree(lay_out(tmp_path, files))
+    nodes = read_nodes(tree, Mask.of(0))
+    assert [dict(node.distances) for node in nodes] == [{0: 10, 1: 20}, {0: 20, 1: 10}]
+    (warning,) = tree.warnings
+    assert "node0/distance: found" in warning
+    assert "10 to itself and 20 to all others are taken" in warning
 
 
 def _bare(node: int, cpus: str) -> Node:

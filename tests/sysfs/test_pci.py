@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sysfs.errors import MalformedFile, UnreadableFile
 from sysfs.files import Tree
 from sysfs.host import Device
 from sysfs.mask import Mask
@@ -85,10 +84,14 @@ def test_a_host_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
     assert read_pci_devices(Tree(tmp_path), ONLINE) == ()
 
 
-def test_a_link_in_a_circle_is_told(tmp_path: Path) -> None:
+def test_a_link_in_a_circle_is_a_device_of_which_nothing_is_known(tmp_path: Path) -> None:
     _link(tmp_path, "0000:00:00.0", f"{PCI_DIRECTORY}/0000:00:00.0")
-    with pytest.raises(UnreadableFile, match=r"0000:00:00\.0"):
-        read_pci_devices(Tree(tmp_path), ONLINE)
+    lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:01.0/numa_node": "1"})
+    tree = Tree(tmp_path)
+    circle, other = read_pci_devices(tree, ONLINE)
+    assert circle == Device("pci", "0000:00:00.0", "0000:00:00.0", None)
+    assert other.node == 1
+    assert all("0000:00:00.0" in warning for warning in tree.warnings)
 
 
 def test_no_node_is_taken_from_outside_the_tree(tmp_path: Path) -> None:
@@ -101,7 +104,20 @@ def test_no_node_is_taken_from_outside_the_tree(tmp_path: Path) -> None:
     assert device.node is None
 
 
-def test_a_node_that_is_no_number_is_told(tmp_path: Path) -> None:
+def test_a_node_that_is_no_number_is_a_warning(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/numa_node": "one"})
-    with pytest.raises(MalformedFile, match="numa_node: found 'one'"):
-        read_pci_devices(Tree(tmp_path), ONLINE)
+    tree = Tree(tmp_path)
+    assert read_pci_devices(tree, ONLINE)[0].node is None
+    assert "numa_node: found 'one'" in tree.warnings[0]
+
+
+@pytest.mark.parametrize("text", ["root:x:0:0", "0x8086\n0x1", "8086", "0x" + "1" * 99])
+@pytest.mark.parametrize("name", ["vendor", "device", "class"])
+def test_an_id_that_is_none_is_left_out_with_a_warning(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/{name}": text})
+    tree = Tree(tmp_path)
+    (device,) = read_pci_devices(tree, ONLINE)
+    assert (device.vendor, device.device, device.device_class) == ("", "", "")
+    assert f"{name}: found" in tree.warnings[0]

@@ -152,14 +152,34 @@ def test_a_core_must_not_be_in_two_packages(tmp_path: Path) -> None:
         _read(tmp_path, "0-1", files)
 
 
-def test_a_package_id_beyond_the_kernels_is_told(tmp_path: Path) -> None:
-    texts = {"core_cpus_list": "0", "physical_package_id": str(1 << 31)}
-    with pytest.raises(MalformedFile, match=r"physical_package_id: found '2147483648'"):
-        _read(tmp_path, "0", {"0": texts})
+@pytest.mark.parametrize("text", [str(1 << 31), "x", ""])
+def test_a_cpu_whose_package_id_is_odd_is_in_that_of_its_core(tmp_path: Path, text: str) -> None:
+    files = {f"{CPU}/cpu{cpu}/topology/core_cpus_list": "0-1" for cpu in (0, 1)}
+    files[f"{CPU}/cpu0/topology/physical_package_id"] = text
+    files[f"{CPU}/cpu1/topology/physical_package_id"] = "7"
+    tree = Tree(lay_out(tmp_path, files))
+    assert read_topology(tree, Mask.of(0, 1)).packages == {0: 7, 1: 7}
+    assert "cpu0/topology/physical_package_id: found" in tree.warnings[0]
 
 
-@pytest.mark.parametrize("name", ["physical_package_id", "die_id", "cluster_id", "core_cpus_list"])
-def test_garbage_is_told_with_its_file(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["physical_package_id", "die_id", "cluster_id"])
+def test_garbage_in_an_id_is_a_warning_with_its_file(tmp_path: Path, name: str) -> None:
     texts = {"core_cpus_list": "0", "die_cpus_list": "0", "cluster_cpus_list": "0", name: "x"}
-    with pytest.raises(MalformedFile, match=f"cpu0/topology/{name}: found 'x'"):
-        _read(tmp_path, "0", {"0": texts})
+    tree = Tree(lay_out(tmp_path, {f"{CPU}/cpu0/topology/{k}": v for k, v in texts.items()}))
+    found = read_topology(tree, Mask.of(0))
+    assert (found.dies, found.clusters, found.packages) == ({}, {}, {0: 0})
+    (warning,) = tree.warnings
+    assert f"cpu0/topology/{name}: found 'x'" in warning
+
+
+def test_garbage_in_the_list_of_threads_is_told_with_its_file(tmp_path: Path) -> None:
+    with pytest.raises(MalformedFile, match="cpu0/topology/core_cpus_list: found 'x'"):
+        _read(tmp_path, "0", {"0": {"core_cpus_list": "x"}})
+
+
+def test_cores_are_sibling_lists_whatever_their_ids(tmp_path: Path) -> None:
+    files = {
+        cpus: {"core_cpus_list": cpus, "core_id": "0", "physical_package_id": "0"}
+        for cpus in ("0-1", "2-3")
+    }
+    assert _read(tmp_path, "0-3", files).cores == {0: 0, 1: 0, 2: 2, 3: 2}

@@ -124,3 +124,17 @@ def test_json_of_another_root_needs_neither_rich_nor_pyroute2(tmp_path: Path) ->
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stderr == "[]\n"
+
+
+def test_an_odd_file_is_a_warning_on_standard_error_and_in_the_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tree(regular_host(), tmp_path)
+    (tmp_path / "sys/devices/system/node/node0/meminfo").write_text("none")
+    assert run_command(["topology", "--root", str(tmp_path), "--output", "json"]) == 0
+    shown = capsys.readouterr()
+    (warning,) = json.loads(shown.out)["warnings"]
+    assert shown.err == f"numawarden: warning: {warning}\n"
+    assert "node0/meminfo: found 'none'" in warning
+    assert run_command(["topology", "--root", str(tmp_path)]) == 0
+    assert "node 0  memory unknown, CPUs" in capsys.readouterr().out

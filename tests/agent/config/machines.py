@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def machine(
-    memory: Mapping[int, int],
+    memory: Mapping[int, int | None],
     *,
     cpu_nodes: tuple[int, ...] = (0, 1),
     hugepages: Mapping[int, Mapping[int, int]] | None = None,

@@ -212,7 +212,6 @@ def test_the_memory_policy_is_accepted_in_any_letter_case(text: str) -> None:
         ("agent: {devices: {a.b/c: [{}]}}", "id is missing"),
         ("agent: {devices: {a.b/c: [{id: x, numaNodes: [-1]}]}}", "from 0 to 65535"),
         ("agent: {ignoredResources: [cpu]}", '"cpu" cannot be ignored: it is the node\'s own'),
-        ("agent: {ignoredResources: [memory]}", '"memory" cannot be ignored: it is the node'),
         ("agent: {ignoredResources: [hugepages-2Mi]}", "cannot be ignored: it is the node's own"),
         ("agent: {ignoredResources: [gpu]}", '"gpu" cannot be ignored: a container can have cpu'),
         ("agent: {ignoredResources: [a.b/c, a.b/c]}", '"a.b/c" is listed twice'),

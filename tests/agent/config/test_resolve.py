@@ -16,6 +16,7 @@ from agent.config.resolve import (
     resolve,
     resolve_what_fits,
 )
+from agent.managers.allocatable import allocatable
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -284,3 +285,33 @@ def test_a_host_of_many_nodes_needs_no_option() -> None:
     host = machine(dict.fromkeys(range(9), GIB), cpu_nodes=tuple(range(9)))
     policy = _resolve("topologyManagerPolicy: restricted\n", host)
     assert policy.topology.policy is TopologyManagerPolicy.RESTRICTED
+
+
+class TestUnknownMemory:
+    HOST = machine({0: 4 * GIB, 1: None})
+    IGNORED = "agent: {ignoredResources: [memory]}\n"
+    STATIC = "memoryManagerPolicy: Static\nevictionHard: {memory.available: 1Gi}\n"
+
+    def test_whoever_manages_memory_must_know_how_much_there_is(self) -> None:
+        (fit,) = _problems("maxPods: 110", self.HOST)
+        assert "agent.ignoredResources" in fit
+        assert "the memory of node 1 of this host is not known" in fit
+        static, also_fit = _problems(self.STATIC, self.HOST)
+        assert "memoryManagerPolicy" in static
+        assert also_fit == fit
+        (alone,) = _problems(self.STATIC + self.IGNORED, self.HOST)
+        assert alone == static
+
+    def test_where_no_memory_is_managed_it_need_not_be_known(self) -> None:
+        policy = _resolve(self.IGNORED, self.HOST)
+        limits = allocatable(self.HOST, policy)
+        assert limits is not None
+        assert "memory" not in limits.amounts
+        assert list(nothing_allocatable(policy, self.HOST)) == []
+
+    def test_what_is_held_can_be_kept_while_it_is_not_known(self) -> None:
+        policy = resolve_what_fits(load_config(self.STATIC, "x"), self.HOST)
+        assert policy.memory.policy is MemoryManagerPolicy.STATIC
+
+    def test_memory_that_is_zero_is_known(self) -> None:
+        _resolve("maxPods: 110", machine({0: 4 * GIB, 1: 0}))

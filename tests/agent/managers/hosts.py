@@ -58,7 +58,7 @@ def make_rules(  # noqa: PLR0913  # a policy has that many sides, each named at 
     Without `fit` what pods request is not compared with what the node has.
     """
     chosen: dict[str, Any] = {"pod_level_resource_managers": managed, **(gates or {})}
-    kept = {node.id: {"memory": GIB} for node in machine.nodes if node.memory_bytes > GIB}
+    kept = {node.id: {"memory": GIB} for node in machine.nodes if node.known_memory > GIB}
     return Rules(
         machine,
         Policy(

@@ -268,7 +268,7 @@ def changed_hosts(draw: st.DrawFn, machine: Machine) -> Machine:
     nodes = [
         replace(
             node,
-            memory_bytes=max(0, node.memory_bytes + draw(st.integers(-8, 8)) * GIB // 2),
+            memory_bytes=max(0, node.known_memory + draw(st.integers(-8, 8)) * GIB // 2),
             hugepages=draw(st.sampled_from([node.hugepages, {}, {1 << 30: 1}, {2 << 20: 2}])),
         )
         for node in machine.nodes

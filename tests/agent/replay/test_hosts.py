@@ -53,7 +53,7 @@ class TestShape:
         host = host_of("shape: {offline: '3,11', memoryOnlyNodes: [64Gi]}", tmp_path)
         assert host.offline == Mask.of(3, 11)
         assert 3 not in host.machine.cpus.all
-        assert [node.memory_bytes // GIB for node in host.machine.nodes] == [16, 16, 64]
+        assert [node.known_memory // GIB for node in host.machine.nodes] == [16, 16, 64]
 
     @pytest.mark.parametrize(
         ("shape", "problem"),

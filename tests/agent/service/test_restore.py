@@ -60,7 +60,7 @@ def test_less_memory_of_the_same_shape_changes_nothing() -> None:
     ledger = filled(rules(TWO_NODES))
     smaller = replace(
         TWO_NODES,
-        nodes=tuple(replace(n, memory_bytes=n.memory_bytes - 4096) for n in TWO_NODES.nodes),
+        nodes=tuple(replace(n, memory_bytes=(n.memory_bytes or 0) - 4096) for n in TWO_NODES.nodes),
     )
     assert restored(rules(smaller), ledger) is ledger
 
