@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="A picture for people, or everything for programs.",
 )
-def topology(root: Path, output: str) -> None:
-    """Show packages, dies, nodes, caches, cores, memory, distances and devices of a host."""
+@click.option("--full", is_flag=True, help="Sum nothing up: every node with its CPUs, every core.")
+def topology(root: Path, output: str, *, full: bool) -> None:
+    """Show packages, dies, nodes, caches, cores, memory, distances and devices of a host.
+
+    Above 128 CPUs, neighbours that are alike share a line of the picture, unless it is to be full.
+    """
     # Imported here, as below: help and completion neither read hosts nor draw.
     from agent.cli.warnings import warn  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
@@ -38,7 +42,7 @@ def topology(root: Path, output: str) -> None:
     if output == "json":
         _print_json(host)
     else:
-        _draw(host)
+        _draw(host, full=full)
 
 
 def _print_json(host: Host) -> None:
@@ -47,11 +51,15 @@ def _print_json(host: Host) -> None:
     click.echo(json.dumps(topology_view(host), indent=2))
 
 
-def _draw(host: Host) -> None:
+def _draw(host: Host, *, full: bool) -> None:
     from rich.console import Console  # noqa: PLC0415
 
-    from agent.cli.topology_picture import picture  # noqa: PLC0415
+    from agent.cli.topology_picture import picture, plain_lines  # noqa: PLC0415
 
     console = Console(highlight=False, markup=False, emoji=False)
-    for part in picture(host):
-        console.print(part)
+    for part in picture(host, full=full):
+        if console.is_terminal:
+            console.print(part)
+            continue
+        for line in plain_lines(part):
+            click.echo(line)

@@ -48,9 +48,15 @@ class Part(Struct, frozen=True):
 
 
 def parts_of(host: Host) -> tuple[Part, ...]:
-    """Return the host's packages with everything below; only online CPUs are in a part."""
+    """Return the host's outermost parts with everything below; only online CPUs are in a part.
+
+    Packages are around dies, nodes and caches, in this order, except where a group has CPUs of
+    several groups of the level above: then it is drawn around them, so that it is drawn once. A
+    node that cannot be (it is neither around nor inside of packages) has its note once.
+    """
     notes = {node.id: node_note(node) for node in host.nodes}
-    return _split([cpu for cpu in host.cpus if cpu.online], _levels(host), notes)
+    online = [cpu for cpu in host.cpus if cpu.online]
+    return _split(online, _nested(online, _levels(host)), notes)
 
 
 def alike(parts: Iterable[Part]) -> list[tuple[Part, ...]]:
@@ -118,6 +124,28 @@ def _levels(host: Host) -> tuple[Level, ...]:
     return tuple(levels)
 
 
+def _nested(cpus: Sequence[Cpu], levels: Sequence[Level]) -> list[Level]:
+    """Return the levels from the outermost to the innermost, in their order where it does."""
+    ordered: list[Level] = []
+    for level in levels:
+        inner = (
+            place
+            for place, other in enumerate(ordered)
+            if _is_inside(cpus, other, level) and not _is_inside(cpus, level, other)
+        )
+        ordered.insert(next(inner, len(ordered)), level)
+    return ordered
+
+
+def _is_inside(cpus: Sequence[Cpu], inner: Level, outer: Level) -> bool:
+    pairs = {(inner[1](cpu), outer[1](cpu)) for cpu in cpus}
+    return len(pairs) == len({group for group, _ in pairs})
+
+
+def _in_order(group: int | None) -> tuple[bool, int]:
+    return group is None, group or 0
+
+
 def _split(cpus: Sequence[Cpu], levels: Sequence[Level], notes: dict[int, str]) -> tuple[Part, ...]:
     if not levels:
         return ()
@@ -130,12 +158,21 @@ def _split(cpus: Sequence[Cpu], levels: Sequence[Level], notes: dict[int, str]) 
             kind=kind,
             id=group,
             cpus=Mask.from_ids(cpu.id for cpu in members),
-            note=notes.get(group, "") if kind == "node" and group is not None else "",
+            note=_note(group, notes) if kind == "node" else "",
             children=_split(members, deeper, notes),
             cores=() if deeper else _cores(members),
         )
-        for group, members in groups.items()
+        for group, members in sorted(groups.items(), key=lambda item: _in_order(item[0]))
     )
+
+
+def _note(node: int | None, notes: dict[int, str]) -> str:
+    """Return a node's note when it is first drawn, and later that it was."""
+    if node is None:
+        return ""
+    note = notes.get(node, "")
+    notes[node] = "memory as above"
+    return note
 
 
 def _cores(cpus: Sequence[Cpu]) -> tuple[Core, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from rich.padding import Padding
 from rich.text import Text
 from rich.tree import Tree
@@ -37,29 +38,42 @@ _SHORTEST_RUN: Final[Mapping[str, int]] = {"package": 9, "die": 9, "node": 3, "L
 _CORES_ONE_BY_ONE: Final = 16
 _LONGEST_LIST: Final = 44
 
+
+class Scale(Struct, frozen=True):
+    """Whether neighbours that are alike share a line, and whether every list is shown whole."""
+
+    collapse: bool
+    full: bool
+
+
 #: What a PCI device is, by its base class (PCI Code and ID Assignment specification, 1).
 _CLASSES: Final[Mapping[str, str]] = {
     "01": "storage",
     "02": "network",
     "03": "display",
     "04": "multimedia",
+    "05": "memory",
     "06": "bridge",
     "08": "system",
+    "0b": "processor",
     "0c": "serial bus",
     "0d": "wireless",
     "10": "encryption",
     "12": "accelerator",
 }
 #: These are what people place work by, so each is named with its address.
-_NAMED_CLASSES: Final = ("display", "accelerator")
+_NAMED_CLASSES: Final = ("display", "accelerator", "network", "memory", "processor")
 
 
-def picture(host: Host) -> Iterator[RenderableType]:
-    """Yield what to print, from top to bottom; a `*` stands behind isolated CPUs."""
+def picture(host: Host, *, full: bool = False) -> Iterator[RenderableType]:
+    """Yield what to print, from top to bottom; a `*` stands behind isolated CPUs.
+
+    With `full` nothing is summed up or cut: every node with its CPUs, every core with its threads.
+    """
     yield _headline(host)
-    collapse = len(host.cpus) > COLLAPSE_ABOVE
+    scale = Scale(collapse=len(host.cpus) > COLLAPSE_ABOVE and not full, full=full)
     tree = Tree(Text("machine", style="bold"))
-    _grow(tree, parts_of(host), collapse=collapse)
+    _grow(tree, parts_of(host), scale)
     for node in host.nodes:
         if not node.cpus:
             tree.add(_line(f"node {node.id}", f"{node_note(node)}, no CPUs"))
@@ -73,13 +87,34 @@ def picture(host: Host) -> Iterator[RenderableType]:
     yield from _devices(host)
 
 
-def cpu_list(cpus: Mask) -> str:
-    """Return the list, or its ends where it is too long to be read."""
-    text = str(cpus)
+def plain_lines(part: RenderableType) -> Iterator[str]:
+    """Yield the lines of a part of a picture as they are, for whoever reads no terminal.
+
+    A terminal's width means nothing to them: nothing is wrapped, nothing padded.
+    """
+    if isinstance(part, Tree):
+        yield str(part.label)
+        yield from _branches(part, "")
+    elif isinstance(part, Padding):
+        yield f"{' ' * part.left}{part.renderable}"
+    else:
+        yield str(part)
+
+
+def _branches(tree: Tree, indent: str) -> Iterator[str]:
+    for child in tree.children:
+        last = child is tree.children[-1]
+        yield f"{indent}{'└── ' if last else '├── '}{child.label}"
+        yield from _branches(child, indent + ("    " if last else "│   "))
+
+
+def id_list(ids: Mask, noun: str = "CPU") -> str:
+    """Return the list, or its ends and how many they are where it is too long to be read."""
+    text = str(ids)
     if len(text) <= _LONGEST_LIST:
         return text
     runs = text.split(",")
-    return f"{','.join(runs[:3])},...,{runs[-1]} ({len(cpus)} CPUs)"
+    return f"{','.join(runs[:3])},...,{runs[-1]} ({len(ids)} {plural(noun)})"
 
 
 def _headline(host: Host) -> Text:
@@ -98,41 +133,42 @@ def _headline(host: Host) -> Text:
     return Text(", ".join(words), style="bold")
 
 
-def _grow(tree: Tree, parts: tuple[Part, ...], *, collapse: bool) -> None:
+def _grow(tree: Tree, parts: tuple[Part, ...], scale: Scale) -> None:
     for run in alike(parts):
-        if collapse and len(run) >= _SHORTEST_RUN[run[0].kind]:
+        if scale.collapse and len(run) >= _SHORTEST_RUN[run[0].kind]:
             tree.add(_run_line(run))
             continue
         for part in run:
-            branch = tree.add(_part_line(part))
-            _grow(branch, part.children, collapse=collapse)
+            branch = tree.add(_part_line(part, scale))
+            _grow(branch, part.children, scale)
             if part.cores:
-                branch.add(_cores_line(part))
+                branch.add(_cores_line(part, scale))
 
 
-def _part_line(part: Part) -> Text:
+def _part_line(part: Part, scale: Scale) -> Text:
     name = f"no {part.kind}" if part.id is None else f"{part.kind} {part.id}"
     note = f"{part.note}, " if part.note else ""
-    return _line(name, f"{note}CPUs {cpu_list(part.cpus)}")
+    return _line(name, f"{note}CPUs {part.cpus if scale.full else id_list(part.cpus)}")
 
 
 def _run_line(run: tuple[Part, ...]) -> Text:
     ids = Mask.from_ids(part.id for part in run if part.id is not None)
     cpus = Mask.from_ids(cpu for part in run for cpu in part.cpus)
     note = f"{run[0].note}, " if run[0].note else ""
-    name = f"{len(run)} {plural(run[0].kind)} {cpu_list(ids)}"
-    return _line(name, f"each {note}{summary(run[0])}; CPUs {cpu_list(cpus)}")
+    name = f"{len(run)} {plural(run[0].kind)} {id_list(ids, run[0].kind)}"
+    return _line(name, f"each {note}{summary(run[0])}; CPUs {id_list(cpus)}")
 
 
-def _cores_line(part: Part) -> Text:
+def _cores_line(part: Part, scale: Scale) -> Text:
     isolated = Mask.from_ids(cpu for core in part.cores for cpu in core.isolated)
     text = cores_summary(part.cores)
     cores = ["+".join(_thread(cpu, isolated) for cpu in core.threads) for core in part.cores]
-    if len(cores) > _CORES_ONE_BY_ONE:
+    cut = len(cores) > _CORES_ONE_BY_ONE and not scale.full
+    if cut:
         cores[3:-1] = ["..."]
     text += f": {' '.join(cores)}"
-    if isolated and len(part.cores) > _CORES_ONE_BY_ONE:
-        text += f", isolated {cpu_list(isolated)}"
+    if isolated and cut:
+        text += f", isolated {id_list(isolated)}"
     return Text(text)
 
 
@@ -168,10 +204,13 @@ def _devices(host: Host) -> Iterator[RenderableType]:
 
 def _device_words(devices: list[Device]) -> Iterator[str]:
     counts: dict[str, int] = {}
+    shown = {device.address for device in devices if device.kind == "net"}
     for device in devices:
         name = _CLASSES.get(device.device_class[2:4], "other")
         if device.kind == "net":
             yield f"{device.name} ({device.address})" if device.address else device.name
+        elif name == "network" and device.address in shown:
+            continue
         elif name in _NAMED_CLASSES:
             yield f"{name} {device.address}"
         else:

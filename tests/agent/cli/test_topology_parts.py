@@ -42,7 +42,10 @@ def test_parts_nest_and_hold_online_cpus_only() -> None:
 def test_dies_are_shown_where_a_package_has_several() -> None:
     host = regular_host(packages=1, cores_per_node=2, threads=1)
     split = replace(host, cpus=tuple(replace(cpu, die=cpu.id) for cpu in host.cpus))
-    assert [part.kind for part in parts_of(split)[0].children] == ["die", "die"]
+    (node,) = parts_of(split)[0].children
+    (cache,) = node.children
+    assert (node.kind, cache.kind) == ("node", "L3")
+    assert [part.kind for part in cache.children] == ["die", "die"]
 
 
 def test_hosts_without_known_caches_have_cores_below_their_nodes() -> None:
