@@ -143,7 +143,7 @@ def _one_node_changes(old: NodeFacts, new: NodeFacts) -> Iterator[str]:
         yield f"node {old.id} has CPUs {new.cpus or 'none'}, it had {old.cpus or 'none'}"
     if old.memory_bytes != new.memory_bytes:
         had_memory, has_memory = _amount(old.memory_bytes), _amount(new.memory_bytes)
-        yield f"node {old.id} has {has_memory} bytes of memory, it had {had_memory}"
+        yield f"node {old.id} has {has_memory} of memory, it had {had_memory}"
     for size in sorted(old.hugepages.keys() | new.hugepages.keys()):
         had, has = old.hugepages.get(size, 0), new.hugepages.get(size, 0)
         if had != has:
@@ -151,7 +151,7 @@ def _one_node_changes(old: NodeFacts, new: NodeFacts) -> Iterator[str]:
 
 
 def _amount(size: int | None) -> str:
-    return "an unknown number of" if size is None else str(size)
+    return "an unknown amount" if size is None else f"{size} bytes"
 
 
 def _switches(policy: Policy) -> Iterator[tuple[str, str]]:

@@ -205,7 +205,7 @@ states = built(
                 NodeFacts,
                 st.integers(0, 63),
                 masks,
-                sizes,
+                st.one_of(st.none(), sizes),
                 st.dictionaries(sizes, sizes, max_size=2).map(MappingProxyType),
             ),
             max_size=2,

@@ -68,13 +68,21 @@ def test_every_change_is_named_with_before_and_after() -> None:
         "CPUs 7 are no longer online",
         "CPUs 9 are online now",
         "CPUs 7 are offline now",
-        "node 0 has 2048 bytes of memory, it had 1024",
+        "node 0 has 2048 bytes of memory, it had 1024 bytes",
         "node 0 has 2 pages of 2048 bytes, it had 4",
         "node 0 has 1 pages of 4096 bytes, it had 0",
         "node 1 has CPUs 4-6, it had 4-7",
         "node 2 is new",
     )
     assert "node 2 is gone" in host_changes(after, FACTS)
+
+
+def test_memory_that_is_not_known_any_more_is_a_change_and_not_zero() -> None:
+    first, second = FACTS.nodes
+    after = replace(FACTS, nodes=(replace(first, memory_bytes=None), second))
+    (gone,), (back,) = host_changes(FACTS, after), host_changes(after, FACTS)
+    assert gone == "node 0 has an unknown amount of memory, it had 1024 bytes"
+    assert back == "node 0 has 1024 bytes of memory, it had an unknown amount"
 
 
 def test_a_policy_is_summed_up_in_the_configurations_words() -> None:

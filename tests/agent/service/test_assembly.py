@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from agent.checkpoint.errors import StateDirectoryError, StateDirectoryLockedError
 from agent.cli.errors import exit_code_of, lines_of
@@ -173,3 +174,12 @@ def test_a_configuration_that_fits_no_longer_leaves_the_policy_as_it_was(world: 
     assert after.rules.policy is before.rules.policy
     assert after.rules.machine == Machine.of(gone)
     assert 1 not in after.rules.assignable_cpus
+
+
+def test_an_odd_optional_file_of_the_host_is_a_warning_and_the_agent_starts(world: World) -> None:
+    cache = "sys/devices/system/cpu/cpu0/cache/index3/level"
+    (world.config.agent.sysfs_root / cache).write_text("three\n")
+    with capture_logs() as log, assemble(world):
+        pass
+    (warning,) = [entry for entry in log if entry["event"] == "a file of the host is odd"]
+    assert f"{cache}: found 'three'" in warning["why"]
