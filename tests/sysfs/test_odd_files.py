@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
+from sysfs.capture import capture
 from sysfs.discover import discover, read_host
 from sysfs.files import Tree
 from sysfs.shapes import regular_host
@@ -143,6 +145,24 @@ def test_an_odd_optional_file_costs_its_own_fact_and_a_warning(
         assert len(found.warnings) == 1
         assert found.warnings[0].startswith(str(root))
         assert "\n" not in found.warnings[0]
+
+
+@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(host=hosts(), data=st.data())
+def test_a_capture_of_a_host_with_an_odd_file_shows_the_same_facts(
+    host: Host, data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root, again = write_tree(host, Path(directory) / "root"), Path(directory) / "again"
+        tree = _RecordingTree(root)
+        read_host(tree)
+        files = sorted(name for name in tree.found if not _REQUIRED.fullmatch(name))
+        file = data.draw(st.sampled_from(files), label="file")
+        _DAMAGES[data.draw(st.sampled_from(sorted(_DAMAGES)), label="damage")](root / file)
+        assert len(capture(root, Path(directory) / "host.tar.gz").warnings) <= 1
+        with tarfile.open(Path(directory) / "host.tar.gz") as archive:
+            archive.extractall(again, filter="data")
+        assert _facts(discover(again)) == _facts(discover(root))
 
 
 @pytest.mark.parametrize("texts", [("",), ("1",), ("0",), ("4-5", "x"), ("0-1,4", "0-7")])

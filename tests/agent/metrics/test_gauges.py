@@ -91,6 +91,15 @@ def test_every_cpu_and_byte_of_a_node_is_held_reserved_or_free() -> None:
     assert now["numawarden_node_memory_bytes", ("0", "memory", "reserved")] == GIB
 
 
+def test_memory_that_is_not_known_is_not_told() -> None:
+    host = replace(HOST, nodes=(HOST.nodes[0], replace(HOST.nodes[1], memory_bytes=None)))
+    rules = Rules(Machine.of(host), replace(POLICY, memory=MemoryPolicy()))
+    now = values(replace(reading(admitted()), host=host, rules=rules))
+    told = {labels[0] for name, labels in now
+            if name == "numawarden_node_memory_bytes" and labels[1] == "memory"}  # fmt: skip
+    assert told == {"0"}
+
+
 def test_nothing_stays_behind_when_the_pod_is_gone() -> None:
     ledger = admitted()
     (uid,) = ledger.grants
