@@ -22,7 +22,7 @@ _STEP: Final = 4
 #: Between linear (4) and quadratic (16) growth over one step.
 _MOST: Final = 8.0
 #: What is quicker, in seconds, says nothing.
-_NOTHING: Final = 0.005
+_NOTHING: Final = 0.05
 #: A measurement that seems too long is repeated that often; its shortest time counts.
 _REPETITIONS: Final = 4
 #: Short enough for what is exponential to end, and to be seen.
