@@ -52,6 +52,10 @@ class Pace:
     rate: float = 2.0
 
 
+#: Turns of the loop in which closed connections are noticed.
+_TURNS: Final = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What the process holds: resident and traced bytes, descriptors, threads, tasks."""
@@ -74,6 +78,12 @@ class Usage:
             threads=process.num_threads(),
             tasks=len(asyncio.all_tasks()),
         )
+
+
+async def _settled() -> None:
+    """Let the server see which connections are over: their tasks and descriptors go then."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
 
 
 @dataclass
@@ -126,9 +136,11 @@ class Churn:
         while len(self._held) < self.pace.pods:
             await self._admit()
         await self._reconcile()
+        await _settled()
         self.course.usage.append(Usage.now())
         await self._churn()
         await self._reconcile()
+        await _settled()
         self.course.usage.append(Usage.now())
         while self._held:
             await self._remove()

@@ -97,6 +97,9 @@ class Story:
         """Return how often something was found to differ, by cause."""
         return self.metric("numawarden_drift_found_total")
 
+    def _risen(self, before: dict[str, float]) -> list[str]:
+        return sorted(c for c, count in self.drift().items() if count > before.get(c, 0))
+
     def check_whole(self, what: str) -> None:
         """Check that everything is as the ledger has it and nobody was touched."""
         self.checks.equal(f"{what}: every setting is what it was", self.changed(), {})
@@ -115,8 +118,9 @@ class Story:
             wait_until(lambda: self.changed() or self.drift() != before)
         answer = ask("POST", "reconcile")
         self.checks.equal(f"{what}: nothing is left to do", answer["problems"], [])
-        risen = [cause for cause, count in self.drift().items() if count > before.get(cause, 0)]
-        self.checks.equal(f"{what}: the causes", sorted(risen), sorted(causes))
+        # The metrics page is rendered once a second.
+        risen = partial(self._risen, before)
+        self.checks.eventually(f"{what}: the causes", risen, sorted(causes))
         self.check_whole(what)
 
 
