@@ -97,11 +97,9 @@ def test_it_tells_the_service_manager_that_it_is_ready_alive_and_stopping(place:
         code, log = process.end(signal.SIGTERM)
         process.wait_for("STOPPING=1")
     assert code == ExitCode.OK
-    assert [entry["message"] for entry in log] == [
-        "starting",
-        "ready",
-        "stopped; every workload stays as it is",
-    ]
+    # The host is this machine, whose files may be odd.
+    told = [e["message"] for e in log if e["message"] != "a file of the host is odd"]
+    assert told == ["starting", "ready", "stopped; every workload stays as it is"]
     assert not (place / "agent.sock").exists()
 
 
