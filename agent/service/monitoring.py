@@ -1,7 +1,7 @@
 """What monitoring asks over TCP: `/metrics`, `/healthz`, `/readyz`. It can change nothing.
 
-Anybody on the host may ask, as often as the connection bears, so the metrics are rendered once a
-second for all who ask.
+Any process on the host may ask, as often as the connection bears, so one rendering of the metrics
+serves all requests of a second in which the queue finished no action: those only root asks for.
 """
 
 from __future__ import annotations
@@ -18,22 +18,32 @@ if TYPE_CHECKING:
     from agent.metrics.exposition import Metrics
     from agent.service.clock import Clock
     from agent.service.health import Health
+    from agent.service.serial import SerialQueue
     from agent.service.state import AgentState
 
-#: How long a rendering serves everybody who asks, in seconds.
+#: How long a rendering serves all requests while nothing changes, in seconds.
 RENDERED_SECONDS: Final = 1.0
 
 
 class Monitoring:
     """The routes of the metrics listener."""
 
-    def __init__(self, metrics: Metrics, health: Health, state: AgentState, clock: Clock) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        health: Health,
+        state: AgentState,
+        queue: SerialQueue,
+        clock: Clock,
+    ) -> None:
         self._metrics = metrics
         self._health = health
         self._state = state
+        self._queue = queue
         self._clock = clock
         self._rendered = b""
         self._rendered_until = float("-inf")
+        self._rendered_after = 0
 
     def routes(self) -> Routes:
         """Return what answers over TCP."""
@@ -49,10 +59,11 @@ class Monitoring:
         )
 
     async def _get_metrics(self, _request: Request) -> Response:
-        now = self._clock.monotonic()
-        if now >= self._rendered_until:
+        now, finished = self._clock.monotonic(), self._queue.finished
+        if now >= self._rendered_until or finished != self._rendered_after:
             self._rendered = self._metrics.render()
             self._rendered_until = now + RENDERED_SECONDS
+            self._rendered_after = finished
         return Response(self._rendered, content_type=CONTENT_TYPE)
 
     async def _get_health(self, _request: Request) -> Response:

@@ -86,11 +86,12 @@ class SerialQueue:
 
     What asks to go ahead overtakes all that wait, and then lets one of those have its turn: neither
     keeps the other from being done. An action that began is finished even when whoever asked for it
-    went away.
+    went away. `finished` counts the actions that ended, whatever came of them.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.finished = 0
         self._waiting: deque[_Job[object]] = deque()
         self._ahead: deque[_Job[object]] = deque()
         self._went_ahead = False
@@ -127,6 +128,7 @@ class SerialQueue:
                 await job.run()
             finally:
                 self._busy_since = None
+                self.finished += 1
 
     def stop(self) -> None:
         """Take no more actions; whoever waits for one that has not begun gets `Stopped`."""

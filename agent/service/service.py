@@ -335,8 +335,11 @@ class Service:
     def _make_doors(self) -> Iterator[Connections]:
         doors = self._doors
         if doors.metrics is not None:
-            metrics, state = self._keeper.metrics, self._keeper.state
-            routes = Monitoring(metrics, self.health, state, self._clock).routes()
+            keeper = self._keeper
+            monitoring = Monitoring(
+                keeper.metrics, self.health, keeper.state, keeper.queue, self._clock
+            )
+            routes = monitoring.routes()
             yield Connections(routes, doors.metrics, METRICS_LIMITS, address_caller, doors.tls)
         limits = replace(ADMISSION_LIMITS, body_bytes=self._api.max_bytes)
         yield Connections(self._api.answer, doors.admission, limits, user_caller)

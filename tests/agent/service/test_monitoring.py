@@ -30,7 +30,6 @@ async def test_metrics_are_those_of_the_moment_of_the_scrape(world: World) -> No
     async with running(world) as agent:
         _, before = await fetch(agent, "/metrics")
         await agent.ask(agent.client.admit, manifest())
-        world.clock.advance(1)
         status, after = await fetch(agent, "/metrics")
     assert status == 200
     assert "kubelet_cpu_manager_exclusive_cpu_allocation_count 0.0" in before
@@ -87,7 +86,7 @@ async def test_with_a_certificate_it_speaks_tls_alone(world: World, certificate:
 
 
 @in_loop
-async def test_many_scrapes_within_a_second_are_one_rendering(
+async def test_many_scrapes_within_a_second_without_a_change_are_one_rendering(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(world) as agent:
@@ -109,3 +108,18 @@ async def test_many_scrapes_within_a_second_are_one_rendering(
         world.clock.advance(0.1)
         await fetch(agent, "/metrics")
         assert renderings == 2
+
+
+@in_loop
+async def test_a_scrape_after_a_change_shows_it_at_once(world: World) -> None:
+    async with running(world) as agent:
+        shown = []
+        for ask in (None, agent.client.reconcile, agent.client.reconcile):
+            if ask is not None:
+                await agent.ask(ask)
+            _, text = await fetch(agent, "/metrics")
+            shown += [
+                line for line in text.splitlines() if "reconcile_duration_seconds_count" in line
+            ]
+    counts = [float(line.split()[1]) for line in shown]
+    assert [count - counts[0] for count in counts] == [0, 1, 2]

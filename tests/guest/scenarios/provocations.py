@@ -118,9 +118,7 @@ class Story:
             wait_until(lambda: self.changed() or self.drift() != before)
         answer = ask("POST", "reconcile")
         self.checks.equal(f"{what}: nothing is left to do", answer["problems"], [])
-        # The metrics page is rendered once a second.
-        risen = partial(self._risen, before)
-        self.checks.eventually(f"{what}: the causes", risen, sorted(causes))
+        self.checks.equal(f"{what}: the causes", self._risen(before), sorted(causes))
         self.check_whole(what)
 
 
