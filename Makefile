@@ -5,9 +5,11 @@ VECTORS ?=
 INPUTS ?= 1000000
 SEED ?= 20261120
 MINUTES ?= 10
+AUDIT ?=
 SHELL := /bin/bash
 
-.PHONY: help setup demo test lint types guest bench conformance docs load fuzz wheel clean
+.PHONY: help setup demo test lint types guest bench conformance docs load fuzz dependencies wheel \
+    image audit clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -45,8 +47,18 @@ load: setup ## keep 500 pods coming and going for ten minutes of the host's time
 fuzz: setup ## give damaged inputs to every door [INPUTS=N SEED=N]
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED)
 
+dependencies: setup ## write the SBOM and the third-party licences of the locked dependencies
+	@$(BIN)/python -m deploy.dependencies
+
 wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+image: setup ## build the container image and its SBOM into dist/; needs root
+	@$(BIN)/python -m deploy.image
+
+audit: setup ## look the locked dependencies up among the known vulnerabilities; needs the network
+	@$(BIN)/pip-audit --requirement deploy/requirements/run.txt --require-hashes --disable-pip \
+	    --strict $(AUDIT)
 
 clean: ## remove what the other targets made, the guest images too
 	@rm -rf .venv .cache dist build bench.json bench-rest.json .mypy_cache .ruff_cache .pytest_cache .hypothesis

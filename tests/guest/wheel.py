@@ -17,7 +17,16 @@ PROJECT: Final = Path(__file__).resolve().parents[2]
 LOCK: Final = PROJECT / "deploy/requirements/run.txt"
 PACKAGES: Final = ("agent", "cgroupfs", "sysfs", "systemd")
 #: What else the wheel is built from.
-BUILD_FILES: Final = ("pyproject.toml", "README.md", "LICENSE")
+BUILD_FILES: Final = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "deploy/requirements/run.txt",
+    *(
+        f"deploy/dependencies/{file.name}"
+        for file in (PROJECT / "deploy/dependencies").glob("*.py")
+    ),
+)
 
 #: Where the agent's environment lies in the guest, as in the installation instructions.
 PREFIX: Final = Path("/opt/numawarden")
@@ -76,7 +85,8 @@ def _build(directory: Path) -> None:
     source = directory / "source"
     source.mkdir()
     for name in BUILD_FILES:
-        shutil.copy2(PROJECT / name, source)
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(PROJECT / name, source / name)
     for package in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PROJECT / package, source / package, ignore=ignored)
@@ -94,14 +104,15 @@ def _download(python: Python, directory: Path) -> None:
 
 def _make(python: Python, wheels: Wheels, directory: Path) -> None:
     tree, disk = directory / "tree", directory / DISK
-    _install(python, wheels, tree)
+    install(python, wheels, tree)
     with disk.open("wb") as handle:
         handle.truncate(DISK_SIZE)
     image.write_ext4(disk, tree, DISK_SIZE)
     shutil.rmtree(tree)
 
 
-def _install(python: Python, wheels: Wheels, root: Path) -> None:
+def install(python: Python, wheels: Wheels, root: Path) -> None:
+    """Make an empty directory what `PREFIX` is once the agent is installed from the wheels."""
     site = root / SITE
     offline = ("--no-index", "--find-links", wheels.dependencies, "--only-binary=:all:")
     quiet = ("--quiet", "--no-compile", "--root-user-action=ignore")
@@ -119,7 +130,7 @@ def _make_virtual(root: Path) -> None:
     (root / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
     programs = root / "bin"
     programs.mkdir()
-    (programs / "python3").symlink_to("/usr/bin/python3")
+    (programs / "python3").symlink_to("/usr/bin/python3.13")
     shutil.copy2(root / SITE / "bin/numawarden", programs)
     shutil.rmtree(root / SITE / "bin")
     script = programs / "numawarden"

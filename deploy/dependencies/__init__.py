@@ -1,0 +1,1 @@
+"""What the agent is shipped with: the locked dependencies, their licences, the SBOM."""

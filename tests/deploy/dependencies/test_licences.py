@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from deploy.dependencies import licences, lock
+from deploy.dependencies.__main__ import LICENCES
+from deploy.dependencies.lock import DependencyError, Locked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+THING = Locked("thing", "1.0", ("1" * 64,))
+
+
+@pytest.mark.parametrize(
+    ("expression", "chosen"),
+    [
+        ("MIT", {"MIT"}),
+        ("Apache-2.0 AND MIT", {"Apache-2.0", "MIT"}),
+        ("GPL-2.0-or-later OR Apache-2.0", {"Apache-2.0"}),
+        ("MIT AND (GPL-3.0-only OR BSD-3-Clause)", {"MIT", "BSD-3-Clause"}),
+        ("GPL-3.0-only", set()),
+        ("AGPL-3.0-or-later", set()),
+        ("MIT AND GPL-3.0-only", set()),
+        ("LGPL-2.1-only OR GPL-2.0-only", set()),
+        ("GPL-2.0-only WITH Classpath-exception-2.0", set()),
+        ("MPL-2.0", set()),
+    ],
+)
+def test_of_alternatives_one_licence_has_to_be_allowed_of_a_conjunction_all(
+    expression: str, chosen: set[str]
+) -> None:
+    assert licences.choose(expression) == chosen
+
+
+def test_a_licence_that_spdx_does_not_know_is_rejected() -> None:
+    with pytest.raises(DependencyError, match="no SPDX expression"):
+        licences.choose("Do-What-You-Want")
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *fields: str,
+    texts: tuple[str, ...] = ("LICENSE",),
+) -> None:
+    """Install a package "thing" 1.0 with these lines of metadata and licence files."""
+    info = tmp_path / "thing-1.0.dist-info"
+    names = ["METADATA", *texts]
+    for name in texts:
+        (info / name).parent.mkdir(parents=True, exist_ok=True)
+        (info / name).write_text(f"the text of {name}\n")
+    info.mkdir(exist_ok=True)
+    head = ("Metadata-Version: 2.1", "Name: thing", "Version: 1.0", *fields)
+    (info / "METADATA").write_text("\n".join(head) + "\n")
+    (info / "RECORD").write_text("".join(f"{info.name}/{name},,\n" for name in names))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expression"),
+    [
+        (["License-Expression: MIT OR Apache-2.0"], "MIT OR Apache-2.0"),
+        (["License: BSD-3-Clause"], "BSD-3-Clause"),
+        (["License: MIT", "License-Expression: PSF-2.0"], "PSF-2.0"),
+        (["Classifier: License :: OSI Approved :: MIT License"], "MIT"),
+        (
+            [
+                "License: as in the file",
+                "Classifier: License :: OSI Approved :: Apache Software License",
+            ],
+            "Apache-2.0",
+        ),
+    ],
+)
+def test_the_licence_is_read_from_new_and_old_metadata(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: list[str], expression: str
+) -> None:
+    install(monkeypatch, tmp_path, *fields)
+    assert [one.expression for one in licences.collect([THING])] == [expression]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (["License-Expression: GPL-3.0-or-later"], "is licensed under GPL-3.0-or-later"),
+        (["License: GPL-3.0-only"], "is licensed under GPL-3.0-only"),
+        ([], "states no SPDX expression"),
+        (["License: Proprietary"], "states no SPDX expression"),
+        (
+            [
+                "Classifier: License :: OSI Approved :: MIT License",
+                "Classifier: License :: OSI Approved :: Apache Software License",
+            ],
+            "name 2 licences",
+        ),
+    ],
+)
+def test_a_package_without_an_allowed_licence_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: list[str], message: str
+) -> None:
+    install(monkeypatch, tmp_path, *fields)
+    with pytest.raises(DependencyError, match=message):
+        licences.collect([THING])
+
+
+def test_every_licence_file_is_rendered_under_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    texts = ("licenses/LICENSE", "licenses/vendor/x/LICENSE", "NOTICE.txt")
+    install(monkeypatch, tmp_path, "License-Expression: MIT", texts=texts)
+    text = licences.render(licences.collect([THING]))
+    assert "thing 1.0\nLicence: MIT\n" in text
+    for name in ("LICENSE", "vendor/x/LICENSE", "NOTICE.txt"):
+        assert f"--- {name} ---" in text
+    for name in texts:
+        assert f"the text of {name}\n" in text
+
+
+def test_a_package_without_a_licence_text_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, tmp_path, "License-Expression: MIT", texts=())
+    with pytest.raises(DependencyError, match="without a licence text"):
+        licences.collect([THING])
+
+
+def test_only_the_locked_version_speaks_for_a_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, tmp_path, "License-Expression: MIT")
+    with pytest.raises(DependencyError, match=r"thing 2\.0 is in the lock file, 1\.0 is installed"):
+        licences.collect([Locked("thing", "2.0", THING.hashes)])
+    with pytest.raises(DependencyError, match="other is in the lock file and not installed"):
+        licences.collect([Locked("other", "1.0", THING.hashes)])
+
+
+def test_the_file_that_is_shipped_has_every_locked_dependency() -> None:
+    shipped = LICENCES.read_text(encoding="utf-8")
+    for one in lock.read():
+        assert f"\n{one.name} {one.version}\nLicence: " in shipped
+    assert shipped == licences.render(licences.collect(lock.read()))
