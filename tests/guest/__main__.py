@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.guest import emulator, host, image, job, runner, tsc, wheel
+from tests.guest import container, emulator, host, image, job, runner, tsc, wheel
 from tests.guest.cache import Cache
 from tests.guest.errors import GuestError
 from tests.guest.scenarios import SCENARIOS, Scenario
@@ -113,11 +113,14 @@ def _contents(
     if not any(scenario.agent or scenario.wheels for scenario in chosen):
         return {scenario.name: job.Contents(sources) for scenario in chosen}
     wheels = wheel.provide(store, made.python)
-    environment = wheel.environment(store, made.python, wheels)
+
+    def disk(scenario: Scenario) -> Path | None:
+        if scenario.image:
+            return container.root(store, made.python, wheels)
+        return wheel.environment(store, made.python, wheels) if scenario.agent else None
+
     return {
-        scenario.name: job.Contents(
-            sources, environment if scenario.agent else None, wheels if scenario.wheels else None
-        )
+        scenario.name: job.Contents(sources, disk(scenario), wheels if scenario.wheels else None)
         for scenario in chosen
     }
 

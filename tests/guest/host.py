@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from deploy.image import debian
+from deploy.image.commands import ImageError
 from tests.guest.errors import CommandError, GuestError
 
 if TYPE_CHECKING:
@@ -142,25 +144,7 @@ def debian_sources(suite: str) -> list[str]:
 
     Empty where the host's apt knows no Debian mirror (Ubuntu): the caller's tool has a default.
     """
-    if shutil.which("apt-get", path=search_path()) is None:
-        return []
-    listing = run(
-        [
-            "apt-get",
-            "indextargets",
-            "--format",
-            "$(ORIGIN) $(LABEL) $(REPO_URI)",
-            "Created-By: Packages",
-        ],
-    )
-    lines: dict[str, None] = {}
-    for target in listing.splitlines():
-        match target.split():
-            case ["Debian", "Debian", uri]:
-                lines[f"deb {uri} {suite} main"] = None
-                lines[f"deb {uri} {suite}-updates main"] = None
-            case ["Debian", "Debian-Security", uri]:
-                lines[f"deb {uri} {suite}-security main"] = None
-            case _:
-                pass
-    return list(lines)
+    try:
+        return debian.sources(suite)
+    except ImageError as error:
+        raise GuestError(str(error), "apt has to work on this host") from error

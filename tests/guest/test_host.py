@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from deploy.image import debian
 from tests.guest import host
 from tests.guest.errors import CommandError, GuestError
 
@@ -20,7 +21,7 @@ Docker Docker CE http://docker.example/
 
 
 def test_the_hosts_own_debian_mirrors_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "run", lambda *_: TARGETS)
+    monkeypatch.setattr(debian, "run", lambda *_: TARGETS)
     monkeypatch.setattr("shutil.which", lambda *_, **__: "/usr/bin/apt-get")
     assert host.debian_sources("trixie") == [
         "deb http://mirror.example/debian/ trixie main",

@@ -14,7 +14,8 @@ class Scenario:
     each of its waits ends by itself.
 
     `agent` tells whether the agent's environment is laid at its place, `wheels` whether the job
-    also brings the wheels to install it from. One that is not `usual` runs when it is named.
+    also brings the wheels to install it from, `image` whether the container image's root is laid
+    there instead of the environment. One that is not `usual` runs when it is named.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Scenario:
     timeout: float = 7200
     agent: bool = True
     wheels: bool = False
+    image: bool = False
     usual: bool = True
 
     @property
@@ -81,6 +83,7 @@ SCENARIOS: Final = {
             "container",
             "two-sockets",
             "the agent in a privileged container with another machine's sysfs",
+            image=True,
         ),
         Scenario(
             "metrics",

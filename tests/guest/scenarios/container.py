@@ -1,4 +1,4 @@
-"""The agent in a privileged container: another machine's sysfs, the real cgroup tree."""
+"""The container image's agent, privileged: another machine's sysfs, the real cgroup tree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.guest.inside import kernel, placements
 from tests.guest.inside.agent import BASE, CONFIG, PROGRAM, Agent, page, samples
 from tests.guest.inside.agent import METRICS as ADDRESS
-from tests.guest.inside.checks import wait_until
+from tests.guest.inside.checks import STUCK, wait_until
 from tests.guest.inside.commands import attempt
 from tests.guest.inside.commands import run as command
 from tests.guest.inside.examples import start
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from tests.guest.inside.guest import Guest
 
 NAME: Final = "numawarden"
+#: Where the image's root is mounted, and the health check of its configuration.
+ROOT: Final = Path("/opt/numawarden")
+PATIENT: Final = f"--health-timeout={STUCK:g}s"
+HEALTH: Final = "/usr/bin/numawarden-health"
 MIXED: Final = next(example for example in POD_SCOPE if example.name == "pod-scope-mixed")
 
 #: The machine of `described.py`: CPU n and n+8 are one core, 0-3 and 8-11 are node 0; the core of
@@ -33,11 +37,13 @@ SHARED: Final = kernel.ids("2,10")
 def run(guest: Guest) -> None:
     """Run the agent in podman and have it pin containers by what the described machine is like."""
     machine = guest.work / "machine"
-    with_package = ("env", "PYTHONPATH=/job", "/opt/numawarden/bin/python3")
+    with_package = ("env", "PYTHONPATH=/job", ROOT / "opt/numawarden/bin/python3")
     command(*with_package, "-m", "tests.guest.inside.described", machine)
     agent = InContainer(guest, machine)
     agent.start()
     _check_topology(guest.checks, agent)
+    healthy = attempt("podman", "healthcheck", "run", NAME)
+    guest.checks.check("the image's health check", healthy.ok, healthy)
     podman = Podman(guest.work / "root", "cgroupfs")
     _, idle = start(guest.checks, agent, Podman(guest.work / "root", "cgroupfs"), BACKGROUND)
     background = idle[BACKGROUND.containers[0]]
@@ -63,33 +69,26 @@ class InContainer(Agent):
     """The agent as a container of podman; the command line is the guest's."""
 
     def __init__(self, guest: Guest, machine: Path) -> None:
-        self._root = guest.work / "agent-root"
         self._sysfs = machine / "sys/devices/system"
         super().__init__(guest, cgroupDriver="cgroupfs")
 
     def install(self) -> None:
-        """Lay out a root file system that borrows the guest's Python and the agent's files."""
-        for name in ("dev", "etc", "opt", "proc", "run", "sys", "tmp", "usr", "var/lib"):
-            (self._root / name).mkdir(parents=True)
-        for name in ("bin", "lib", "lib64"):
-            (self._root / name).symlink_to(f"usr/{name}")
+        """Install nothing: the image has it all."""
 
     def start(self) -> None:
         """Start the container and wait until the agent is ready."""
         for directory in ("/run/numawarden", "/var/lib/numawarden"):
             Path(directory).mkdir(exist_ok=True)
-        borrowed = (
-            "/usr:/usr:ro",
-            "/opt/numawarden:/opt/numawarden:ro",
-            f"{CONFIG.parent}:{CONFIG.parent}:ro",
-        )
+        config = f"{CONFIG}:{CONFIG}:ro"
         kept = ("/run/numawarden:/run/numawarden", "/var/lib/numawarden:/var/lib/numawarden")
         sysfs = (f"{self._sysfs / name}:/sys/devices/system/{name}:ro" for name in ("cpu", "node"))
-        volumes = (f"--volume={volume}" for volume in (*borrowed, *kept, *sysfs))
+        volumes = (f"--volume={volume}" for volume in (config, *kept, *sysfs))
         host = ("--privileged", "--cgroupns=host", "--network=host", "--pid=host")
-        options = ("--detach", f"--name={NAME}", "--log-driver=k8s-file", *host, *volumes)
+        health = (f"--health-cmd=CMD {HEALTH}", "--health-interval=disable", PATIENT)
+        options = ("--detach", f"--name={NAME}", "--log-driver=k8s-file", *health, *host, *volumes)
         run = (PROGRAM, "run", "--config", CONFIG)
-        command("podman", "run", *options, "--rootfs", self._root, *run)
+        # The root is mounted read-only; what podman writes into it goes to a layer above.
+        command("podman", "run", *options, "--rootfs", f"{ROOT}:O", *run)
         ready = wait_until(self.is_ready)
         self._guest.checks.require("the agent is ready in its container", ready, self._log())
 

@@ -1,0 +1,1 @@
+"""The container image: Debian packages, the agent's environment, and nothing else."""

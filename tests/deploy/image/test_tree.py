@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.config.loader import load_config_file
+from deploy.dependencies.lock import ROOT
+from deploy.image import tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "etc").mkdir()
+    tree.lay_out(tmp_path)
+    return tmp_path
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_every_directory_that_the_baked_configuration_names_is_there(root: Path) -> None:
+    config = load_config_file(root / tree.CONFIG)
+    assert config.static_pod_path
+    assert mode(root / config.static_pod_path.relative_to("/")) == 0o755
+    assert mode(root / config.agent.state_directory.relative_to("/")) == 0o700
+    assert mode(root / config.agent.socket_path.parent.relative_to("/")) == 0o750
+
+
+def test_directories_follow_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("staticPodPath: /pods\nagent: {stateDirectory: /kept, socketPath: /here/s}\n")
+    found = {str(path): mode for path, mode in tree.directories(file)}
+    assert found == {"/pods": 0o755, "/kept": 0o700, "/here": 0o750}
+
+
+def test_without_manifests_no_directory_is_made_for_them(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("{}\n")
+    assert [str(path) for path, _ in tree.directories(file)] == [
+        "/var/lib/numawarden",
+        "/run/numawarden",
+    ]
+
+
+def test_the_image_has_the_configuration_the_health_check_and_the_licences(root: Path) -> None:
+    pairs = {
+        tree.CONFIG: "deploy/config.yaml",
+        tree.HEALTH: "deploy/image/health.py",
+        tree.LICENCES / "LICENSE": "LICENSE",
+        tree.LICENCES / "THIRD-PARTY-LICENSES.txt": "THIRD-PARTY-LICENSES.txt",
+    }
+    for inside, source in pairs.items():
+        assert (root / inside).read_bytes() == (ROOT / source).read_bytes()
+    assert mode(root / tree.HEALTH) == 0o755
+    # Written by others, the agent would refuse it.
+    assert mode(root / tree.CONFIG) == 0o644
+
+
+def test_the_health_check_is_run_by_the_agents_python(root: Path) -> None:
+    first, *_ = (root / tree.HEALTH).read_text().splitlines()
+    assert first == f"#!/{tree.PREFIX}/bin/python3"
+
+
+def test_what_is_installed_is_read_from_the_environment(tmp_path: Path) -> None:
+    site = tmp_path / tree.PREFIX / f"lib/python{tree.PYTHON}/site-packages"
+    for name, version in (("Some_Thing", "1.0"), ("other", "2")):
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    assert tree.installed(tmp_path) == {"some-thing": "1.0", "other": "2"}
