@@ -30,6 +30,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[st
     return cache(lambda name: PAGES[name].printed(tmp_path_factory.mktemp(name)))
 
 
+# All commands of a page run for the first of its tests, some fifty programs one after the other.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("page", "number", "shown"),
     COMMANDS,
