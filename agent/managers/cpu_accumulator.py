@@ -2,71 +2,84 @@
 
 The rules are those of `cpu_assignment.go` in kubelet v1.36. It compares the free CPUs of a core or
 socket with the average core or socket of the host, and then takes all CPUs of the group. Where
-cores or sockets differ in size that gives away CPUs that are not free, so here a group must also be
-free as a whole. That is the only difference.
+cores or sockets differ in size that gives away CPUs that are not free, and passes over groups that
+are. So here a group is taken when all CPUs that it really has are free and no more than needed.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+from agent.managers.cpu_order import core_order, inner_order, lowest, rank, rank_nodes
+from agent.managers.cpu_uneven_cores import fewest_cores
 
-    from agent.managers.cpu_topology import CpuGroup, CpuTopology, Groups
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from agent.managers.cpu_topology import CpuGroup, CpuTopology
 
 
 @final
 class CpuAccumulator:
-    """One request being served: `free` CPUs (bits), `need` more of them, `taken` so far."""
+    """One request being served: `free` CPUs (bits), `need` more of them, `taken` so far.
 
-    __slots__ = ("free", "levels", "need", "taken", "topology")
+    `whole_cores` says that whole cores are asked for (`full-pcpus-only`).
+    """
 
-    def __init__(self, topology: CpuTopology, free: int, need: int) -> None:
+    __slots__ = ("free", "levels", "need", "taken", "topology", "whole_cores")
+
+    def __init__(
+        self, topology: CpuTopology, free: int, need: int, *, whole_cores: bool = False
+    ) -> None:
         self.topology = topology
         self.levels = topology.levels
         self.free = free
         self.need = need
         self.taken = 0
+        self.whole_cores = whole_cores
 
     def take_full_outer(self) -> None:
         """Take free NUMA nodes (or sockets, where these are the outer level) that fit."""
-        if self.need < self.levels.smallest_outer:
-            return
-        size = None if self.topology.numa_first else self.topology.cpus_per_socket
-        self._take_whole(rank(self.levels.outer, self.free), size)
+        if self.need >= self.levels.smallest_outer:
+            self._take_whole(rank(self.levels.outer, self.free))
 
     def take_full_inner(self) -> None:
         """Take free sockets (or NUMA nodes) that fit."""
-        if self.need < self.levels.smallest_inner:
-            return
-        size = self.topology.cpus_per_socket if self.topology.numa_first else None
-        self._take_whole(self._inner_order(self.free), size)
+        if self.need >= self.levels.smallest_inner:
+            self._take_whole(inner_order(self.topology, self.free))
 
     def take_uncore(self) -> None:
-        """Take free uncore caches that fit, then the rest from the first cache that can give it.
+        """Take free uncore caches that fit, the rest from the first cache that can give it.
 
         This is `prefer-align-cpus-by-uncorecache` (KEP-4800). Caches stand in the order of their
-        NUMA nodes, then by free CPUs, then by id.
+        NUMA nodes, then by free CPUs, then by id. Where they differ in size, one cache that can
+        give all is preferred to several, and large ones are taken before small ones.
         """
         order = self._uncore_order(self.free)
-        if self.need >= self.topology.cpus_per_uncore:
-            self._take_whole(order, None)
-        for cache in order:
-            if not self.need:
-                return
-            self._take_part_of(cache)
+        while self.need:
+            fitting = [
+                cache for cache in order if cache.size <= self.need and not cache.cpus & ~self.free
+            ]
+            if not (fitting and self.topology.uncores_alike):
+                self._take_all_from_one(order)
+                if not (fitting and self.need):
+                    return
+            self._claim(max(fitting, key=lambda cache: cache.size).cpus)
 
     def take_full_cores(self) -> None:
-        """Take free physical cores that fit."""
-        self._take_whole(self._whole_core_order(self.free), self.topology.cpus_per_core)
+        """Take free physical cores that fit; all cores are of one size."""
+        self._take_whole(self._whole_core_order(self.free))
 
     def take_remaining_packed(self) -> None:
         """Take single CPUs, filling up the cores with the fewest free CPUs first."""
-        for core in self._core_order(self.free):
+        for core in core_order(self.topology, self.free):
             if not self.need:
                 return
             self._take_lowest(core.cpus)
+
+    def take_fewest_cores(self) -> None:
+        """Take all that is needed on as few cores as possible, where cores differ in size."""
+        self._claim(fewest_cores(self.topology, self.free, self.need, whole=self.whole_cores))
 
     def take_remaining_spread(self) -> None:
         """Take single CPUs by socket in ascending order (`distribute-cpus-across-cores`).
@@ -75,7 +88,8 @@ class CpuAccumulator:
         the second ones.
         """
         inner = self.topology.numa_first
-        sockets = self._inner_order(self.free) if inner else rank(self.levels.outer, self.free)
+        free = self.free
+        sockets = inner_order(self.topology, free) if inner else rank(self.levels.outer, free)
         for socket in sockets:
             if not self.need:
                 return
@@ -89,30 +103,38 @@ class CpuAccumulator:
     def _take_lowest(self, cpus: int) -> None:
         self._claim(lowest(cpus & self.free, self.need))
 
-    def _take_whole(self, groups: Iterable[CpuGroup], size: int | None) -> None:
-        """Take those that are free and fit; with `size`, only groups of exactly this size."""
+    def _take_whole(self, groups: Iterable[CpuGroup]) -> None:
         for group in groups:
             if not self.need:
                 return
-            fits = group.size <= self.need and (size is None or group.size == size)
-            if fits and not group.cpus & ~self.free:
+            if group.size <= self.need and not group.cpus & ~self.free:
                 self._claim(group.cpus)
 
-    def _take_part_of(self, cache: CpuGroup) -> None:
-        """Take all that is needed from the cache's lowest cores, or nothing.
+    def _take_all_from_one(self, caches: Iterable[CpuGroup]) -> None:
+        """Take all that is needed from the first cache that can give it, or nothing."""
+        for cache in caches:
+            inside = cache.cpus & self.free
+            if inside.bit_count() == self.need and inside == cache.cpus:
+                cpus = inside
+            elif self.topology.cores_alike:
+                cpus = self._free_in_first_cores(cache)
+            elif inside.bit_count() >= self.need:
+                cpus = fewest_cores(self.topology, inside, self.need, whole=self.whole_cores)
+            else:
+                continue
+            if cpus.bit_count() == self.need:
+                self._claim(cpus)
+                return
+
+    def _free_in_first_cores(self, cache: CpuGroup) -> int:
+        """Return the free CPUs (bits) of the cache's first cores that have some.
 
         The kubelet counts cores, not free CPUs: as many cores as the need would fill if they were
         free. When that gives more than is needed of an odd number, one CPU is dropped. A cache
         whose first cores are partly busy is passed over even if it has room (the kubelet's rule).
         """
         threads = self.topology.cpus_per_core
-        cpus = self._free_in_first_cores(cache, -(-self.need // threads))
-        if self.need % 2 and threads > 1 and cpus.bit_count() > self.need:
-            cpus ^= 1 << cpus.bit_length() - 1
-        if cpus.bit_count() == self.need:
-            self._claim(cpus)
-
-    def _free_in_first_cores(self, cache: CpuGroup, cores: int) -> int:
+        cores = -(-self.need // threads)
         inside = cache.cpus & self.free
         found = 0
         for core in self.topology.cores_in_uncore[cache.id]:
@@ -121,63 +143,17 @@ class CpuAccumulator:
             if core.cpus & inside:
                 found |= core.cpus & self.free
                 cores -= 1
+        if self.need % 2 and threads > 1 and found.bit_count() > self.need:
+            found ^= 1 << found.bit_length() - 1
         return found
-
-    def _inner_order(self, free: int) -> Iterator[CpuGroup]:
-        return _nested(self.levels.outer, self.levels.inner_of, free)
-
-    def _core_order(self, free: int) -> Iterator[CpuGroup]:
-        for inner in self._inner_order(free):
-            yield from rank(self.levels.cores_of[inner.id], free)
 
     def _whole_core_order(self, free: int) -> Iterator[CpuGroup]:
         """Yield only the cores that are free: the same order without counting all the others."""
-        for inner in self._inner_order(free):
+        for inner in inner_order(self.topology, free):
             cores = self.levels.cores_of[inner.id]
-            order = cores if self.topology.cores_alike else sorted(cores, key=_by_size_and_id)
-            yield from (core for core in order if not core.cpus & ~free)
+            yield from (core for core in cores if not core.cpus & ~free)
 
     def _uncore_order(self, free: int) -> list[CpuGroup]:
         inside = self.topology.uncores_in_node
         nodes = rank_nodes(self.topology, free)
         return [cache for node in nodes for cache in rank(inside[node.id], free)]
-
-
-def rank(groups: Groups, free: int) -> list[CpuGroup]:
-    """Return the groups that have free CPUs: those with the fewest first, then by id."""
-    counted = [((group.cpus & free).bit_count(), group) for group in groups]
-    return [group for count, group in sorted(counted) if count]
-
-
-def rank_nodes(topology: CpuTopology, free: int) -> list[CpuGroup]:
-    """Return the NUMA nodes that have free CPUs in the order of taking.
-
-    Where sockets are the outer level the nodes of one socket stand together.
-    """
-    if topology.numa_first:
-        return rank(topology.nodes, free)
-    order = _nested(topology.sockets, topology.nodes_in_socket, free)
-    return list(dict.fromkeys(order))
-
-
-def _nested(outer: Groups, inner_of: Mapping[int, Groups], free: int) -> Iterator[CpuGroup]:
-    for group in rank(outer, free):
-        yield from rank(inner_of[group.id], free)
-
-
-def lowest(cpus: int, count: int) -> int:
-    """Return the `count` lowest members of `cpus`, or all when there are no more."""
-    if cpus.bit_count() <= count:
-        return cpus
-    low, high = 0, cpus.bit_length()
-    while low < high:
-        middle = (low + high) // 2
-        if (cpus & ((1 << middle) - 1)).bit_count() < count:
-            low = middle + 1
-        else:
-            high = middle
-    return cpus & ((1 << low) - 1)
-
-
-def _by_size_and_id(group: CpuGroup) -> tuple[int, int]:
-    return group.size, group.id

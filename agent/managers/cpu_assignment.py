@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -9,7 +10,7 @@ from msgspec import Struct
 from agent.managers.cpu_accumulator import CpuAccumulator
 from agent.managers.cpu_distribution import distribution
 from agent.managers.cpu_sockets import on_fewer_sockets
-from agent.managers.cpu_whole_cores import unsplit
+from agent.managers.cpu_uneven_hosts import narrowest
 from agent.managers.errors import ManagerError, cpus_text
 from sysfs.mask import EMPTY, Mask
 
@@ -43,6 +44,11 @@ class Strategy(Struct, frozen=True):
     spread: bool = False
     uncore: bool = False
     whole_cores: bool = False
+
+    @property
+    def by_cache(self) -> bool:
+        """Whether uncore caches play a part."""
+        return self.uncore and self.group_size is None
 
 
 def strategy_of(topology: CpuTopology, options: CpuPolicyOptions) -> Strategy:
@@ -101,20 +107,31 @@ def take(
 
 
 def _packed(topology: CpuTopology, strategy: Strategy, free: int, count: int) -> int:
-    """Fill the fullest places first (kubelet `takeByTopologyNUMAPacked`)."""
-    accumulator = CpuAccumulator(topology, free, count)
+    """Fill the fullest places first (kubelet `takeByTopologyNUMAPacked`), or narrower ones.
+
+    Where cores, sockets or caches differ in size, narrower choices may exist.
+    """
+    fill = partial(_filled, topology, strategy, count)
+    caches_alike = topology.uncores_alike or not strategy.by_cache
+    if topology.cores_alike and topology.sockets_alike and caches_alike:
+        return fill(free)
+    return narrowest(topology, strategy, free, count, fill)
+
+
+def _filled(topology: CpuTopology, strategy: Strategy, count: int, free: int) -> int:
+    accumulator = CpuAccumulator(topology, free, count, whole_cores=strategy.whole_cores)
     steps = [accumulator.take_full_outer, accumulator.take_full_inner]
-    if strategy.uncore and strategy.group_size is None:
+    if strategy.by_cache:
         steps.append(accumulator.take_uncore)
     if strategy.spread:
         steps.append(accumulator.take_remaining_spread)
-    else:
+    elif topology.cores_alike:
         steps += [accumulator.take_full_cores, accumulator.take_remaining_packed]
+    else:
+        steps.append(accumulator.take_fewest_cores)
     for step in steps:
         if accumulator.need:
             step()
-    if strategy.whole_cores and not topology.cores_alike:
-        return unsplit(topology, free, accumulator.taken)
     return accumulator.taken
 
 
@@ -131,6 +148,7 @@ def _distributed(
         return None
     taken = 0
     for node in shares:
-        for portion in (node.base, *(group_size,) * node.extra_groups):
+        portions = (node.base, *(group_size,) * node.extra_groups)
+        for portion in portions if topology.cores_alike else (sum(portions),):
             taken |= _packed(topology, strategy, node.cpus & ~taken, portion)
     return taken

@@ -20,7 +20,7 @@ from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.managers.cpu_accumulator import rank_nodes
+from agent.managers.cpu_order import rank_nodes
 from agent.managers.work import Work
 
 if TYPE_CHECKING:

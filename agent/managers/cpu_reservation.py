@@ -48,7 +48,7 @@ def reserve_cpus(topology: CpuTopology, options: CpuPolicyOptions, millicores: i
 
     They are chosen as for a container, by the same policy options (so that for example
     `distribute-cpus-across-numa` reserves on every node). `full-pcpus-only` promises whole cores to
-    containers, not to the system: the choice is the kubelet's also where cores differ.
+    containers, not to the system: where cores differ the reservation lies on as few as possible.
     Raises `EmptyReservationError` or `ReservationTooLargeError`.
     """
     count = -(-millicores // _MILLICORES_PER_CPU)

@@ -2,7 +2,7 @@
 
 A budget is made of whole cores, its slices need not be. No two exclusive containers get threads of
 one core as long as there are cores enough; the threads that are left over go to the pod's shared
-pool. How many cores that takes is exact where all cores have the same number of threads.
+pool.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from agent.managers.cpu_uneven_cores import most_in_whole_cores
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -53,11 +54,10 @@ def _tight(
     topology: CpuTopology, take: Take, budget: Mask, asked: Mapping[str, int]
 ) -> dict[str, Mask]:
     """Give every container its whole cores first, then the single threads that are missing."""
-    threads = topology.cpus_per_core
     slices: dict[str, Mask] = {}
     left = budget
     for name, count in asked.items():
-        slices[name] = take(left, count - count % threads)
+        slices[name] = take(left, most_in_whole_cores(topology, left.bits, count))
         left -= slices[name]
     untouched = left
     for name, count in asked.items():

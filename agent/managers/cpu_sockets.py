@@ -7,7 +7,6 @@ on one socket where one has room, else on as few as have.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -15,7 +14,7 @@ from msgspec import Struct
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from agent.managers.cpu_topology import CpuGroup, CpuTopology
+    from agent.managers.cpu_topology import CpuGroup, CpuTopology, Groups
 
 
 class SocketOrder(Struct, frozen=True):
@@ -58,18 +57,26 @@ def on_fewer_sockets(
     if touched <= 1:
         return None
     usable = _whole_free_cores(topology, available) if whole_cores else available
-    rooms = sorted(((_free(socket, usable), socket) for socket in topology.sockets), reverse=True)
-    totals = list(accumulate(room for room, _ in rooms))
-    fewest = next((n for n, total in enumerate(totals, start=1) if total >= len(chosen)), touched)
-    if fewest >= touched:
-        return None
-    lacking = len(chosen) - (totals[fewest - 2] if fewest > 1 else 0)
-    fullest = min(
-        (pair for pair in rooms[fewest - 1 :] if pair[0] >= lacking),
-        key=lambda pair: (pair[0], pair[1].id),
-    )
-    sockets = [socket.cpus for _, socket in (*rooms[: fewest - 1], fullest)]
-    return usable & Mask(sum(sockets))
+    inside = with_room(topology.sockets, usable.bits, len(chosen))
+    fewest = sum(1 for socket in topology.sockets if socket.cpus & inside)
+    return Mask(inside) if fewest < touched and inside.bit_count() >= len(chosen) else None
+
+
+def with_room(groups: Groups, free: int, count: int) -> int:
+    """Return the `free` CPUs (bits) of as few groups as have `count` of them; all if none have.
+
+    The groups with the most free CPUs are taken, as the last one the fullest that would do.
+    """
+    rooms = sorted((((group.cpus & free).bit_count(), group) for group in groups), reverse=True)
+    inside = 0
+    for place, (room, group) in enumerate(rooms):
+        if room >= count:
+            enough = (pair for pair in rooms[place:] if pair[0] >= count)
+            fullest = min(enough, key=lambda pair: (pair[0], pair[1].id))[1]
+            return inside | fullest.cpus & free
+        inside |= group.cpus & free
+        count -= room
+    return free
 
 
 def _free(socket: CpuGroup, free: Mask) -> int:

@@ -220,7 +220,17 @@ class CpuTopology(Struct, frozen=True, dict=True):
     @cached_property
     def cores_alike(self) -> bool:
         """Whether all cores have the same number of CPUs (no hybrid cores, no offline threads)."""
-        return len({core.size for core in self.cores}) == 1
+        return _alike(self.cores)
+
+    @cached_property
+    def sockets_alike(self) -> bool:
+        """Whether all sockets have the same number of CPUs."""
+        return _alike(self.sockets)
+
+    @cached_property
+    def uncores_alike(self) -> bool:
+        """Whether all uncore caches have the same number of CPUs."""
+        return _alike(self.uncores)
 
     @cached_property
     def cpus_per_core(self) -> int:
@@ -228,23 +238,8 @@ class CpuTopology(Struct, frozen=True, dict=True):
 
         Where the cores differ in size it says nothing about any one of them.
         """
-        return _average(self.counts.cpus, self.counts.cores)
-
-    @cached_property
-    def cpus_per_socket(self) -> int:
-        """The kubelet's CPUsPerSocket: the average, rounded down, so at least 1.
-
-        Where the sockets differ in size it says nothing about any one of them.
-        """
-        return _average(self.counts.cpus, self.counts.sockets)
-
-    @cached_property
-    def cpus_per_uncore(self) -> int:
-        """The kubelet's CPUsPerUncore: the average, rounded down, so at least 1.
-
-        Where the uncore caches differ in size it says nothing about any one of them.
-        """
-        return _average(self.counts.cpus, self.counts.uncores)
+        cpus, cores = self.counts.cpus, self.counts.cores
+        return max(1, cpus // cores) if cores else 1
 
     def cores_of(self, cpus: Mask) -> Mask:
         """Return all hardware threads of the cores that `cpus` touch."""
@@ -283,6 +278,10 @@ def _groups(rows: Iterable[CpuRow], key: Callable[[CpuRow], int]) -> Groups:
     return tuple(CpuGroup(ident, cpus, cpus.bit_count()) for ident, cpus in sorted(members.items()))
 
 
+def _alike(groups: Groups) -> bool:
+    return len({group.size for group in groups}) == 1
+
+
 def _within(
     rows: Iterable[CpuRow],
     outer: Callable[[CpuRow], int],
@@ -296,10 +295,6 @@ def _within(
     return MappingProxyType(
         {ident: tuple(by_id[member] for member in sorted(ids[ident])) for ident in sorted(ids)}
     )
-
-
-def _average(cpus: int, groups: int) -> int:
-    return max(1, cpus // groups) if groups else 1
 
 
 def _package(cpu: Cpu) -> int:

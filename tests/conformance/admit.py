@@ -105,6 +105,7 @@ class Replay:
             return []
         differences = list(_initial_differences(self, expected))
         if differences and self.case.get("irregular") and valid_reservation(self.rules, expected):
+            self.rules_used.add("uneven host")
             self.parted = True
             return []
         return differences
@@ -198,6 +199,7 @@ class Replay:
         if decision.already_admitted:
             return decision.grant == before.grants[decision.uid]
         if self.case.get("irregular") and valid_instead(self.rules, before, pod, decision, answer):
+            self.rules_used.add("uneven host")
             return True
         if evenly_distributed(self.rules, before, decision, answer):
             return True

@@ -2,7 +2,7 @@
 
 Where a flag says that the kubelet's answer is not right, ours must be valid: so many CPUs as asked
 for, all of them free; and on irregular hosts no wider than the kubelet's, unless that one was
-narrow because it took busy CPUs.
+narrow because it took busy CPUs, or CPUs beside busy ones although whole cores were free.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from agent.managers.cpu_assignment import NotEnoughCpusError, Strategy, take
 from sysfs.mask import Mask
 from tests.conformance.cpu_topologies import topology_of, width
 from tests.conformance.outcome import Outcome
+from tests.conformance.whole_cores import whole_cores_instead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,8 +35,15 @@ def run_case(case: Case) -> Outcome:
         return Outcome.equal()
     if not _kubelet_is_wrong(case):
         return Outcome.wrong(f"cpus {taken}, kubelet {expected}")
-    problems = list(_invalid(case, topology, taken, expected))
-    return Outcome.wrong(*problems) if problems else Outcome.right_instead()
+    invalid = list(_invalid(case, taken))
+    wider = list(_wider(case, topology, taken, expected))
+    if invalid:
+        return Outcome.wrong(*invalid)
+    if wider:
+        theirs = Mask.parse(expected["cpus"])
+        right = whole_cores_instead(topology, available, taken, theirs)
+        return Outcome.right_instead("whole cores") if right else Outcome.wrong(*wider)
+    return Outcome.right_instead(*(["uneven host"] if case.get("irregular") else []))
 
 
 def _strategy(case: Case) -> Strategy:
@@ -60,14 +68,17 @@ def _kubelet_is_wrong(case: Case) -> bool:
     return hangs or bool(case.get("irregular")) or "outside_available" in case
 
 
-def _invalid(
-    case: Case, topology: CpuTopology, taken: Mask, expected: Mapping[str, Any]
-) -> Iterator[str]:
+def _invalid(case: Case, taken: Mask) -> Iterator[str]:
     busy = taken - Mask.parse(case["available"])
     if busy:
         yield f"cpus {busy} of {taken} are not free"
     if len(taken) != case["num"]:
         yield f"{len(taken)} cpus {taken}, asked {case['num']}"
+
+
+def _wider(
+    case: Case, topology: CpuTopology, taken: Mask, expected: Mapping[str, Any]
+) -> Iterator[str]:
     if "cpus" in expected and "outside_available" not in case:
         theirs = width(topology, Mask.parse(expected["cpus"]))
         ours = width(topology, taken)

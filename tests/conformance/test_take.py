@@ -54,6 +54,38 @@ def test_wider_cpus_are_wrong_on_an_irregular_host() -> None:
     assert outcome == Outcome.wrong("cpus 0,3 touch 2 cores, 0,2 only 1")
 
 
+#: Cores (0,1) and (2,3) and the single CPU 4 on node 0, the single CPU 5 on node 1.
+UNEVEN: Case = {
+    **CASE,
+    "topology": {
+        "cpus": [[cpu, (0, 0, 2, 2, 4, 5)[cpu], 0, cpu // 5, 0] for cpu in range(6)],
+        "num_cpus": 6,
+        "num_cores": 4,
+        "num_sockets": 1,
+        "num_numa": 2,
+        "num_uncore": 1,
+    },
+    "available": "0,2,4-5",
+    "irregular": ["cores"],
+    "expected": {"cpus": "0,2"},
+}
+
+
+def test_wider_cpus_are_right_where_the_kubelets_are_beside_busy_ones_for_no_reason() -> None:
+    outcome = run_case(UNEVEN)
+
+    assert outcome == Outcome.right_instead()
+    assert outcome.rules == {"whole cores"}
+
+
+def test_wider_cpus_are_wrong_where_ours_are_beside_busy_ones_for_no_reason_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.conformance.take.take", lambda *_: Mask.parse("0,5"))
+
+    assert run_case(UNEVEN) == Outcome.wrong("cpus 0,5 touch 2 nodes, 0,2 only 1")
+
+
 def test_wider_cpus_are_right_where_the_kubelet_took_busy_ones() -> None:
     outcome = answered(
         available="0,3", expected={"cpus": "0,2"}, irregular=["cores"], outside_available="2"

@@ -14,7 +14,6 @@ from agent.managers.cpu_assignment import (
     take_by_topology,
 )
 from agent.managers.cpu_topology import CpuTopology
-from agent.managers.cpu_whole_cores import splits_a_core
 from agent.managers.policy import CpuPolicyOptions
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.cpu_hosts import (
@@ -25,6 +24,7 @@ from tests.agent.managers.cpu_hosts import (
     regular_hosts,
 )
 from tests.agent.managers.cpu_reference import Reference
+from tests.agent.managers.uneven_hosts import torn
 
 PACKED = CpuPolicyOptions()
 FULL = CpuPolicyOptions(full_pcpus_only=True)
@@ -110,7 +110,14 @@ def test_a_request_below_an_average_cache_is_not_split_over_a_small_free_one() -
     uneven = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
 
     assert chosen(uneven, UNCORE, "0-7", 3) == "2-4"
-    assert chosen(uneven, UNCORE, "0-7", 4) == "0-3"
+
+
+def test_one_cache_that_has_room_is_better_than_several_where_caches_differ() -> None:
+    """The average cache has four CPUs: the kubelet takes the small one and two of the other."""
+    uneven = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
+
+    assert chosen(uneven, UNCORE, "0-7", 4) == "2-5"
+    assert chosen(uneven, UNCORE, "0-7", 7) == "0,2-7"
 
 
 def test_whole_cores_are_kept_where_cores_differ() -> None:
@@ -119,8 +126,9 @@ def test_whole_cores_are_kept_where_cores_differ() -> None:
         [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 2, 0, 0, 0), (4, 4, 0, 0, 0)]
     )
 
-    assert chosen(hybrid, PACKED, "0-4", 4) == "0-2,4"
+    assert chosen(hybrid, PACKED, "0-4", 4) == "0-3"
     assert chosen(hybrid, FULL, "0-4", 4) == "0-3"
+    assert chosen(hybrid, PACKED, "0-4", 3) == "0-1,4"
 
 
 def test_busy_siblings_are_never_given_away_where_cores_differ() -> None:
@@ -186,7 +194,22 @@ def test_full_pcpus_only_never_splits_a_core_of_whole_free_ones(
 
     taken = take_by_topology(topology, options, whole, asked)
 
-    assert not splits_a_core(topology, taken.bits)
+    assert not torn(topology, taken)
+
+
+@settings(deadline=None, max_examples=200)
+@given(requests(any_hosts()))
+def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
+    request: tuple[CpuTopology, Mask, int],
+) -> None:
+    topology, free, count = request
+    sums = {0}
+    for core in topology.cores:
+        if not core.cpus & ~free.bits:
+            sums |= {held + core.size for held in sums}
+    assume(count in sums)
+
+    assert not torn(topology, take_by_topology(topology, FULL, free, count))
 
 
 def fewest_nodes_by_search(topology: CpuTopology, free: Mask, count: int) -> int:

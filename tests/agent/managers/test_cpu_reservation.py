@@ -30,11 +30,19 @@ def test_a_quantity_is_chosen_by_the_policy_options() -> None:
 
 
 def test_whole_cores_are_not_promised_to_the_system() -> None:
+    """Half of the large core touches one core; whole cores would be two."""
+    cores = (0, 0, 0, 0, 4, 5)
+    uneven = CpuTopology.from_rows((cpu, core, 0, 0, 0) for cpu, core in enumerate(cores))
+
+    assert str(reserve_cpus(uneven, CpuPolicyOptions(full_pcpus_only=True), 2000)) == "0-1"
+
+
+def test_a_quantity_lies_on_few_cores_where_cores_differ() -> None:
     hybrid = CpuTopology.from_rows(
-        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 3, 0, 0, 0)]
+        [(0, 0, 0, 0, 0), (1, 1, 0, 0, 0), (2, 2, 0, 0, 0), (3, 2, 0, 0, 0)]
     )
 
-    assert str(reserve_cpus(hybrid, CpuPolicyOptions(full_pcpus_only=True), 3000)) == "0,2-3"
+    assert str(reserve_cpus(hybrid, PACKED, 2000)) == "2-3"
 
 
 def test_no_reservation_is_refused() -> None:

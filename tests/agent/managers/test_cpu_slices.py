@@ -112,6 +112,27 @@ def test_cores_of_different_sizes_are_divided_too() -> None:
     assert parts["e"].cpus == hybrid.all - Mask(sum(cpus.bits for cpus in singles))
 
 
+def test_whole_cores_are_given_first_where_cores_differ_and_do_not_suffice() -> None:
+    """Cores 0-1, 2-3 and CPU 4: three containers of one CPU and one of two need a core more."""
+    hybrid = CpuTopology.from_rows((cpu, cpu // 2 * 2, 0, 0, 0) for cpu in range(5))
+    asked = demand(
+        5, *(app(name, guaranteed(own(1))) for name in "abc"), app("d", guaranteed(own(2)))
+    )
+    parts = divide_cpus(hybrid, WHOLE, hybrid.all, asked)
+    assert parts["a"].cpus == Mask.of(4)
+    assert not hybrid.cores_of(parts["d"].cpus) - parts["d"].cpus
+
+
+def test_without_the_option_a_slice_is_a_whole_core_where_cores_differ() -> None:
+    """The budget has one whole core, (2,12), and halves of two others."""
+    rows = [(cpu, {12: 2, 13: 3, 14: 4}.get(cpu, cpu), 0, 0, 0) for cpu in range(15)]
+    uneven = CpuTopology.from_rows(rows)
+    budget = Mask.parse("2,12-14")
+    asked = demand(4, app("a", guaranteed(own(2))), app("b", guaranteed(own(1))), app("c"))
+    parts = divide_cpus(uneven, CpuPolicyOptions(), budget, asked)
+    assert [str(part.cpus) for part in parts.values()] == ["2,12", "13", "14"]
+
+
 # --- by generated budgets -------------------------------------------------------------------------
 
 

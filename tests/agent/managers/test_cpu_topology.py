@@ -73,16 +73,23 @@ def test_a_machine_without_cpus_is_refused() -> None:
         CpuTopology.from_rows([])
 
 
-def test_averages_are_rounded_down_and_never_zero() -> None:
-    topology = CpuTopology.from_rows(
-        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0)],
-        counts=CpuCounts(cpus=3, cores=2, sockets=4, nodes=1, uncores=0),
-    )
+@pytest.mark.parametrize(("cpus", "cores"), [(3, 2), (2, 4), (3, 0)])
+def test_the_average_core_is_rounded_down_and_never_zero(cpus: int, cores: int) -> None:
+    counts = CpuCounts(cpus=cpus, cores=cores, sockets=1, nodes=1, uncores=1)
+    topology = CpuTopology.from_rows([(0, 0, 0, 0, 0)], counts=counts)
 
     assert topology.cpus_per_core == 1
-    assert topology.cpus_per_socket == 1
-    assert topology.cpus_per_uncore == 1
-    assert not topology.cores_alike
+
+
+def test_groups_are_alike_when_all_have_as_many_cpus() -> None:
+    hybrid = CpuTopology.from_rows(
+        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 1, 0, 2), (3, 3, 1, 0, 3)]
+    )
+
+    assert (hybrid.cores_alike, hybrid.sockets_alike, hybrid.uncores_alike) == (False, True, False)
+    assert TWO_SOCKETS.cores_alike
+    assert TWO_SOCKETS.sockets_alike
+    assert TWO_SOCKETS.uncores_alike
 
 
 def test_as_many_sockets_as_nodes_put_nodes_outside() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.cpu_accumulator import lowest, rank, rank_nodes
+from agent.managers.cpu_order import lowest, rank, rank_nodes
 from sysfs.mask import Mask, iter_bits
 from tests.agent.managers.cpu_hosts import TWO_SOCKETS, Shape
 
