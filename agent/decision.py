@@ -94,7 +94,8 @@ class Decision(Struct, frozen=True):
     """Admitted (`grant` set, `refusal` None) or refused (the reverse).
 
     `ledger` is the ledger after the decision; a refusal returns the one it was given.
-    `counters` are the increments of the kubelet's metrics that this admission causes.
+    `counters` are the increments of the kubelet's metrics that this admission causes. `warnings`
+    say what in the pod is read otherwise than it was probably meant.
     """
 
     uid: str
@@ -105,6 +106,7 @@ class Decision(Struct, frozen=True):
     eligibility: tuple[Eligibility, ...] = ()
     counters: Mapping[CounterKey, int] = MappingProxyType({})
     already_admitted: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def admitted(self) -> bool:

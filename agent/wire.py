@@ -183,10 +183,14 @@ class EligibilityDocument(Document, frozen=True):
 
 
 class ExplanationDocument(Document, frozen=True):
-    """How a decision came about."""
+    """How a decision came about.
+
+    `warnings` say what in the manifest is read otherwise than it was probably meant.
+    """
 
     eligibility: tuple[EligibilityDocument, ...]
     hints: tuple[HintTraceDocument, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class FindingDocument(Document, frozen=True):

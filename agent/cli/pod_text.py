@@ -64,6 +64,8 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
     verb = "would admit" if answer.dry_run else "admitted"
     already = ", as before" if answer.already_admitted else ""
     yield f"{verb} {name}{already}"
+    if answer.explanation is not None:
+        yield from _each("  warning: ", answer.explanation.warnings)
     yield from _grants(answer.pod)
     yield from _remarks(answer.pod.enforcement)
 
@@ -208,6 +210,7 @@ def _refusal(refusal: RefusalDocument) -> Iterator[str]:
 def _explanation(explanation: ExplanationDocument) -> Iterator[str]:
     yield ""
     yield "why"
+    yield from _each("  warning: ", explanation.warnings)
     for item in explanation.eligibility:
         yield f"  {item.container}: {item.why}"
     for trace in explanation.hints:

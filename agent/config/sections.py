@@ -35,7 +35,7 @@ from agent.managers.policy import (
     TopologyManagerScope,
 )
 from agent.pods.model import MEMORY
-from agent.pods.names import extended_resource_fault
+from agent.pods.names import extended_resource_fault, prefixed_resource_fault
 from agent.pods.validation import resource_name_fault
 from sysfs.mask import EMPTY, MAX_ID, Mask
 
@@ -354,7 +354,7 @@ def _fault_of_ignored(name: str) -> str | None:
     # A host may not tell how much memory a node has; then nobody can say what fits.
     if name == MEMORY:
         return None
-    fault = extended_resource_fault(name)
+    fault = prefixed_resource_fault(name)
     if fault is not None and resource_name_fault(name) is None:
         return "it is the node's own; others provide extended resources such as example.com/gpu"
     return fault

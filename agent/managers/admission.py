@@ -23,8 +23,8 @@ from agent.managers.memory_state import charge_grant
 from agent.managers.providers import HintProvider, Refused
 from agent.managers.topology_scope import align_and_allocate
 from agent.pods.digest import spec_digest
-from agent.pods.errors import QuantityError
 from agent.pods.model import ContainerKind
+from agent.pods.validation import find_warnings
 from agent.shared_map import SharedMap
 from sysfs.mask import Mask
 
@@ -46,19 +46,15 @@ def admit(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
     that was imported is completed by the first specification that it fits); a refused pod changes
     nothing. The order of steps: node fit, eligibility, hints, merge, allocation.
     """
-    held = ledger.grants.get(pod.uid)
-    if held is not None:
-        return _repeated(rules, ledger, held, pod)
-    return _decided(rules, ledger, pod)
+    known = pod.uid in ledger.grants
+    decision = _repeated(rules, ledger, pod) if known else _decided(rules, ledger, pod)
+    warnings = find_warnings(pod)
+    return replace(decision, warnings=warnings) if warnings else decision
 
 
 def _decided(rules: Rules, ledger: Ledger, pod: Pod, *, holds: bool = False) -> Decision:
     """Decide on a pod; one that `holds` an allocation already is not asked whether it fits."""
-    try:
-        demand = demand_of(rules.policy, pod)
-    except QuantityError as error:
-        refusal = Refusal(Reason.UNEXPECTED, str(error), remedy="state memory in whole bytes")
-        return Decision(pod.uid, ledger, refusal=refusal)
+    demand = demand_of(rules.policy, pod)
     eligibility = explain_eligibility(rules.policy, demand)
     unfit = None if holds else node_fit.refusal(rules, ledger, demand.requests)
     if unfit is not None:
@@ -140,7 +136,8 @@ def _without_memory_of(
     )
 
 
-def _repeated(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
+def _repeated(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
+    held = ledger.grants[pod.uid]
     if held.spec_digest == spec_digest(pod):
         return Decision(pod.uid, ledger, grant=held, already_admitted=True)
     if is_adopted(held):

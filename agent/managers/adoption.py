@@ -23,7 +23,6 @@ from agent.managers.errors import cpus_text
 from agent.managers.grants import Held, make_grant
 from agent.managers.memory_pod_level import divide_memory
 from agent.managers.memory_state import charge_grant, charged_blocks
-from agent.pods.errors import QuantityError
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 
@@ -191,10 +190,7 @@ def complete(rules: Rules, held: PodGrant, pod: Pod) -> PodGrant | None:
     pod is to be admitted like any other. Raises `NotConfirmedError` when it asks for something
     else than is held.
     """
-    try:
-        demand = demand_of(rules.policy, pod)
-    except QuantityError as error:
-        raise NotConfirmedError((str(error),)) from error
+    demand = demand_of(rules.policy, pod)
     given = rules.static_cpus and gets_cpus(rules.policy, demand)
     wanting = [c for c in demand.containers if c.cpus] if given else []
     of_pod = demand.pod_level and rules.policy.topology.is_pod_scope

@@ -18,7 +18,6 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
-from agent.pods.errors import QuantityError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,10 +41,7 @@ def confirm(policy: Policy, held: PodGrant, pod: Pod) -> PodGrant:
 
     Raises `NotConfirmedError` when the specification asks for anything else.
     """
-    try:
-        demand = demand_of(policy, pod)
-    except QuantityError as error:
-        raise NotConfirmedError((str(error),)) from error
+    demand = demand_of(policy, pod)
     differences = tuple(_differences(policy, held, demand))
     if differences:
         raise NotConfirmedError(differences)

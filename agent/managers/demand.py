@@ -98,10 +98,7 @@ class PodDemand(Struct, frozen=True):
 
 
 def demand_of(policy: Policy, pod: Pod) -> PodDemand:
-    """Work out what a pod demands under a policy.
-
-    Raises `agent.pods.errors.QuantityError` when an amount of memory cannot be counted in bytes.
-    """
+    """Work out what a pod demands under a policy; no total is above 2^63-1."""
     managed = policy.pod_level_managers
     qos = qos_class(pod, pod_level_resources=policy.gates.pod_level_resources)
     has_budget = has_pod_level_resources(pod)
@@ -110,7 +107,7 @@ def demand_of(policy: Policy, pod: Pod) -> PodDemand:
         qos=qos,
         pod_level=has_budget and managed,
         unmanaged=has_budget and not managed,
-        cpus=pod_exclusive_cpus(pod, qos, pod_level_managers=managed),
+        cpus=min(pod_exclusive_cpus(pod, qos, pod_level_managers=managed), MAX_INT64),
         memory=_pod_memory(pod, pod_level=has_budget and managed, managed=managed),
         devices=_pod_devices(pod, policy.devices),
         containers=tuple(
@@ -163,10 +160,10 @@ def _container_demand(
 
 
 def _node_requests(policy: Policy, pod: Pod) -> dict[str, int]:
-    """Return the effective requests as plain numbers, at most 2^63-1 as in Kubernetes."""
+    """Return the effective requests as plain numbers, at most 2^63-1."""
     requests = pod_requests(pod, pod_level_resources=policy.gates.pod_level_resources)
     return {
-        name: min(amount.milli_value if name == CPU else amount.value, MAX_INT64)
+        name: amount.milli_value if name == CPU else amount.value
         for name, amount in requests.items()
     }
 
@@ -191,7 +188,9 @@ def _device_requests(limits: Mapping[str, Quantity], inventory: Iterable[str]) -
 def _pod_memory(pod: Pod, *, pod_level: bool, managed: bool) -> dict[str, int]:
     """Return the pod's memory; a budget of zero bytes is no budget, a request of zero is one."""
     amounts = pod_memory_requests(pod, pod_level_managers=managed)
-    return {name: size for name, size in amounts.items() if size > 0 or not pod_level}
+    return {
+        name: min(size, MAX_INT64) for name, size in amounts.items() if size > 0 or not pod_level
+    }
 
 
 def _why(policy: Policy, demand: PodDemand, container: ContainerDemand) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from agent.decision import Refusal, Shortage, out_of
 from agent.managers.errors import size_text
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
+from agent.pods.names import is_native_resource
 from agent.pods.requests import is_memory_type
 
 if TYPE_CHECKING:
@@ -130,9 +131,10 @@ def _remedy_of_unknown(name: str) -> str:
             "request a page size that the node offers, or reserve pages of this size"
             " (/sys/devices/system/node/node*/hugepages)"
         )
+    listed = "" if is_native_resource(name) else f" list the devices of {name} in agent.devices,"
     return (
-        f"request a resource that the node offers, list the devices of {name} in agent.devices, or"
-        " name it in agent.ignoredResources when something else provides it"
+        f"request a resource that the node offers,{listed} or name {name} in agent.ignoredResources"
+        " when something else provides it"
     )
 
 

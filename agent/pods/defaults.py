@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
-from agent.pods.quantity import Quantity
 from agent.pods.requests import aggregate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.pods.model import Container, Pod
+    from agent.pods.quantity import Quantity
 
-_NANO_PER_MILLI: Final = 10**6
 _OVERCOMMITTABLE: Final = (CPU, MEMORY)
 
 
@@ -68,10 +67,4 @@ def _pod_level(pod: Pod, stated: Resources) -> Resources:
 
 
 def _rounded(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
-    return {name: _round_up_to_milli(amount) for name, amount in amounts.items()}
-
-
-def _round_up_to_milli(amount: Quantity) -> Quantity:
-    if amount.nano % _NANO_PER_MILLI == 0:
-        return amount
-    return Quantity(amount.milli_value * _NANO_PER_MILLI, amount.notation)
+    return {name: amount.rounded_to_milli() for name, amount in amounts.items()}

@@ -27,6 +27,10 @@ _UID_RULE: Final = (
     f"use at most {_MAX_UID} letters, digits, '-' and single '.', with a letter or digit at both "
     "ends (a uid names a cgroup and a systemd unit)"
 )
+#: Resources whose names contain this are Kubernetes' own (IsPrefixedNativeResource).
+_NATIVE: Final = "kubernetes.io/"
+#: The API server makes names of quotas of extended resources, which have to be valid as well.
+_QUOTA: Final = "requests."
 _EXTENDED_RULE: Final = (
     "a container can have cpu, memory, ephemeral-storage, hugepages-<size> such as hugepages-2Mi, "
     "and extended resources named domain/name such as example.com/gpu"
@@ -51,10 +55,31 @@ def uid_fault(text: str) -> str | None:
 
 def extended_resource_fault(text: str) -> str | None:
     """Say what keeps a text from naming an extended resource; None when it does."""
-    domain, slash, name = text.partition("/")
-    if not slash or subdomain_fault(domain) or domain.startswith("requests."):
-        return _EXTENDED_RULE
-    if domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
+    if is_native_resource(text):
         return "resources of kubernetes.io are not extended resources"
-    fits = len(name) <= _MAX_LABEL and _QUALIFIED.fullmatch(name)
-    return None if fits else _EXTENDED_RULE
+    if text.startswith(_QUOTA) or not _is_prefixed(f"{_QUOTA}{text}"):
+        return _EXTENDED_RULE
+    return None
+
+
+def prefixed_resource_fault(text: str) -> str | None:
+    """Say what keeps a text from naming a resource as `domain/name`; None when it does.
+
+    That is an extended resource or one of kubernetes.io (ValidateContainerResourceName).
+    """
+    if is_native_resource(text) and _is_prefixed(text):
+        return None
+    return extended_resource_fault(text)
+
+
+def is_native_resource(text: str) -> bool:
+    """Tell whether a name with a domain is in one of Kubernetes' own (IsPrefixedNativeResource)."""
+    return _NATIVE in text
+
+
+def _is_prefixed(text: str) -> bool:
+    """Tell whether a text is a qualified name with a domain (IsQualifiedName)."""
+    domain, slash, name = text.partition("/")
+    if not slash or subdomain_fault(domain):
+        return False
+    return len(name) <= _MAX_LABEL and _QUALIFIED.fullmatch(name) is not None

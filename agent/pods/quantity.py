@@ -16,6 +16,7 @@ from msgspec import Struct
 from agent.pods.errors import QuantityError
 
 _NANO: Final = 10**9
+_NANO_PER_MILLI: Final = 10**6
 MAX_INT64: Final = 2**63 - 1
 #: Longer texts and larger exponents are mistakes or attacks, not amounts.
 _MAX_TEXT: Final = 128
@@ -80,13 +81,34 @@ class Quantity(Struct, frozen=True, eq=False):
 
     @property
     def value(self) -> int:
-        """The amount in whole units, rounded up (resource.Quantity.Value)."""
-        return -(-self.nano // _NANO)
+        """The amount in whole units, rounded up and at most 2^63-1 (resource.Quantity.Value).
+
+        Where Kubernetes counts on in 64 bits, and so arrives at any number, this is the largest.
+        """
+        return min(-(-self.nano // _NANO), MAX_INT64)
 
     @property
     def milli_value(self) -> int:
-        """The amount in thousandths, rounded up (resource.Quantity.MilliValue)."""
-        return -(-self.nano // (_NANO // 1000))
+        """The amount in thousandths, rounded up and at most 2^63-1 (Quantity.MilliValue)."""
+        return min(-(-self.nano // _NANO_PER_MILLI), MAX_INT64)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the amount is a whole number of units, however large."""
+        return self.nano % _NANO == 0
+
+    def rounded_to_milli(self) -> Quantity:
+        """Return the amount rounded up to thousandths."""
+        return self._rounded_to(_NANO_PER_MILLI)
+
+    def rounded_to_units(self) -> Quantity:
+        """Return the amount rounded up to whole units, however many."""
+        return self._rounded_to(_NANO)
+
+    def _rounded_to(self, step: int) -> Quantity:
+        if self.nano % step == 0:
+            return self
+        return Quantity(-(-self.nano // step) * step, self.notation)
 
     def as_int64(self) -> int | None:
         """Return the amount when it is a whole number of at most 63 bits, else None.

@@ -11,7 +11,6 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
-from agent.pods.errors import QuantityError
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, ContainerKind, QosClass
 from agent.pods.qos import is_container_guaranteed
 from agent.pods.quantity import ZERO, Quantity
@@ -81,8 +80,8 @@ def pod_exclusive_cpus(pod: Pod, qos: QosClass, *, pod_level_managers: bool) -> 
 def memory_requests(pod: Pod, container: Container, *, pod_level_managers: bool) -> dict[str, int]:
     """Return the bytes that the memory manager pins for a container, by memory type.
 
-    In a pod with pod-level resources a container that is not itself Guaranteed has none. Raises
-    `QuantityError` when an amount is not a whole number of bytes below 2^63.
+    In a pod with pod-level resources a container that is not itself Guaranteed has none. What is
+    not a whole number of bytes is rounded up, where the kubelet refuses the pod.
     """
     if (
         pod_level_managers
@@ -98,8 +97,7 @@ def pod_memory_requests(pod: Pod, *, pod_level_managers: bool) -> dict[str, int]
 
     Its budget where it has one, else the most that its containers have at one time (KEP-693,
     "Effective resource request"; KEP-753 with sidecars). A type that only init containers ask for
-    counts as any other; the kubelet leaves it out. Raises `QuantityError` as `memory_requests`
-    does.
+    counts as any other; the kubelet leaves it out. Bytes are rounded up as by `memory_requests`.
     """
     if pod_level_managers and pod.resources is not None and has_pod_level_resources(pod):
         return _memory_bytes(pod.resources.requests)
@@ -189,7 +187,7 @@ def _pod_amounts(
 
 
 def _whole(amount: Quantity) -> int:
-    return amount.value if amount.value * 1000 == amount.milli_value else 0
+    return amount.value if amount.rounded_to_milli().is_whole else 0
 
 
 def _peak(pod: Pod, asked: Callable[[Container], int]) -> int:
@@ -204,14 +202,7 @@ def _peak(pod: Pod, asked: Callable[[Container], int]) -> int:
 
 
 def _memory_bytes(amounts: Mapping[str, Quantity]) -> dict[str, int]:
-    return {name: _bytes(amount) for name, amount in amounts.items() if is_memory_type(name)}
-
-
-def _bytes(amount: Quantity) -> int:
-    size = amount.as_int64()
-    if size is None:
-        raise QuantityError(str(amount), "memory is counted in whole bytes, below 2^63")
-    return size
+    return {name: amount.value for name, amount in amounts.items() if is_memory_type(name)}
 
 
 def _supported(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:

@@ -15,13 +15,14 @@ from agent.document.nodes import join, shown
 from agent.pods.errors import QuantityError
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
 from agent.pods.names import (
-    extended_resource_fault,
+    is_native_resource,
     label_fault,
+    prefixed_resource_fault,
     subdomain_fault,
     uid_fault,
 )
-from agent.pods.quantity import MAX_INT64, ZERO, Quantity
-from agent.pods.requests import aggregate, is_pod_level_resource
+from agent.pods.quantity import ZERO, Quantity
+from agent.pods.requests import aggregate, is_memory_type, is_pod_level_resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,6 +53,25 @@ def _containers(pod: Pod) -> Iterator[tuple[str, Container]]:
     ):
         for index, container in enumerate(containers):
             yield f"spec.{field}[{index}].resources", container
+
+
+def find_warnings(pod: Pod) -> tuple[str, ...]:
+    """Return what the API server warns of: sizes that are no whole number of bytes.
+
+    Each with the field's path. They are counted as the next whole number of bytes (`128m` of memory
+    is one byte), and are nearly always a slip for `M` or `Mi`.
+    """
+    parts = [(path, container.resources) for path, container in _containers(pod)]
+    if pod.resources is not None:
+        parts.append((_POD_RESOURCES, pod.resources))
+    return tuple(
+        f"{join(f'{path}.{field}', name)}: {amount} is not a whole number of bytes, "
+        f"it counts as {amount.value}"
+        for path, resources in parts
+        for field, amounts in (("requests", resources.requests), ("limits", resources.limits))
+        for name, amount in amounts.items()
+        if not amount.is_whole and _is_size(name)
+    )
 
 
 def _metadata(pod: Pod) -> Iterator[Problem]:
@@ -97,17 +117,15 @@ def _amount(name: str, amount: Quantity, path: str) -> Iterator[Problem]:
         return
     if amount < ZERO:
         yield Problem(where, f"{amount} is negative; an amount is zero or more")
-    elif amount.value > MAX_INT64:
-        yield Problem(where, f"{amount} is above the largest amount, {MAX_INT64}")
-    elif amount.as_int64() is None and name != CPU:
-        yield Problem(where, f"{amount} is not a whole number; {name} is counted in whole units")
     elif name.startswith(HUGEPAGES_PREFIX):
         yield from _whole_pages(name, amount, where)
+    elif not amount.is_whole and not _may_be_shared(name) and not _is_size(name):
+        yield Problem(where, f"{amount} is not a whole number; {name} is counted in whole units")
 
 
 def _whole_pages(name: str, amount: Quantity, where: str) -> Iterator[Problem]:
     page = Quantity.parse(name.removeprefix(HUGEPAGES_PREFIX))
-    if amount.nano % page.nano:
+    if amount.rounded_to_units().nano % page.nano:
         yield Problem(where, f"{amount} is not a whole number of pages of {page}")
 
 
@@ -116,7 +134,7 @@ def resource_name_fault(name: str) -> str | None:
     if name in _OVERCOMMITTABLE:
         return None
     if not name.startswith(HUGEPAGES_PREFIX):
-        return extended_resource_fault(name)
+        return prefixed_resource_fault(name)
     try:
         page = Quantity.parse(name.removeprefix(HUGEPAGES_PREFIX))
     except QuantityError as error:
@@ -127,11 +145,20 @@ def resource_name_fault(name: str) -> str | None:
     return None if name == canonical else f"write it as {canonical}"
 
 
+def _is_size(name: str) -> bool:
+    return is_memory_type(name) or name == "ephemeral-storage"
+
+
+def _may_be_shared(name: str) -> bool:
+    """Tell whether requests may be below limits (IsOvercommitAllowed)."""
+    return name in _OVERCOMMITTABLE or is_native_resource(name)
+
+
 def _requests_within_limits(resources: Resources, path: str) -> Iterator[Problem]:
     for name, request in resources.requests.items():
         limit = resources.limits.get(name)
         where = join(f"{path}.requests", name)
-        if name in _OVERCOMMITTABLE:
+        if _may_be_shared(name):
             if limit is not None and limit < request:
                 yield Problem(where, f"the request of {request} is above the limit of {limit}")
         elif limit is None:
@@ -175,7 +202,9 @@ def _containers_within_requests(pod: Pod, requests: Mapping[str, Quantity]) -> I
 
 
 def _containers_within_limits(pod: Pod, limits: Mapping[str, Quantity]) -> Iterator[Problem]:
-    for path, container in _containers(pod):
+    """Check the app containers alone, as the API server does (ValidatePodCreate)."""
+    for index, container in enumerate(pod.containers):
+        path = f"spec.containers[{index}].resources"
         for name, limit in container.resources.limits.items():
             budget = limits.get(name)
             if budget is not None and budget < limit:

@@ -107,6 +107,7 @@ def explanation_document(decision: Decision) -> wire.ExplanationDocument:
     return wire.ExplanationDocument(
         eligibility=tuple(_eligibility(item) for item in decision.eligibility),
         hints=tuple(_trace(trace) for trace in decision.hints),
+        warnings=decision.warnings,
     )
 
 

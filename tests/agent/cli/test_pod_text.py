@@ -9,7 +9,7 @@ from agent.cli.pod_text import admission_lines, list_lines, pod_lines
 from agent.managers.admission import admit
 from agent.managers.sharing import Sharing
 from agent.service.views import pod_document
-from agent.wire import AdmissionDocument
+from agent.wire import AdmissionDocument, ExplanationDocument
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
@@ -60,6 +60,17 @@ def test_an_init_container_that_meets_a_sidecar_is_not_said_to_be_alone() -> Non
     ]
     quotas = [line for line in shown(grant) if line.startswith("  quota")]
     assert quotas == ["  quota     none", "  quota     none, its CPUs are its own"]
+
+
+def test_what_is_read_otherwise_than_meant_is_said_with_the_answer() -> None:
+    says = "spec.containers[0].resources.requests.memory: 128m counts as 1"
+    answer = AdmissionDocument(
+        uid="u", name="p", namespace="default", admitted=True,
+        pod=document(granted(app("a", TWO))), explanation=ExplanationDocument((), (), (says,)),
+    )  # fmt: skip
+    assert f"  warning: {says}" in list(admission_lines(answer))
+    refused = replace(answer, admitted=False, pod=None)
+    assert f"  warning: {says}" in list(admission_lines(refused))
 
 
 def test_of_many_that_it_meets_a_few_are_named() -> None:

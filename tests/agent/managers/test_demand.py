@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from agent.managers.demand import PodDemand, demand_of, explain_eligibility
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
-from agent.pods.errors import QuantityError
 from agent.pods.model import ContainerKind, Pod, QosClass
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
@@ -90,9 +89,10 @@ class TestDemand:
         asked = pod(app("a", resources(f"{GPU}={largest}")), app("b", resources(f"{GPU}=1 cpu=9E")))
         assert demand_of(POD_SCOPE, asked).requests == {GPU: largest, "cpu": largest}
 
-    def test_memory_that_is_no_whole_number_of_bytes_is_an_error(self) -> None:
-        with pytest.raises(QuantityError):
-            demand_of(POD_SCOPE, pod(app("a", guaranteed("cpu=1 memory=10E"))))
+    def test_totals_end_at_what_kubernetes_can_count(self) -> None:
+        most = guaranteed("cpu=10E memory=10E")
+        demand = demand_of(POD_SCOPE, pod(app("a", most), app("b", most), app("c", most)))
+        assert (demand.cpus, demand.memory) == (2**63 - 1, {"memory": 2**63 - 1})
 
 
 class TestEligibility:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent import wire
 from agent.decision import Reason
 from agent.ledger import Isolation
 from agent.managers.admission import admit, start_container
@@ -15,6 +16,7 @@ from agent.managers.hints import Hint
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import NodeFit, PluginDevice
 from agent.managers.rules import Rules, shared_pool
+from agent.service.views import refusal_document
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (
@@ -33,7 +35,7 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.managers.policy import TopologyManagerPolicy
+    from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
     from agent.pods.model import Container, Resources
 
 BUDGET = guaranteed("cpu=4 memory=4Gi")
@@ -171,6 +173,58 @@ def test_a_resource_that_nobody_offers_is_refused() -> None:
     assert decision.refusal.reason == "OutOfexample.com/gup"
     assert 'did you mean "example.com/gpu"?' in decision.refusal.message
     others = make_rules(devices=devices, fit=NodeFit(ignored=frozenset({"example.com/gup"})))
+    assert admit(others, others.empty_ledger(), asked).admitted
+
+
+@pytest.mark.parametrize("scope", [CONTAINER, POD])
+def test_memory_in_thousandths_of_bytes_is_rounded_up(scope: TopologyManagerScope) -> None:
+    """The kubelet fails to represent such an amount and refuses Guaranteed pods."""
+    rules = make_rules(scope=scope)
+    asked = pod(app("a", guaranteed("cpu=2 memory=1500m")), app("b", guaranteed("cpu=1 memory=2")))
+    decision = admit(rules, rules.empty_ledger(), asked)
+    assert decision.grant is not None
+    assert [block.size for c in decision.grant.containers for block in c.memory] == [2, 2]
+    assert decision.grant.requests["memory"] == 4
+    assert "1500m is not a whole number of bytes, it counts as 2" in decision.warnings[0]
+    assert admit(rules, decision.ledger, asked).warnings == decision.warnings
+
+
+def test_a_budget_in_thousandths_of_bytes_is_divided() -> None:
+    """Rounded up, containers may ask for some bytes more than their budget."""
+    rules = make_rules(scope=POD)
+    small = guaranteed("cpu=1 memory=1500m")
+    asked = pod(app("a", small), app("b", small), of_pod=guaranteed("cpu=2 memory=3"))
+    assert admit(rules, rules.empty_ledger(), asked).admitted
+
+
+@pytest.mark.parametrize("resource", ["cpu", "memory", "example.com/gpu", "kubernetes.io/x"])
+@pytest.mark.parametrize("looks", [True, False])
+def test_an_amount_that_no_host_has_is_refused_for_want_of_room(
+    resource: str, *, looks: bool
+) -> None:
+    """The kubelet counts on in 64 bits and arrives at any number."""
+    amount = guaranteed(f"cpu=1 memory=1Gi {resource}=1e30")
+    asked = pod(*(app(name, amount) for name in "abc"))
+    rules = make_rules(
+        devices={"example.com/gpu": (PluginDevice("0"),)}, fit=NodeFit() if looks else None
+    )
+    decision = admit(rules, rules.empty_ledger(), asked)
+    if looks or resource != "kubernetes.io/x":
+        assert decision.refusal is not None
+        assert not looks or decision.refusal.reason == f"OutOf{resource}"
+        assert wire.encode(refusal_document(decision.refusal))
+
+
+def test_a_resource_of_kubernetes_that_nobody_offers_can_be_ignored() -> None:
+    """The kubelet refuses it as any that its node does not offer."""
+    asked = pod(app("a", resources("kubernetes.io/x=1")))
+    rules = make_rules(fit=NodeFit())
+    refusal = admit(rules, rules.empty_ledger(), asked).refusal
+    assert refusal is not None
+    assert refusal.reason == "OutOfkubernetes.io/x"
+    assert "agent.ignoredResources" in refusal.remedy
+    assert "agent.devices" not in refusal.remedy  # which takes extended resources only
+    others = make_rules(fit=NodeFit(ignored=frozenset({"kubernetes.io/x"})))
     assert admit(others, others.empty_ledger(), asked).admitted
 
 

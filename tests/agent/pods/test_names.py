@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from agent.pods.names import extended_resource_fault, label_fault, subdomain_fault, uid_fault
+from agent.pods.names import (
+    extended_resource_fault,
+    label_fault,
+    prefixed_resource_fault,
+    subdomain_fault,
+    uid_fault,
+)
 
 
 @pytest.mark.parametrize("text", ["a", "0", "a-b", "a" * 63])
@@ -37,14 +43,36 @@ def test_what_is_no_uid(text: str) -> None:
     assert uid_fault(text) is not None
 
 
-@pytest.mark.parametrize("text", ["example.com/gpu", "a/B_c.d", "x.kubernetes.iox/y"])
+#: A domain so long that "requests." before it still makes a name (253 characters).
+LONGEST = "a." * 121 + "aa"
+
+
+@pytest.mark.parametrize(
+    "text", ["example.com/gpu", "a/B_c.d", "x.kubernetes.iox/y", f"{LONGEST}/x"]
+)
 def test_extended_resources(text: str) -> None:
     assert extended_resource_fault(text) is None
 
 
 @pytest.mark.parametrize(
     "text",
-    ["gpu", "/gpu", "a/", "a/b/c", "kubernetes.io/x", "y.kubernetes.io/x", "requests.a.b/x", "A/b"],
+    [
+        *("gpu", "/gpu", "a/", "a/b/c", "kubernetes.io/x", "y.kubernetes.io/x", "xkubernetes.io/y"),
+        *("requests.a.b/x", "requests.kubernetes.io/x", "A/b", f"{LONGEST}a/x"),
+    ],
 )
 def test_what_is_no_extended_resource(text: str) -> None:
     assert extended_resource_fault(text) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["kubernetes.io/x", "y.kubernetes.io/X_1", "xkubernetes.io/y", "requests.kubernetes.io/x"],
+)
+def test_resources_of_kubernetes_are_resources_of_containers(text: str) -> None:
+    assert prefixed_resource_fault(text) is None
+
+
+@pytest.mark.parametrize("text", ["kubernetes.io/", "kubernetes.io/x/y", "Y.kubernetes.io/x"])
+def test_what_is_no_name_is_no_resource_of_kubernetes(text: str) -> None:
+    assert prefixed_resource_fault(text) is not None

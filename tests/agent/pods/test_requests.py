@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pods.errors import QuantityError
 from agent.pods.model import Container, ContainerKind, QosClass
 from agent.pods.quantity import Quantity
 from agent.pods.requests import (
@@ -99,11 +98,22 @@ def test_of_a_type_that_only_init_containers_ask_for_the_peak_counts() -> None:
     assert pod_memory_requests(asked, pod_level_managers=True)["hugepages-2Mi"] == 10 * 2**20
 
 
-@pytest.mark.parametrize("amount", ["1500m", "10E"])
-def test_memory_that_is_no_number_of_bytes_is_refused(amount: str) -> None:
+@pytest.mark.parametrize(
+    ("amount", "size"), [("1500m", 2), ("128m", 1), ("10E", 2**63 - 1), ("1e30", 2**63 - 1)]
+)
+def test_memory_is_counted_in_whole_bytes_of_63_bits(amount: str, size: int) -> None:
     container = app("a", guaranteed(f"cpu=1 memory={amount}"))
-    with pytest.raises(QuantityError, match="whole bytes"):
-        memory_requests(pod(container), container, pod_level_managers=False)
+    asked = memory_requests(pod(container), container, pod_level_managers=False)
+    assert asked == {"memory": size}
+
+
+@pytest.mark.parametrize(("amount", "cpus"), [("1e30", 2**63 - 1), ("9223372036854775807500m", 0)])
+def test_more_cpus_than_can_be_counted_are_whole_where_they_are(amount: str, cpus: int) -> None:
+    container = app("a", guaranteed(f"cpu={amount} memory=1Gi"))
+    asked = exclusive_cpus(
+        pod(container), container, QosClass.GUARANTEED, pod_level_managers=False
+    )
+    assert asked == cpus
 
 
 def test_pod_totals_take_the_budget_where_it_is_stated() -> None:

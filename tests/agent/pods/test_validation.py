@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -8,8 +11,13 @@ from agent.pods.defaults import apply_defaults
 from agent.pods.model import ContainerKind
 from agent.pods.quantity import Quantity
 from agent.pods.requests import pod_limits, pod_requests
-from agent.pods.validation import find_problems, resource_name_fault
+from agent.pods.validation import find_problems, find_warnings, resource_name_fault
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.pods.model import Container, Resources
 
 
 def test_a_sound_pod_has_no_problems() -> None:
@@ -56,6 +64,55 @@ def test_hugepages_names_are_canonical() -> None:
     assert "hugepages-1Gi" in fault
 
 
+@pytest.mark.parametrize("build", [init, sidecar])
+def test_the_limit_of_an_init_container_may_be_above_the_pods(
+    build: Callable[[str, Resources], Container],
+) -> None:
+    asked = pod(app("a"), build("i", resources("cpu=1", "cpu=8")), of_pod=guaranteed("cpu=2"))
+    assert find_problems(asked) == []
+
+
+@given(
+    st.sampled_from(["cpu", "memory", "ephemeral-storage", "kubernetes.io/x", "example.com/gpu"]),
+    st.integers(1, 10**9),
+    st.sampled_from(["", "E", "Ei", "e18", "e30", "e99"]),
+)
+def test_no_amount_is_too_large(resource: str, number: int, suffix: str) -> None:
+    asked = pod(app("a", guaranteed(f"{resource}={number}{suffix}")))
+    assert find_problems(asked) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("cpu=1 hugepages-2Mi=2097151500m", 0),
+        ("cpu=1 hugepages-2Mi=2097152500m", 2),
+        ("memory=1500m ephemeral-storage=1500m kubernetes.io/x=1500m", 0),
+        ("example.com/gpu=1500m", 2),
+    ],
+)
+def test_sizes_are_rounded_up_and_devices_are_whole(text: str, problems: int) -> None:
+    assert len(find_problems(pod(app("a", guaranteed(text))))) == problems
+
+
+@pytest.mark.parametrize("limits", ["", "kubernetes.io/x=3"])
+def test_resources_of_kubernetes_can_be_overcommitted(limits: str) -> None:
+    asked = pod(app("a", resources("kubernetes.io/x=2", limits)))
+    assert find_problems(asked) == []
+
+
+def test_sizes_that_are_no_whole_number_of_bytes_are_warned_of() -> None:
+    small = resources("cpu=100m memory=128m", "memory=1Gi ephemeral-storage=1.5")
+    asked = pod(app("a", small), init("i", resources("memory=2500m")), of_pod=resources("memory=3"))
+    says = "is not a whole number of bytes, it counts as"
+    assert find_warnings(asked) == (
+        f"spec.containers[0].resources.requests.memory: 128m {says} 1",
+        f"spec.containers[0].resources.limits.ephemeral-storage: 1500m {says} 2",
+        f"spec.initContainers[0].resources.requests.memory: 2500m {says} 3",
+    )
+    assert find_warnings(pod(app("a", guaranteed("cpu=1500m memory=128M")))) == ()
+
+
 _AMOUNT = st.integers(0, 4)
 
 
@@ -77,7 +134,9 @@ def test_whatever_passes_fits_its_budget(
     )
     fits = (
         request <= limit
-        and all(low <= high <= limit for _, low, high in containers)
+        and all(low <= high for _, low, high in containers)
+        # The API server looks at spec.containers alone here (ValidatePodCreate).
+        and all(high <= limit for kind, _, high in containers if kind is ContainerKind.APP)
         and pod_requests(built, pod_level_resources=False).get("cpu", Quantity(0))
         <= Quantity.of(request)
     )
