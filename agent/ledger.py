@@ -5,19 +5,23 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.hints import NO_AFFINITY, Hint
 from agent.pods.model import CPU
+from agent.shared_map import SharedMap
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.pods.model import ContainerKind, QosClass
+
+
+_NO_IDS: Final[frozenset[str]] = frozenset()
 
 
 class Isolation(StrEnum):
@@ -154,9 +158,11 @@ class Ledger(Struct, frozen=True):
     """Every grant, in the order of admission, and what follows from them.
 
     `exclusive_cpus` and `devices` are always the union over `grants`, `requests` is the sum of
-    `PodGrant.node_requests` (`total_requests`). `memory` is the charge by node: over a group of
-    nodes it is the sum of the blocks, and how a group's charge is spread over its members depends
-    on the order of releases (the kubelet's rule), so it is kept, not derived.
+    `PodGrant.node_requests` (`total_requests`). `held_again` says of a CPU or device how many pods
+    hold it beside the first: no decision gives anything twice, but a checkpoint or an import may
+    hold it twice. `memory` is the charge by node: over a group of nodes it is the sum of the
+    blocks, and how a group's charge is spread over its members depends on the order of releases
+    (the kubelet's rule), so it is kept, not derived.
     """
 
     grants: Mapping[str, PodGrant] = MappingProxyType({})
@@ -164,6 +170,41 @@ class Ledger(Struct, frozen=True):
     memory: Mapping[int, NodeMemory] = MappingProxyType({})
     devices: Mapping[str, frozenset[str]] = MappingProxyType({})
     requests: Mapping[str, int] = MappingProxyType({})
+    held_again: Mapping[tuple[str, str], int] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, grants: Iterable[PodGrant], memory: Mapping[int, NodeMemory]) -> Ledger:
+        """Return the ledger of some grants, in their order, with a charge of memory."""
+        by_uid = MappingProxyType({grant.uid: grant for grant in grants})
+        ledger = cls(by_uid, memory=memory, requests=total_requests(by_uid.values()))
+        for grant in by_uid.values():
+            ledger = _with_holdings(ledger, grant)
+        return ledger
+
+    def with_grant(self, grant: PodGrant) -> Ledger:
+        """Return this ledger with one more grant, or with another one in the pod's place.
+
+        The charge of memory stays as it is.
+        """
+        former = self.grants.get(grant.uid)
+        rest = self if former is None else _without_holdings(self, former)
+        return replace(
+            _with_holdings(rest, grant),
+            grants=SharedMap.of(self.grants).with_entry(grant.uid, grant),
+            requests=self.requests_after(removed=former, added=grant),
+        )
+
+    def without_grant(self, uid: str) -> Ledger:
+        """Return this ledger without a pod; raises `KeyError` when there is none of that uid.
+
+        What another pod holds as well stays with that pod, and the charge of memory as it is.
+        """
+        grant = self.grants[uid]
+        return replace(
+            _without_holdings(self, grant),
+            grants=SharedMap.of(self.grants).without(uid),
+            requests=self.requests_after(removed=grant),
+        )
 
     def with_memory(self, memory: Mapping[int, NodeMemory]) -> Ledger:
         """Return this ledger with another memory charge."""
@@ -181,6 +222,62 @@ class Ledger(Struct, frozen=True):
             for name, amount in grant.node_requests.items() if grant is not None else ():
                 sums[name] = sums.get(name, 0) + sign * amount
         return MappingProxyType({name: amount for name, amount in sums.items() if amount > 0})
+
+
+def _with_holdings(ledger: Ledger, grant: PodGrant) -> Ledger:
+    """Return a ledger with what a grant holds, whether it is among `grants` or not."""
+    cpus, devices = grant.exclusive_cpus, _devices_of(grant)
+    if not cpus and not devices:
+        return ledger
+    both = {name: ids & ledger.devices.get(name, _NO_IDS) for name, ids in devices.items()}
+    again = dict(ledger.held_again)
+    for key in _keys(cpus & ledger.exclusive_cpus, both):
+        again[key] = again.get(key, 0) + 1
+    held = {name: ids | ledger.devices.get(name, _NO_IDS) for name, ids in devices.items()}
+    return replace(
+        ledger,
+        exclusive_cpus=ledger.exclusive_cpus | cpus,
+        devices=MappingProxyType({**ledger.devices, **held}) if held else ledger.devices,
+        held_again=MappingProxyType(again) if again else ledger.held_again,
+    )
+
+
+def _without_holdings(ledger: Ledger, grant: PodGrant) -> Ledger:
+    """Return a ledger without what a grant alone holds, whether it is among `grants` or not."""
+    cpus, devices = grant.exclusive_cpus, _devices_of(grant)
+    if not cpus and not devices:
+        return ledger
+    again = dict(ledger.held_again)
+    for kind, name in [key for key in _keys(cpus, devices) if key in again] if again else ():
+        again[kind, name] -= 1
+        if kind == CPU:
+            cpus -= Mask.of(int(name))
+        else:
+            devices[kind] -= {name}
+    left = {name: ledger.devices.get(name, _NO_IDS) - ids for name, ids in devices.items()}
+    held = {name: ids for name, ids in {**ledger.devices, **left}.items() if ids}
+    return replace(
+        ledger,
+        exclusive_cpus=ledger.exclusive_cpus - cpus,
+        devices=MappingProxyType(held) if devices else ledger.devices,
+        held_again=MappingProxyType({key: number for key, number in again.items() if number}),
+    )
+
+
+def _devices_of(grant: PodGrant) -> dict[str, frozenset[str]]:
+    """Return the ids of a pod's devices by resource; containers may use one in turns."""
+    devices: dict[str, frozenset[str]] = {}
+    for container in grant.containers:
+        for resource, ids in container.devices.items():
+            if ids:
+                devices[resource] = devices.get(resource, _NO_IDS).union(ids)
+    return devices
+
+
+def _keys(cpus: Mask, devices: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
+    """Yield each CPU and device as in `Ledger.held_again`."""
+    yield from ((CPU, str(cpu)) for cpu in cpus)
+    yield from ((resource, device) for resource, ids in devices.items() for device in ids)
 
 
 def total_requests(grants: Iterable[PodGrant]) -> Mapping[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, final
 
 if TYPE_CHECKING:
@@ -45,18 +44,30 @@ class SharedMap(Mapping[_Key, _Value], Generic[_Key, _Value]):
     def with_entry(self, key: _Key, value: _Value) -> Self:
         """Return the version with one more entry, or with another value in an entry's place."""
         if key in self._removed or len(self._changes) >= _MOST_CHANGES:
-            return type(self)(MappingProxyType({**dict(self.items()), key: value}))
+            merged = self._merged(self._removed)
+            merged[key] = value
+            return type(self)(merged)
         return type(self)(self._base, {**self._changes, key: value}, self._removed)
 
     def without(self, key: _Key) -> Self:
         """Return the version without an entry; raises `KeyError` when there is none."""
         if key not in self:
             raise KeyError(key)
-        changes = {other: value for other, value in self._changes.items() if other != key}
         removed = self._removed | {key} if key in self._base else self._removed
         if len(removed) >= _MOST_CHANGES:
-            return type(self)(MappingProxyType(dict(type(self)(self._base, changes, removed))))
+            return type(self)(self._merged(removed | {key}))
+        changes = self._changes
+        if key in changes:
+            changes = {**changes}
+            del changes[key]
         return type(self)(self._base, changes, removed)
+
+    def _merged(self, removed: frozenset[_Key]) -> dict[_Key, _Value]:
+        """Return base and changes as one, in order; a copy without a step for each entry."""
+        merged = {**self._base, **self._changes}
+        for key in removed:
+            merged.pop(key, None)
+        return merged
 
     def __getitem__(self, key: _Key) -> _Value:
         if key in self._changes:

@@ -24,11 +24,10 @@ from agent.ledger import (
     MemoryBlock,
     NodeMemory,
     PodGrant,
-    total_requests,
 )
 from agent.managers.hints import NO_AFFINITY, Hint
 from agent.pods.model import ContainerKind, QosClass  # noqa: TC001 - msgspec reads annotations
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import Mask
 
 Name = Annotated[str, Meta(min_length=1)]
 Size = Annotated[int, Meta(ge=0)]
@@ -202,24 +201,11 @@ def _bindings_from_wire(wire: StateV1[PodV1]) -> Bindings:
 
 
 def _ledger(grants: dict[str, PodGrant], charges: list[ChargeV1]) -> Ledger:
-    exclusive = EMPTY
-    devices: dict[str, frozenset[str]] = {}
-    for grant in grants.values():
-        exclusive |= grant.exclusive_cpus
-        for container in grant.containers:
-            for resource, ids in container.devices.items():
-                devices[resource] = devices.get(resource, frozenset()).union(ids)
     memory = {
         charge.node: NodeMemory(charge.assignments, charge.cells, MappingProxyType(charge.reserved))
         for charge in charges
     }
-    return Ledger(
-        MappingProxyType(grants),
-        exclusive,
-        MappingProxyType(memory),
-        MappingProxyType(devices),
-        total_requests(grants.values()),
-    )
+    return Ledger.of(grants.values(), MappingProxyType(memory))
 
 
 def _container_to_wire(grant: ContainerGrant) -> ContainerV1:

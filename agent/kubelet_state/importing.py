@@ -18,14 +18,13 @@ from agent.kubelet_state import cpu_check, cpu_file, memory_check, memory_file
 from agent.kubelet_state.cpu_file import CpuState
 from agent.kubelet_state.errors import UnfitStateError
 from agent.kubelet_state.memory_file import MemoryState
-from agent.ledger import ContainerGrant, Isolation, Ledger, NodeMemory, PodGrant, total_requests
+from agent.ledger import ContainerGrant, Isolation, Ledger, NodeMemory, PodGrant
 from agent.managers.confirmation import NotConfirmedError, confirm
 from agent.pods.model import ContainerKind, QosClass
 from agent.pods.names import label_fault, uid_fault
-from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.kubelet_state.files import KubeletState
     from agent.managers.rules import Rules
@@ -62,12 +61,7 @@ def take_over(rules: Rules, state: KubeletState, pods: Mapping[str, Pod] = _NO_P
     grants = {grant.uid: grant for grant in _grants(rules, cpu, memory)}
     completed = _completed(rules, grants, pods)
     return Imported(
-        Ledger(
-            grants=MappingProxyType(completed),
-            exclusive_cpus=_union(completed.values()),
-            memory=_charge(rules, memory),
-            requests=total_requests(completed.values()),
-        ),
+        Ledger.of(completed.values(), _charge(rules, memory)),
         tuple(_notes(rules, state, completed, pods)),
     )
 
@@ -164,13 +158,6 @@ def _charge(rules: Rules, memory: MemoryState) -> Mapping[int, NodeMemory]:
             for node, held in sorted(memory.nodes.items())
         }
     )
-
-
-def _union(grants: Iterable[PodGrant]) -> Mask:
-    union = EMPTY
-    for grant in grants:
-        union |= grant.exclusive_cpus
-    return union
 
 
 def _notes(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.decision import Decision, Reason, Refusal
-from agent.ledger import Ledger
 from agent.managers import node_fit
 from agent.managers.adoption import complete, is_adopted
 from agent.managers.confirmation import NotConfirmedError, confirm
@@ -25,13 +24,11 @@ from agent.managers.topology_scope import align_and_allocate
 from agent.pods.digest import spec_digest
 from agent.pods.model import ContainerKind
 from agent.pods.validation import find_warnings
-from agent.shared_map import SharedMap
-from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
-    from agent.ledger import PodGrant
+    from agent.ledger import Ledger, PodGrant
     from agent.managers.rules import Rules
     from agent.pods.model import Pod
 
@@ -74,7 +71,7 @@ def _decided(rules: Rules, ledger: Ledger, pod: Pod, *, holds: bool = False) -> 
     grant = _grant(draft)
     return Decision(
         pod.uid,
-        _with_grant(draft, grant),
+        draft.ledger.with_grant(grant).with_memory(draft.node_memory),
         grant=grant,
         hints=tuple(draft.traces),
         eligibility=eligibility,
@@ -85,20 +82,13 @@ def _decided(rules: Rules, ledger: Ledger, pod: Pod, *, holds: bool = False) -> 
 def remove(rules: Rules, ledger: Ledger, uid: str) -> Ledger:
     """Return the ledger without a pod; everything that it alone held is free again.
 
-    No decision gives anything twice, but a checkpoint or an import may hold it twice (`Finding`s
-    tell); then it stays with the other. A pod that is not in the ledger changes nothing.
+    What a checkpoint or an import holds twice (`Finding`s tell) stays with the other pod. One that
+    is not in the ledger changes nothing.
     """
     grant = ledger.grants.get(uid)
     if grant is None:
         return ledger
-    others = SharedMap.of(ledger.grants).without(uid)
-    return Ledger(
-        grants=others,
-        exclusive_cpus=ledger.exclusive_cpus - _cpus_of_nobody_else(others, grant),
-        memory=release_memory(rules, ledger.memory, grant),
-        devices=_without_devices(ledger.devices, others, grant),
-        requests=ledger.requests_after(removed=grant),
-    )
+    return ledger.without_grant(uid).with_memory(release_memory(rules, ledger.memory, grant))
 
 
 def start_container(rules: Rules, ledger: Ledger, uid: str, name: str) -> Ledger:
@@ -128,12 +118,8 @@ def _without_memory_of(
     over = [c for c in grant.containers if c.name in finished]
     containers = tuple(replace(c, memory=()) if c in over else c for c in grant.containers)
     rest = replace(grant, containers=containers)
-    return replace(
-        ledger,
-        grants=SharedMap.of(ledger.grants).with_entry(grant.uid, rest),
-        memory=release_finished(rules.memory, ledger.memory, [c.memory for c in over]),
-        requests=ledger.requests_after(removed=grant, added=rest),
-    )
+    memory = release_finished(rules.memory, ledger.memory, [c.memory for c in over])
+    return ledger.with_grant(rest).with_memory(memory)
 
 
 def _repeated(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
@@ -164,12 +150,7 @@ def _confirmed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decisi
             remedy="ask with the specification that the kubelet ran, or remove the pod first",
         )
         return Decision(pod.uid, ledger, refusal=refusal)
-    confirmed = replace(
-        ledger,
-        grants=SharedMap.of(ledger.grants).with_entry(grant.uid, grant),
-        requests=ledger.requests_after(removed=held, added=grant),
-    )
-    return Decision(pod.uid, confirmed, grant=grant, already_admitted=True)
+    return Decision(pod.uid, ledger.with_grant(grant), grant=grant, already_admitted=True)
 
 
 def _completed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
@@ -188,13 +169,8 @@ def _completed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decisi
     if grant is None:
         decision = _decided(rules, rest, pod, holds=True)
         return decision if decision.admitted else replace(decision, ledger=ledger)
-    completed = replace(
-        rest,
-        grants=MappingProxyType({**rest.grants, grant.uid: grant}),
-        exclusive_cpus=rest.exclusive_cpus | grant.exclusive_cpus,
-        memory=charge_grant(rules.memory, rest.memory, grant) if rest.memory else rest.memory,
-        requests=rest.requests_after(added=grant),
-    )
+    memory = charge_grant(rules.memory, rest.memory, grant) if rest.memory else rest.memory
+    completed = rest.with_grant(grant).with_memory(memory)
     return Decision(pod.uid, completed, grant=grant, already_admitted=True)
 
 
@@ -208,42 +184,3 @@ def _grant(draft: Draft) -> PodGrant:
         pod_memory=draft.pod_memory,
     )
     return make_grant(draft.rules.policy, draft.demand, held)
-
-
-def _with_grant(draft: Draft, grant: PodGrant) -> Ledger:
-    ledger = draft.ledger
-    devices = dict(ledger.devices)
-    for container in grant.containers:
-        for resource, ids in container.devices.items():
-            devices[resource] = devices.get(resource, frozenset()) | frozenset(ids)
-    return replace(
-        ledger,
-        grants=SharedMap.of(ledger.grants).with_entry(grant.uid, grant),
-        exclusive_cpus=ledger.exclusive_cpus | grant.exclusive_cpus,
-        memory=draft.node_memory,
-        devices=MappingProxyType(devices) if devices else ledger.devices,
-        requests=ledger.requests_after(added=grant),
-    )
-
-
-def _cpus_of_nobody_else(others: Mapping[str, PodGrant], grant: PodGrant) -> Mask:
-    alone = grant.exclusive_cpus.bits
-    if alone:
-        for other in others.values():
-            alone &= ~other.exclusive_cpus.bits
-    return Mask(alone)
-
-
-def _without_devices(
-    held: Mapping[str, frozenset[str]], others: Mapping[str, PodGrant], grant: PodGrant
-) -> Mapping[str, frozenset[str]]:
-    freed = {(resource, device) for _, resource, device in grant.held_devices()}
-    if not freed:
-        return held
-    for other in others.values():
-        freed -= {(resource, device) for _, resource, device in other.held_devices()}
-    left = {
-        resource: frozenset(device for device in ids if (resource, device) not in freed)
-        for resource, ids in held.items()
-    }
-    return MappingProxyType({resource: ids for resource, ids in left.items() if ids})

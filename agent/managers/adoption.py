@@ -10,13 +10,12 @@ admitted anew. How much memory is held is known where `memory.max` says it. Devi
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.ledger import ContainerGrant, Isolation, Ledger, MemoryBlock, PodGrant, total_requests
+from agent.ledger import ContainerGrant, Isolation, Ledger, MemoryBlock, PodGrant
 from agent.managers.confirmation import NotConfirmedError, gets_cpus
 from agent.managers.demand import demand_of
 from agent.managers.errors import cpus_text
@@ -100,18 +99,10 @@ def adopt(rules: Rules, pods: Sequence[SeenPod]) -> Adoption:
         if grant is not None:
             grants[pod.uid] = grant
         notes.extend(_doubts(rules, pod, others))
-    exclusive = EMPTY
+    memory = rules.empty_ledger().memory
     for grant in grants.values():
-        exclusive |= grant.exclusive_cpus
-    ledger = replace(
-        rules.empty_ledger(),
-        grants=MappingProxyType(grants),
-        exclusive_cpus=exclusive,
-        requests=total_requests(grants.values()),
-    )
-    for grant in grants.values():
-        ledger = ledger.with_memory(charge_grant(rules.memory, ledger.memory, grant))
-    return Adoption(ledger, tuple(notes))
+        memory = charge_grant(rules.memory, memory, grant)
+    return Adoption(Ledger.of(grants.values(), memory), tuple(notes))
 
 
 def _is_exclusive(rules: Rules, seen: Seen, others: Iterable[Seen]) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
-from agent.ledger import Isolation, total_requests
+from agent.ledger import Isolation, Ledger, total_requests
 from agent.managers.rules import shared_cpus
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
@@ -14,7 +14,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from agent.ledger import Ledger, NodeMemory
+    from agent.ledger import NodeMemory
     from agent.managers.rules import Rules
 
 
@@ -125,6 +125,9 @@ def _derived_values(ledger: Ledger) -> Iterator[str]:
         union |= grant.exclusive_cpus
     if union != ledger.exclusive_cpus:
         yield f"the ledger says {ledger.exclusive_cpus} are exclusive, its grants say {union}"
+    again = Ledger.of(ledger.grants.values(), ledger.memory).held_again
+    if again != ledger.held_again:
+        yield f"the ledger says {ledger.held_again} are held again, its grants say {again}"
     requested = total_requests(ledger.grants.values())
     if requested != ledger.requests:
         yield f"the ledger says {ledger.requests} are requested, its grants say {requested}"

@@ -16,7 +16,6 @@ from agent.ledger import (
     MemoryBlock,
     NodeMemory,
     PodGrant,
-    total_requests,
 )
 from agent.managers.hints import Hint
 from agent.pods.model import ContainerKind, QosClass
@@ -25,20 +24,7 @@ from tests.strategies import built
 
 
 def ledger_of(*grants: PodGrant, memory: dict[int, NodeMemory] | None = None) -> Ledger:
-    exclusive = EMPTY
-    devices: dict[str, frozenset[str]] = {}
-    for grant in grants:
-        exclusive |= grant.exclusive_cpus
-        for container in grant.containers:
-            for resource, ids in container.devices.items():
-                devices[resource] = devices.get(resource, frozenset()) | frozenset(ids)
-    return Ledger(
-        MappingProxyType({grant.uid: grant for grant in grants}),
-        exclusive,
-        MappingProxyType(memory or {}),
-        MappingProxyType(devices),
-        total_requests(grants),
-    )
+    return Ledger.of(grants, MappingProxyType(memory or {}))
 
 
 def mixed_pod(uid: str = "11111111-2222-3333-4444-555555555555") -> PodGrant:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.ledger import Ledger
 from agent.managers.admission import admit, remove
 from agent.managers.cpu_topology import CpuTopology
 from agent.managers.machine import Machine
@@ -30,7 +31,6 @@ from tests.agent.pods.pods import app, guaranteed, pod
 from tests.conformance.invariants import Before, broken_invariants
 
 if TYPE_CHECKING:
-    from agent.ledger import Ledger
     from agent.pods.model import Pod
 
 GPU = "example.com/gpu"
@@ -206,7 +206,7 @@ def test_the_same_cpus_or_devices_in_two_hands_are_told_of_the_second() -> None:
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
     ledger = holding(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
     twin = replace(ledger.grants["u-1"], uid="u-2")
-    doubled = replace(ledger, grants={**ledger.grants, "u-2": twin})
+    doubled = ledger.with_grant(twin)
     assert found(rules, doubled) == [
         ("u-2", Rule.CPU_HELD_TWICE),
         ("u-2", Rule.DEVICE_HELD_TWICE),
@@ -218,7 +218,7 @@ def test_what_two_pods_hold_stays_with_the_one_that_is_left(removed: str) -> Non
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
     ledger = holding(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
     twin = replace(ledger.grants["u-1"], uid="u-2")
-    doubled = replace(ledger, grants={**ledger.grants, "u-2": twin})
+    doubled = ledger.with_grant(twin)
     left = remove(rules, doubled, removed)
     assert (left.exclusive_cpus, left.devices) == (ledger.exclusive_cpus, ledger.devices)
     assert found(rules, left) == []
@@ -232,7 +232,7 @@ def test_a_pod_is_removed_that_holds_none_of_a_resource_which_nobody_else_has() 
     grant = ledger.grants["u-1"]
     (container,) = grant.containers
     nothing = replace(grant, containers=(replace(container, devices={GPU: ()}),))
-    assert remove(rules, replace(ledger, grants={"u-1": nothing}), "u-1").devices == {}
+    assert remove(rules, Ledger.of([nothing], ledger.memory), "u-1").devices == {}
 
 
 def test_it_is_told_when_others_have_to_run_on_a_pods_cpus() -> None:

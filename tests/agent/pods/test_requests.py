@@ -110,9 +110,7 @@ def test_memory_is_counted_in_whole_bytes_of_63_bits(amount: str, size: int) -> 
 @pytest.mark.parametrize(("amount", "cpus"), [("1e30", 2**63 - 1), ("9223372036854775807500m", 0)])
 def test_more_cpus_than_can_be_counted_are_whole_where_they_are(amount: str, cpus: int) -> None:
     container = app("a", guaranteed(f"cpu={amount} memory=1Gi"))
-    asked = exclusive_cpus(
-        pod(container), container, QosClass.GUARANTEED, pod_level_managers=False
-    )
+    asked = exclusive_cpus(pod(container), container, QosClass.GUARANTEED, pod_level_managers=False)
     assert asked == cpus
 
 
