@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -71,6 +72,18 @@ class Refusal(Struct, frozen=True):
     free: Mapping[int, int] = MappingProxyType({})
     shortages: tuple[Shortage, ...] = ()
 
+    def explain(self) -> Refusal:
+        """Return the refusal itself: it is made."""
+        return self
+
+
+class Rejection(Protocol):
+    """Why a pod was refused, as a `Refusal` or as the facts to make one of when it is asked for."""
+
+    def explain(self) -> Refusal:
+        """Return the refusal; the same facts give the same."""
+        ...
+
 
 class HintTrace(Struct, frozen=True):
     """What each provider offered for one container (None: the pod) and what came of the merge."""
@@ -90,8 +103,8 @@ class Eligibility(Struct, frozen=True):
     why: str
 
 
-class Decision(Struct, frozen=True):
-    """Admitted (`grant` set, `refusal` None) or refused (the reverse).
+class Decision(Struct, frozen=True, dict=True):
+    """Admitted (`grant` set, `rejection` and `refusal` None) or refused (the reverse).
 
     `ledger` is the ledger after the decision; a refusal returns the one it was given.
     `counters` are the increments of the kubelet's metrics that this admission causes. `warnings`
@@ -101,12 +114,17 @@ class Decision(Struct, frozen=True):
     uid: str
     ledger: Ledger
     grant: PodGrant | None = None
-    refusal: Refusal | None = None
+    rejection: Rejection | None = None
     hints: tuple[HintTrace, ...] = ()
     eligibility: tuple[Eligibility, ...] = ()
     counters: Mapping[CounterKey, int] = MappingProxyType({})
     already_admitted: bool = False
     warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def refusal(self) -> Refusal | None:
+        """Why the pod was refused, said when it is first asked for; None when it was admitted."""
+        return None if self.rejection is None else self.rejection.explain()
 
     @property
     def admitted(self) -> bool:

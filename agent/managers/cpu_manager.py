@@ -197,7 +197,7 @@ def _require_whole_cores(draft: Draft, count: int, container: str | None) -> Non
                 resource=CPU,
                 container=container,
                 asked=count,
-                free=free_cpus_by_node(draft, free_physical),
+                free=free_cpus_by_node(draft.rules, free_physical),
             )
         )
 
@@ -216,7 +216,7 @@ def _not_enough(draft: Draft, count: int, available: Mask, container: str | None
         resource=CPU,
         container=container,
         asked=count,
-        free=free_cpus_by_node(draft, available),
+        free=free_cpus_by_node(draft.rules, available),
     )
 
 

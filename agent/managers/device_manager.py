@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 from agent.decision import Reason, Refusal
 from agent.managers.device_assignment import assign_devices, device_hints, reusable_devices_after
 from agent.managers.errors import ManagerError
-from agent.managers.explain import free_by_node, held_devices
+from agent.managers.explain import Room, held_devices
 from agent.managers.providers import Refused
 
 if TYPE_CHECKING:
@@ -89,6 +89,6 @@ def _assign(
             resource=resource,
             container=container.name,
             asked=count,
-            free=free_by_node(draft, resource),
+            free=Room.of(draft).by_node(resource),
         )
         raise Refused(refusal) from error

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from agent.decision import Reason, Refusal
 from agent.managers.cpu_pod_level import empty_pool_problem
 from agent.managers.errors import size_text
@@ -19,35 +21,105 @@ from agent.pods.requests import is_memory_type
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from agent.decision import Rejection
+    from agent.ledger import NodeMemory
+    from agent.managers.demand import PodDemand
     from agent.managers.draft import Draft
     from agent.managers.hints import Hint, ProviderHints
+    from agent.managers.rules import Rules
 
 #: How many of a provider's hints a refusal names.
 _NAMED_HINTS: Final = 3
 
 
-def affinity_refusal(
-    draft: Draft, container: str | None, hints: Sequence[tuple[str, ProviderHints]]
-) -> Refusal:
-    """Explain why the hints of a container (None: the pod) could not be merged acceptably."""
+class Room(Struct, frozen=True):
+    """What is free for a pod under admission, what its finished init containers leave included.
+
+    `cpus` are free, `memory` is the charge by node, and `devices` are held, by resource.
+    """
+
+    rules: Rules
+    cpus: Mask
+    memory: Mapping[int, NodeMemory]
+    devices: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, draft: Draft) -> Room:
+        """Return what is free now; the draft may be changed afterwards."""
+        held = draft.ledger.devices
+        if draft.devices:
+            held = {
+                name: held_devices(draft, name) - draft.reusable_devices.get(name, frozenset())
+                for name in draft.rules.policy.devices
+            }
+        return cls(draft.rules, draft.free_cpus | draft.reusable_cpus, draft.node_memory, held)
+
+    def by_node(self, resource: str) -> dict[int, int]:
+        """Return what is free of a resource on each NUMA node: CPUs, bytes or devices."""
+        if resource == CPU:
+            return free_cpus_by_node(self.rules, self.cpus)
+        if is_memory_type(resource):
+            return free_memory(self.rules.memory, self.memory, resource)
+        taken = self.devices.get(resource, frozenset())
+        free: dict[int, int] = {}
+        for device in self.rules.policy.devices.get(resource, ()):
+            if device.healthy and device.id not in taken:
+                for node in device.nodes:
+                    free[node] = free.get(node, 0) + 1
+        return free
+
+
+class Unaligned(Struct, frozen=True):
+    """A container (None: the pod) whose hints could not be merged acceptably, and what was free.
+
+    To put that into words takes as long as to find it out, so it is done when it is asked for.
+    """
+
+    demand: PodDemand
+    container: str | None
+    hints: tuple[tuple[str, ProviderHints], ...]
+    room: Room
+
+    def explain(self) -> Refusal:
+        """Say of each resource what was asked, where it fits and what is free."""
+        policy = self.room.rules.policy.topology.policy
+        offers = _best_by_resource(self.hints)
+        blocked = next((name for name, best in offers if _blocks(policy, best)), None)
+        subject = "the pod" if self.container is None else f"container {self.container}"
+        details = "; ".join(self._describe(name, best) for name, best in offers)
+        return Refusal(
+            Reason.TOPOLOGY_AFFINITY,
+            f"{subject} cannot be aligned as topology policy {policy} demands: {details}",
+            resource=blocked,
+            container=self.container,
+            asked=None if blocked is None else asked(self.demand, self.container, blocked),
+            free={} if blocked is None else self.room.by_node(blocked),
+        )
+
+    def _describe(self, resource: str, best: Sequence[Hint]) -> str:
+        free = ", ".join(
+            f"node {node}: {amount_text(resource, amount)}"
+            for node, amount in self.room.by_node(resource).items()
+        )
+        preferred = [_nodes(hint) for hint in best if hint.preferred]
+        if not best:
+            fit = "fits nowhere"
+        elif preferred:
+            fit = f"fits best on {' or '.join(preferred)}"
+        else:
+            fit = f"fits only across {' or '.join(map(_nodes, best))}"
+        wanted = amount_text(resource, asked(self.demand, self.container, resource))
+        return f"{wanted} of {resource} {fit} (free: {free})"
+
+
+def affinity_rejection(
+    draft: Draft, container: str | None, hints: tuple[tuple[str, ProviderHints], ...]
+) -> Rejection:
+    """Return why the hints of a container (None: the pod) could not be merged acceptably."""
     empty = empty_pool_refusal(draft, Reason.TOPOLOGY_AFFINITY) if container is None else None
-    if empty is not None:
-        return empty
-    policy = draft.rules.policy.topology.policy
-    offers = _best_by_resource(hints)
-    blocked = next((name for name, best in offers if _blocks(policy, best)), None)
-    subject = "the pod" if container is None else f"container {container}"
-    details = "; ".join(_describe(draft, container, name, best) for name, best in offers)
-    return Refusal(
-        Reason.TOPOLOGY_AFFINITY,
-        f"{subject} cannot be aligned as topology policy {policy} demands: {details}",
-        resource=blocked,
-        container=container,
-        asked=None if blocked is None else asked(draft, container, blocked),
-        free={} if blocked is None else free_by_node(draft, blocked),
-    )
+    return empty or Unaligned(draft.demand, container, hints, Room.of(draft))
 
 
 def empty_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
@@ -80,9 +152,8 @@ def empty_memory_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
     return Refusal(reason, problem.message, resource=problem.resource)
 
 
-def asked(draft: Draft, container: str | None, resource: str) -> int:
+def asked(demand: PodDemand, container: str | None, resource: str) -> int:
     """Return how much a container (None: the pod) demands: CPUs, bytes or devices."""
-    demand = draft.demand
     if container is None:
         if resource == CPU:
             return demand.cpus
@@ -93,30 +164,15 @@ def asked(draft: Draft, container: str | None, resource: str) -> int:
     return one.memory.get(resource, 0) or one.devices.get(resource, 0)
 
 
-def free_by_node(draft: Draft, resource: str) -> dict[int, int]:
-    """Return what is free of a resource on each NUMA node: CPUs, bytes or devices."""
-    if resource == CPU:
-        return free_cpus_by_node(draft, draft.free_cpus | draft.reusable_cpus)
-    if is_memory_type(resource):
-        return free_memory(draft.rules.memory, draft.node_memory, resource)
-    taken = held_devices(draft, resource) - draft.reusable_devices.get(resource, frozenset())
-    free: dict[int, int] = {}
-    for device in draft.rules.policy.devices.get(resource, ()):
-        if device.healthy and device.id not in taken:
-            for node in device.nodes:
-                free[node] = free.get(node, 0) + 1
-    return free
-
-
 def held_devices(draft: Draft, resource: str) -> frozenset[str]:
     """Return the ids of a resource's devices that other pods or this one's containers hold."""
     held = draft.ledger.devices.get(resource, frozenset())
     return held.union(*(devices.get(resource, ()) for devices in draft.devices.values()))
 
 
-def free_cpus_by_node(draft: Draft, free: Mask) -> dict[int, int]:
+def free_cpus_by_node(rules: Rules, free: Mask) -> dict[int, int]:
     """Return how many of the given CPUs each NUMA node has."""
-    nodes = draft.rules.machine.cpus.nodes
+    nodes = rules.machine.cpus.nodes
     return {node.id: (node.cpus & free.bits).bit_count() for node in nodes}
 
 
@@ -136,22 +192,6 @@ def _blocks(policy: TopologyManagerPolicy, best: Sequence[Hint]) -> bool:
     nodes = best[0].nodes
     single = nodes is None or nodes.bit_count() == 1
     return policy is TopologyManagerPolicy.SINGLE_NUMA_NODE and not single
-
-
-def _describe(draft: Draft, container: str | None, resource: str, best: Sequence[Hint]) -> str:
-    free = ", ".join(
-        f"node {node}: {amount_text(resource, amount)}"
-        for node, amount in free_by_node(draft, resource).items()
-    )
-    preferred = [_nodes(hint) for hint in best if hint.preferred]
-    if not best:
-        fit = "fits nowhere"
-    elif preferred:
-        fit = f"fits best on {' or '.join(preferred)}"
-    else:
-        fit = f"fits only across {' or '.join(map(_nodes, best))}"
-    wanted = amount_text(resource, asked(draft, container, resource))
-    return f"{wanted} of {resource} {fit} (free: {free})"
 
 
 def amount_text(resource: str, amount: int) -> str:

@@ -94,6 +94,8 @@ def best_reachable(lists: Sequence[Hints], nodes: int, order: Order, work: Work)
     reachable = reachable_masks(listed, nodes)
     if not reachable:
         return None
+    if len(reachable) == 1:
+        return next(iter(reachable))
     size = min({mask.bit_count() for mask in reachable}, key=lambda count: misfit(count, wanted))
     return min((mask for mask in reachable if mask.bit_count() == size), key=order.of_equally_wide)
 
@@ -102,11 +104,11 @@ def reachable_masks(lists: Sequence[HintList], nodes: int) -> set[int]:
     """Return every non-empty intersection of `nodes` with one mask of each list."""
     offers = [{nodes if mask is None else mask & nodes for mask, _ in hints} for hints in lists]
     subset_count = (1 << nodes.bit_count()) - 1
-    reachable = {nodes}
+    reachable = everywhere = {nodes}
     for masks in sorted(offers, key=len):
-        if len(reachable) == subset_count and nodes in masks:
+        if (nodes in masks and len(reachable) == subset_count) or masks == everywhere:
             continue
-        reachable = intersections(reachable, masks, nodes)
+        reachable = masks if reachable == everywhere else intersections(reachable, masks, nodes)
         reachable.discard(0)
     return reachable
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from agent.decision import Reason, Refusal
 from agent.managers.errors import ManagerError, MemoryAssignmentError, UnknownMemoryTypeError
-from agent.managers.explain import empty_memory_pool_refusal, free_by_node
+from agent.managers.explain import Room, empty_memory_pool_refusal
 from agent.managers.memory_assignment import assign, reusable_after, shrink_reused
 from agent.managers.memory_hints import memory_hints
 from agent.managers.memory_pod_level import divide_memory, empty_memory_pool
@@ -185,7 +185,7 @@ def _refusal(
         resource=resource,
         container=container,
         asked=requests.get(resource),
-        free=free_by_node(draft, resource),
+        free=Room.of(draft).by_node(resource),
     )
 
 

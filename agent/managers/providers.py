@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from agent.decision import Refusal
+    from agent.decision import Rejection
     from agent.managers.demand import ContainerDemand
     from agent.managers.draft import Draft
     from agent.managers.hints import Hint, ProviderHints
 
 
 class Refused(Exception):  # noqa: N818  (not an error of the program: the pod's refusal)
-    """The pod cannot be admitted; `refusal` says why."""
+    """The pod cannot be admitted; `rejection` says why."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__()
+        self.rejection = rejection
+
+    def __str__(self) -> str:
+        return self.rejection.explain().message
 
 
 class HintProvider(Protocol):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.decision import HintTrace
 from agent.managers.cpu_manager import socket_order
-from agent.managers.explain import affinity_refusal
+from agent.managers.explain import affinity_rejection
 from agent.managers.hints import NO_AFFINITY, Hint
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.providers import Refused
@@ -121,11 +121,12 @@ def _merged(
         socket_order(draft, container),
     )
     name = None if container is None else container.name
-    draft.traces.append(HintTrace(name, tuple(hints), best, admitted))
+    offered = tuple(hints)
+    draft.traces.append(HintTrace(name, offered, best, admitted))
     if not admitted:
         if _alignment_is_guaranteed(draft):
             draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
-        raise Refused(affinity_refusal(draft, name, hints))
+        raise Refused(affinity_rejection(draft, name, offered))
     return best
 
 

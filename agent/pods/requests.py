@@ -145,6 +145,8 @@ def aggregate(
     before it.
     """
     running = _sum(amounts(app) for app in pod.containers)
+    if not pod.init_containers:
+        return running
     sidecars: dict[str, _Amount] = {}
     starting: dict[str, _Amount] = {}
     for container in pod.init_containers:

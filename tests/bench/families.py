@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.checkpoint.state import State
+    from agent.ledger import Ledger
     from agent.managers.hints import ProviderHints
     from agent.managers.rules import Rules
+    from agent.pods.model import Pod
     from tests.bench.measure import Rest
 
 #: A variant of a figure, and what is timed.
@@ -102,11 +104,36 @@ _DECISIONS: Final = (_occupied, _pod_level, _held, _by_option)
 
 
 def removal() -> Iterator[Figure]:
-    """Remove a pod again."""
+    """Remove a pod again, with few and with many others held, and with devices."""
     for name in hosts.HOSTS:
         rules = hosts.rules(name)
-        ledger = admit(rules, hosts.held(rules, 250), hosts.guaranteed_pod("new", 4)).ledger
-        yield measure(f"remove/{name}/held250", partial(remove, rules, ledger, "new"))
+        cases: list[Case] = []
+        for pods in agents.HELD:
+            others = hosts.held(rules, pods)
+            for variant, asked in (("", hosts.RESOURCES[1]), ("-6r", hosts.RESOURCES[-1])):
+                ledger = admit(rules, others, hosts.pod_of("new", asked)).ledger
+                run = partial(remove, rules, ledger, "new")
+                cases.append((f"remove/{name}/held{pods}{variant}", run))
+        yield from in_turns(cases)
+
+
+def rejections() -> Iterator[Figure]:
+    """Refuse what a half-full host cannot align, alone and with its reason put into words."""
+    for name in ("2n128c", "8n256c"):
+        cases: list[Case] = []
+        for policy in (TopologyManagerPolicy.RESTRICTED, TopologyManagerPolicy.SINGLE_NUMA_NODE):
+            rules, ledger = hosts.rules(name, policy), hosts.held_on(name, "half")
+            for variant, asked in hosts.unalignable(rules, ledger):
+                pod = hosts.pod_of("new", asked)
+                figure = f"reject/{name}/{policy}-{variant}"
+                cases.append((figure, partial(admit, rules, ledger, pod)))
+                cases.append((f"{figure}-said", partial(_said, rules, ledger, pod)))
+        yield from in_turns(cases)
+
+
+def _said(rules: Rules, ledger: Ledger, pod: Pod) -> str:
+    refusal = admit(rules, ledger, pod).refusal
+    return "" if refusal is None else refusal.message
 
 
 def hints() -> Iterator[Figure]:
@@ -193,6 +220,7 @@ def _spelled(option: tuple[str, ...]) -> str:
 FAMILIES: Final[dict[str, Callable[[], Iterator[Figure | Rest]]]] = {
     "decide": decide,
     "admit": agents.admissions,
+    "reject": rejections,
     "remove": removal,
     "hints": hints,
     "merge": merges,

@@ -154,6 +154,20 @@ def pod_level_pod(uid: str) -> Pod:
     return pod(exclusive, app("side"), app("logs"), of_pod=budget, uid=uid)
 
 
+def unalignable(rules_in_force: Rules, ledger: Ledger) -> Iterator[tuple[str, str]]:
+    """Yield what pods ask for that fit on a host but on no set of nodes as they should.
+
+    More CPUs than are free; more than any node has free; either of them with all six resources.
+    """
+    free = rules_in_force.assignable_cpus - ledger.exclusive_cpus
+    nodes = rules_in_force.machine.cpus.nodes
+    roomiest = max((node.cpus & free.bits).bit_count() for node in nodes)
+    for variant, cpus in (("large", len(free) + 2), ("wide", roomiest + 2)):
+        for number in (2, 6):
+            asked = RESOURCES[number - 1].replace("cpu=4", f"cpu={cpus}")
+            yield f"{variant}-{number}r", asked
+
+
 def shared_pod(uid: str) -> Pod:
     """Return a pod that holds nothing exclusively."""
     return pod(app("main"), uid=uid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.bench.measure import Figure, Rest
 from tests.bench.targets import verdicts
 
@@ -31,11 +33,21 @@ def test_six_resources_on_eight_nodes_have_a_limit_of_their_own() -> None:
     assert alone.startswith("MISSED")
 
 
-def test_what_is_held_may_not_make_a_decision_dearer() -> None:
-    names = ("decide/2n128c/held10", "decide/2n128c/held2500")
-    *_, line = verdicts([figure(names[0], 0.1, 0.1), figure(names[1], 0.14, 0.14)], None)
-    assert line.startswith("MISSED")
-    assert "1.40 times (decide/2n128c/held2500)" in line
+@pytest.mark.parametrize(
+    ("what", "family", "variant"),
+    [("decision", "decide", ""), ("removal", "remove", ""), ("removal", "remove", "-6r")],
+)
+def test_what_is_held_may_not_make_it_dearer(what: str, family: str, variant: str) -> None:
+    few, many = (f"{family}/2n128c/held{number}{variant}" for number in (10, 2500))
+    *_, line = verdicts([figure(few, 0.1, 0.1), figure(many, 0.14, 0.14)], None)
+    assert line.startswith(f"MISSED  {what} with 2,500 pods held")
+    assert f"1.40 times ({many})" in line
+
+
+def test_a_rejection_is_measured_without_the_words() -> None:
+    said = figure("reject/2n128c/restricted-large-6r-said", 0.2, 0.2)
+    (line,) = verdicts([figure("reject/2n128c/restricted-large-6r", 0.1, 0.1), said], None)
+    assert line.startswith("met ")
 
 
 def test_a_process_at_rest_has_limits_of_memory_and_time() -> None:

@@ -57,7 +57,7 @@ def recorded(**cpus: str) -> dict[str, Any]:
 
 def refusing(reason: Reason, asked: int | None = None, container: str | None = None) -> Decision:
     refusal = Refusal(reason, "", asked=asked, container=container)
-    return Decision("u-1", RULES.empty_ledger(), refusal=refusal)
+    return Decision("u-1", RULES.empty_ledger(), rejection=refusal)
 
 
 def ledger(busy: str = "") -> Ledger:

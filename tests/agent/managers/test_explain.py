@@ -7,11 +7,11 @@ import pytest
 from agent.decision import Reason, Refusal
 from agent.managers.admission import PROVIDERS, admit
 from agent.managers.explain import (
-    affinity_refusal,
+    Room,
+    affinity_rejection,
     amount_text,
     asked,
     empty_pool_refusal,
-    free_by_node,
 )
 from agent.managers.hints import Hint
 from agent.managers.machine import Machine
@@ -94,8 +94,8 @@ class TestFailedAlignment:
         rules = make_rules(topology=SINGLE, devices=DEVICES)
         one_of_each = resources(f"{GPU}=1 {NIC}=1", f"{GPU}=1 {NIC}=1")
         draft = draft_of(rules, pod(app("a", one_of_each)))
-        offers = [("devices", {GPU: (Hint(1, preferred=True),), NIC: (Hint(2, preferred=True),)})]
-        found = affinity_refusal(draft, None, offers)
+        offers = (("devices", {GPU: (Hint(1, preferred=True),), NIC: (Hint(2, preferred=True),)}),)
+        found = affinity_rejection(draft, None, offers).explain()
         assert (found.resource, found.asked, found.free) == (None, None, {})
 
     @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
@@ -114,8 +114,8 @@ class TestFailedAlignment:
         machine = Machine.of(regular_host(packages=8, nodes_per_package=2, cores_per_node=2))
         rules = make_rules(machine, SINGLE, memory=False)
         draft = draft_of(rules, pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
-        offers = [("cpu", {"cpu": [Hint(1 << node, preferred=True) for node in range(16)]})]
-        message = affinity_refusal(draft, None, offers).message
+        offers = (("cpu", {"cpu": [Hint(1 << node, preferred=True) for node in range(16)]}),)
+        message = affinity_rejection(draft, None, offers).explain().message
         assert "{2}" in message
         assert "{3}" not in message
 
@@ -160,19 +160,19 @@ class TestAmounts:
     )
 
     def test_they_are_asked_for_by_a_container_or_by_the_pod(self) -> None:
-        draft = draft_of(self.RULES, self.POD)
-        assert [asked(draft, "a", name) for name in ("cpu", "memory", GPU)] == [2, GIB, 1]
-        assert [asked(draft, None, name) for name in ("cpu", "memory", GPU)] == [3, 3 * GIB, 1]
+        demand = draft_of(self.RULES, self.POD).demand
+        assert [asked(demand, "a", name) for name in ("cpu", "memory", GPU)] == [2, GIB, 1]
+        assert [asked(demand, None, name) for name in ("cpu", "memory", GPU)] == [3, 3 * GIB, 1]
 
     def test_cpus_that_an_init_container_leaves_count_as_free(self) -> None:
         draft = draft_of(self.RULES, self.POD)
         draft.free_cpus, draft.reusable_cpus = Mask.parse("4-15"), Mask.of(1)
-        assert free_by_node(draft, "cpu") == {0: 5, 1: 8}
+        assert Room.of(draft).by_node("cpu") == {0: 5, 1: 8}
 
     def test_free_devices_count_on_every_node_that_reaches_them(self) -> None:
         ledger = with_pod(self.RULES, pod(app("x", resources(limits=f"{GPU}=1")), uid="other"))
-        assert free_by_node(draft_of(self.RULES, self.POD), GPU) == {0: 2, 1: 2}
-        assert free_by_node(draft_of(self.RULES, self.POD, ledger), GPU) == {0: 1, 1: 2}
+        assert Room.of(draft_of(self.RULES, self.POD)).by_node(GPU) == {0: 2, 1: 2}
+        assert Room.of(draft_of(self.RULES, self.POD, ledger)).by_node(GPU) == {0: 1, 1: 2}
 
     def test_memory_is_shown_in_binary_units_the_rest_as_numbers(self) -> None:
         assert amount_text("hugepages-2Mi", 3 << 20) == "3 MiB"
