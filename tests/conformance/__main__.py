@@ -104,7 +104,7 @@ def _chunks(file: Path, only: str) -> Iterator[list[str]]:
 
 def _run_lines(lines: list[str]) -> list[tuple[str, Outcome]]:
     cases = map(json.loads, lines)
-    return [(case["name"], run_case(case)) for case in cases]
+    return [(case.get("name", "a case without a name"), run_case(case)) for case in cases]
 
 
 def _show(tally: Tally, number: int) -> None:

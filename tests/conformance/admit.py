@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from agent.config.errors import ConfigError
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.memory_state import free_memory
@@ -15,7 +17,13 @@ from agent.pods.manifest import pod_from_document
 from sysfs.mask import Mask
 from tests.conformance.counters import right_counters
 from tests.conformance.effective import with_defaults
+from tests.conformance.following import followed, recorded_memory
 from tests.conformance.invariants import NOTHING, Before, broken_invariants
+from tests.conformance.memory_instead import (
+    counts_init_memory,
+    pins_no_shared_memory,
+    refused_for_own_demand,
+)
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import machine_of
 from tests.conformance.recorded_config import resolved_policy, start_problems
@@ -23,11 +31,11 @@ from tests.conformance.start_errors import refuses_what_none_ignores, start_is_r
 from tests.conformance.valid_instead import (
     UNCORE_ALIGNED,
     caches_of_refused,
-    counts_init_memory,
     evenly_distributed,
-    has_negative_amounts,
+    evenly_reserved,
+    is_invalid,
+    on_closer_nodes,
     on_fewer_sockets,
-    refused_for_own_demand,
     same_memory_in_all,
     valid_instead,
     valid_reservation,
@@ -60,18 +68,19 @@ _LABELS = {metric.name: metric.labels for metric in DECISION_COUNTERS}
 class Replay:
     """Our own answers to the steps of one case, so far.
 
-    `parted` is set once our answer is another one for a reason that allows it; from there on only
-    the invariants are checked, because the two ledgers have parted. `rules_used` are the reasons
-    that have names; two of them, which leave the ledgers alike, only change what is compared with.
-    `leftovers` is set once the
-    kubelet refused a pod that had got something: it gives that back in another order than it was
-    taken, ours is as if the pod had never been.
+    `right` is set once our answer is another one for a reason that allows it; the next step is then
+    taken from the kubelet's state. `parted` is set where that can be no ledger of ours (it gave
+    something twice, or crashed): from there on only the invariants are checked. `rules_used` are
+    the reasons that have names; two of them, which leave the ledgers alike, only change what is
+    compared with. `leftovers` is set once the kubelet refused a pod that had got something: it
+    gives that back in another order than it was taken, ours is as if the pod had never been.
     """
 
     case: Case
     rules: Rules
     ledger: Ledger
     before: Before = NOTHING
+    right: bool = False
     parted: bool = False
     leftovers: bool = False
     rules_used: set[str] = field(default_factory=set)
@@ -95,7 +104,7 @@ class Replay:
             differences = [f"step {number} {step['op']}: {text}" for text in found]
         if differences:
             return Outcome.wrong(*differences)
-        if self.parted or self.rules_used:
+        if self.right or self.parted or self.rules_used:
             return Outcome.right_instead(*self.rules_used)
         return Outcome.equal()
 
@@ -104,11 +113,21 @@ class Replay:
             self.parted = True  # the kubelet reckons with unsigned numbers: it sees 16 EiB free
             return []
         differences = list(_initial_differences(self, expected))
-        if differences and self.case.get("irregular") and valid_reservation(self.rules, expected):
+        if not differences or not self._may_reserve(expected):
+            return differences
+        self.right = True
+        if self.case.get("irregular"):
             self.rules_used.add("uneven host")
-            self.parted = True
-            return []
-        return differences
+        cpu = replace(self.rules.policy.cpu, reserved=Mask.parse(expected["reserved"]))
+        theirs = Rules(self.rules.machine, replace(self.rules.policy, cpu=cpu))
+        self.rules = theirs
+        self.parted = bool(list(_initial_differences(self, expected)))
+        return []
+
+    def _may_reserve(self, expected: Step) -> bool:
+        if self.case.get("irregular"):
+            return valid_reservation(self.rules, expected)
+        return evenly_reserved(self.rules, expected)
 
     def _take(self, number: int, step: Step, answer: Step) -> list[str]:
         before = self.ledger
@@ -133,18 +152,17 @@ class Replay:
         try:
             pod = self._pod(step)
         except ManifestError as error:
-            if invalid or has_negative_amounts(step["pod"]):
-                self.parted = True
-                return []
+            if invalid or is_invalid(step["pod"]):
+                return self._goes_on(before, None, answer)
             return [f"pod {uid} is refused as invalid: {error}"]
         if invalid:
             return [f"pod {uid} is accepted, the API server would refuse it"]
         decision = admit(self.rules, self.ledger, pod)
         self.ledger = decision.ledger
         if self.case.get("doc_deviation", {}).get("step") == number:
-            self.parted = True
-            own_demand = refused_for_own_demand(self.rules, pod, decision)
-            return [] if decision.admitted or own_demand else [f"refused: {decision.refusal}"]
+            if decision.admitted or refused_for_own_demand(self.rules, pod, decision):
+                return self._goes_on(before, pod, answer)
+            return [f"refused: {decision.refusal}"]
         return self._compare_decision(before, pod, decision, step, answer)
 
     def _pod(self, step: Step) -> Pod:
@@ -168,15 +186,26 @@ class Replay:
         differences = list(_decision_differences(self, decision, right))
         self.leftovers |= "state_before_gc" in answer
         if differences and self._may_differ(before, pod, decision, right):
-            self.parted = True
-            return []
+            return self._goes_on(before, pod, answer)
         if differences:
             rule = self._rule_of(before, pod, decision, right, document)
             if rule:
                 self.rules_used.add(rule)
-                self.parted = True
-                return []
+                return self._goes_on(before, pod, answer)
         return differences
+
+    def _goes_on(self, before: Ledger, pod: Pod | None, answer: Step) -> list[str]:
+        """Go on from the kubelet's state after an answer of ours that is right; no differences."""
+        self.right = True
+        if self.parted or "panic" in answer:
+            self.parted = True
+            return []
+        theirs = followed(self.rules, before, self.before, pod, answer)
+        if theirs is None:
+            self.parted = True
+        else:
+            self.ledger = theirs
+        return []
 
     def _corrected(self, decision: Decision, document: Mapping[str, Any], answer: Step) -> Step:
         """Return the recorded answer as it would be without what only concerns its own pod."""
@@ -216,8 +245,12 @@ class Replay:
         """Return the name of the rule by which another answer is right, None where none is."""
         if counts_init_memory(self.rules, pod, decision, answer, document):
             return "memory of init containers"
+        if pins_no_shared_memory(self.rules, pod, decision, answer, document):
+            return "memory of shared containers"
         if on_fewer_sockets(self.rules, before, decision, answer):
             return "fewer sockets"
+        if on_closer_nodes(self.rules, decision, answer):
+            return "closer nodes"
         return None
 
     def _compare_state(self, answer: Step) -> list[str]:
@@ -225,8 +258,9 @@ class Replay:
             return []
         differences = list(_state_differences(self, answer["state"]))
         if differences and self.leftovers and same_memory_in_all(self.ledger, answer["state"]):
-            self.parted = True
-            return []
+            self.right = True
+            self.ledger = self.ledger.with_memory(recorded_memory(self.ledger, answer["state"]))
+            return list(_state_differences(self, answer["state"]))
         return differences
 
     def _restart(self, step: Step, answer: Step) -> list[str]:

@@ -94,6 +94,13 @@ def test_wider_cpus_are_right_where_the_kubelet_took_busy_ones() -> None:
     assert outcome == Outcome.right_instead()
 
 
+def test_too_few_cpus_are_no_measure_of_width() -> None:
+    """A unit test's topology with one core id on two sockets makes the kubelet take too few."""
+    outcome = answered(available="0,3", expected={"cpus": "0"}, irregular=["cores"])
+
+    assert outcome == Outcome.right_instead()
+
+
 def test_any_valid_choice_is_right_where_the_kubelet_hangs() -> None:
     assert answered(expected={"hang": True}) == Outcome.right_instead()
 

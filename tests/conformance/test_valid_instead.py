@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from msgspec.structs import replace
 
 from agent.decision import Decision, Reason, Refusal
 from agent.managers.admission import admit
-from agent.managers.machine import Machine
+from agent.managers.cpu_topology import CpuTopology
+from agent.managers.hints import Hint
+from agent.managers.machine import Machine, MachineNode
+from agent.managers.rules import Rules
 from sysfs.mask import Mask
 from sysfs.shapes import regular_host
-from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, SMT, make_rules
+from tests.agent.managers.hosts import (
+    CONTAINER,
+    GIB,
+    NO_POLICY,
+    POD,
+    RESTRICTED,
+    SMT,
+    make_rules,
+)
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
+from tests.conformance.memory_instead import (
+    counts_init_memory,
+    pins_no_shared_memory,
+    refused_for_own_demand,
+)
 from tests.conformance.valid_instead import (
     UNCORE_ALIGNED,
     caches_of_refused,
-    counts_init_memory,
     evenly_distributed,
-    has_negative_amounts,
+    evenly_reserved,
+    is_invalid,
+    on_closer_nodes,
     on_fewer_sockets,
-    refused_for_own_demand,
     same_memory_in_all,
     valid_instead,
     valid_reservation,
@@ -31,7 +47,6 @@ from tests.conformance.valid_instead import (
 
 if TYPE_CHECKING:
     from agent.ledger import Ledger
-    from agent.managers.rules import Rules
     from agent.pods.model import Pod
 
 #: Two nodes of four cores; siblings are n and n + 8; CPU 0 is reserved.
@@ -105,6 +120,32 @@ class TestOnIrregularHosts:
         assert not valid_instead(RULES, ledger(), PAIR, decision, sane)
 
 
+class TestDividingABudget:
+    """Ours is a budget of 4 CPUs, of which the exclusive container has 2, in 2 cores."""
+
+    MIXED = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b"),
+                of_pod=guaranteed("cpu=4 memory=2Gi"))  # fmt: skip
+
+    def judged(self, budget: str, *, whole: bool, **cpus: str) -> bool:
+        rules = make_rules(SMT, RESTRICTED, POD, memory=False, full_pcpus_only=whole)
+        decision = admit(rules, rules.empty_ledger(), self.MIXED)
+        theirs = recorded(**cpus)
+        theirs["pod"]["cpus"] = budget
+        theirs["pod"]["containers"]["b"]["isolation"] = "pod"
+        return valid_instead(rules, rules.empty_ledger(), self.MIXED, decision, theirs)
+
+    def test_cpus_outside_of_it_are_no_measure(self) -> None:
+        # Ours touches more cores than a budget of one core and two others' CPUs would.
+        assert self.judged("1-2,9-10", whole=False, a="1,9", b="2,10")
+        assert not self.judged("4-7", whole=False, a="4-6", b="7")
+        assert self.judged("4-7", whole=False, a="4,8", b="5-7")
+        assert self.judged("4-7", whole=False, a="4-6", b="7-8")
+
+    def test_a_torn_core_is_no_measure_where_cores_are_whole(self) -> None:
+        assert self.judged("4-5,12-13", whole=True, a="4-5", b="12-13")
+        assert not self.judged("4-5,12-13", whole=True, a="4", b="5,12-13")
+
+
 class TestRefusals:
     SMT_RULES = make_rules(SMT, NO_POLICY, CONTAINER, memory=False, full_pcpus_only=True)
 
@@ -141,6 +182,46 @@ class TestReservation:
         wide = make_rules(SMT, reserved="0,4")
         assert not valid_reservation(wide, {"reserved": "0,8"})
         assert valid_reservation(make_rules(SMT, reserved="0,8"), {"reserved": "0,4"})
+
+
+def test_cpus_are_reserved_as_evenly_as_the_kubelet_does() -> None:
+    spread = make_rules(SMT, reserved="1,4", distribute_cpus_across_numa=True)
+    assert evenly_reserved(spread, {"reserved": "1-2"})
+    assert evenly_reserved(spread, {"reserved": "2,5"})
+    assert not evenly_reserved(spread, {"reserved": "1,4-5"})
+    assert not evenly_reserved(make_rules(SMT, reserved="1,4"), {"reserved": "1-2"})
+    packed = make_rules(SMT, reserved="1-2", distribute_cpus_across_numa=True)
+    assert not evenly_reserved(packed, {"reserved": "1,4"})
+
+
+class TestCloserNodes:
+    """Nodes 0, 2 and 3, of which 2 and 3 are the closest."""
+
+    CPUS = CpuTopology.from_rows([(n, n, n // 2, (0, 2, 3)[n // 2], n // 2) for n in range(6)])
+    ROWS: Final = {0: {0: 10, 2: 32, 3: 32}, 2: {0: 32, 2: 10, 3: 12}, 3: {0: 32, 2: 12, 3: 10}}
+
+    def judged(self, ours: int, theirs: list[int], *, closest: bool = True) -> bool:
+        nodes = tuple(MachineNode(node, 16 * GIB, {}, row) for node, row in self.ROWS.items())
+        rules = make_rules(Machine(self.CPUS, nodes), memory=False)
+        topology = replace(rules.policy.topology, prefer_closest_numa_nodes=closest)
+        rules = Rules(rules.machine, replace(rules.policy, topology=topology))
+        decision = holding(rules, TWO, a="2-3")
+        assert decision.grant is not None
+        (one,) = decision.grant.containers
+        grant = replace(decision.grant, containers=(replace(one, hint=Hint(ours, preferred=True)),))
+        hint = {"mask": theirs, "preferred": True}
+        expected = {"admitted": True, "pod": {"containers": {"a": {"hint": hint}}}}
+        return on_closer_nodes(rules, replace(decision, grant=grant), expected)
+
+    def test_as_many_nodes_no_farther_apart_are_right(self) -> None:
+        assert self.judged(0b1100, [0, 2])
+        assert self.judged(0b100, [3])
+
+    def test_farther_or_more_nodes_or_no_option_are_not(self) -> None:
+        assert not self.judged(0b101, [2, 3])
+        assert not self.judged(0b1100, [2])
+        assert not self.judged(0b1100, [0, 2], closest=False)
+        assert not self.judged(0b1100, [2, 3])
 
 
 class TestDistribution:
@@ -190,8 +271,50 @@ def test_negative_amounts_are_found_wherever_they_stand(part: str) -> None:
     negative = {"resources": {"limits": {"memory": "-1"}}}
     spec: dict[str, Any] = {"containers": [{"name": "a"}]}
     spec = {**spec, **negative} if part == "pod" else {**spec, part: [negative]}
-    assert has_negative_amounts({"spec": spec})
-    assert not has_negative_amounts({"spec": {"containers": [{"resources": {}}]}})
+    assert is_invalid({"spec": spec})
+    assert not is_invalid({"spec": {"containers": [{"resources": {}}]}})
+
+
+def test_more_huge_pages_than_the_budget_has_are_invalid() -> None:
+    def asking(pages: str) -> dict[str, Any]:
+        amounts = {"limits": {"cpu": "1", "hugepages-2Mi": pages}}
+        budget = {"requests": {"cpu": "1", "hugepages-2Mi": "4Mi"}}
+        return {"spec": {"containers": [{"name": "a", "resources": amounts}], "resources": budget}}
+
+    assert is_invalid(asking("6Mi"))
+    assert not is_invalid(asking("4Mi"))
+
+
+class TestMemoryOfSharedContainers:
+    MIXED = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b"),
+                of_pod=guaranteed("cpu=4 memory=2Gi"))  # fmt: skip
+    FOR_MEMORY: Final = "Allocate failed due to [memorymanager] whatever"
+
+    def judged(
+        self, *, rules: Rules | None = None, ours: Decision | None = None, **theirs: object
+    ) -> bool:
+        rules = rules or make_rules(SMT, RESTRICTED, CONTAINER)
+        decision = ours or admit(rules, rules.empty_ledger(), self.MIXED)
+        document = {"spec": {"containers": [stated("a", cpu="2", memory="1Gi"), {"name": "b"}]}}
+        expected = {"admitted": False, "message": self.FOR_MEMORY, **theirs}
+        return pins_no_shared_memory(rules, self.MIXED, decision, expected, document)
+
+    def test_it_may_be_admitted_with_all_that_is_asked_for(self) -> None:
+        assert self.judged()
+        rules = make_rules(SMT, RESTRICTED, CONTAINER)
+        lacking = holding(rules, self.MIXED, a="1", b="3")
+        assert not self.judged(rules=rules, ours=lacking)
+
+    def test_it_may_be_refused_for_an_exclusive_container_only(self) -> None:
+        assert self.judged(ours=refusing(Reason.SMT_ALIGNMENT, 2, "a"))
+        assert not self.judged(ours=refusing(Reason.SMT_ALIGNMENT, 2, "b"))
+
+    def test_it_is_the_kubelets_refusal_for_memory_where_the_pod_is_not_served_as_one(self) -> None:
+        assert self.judged(rules=make_rules(SMT, NO_POLICY, POD))
+        assert not self.judged(rules=make_rules(SMT, RESTRICTED, POD))
+        assert not self.judged(rules=make_rules(SMT, RESTRICTED, CONTAINER, managed=False))
+        assert not self.judged(message="SMT")
+        assert not self.judged(admitted=True)
 
 
 def test_memory_may_be_spread_otherwise_but_must_add_up_by_type() -> None:

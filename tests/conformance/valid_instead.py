@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.decision import Reason
 from agent.managers.demand import demand_of
 from agent.metrics.names import ALIGNED_COUNT
-from agent.pods.model import ContainerKind
+from agent.pods.model import HUGEPAGES_PREFIX, ContainerKind
 from sysfs.mask import Mask
-from tests.conformance.effective import asked_memory, asks_in_init_only, containers_of
+from tests.conformance.effective import (
+    asked_memory,
+    effective_memory,
+    with_defaults,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.decision import Decision, Refusal
-    from agent.ledger import ContainerGrant, Ledger
+    from agent.ledger import Ledger
     from agent.managers.cpu_topology import CpuTopology, Groups
     from agent.managers.rules import Rules
     from agent.pods.model import Pod
@@ -50,11 +54,11 @@ def valid_instead(
     if decision.grant.exclusive_cpus - free:
         return False
     if broken:
-        return _as_many_as_asked(rules, decision, pod)
+        return as_many_as_asked(rules, decision, pod)
     if rules.policy.cpu.options.full_pcpus_only and not _whole_cores(rules, decision):
         return False
     if not expected["admitted"]:
-        return _as_many_as_asked(rules, decision, pod)
+        return as_many_as_asked(rules, decision, pod)
     return all(
         _no_wider(rules.machine.cpus, ours, theirs)
         for ours, theirs in _pairs(decision, expected["pod"])
@@ -64,6 +68,19 @@ def valid_instead(
 def valid_reservation(rules: Rules, expected: Mapping[str, Any]) -> bool:
     """Tell whether the reserved CPUs are as many as the kubelet's, and no further apart."""
     return _no_wider(rules.machine.cpus, rules.policy.cpu.reserved, _mask(expected["reserved"]))
+
+
+def evenly_reserved(rules: Rules, expected: Mapping[str, Any]) -> bool:
+    """Tell whether CPUs are reserved by quantity as evenly as the kubelet does, and as many.
+
+    It asks `distribute-cpus-across-numa` there, too, and loses the best distribution alike.
+    """
+    if not rules.policy.cpu.options.distribute_cpus_across_numa:
+        return False
+    everything, theirs = rules.machine.cpus.all, Mask.parse(expected["reserved"])
+    ours = rules.policy.cpu.reserved
+    even = _unevenness(rules, everything - ours) <= _unevenness(rules, everything - theirs)
+    return len(ours) == len(theirs) and ours <= everything and even
 
 
 def evenly_distributed(
@@ -149,6 +166,27 @@ def on_fewer_sockets(
     return ours < theirs
 
 
+def on_closer_nodes(rules: Rules, decision: Decision, expected: Mapping[str, Any]) -> bool:
+    """Tell whether `prefer-closest-numa-nodes` is served better where ids of nodes have gaps.
+
+    The kubelet looks the distances of a node up by its id in a row that has none of the gaps. Of
+    the containers in the order of admission the first that differs has to be aligned to as many
+    nodes that are no farther apart: what it leaves to the next ones is another choice.
+    """
+    nodes = rules.machine.nodes
+    gaps = [node.id for node in nodes] != list(range(len(nodes)))
+    if not (gaps and rules.policy.topology.prefer_closest_numa_nodes) or decision.grant is None:
+        return False
+    distances = {node.id: node.distances for node in nodes}
+    for container in decision.grant.containers if expected["admitted"] else ():
+        ours = Mask(container.hint.nodes or 0)
+        theirs = Mask.from_ids(expected["pod"]["containers"][container.name]["hint"]["mask"] or ())
+        if ours != theirs:
+            apart = [sum(distances[a][b] for a in set_ for b in set_) for set_ in (ours, theirs)]
+            return len(ours) == len(theirs) and apart[0] <= apart[1]
+    return False
+
+
 def caches_of_refused(rules: Rules, decision: Decision, expected: Mapping[str, Any]) -> int | None:
     """Return how many containers of a refused pod may be counted as within a cache; None: as is.
 
@@ -164,50 +202,25 @@ def caches_of_refused(rules: Rules, decision: Decision, expected: Mapping[str, A
     return None if ours == expected["metrics"].get(UNCORE_ALIGNED, 0) else ours
 
 
-def counts_init_memory(
-    rules: Rules,
-    pod: Pod,
-    decision: Decision,
-    expected: Mapping[str, Any],
-    document: Mapping[str, Any],
-) -> bool:
-    """Tell whether an answer may differ for a memory type that only init containers ask for.
+def is_invalid(pod: Mapping[str, Any]) -> bool:
+    """Tell whether the API server refuses a recorded pod for what the recording did not look at.
 
-    It counts for a Guaranteed pod without a managed budget in pod scope (KEP-693, effective
-    request). Admitted, every container has as many CPUs, bytes and devices as it asks for. Refused,
-    the kubelet refuses the pod, too, or it admits it against the hint: some container's memory lies
-    outside of the nodes that the kubelet aligned the pod to.
+    It asks for less than nothing, or for more huge pages than its pod-level budget has.
     """
-    topology = rules.policy.topology
-    concerned = topology.is_pod_scope and rules.static_memory and not pod.resources
-    if not concerned or not asks_in_init_only(document):
-        return False
-    if decision.grant is None:
-        return not expected["admitted"] or _memory_beside_the_hint(expected["pod"])
-    stated = {one["name"]: one for one in containers_of(document)}
-    return _as_many_as_asked(rules, decision, pod) and all(
-        _has_memory(one, asked_memory(stated[one.name]))
-        and _has_devices(rules, one, stated[one.name])
-        for one in decision.grant.containers
-    )
+    return _has_negative_amounts(pod) or _exceeds_pages(pod)
 
 
-def refused_for_own_demand(rules: Rules, pod: Pod, decision: Decision) -> bool:
-    """Tell whether a refusal names a container that demands CPUs, memory or devices itself.
-
-    A pod that the documents admit may still lack the room, or the whole cores, for one of its
-    containers with exclusive resources. It must never be refused for the sake of the others.
-    """
-    named = decision.refusal.container if decision.refusal else None
+def _exceeds_pages(pod: Mapping[str, Any]) -> bool:
+    budget = asked_memory({"resources": pod["spec"].get("resources") or {}})
+    together = effective_memory(with_defaults(pod))
     return any(
-        bool(container.cpus or container.memory or container.devices)
-        for container in demand_of(rules.policy, pod).containers
-        if container.name == named
+        together.get(name, 0) > size
+        for name, size in budget.items()
+        if name.startswith(HUGEPAGES_PREFIX)
     )
 
 
-def has_negative_amounts(pod: Mapping[str, Any]) -> bool:
-    """Tell whether a recorded pod asks for less than nothing, which the API server refuses."""
+def _has_negative_amounts(pod: Mapping[str, Any]) -> bool:
     spec = pod["spec"]
     parts = [*spec.get("initContainers", ()), *spec["containers"], spec]
     return any(
@@ -231,7 +244,11 @@ def same_memory_in_all(ledger: Ledger, expected: Mapping[str, Any]) -> bool:
 
 
 def _is_broken(rules: Rules, free: Mask, pod: Pod, grant: Mapping[str, Any]) -> bool:
-    """Tell whether a recorded grant takes busy CPUs, overlaps in itself, or splits a core."""
+    """Tell whether a recorded grant takes busy CPUs, overlaps in itself, or splits a core.
+
+    Or divides a budget wrongly: into CPUs outside of it, or, with `full-pcpus-only`, into a slice
+    that tears a core apart though whole ones add up to it.
+    """
     slices = {
         name: Mask.parse(container["cpus"])
         for name, container in grant["containers"].items()
@@ -243,15 +260,44 @@ def _is_broken(rules: Rules, free: Mask, pod: Pod, grant: Mapping[str, Any]) -> 
         if container.name in slices and container.kind is not ContainerKind.INIT
     ]
     overlaps = any(one & other for one, other in combinations(together, 2))
-    taken = list(slices.values()) if grant["cpus"] is None else [Mask.parse(grant["cpus"])]
+    budget = _mask(grant["cpus"])
+    if budget is not None and _is_divided_wrongly(rules, budget, grant, slices.values()):
+        return True
+    taken = list(slices.values()) if budget is None else [budget]
     splits = rules.policy.cpu.options.full_pcpus_only and any(
         _splits_a_core(rules.machine.cpus, cpus) for cpus in taken
     )
     return overlaps or splits or any(cpus - free for cpus in taken)
 
 
-def _as_many_as_asked(rules: Rules, decision: Decision, pod: Pod) -> bool:
+def _is_divided_wrongly(
+    rules: Rules, budget: Mask, grant: Mapping[str, Any], slices: Iterable[Mask]
+) -> bool:
+    outside = any(
+        Mask.parse(container["cpus"]) - budget
+        for container in grant["containers"].values()
+        if container["cpus"] is not None
+    )
+    if outside or not rules.policy.cpu.options.full_pcpus_only:
+        return outside
+    cores = [core.cpus & budget.bits for core in rules.machine.cpus.cores]
+    sums = {0}
+    for core in cores:
+        sums |= {total + core.bit_count() for total in sums}
+    return any(
+        len(part) in sums and any(core & part.bits not in (0, core) for core in cores)
+        for part in slices
+    )
+
+
+def as_many_as_asked(rules: Rules, decision: Decision, pod: Pod) -> bool:
+    """Tell whether an admitted pod and its containers have as many CPUs as they ask for.
+
+    Without the static policy nobody has any.
+    """
     assert decision.grant is not None
+    if not rules.static_cpus:
+        return not decision.grant.exclusive_cpus
     demand = demand_of(rules.policy, pod)
     if decision.grant.cpus is not None and len(decision.grant.cpus) != demand.cpus:
         return False
@@ -381,30 +427,6 @@ def _sockets(
         our_sockets.append(touched(topology.cpus_in_nodes(aligned[0])))
         their_sockets.append(touched(topology.cpus_in_nodes(aligned[1])))
     return our_sockets, their_sockets
-
-
-def _has_memory(container: ContainerGrant, asked: Mapping[str, int]) -> bool:
-    """Tell whether blocks add up to what is asked; of init containers later ones may have some."""
-    held: dict[str, int] = {}
-    for block in container.memory:
-        held[block.type] = held.get(block.type, 0) + block.size
-    if container.kind is ContainerKind.INIT:
-        return all(size <= asked.get(name, 0) for name, size in held.items())
-    return {name: size for name, size in held.items() if size} == asked
-
-
-def _has_devices(rules: Rules, container: ContainerGrant, stated: Mapping[str, Any]) -> bool:
-    limits = (stated.get("resources") or {}).get("limits") or {}
-    asked = {name: int(limits[name]) for name in rules.policy.devices if name in limits}
-    return {name: len(ids) for name, ids in container.devices.items()} == asked
-
-
-def _memory_beside_the_hint(grant: Mapping[str, Any]) -> bool:
-    return any(
-        set(block["numa"]) - set(container["hint"]["mask"] or ())
-        for container in grant["containers"].values()
-        for block in container["memory"] or ()
-    )
 
 
 def _touched(groups: Groups, cpus: Mask) -> int:

@@ -1,0 +1,96 @@
+"""Going on from where the kubelet stands after an answer that is right instead of equal."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from agent.ledger import MemoryBlock, NodeMemory
+from agent.managers.demand import demand_of
+from agent.managers.grants import Held, make_grant
+from agent.managers.hints import Hint
+from agent.managers.rules import shared_pool
+from sysfs.mask import Mask
+from tests.conformance.invariants import broken_invariants
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.ledger import Ledger
+    from agent.managers.rules import Rules
+    from agent.pods.model import Pod
+    from tests.conformance.invariants import Before
+
+    Document = Mapping[str, Any]
+
+
+def followed(
+    rules: Rules, ledger: Ledger, start: Before, pod: Pod | None, answer: Document
+) -> Ledger | None:
+    """Return the kubelet's state after a recorded admission as a ledger of ours.
+
+    `ledger` is the one before the admission, `start` what was held when the agent was started,
+    `pod` None for one that we take for invalid. None where the kubelet's state can be none of ours:
+    it gave something twice or out of the reserve, or holds more than its answer says.
+    """
+    after = ledger
+    if answer["admitted"]:
+        if pod is None:
+            return None
+        held = _held(answer["pod"])
+        after = ledger.with_grant(make_grant(rules.policy, demand_of(rules.policy, pod), held))
+    elif pod is not None and pod.uid in ledger.grants:
+        after = ledger.without_grant(pod.uid)  # a running pod that is refused after a restart
+    after = after.with_memory(recorded_memory(ledger, answer["state"]))
+    if rules.static_cpus and str(shared_pool(rules, after)) != answer["state"]["default"]:
+        return None
+    return None if broken_invariants(rules, after, start) else after
+
+
+def recorded_memory(ledger: Ledger, state: Document) -> Mapping[int, NodeMemory]:
+    """Return the recorded charge of memory by node, the ledger's own where none was recorded."""
+    if "mem_nodes" not in state:
+        return ledger.memory
+    return MappingProxyType(
+        {
+            int(node): NodeMemory(
+                held["assignments"],
+                Mask.from_ids(held["cells"]),
+                {kind: reserved for kind, (_, reserved) in held["memory"].items()},
+            )
+            for node, held in state["mem_nodes"].items()
+        }
+    )
+
+
+def _held(grant: Document) -> Held:
+    containers: Mapping[str, Document] = grant["containers"]
+    return Held(
+        cpus={
+            name: Mask.parse(one["cpus"])
+            for name, one in containers.items()
+            if one["cpus"] is not None
+        },
+        memory={name: _blocks(one["memory"]) for name, one in containers.items()},
+        devices={name: _devices(one) for name, one in containers.items()},
+        hints={name: _hint(one["hint"]) for name, one in containers.items()},
+        pod_cpus=None if grant["cpus"] is None else Mask.parse(grant["cpus"]),
+        pod_memory=_blocks(grant["memory"]),
+    )
+
+
+def _blocks(recorded: list[Document] | None) -> tuple[MemoryBlock, ...]:
+    return tuple(
+        MemoryBlock(block["type"], block["size"], Mask.from_ids(block["numa"]))
+        for block in recorded or ()
+    )
+
+
+def _devices(container: Document) -> dict[str, tuple[str, ...]]:
+    devices: Document = container.get("devices") or {}
+    return {resource: tuple(ids) for resource, ids in devices.items()}
+
+
+def _hint(recorded: Document) -> Hint:
+    mask = recorded["mask"]
+    return Hint(None if mask is None else Mask.from_ids(mask).bits, preferred=recorded["preferred"])

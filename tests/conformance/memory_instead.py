@@ -1,0 +1,127 @@
+"""Whether another answer than the kubelet's is right for the memory that containers ask for.
+
+Each function is one reason for a deliberate difference; the user documentation lists them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.managers.demand import demand_of
+from agent.pods.model import ContainerKind
+from tests.conformance.effective import (
+    asked_memory,
+    asks_in_init_only,
+    containers_of,
+    is_guaranteed,
+)
+from tests.conformance.valid_instead import as_many_as_asked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.decision import Decision
+    from agent.ledger import ContainerGrant
+    from agent.managers.rules import Rules
+    from agent.pods.model import Pod
+
+#: How the kubelet refuses a container for its memory.
+_FOR_MEMORY: Final = "Allocate failed due to [memorymanager]"
+
+
+def counts_init_memory(
+    rules: Rules,
+    pod: Pod,
+    decision: Decision,
+    expected: Mapping[str, Any],
+    document: Mapping[str, Any],
+) -> bool:
+    """Tell whether an answer may differ for a memory type that only init containers ask for.
+
+    It counts for a Guaranteed pod without a managed budget in pod scope (KEP-693, effective
+    request). Admitted, every container has as many CPUs, bytes and devices as it asks for. Refused,
+    the kubelet refuses the pod, too, or it admits it against the hint: some container's memory lies
+    outside of the nodes that the kubelet aligned the pod to.
+    """
+    topology = rules.policy.topology
+    concerned = topology.is_pod_scope and rules.static_memory and not pod.resources
+    if not concerned or not asks_in_init_only(document):
+        return False
+    if decision.grant is None:
+        return not expected["admitted"] or _memory_beside_the_hint(expected["pod"])
+    stated = {one["name"]: one for one in containers_of(document)}
+    return as_many_as_asked(rules, decision, pod) and all(
+        _has_memory(one, asked_memory(stated[one.name]))
+        and _has_devices(rules, one, stated[one.name])
+        for one in decision.grant.containers
+    )
+
+
+def pins_no_shared_memory(
+    rules: Rules,
+    pod: Pod,
+    decision: Decision,
+    expected: Mapping[str, Any],
+    document: Mapping[str, Any],
+) -> bool:
+    """Tell whether an answer may differ since the kubelet pins memory for a shared container.
+
+    A container of a Guaranteed pod with a managed budget that is not Guaranteed itself has no
+    memory of its own (KEP-5526). The kubelet asks for it nevertheless, unless the pod is served as
+    one: in container scope, and with topology policy none. It has then refused the pod for memory;
+    we may admit it, with all that is asked for, or refuse it for what a container demands itself.
+    """
+    policy = rules.policy
+    as_one = policy.topology.is_pod_scope
+    managed = policy.pod_level_managers and rules.static_memory and pod.resources is not None
+    if as_one or not managed or expected["admitted"]:
+        return False
+    for_memory = str(expected.get("message", "")).startswith(_FOR_MEMORY)
+    stated = {one["name"]: one for one in containers_of(document)}
+    if not for_memory or all(map(is_guaranteed, stated.values())):
+        return False
+    if decision.grant is None:
+        return refused_for_own_demand(rules, pod, decision)
+    return as_many_as_asked(rules, decision, pod) and all(
+        _has_memory(one, asked_memory(stated[one.name], of_budget=True))
+        and _has_devices(rules, one, stated[one.name])
+        for one in decision.grant.containers
+    )
+
+
+def refused_for_own_demand(rules: Rules, pod: Pod, decision: Decision) -> bool:
+    """Tell whether a refusal names a container that demands CPUs, memory or devices itself.
+
+    A pod that the documents admit may still lack the room, or the whole cores, for one of its
+    containers with exclusive resources. It must never be refused for the sake of the others.
+    """
+    named = decision.refusal.container if decision.refusal else None
+    return any(
+        bool(container.cpus or container.memory or container.devices)
+        for container in demand_of(rules.policy, pod).containers
+        if container.name == named
+    )
+
+
+def _has_memory(container: ContainerGrant, asked: Mapping[str, int]) -> bool:
+    """Tell whether blocks add up to what is asked; of init containers later ones may have some."""
+    held: dict[str, int] = {}
+    for block in container.memory:
+        held[block.type] = held.get(block.type, 0) + block.size
+    if container.kind is ContainerKind.INIT:
+        return all(size <= asked.get(name, 0) for name, size in held.items())
+    return {name: size for name, size in held.items() if size} == asked
+
+
+def _has_devices(rules: Rules, container: ContainerGrant, stated: Mapping[str, Any]) -> bool:
+    limits = (stated.get("resources") or {}).get("limits") or {}
+    asked = {name: int(limits[name]) for name in rules.policy.devices if name in limits}
+    return {name: len(ids) for name, ids in container.devices.items()} == asked
+
+
+def _memory_beside_the_hint(grant: Mapping[str, Any]) -> bool:
+    return any(
+        set(block["numa"]) - set(container["hint"]["mask"] or ())
+        for container in grant["containers"].values()
+        for block in container["memory"] or ()
+    )
