@@ -29,6 +29,13 @@ def test_a_quantity_is_chosen_by_the_policy_options() -> None:
     assert str(reserve_cpus(TWO_SOCKETS, spread, 2000)) == "0-1"
 
 
+def test_a_quantity_is_spread_over_the_first_nodes() -> None:
+    """The kubelet forgets the best distribution on four nodes and more and reserves 0-2,5."""
+    topology = CpuTopology.from_rows([(n, n, n // 3, n, n // 3) for n in range(6)])
+    spread = CpuPolicyOptions(distribute_cpus_across_numa=True)
+    assert reserve_cpus(topology, spread, 4000) == Mask.parse("0-3")
+
+
 def test_whole_cores_are_not_promised_to_the_system() -> None:
     """Half of the large core touches one core; whole cores would be two."""
     cores = (0, 0, 0, 0, 4, 5)

@@ -16,6 +16,7 @@ from agent.managers.hints import Hint
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import NodeFit, PluginDevice
 from agent.managers.rules import Rules, shared_pool
+from agent.service.restore import restored
 from agent.service.views import refusal_document
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
@@ -96,6 +97,16 @@ class TestRestart:
         later = with_pod(rules, pod(app("a", guaranteed("cpu=2 memory=1Gi")), uid="u-2"), ledger)
         assert later.grants["u-2"].exclusive_cpus == Mask.parse("4-5")
 
+    def test_an_empty_shared_pool_is_no_hindrance(self) -> None:
+        """The kubelet refuses to start: its default set must not be empty."""
+        rules = make_rules(topology=NO_POLICY, scope=CONTAINER, strict_cpu_reservation=True)
+        everything = pod(app("a", guaranteed("cpu=15 memory=1Gi")))
+        ledger = with_pod(rules, everything)
+        assert not shared_pool(rules, ledger)
+        again = restored(rules, ledger)
+        assert admit(rules, again, everything).already_admitted
+        assert admit(rules, again, pod(app("b"), uid="u-2")).admitted
+
     def test_cpus_that_went_offline_are_given_to_nobody(self) -> None:
         """The kubelet refuses to start: its CPUs are not those of the state."""
         before = make_rules(HYBRID, NO_POLICY, CONTAINER, memory=False)
@@ -112,15 +123,42 @@ class TestRestart:
         assert not later.grants["u-2"].exclusive_cpus & ledger.exclusive_cpus
 
 
-@pytest.mark.parametrize("policy", [NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE])
+@pytest.mark.parametrize(
+    ("policy", "scope"),
+    [
+        *((policy, CONTAINER) for policy in (NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE)),
+        (NO_POLICY, POD),
+    ],
+)
+@pytest.mark.parametrize(
+    "shared", [resources(), resources("cpu=500m memory=8Mi", "cpu=1 memory=8Mi")]
+)
 def test_a_shared_container_of_a_budget_needs_no_pinned_memory_in_container_scope(
-    policy: object,
+    policy: TopologyManagerPolicy, scope: TopologyManagerScope, shared: Resources
 ) -> None:
     """The kubelet refuses the KEP's own example: no memory is asked for, so no node serves it."""
-    rules = make_rules(topology=policy, scope=CONTAINER)  # type: ignore[arg-type]  # by value
-    mixed = pod(app("a", guaranteed("cpu=2 memory=2Gi")), app("b"), of_pod=BUDGET)
+    rules = make_rules(topology=policy, scope=scope)
+    mixed = pod(app("a", guaranteed("cpu=2 memory=2Gi")), app("b", shared), of_pod=BUDGET)
     grant = with_pod(rules, mixed).grants["u-1"]
     assert [container.memory != () for container in grant.containers] == [True, False]
+
+
+def test_distances_of_nodes_with_gaps_in_their_ids_are_their_own() -> None:
+    """The kubelet looks them up by id: it crashes on these nodes, and errs on others."""
+    rows = {0: (10, 32, 12), 2: (32, 10, 20), 3: (12, 20, 10)}
+    machine = Machine(
+        CpuTopology.from_rows([(n, n, n // 4, (0, 2, 3)[n // 2], n // 2) for n in range(6)]),
+        tuple(
+            MachineNode(node, 16 * GIB, {}, dict(zip(rows, row, strict=True)))
+            for node, row in rows.items()
+        ),
+    )
+    rules = make_rules(machine, BEST_EFFORT, CONTAINER, memory=False)
+    topology = replace(rules.policy.topology, prefer_closest_numa_nodes=True)
+    rules = Rules(machine, replace(rules.policy, topology=topology))
+    grant = with_pod(rules, pod(app("a", guaranteed("cpu=3 memory=1Gi")))).grants["u-1"]
+    assert grant.containers[0].hint == Hint(Mask.of(0, 3).bits, preferred=True)
+    assert grant.exclusive_cpus == Mask.of(1, 4, 5)
 
 
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
