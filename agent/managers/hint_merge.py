@@ -87,7 +87,7 @@ def best_reachable(lists: Sequence[Hints], nodes: int, order: Order, work: Work)
     many nodes as the resource with the widest narrowest hint needs; failing that the most below
     that number, failing that the fewest above it; then `order` decides.
     """
-    wanted = max((_narrowest(hints, work) for hints in lists), default=0)
+    wanted = max([_narrowest(hints, work) for hints in lists], default=0)
     listed = [hints for hints in lists if not isinstance(hints, HintFamily)]
     if len(listed) < len(lists):
         return best_intersection(lists, nodes, wanted, order.tiebreak, work)
@@ -172,4 +172,4 @@ class _Counting(Struct, frozen=True):
 def _narrowest(hints: Hints, work: Work) -> int:
     if isinstance(hints, HintFamily):
         return hints.narrowest(work)
-    return min((mask.bit_count() for mask, _ in hints if mask is not None), default=0)
+    return min([mask.bit_count() for mask, _ in hints if mask is not None], default=0)

@@ -144,9 +144,9 @@ def aggregate(
     That is the larger of apps plus sidecars, and each standard init container plus the sidecars
     before it.
     """
+    if not pod.init_containers and len(pod.containers) == 1:
+        return dict(amounts(pod.containers[0]))
     running = _sum(amounts(app) for app in pod.containers)
-    if not pod.init_containers:
-        return running
     sidecars: dict[str, _Amount] = {}
     starting: dict[str, _Amount] = {}
     for container in pod.init_containers:

@@ -61,6 +61,8 @@ def find_warnings(pod: Pod) -> tuple[str, ...]:
     Each with the field's path. They are counted as the next whole number of bytes (`128m` of memory
     is one byte), and are nearly always a slip for `M` or `Mi`.
     """
+    if not any(_has_fractions(each) for each in _all_resources(pod)):
+        return ()
     parts = [(path, container.resources) for path, container in _containers(pod)]
     if pod.resources is not None:
         parts.append((_POD_RESOURCES, pod.resources))
@@ -72,6 +74,18 @@ def find_warnings(pod: Pod) -> tuple[str, ...]:
         for name, amount in amounts.items()
         if not amount.is_whole and _is_size(name)
     )
+
+
+def _all_resources(pod: Pod) -> Iterator[Resources]:
+    if pod.resources is not None:
+        yield pod.resources
+    for container in pod.all_containers():
+        yield container.resources
+
+
+def _has_fractions(resources: Resources) -> bool:
+    amounts = (*resources.requests.values(), *resources.limits.values())
+    return not all(amount.is_whole for amount in amounts)
 
 
 def _metadata(pod: Pod) -> Iterator[Problem]:

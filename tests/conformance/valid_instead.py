@@ -293,7 +293,7 @@ def _is_divided_wrongly(
 def as_many_as_asked(rules: Rules, decision: Decision, pod: Pod) -> bool:
     """Tell whether an admitted pod and its containers have as many CPUs as they ask for.
 
-    Without the static policy nobody has any.
+    Without the static policy no pod has CPUs of its own.
     """
     assert decision.grant is not None
     if not rules.static_cpus:
