@@ -24,7 +24,13 @@ from agent.kubelet_state.memory_file import MemoryNode, MemoryState, read_memory
 from agent.ledger import MemoryBlock
 from agent.pods.errors import ManifestError, QuantityError
 from agent.pods.manifest import load_pod
-from agent.pods.names import extended_resource_fault, label_fault, subdomain_fault, uid_fault
+from agent.pods.names import (
+    extended_resource_fault,
+    label_fault,
+    prefixed_resource_fault,
+    subdomain_fault,
+    uid_fault,
+)
 from agent.pods.quantity import Quantity
 from agent.replay.errors import ReplayError
 from agent.replay.reading import read_sequence
@@ -229,6 +235,7 @@ SCALARS: Final[dict[str, tuple[Callable[[bytes], object], tuple[str, ...]]]] = {
     "subdomain": (as_text(subdomain_fault), ("a", "a-", "a.", ".", "a-.")),
     "uid": (as_text(uid_fault), ("a", "a-", "a.", "..", "-")),
     "resource": (as_text(extended_resource_fault), ("a/", "a.", "a", "/", "a-", "kubernetes.io/")),
+    "native": (as_text(prefixed_resource_fault), ("kubernetes.io/", "a.", "kubernetes.io/a", "/")),
     "cpu.max": (as_text(CpuMax.parse), ("1", "max ", " ", "1 ", "m")),
     "cgroup of a process": (as_text(from_proc), ("0::/a\n", "1:cpu:/\n", "0::/", "\n", "a/")),
     "container": (as_text(parse_container), ("a", "cri-containerd-", ".scope", "-", "crio-")),
