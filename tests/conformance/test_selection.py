@@ -37,7 +37,7 @@ BY_RULE: Final = {
         "cores of a budget": 2,
         "fewer sockets": 2,
         "memory of shared containers": 15,
-        "uneven host": 18,
+        "uneven host": 22,
     },
     "admit_named": {"counters": 101, "memory of shared containers": 8, "uneven host": 1},
     "lifecycle": {
@@ -45,7 +45,7 @@ BY_RULE: Final = {
         "cores of a budget": 1,
         "fewer sockets": 1,
         "memory of shared containers": 1,
-        "uneven host": 3,
+        "uneven host": 6,
     },
 }
 
