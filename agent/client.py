@@ -102,6 +102,11 @@ class AgentClient:
         path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"
         return self._call("POST", path, wire.BindDocument, wire.encode(request))
 
+    def unbind(self, uid: str, container: str) -> wire.BindDocument:
+        """Give up the binding of a container; the answer has the cgroup that was bound."""
+        path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"
+        return self._call("DELETE", path, wire.BindDocument)
+
     def status(self) -> wire.StatusDocument:
         """Return how the agent is doing."""
         return self._call("GET", "/v1/status", wire.StatusDocument)

@@ -463,8 +463,8 @@ class EventDocument(Document, frozen=True):
     """One line of `watch`.
 
     `type` is one of `PodAdmitted`, `PodRefused`, `PodInvalid`, `PodRemoved`, `PodNotEnforced`,
-    `ContainerBound`, `DriftFound`, `DriftContested`, `GrantInvalid`, `HostChanged`,
-    `ManifestInvalid`, `EventsLost`.
+    `ContainerBound`, `ContainerUnbound`, `PodRecovered`, `AllocationDisplaced`, `DriftFound`,
+    `DriftContested`, `GrantInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
     """
 
     type: str

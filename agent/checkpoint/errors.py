@@ -75,21 +75,26 @@ class CheckpointIOError(CheckpointError):
     """An operation on the checkpoint's files failed.
 
     `replaced` tells whether the new checkpoint may already be the one a restart would find:
-    False means that the previous one is intact and still in place.
+    False means that the previous one is intact and still in place, unless it is `uncertain` which
+    of them is there.
     """
 
     def __init__(
-        self, operation: str, path: Path, error: OSError, *, replaced: bool = False
+        self,
+        operation: str,
+        path: Path,
+        error: OSError,
+        *,
+        replaced: bool = False,
+        uncertain: bool = False,
     ) -> None:
-        super().__init__(
-            f"{path}: {operation} failed: {_reason(error)}; "
-            f"{'the new state may be lost at a power failure' if replaced else _KEPT}; "
-            f"{_remedy(error)}"
-        )
+        found = _REPLACED if replaced else _UNCERTAIN if uncertain else _KEPT
+        super().__init__(f"{path}: {operation} failed: {_reason(error)}; {found}; {_remedy(error)}")
         self.operation = operation
         self.path = path
         self.errno = error.errno
         self.replaced = replaced
+        self.uncertain = uncertain
 
 
 class ReplacedDirectoryError(CheckpointIOError):
@@ -132,6 +137,8 @@ class StateDirectoryLockedError(StateDirectoryError):
 
 
 _KEPT = "the previous checkpoint is untouched"
+_REPLACED = "the new state may be lost at a power failure"
+_UNCERTAIN = "it cannot be seen whether the previous checkpoint or the new one is there"
 _REMEDIES = {
     errno.ENOSPC: "free space on that file system",
     errno.EDQUOT: "free space within the quota",

@@ -137,6 +137,7 @@ class StateV1(Struct, Generic[PodT], forbid_unknown_fields=True):
     pods: list[PodT]
     manifests: dict[Name, Name] | UnsetType = UNSET
     released: list[Name] | UnsetType = UNSET
+    orphaned: list[Name] | UnsetType = UNSET
 
 
 def pod_to_wire(grant: PodGrant) -> PodV1:
@@ -173,6 +174,7 @@ def state_to_wire(state: State, pods: list[msgspec.Raw]) -> StateV1[msgspec.Raw]
         pods=pods,
         manifests=dict(sorted(state.manifests.items())) or UNSET,
         released=list(state.bindings.released) or UNSET,
+        orphaned=sorted(state.orphaned) or UNSET,
     )
 
 
@@ -192,6 +194,7 @@ def state_from_wire(wire: StateV1[PodV1]) -> State:
         policy=MappingProxyType(wire.policy),
         agent_version=wire.agent_version,
         manifests=MappingProxyType({} if wire.manifests is UNSET else wire.manifests),
+        orphaned=frozenset(() if wire.orphaned is UNSET else wire.orphaned),
     )
 
 

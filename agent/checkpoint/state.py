@@ -47,7 +47,9 @@ class State(Struct, frozen=True):
     `boot_id` is the kernel's random boot id. `policy` is the policy under which the last decision
     was made, as {the configuration's key: its value}. `agent_version` is the release that wrote it.
     `manifests` names, by pod uid, the file of the manifest directory that a pod came from, so that
-    a file deleted while the agent was down still ends its pod.
+    a file deleted while the agent was down still ends its pod. `orphaned` are the uids of pods that
+    are not in the ledger although their cgroups were there, such as removed pods that run on: what
+    these cgroups show is nobody's.
     """
 
     ledger: Ledger
@@ -57,6 +59,7 @@ class State(Struct, frozen=True):
     policy: Mapping[str, str] = MappingProxyType({})
     agent_version: str = ""
     manifests: Mapping[str, str] = MappingProxyType({})
+    orphaned: frozenset[str] = frozenset()
 
 
 def host_facts(host: Host) -> HostFacts:

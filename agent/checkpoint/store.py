@@ -79,10 +79,10 @@ class Store:
     def save(self, state: State) -> int:
         """Make `state` the one that a restart finds; return the size in bytes.
 
-        On return it is on the disk. Raises `CheckpointIOError`; where its `replaced` is False the
-        previous checkpoint is intact, otherwise either may be found after a power failure and the
-        caller should save again what is to be true. Nothing is written to a directory that `check`
-        does not know.
+        On return it is on the disk. Raises `CheckpointIOError`; where its `replaced` and its
+        `uncertain` are False the previous checkpoint is intact, otherwise either may be found,
+        after a power failure or at once, and the caller should save again what is to be true.
+        Nothing is written to a directory that `check` does not know.
         """
         data = self._encoder.encode(state)
         self.check()
@@ -90,7 +90,7 @@ class Store:
         try:
             self._write_temporary(data)
             self.check()
-            self._attempt_rename(self._temporary, self.path)
+            self._put_in_place(data)
         except CheckpointIOError:
             # A half-written file may be what fills the disk; that it cannot be removed is no news.
             with suppress(OSError):
@@ -147,7 +147,7 @@ class Store:
         try:
             self._write_all(fd, memoryview(data))
             self._flush(fd)
-        except CheckpointIOError:
+        except Exception:  # a lack of memory costs no descriptor either
             with suppress(OSError):
                 self._files.close(fd)
             raise
@@ -179,6 +179,33 @@ class Store:
             self._files.fsync(fd)
         except OSError as error:
             raise CheckpointIOError("flushing", self._temporary, error) from error
+
+    def _put_in_place(self, data: bytes) -> None:
+        """Let the checkpoint be what was written: `data`.
+
+        A rename that fails may have happened (a server's answer that was lost), so the error says
+        what is found afterwards.
+        """
+        try:
+            self._files.rename(self._temporary, self.path)
+        except OSError as error:
+            there = self._is_there(data)
+            raise CheckpointIOError(
+                f"renaming to {self.path.name}",
+                self._temporary,
+                error,
+                replaced=there is True,
+                uncertain=there is None,
+            ) from error
+
+    def _is_there(self, data: bytes) -> bool | None:
+        """Tell whether the checkpoint is `data`, None when it cannot be read."""
+        try:
+            return self._files.read(self.path) == data
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return None
 
     def _attempt_rename(self, source: Path, target: Path) -> None:
         try:

@@ -24,6 +24,7 @@ DEFAULT_SOCKET: Final = "/run/numawarden/agent.sock"
 _CODES: Final = {
     "PodNotFound": ExitCode.NOT_FOUND,
     "ContainerNotFound": ExitCode.NOT_FOUND,
+    "BindingNotFound": ExitCode.NOT_FOUND,
     "ManagedByManifest": ExitCode.REFUSED,
     "InvalidManifest": ExitCode.BAD_INPUT,
     "InvalidBinding": ExitCode.BAD_INPUT,

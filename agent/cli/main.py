@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "list": LazyCommand("agent.cli.pods:list_pods", "List the pods and what they hold."),
     "show": LazyCommand("agent.cli.pods:show", "Show one pod: grant, explanation, kernel."),
     "bind": LazyCommand("agent.cli.pods:bind", "Tell which cgroup a container of a pod got."),
+    "unbind": LazyCommand("agent.cli.pods:unbind", "Give up what bind told of a container."),
     "watch": LazyCommand("agent.cli.watch:watch", "Print events as they happen."),
     "verify": LazyCommand("agent.cli.verify:verify", "Compare the kernel with the ledger."),
     "status": LazyCommand("agent.cli.status:status", "Show how the agent is doing."),

@@ -1,4 +1,4 @@
-"""`numawarden admit | remove | list | show | bind`: what is done with pods."""
+"""`numawarden admit | remove | list | show | bind | unbind`: what is done with pods."""
 
 from __future__ import annotations
 
@@ -134,6 +134,26 @@ def bind(
         print_json(answer)
     else:
         click.echo(f"bound {answer.container} of {pod} to {answer.cgroup}")
+        _print_remarks(answer.enforcement)
+    return _enforcement_code(answer.enforcement)
+
+
+@click.command()
+@click.argument("pod")
+@click.argument("container")
+@output_option
+@socket_option
+def unbind(pod: str, container: str, output: str, socket_path: str) -> int:
+    """Give up the binding of a CONTAINER of a POD; its cgroup is told as before it was bound.
+
+    A cgroup outside of the pod's is confined to the node's shared pool until what runs there ends.
+    """
+    with agent_at(socket_path) as agent:
+        answer = agent.unbind(find_pod(agent, pod).uid, container)
+    if output == "json":
+        print_json(answer)
+    else:
+        click.echo(f"unbound {answer.container} of {pod} from {answer.cgroup}")
         _print_remarks(answer.enforcement)
     return _enforcement_code(answer.enforcement)
 

@@ -48,6 +48,16 @@ class Bindings(Struct, frozen=True):
         released = {*self.released, *lost} - {new.cgroup}
         return Bindings(tuple(sorted((*kept, new))), tuple(sorted(released)))
 
+    def of_container(self, pod_uid: str, container: str) -> Binding | None:
+        """Return the binding of a container, None without one."""
+        named = (pod_uid, container)
+        return next((b for b in self.entries if (b.pod_uid, b.container) == named), None)
+
+    def without_binding(self, old: Binding) -> Bindings:
+        """Return the bindings without one of them, whose cgroup is released."""
+        kept = tuple(entry for entry in self.entries if entry != old)
+        return Bindings(kept, tuple(sorted({*self.released, old.cgroup})))
+
     def without(self, ended: Container[str], living: Container[str]) -> Bindings:
         """Return the bindings without the cgroups `ended`.
 

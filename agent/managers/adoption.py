@@ -1,4 +1,4 @@
-"""Taking over what the kernel still shows when the checkpoint is lost.
+"""What a running pod's cgroups tell of its grant, and how a specification completes that.
 
 A pod cgroup with processes in it, whose CPUs nobody else shows, is evidence that its pod held
 them, and so are memory nodes that were written into it. It gets a grant of these without a name:
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.ledger import ContainerGrant, Isolation, Ledger, MemoryBlock, PodGrant
+from agent.ledger import ContainerGrant, Isolation, MemoryBlock, PodGrant
 from agent.managers.confirmation import NotConfirmedError, gets_cpus
 from agent.managers.demand import demand_of
 from agent.managers.errors import cpus_text
 from agent.managers.grants import Held, make_grant
 from agent.managers.memory_pod_level import divide_memory
-from agent.managers.memory_state import charge_grant, charged_blocks
+from agent.managers.memory_state import charged_blocks
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 
@@ -61,13 +61,6 @@ class SeenPod(Struct, frozen=True):
     containers: tuple[Seen, ...]
 
 
-class Adoption(Struct, frozen=True):
-    """The grants that the kernel shows, and what it shows against others, a line each."""
-
-    ledger: Ledger
-    notes: tuple[str, ...] = ()
-
-
 def is_adopted(grant: PodGrant) -> bool:
     """Tell whether a grant was taken from the kernel and not yet confirmed."""
     return grant.recovered
@@ -87,57 +80,23 @@ def describe_adopted(grant: PodGrant) -> str:
     return ", ".join(parts)
 
 
-def adopt(rules: Rules, pods: Sequence[SeenPod]) -> Adoption:
-    """Return the ledger of what the kernel shows of pods that nobody else knows of."""
-    grants: dict[str, PodGrant] = {}
-    notes: list[str] = []
-    for pod in pods if rules.static_cpus or rules.static_memory else ():
-        others = tuple(
-            seen for each in pods if each is not pod for seen in (each.own, *each.containers)
-        )
-        grant = _nameless(rules, pod, others)
-        if grant is not None:
-            grants[pod.uid] = grant
-        notes.extend(_doubts(rules, pod, others))
-    memory = rules.empty_ledger().memory
-    for grant in grants.values():
-        memory = charge_grant(rules.memory, memory, grant)
-    return Adoption(Ledger.of(grants.values(), memory), tuple(notes))
+def shown_grant(
+    rules: Rules, pod: SeenPod, others: Sequence[Seen], pool: Mask = EMPTY
+) -> PodGrant | None:
+    """Return the grant without a name that a pod's cgroups show, None when they show none.
 
-
-def _is_exclusive(rules: Rules, seen: Seen, others: Iterable[Seen]) -> bool:
-    """Tell whether a set can only be somebody's own.
-
-    The node's shared pool holds the reserved CPUs, or is shown by several pods, or (with
-    `strict-cpu-reservation`, and one single pod in it) cannot be told from a grant: then it is
-    taken for one, which keeps everybody else away until the pod is admitted or removed.
+    `others` are the cgroups of all other pods, `pool` the node's shared pool as far as it is known
+    from a checkpoint: a cgroup that shows just that has nothing of its own.
     """
-    if not rules.static_cpus:
-        return False
-    possible = bool(seen.cpus) and seen.in_effect and seen.cpus <= rules.assignable_cpus
-    return possible and not any(seen.cpus & other.cpus for other in others)
-
-
-def _doubts(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> Iterator[str]:
-    """Yield what looks like a grant and contradicts what another pod shows."""
-    for seen in pod.containers if pod.qos is QosClass.GUARANTEED and rules.static_cpus else ():
-        if not seen.cpus or not seen.cpus <= rules.assignable_cpus:
-            continue
-        overlapping = [o for o in others if seen.cpus & o.cpus]
-        if not seen.in_effect:
-            yield f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, which are not in effect"
-        elif overlapping and not any(seen.cpus <= other.cpus for other in overlapping):
-            yield f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, some of them another pod's"
-
-
-def _nameless(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> PodGrant | None:
     if pod.qos is not QosClass.GUARANTEED:
         return None  # no other holds anything of its own
     containers = tuple(
-        _container(rules, seen, pod, exclusive=_is_exclusive(rules, seen, others))
+        _container(
+            rules, seen, pod, exclusive=seen.cpus != pool and _is_exclusive(rules, seen, others)
+        )
         for seen in pod.containers
     )
-    whole = _is_exclusive(rules, pod.own, others)
+    whole = pod.own.cpus != pool and _is_exclusive(rules, pod.own, others)
     if not whole and not any(one.cpus is not None or one.memory for one in containers):
         return None
     return PodGrant(
@@ -151,6 +110,31 @@ def _nameless(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> PodGrant | 
         memory=_pinned(rules, pod.own) if pod.own.memory else (),
         recovered=True,
     )
+
+
+def contradictions(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> Iterator[str]:
+    """Yield what looks like a grant and contradicts what another pod shows."""
+    for seen in pod.containers if pod.qos is QosClass.GUARANTEED and rules.static_cpus else ():
+        if not seen.cpus or not seen.cpus <= rules.assignable_cpus:
+            continue
+        overlapping = [o for o in others if seen.cpus & o.cpus]
+        if not seen.in_effect:
+            yield f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, which are not in effect"
+        elif overlapping and not any(seen.cpus <= other.cpus for other in overlapping):
+            yield f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, some of them another pod's"
+
+
+def _is_exclusive(rules: Rules, seen: Seen, others: Iterable[Seen]) -> bool:
+    """Tell whether a set can only be somebody's own.
+
+    The node's shared pool holds the reserved CPUs, or is shown by several pods, or (with
+    `strict-cpu-reservation`, and one single pod in it) cannot be told from a grant: then it is
+    taken for one, which keeps everybody else away until the pod is admitted or removed.
+    """
+    if not rules.static_cpus:
+        return False
+    possible = bool(seen.cpus) and seen.in_effect and seen.cpus <= rules.assignable_cpus
+    return possible and not any(seen.cpus & other.cpus for other in others)
 
 
 def _pinned(rules: Rules, seen: Seen) -> tuple[MemoryBlock, ...]:

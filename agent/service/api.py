@@ -51,6 +51,7 @@ SMALL_BYTES: Final = 16 << 10
 _STATUS: Final = {
     "PodNotFound": HTTPStatus.NOT_FOUND,
     "ContainerNotFound": HTTPStatus.NOT_FOUND,
+    "BindingNotFound": HTTPStatus.NOT_FOUND,
     "ManagedByManifest": HTTPStatus.CONFLICT,
     "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
     "KernelUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -94,6 +95,7 @@ class Api:
                 ("GET", "/v1/pods/{uid}", self._get),
                 ("DELETE", "/v1/pods/{uid}", self._remove),
                 ("POST", "/v1/pods/{uid}/containers/{name}/bind", self._bind),
+                ("DELETE", "/v1/pods/{uid}/containers/{name}/bind", self._unbind),
                 ("GET", "/v1/watch", self._watch),
                 ("GET", "/v1/status", self._status),
                 ("GET", "/v1/verify", self._verify),
@@ -169,6 +171,10 @@ class Api:
         body = await _body(request)
         wanted = await self._parsed(body, partial(_bind_request, body))
         return _json(await self._keeper.bind(uid, name, wanted))
+
+    async def _unbind(self, request: Request) -> Response:
+        uid, name = request.parameters["uid"], request.parameters["name"]
+        return _json(await self._keeper.unbind(uid, name))
 
     async def _watch(self, _request: Request) -> Stream:
         return Stream(self._events, "application/jsonl")

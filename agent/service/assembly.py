@@ -95,6 +95,7 @@ class Assembly:
         self._config = config
         self._surrogates = surrogates or Surrogates()
         self._warned: frozenset[str] = frozenset()
+        self._unseen: str | None = None
         with ExitStack() as opened:
             store = Store(config.agent.state_directory, self._surrogates.files)
             self._store = opened.enter_context(store)
@@ -131,10 +132,22 @@ class Assembly:
         return open_tree(self._config.agent.cgroup_mount)
 
     def _look_at_pods(self) -> tuple[SeenPod, ...]:
-        """Return the pods that run and of which no checkpoint knows."""
-        if self._loaded.state is not None:
+        """Return the pods that run; the checkpoint may be lost, or older than they are.
+
+        Raises `OSError` as the tree does where there is no checkpoint.
+        """
+        try:
+            return seen_pods(self._tree, self._layout, self._finder)
+        except OSError as error:
+            if self._loaded.state is None:
+                raise
+            self._unseen = (
+                f"the cgroups of running pods cannot be read: {error.strerror or error}; whether "
+                "pods run that the checkpoint does not know is not known; see the kernel log, then "
+                "restart the agent"
+            )
+            log.error("running pods cannot be compared", problem=self._unseen)  # noqa: TRY400  # no defect of ours
             return ()
-        return seen_pods(self._tree, self._layout, self._finder)
 
     def _read_host(self) -> Host:
         # What pods are given of devices the configuration tells; the host's own list is for people.
@@ -164,6 +177,8 @@ class Assembly:
             self._situation, self._loaded, _boot_id(), clock.time(), self._running
         )
         state.kernel_problems = tuple(problem.detail for problem in prepared.problems)
+        if self._unseen is not None:
+            state.troubles["running pods"] = self._unseen
         for note in prepared.notes:
             log.warning("a controller is missing", note=note)
         if state.kernel_problems:

@@ -101,6 +101,20 @@ class ContainerNotFoundError(RequestError):
         self.container = container
 
 
+class BindingNotFoundError(RequestError):
+    """The container has no binding that could be given up."""
+
+    code = "BindingNotFound"
+
+    def __init__(self, pod: str, container: str) -> None:
+        super().__init__(
+            f"container {container!r} of pod {pod} is not bound to a cgroup; 'numawarden show' "
+            "tells which cgroups it has"
+        )
+        self.pod = pod
+        self.container = container
+
+
 class KernelUnreadableError(RequestError):
     """The cgroup tree cannot be read, so nothing can be said of it; nothing was changed."""
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import structlog
 from msgspec.structs import replace
 
-from agent.checkpoint.errors import CheckpointIOError
 from agent.checkpoint.state import host_changes, host_facts
 from agent.managers import admission
+from agent.managers.adoption import describe_adopted, is_adopted
 from agent.managers.rules import shared_cpus
 from agent.metrics import names
 from agent.metrics.exposition import Metrics
@@ -25,6 +25,7 @@ from agent.service import views
 from agent.service.allocation_log import allocation_fields
 from agent.service.drift import Drifts
 from agent.service.errors import (
+    BindingNotFoundError,
     CheckpointFailedError,
     ContainerNotFoundError,
     ManifestPodError,
@@ -35,6 +36,7 @@ from agent.service.operation import operation
 from agent.service.records import API, PodRecord
 from agent.service.rejections import Rejections, refusal_answer
 from agent.service.restore import restored
+from agent.service.saving import Saving
 from agent.service.serial import SerialQueue, Worker
 from agent.service.situation import decide
 from agent.wire import (
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from agent.decision import Decision
+    from agent.enforcement.bindings import Binding
     from agent.ledger import PodGrant
     from agent.managers.validity import Finding
     from agent.pods.model import Pod
@@ -61,9 +64,6 @@ if TYPE_CHECKING:
     from agent.service.state import AgentState, Holdings
 
 log = structlog.get_logger(__name__)
-
-#: The subject of what is wrong with the place of the checkpoint.
-_STATE_DIRECTORY: Final = "state directory"
 
 
 class Keeper:
@@ -87,7 +87,7 @@ class Keeper:
         #: Has the cgroups watched that a change made, before the pod's first container starts.
         self.watch: Callable[[Iterable[str]], None] = _watch_nothing
         self._kernel = kernel
-        self._saver = saver
+        self._saving = Saving(state, saver, self.worker, self.metrics.counters)
         self._clock = clock
         self._told_invalid: frozenset[Finding] = frozenset()
         #: One look at a time is with the worker, so that an action waits for one at most.
@@ -131,6 +131,11 @@ class Keeper:
         with operation("bind", uid=uid, container=container):
             return await self.queue.run(lambda: self._bind(uid, container, request))
 
+    async def unbind(self, uid: str, container: str) -> BindDocument:
+        """Give up the binding of a container; raises `BindingNotFoundError` and the like."""
+        with operation("unbind", uid=uid, container=container):
+            return await self.queue.run(lambda: self._unbind(uid, container))
+
     async def reconcile(self, *, insist: bool = False, ahead: bool = False) -> ReconcileDocument:
         """Compare the kernel with the ledger and put right what differs.
 
@@ -158,6 +163,15 @@ class Keeper:
                 log.warning("grant not valid any more", uid=finding.uid, finding=str(finding))
                 self.tell("GrantInvalid", finding.uid, finding.pod, str(finding))
         self._told_invalid = frozenset(found)
+
+    def note_recovered(self) -> None:
+        """Tell of what the start took from cgroups, and what of the checkpoint gave way to it."""
+        for grant in self.state.ledger.grants.values():
+            if is_adopted(grant):
+                self.tell("PodRecovered", grant.uid, _full_name(grant), describe_adopted(grant))
+        for uid, displaced in self.state.displaced.items():
+            name = f"{displaced.namespace}/{displaced.name}"
+            self.tell("AllocationDisplaced", uid, name, str(displaced))
 
     def pods(self) -> tuple[PodDocument, ...]:
         """Return all pods in the order of admission."""
@@ -214,6 +228,7 @@ class Keeper:
         record = PodRecord(API, views.explanation_document(decision))
         self.state.records.pods[pod.uid] = record
         self.rejections.admitted(decision.grant)
+        self.state.displaced.pop(pod.uid, None)
         await self._enforce(pod.uid)
         self._count_admission("admitted")
         log.info(
@@ -228,12 +243,13 @@ class Keeper:
         held = self.state.held
         confirmed = decision.ledger is not held.ledger
         if confirmed or (manifest is not None and held.manifests.get(grant.uid) != manifest):
-            await self._commit(held.with_manifest(decision.ledger, grant.uid, manifest))
+            await self._saving.commit(held.with_manifest(decision.ledger, grant.uid, manifest))
         record = self.state.records.of(grant.uid)
         if record.problems or confirmed:
             await self._enforce(grant.uid)
             record = self.state.records.of(grant.uid)
         if confirmed:
+            self.state.displaced.pop(grant.uid, None)
             fields = self._allocation_fields(grant)
             log.info("pod matched", enforced=not record.problems, **fields)
         self._count_admission("repeated")
@@ -242,8 +258,9 @@ class Keeper:
     async def _remove(self, uid: str) -> RemovalDocument:
         grant = self._grant(uid)
         ledger = admission.remove(self.state.situation.rules, self.state.ledger, uid)
-        await self._commit(self.state.held.without_pod(ledger, uid))
+        await self._saving.commit(self.state.held.without_pod(ledger, uid))
         self.state.records.forget(uid)
+        self.state.displaced.pop(uid, None)
         self.state.releases += 1
         outcome = await self.worker.run(self._kernel.removed, self.state.target(), grant)
         self._note(outcome)
@@ -259,30 +276,40 @@ class Keeper:
         )
 
     async def _bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
-        grant = self._grant(uid)
-        if grant.container(container) is None:
-            known = tuple(member.name for member in grant.containers)
-            raise ContainerNotFoundError(_full_name(grant), container, known)
+        grant = self._grant(uid, container)
         held, target = self.state.held, self.state.target()
         binding = await self.worker.run(self._kernel.locate, target, grant, container, request)
-        await self._commit(replace(held, bindings=held.bindings.with_binding(binding)))
+        await self._saving.commit(replace(held, bindings=held.bindings.with_binding(binding)))
+        await self._enforce(uid)
+        log.info("container bound", cgroup=f"/{binding.cgroup}")
+        self.tell("ContainerBound", uid, _full_name(grant), f"{container} is /{binding.cgroup}")
+        return self._bound(binding)
+
+    async def _unbind(self, uid: str, container: str) -> BindDocument:
+        grant, held = self._grant(uid, container), self.state.held
+        binding = held.bindings.of_container(uid, container)
+        if binding is None:
+            raise BindingNotFoundError(_full_name(grant), container)
+        await self._saving.commit(replace(held, bindings=held.bindings.without_binding(binding)))
+        # What was bound is confined before anybody else may be given the container's CPUs.
         await self._enforce(uid)
         cgroup = f"/{binding.cgroup}"
-        log.info("container bound", cgroup=cgroup)
-        self.tell("ContainerBound", uid, _full_name(grant), f"{container} is {cgroup}")
-        problems = self.state.records.of(uid).problems
+        log.info("container unbound", cgroup=cgroup)
+        self.tell("ContainerUnbound", uid, _full_name(grant), f"{container} was {cgroup}")
+        return self._bound(binding)
+
+    def _bound(self, binding: Binding) -> BindDocument:
+        problems = self.state.records.of(binding.pod_uid).problems
         return BindDocument(
-            uid=uid,
-            container=container,
-            cgroup=cgroup,
+            uid=binding.pod_uid,
+            container=binding.container,
+            cgroup=f"/{binding.cgroup}",
             enforcement=views.enforcement_document(problems),
         )
 
     async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
         started = self._clock.monotonic()
-        await self._look_at_saver()
-        if self.state.unsaved is not None:
-            await self._save_again()
+        await self._saving.look()
         target = self.state.target()
         outcome = await self.worker.run(lambda: self._kernel.reconcile(target, insist=insist))
         self._note(outcome)
@@ -329,26 +356,9 @@ class Keeper:
         fields = allocation_fields(grant, self.state.shared_cpus)
         return {"source": self.state.source_of(grant.uid), **fields}
 
-    async def _commit(self, held: Holdings) -> None:
-        """Save, then take over; a save that left the previous checkpoint in place undoes nothing.
-
-        When the new one is in place but perhaps not yet durable, memory and disk agree, so the
-        change stands; the next reconcile saves again.
-        """
-        try:
-            await self.worker.run(self._saver.save, self.state.to_save(held))
-            self.state.unsaved = None
-        except CheckpointIOError as error:
-            self.metrics.counters.add(names.CHECKPOINT_FAILURES)
-            log.exception("the checkpoint cannot be saved", replaced=error.replaced)
-            if not error.replaced:
-                raise CheckpointFailedError(error) from error
-            self.state.unsaved = str(error)
-        self.state.held = held
-
     async def _commit_admission(self, held: Holdings) -> None:
         try:
-            await self._commit(held)
+            await self._saving.commit(held)
         except CheckpointFailedError:
             self._count_admission("failed")
             raise
@@ -358,25 +368,7 @@ class Keeper:
         ledger = restored(self.state.situation.rules, self.state.ledger)
         if ledger is not self.state.ledger:
             # Decisions need it whether or not it can be saved at once.
-            self.state.held = replace(self.state.held, ledger=ledger)
-            await self._save_again()
-
-    async def _look_at_saver(self) -> None:
-        """Say when nothing can be saved any more, before somebody asks for something."""
-        troubles = self.state.troubles
-        try:
-            await self.worker.run(self._saver.check)
-            troubles.pop(_STATE_DIRECTORY, None)
-        except CheckpointIOError as error:
-            if troubles.get(_STATE_DIRECTORY) != str(error):
-                log.error("the checkpoint has no place", problem=str(error))  # noqa: TRY400
-            troubles[_STATE_DIRECTORY] = str(error)
-
-    async def _save_again(self) -> None:
-        try:
-            await self._commit(self.state.held)
-        except CheckpointFailedError as failed:
-            self.state.unsaved = str(failed.error)
+            await self._saving.note(replace(self.state.held, ledger=ledger))
 
     def _note(self, outcome: Outcome) -> None:
         """Count and tell what a change or a comparison brought to light."""
@@ -417,15 +409,19 @@ class Keeper:
         for uid, container in outcome.running:
             ledger = admission.start_container(rules, ledger, uid, container)
         if ledger is not self.state.ledger:
-            await self._commit(replace(self.state.held, ledger=ledger))
+            await self._saving.note(replace(self.state.held, ledger=ledger))
             self.state.releases += 1
 
     async def _note_ended(self, outcome: Outcome) -> None:
-        """Forget the bindings of removed pods and replaced ones when what ran there has ended."""
+        """Forget bindings of removed pods and replaced ones when what ran there has ended.
+
+        And remember which cgroups are of no pod: after a restart they are not taken for one's.
+        """
         held = self.state.held
         bindings = held.bindings.without(outcome.ended, held.ledger.grants)
-        if bindings != held.bindings:
-            await self._commit(replace(held, bindings=bindings))
+        orphaned = held.orphaned if outcome.orphaned is None else outcome.orphaned
+        if (bindings, orphaned) != (held.bindings, held.orphaned):
+            await self._saving.note(replace(held, bindings=bindings, orphaned=orphaned))
 
     def _reconciled(self, outcome: Outcome, seconds: float) -> ReconcileDocument:
         by_pod = (problem for lines in outcome.unenforced.values() for problem in lines)
@@ -447,10 +443,14 @@ class Keeper:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _grant(self, uid: str) -> PodGrant:
+    def _grant(self, uid: str, container: str | None = None) -> PodGrant:
+        """Return what a pod holds, which has the `container` if one is named."""
         grant = self.state.ledger.grants.get(uid)
         if grant is None:
             raise PodNotFoundError(uid)
+        if container is not None and grant.container(container) is None:
+            known = tuple(member.name for member in grant.containers)
+            raise ContainerNotFoundError(_full_name(grant), container, known)
         return grant
 
     def _admission(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent.enforcement.bindings import Binding
     from agent.enforcement.desired import Target
     from agent.enforcement.enforcer import Enforcer
-    from agent.enforcement.report import EnforcementReport, Problem
+    from agent.enforcement.report import EnforcementReport, Problem, ReleaseReport
     from agent.enforcement.tasks import Task
     from agent.ledger import PodGrant
     from agent.wire import BindRequest, KernelDocument, VerificationDocument
@@ -132,6 +132,7 @@ class EnforcedKernel:
                 contested=tuple(sorted({problem.cgroup for problem in report.postponed})),
                 given_way=self._way_given(report, drift, begun),
                 ended=ended,
+                orphaned=frozenset(self._orphaned(kept)),
             )
 
         return _guarded(repair)
@@ -173,6 +174,13 @@ class EnforcedKernel:
                 held=Held(target.bindings, target.ledger.grants.keys()),
                 own=self._own,
             )
+
+    def _orphaned(self, kept: Iterable[ReleaseReport]) -> Iterator[str]:
+        """Yield the uids of the pods whose cgroups stay."""
+        for left in kept:
+            named = None if left.removed else self._layout.parse_pod(left.cgroup)
+            if named is not None:
+                yield named.uid
 
     def _way_given(
         self,

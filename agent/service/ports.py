@@ -38,7 +38,8 @@ class Outcome(Struct, frozen=True):
     `renewed` are cgroups whose files, and those of all below, may be others than before.
     `contested` are the cgroups that wait for their repair, `given_way` says of each whose waiting
     has just begun why and for how long. `ended` are cgroups that were bound, have no container any
-    more, and of which nothing has to be remembered.
+    more, and of which nothing has to be remembered. `orphaned` are the uids of pods that are not in
+    the ledger and whose cgroups stay, None where that was not looked at.
     """
 
     drift: tuple[Problem, ...] = ()
@@ -55,6 +56,7 @@ class Outcome(Struct, frozen=True):
     contested: tuple[str, ...] = ()
     given_way: tuple[str, ...] = ()
     ended: frozenset[str] = frozenset()
+    orphaned: frozenset[str] | None = None
 
 
 class Kernel(Protocol):

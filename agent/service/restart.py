@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from msgspec.structs import replace
 
 from agent.checkpoint.state import host_changes, host_facts, policy_changes, policy_summary
-from agent.managers.adoption import adopt, describe_adopted
+from agent.managers.adoption import describe_adopted
+from agent.managers.recovery import recover
 from agent.service.renumbering import node_moves, renumbered
 from agent.service.restore import restored
 from agent.service.state import AgentState, Holdings
@@ -38,19 +41,18 @@ def initial_state(
 ) -> AgentState:
     """Return the state that a start begins with: each grant as it was saved.
 
-    Without a usable checkpoint these are the grants that the cgroups of `running` pods show. What
-    changed since (the host, the configuration) is told in the log; what that makes of single grants
-    is `AgentState.invalid`.
+    What the cgroups of `running` pods show is added where no usable checkpoint knows of these pods:
+    it may be lost, or older than what runs. What changed since (the host, the configuration) is
+    told in the log; what that makes of single grants is `AgentState.invalid`.
     """
     held = Holdings(situation.rules.empty_ledger())
     if loaded.state is not None:
         saved = loaded.state
         _tell_changes(situation, saved)
         ledger = restored(situation.rules, _numbered(situation, saved, boot_id))
-        held = Holdings(ledger, saved.bindings, saved.manifests)
+        held = Holdings(ledger, saved.bindings, saved.manifests, _orphaned(saved, boot_id))
     state = AgentState(situation, held, boot_id, started=now)
-    if loaded.state is None:
-        _adopt(state, running)
+    _recover(state, running)
     if loaded.problem is not None:
         message = _lost(loaded.problem, loaded.kept_as)
         log.error("checkpoint not usable", problem=message)
@@ -72,22 +74,39 @@ def _lost(problem: UnusableCheckpointError, kept_as: Path | None) -> str:
     )
 
 
-def _adopt(state: AgentState, running: Sequence[SeenPod]) -> None:
+def _orphaned(saved: State, boot_id: str) -> frozenset[str]:
+    """Return the pods whose cgroups outlived them; no cgroup outlives a reboot."""
+    rebooted = saved.boot_id and boot_id and saved.boot_id != boot_id
+    return frozenset() if rebooted else saved.orphaned
+
+
+def _recover(state: AgentState, running: Sequence[SeenPod]) -> None:
     """Hold what the kernel shows, and name what is lost; the first comparison saves it."""
-    adoption = adopt(state.situation.rules, running)
-    grants = adoption.ledger.grants
-    for grant in grants.values():
-        log.warning("pod adopted from its cgroups", uid=grant.uid, held=describe_adopted(grant))
-    if grants:
-        state.held = Holdings(adoption.ledger)
+    held = state.held
+    unknown = [
+        pod.uid
+        for pod in running
+        if pod.uid not in held.ledger.grants and pod.uid not in held.orphaned
+    ]
+    recovery = recover(state.situation.rules, held.ledger, running, held.orphaned)
+    grants = recovery.ledger.grants
+    for uid in recovery.recovered:
+        shown = describe_adopted(grants[uid])
+        log.warning("pod adopted from its cgroups", uid=uid, held=shown)
+    for displaced in recovery.displaced:
+        log.error("allocation displaced by a running pod", uid=displaced.uid, why=str(displaced))
+    if recovery.recovered:
+        state.displaced = {displaced.uid: displaced for displaced in recovery.displaced}
+        manifests = {uid: file for uid, file in held.manifests.items() if uid in grants}
+        state.held = replace(held, ledger=recovery.ledger, manifests=MappingProxyType(manifests))
         state.unsaved = "the adopted grants are not saved yet"
-    if adoption.notes:
-        log.error("cgroups contradict each other", notes=adoption.notes)
-        state.troubles["adoption"] = "; ".join(adoption.notes)
-    if running and (devices := _unknown_devices(state)):
+    if recovery.notes:
+        log.error("cgroups contradict each other", notes=recovery.notes)
+        state.troubles["adoption"] = "; ".join(recovery.notes)
+    if unknown and (devices := _unknown_devices(state)):
         state.troubles["devices"] = devices
         log.error("devices of running pods are not known", problem=devices)
-    anew = [pod.uid for pod in running if pod.uid not in grants]
+    anew = [uid for uid in unknown if uid not in grants]
     if anew:
         log.warning("pods run that hold nothing of their own; they are to be admitted", uids=anew)
 

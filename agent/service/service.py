@@ -175,6 +175,7 @@ class Service:
             door.start()
         await self._remember_host()
         await self._attempt(self._reconcile)
+        self._keeper.note_recovered()
         await self._attempt(self._sync_manifests)
         self._keeper.state.ready = True
         self._manager.ready(self._status())

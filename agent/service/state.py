@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.ledger import Ledger
+    from agent.managers.recovery import Displaced
     from agent.managers.rules import Rules
     from agent.managers.validity import Finding
     from agent.service.situation import Situation
@@ -36,11 +37,15 @@ MANIFEST_STATES: Final = (ADMITTED, CONFLICT, INVALID, REFUSED)
 
 
 class Holdings(Struct, frozen=True):
-    """What outlives the process: every grant, explicit bindings, and by uid each pod's manifest."""
+    """What outlives the process: every grant, explicit bindings, and by uid each pod's manifest.
+
+    `orphaned` are the uids of pods that are not in the ledger and whose cgroups may be there.
+    """
 
     ledger: Ledger
     bindings: Bindings = NO_BINDINGS
     manifests: Mapping[str, str] = MappingProxyType({})
+    orphaned: frozenset[str] = frozenset()
 
     def without_pod(self, ledger: Ledger, uid: str) -> Holdings:
         """Return what is held once a pod is removed and `ledger` is left.
@@ -48,14 +53,16 @@ class Holdings(Struct, frozen=True):
         Its bindings stay until what they name has ended: that has to be confined meanwhile.
         """
         manifests = {pod: file for pod, file in self.manifests.items() if pod != uid}
-        return Holdings(ledger, self.bindings, MappingProxyType(manifests))
+        orphaned = self.orphaned | {uid}
+        return Holdings(ledger, self.bindings, MappingProxyType(manifests), orphaned)
 
     def with_manifest(self, ledger: Ledger, uid: str, manifest: str | None) -> Holdings:
         """Return what is held with `ledger`, the pod of `uid` coming from `manifest`."""
+        orphaned = self.orphaned - {uid}
         if manifest is None:
-            return replace(self, ledger=ledger)
+            return replace(self, ledger=ledger, orphaned=orphaned)
         manifests = MappingProxyType({**self.manifests, uid: manifest})
-        return replace(self, ledger=ledger, manifests=manifests)
+        return replace(self, ledger=ledger, manifests=manifests, orphaned=orphaned)
 
 
 class AgentState(Struct):
@@ -66,8 +73,9 @@ class AgentState(Struct):
     latest comparison and `last_agreement` when one last ended well (Unix time). `unsaved` says why
     the checkpoint may not be durable, `kernel_problems` what the kernel or systemd refuses beyond
     single pods, `contested` the cgroups that others rewrite again and again and that wait for their
-    repair, `drift` the latest settings that somebody undid, `troubles` what else is wrong, by
-    subject.
+    repair, `drift` the latest settings that somebody undid, `displaced` the allocations of the
+    checkpoint that gave way to what runs, by uid, until their pods are admitted or removed,
+    `troubles` what else is wrong, by subject.
     """
 
     situation: Situation
@@ -84,6 +92,7 @@ class AgentState(Struct):
     kernel_problems: tuple[str, ...] = ()
     contested: tuple[str, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
+    displaced: dict[str, Displaced] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
     _judged: tuple[Rules, Ledger, tuple[Finding, ...]] | None = None
     _fitting: tuple[Host, Ledger] | None = None
@@ -147,7 +156,8 @@ class AgentState(Struct):
             for grant in self.ledger.grants.values()
             if is_adopted(grant)
         )
-        kernel = (*self.kernel_problems, *contested, *adopted)
+        displaced = map(str, self.displaced.values())
+        kernel = (*self.kernel_problems, *contested, *displaced, *adopted)
         return (*general, *kernel, *unenforced, *invalid, *manifests)
 
     def source_of(self, uid: str) -> str:
@@ -164,6 +174,7 @@ class AgentState(Struct):
             policy=policy_summary(self.situation.rules.policy),
             agent_version=__version__,
             manifests=held.manifests,
+            orphaned=held.orphaned,
         )
 
     def reading(self) -> Reading:

@@ -226,7 +226,12 @@ def test_a_single_mistake_is_one_line(shell: Shell) -> None:
 
 @pytest.mark.usefixtures("agent")
 def test_what_is_not_there_is_not_found(shell: Shell) -> None:
-    for arguments in (("remove", "x"), ("show", "x"), ("bind", "x", "c", "--pid", "1")):
+    for arguments in (
+        ("remove", "x"),
+        ("show", "x"),
+        ("bind", "x", "c", "--pid", "1"),
+        ("unbind", "x", "c"),
+    ):
         code, _, err = shell.run(*arguments)
         assert code == ExitCode.NOT_FOUND
         assert err == "numawarden: error: no pod 'x' is admitted; see 'numawarden list'\n"
@@ -256,6 +261,24 @@ def test_a_container_is_bound_to_its_cgroup(shell: Shell) -> None:
     code, _, err = shell.run("bind", "web", "c0", "--cgroup", "/none")
     assert code == ExitCode.BAD_INPUT
     assert "there is no such cgroup" in err
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_binding_is_given_up(shell: Shell) -> None:
+    shell.world.kernel.mkdir("batch.scope")
+    shell.run("admit", shell.file(manifest()))
+    code, _, err = shell.run("unbind", "web", "c0")
+    assert code == ExitCode.NOT_FOUND
+    assert err == (
+        "numawarden: error: container 'c0' of pod shop/web is not bound to a cgroup; "
+        "'numawarden show' tells which cgroups it has\n"
+    )
+    shell.world.kernel.spawn("batch.scope", 4711)
+    shell.run("bind", "web", "c0", "--cgroup", "/batch.scope")
+    code, out, _ = shell.run("unbind", "web", "c0")
+    assert (code, out) == (ExitCode.OK, "unbound c0 of web from /batch.scope\n")
+    assert shell.world.cpus_of("batch.scope") == "0,2-8,10-15"
+    assert shell.run("unbind", "web", "zz")[0] == ExitCode.NOT_FOUND
 
 
 def test_a_pod_that_is_not_enforced_has_an_exit_code_of_its_own(

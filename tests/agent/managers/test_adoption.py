@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from agent.ledger import Isolation
 from agent.managers.admission import admit, remove
-from agent.managers.adoption import Seen, SeenPod, adopt, describe_adopted, is_adopted
+from agent.managers.adoption import Seen, SeenPod, describe_adopted, is_adopted
 from agent.managers.policy import CpuManagerPolicy, NodeFit
+from agent.managers.recovery import Recovery, recover
 from agent.managers.rules import Rules, shared_cpus, shared_pool
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
@@ -21,6 +22,8 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agent.decision import Decision
     from agent.ledger import ContainerGrant, Ledger, PodGrant
     from agent.pods.model import Pod
@@ -38,6 +41,11 @@ def shown(uid: str, cpus: str, *containers: Seen, qos: QosClass = QosClass.GUARA
     for each in containers:
         mems |= each.mems
     return SeenPod(uid, qos, Seen(f"pod{uid}", Mask.parse(cpus), mems), containers)
+
+
+def adopt(rules: Rules, running: Sequence[SeenPod]) -> Recovery:
+    """Return what is recovered where the checkpoint is lost."""
+    return recover(rules, rules.empty_ledger(), running)
 
 
 def held(ledger: Ledger) -> dict[str, str]:

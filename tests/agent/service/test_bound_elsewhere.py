@@ -8,10 +8,11 @@ import pytest
 
 from agent.config.config import CgroupDriver
 from agent.enforcement.errors import BindingError
+from agent.service.errors import BindingNotFoundError
 from agent.wire import BindRequest
 from sysfs.mask import Mask
 from tests.agent.service.sites import make_site, pod_of, site_config, with_agent
-from tests.agent.service.support import make_world
+from tests.agent.service.support import make_world, next_event
 from tests.fakes.effects import Effects
 
 if TYPE_CHECKING:
@@ -101,6 +102,61 @@ def test_what_was_bound_by_mistake_gives_the_cpus_up_when_the_binding_is_correct
 
     with_agent(site, bind_twice)
     with_agent(site, let_another_have_them)
+
+
+@pytest.mark.parametrize("driver", CgroupDriver)
+def test_what_is_unbound_is_confined_before_its_cpus_can_be_anybody_elses(
+    tmp_path: Path, host_root: Path, driver: CgroupDriver
+) -> None:
+    site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
+    bound = site.start_elsewhere("service")
+
+    def cpus() -> Mask:
+        (pid,) = site.kernel.procs(bound)
+        return site.kernel.allowed(pid)[0]
+
+    async def unbind(keeper: Keeper) -> None:
+        await keeper.admit(pod_of("one", ONE, "main=2"))
+        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
+        assert cpus() == Mask.of(1, 9)
+        with keeper.events.watch() as watcher:
+            answer = await keeper.unbind(ONE, "main")
+            assert (await next_event(watcher, "ContainerUnbound")).uid == ONE
+        assert (answer.cgroup, answer.enforcement.enforced) == (f"/{bound}", True)
+        assert cpus() == Mask.parse("0,2-8,10-15")
+        with pytest.raises(BindingNotFoundError):
+            await keeper.unbind(ONE, "main")
+
+    async def let_another_have_them(keeper: Keeper) -> None:
+        """Also after a restart the cgroup is confined, until it is bound again."""
+        assert keeper.state.held.bindings.released == (bound,)
+        await keeper.remove(ONE)
+        await keeper.admit(pod_of("other", OTHER, "main=2"))
+        assert cpus() == Mask.parse("0,2-8,10-15")
+        await keeper.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
+        assert cpus() == Mask.of(1, 9)
+        assert keeper.state.held.bindings.released == ()
+
+    with_agent(site, unbind)
+    with_agent(site, let_another_have_them)
+
+
+@pytest.mark.parametrize("driver", CgroupDriver)
+def test_an_unbound_container_is_found_by_its_name_again(
+    tmp_path: Path, host_root: Path, driver: CgroupDriver
+) -> None:
+    site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
+
+    async def play(keeper: Keeper) -> None:
+        await keeper.admit(pod_of("one", ONE, "first=2 second=4"))
+        cgroup = site.start(site.cgroup(ONE), "x-second")
+        await keeper.bind(ONE, "first", BindRequest(cgroup=f"/{cgroup}"))
+        (pid,) = site.kernel.procs(cgroup)
+        assert len(site.kernel.allowed(pid)[0]) == 2
+        await keeper.unbind(ONE, "first")
+        assert len(site.kernel.allowed(pid)[0]) == 4
+
+    with_agent(site, play)
 
 
 @pytest.mark.parametrize("driver", CgroupDriver)

@@ -1,0 +1,85 @@
+"""What is held goes to the disk before it is true, and what was observed as soon as it can."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from agent.checkpoint.errors import CheckpointIOError
+from agent.metrics import names
+from agent.service.errors import CheckpointFailedError
+
+if TYPE_CHECKING:
+    from agent.metrics.counters import Counters
+    from agent.service.ports import Saver
+    from agent.service.serial import Worker
+    from agent.service.state import AgentState, Holdings
+
+log = structlog.get_logger(__name__)
+
+#: The subject of what is wrong with the place of the checkpoint.
+_STATE_DIRECTORY: Final = "state directory"
+
+
+class Saving:
+    """Saves the holdings of a state; only the keeper does, one at a time."""
+
+    def __init__(self, state: AgentState, saver: Saver, worker: Worker, counters: Counters) -> None:
+        self._state = state
+        self._saver = saver
+        self._worker = worker
+        self._counters = counters
+
+    async def commit(self, held: Holdings) -> None:
+        """Save, then take over; a save that left the previous checkpoint in place undoes nothing.
+
+        When the new one is in place but perhaps not yet durable, memory and disk agree, so the
+        change stands; the next reconcile saves again. So it does where nobody can tell which one
+        is in place. Raises `CheckpointFailedError` when the change was not made.
+        """
+        try:
+            await self._worker.run(self._saver.save, self._state.to_save(held))
+            self._state.unsaved = None
+        except CheckpointIOError as error:
+            self._counters.add(names.CHECKPOINT_FAILURES)
+            log.exception("the checkpoint cannot be saved", replaced=error.replaced)
+            if error.replaced or error.uncertain:
+                self._state.unsaved = str(error)
+            if not error.replaced:
+                raise CheckpointFailedError(error) from error
+        except Exception:
+            self._counters.add(names.CHECKPOINT_FAILURES)
+            raise
+        self._state.held = held
+
+    async def note(self, held: Holdings) -> None:
+        """Take over what was observed, whether or not it can be saved at once.
+
+        It is so whatever the disk does, and an older checkpoint only says more than is still true.
+        """
+        self._state.held = held
+        await self.again()
+
+    async def again(self) -> None:
+        """Save what is held; that it cannot be saved is a problem until it can."""
+        try:
+            await self.commit(self._state.held)
+        except CheckpointFailedError as failed:
+            self._state.unsaved = str(failed.error)
+
+    async def look(self) -> None:
+        """Say when nothing can be saved any more, before somebody asks for something.
+
+        What could not be saved is saved now.
+        """
+        troubles = self._state.troubles
+        try:
+            await self._worker.run(self._saver.check)
+            troubles.pop(_STATE_DIRECTORY, None)
+        except CheckpointIOError as error:
+            if troubles.get(_STATE_DIRECTORY) != str(error):
+                log.error("the checkpoint has no place", problem=str(error))  # noqa: TRY400
+            troubles[_STATE_DIRECTORY] = str(error)
+        if self._state.unsaved is not None:
+            await self.again()
