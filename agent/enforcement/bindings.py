@@ -58,6 +58,18 @@ class Bindings(Struct, frozen=True):
         kept = tuple(entry for entry in self.entries if entry != old)
         return Bindings(kept, tuple(sorted({*self.released, old.cgroup})))
 
+    def of_containers(self, pod_uid: str, names: Container[str]) -> Bindings:
+        """Return the bindings as they are once the containers of a pod are those of `names`.
+
+        A pod that was recovered has containers by the names of their cgroups until it is admitted.
+        The cgroups of others are released.
+        """
+        stale = {b for b in self.entries if b.pod_uid == pod_uid and b.container not in names}
+        if not stale:
+            return self
+        kept = tuple(entry for entry in self.entries if entry not in stale)
+        return Bindings(kept, tuple(sorted({*self.released, *(old.cgroup for old in stale)})))
+
     def without(self, ended: Container[str], living: Container[str]) -> Bindings:
         """Return the bindings without the cgroups `ended`.
 

@@ -58,11 +58,17 @@ class Holdings(Struct, frozen=True):
 
     def with_manifest(self, ledger: Ledger, uid: str, manifest: str | None) -> Holdings:
         """Return what is held with `ledger`, the pod of `uid` coming from `manifest`."""
-        orphaned = self.orphaned - {uid}
+        names = {container.name for container in ledger.grants[uid].containers}
+        admitted = replace(
+            self,
+            ledger=ledger,
+            bindings=self.bindings.of_containers(uid, names),
+            orphaned=self.orphaned - {uid},
+        )
         if manifest is None:
-            return replace(self, ledger=ledger, orphaned=orphaned)
+            return admitted
         manifests = MappingProxyType({**self.manifests, uid: manifest})
-        return replace(self, ledger=ledger, manifests=manifests, orphaned=orphaned)
+        return replace(admitted, manifests=manifests)
 
 
 class AgentState(Struct):

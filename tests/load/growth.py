@@ -64,7 +64,7 @@ class FullHost:
         """Measure an admission and a removal."""
         state, kernel = self.keeper.state, self.keeper._kernel
         grant = self._take_over(self._timed("decision", self._decide, self._pod(number, kind)))
-        self._timed("save", self.keeper._saver.save, state.to_save(state.held))
+        self._timed("save", self.keeper._saving._saver.save, state.to_save(state.held))
         self._check(self._timed("enforced", lambda: kernel.admitted(state.target(), grant.uid)))
         ledger = admission.remove(state.situation.rules, state.ledger, grant.uid)
         state.held = state.held.without_pod(ledger, grant.uid)

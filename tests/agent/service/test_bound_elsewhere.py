@@ -135,7 +135,7 @@ def test_what_is_unbound_is_confined_before_its_cpus_can_be_anybody_elses(
         assert cpus() == Mask.parse("0,2-8,10-15")
         await keeper.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
         assert cpus() == Mask.of(1, 9)
-        assert keeper.state.held.bindings.released == ()
+        assert not keeper.state.held.bindings.released
 
     with_agent(site, unbind)
     with_agent(site, let_another_have_them)

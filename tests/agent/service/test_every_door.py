@@ -1,9 +1,10 @@
 """Pods, containers and bindings come and go through every door, and no CPU is two pods'.
 
-Seeded sequences on a host whose kernel is emulated and on which processes live: admissions,
-removals, bindings of right and wrong cgroups, restarts, an older checkpoint or none, an import of
-the kubelet's state, and what goes on around the agent. `NUMAWARDEN_STORIES` says how many
-(README.md, "Tests"), half of them with each driver.
+Seeded sequences on a host whose kernel is emulated and on which processes live: admissions, also of
+pods that were there before, removals, bindings of right and wrong cgroups, bindings given up,
+restarts, an older checkpoint or none, an import of the kubelet's state, and what goes on around the
+agent. What runs with CPUs of its own keeps them whatever checkpoint is found.
+`NUMAWARDEN_STORIES` says how many (README.md, "Tests"), half of them with each driver.
 
 What was bound outside of all pods is known from the checkpoint alone: where that is lost, older or
 imported, such a cgroup is not looked at here until it is bound again (docs/operations.md says so).
@@ -29,6 +30,7 @@ from agent.kubelet_state.exporting import kubelet_state
 from agent.kubelet_state.importing import take_over
 from agent.ledger import Isolation
 from agent.pods.model import ContainerKind
+from agent.service.errors import BindingNotFoundError
 from agent.wire import BindRequest
 from cgroupfs.names import Tier
 from sysfs.discover import discover
@@ -79,6 +81,8 @@ class Story:
     #: Disks as they once were, and the rules in force.
     backups: list[bytes] = field(default_factory=list)
     rules: Rules | None = None
+    #: What running pods' containers had alone when the last agent ended, by uid.
+    alone: dict[str, Mask] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
 
     def run(self) -> None:
@@ -92,12 +96,14 @@ class Story:
         self.rules = keeper.state.situation.rules
         known = keeper.state.held.bindings
         self.forgotten = {*self.elsewhere} - {*known.released, *(each.cgroup for each in known)}
+        assert list(self.lost(keeper)) == [], self.done
         await keeper.reconcile()
         self.check(keeper, "start")
         for _ in range(STEPS):
             step = self.random.choice(self.steps())
             await step(keeper)
             self.check(keeper, step.__name__)
+        self.alone = dict(self.running_alone(keeper))
         self.backups.append(pickle.dumps(self.site.disk))
 
     def check(self, keeper: Keeper, step: str) -> None:
@@ -108,6 +114,7 @@ class Story:
 
     def steps(self) -> list[Callable[[Keeper], Awaitable[None]]]:
         own = [self.admit] * 4 + [self.remove] * 2 + [self.bind] * 4 + [self.reconcile] * 2
+        own += [self.admit_again] * 2 + [self.unbind] * 2
         return [*own, *[self.start] * 3, *[self.start_elsewhere] * 2, self.end, self.meddle]
 
     # --- what the agent is asked for ------------------------------------------------------------
@@ -118,6 +125,11 @@ class Story:
         uid = f"{self.pods:08d}-2222-3333-4444-555555555555"
         self.specs[uid] = pod_of(f"p{self.pods}", uid, containers, budget)
         await keeper.admit(self.specs[uid])
+
+    async def admit_again(self, keeper: Keeper) -> None:
+        """Ask for a pod that was asked for before: it is there, recovered, displaced or removed."""
+        if uid := self.any_of(sorted(self.specs)):
+            await keeper.admit(self.specs[uid])
 
     async def remove(self, keeper: Keeper) -> None:
         """Remove a pod, whose processes may live on: what is left is an orphan."""
@@ -136,6 +148,18 @@ class Story:
             self.forgotten.discard(cgroup)
         except BindingError as error:
             self.done.append(str(error))
+
+    async def unbind(self, keeper: Keeper) -> None:
+        """Give up a binding, or ask for that where there is none."""
+        bound = sorted((each.pod_uid, each.container) for each in keeper.state.held.bindings)
+        some = [(uid, name) for uid, name in bound if uid in keeper.state.ledger.grants]
+        if some and self.random.random() < 0.9:
+            await keeper.unbind(*self.random.choice(some))
+        elif uid := self.any_of(list(keeper.state.ledger.grants)):
+            container = self.random.choice(keeper.state.ledger.grants[uid].containers).name
+            if (uid, container) not in bound:
+                with pytest.raises(BindingNotFoundError):
+                    await keeper.unbind(uid, container)
 
     async def reconcile(self, keeper: Keeper) -> None:
         await keeper.reconcile()
@@ -211,6 +235,40 @@ class Story:
             return
         with Store(self.site.config.agent.state_directory, self.site.disk) as store:
             store.save(State(ledger=ledger, boot_id=saved.boot_id, host=saved.host))
+
+    # --- what runs and what a start makes of it -------------------------------------------------
+
+    def running_alone(self, keeper: Keeper) -> Iterator[tuple[str, Mask]]:
+        """Yield the pods in whose cgroups containers run on CPUs that no other pod's show."""
+        shown: dict[str, Mask] = {}
+        for path in self.inside():
+            text = self.site.kernel.read_many(path, ("cpuset.cpus",))[0] or ""
+            if self.site.kernel.procs(path) and text.strip():
+                pod = path.rpartition("/")[0]
+                shown[pod] = shown.get(pod, EMPTY) | Mask.parse(text.strip())
+        for uid, grant in keeper.state.ledger.grants.items():
+            home = self.site.cgroup(uid, Tier(str(grant.qos)))
+            own = shown.get(home, EMPTY)
+            others = [cpus for pod, cpus in shown.items() if pod != home]
+            if own and own <= grant.exclusive_cpus and not any(own & each for each in others):
+                yield uid, own
+
+    def lost(self, keeper: Keeper) -> Iterator[str]:
+        """Yield what ran on CPUs of its own and does not hold them after a start.
+
+        A pod that the checkpoint knows has what that says, unless another one runs there; one that
+        it knows to be removed has nothing.
+        """
+        saved, held = self.site.saved(), keeper.state.held
+        known = () if saved is None else saved.ledger.grants
+        for uid, cpus in self.alone.items():
+            others = (grant for other, grant in held.ledger.grants.items() if other != uid)
+            if uid not in known and uid not in held.orphaned:
+                grant = held.ledger.grants.get(uid)
+                if grant is None or not cpus <= grant.exclusive_cpus:
+                    yield f"{uid} ran on {cpus} and holds them no longer"
+                elif any(other.exclusive_cpus & cpus for other in others):
+                    yield f"{uid} runs on {cpus}, which another pod holds"
 
     # --- helpers --------------------------------------------------------------------------------
 

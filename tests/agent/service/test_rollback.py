@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from agent.checkpoint.store import CHECKPOINT_NAME
 from agent.config.config import CgroupDriver
 from agent.service import assembly
+from agent.wire import BindRequest
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from tests.agent.service.sites import make_site, pod_of, site_config, with_agent
@@ -298,8 +299,6 @@ def test_after_a_reboot_every_allocation_is_as_it_was(
 
 
 def test_bindings_of_the_older_checkpoint_never_lead_to_cpus_of_a_running_pod(site: Site) -> None:
-    from agent.wire import BindRequest  # noqa: PLC0415  # of this test only
-
     bound = site.start_elsewhere("service")
 
     async def bind(keeper: Keeper) -> bytes:
@@ -392,3 +391,29 @@ def test_the_tier_of_a_pod_is_part_of_what_runs(site: Site) -> None:
     site.start(burstable, "other")
     put_back(site, backup)
     with_agent(site, begin_again)
+
+
+def test_a_binding_of_a_recovered_container_ends_when_the_pod_has_no_such_container(
+    site: Site,
+) -> None:
+    """Until it is admitted again a recovered pod has containers by the names of their cgroups."""
+    backup = with_pod_one(site)
+    bound = site.start_elsewhere("service")
+
+    async def add_another(keeper: Keeper) -> None:
+        await admit(keeper, TWO)
+        run(site, TWO)
+        await keeper.reconcile()
+
+    async def bind_and_confirm(keeper: Keeper) -> None:
+        (shown,) = keeper.state.ledger.grants[TWO].containers
+        assert shown.name.startswith("two-main")
+        await keeper.bind(TWO, shown.name, BindRequest(cgroup=f"/{bound}"))
+        await admit(keeper, TWO)
+        assert keeper.state.held.bindings.released == (bound,)
+        (pid,) = site.kernel.procs(bound)
+        assert site.kernel.allowed(pid)[0] == Mask.parse("0,3-8,11-15")
+
+    with_agent(site, add_another)
+    put_back(site, backup)
+    with_agent(site, bind_and_confirm)
