@@ -60,7 +60,7 @@ SCENARIOS: Final = {
         Scenario(
             "survival",
             "two-sockets",
-            "the agent stopped, restarted, killed; workloads and grants stay",
+            "the agent stopped, restarted, killed, rolled back; workloads and grants stay",
         ),
         Scenario(
             "provocations",

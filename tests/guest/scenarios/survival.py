@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import kernel, machine, placements, snapshot
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 EXAMPLES: Final = {example.name: example for example in POD_SCOPE}
 MIXED: Final = EXAMPLES["pod-scope-mixed"]
 LATE: Final = EXAMPLES["pod-scope-no-budget"]
+EARLY: Final = EXAMPLES["pod-scope-all-guaranteed"]
 REFUSED: Final = EXAMPLES["pod-scope-admission-failure"]
+
+CHECKPOINT: Final = Path("/var/lib/numawarden/checkpoint.json")
 
 #: What a pod holds, without how that came about (which is not kept over a restart).
 HELD: Final = ("uid", "name", "namespace", "qos", "cpus", "memory", "exclusiveCpus", "containers")
@@ -78,6 +82,7 @@ def run(guest: Guest) -> None:
     story.check_placements()
     _admits_once(story)
     _commands(story)
+    _rolls_back(story)
     _starts_while_down(story)
     _removes_while_down(story)
 
@@ -117,6 +122,46 @@ def _commands(story: Story) -> None:
     refused = story.agent.cli("admit", story.agent.manifest(REFUSED.manifest))
     story.checks.equal("numawarden admit: refused", refused.status, 1)
     story.checks.equal("commands: nothing else is held", _held(story.agent), held)
+
+
+def _rolls_back(story: Story) -> None:
+    """Put a checkpoint back in which the CPUs of a running pod are those of one that is gone."""
+    checks, agent, starter = story.checks, story.agent, SystemdRun()
+    checks.check("older: admitted", agent.admit(EARLY.manifest)["admitted"])
+    older = CHECKPOINT.read_bytes()
+    agent.remove(EARLY.uid)
+    _, late = start(checks, agent, starter, LATE)
+    before = _cpus(late)
+    agent.stop()
+    CHECKPOINT.write_bytes(older)
+    agent.start()
+    checks.equal("older: who runs keeps its CPUs", _cpus(late), before)
+    checks.equal("older: nobody was moved", snapshot.touched([*story.running, *late.values()]), [])
+    uids = {pod["uid"] for pod in agent.pods()}
+    checks.equal("older: who runs is known", uids, {BACKGROUND.uid, MIXED.uid, LATE.uid})
+    problems = agent.status()["problems"]
+    for what, uid in (("adopted", LATE.uid), ("by the checkpoint, but", EARLY.uid)):
+        told = [line for line in problems if uid in line and what in line]
+        checks.equal(f"older: told that {uid} is {what}", len(told), 1)
+    taken = placements.exclusive_cpus(LATE, late)
+    pool = story.background.cgroup.cpus
+    checks.equal("older: they are nobody else's", taken & pool, frozenset())
+    checks.check("older: confirmed", agent.admit(LATE.manifest)["alreadyAdmitted"])
+    checks.equal("older: the same CPUs", _cpus(late), before)
+    name = LATE.containers[0]
+    for command in (
+        ("bind", LATE.name, name, "--pid", str(late[name].pid)),
+        ("unbind", LATE.name, name),
+    ):
+        outcome = agent.cli(*command)
+        checks.check(f"numawarden {command[0]}", outcome.ok, outcome.command)
+    checks.equal("unbound: found by its name again", _cpus(late), before)
+    starter.close()
+    agent.remove(LATE.uid)
+
+
+def _cpus(workloads: dict[str, Workload]) -> dict[str, list[int]]:
+    return {name: sorted(workload.cgroup.cpus) for name, workload in workloads.items()}
 
 
 def _starts_while_down(story: Story) -> None:
