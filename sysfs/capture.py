@@ -239,6 +239,15 @@ def _replace(file: Path, content: bytes) -> None:
         raise OSError(error.errno, error.strerror or str(error), str(file)) from error
 
 
+def _sync(directory: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def _write_beside(file: Path, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as new:
         temporary = Path(new.name)
@@ -250,6 +259,7 @@ def _write_beside(file: Path, content: bytes) -> None:
             # Once more: reading the host took its time.
             _check_replaceable(file)
             temporary.replace(file)
+            _sync(file.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

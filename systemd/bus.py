@@ -75,8 +75,9 @@ class Systemd(Protocol):
         ...
 
     def stop(self, unit: str) -> None:
-        """Stop a unit and wait until it is gone.
+        """Stop a unit by itself and wait until it is gone.
 
+        What requires it runs on: the units in a slice require it, and nothing of theirs is ended.
         Raises `NoSuchUnitError` for one that is not loaded, except a slice: any slice can be
         loaded by its name, so stopping one that never was is a success.
         """
@@ -132,7 +133,8 @@ class SystemBus:
 
     def stop(self, unit: str) -> None:
         """Stop a unit; see `Systemd.stop`."""
-        self._run_job(unit, "stop", ("StopUnit", "ss", (check_unit(unit), "replace")))
+        body = (check_unit(unit), "ignore-dependencies")
+        self._run_job(unit, "stop", ("StopUnit", "ss", body))
 
     def active_state(self, unit: str) -> ActiveState:
         """Return the state of a unit; see `Systemd.active_state`."""

@@ -51,7 +51,7 @@ def update(systemd: Systemd, name: str, properties: Sequence[Property]) -> bool:
 
 
 def stop(systemd: Systemd, name: str) -> bool:
-    """Stop the slice with all that runs in it; return whether there was anything to stop.
+    """Stop the slice, and nothing that runs in it; return whether there was anything to stop.
 
     The state is asked for first: systemd stops a slice that never was with success.
     """

@@ -9,7 +9,7 @@ class ExitCode(IntEnum):
     """The exit status of every command."""
 
     OK = 0
-    #: The answer is no: the pod was refused, or what was compared differs.
+    #: The answer is no: the pod was refused, what was compared differs, the agent has problems.
     REFUSED = 1
     #: The command line is wrong.
     USAGE = 2

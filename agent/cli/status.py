@@ -14,6 +14,7 @@ from agent.cli.access import (
     print_lines,
     socket_option,
 )
+from agent.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,14 +31,19 @@ _DRIFT_SHOWN: Final = 5
 @click.command()
 @output_option
 @socket_option
-def status(output: str, socket_path: str) -> None:
-    """Show the policies in force, what is held, and everything that is wrong."""
+def status(output: str, socket_path: str) -> int:
+    """Show the policies in force, what is held, and everything that is wrong.
+
+    Exits with 0 when the agent is ready and there is no problem, else with 1.
+    """
     with agent_at(socket_path) as agent:
         answer = agent.status()
     if output == "json":
         print_json(answer)
     else:
         print_lines(_lines(answer))
+    well = answer.ready and not answer.problems
+    return ExitCode.OK if well else ExitCode.REFUSED
 
 
 def _lines(answer: StatusDocument) -> Iterator[str]:

@@ -220,8 +220,8 @@ class SliceCgroups:
             return stays
         unit = cgroup.rpartition("/")[2]
         try:
-            # The last look before: stopping a slice ends everything that runs in it.
-            if self._is_active(unit, cgroup) and inhabited(self._tree, cgroup) is None:
+            # Only the slice is stopped: what has entered since that look runs on.
+            if self._is_active(unit, cgroup):
                 slices.stop(self._systemd, unit)
         except SystemdError as error:
             return ReleaseReport(cgroup, removed=False, problem=f"cannot stop {unit}: {error}")

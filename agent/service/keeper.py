@@ -39,6 +39,7 @@ from agent.service.restore import restored
 from agent.service.saving import Saving
 from agent.service.serial import SerialQueue, Worker
 from agent.service.situation import decide
+from agent.service.state import COMPARISON
 from agent.wire import (
     AdmissionDocument,
     BindDocument,
@@ -49,6 +50,7 @@ from agent.wire import (
     RemovalDocument,
     VerificationDocument,
 )
+from cgroupfs.tree import ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -314,6 +316,8 @@ class Keeper:
         outcome = await self.worker.run(lambda: self._kernel.reconcile(target, insist=insist))
         self._note(outcome)
         self._note_contest(outcome)
+        if outcome.compared:
+            self.state.pending.pop(COMPARISON, None)
         await self._note_started(outcome)
         await self._note_ended(outcome)
         seconds = self._clock.monotonic() - started
@@ -393,6 +397,9 @@ class Keeper:
             self.cgroups.update(outcome.cgroups)
         elif outcome.cgroups:
             self.cgroups = set(outcome.cgroups)
+            # What is gone meanwhile need not be watched anew; without watches this would only grow.
+            around = {above for cgroup in self.cgroups for above in ancestors(cgroup)}
+            self.renewed &= self.cgroups | around
         self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
 
     def _note_contest(self, outcome: Outcome) -> None:

@@ -224,8 +224,8 @@ def _guarded(action: Callable[[], Outcome], uid: str | None = None) -> Outcome:
     except (OSError, CgroupError, SystemdError) as error:
         problem = f"the cgroup tree failed: {error}"
         if uid is not None:
-            return Outcome(unenforced={uid: (problem,)})
-        return Outcome(problems=(problem,))
+            return Outcome(unenforced={uid: (problem,)}, compared=False)
+        return Outcome(problems=(problem,), compared=False)
 
 
 def _drifted(outcome: Outcome, report: EnforcementReport, drift: tuple[Problem, ...]) -> Outcome:

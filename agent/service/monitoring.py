@@ -70,7 +70,7 @@ class Monitoring:
         return _verdict(self._health.problem())
 
     async def _get_readiness(self, _request: Request) -> Response:
-        return _verdict(None if self._state.ready else "the state is being restored")
+        return _verdict(self._state.unready())
 
 
 def _verdict(problem: str | None) -> Response:

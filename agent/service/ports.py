@@ -39,7 +39,8 @@ class Outcome(Struct, frozen=True):
     `contested` are the cgroups that wait for their repair, `given_way` says of each whose waiting
     has just begun why and for how long. `ended` are cgroups that were bound, have no container any
     more, and of which nothing has to be remembered. `orphaned` are the uids of pods that are not in
-    the ledger and whose cgroups stay, None where that was not looked at.
+    the ledger and whose cgroups stay, None where that was not looked at. `compared`: the tree could
+    be read; else `problems` says why not.
     """
 
     drift: tuple[Problem, ...] = ()
@@ -57,6 +58,7 @@ class Outcome(Struct, frozen=True):
     given_way: tuple[str, ...] = ()
     ended: frozenset[str] = frozenset()
     orphaned: frozenset[str] | None = None
+    compared: bool = True
 
 
 class Kernel(Protocol):

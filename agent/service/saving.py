@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -35,21 +36,20 @@ class Saving:
         """Save, then take over; a save that left the previous checkpoint in place undoes nothing.
 
         When the new one is in place but perhaps not yet durable, memory and disk agree, so the
-        change stands; the next reconcile saves again. So it does where nobody can tell which one
-        is in place. Raises `CheckpointFailedError` when the change was not made.
+        change stands. After any failure the next reconcile saves what is held again, so memory and
+        disk come to agree, and that nothing can be saved is a problem until it can. Raises
+        `CheckpointFailedError` when the change was not made.
         """
         try:
             await self._worker.run(self._saver.save, self._state.to_save(held))
             self._state.unsaved = None
         except CheckpointIOError as error:
-            self._counters.add(names.CHECKPOINT_FAILURES)
+            self._failed(error)
             log.exception("the checkpoint cannot be saved", replaced=error.replaced)
-            if error.replaced or error.uncertain:
-                self._state.unsaved = str(error)
             if not error.replaced:
                 raise CheckpointFailedError(error) from error
-        except Exception:
-            self._counters.add(names.CHECKPOINT_FAILURES)
+        except Exception as error:
+            self._failed(error)
             raise
         self._state.held = held
 
@@ -63,10 +63,8 @@ class Saving:
 
     async def again(self) -> None:
         """Save what is held; that it cannot be saved is a problem until it can."""
-        try:
+        with suppress(CheckpointFailedError):  # `unsaved` says so
             await self.commit(self._state.held)
-        except CheckpointFailedError as failed:
-            self._state.unsaved = str(failed.error)
 
     async def look(self) -> None:
         """Say when nothing can be saved any more, before somebody asks for something.
@@ -81,5 +79,10 @@ class Saving:
             if troubles.get(_STATE_DIRECTORY) != str(error):
                 log.error("the checkpoint has no place", problem=str(error))  # noqa: TRY400
             troubles[_STATE_DIRECTORY] = str(error)
+            return
         if self._state.unsaved is not None:
             await self.again()
+
+    def _failed(self, error: Exception) -> None:
+        self._counters.add(names.CHECKPOINT_FAILURES)
+        self._state.unsaved = str(error) or type(error).__name__

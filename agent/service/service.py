@@ -16,6 +16,7 @@ from agent.service.health import Health
 from agent.service.monitoring import Monitoring
 from agent.service.peer import address_caller, user_caller
 from agent.service.serial import Stopped
+from agent.service.state import COMPARISON
 from agent.sources.manifests import INVALID
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ SPACING_SECONDS: Final = 0.5
 SHUTDOWN_SECONDS: Final = 5.0
 #: Under which name the status tells that watches are lacking.
 _INOTIFY: Final = "inotify"
+#: What of the start is the manifest directory's.
+_MANIFESTS: Final = "manifests"
 #: How long to wait before a stream of changes that broke is opened again, in seconds.
 REOPEN_SECONDS: Final = 60.0
 #: Anybody on the host may connect there: scrapes and probes, which wait for nothing. All of one
@@ -139,6 +142,10 @@ class Service:
         self._rediscover = asyncio.Event()
         keeper.watch = self._follow_also
         self._fingerprint: str | None = None
+        pending = keeper.state.pending
+        pending[COMPARISON] = "the kernel has not been compared with the ledger yet"
+        if around.manifests is not None:
+            pending[_MANIFESTS] = "the manifest directory has not been read yet"
 
     def stop(self) -> None:
         """Begin to end; every workload stays exactly as it is."""
@@ -222,6 +229,7 @@ class Service:
                 self._keeper.rejections.invalid_file(document)
         self._keeper.rejections.files(documents)
         self._keeper.state.manifests = documents
+        self._keeper.state.pending.pop(_MANIFESTS, None)
         self._follow_cgroups()
 
     async def _take_over(self) -> None:

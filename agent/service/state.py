@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 MANIFEST_STATES: Final = (ADMITTED, CONFLICT, INVALID, REFUSED)
+#: What of the start the first comparison is (`AgentState.pending`).
+COMPARISON: Final = "comparison"
 
 
 class Holdings(Struct, frozen=True):
@@ -76,12 +78,13 @@ class AgentState(Struct):
 
     `held` is what the checkpoint holds. `releases` counts what may have made room for a pod that
     was refused. `manifests` are the files of the manifest directory by path, `last_reconcile` the
-    latest comparison and `last_agreement` when one last ended well (Unix time). `unsaved` says why
-    the checkpoint may not be durable, `kernel_problems` what the kernel or systemd refuses beyond
-    single pods, `contested` the cgroups that others rewrite again and again and that wait for their
-    repair, `drift` the latest settings that somebody undid, `displaced` the allocations of the
-    checkpoint that gave way to what runs, by uid, until their pods are admitted or removed,
-    `troubles` what else is wrong, by subject.
+    latest comparison and `last_agreement` when one last ended well (Unix time). `ready`: changes
+    are taken; `pending` says, by subject, what of the start has not been done yet. `unsaved` says
+    why the checkpoint could not be saved or may not be durable, `kernel_problems` what the kernel
+    or systemd refuses beyond single pods, `contested` the cgroups that others rewrite again and
+    again and that wait for their repair, `drift` the latest settings that somebody undid,
+    `displaced` the allocations of the checkpoint that gave way to what runs, by uid, until their
+    pods are admitted or removed, `troubles` what else is wrong, by subject.
     """
 
     situation: Situation
@@ -89,6 +92,7 @@ class AgentState(Struct):
     boot_id: str = ""
     started: float = 0.0
     ready: bool = False
+    pending: dict[str, str] = field(default_factory=dict)
     records: Records = field(default_factory=Records)
     manifests: Mapping[str, ManifestDocument] = MappingProxyType({})
     last_reconcile: ReconcileDocument | None = None
@@ -136,9 +140,20 @@ class AgentState(Struct):
             self._fitting = (host, ledger)
         return Target(ledger, self.shared_cpus, self.held.bindings)
 
+    def unready(self) -> str | None:
+        """Say why a pod cannot be admitted now, in one line; None when one can."""
+        if not self.ready:
+            return "the state is being restored"
+        if self.pending:
+            return "; ".join(self.pending.values())
+        if self.situation.frozen:
+            return self.situation.problems()[0]
+        return None if self.unsaved is None else f"checkpoint: {self.unsaved}"
+
     def problems(self) -> tuple[str, ...]:
         """Return what an operator should look at, one line each."""
-        unsaved = () if self.unsaved is None else (f"checkpoint: {self.unsaved}",)
+        told = self.unsaved is None or self.unsaved in self.troubles.values()
+        unsaved = () if told else (f"checkpoint: {self.unsaved}",)
         unenforced = (
             f"pod {grant.namespace}/{grant.name} is not enforced: {problem}"
             for uid, grant in self.ledger.grants.items()

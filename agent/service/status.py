@@ -25,7 +25,7 @@ def status_document(state: AgentState) -> StatusDocument:
         version=__version__,
         pid=os.getpid(),
         started=state.started,
-        ready=state.ready,
+        ready=state.unready() is None,
         policy=views.policy_document(state.situation.rules.policy),
         online_cpus=str(host.online),
         nodes=str(Mask.from_ids(node.id for node in host.nodes)),

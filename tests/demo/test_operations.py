@@ -197,7 +197,7 @@ class Incidents:
         checkpoint = self.folder / "state" / CHECKPOINT_NAME
         checkpoint.write_bytes(checkpoint.read_bytes()[:-10])
         with self.host.agent("pod"):
-            yield self._ask("status", code=0)
+            yield self._ask("status", code=1)
         yield taken
         yield last
 

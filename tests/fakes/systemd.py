@@ -100,9 +100,8 @@ class FakeSystemd:
             if unit.endswith(".slice"):
                 return
             raise NoSuchUnitError("StopUnit", "NoSuchUnit", unit)
-        for other in [u for u in self.units.values() if _within(u.path, known.path)]:
-            del self.units[other.name]
-        self._remove(known.path)
+        del self.units[unit]
+        self._trim(known.path)
 
     def active_state(self, unit: str) -> ActiveState:
         return ActiveState.ACTIVE if unit in self.units else ActiveState.INACTIVE
@@ -250,12 +249,12 @@ class FakeSystemd:
         for name in self.kernel.children(path):
             yield from self._below(join(path, name))
 
-    def _remove(self, path: str) -> None:
+    def _trim(self, path: str) -> None:
+        """Remove a cgroup and those in it as far as no process lives there, as `cg_trim` does."""
         for name in self.kernel.children(path):
-            self._remove(join(path, name))
-        for pid in self.kernel.procs(path):
-            self.kernel.exit(pid)
-        self.kernel.rmdir(path)
+            self._trim(join(path, name))
+        if not self.kernel.children(path) and not self.kernel.procs(path):
+            self.kernel.rmdir(path)
 
 
 def _within(path: str, above: str) -> bool:

@@ -87,14 +87,18 @@ def test_a_slice_that_appears_meanwhile_is_changed(kernel: EmulatedKernel) -> No
     assert shown(kernel, PATH, "cpuset.cpus") == "2-3"
 
 
-def test_a_stopped_slice_is_gone_with_all_in_it(
-    systemd: FakeSystemd, kernel: EmulatedKernel
-) -> None:
+def test_what_runs_in_a_stopped_slice_runs_on(systemd: FakeSystemd, kernel: EmulatedKernel) -> None:
     slices.ensure(systemd, POD, PINNED)
     systemd.start_scope("app.scope", POD, 5)
     assert slices.stop(systemd, POD) is True
+    assert kernel.procs(f"{PATH}/app.scope") == (5,)
+    assert systemd.active_state("app.scope") is ActiveState.ACTIVE
+
+
+def test_a_stopped_slice_is_gone(systemd: FakeSystemd, kernel: EmulatedKernel) -> None:
+    slices.ensure(systemd, POD, PINNED)
+    assert slices.stop(systemd, POD) is True
     assert not kernel.exists(PATH)
-    assert systemd.active_state("app.scope") is ActiveState.INACTIVE
     assert slices.stop(systemd, POD) is False
     assert systemd.calls.count(("stop", POD)) == 1
 

@@ -460,3 +460,51 @@ def test_a_directory_that_is_put_back_is_saved_to_again(tmp_path: Path) -> None:
         loaded = store.load().state
     assert loaded is not None
     assert loaded.ledger.grants == AFTER.ledger.grants
+
+
+@dataclass
+class LostAnswer(NoFault):
+    """A rename that happens and fails all the same, as on a file server whose answer is lost.
+
+    With `blind` nothing can be read afterwards.
+    """
+
+    blind: bool = False
+    renamed: bool = False
+
+    def before(self, index: int, operation: str) -> None:
+        NoFault.before(self, index, operation)
+        if self.blind and self.renamed and operation == "read":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def after(self, index: int, operation: str) -> None:
+        del index
+        if operation == "rename" and not self.renamed:
+            self.renamed = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_a_rename_that_failed_and_happened_is_seen(tmp_path: Path, *, blind: bool) -> None:
+    with Store(tmp_path) as store:
+        store.save(BEFORE)
+    with (
+        Store(tmp_path, FaultyFiles(OsFiles(), LostAnswer(blind=blind))) as store,
+        pytest.raises(CheckpointIOError) as caught,
+    ):
+        store.save(AFTER)
+    assert (caught.value.replaced, caught.value.uncertain) == (not blind, blind)
+    assert load(tmp_path) == AFTER
+
+
+def test_a_lack_of_memory_while_saving_costs_no_descriptor(tmp_path: Path) -> None:
+    class Full(OsFiles):
+        def write(self, fd: int, data: memoryview) -> int:
+            raise MemoryError(fd, len(data))
+
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with Store(tmp_path, Full()) as store:
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                store.save(AFTER)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before

@@ -231,3 +231,29 @@ def test_a_binding_never_takes_the_container_of_another_pod(
         assert keeper.state.held.bindings.released == ()
 
     with_agent(site, play)
+
+
+def test_what_enters_a_removed_pod_at_the_last_moment_is_not_ended(
+    tmp_path: Path, host_root: Path
+) -> None:
+    """Between the last look at a slice and its stop systemd may start a unit in it."""
+    site = make_site(site_config(make_world(tmp_path, host_root).config, CgroupDriver.SYSTEMD))
+    entered: list[str] = []
+
+    def enter_before_the_stop(step: Step, do: Callable[[], object]) -> object:
+        if (step.where, step.name) == ("bus", "stop") and not entered:
+            entered.append(site.start(site.cgroup(ONE), "late"))
+        return do()
+
+    async def play(keeper: Keeper) -> None:
+        await keeper.admit(pod_of("one", ONE, "main=2"))
+        await keeper.remove(ONE)
+        (cgroup,) = entered
+        (pid,) = site.kernel.procs(cgroup)
+        await keeper.reconcile()
+        assert site.kernel.allowed(pid)[0] == Mask.parse("0-15"), "it runs on in the shared pool"
+        site.end(cgroup)
+        await keeper.reconcile()
+        assert not site.kernel.exists(site.cgroup(ONE))
+
+    with_agent(site, play, Effects(enter_before_the_stop))

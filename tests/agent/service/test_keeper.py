@@ -51,7 +51,7 @@ class Recorder:
 
     log: list[str] = field(default_factory=list)
     saved: list[State] = field(default_factory=list)
-    save_error: CheckpointIOError | None = None
+    save_error: Exception | None = None
     outcome: Outcome = field(default_factory=Outcome)
     targets: list[Target] = field(default_factory=list)
 
@@ -456,3 +456,49 @@ async def test_a_state_directory_that_was_replaced_is_told_before_somebody_asks(
         recorder.save_error = None
         await keeper.reconcile()
         assert keeper.state.problems() == ()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("odd"), disk_full()], ids=repr)
+@in_loop
+async def test_a_save_that_fails_for_whatever_reason_is_counted_and_tried_again(
+    error: Exception,
+) -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        recorder.save_error = error
+        with pytest.raises((type(error), CheckpointFailedError)):
+            await keeper.admit(pod())
+        assert keeper.metrics.counters.value(names.CHECKPOINT_FAILURES) == 1
+        assert keeper.state.ledger.grants == {}
+        assert any(line.startswith("checkpoint: ") for line in keeper.state.problems())
+        recorder.save_error = None
+        await keeper.reconcile()
+        assert keeper.state.problems() == ()
+        assert recorder.saved[-1].ledger.grants == {}
+
+
+@in_loop
+async def test_what_a_comparison_observes_is_true_whether_or_not_it_can_be_saved() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        recorder.outcome = Outcome(orphaned=frozenset({UID}))
+        recorder.save_error = disk_full()
+        answer = await keeper.reconcile()
+        assert answer.problems == ()
+        assert keeper.state.held.orphaned == {UID}
+        assert any("No space left" in line for line in keeper.state.problems())
+        recorder.save_error = None
+        await keeper.reconcile()
+        assert keeper.state.problems() == ()
+        assert recorder.saved[-1].orphaned == {UID}
+
+
+@in_loop
+async def test_without_watches_the_agent_does_not_remember_every_cgroup_there_ever_was() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as keeper:
+        for number in range(50):
+            own = f"kubepods/pod{number}"
+            recorder.outcome = Outcome(cgroups=(own, "kubepods/a"), renewed=(own, "kubepods"))
+            await keeper.reconcile()
+        assert keeper.renewed == {"kubepods", "kubepods/pod49"}

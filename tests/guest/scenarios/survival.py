@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import kernel, machine, placements, snapshot
 from tests.guest.inside.agent import Agent
+from tests.guest.inside.commands import run as run_command
 from tests.guest.inside.examples import start
 from tests.guest.inside.pods import BACKGROUND, POD_SCOPE, Exclusive
 from tests.guest.inside.starters import Podman, SystemdRun
@@ -27,6 +28,7 @@ LATE: Final = EXAMPLES["pod-scope-no-budget"]
 EARLY: Final = EXAMPLES["pod-scope-all-guaranteed"]
 REFUSED: Final = EXAMPLES["pod-scope-admission-failure"]
 
+PODS: Final = Path("/sys/fs/cgroup/kubepods.slice")
 CHECKPOINT: Final = Path("/var/lib/numawarden/checkpoint.json")
 
 #: What a pod holds, without how that came about (which is not kept over a restart).
@@ -156,8 +158,25 @@ def _rolls_back(story: Story) -> None:
         outcome = agent.cli(*command)
         checks.check(f"numawarden {command[0]}", outcome.ok, outcome.command)
     checks.equal("unbound: found by its name again", _cpus(late), before)
+    _stops_a_slice(checks, agent.cgroup_of(LATE.uid), late)
     starter.close()
     agent.remove(LATE.uid)
+    checks.eventually("its slice is gone", lambda: list(PODS.glob(f"*{_escaped(LATE.uid)}*")), [])
+
+
+def _stops_a_slice(checks: Checks, pod: kernel.Cgroup, workloads: dict[str, Workload]) -> None:
+    """Stop a slice as the agent stops that of a removed pod: what runs there is not ended."""
+    manager = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1")
+    call = ("org.freedesktop.systemd1.Manager", "StopUnit", "ss", pod.path.name)
+    run_command("busctl", "call", *manager, *call, "ignore-dependencies")
+    stopped = ("systemctl", "show", "--value", "--property=ActiveState", pod.path.name)
+    checks.eventually("a stopped slice", lambda: run_command(*stopped).strip(), "inactive")
+    touched = snapshot.touched(list(workloads.values()))
+    checks.equal("a stopped slice: nothing in it was ended", touched, [])
+
+
+def _escaped(uid: str) -> str:
+    return uid.replace("-", "_")
 
 
 def _cpus(workloads: dict[str, Workload]) -> dict[str, list[int]]:
