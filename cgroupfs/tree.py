@@ -102,8 +102,15 @@ def _check_part(path: str, part: str) -> None:
         raise CgroupPathError(path, f"it has the component {part!r}")
     if len(os.fsencode(part)) > _NAME_MAX:
         raise CgroupPathError(path, f"a component is longer than {_NAME_MAX} bytes")
+    if any(_is_surrogate(character) for character in part):
+        raise CgroupPathError(path, "it is not UTF-8")
     if not part.isprintable():
         raise CgroupPathError(path, "it has a control character")
+
+
+def _is_surrogate(character: str) -> bool:
+    """Tell whether a character stands for a byte that is no UTF-8 (`os.fsdecode`)."""
+    return "\ud800" <= character <= "\udfff"
 
 
 @lru_cache(maxsize=256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from agent.service.state import AgentState, Holdings
 
 log = structlog.get_logger(__name__)
-
-#: The subject of what is wrong with the place of the checkpoint.
-_STATE_DIRECTORY: Final = "state directory"
 
 
 class Saving:
@@ -71,14 +68,12 @@ class Saving:
 
         What could not be saved is saved now.
         """
-        troubles = self._state.troubles
         try:
             await self._worker.run(self._saver.check)
-            troubles.pop(_STATE_DIRECTORY, None)
         except CheckpointIOError as error:
-            if troubles.get(_STATE_DIRECTORY) != str(error):
+            if self._state.unsaved != str(error):
                 log.error("the checkpoint has no place", problem=str(error))  # noqa: TRY400
-            troubles[_STATE_DIRECTORY] = str(error)
+            self._state.unsaved = str(error)
             return
         if self._state.unsaved is not None:
             await self.again()

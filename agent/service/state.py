@@ -152,8 +152,7 @@ class AgentState(Struct):
 
     def problems(self) -> tuple[str, ...]:
         """Return what an operator should look at, one line each."""
-        told = self.unsaved is None or self.unsaved in self.troubles.values()
-        unsaved = () if told else (f"checkpoint: {self.unsaved}",)
+        unsaved = () if self.unsaved is None else (f"checkpoint: {self.unsaved}",)
         unenforced = (
             f"pod {grant.namespace}/{grant.name} is not enforced: {problem}"
             for uid, grant in self.ledger.grants.items()

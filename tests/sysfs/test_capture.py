@@ -5,6 +5,7 @@ import io
 import os
 import posixpath
 import socket
+import stat
 import subprocess
 import tarfile
 import tempfile
@@ -187,6 +188,20 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
         capture(root, file)
     assert [path.name for path in file.parent.iterdir()] == ["host.tar.gz"]
     assert file.read_text() == "old"
+
+
+def test_the_file_and_its_name_are_on_the_disk_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, file = write_tree(regular_host(), tmp_path / "host"), tmp_path / "host.tar.gz"
+    synced: list[tuple[bool, bool]] = []
+
+    def note(fd: int) -> None:
+        synced.append((stat.S_ISDIR(os.fstat(fd).st_mode), file.exists()))
+
+    monkeypatch.setattr("os.fsync", note)
+    capture(root, file)
+    assert synced == [(False, False), (True, True)]
 
 
 def _pipe(path: Path) -> None:

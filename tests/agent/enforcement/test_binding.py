@@ -155,6 +155,13 @@ def test_a_process_without_a_usable_cgroup_is_refused(
         cgroup_of_pid(tmp_path, 42)
 
 
+def test_a_process_whose_cgroups_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42" / "cgroup").write_bytes(b"0::/system.slice/caf\xe9.scope\n")
+    with pytest.raises(BindingError, match="it is not UTF-8"):
+        cgroup_of_pid(tmp_path, 42)
+
+
 @pytest.mark.parametrize(
     "text",
     ["a.slice/b.scope", "/a.slice/b.scope", "/sys/fs/cgroup/a.slice/b.scope", "/a.slice/b.scope/"],

@@ -449,7 +449,7 @@ async def test_a_state_directory_that_was_replaced_is_told_before_somebody_asks(
         recorder.save_error = ReplacedDirectoryError(Path("/state"))
         await keeper.reconcile()
         (line,) = keeper.state.problems()
-        assert line.startswith("state directory /state: it, or the lock file in it, was removed")
+        assert "state directory /state: it, or the lock file in it, was removed" in line
         with pytest.raises(CheckpointFailedError, match="removed or replaced"):
             await keeper.admit(pod())
         assert not keeper.state.ledger.grants
