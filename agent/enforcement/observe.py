@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 MEMORY_MAX: Final = "memory.max"
 
 
+def pod_uids(tree: Tree, layout: Layout) -> frozenset[str]:
+    """Return the uids of all pods that have a cgroup. Raises `OSError` as the tree does."""
+    paths = (path for tier in Tier for path in _paths(tree, layout, tier))
+    named = (layout.parse_pod(path) for path in paths)
+    return frozenset(name.uid for name in named if name is not None)
+
+
 def seen_pods(
     tree: Tree, layout: Layout, finder: ContainerFinder | None = None
 ) -> tuple[SeenPod, ...]:
@@ -62,17 +69,21 @@ def _as_told(finder: ContainerFinder, path: str, pod: SeenPod) -> SeenPod:
 
 
 def _of_tier(tree: Tree, layout: Layout, tier: Tier) -> Iterator[tuple[str, SeenPod]]:
-    above = layout.tier(tier)
-    try:
-        names = tree.children(above)
-    except FileNotFoundError:
-        return
-    for path in (join(above, name) for name in names):
+    for path in _paths(tree, layout, tier):
         named, own = layout.parse_pod(path), _state(tree, path)
         if named is not None and own is not None and own.populated:
             inside = ((each, _state(tree, each)) for each in containers(tree, path))
             running = tuple(_seen(tree, p, s) for p, s in inside if s is not None and s.populated)
             yield path, SeenPod(named.uid, QosClass(str(tier)), _seen(tree, path, own), running)
+
+
+def _paths(tree: Tree, layout: Layout, tier: Tier) -> tuple[str, ...]:
+    """Return what lies in the cgroup of a tier, in which the pods are."""
+    above = layout.tier(tier)
+    try:
+        return tuple(join(above, name) for name in tree.children(above))
+    except FileNotFoundError:
+        return ()
 
 
 def _state(tree: Tree, path: str) -> State | None:

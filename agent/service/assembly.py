@@ -16,7 +16,7 @@ from agent.checkpoint.store import Store
 from agent.enforcement.binding import cgroup_of_pid
 from agent.enforcement.errors import BindingError
 from agent.enforcement.limits import Enforced
-from agent.enforcement.observe import seen_pods
+from agent.enforcement.observe import pod_uids, seen_pods
 from agent.enforcement.start import make_enforcer, make_layout, open_tree
 from agent.enforcement.tasks import read_tasks
 from agent.pods.manifest import load_pod
@@ -25,7 +25,7 @@ from agent.service.api import Api
 from agent.service.intake import KeeperIntake
 from agent.service.keeper import Keeper
 from agent.service.kernel import EnforcedKernel, Senses
-from agent.service.restart import initial_state
+from agent.service.restart import initial_state, orphaned_since
 from agent.service.service import Doors, Service, Surroundings
 from agent.service.situation import situate
 from agent.service.sockets import Address, group_id, open_tcp, open_unix, tls_context
@@ -96,6 +96,7 @@ class Assembly:
         self._surrogates = surrogates or Surrogates()
         self._warned: frozenset[str] = frozenset()
         self._unseen: str | None = None
+        self._boot_id = _boot_id()
         with ExitStack() as opened:
             store = Store(config.agent.state_directory, self._surrogates.files)
             self._store = opened.enter_context(store)
@@ -132,14 +133,20 @@ class Assembly:
         return open_tree(self._config.agent.cgroup_mount)
 
     def _look_at_pods(self) -> tuple[SeenPod, ...]:
-        """Return the pods that run; the checkpoint may be lost, or older than they are.
+        """Return the pods that run where one may be unknown to the checkpoint, else none.
 
-        Raises `OSError` as the tree does where there is no checkpoint.
+        The checkpoint may be lost, or be older than what runs. Raises `OSError` as the tree does
+        where there is no checkpoint.
         """
+        saved = self._loaded.state
         try:
+            if saved is not None:
+                known = saved.ledger.grants.keys() | orphaned_since(saved, self._boot_id)
+                if pod_uids(self._tree, self._layout) <= known:
+                    return ()
             return seen_pods(self._tree, self._layout, self._finder)
         except OSError as error:
-            if self._loaded.state is None:
+            if saved is None:
                 raise
             self._unseen = (
                 f"the cgroups of running pods cannot be read: {error.strerror or error}; whether "
@@ -174,7 +181,7 @@ class Assembly:
         )
         prepared = enforcer.prepare()
         state = initial_state(
-            self._situation, self._loaded, _boot_id(), clock.time(), self._running
+            self._situation, self._loaded, self._boot_id, clock.time(), self._running
         )
         state.kernel_problems = tuple(problem.detail for problem in prepared.problems)
         if self._unseen is not None:

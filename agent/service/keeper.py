@@ -397,9 +397,10 @@ class Keeper:
             self.cgroups.update(outcome.cgroups)
         elif outcome.cgroups:
             self.cgroups = set(outcome.cgroups)
-            # What is gone meanwhile need not be watched anew; without watches this would only grow.
-            around = {above for cgroup in self.cgroups for above in ancestors(cgroup)}
-            self.renewed &= self.cgroups | around
+            if self.renewed:
+                # What is gone need not be watched anew; without watches this would only grow.
+                around = {above for cgroup in self.cgroups for above in ancestors(cgroup)}
+                self.renewed &= self.cgroups | around
         self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
 
     def _note_contest(self, outcome: Outcome) -> None:

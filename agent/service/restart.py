@@ -50,7 +50,8 @@ def initial_state(
         saved = loaded.state
         _tell_changes(situation, saved)
         ledger = restored(situation.rules, _numbered(situation, saved, boot_id))
-        held = Holdings(ledger, saved.bindings, saved.manifests, _orphaned(saved, boot_id))
+        orphaned = orphaned_since(saved, boot_id)
+        held = Holdings(ledger, saved.bindings, saved.manifests, orphaned)
     state = AgentState(situation, held, boot_id, started=now)
     _recover(state, running)
     if loaded.problem is not None:
@@ -74,7 +75,7 @@ def _lost(problem: UnusableCheckpointError, kept_as: Path | None) -> str:
     )
 
 
-def _orphaned(saved: State, boot_id: str) -> frozenset[str]:
+def orphaned_since(saved: State, boot_id: str) -> frozenset[str]:
     """Return the pods whose cgroups outlived them; no cgroup outlives a reboot."""
     rebooted = saved.boot_id and boot_id and saved.boot_id != boot_id
     return frozenset() if rebooted else saved.orphaned

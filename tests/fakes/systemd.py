@@ -250,11 +250,15 @@ class FakeSystemd:
             yield from self._below(join(path, name))
 
     def _trim(self, path: str) -> None:
-        """Remove a cgroup and those in it as far as no process lives there, as `cg_trim` does."""
+        """Remove a cgroup and those in it as far as no process lives there, as `cg_trim` does.
+
+        The scopes in which nothing lives any more are over.
+        """
         for name in self.kernel.children(path):
             self._trim(join(path, name))
         if not self.kernel.children(path) and not self.kernel.procs(path):
             self.kernel.rmdir(path)
+            self.units = {name: unit for name, unit in self.units.items() if unit.path != path}
 
 
 def _within(path: str, above: str) -> bool:

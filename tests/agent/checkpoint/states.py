@@ -182,6 +182,7 @@ states = built(
         st.lists(names, max_size=2).map(tuple),
     ),
     boot_id=st.text(max_size=8),
+    orphaned=st.frozensets(names, max_size=2),
     host=built(
         HostFacts,
         masks,
