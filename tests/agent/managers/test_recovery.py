@@ -171,6 +171,8 @@ def test_whatever_checkpoint_is_put_back_nobody_is_given_what_a_running_pod_has(
         now = EMPTY
         for seen in (each.own, *each.containers):
             now |= seen.cpus & own
+        if not now:
+            continue
         assert now <= recovery.ledger.grants[each.uid].exclusive_cpus
         others = (g for uid, g in recovery.ledger.grants.items() if uid != each.uid)
         assert not any(other.exclusive_cpus & now for other in others)
