@@ -20,7 +20,6 @@ from agent.managers.admission import remove
 from agent.managers.adoption import contradictions, shown_grant
 from agent.managers.memory_state import charge_grant
 from agent.managers.rules import shared_cpus
-from agent.shared_map import SharedMap
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -161,11 +160,6 @@ def _conflicting(ledger: Ledger, one: PodGrant) -> tuple[PodGrant, ...]:
 
 def _with(rules: Rules, ledger: Ledger, grants: Iterable[PodGrant]) -> Ledger:
     for grant in grants:
-        ledger = replace(
-            ledger,
-            grants=SharedMap.of(ledger.grants).with_entry(grant.uid, grant),
-            exclusive_cpus=ledger.exclusive_cpus | grant.exclusive_cpus,
-            memory=charge_grant(rules.memory, ledger.memory, grant),
-            requests=ledger.requests_after(added=grant),
-        )
+        memory = charge_grant(rules.memory, ledger.memory, grant)
+        ledger = ledger.with_grant(grant).with_memory(memory)
     return ledger
