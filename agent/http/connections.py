@@ -17,7 +17,9 @@ from aiohttp import web
 
 from agent.http.exchange import Exchange
 from agent.http.limits import FullError, Places
-from agent.http.protocol import Connection, limited_log
+from agent.http.messages import plain_failure
+from agent.http.protocol import READ_BYTES, Connection, limited_log
+from agent.http.room import RETRY_SECONDS, Room
 
 if TYPE_CHECKING:
     import socket
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.http.limits import Caller, Limits
-    from agent.http.messages import Handler
+    from agent.http.messages import Failure, Handler, Response
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +45,7 @@ class Connections:
     """The connections of one listening socket; `handler` answers whatever they ask.
 
     `caller` says whom a connection is counted for, and raises `OSError` where it is gone already.
+    `failed` makes the answers that no handler gives.
     """
 
     def __init__(
@@ -52,9 +55,15 @@ class Connections:
         limits: Limits,
         caller: Callable[[socket.socket], Caller],
         tls: ssl.SSLContext | None = None,
+        failed: Failure = plain_failure,
     ) -> None:
         self.limits = limits
         self.lines = limited_log()
+        self.bodies: Room[Connection] = Room(limits.bodies)
+        self.answers: Room[Connection] = Room(limits.answers)
+        self.failed = failed
+        #: What is received stands here only until its connection has looked at it.
+        self.received = memoryview(bytearray(READ_BYTES))
         self._handler = handler
         self._listening = listening
         self._caller = caller
@@ -129,7 +138,7 @@ class Connections:
             client.close()
         except FullError as error:
             self.lines.warning("too many connections", caller=error.caller.name, held=error.held)
-            _turn_away(client, str(error))
+            _turn_away(client, self.failed(HTTPStatus.SERVICE_UNAVAILABLE, str(error)))
         except Exception as error:  # noqa: BLE001 - one connection's failure, and nobody else's
             self.lines.error("a connection failed", exc_info=error)
             client.close()
@@ -181,6 +190,12 @@ class Connections:
         self._asking.leave(connection)
         self._cut(self._watching.enter(connection))
 
+    def sending(self, connection: Connection, size: int) -> None:
+        """Count the bytes of an answer; whoever takes none of its own has to give way for them."""
+        for leaving in self.answers.claim(connection, size):
+            self.lines.warning("an answer was not taken", caller=leaving.caller.name)
+            leaving.cut()
+
     # --- answering ------------------------------------------------------------------------------
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -192,10 +207,6 @@ class Connections:
         connection = request.protocol
         if not isinstance(connection, Connection):
             raise TypeError(f"aiohttp made a connection of its own: {connection!r}")
-        try:
-            await request.writer.drain()  # whoever takes no answers asks nothing more
-        except ConnectionError:
-            return web.Response()
         connection.begin_answer()
         try:
             if connection.caller.privileged:
@@ -203,23 +214,21 @@ class Connections:
             else:
                 async with self._turns:
                     await asyncio.sleep(0)
-            exchange = Exchange(request, connection, self._handler, self.limits.body_bytes)
-            return await exchange.run()
+            return await Exchange(request, connection, self._handler, self.failed).run()
         finally:
             connection.end_answer()
 
 
-def _turn_away(client: socket.socket, message: str) -> None:
+def _turn_away(client: socket.socket, answer: Response) -> None:
     """Answer a connection without reading it, as far as its buffer takes that at once."""
-    body = f"{message}\n".encode()
-    status = HTTPStatus.SERVICE_UNAVAILABLE
     head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\nRetry-After: 1\r\n\r\n"
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
+        f"Content-Type: {answer.content_type}\r\nContent-Length: {len(answer.body)}\r\n"
+        f"Connection: close\r\nRetry-After: {RETRY_SECONDS}\r\n\r\n"
     )
     try:
         client.settimeout(0)
-        client.send(head.encode() + body)
+        client.send(head.encode() + answer.body)
     except OSError as error:
         log.debug("a connection was not opened", reason=str(error))
     finally:

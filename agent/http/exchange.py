@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 from aiohttp import web
+from msgspec.structs import replace
 
 from agent.http.errors import BodyTooLargeError, BrokenBodyError, HttpError
-from agent.http.messages import Request, Response, Stream, Target
+from agent.http.messages import Request, Stream, Target
 
 if TYPE_CHECKING:
-    from agent.http.messages import Answer, Handler
+    from agent.http.messages import Answer, Failure, Handler, Response
     from agent.http.protocol import Connection
 
 log = structlog.get_logger(__name__)
@@ -24,6 +25,8 @@ HALF_CLOSED_SECONDS: Final = 1.0
 #: A request's target (RFC 9112 section 3.2): visible ASCII, in which no surrogate hides.
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
 _LONGEST_REASON: Final = 120
+#: An answer is written in pieces of so many bytes: the transport has a copy of no more than one.
+PIECE_BYTES: Final = 64 << 10
 #: The library would name itself and its version.
 _OWN_HEADERS: Final = (("Server", "numawarden"),)
 
@@ -32,21 +35,37 @@ class Exchange:
     """One request and its answer."""
 
     def __init__(
-        self, request: web.BaseRequest, connection: Connection, handler: Handler, max_bytes: int
+        self,
+        request: web.BaseRequest,
+        connection: Connection,
+        handler: Handler,
+        failed: Failure,
     ) -> None:
         self._request = request
         self._connection = connection
         self._handler = handler
-        self._max_bytes = max_bytes
+        self._failed = failed
+        self._max_bytes = connection.limits.body_bytes
 
     async def run(self) -> web.StreamResponse:
-        """Answer; a stream is followed until it ends or its reader leaves."""
-        answer = await self._answer()
+        """Answer; a stream is followed until it ends or its reader leaves.
+
+        All of the answer is written when this returns, as far as its reader takes it.
+        """
+        with self._connection.bodies.space(self._connection):
+            answer = await self._answer()
         if isinstance(answer, Stream):
             return await self._follow(answer)
-        response = web.Response(body=answer.body, status=answer.status, headers=_headers(answer))
+        response = web.StreamResponse(status=answer.status, headers=_headers(answer))
+        response.content_length = len(answer.body)
         if self._connection.half_closed or self._has_odd_frame():
             response.force_close()
+        with self._connection.answers.space(self._connection):
+            self._connection.begin_sending(len(answer.body))
+            try:
+                await self._send(response, answer.body)
+            except ConnectionError as error:
+                log.debug("a peer left amid its answer", reason=str(error))
         return response
 
     async def _answer(self) -> Answer:
@@ -54,17 +73,26 @@ class Exchange:
         try:
             target = _target(text)
         except ValueError as error:
-            return Response(f"no target of a request: {error}\n".encode(), HTTPStatus.BAD_REQUEST)
+            return self._failed(HTTPStatus.BAD_REQUEST, f"no target of a request: {error}")
         transport = self._request.transport
         peer = None if transport is None else transport.get_extra_info("socket")
         try:
             return await self._handler(Request(method, target, self.read, peer))
         except HttpError as error:
-            return Response(f"{error}\n".encode(), error.status, headers=error.headers)
+            return replace(self._failed(error.status, str(error)), headers=error.headers)
         except Exception:
             log.exception("request failed", method=method, target=text)
-            said = b"the agent failed at this; its log says more\n"
-            return Response(said, HTTPStatus.INTERNAL_SERVER_ERROR)
+            message = "the agent failed at this; its log says more"
+            return self._failed(HTTPStatus.INTERNAL_SERVER_ERROR, message)
+
+    async def _send(self, response: web.StreamResponse, body: bytes) -> None:
+        await response.prepare(self._request)
+        if self._request.method != "HEAD":
+            for start in range(0, len(body), PIECE_BYTES):
+                await response.write(memoryview(body)[start : start + PIECE_BYTES])
+                await self._request.writer.drain()
+                self._connection.answers.progressed(self._connection)
+        await response.write_eof()
 
     def _has_odd_frame(self) -> bool:
         """Tell whether HTTP/1.0 is said to be chunked: another may see its end elsewhere.
@@ -79,11 +107,13 @@ class Exchange:
     async def read(self) -> bytes:
         """Return the whole body.
 
-        Raises `BodyTooLargeError`, and `BrokenBodyError` where the peer breaks off or breaks rules.
+        Raises `BodyTooLargeError`, `NoRoomError` where it does not fit beside the bodies of others,
+        and `BrokenBodyError` where the peer breaks off or breaks rules. What its head alone says is
+        refused before the peer is asked to go on, and before a byte of it is kept.
         """
         declared = self._request.content_length
-        if declared is not None and declared > self._max_bytes:
-            raise BodyTooLargeError(self._max_bytes)
+        if declared is not None:
+            self._demand_room(declared, declared)
         await self._ask_to_go_on()
         reading = asyncio.create_task(self._read_all())
         try:
@@ -100,11 +130,18 @@ class Exchange:
     async def _read_all(self) -> bytes:
         body = bytearray()
         content = self._request.content
+        declared = self._request.content_length is not None
         while chunk := await content.readany():
+            if not declared:
+                self._demand_room(len(body) + len(chunk), len(chunk))
             body += chunk
-            if len(body) > self._max_bytes:
-                raise BodyTooLargeError(self._max_bytes)
         return bytes(body)
+
+    def _demand_room(self, size: int, more: int) -> None:
+        """Take `more` bytes for a body that has `size` with them."""
+        if size > self._max_bytes:
+            raise BodyTooLargeError(self._max_bytes)
+        self._connection.bodies.take(self._connection, more)
 
     async def _ask_to_go_on(self) -> None:
         """Tell a peer that waits for it to send its body (RFC 9110 section 10.1.1)."""

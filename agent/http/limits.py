@@ -26,7 +26,7 @@ class Caller(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """At most so many connections of all callers together, and of each one of them.
+    """At most so many (connections, bytes) of all callers together, and of each one of them.
 
     Each privileged caller may hold as many as all others together.
     """
@@ -34,11 +34,16 @@ class Limit(Struct, frozen=True):
     everyone: int
     caller: int
 
+    def times(self, size: int) -> Limit:
+        """Return the limit of so many things of a size."""
+        return Limit(self.everyone * size, self.caller * size)
+
 
 class Limits(Struct, frozen=True):
     """What the connections of a listener may cost; times in seconds.
 
-    `requests` bounds the connections that ask, `watchers` those that follow a stream. A request's
+    `requests` bounds the connections that ask, `watchers` those that follow a stream, `bodies` the
+    bytes of requests that are not answered yet, `answers` those that are not taken yet. A request's
     head must be whole within `head_seconds` of the connection or of its first byte, a TLS handshake
     too. Between an answer and the next request, the taking of the answer included, at most
     `idle_seconds` pass; a watcher takes each piece within that time. No body is larger than
@@ -48,6 +53,8 @@ class Limits(Struct, frozen=True):
 
     requests: Limit
     watchers: Limit
+    bodies: Limit
+    answers: Limit
     head_seconds: float
     idle_seconds: float
     body_bytes: int = 0

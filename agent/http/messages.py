@@ -72,3 +72,10 @@ class Stream(Struct, frozen=True):
 
 Answer: TypeAlias = Response | Stream
 Handler: TypeAlias = "Callable[[Request], Awaitable[Answer]]"
+#: Makes the answer to a request that is not served, of its status and what there is to say.
+Failure: TypeAlias = "Callable[[HTTPStatus, str], Response]"
+
+
+def plain_failure(status: HTTPStatus, message: str) -> Response:
+    """Return a line of text."""
+    return Response(f"{message}\n".encode(), status)

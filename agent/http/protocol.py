@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
 
 from agent.http import exchange
 from agent.limited_log import LimitedLog
@@ -20,24 +21,30 @@ from agent.limited_log import LimitedLog
 if TYPE_CHECKING:
     from agent.http.connections import Connections
     from agent.http.limits import Caller, Limits
+    from agent.http.room import Room
 
 log = structlog.get_logger(__name__)
 
 #: How long the rest of a request is still taken, and thrown away, after its answer, in seconds.
 LINGER_SECONDS: Final = 1.0
-#: The longest request line, the longest header, and the most headers: 270 KiB for a whole head.
+#: So much is received at once, and twice that at most waits of a body that nobody reads.
+READ_BYTES: Final = 16 << 10
+#: So many whole heads wait for the answer before theirs; then nothing more is received.
+MAX_WAITING: Final = 2
+#: The longest request line, the longest header, the most headers, and about the longest head.
 MAX_LINE_BYTES: Final = 8190
 MAX_HEADER_BYTES: Final = 4096
 MAX_HEADERS: Final = 64
+MAX_HEAD_BYTES: Final = 32 << 10
 #: What aiohttp says, without a type of its own, of more headers than that.
 _TOO_MANY: Final = "Too many headers"
 
 
-class Connection(web.RequestHandler):
+class Connection(web.RequestHandler, asyncio.BufferedProtocol):
     """A connection of a listener, with its deadline.
 
-    `answering` is true from a request's whole head to its answer, `half_closed` from the moment
-    when the peer has said that it sends no more.
+    `answering` is true from a request's whole head until its answer is there, `half_closed` from
+    the moment when the peer has said that it sends no more.
     """
 
     def __init__(self, manager: web.Server, owner: Connections, caller: Caller) -> None:
@@ -51,13 +58,19 @@ class Connection(web.RequestHandler):
             max_field_size=MAX_HEADER_BYTES,
             max_headers=MAX_HEADERS,
             lingering_time=LINGER_SECONDS,
+            read_bufsize=READ_BYTES,
             auto_decompress=False,
         )
+        # The library's own bound is 32 heads of any size for each connection.
+        self._max_msg_queue_size = MAX_WAITING
+        self._msg_queue_resume_size = MAX_WAITING - 1
         self.caller = caller
+        self.limits: Limits = limits
         self.answering = False
         self.half_closed = False
+        self._sending = False
+        self._begun = 0  # requests, of those that the library counts
         self._owner = owner
-        self._limits: Limits = limits
         self._ended: asyncio.Future[None] = self._loop.create_future()
         #: The library forgets the transport when it begins to close, which a deaf peer can delay.
         self._wire: asyncio.Transport | None = None
@@ -65,6 +78,19 @@ class Connection(web.RequestHandler):
         self._deadline: float | None = None
         self._no_http = False
         self._head_begun = True  # the first head is due as soon as somebody is connected
+        self._head_bytes = 0
+        #: The body of the latest request; what comes before its end begins no head.
+        self._body = EMPTY_PAYLOAD
+
+    @property
+    def bodies(self) -> Room[Connection]:
+        """The room for the bodies of all connections of the listener."""
+        return self._owner.bodies
+
+    @property
+    def answers(self) -> Room[Connection]:
+        """The room for the answers of all connections of the listener."""
+        return self._owner.answers
 
     # --- what the peer does ---------------------------------------------------------------------
 
@@ -74,7 +100,7 @@ class Connection(web.RequestHandler):
         self._wire = cast("asyncio.Transport", transport)
         # Whoever has taken an answer has taken all of it: drain() waits for the whole of it.
         self._wire.set_write_buffer_limits(high=0)
-        self._expect(self._limits.head_seconds)
+        self._expect(self.limits.head_seconds)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up the place."""
@@ -86,25 +112,47 @@ class Connection(web.RequestHandler):
         self._owner.lost(self)
         super().connection_lost(exc)
 
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's own
+        """Return where to receive: one place for all, for its content is taken out at once."""
+        return self._owner.received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was received."""
+        self.data_received(bytes(self._owner.received[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
         """Take bytes; the first ones of a head set its deadline."""
         if self._no_http:
             return
-        if data and not self._head_begun:
+        requests, within_body = self._request_count, not self._body.is_eof()
+        super().data_received(data)
+        if self._request_count > requests:
+            self._body = self._messages[-1][1]
+            self._head_bytes = 0
+        elif data and not within_body:
+            self._take_of_head(len(data))
+
+    def _take_of_head(self, size: int) -> None:
+        """Count the bytes of a head that is not whole yet."""
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._owner.lines.warning("a peer speaks no HTTP", why="its head does not end")
+            self.cut()
+        elif not self._head_begun:
             self._head_begun = True
             if not self.answering:
-                self._expect(self._limits.head_seconds)
-        super().data_received(data)
+                self._expect(self.limits.head_seconds)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Keep the connection for the answer that is under way, except with TLS, which cannot."""
         super().eof_received()
         self._end()
         self.half_closed = True
-        asked = self.answering or self._head_begun
+        under_way = self.answering or self._sending
+        asked = under_way or self._request_count > self._begun
         if self.transport is None or self.ssl_context is not None or not asked:
             return None
-        if not self.answering:
+        if not under_way:
             self._expect(exchange.HALF_CLOSED_SECONDS)
         return True
 
@@ -113,15 +161,26 @@ class Connection(web.RequestHandler):
     def begin_answer(self) -> None:
         """Note that a whole head is there."""
         self.answering = True
+        self._begun += 1
         self._head_begun = False
         self._expect(None)
         self._owner.active(self)
 
-    def end_answer(self) -> None:
-        """Give the peer its time to take the answer and to ask something else."""
+    def begin_sending(self, size: int) -> None:
+        """Give the peer its time to take an answer of so many bytes."""
         self.answering = False
-        seconds = self._limits.head_seconds if self._head_begun else self._limits.idle_seconds
-        self._expect(min(seconds, self._limits.idle_seconds))
+        self._sending = True
+        self._expect(self.limits.idle_seconds)
+        self._owner.active(self)
+        self._owner.sending(self, size)
+
+    def end_answer(self) -> None:
+        """Give the peer its time to ask something else, if it can."""
+        self.answering = self._sending = False
+        if self.half_closed:
+            self.close()  # the library's: it closes once it has done with this request
+        seconds = self.limits.head_seconds if self._head_begun else self.limits.idle_seconds
+        self._expect(min(seconds, self.limits.idle_seconds))
         self._owner.active(self)
 
     def watching(self) -> None:
@@ -130,7 +189,7 @@ class Connection(web.RequestHandler):
 
     def sending(self) -> None:
         """Give the peer its time to take a piece of a stream."""
-        self._expect(self._limits.idle_seconds)
+        self._expect(self.limits.idle_seconds)
 
     def taken(self) -> None:
         """Note that a piece of a stream was taken."""
@@ -194,9 +253,10 @@ class Connection(web.RequestHandler):
         if isinstance(exc, LineTooLong) or exc.message.startswith(_TOO_MANY):
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         self._no_http = True
-        self._expect(self._limits.head_seconds)
-        response = web.Response(text=f"this is no HTTP: {why}\n", status=status)
-        response.headers["Server"] = "numawarden"
+        self._expect(self.limits.head_seconds)
+        said = self._owner.failed(HTTPStatus(status), f"this is no HTTP: {why}")
+        headers = {"Content-Type": said.content_type, "Server": "numawarden"}
+        response = web.Response(body=said.body, status=said.status, headers=headers)
         response.force_close()
         return response
 
@@ -207,8 +267,12 @@ class Connection(web.RequestHandler):
         outcome = await super().finish_response(request, resp, start_time)
         transport = self.transport
         if self._no_http and transport is not None and not transport.is_closing():
-            if transport.can_write_eof():
-                transport.write_eof()
+            try:
+                if transport.can_write_eof():
+                    transport.write_eof()
+            except OSError as error:  # it is gone already
+                log.debug("a peer left amid its answer", reason=error.strerror)
+                return outcome
             await asyncio.wait((self._ended,), timeout=LINGER_SECONDS)
         return outcome
 

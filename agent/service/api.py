@@ -17,6 +17,7 @@ from agent.document.errors import MISTAKES_TOLD
 from agent.enforcement.errors import BindingError
 from agent.http.errors import BodyTooLargeError, HttpError, MethodNotAllowedError, NotFoundError
 from agent.http.messages import Response, Stream
+from agent.http.room import NoRoomError
 from agent.http.routes import Routes
 from agent.limited_log import LimitedLog
 from agent.pods.errors import ManifestError
@@ -63,7 +64,14 @@ _STATUS: Final = {
 _CODE: Final = {
     BodyTooLargeError: "TooLarge",
     MethodNotAllowedError: "MethodNotAllowed",
+    NoRoomError: "Busy",
     NotFoundError: "NotFound",
+}
+#: What is answered below the routes.
+_CODE_BELOW: Final = {
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "HeadTooLarge",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "Internal",
+    HTTPStatus.SERVICE_UNAVAILABLE: "Busy",
 }
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 
@@ -108,6 +116,11 @@ class Api:
     def close(self) -> None:
         """End the thread for what is large, once that is done."""
         self._aside.close()
+
+    @staticmethod
+    def failed(status: HTTPStatus, message: str) -> Response:
+        """Answer what reaches no route: no HTTP, or more connections than a user may have."""
+        return _failed(status, _CODE_BELOW.get(status, "InvalidRequest"), message)
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request; every error is a document, and what was not foreseen is logged."""

@@ -55,20 +55,27 @@ _INOTIFY: Final = "inotify"
 _MANIFESTS: Final = "manifests"
 #: How long to wait before a stream of changes that broke is opened again, in seconds.
 REOPEN_SECONDS: Final = 60.0
+#: Bytes of answers that are not taken: a host of thousands of pods is told in some of them.
+ANSWERS: Final = Limit(everyone=32 << 20, caller=16 << 20)
 #: Anybody on the host may connect there: scrapes and probes, which wait for nothing. All of one
 #: host have one address, so it has many places: a new connection must not be thrown out by those
 #: that come after it before its request is read.
 METRICS_LIMITS: Final = Limits(
     requests=Limit(everyone=384, caller=256),
     watchers=Limit(everyone=0, caller=0),
+    bodies=Limit(everyone=0, caller=0),
+    answers=ANSWERS,
     head_seconds=10.0,
     idle_seconds=15.0,
     cut_answers=True,
 )
-#: Commands, which may wait long for an answer, and who watches (which is no idling).
+#: Commands, which may wait long for an answer, and who watches (which is no idling). `bodies` is in
+#: bodies of the size that is allowed.
 ADMISSION_LIMITS: Final = Limits(
     requests=Limit(everyone=256, caller=128),
     watchers=Limit(everyone=128, caller=64),
+    bodies=Limit(everyone=8, caller=2),
+    answers=ANSWERS,
     head_seconds=10.0,
     idle_seconds=120.0,
 )
@@ -350,8 +357,13 @@ class Service:
             )
             routes = monitoring.routes()
             yield Connections(routes, doors.metrics, METRICS_LIMITS, address_caller, doors.tls)
-        limits = replace(ADMISSION_LIMITS, body_bytes=self._api.max_bytes)
-        yield Connections(self._api.answer, doors.admission, limits, user_caller)
+        size = self._api.max_bytes
+        limits = replace(
+            ADMISSION_LIMITS, body_bytes=size, bodies=ADMISSION_LIMITS.bodies.times(size)
+        )
+        yield Connections(
+            self._api.answer, doors.admission, limits, user_caller, failed=self._api.failed
+        )
 
     def _status(self) -> str:
         state = self._keeper.state

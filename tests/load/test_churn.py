@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 #: What some hundred operations may leave: caches that fill up, the last answers, the metrics.
 _SLACK = 512 << 10
-#: How many connections may wait for the end of their idle time; the load makes dozens.
-_IDLE = 8
 
 
 @in_loop
@@ -30,9 +28,8 @@ async def test_coming_and_going_leaves_nothing_behind_and_breaks_nothing(tmp_pat
     assert course.removed >= 12 + 20
     full, end = course.usage
     assert end.threads == full.threads
-    # A connection that its client left in the middle of an answer stays for its idle time.
-    assert end.descriptors <= full.descriptors + _IDLE
-    assert end.tasks <= full.tasks + _IDLE
+    assert end.descriptors == full.descriptors
+    assert end.tasks == full.tasks
     assert end.traced < full.traced + _SLACK
 
 

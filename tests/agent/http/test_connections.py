@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SOMEBODY = Caller("somebody")
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 FOREVER = 3600.0
+#: More than any of these tests sends.
+BYTES = Limit(1 << 30, 1 << 30)
 #: Shorter than anybody would wait, so that a test need not.
 AT_ONCE = 0.05
 
@@ -36,7 +38,7 @@ def limits(
     connections: int, *, idle: float = FOREVER, head: float = FOREVER, cut_answers: bool = True
 ) -> Limits:
     bound = Limit(everyone=connections, caller=connections)
-    return Limits(bound, bound, head, idle, cut_answers=cut_answers)
+    return Limits(bound, bound, BYTES, BYTES, head, idle, cut_answers=cut_answers)
 
 
 class Door:

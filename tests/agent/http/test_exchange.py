@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1000
 FOREVER = 3600.0
+#: More than any of these tests sends.
+BYTES = Limit(1 << 30, 1 << 30)
 
 
 class Site:
@@ -81,7 +83,7 @@ async def opened() -> AsyncIterator[Site]:
     listening = open_tcp(Address("127.0.0.1", 0))
     site.port = listening.getsockname()[1]
     bound = Limit(everyone=8, caller=8)
-    limits = Limits(bound, bound, FOREVER, FOREVER, MAX_BYTES)
+    limits = Limits(bound, bound, bound.times(MAX_BYTES), BYTES, FOREVER, FOREVER, MAX_BYTES)
     doors = Connections(site.answer, listening, limits, lambda _: Caller("somebody"))
     doors.start()
     try:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 STRANGER, OTHER = Caller("user 1000"), Caller("user 2000")
 ROOT = Caller("user 0", privileged=True)
 FOREVER = 3600.0
+#: More than any of these tests sends.
+BYTES = Limit(1 << 30, 1 << 30)
 AT_ONCE = 0.05
 ASK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 WATCH = b"GET /watch HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -96,7 +98,7 @@ class Site:
 async def opened(watchers: Limit, idle: float = FOREVER) -> AsyncIterator[Site]:
     listening = open_tcp(Address("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    limits = Limits(Limit(everyone=4, caller=2), watchers, FOREVER, idle)
+    limits = Limits(Limit(everyone=4, caller=2), watchers, BYTES, BYTES, FOREVER, idle)
     site = Site(port)
     doors = site.doors = Connections(site.answer, listening, limits, lambda _: site.caller)
     doors.start()
@@ -239,7 +241,7 @@ async def test_many_who_speak_no_http_are_one_line_of_the_log_and_a_count() -> N
 async def test_members_of_the_group_do_not_lock_root_out_of_the_agent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = Limits(Limit(3, 2), Limit(3, 2), FOREVER, FOREVER)
+    small = Limits(Limit(3, 2), Limit(3, 2), Limit(8, 2), BYTES, FOREVER, FOREVER)
     caller = STRANGER
     monkeypatch.setattr(service_module, "ADMISSION_LIMITS", small)
     monkeypatch.setattr(service_module, "user_caller", lambda _: caller)
