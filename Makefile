@@ -41,7 +41,7 @@ conformance: setup ## compare decisions with the recorded ones [VECTORS=DIR]
 docs: setup ## write what the commands shown in docs/scopes.md and docs/rollout.md print now
 	@$(BIN)/python -m tests.docs --write
 
-load: setup ## keep 500 pods coming and going for ten minutes of the host's time [MINUTES=N]
+load: setup ## keep 500 pods coming and going for ten minutes of the host's time, while systemd's bus hangs for one [MINUTES=N]
 	@$(BIN)/python -m tests.load --minutes $(MINUTES)
 
 fuzz: setup ## give damaged inputs to every door [INPUTS=N SEED=N]

@@ -174,9 +174,10 @@ class FakeSystemd:
     def _realize(self, unit: Unit) -> None:
         """Bring controllers up to date, and every stale unit of the family."""
         family = list(self._family(unit))
+        below = self._needs_below()
         for slice_unit in sorted(family, key=lambda u: len(u.path)):
             if slice_unit.name.endswith(".slice"):
-                self._pass_on(slice_unit)
+                self._pass_on(slice_unit, frozenset(below.get(slice_unit.path, ())))
         for other in family:
             if other.stale:
                 self._write(other)
@@ -195,9 +196,17 @@ class FakeSystemd:
                 return
             path = parent(path)
 
-    def _pass_on(self, unit: Unit) -> None:
-        below = [u for u in self.units.values() if u.path and _within(u.path, unit.path)]
-        mask = frozenset[str]().union(*(u.needs for u in below if u is not unit))
+    def _needs_below(self) -> dict[str, set[str]]:
+        """Return what all units below each path ask for together."""
+        below: dict[str, set[str]] = {}
+        for unit in self.units.values():
+            needs, path = unit.needs, unit.path
+            while path:
+                path = parent(path)
+                below.setdefault(path, set()).update(needs)
+        return below
+
+    def _pass_on(self, unit: Unit, mask: frozenset[str]) -> None:
         if unit.passes_on == mask:
             return
         unit.passes_on = mask

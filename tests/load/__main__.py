@@ -1,7 +1,8 @@
 """Keep a full host changing for ten minutes of virtual time: `make load`, `python -m tests.load`.
 
-Prints a summary and exits 1 when anything was broken or grew. `--trace` tells by tracemalloc where
-memory was allocated that was not there before (four times slower).
+Once with cgroups that are plain directories, and once with those of systemd, whose bus hangs for a
+minute in between. Prints a summary of each and exits 1 when anything was broken or grew. `--trace`
+tells by tracemalloc where memory was allocated that was not there before (four times slower).
 """
 
 from __future__ import annotations
@@ -17,35 +18,51 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from cgroupfs.names import Driver
 from tests.agent.service.support import running
-from tests.load.churn import Churn, Course, Pace, busy_world, own_descriptors
+from tests.load.churn import Churn, Course, HostSystemd, Pace, busy_world, own_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: So many bytes more at the end than before are still no growth: arenas of the allocator.
 _SLACK = 8 << 20
+#: The fake of systemd looks at all of its units with each call: so many pods are enough for it.
+SYSTEMD_PODS = 100
 
 
 def main() -> int:
-    """Run the load and print what came of it."""
+    """Run the load with each driver and print what came of it."""
     arguments = _arguments()
-    pace = Pace(arguments.pods, arguments.containers, arguments.minutes * 60, arguments.rate)
     structlog.configure(
         processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
         logger_factory=structlog.ReturnLoggerFactory(),
     )
     if arguments.trace:
         tracemalloc.start(8)
-    started = perf_counter()
-    with TemporaryDirectory() as directory:
-        course = asyncio.run(_run(Path(directory), pace))
-    return _report(course, perf_counter() - started)
+    failed = 0
+    for driver in arguments.drivers:
+        with_systemd = driver is Driver.SYSTEMD
+        pace = Pace(
+            pods=min(arguments.pods, SYSTEMD_PODS) if with_systemd else arguments.pods,
+            containers=arguments.containers,
+            seconds=arguments.minutes * 60,
+            rate=arguments.rate,
+            silence=arguments.silence if with_systemd else 0.0,
+        )
+        started = perf_counter()
+        with TemporaryDirectory() as directory:
+            course = asyncio.run(_run(Path(directory), pace, driver))
+        print(f"{driver}, {pace.pods} pods of {pace.containers} containers:")
+        failed |= _report(course, perf_counter() - started)
+    return failed
 
 
-async def _run(directory: Path, pace: Pace) -> Course:
-    async with running(busy_world(directory)) as agent:
-        return await Churn(agent, pace).run()
+async def _run(directory: Path, pace: Pace, driver: Driver) -> Course:
+    world = busy_world(directory, driver)
+    host = HostSystemd.of(world) if driver is Driver.SYSTEMD else None
+    async with running(world) as agent:
+        return await Churn(agent, pace, host).run()
 
 
 def _report(course: Course, seconds: float) -> int:
@@ -54,6 +71,11 @@ def _report(course: Course, seconds: float) -> int:
         f"{course.admitted} admitted, {course.refused} refused, {course.removed} removed,"
         f" {course.reconciled} reconciles in {seconds:.0f} s"
     )
+    if course.silent:
+        print(
+            f"{course.silent} operations and {course.silent_reconciles} reconciles while the bus"
+            f" hung, of which {course.deadlines} calls waited for it"
+        )
     print("processor time of an answer, client and save included:")
     for kind, times in course.admissions.items():
         print(f"  {kind}: admission {_times(times)}, removal {_times(course.removals[kind])}")
@@ -95,6 +117,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--containers", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=10.0, help="of virtual time")
     parser.add_argument("--rate", type=float, default=2.0, help="operations a virtual second")
+    parser.add_argument(
+        "--drivers", nargs="+", type=Driver, choices=tuple(Driver), default=tuple(Driver)
+    )
+    parser.add_argument(
+        "--silence", type=float, default=60.0, help="virtual seconds in which the bus hangs"
+    )
     parser.add_argument("--trace", action="store_true")
     return parser.parse_args()
 

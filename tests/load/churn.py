@@ -1,7 +1,8 @@
 """A full host that never rests: pods come and go at a fixed rate of virtual time.
 
 The agent is the real one with its socket, checkpoint and worker thread; its kernel is emulated and
-its clock virtual. Containers are started and ended as a runtime would.
+its clock virtual. Containers are started and ended as a runtime would. Where systemd makes the
+cgroups its bus can hang for a while: then nobody can start a container, and all else goes on.
 """
 
 from __future__ import annotations
@@ -20,21 +21,33 @@ from typing import TYPE_CHECKING, Final
 import psutil
 from msgspec.structs import replace
 
+from agent.config.config import CgroupDriver
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from cgroupfs.emulated.kernel import EmulatedKernel
+from cgroupfs.names import Driver, Layout, Tier
+from cgroupfs.tree import join
 from sysfs.mask import Mask
 from sysfs.shapes import regular_host
 from sysfs.tree import write_tree
 from tests.agent.service.support import make_world
 from tests.conformance.invariants import broken_invariants
+from tests.fakes.silence import HangingSystemd
+from tests.fakes.systemd import FakeSystemd
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.agent.service.support import Running, World
 
 RECONCILE_SECONDS: Final = 10.0
-TIERS: Final = {"exclusive": "", "shared": "/burstable", "budget": ""}
+#: What is said of pods while the bus hangs: who did not answer, and whose cgroup is not made yet.
+_MISSED: Final = ("systemd", "does not exist; it was removed, or never created")
+TIERS: Final = {
+    "exclusive": Tier.GUARANTEED,
+    "shared": Tier.BURSTABLE,
+    "budget": Tier.GUARANTEED,
+}
 _AMOUNTS: Final = {
     "exclusive": ("{cpu: '1', memory: 8Mi}", "{cpu: 100m, memory: 8Mi}"),
     "shared": ("{cpu: 10m}", "{cpu: 10m}"),
@@ -44,12 +57,16 @@ _AMOUNTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much load: pods held, containers of each, virtual seconds, operations a second."""
+    """How much load: pods held, containers of each, virtual seconds, operations a second.
+
+    In the middle systemd's bus hangs for so many seconds of `silence`, if there is one.
+    """
 
     pods: int = 500
     containers: int = 5
     seconds: float = 600.0
     rate: float = 2.0
+    silence: float = 0.0
 
 
 #: Turns of the loop in which closed connections are noticed.
@@ -90,26 +107,31 @@ async def _settled() -> None:
 class Course:
     """What happened: counts, what was broken, and the usage.
 
-    Of each answer the processor time is kept, in seconds, by the kind of pod.
+    Of each answer the processor time is kept, in seconds, by the kind of pod. `silent` counts the
+    operations and comparisons while the bus hung, `deadlines` the calls that waited for it.
     """
 
     admitted: int = 0
     refused: int = 0
     removed: int = 0
     reconciled: int = 0
+    silent: int = 0
+    silent_reconciles: int = 0
+    deadlines: int = 0
     admissions: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     removals: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     broken: list[str] = field(default_factory=list)
     usage: list[Usage] = field(default_factory=list)
 
 
-def busy_world(directory: Path) -> World:
+def busy_world(directory: Path, driver: Driver = Driver.CGROUPFS) -> World:
     """Return a world with two packages of 64 cores with two threads each."""
     host = regular_host(packages=2, cores_per_node=64, memory_bytes=64 << 30)
     world = make_world(directory, write_tree(host, directory / "busy"))
     world.kernel = EmulatedKernel(host.online, Mask.of(0, 1))
     world.config = replace(
         world.config,
+        cgroup_driver=CgroupDriver(str(driver)),
         reserved_system_cpus=Mask.of(0, 128),
         max_pods=10_000,
         topology_manager_policy=TopologyManagerPolicy.RESTRICTED,
@@ -118,15 +140,51 @@ def busy_world(directory: Path) -> World:
     return world
 
 
+@dataclass(frozen=True, slots=True)
+class HostSystemd:
+    """A systemd beside a world's kernel, and its bus, which can hang."""
+
+    systemd: FakeSystemd
+    bus: HangingSystemd
+
+    @classmethod
+    def of(cls, world: World) -> HostSystemd:
+        """Put one beside a world; what waits for the bus makes the world's clock go on."""
+        systemd = FakeSystemd(world.kernel)
+
+        def wait(seconds: float) -> None:
+            world.clock.now += seconds
+
+        bus = HangingSystemd(systemd, wait)
+        world.systemd = bus
+        return cls(systemd, bus)
+
+
+@dataclass(slots=True)
+class HeldPod:
+    """A pod that was admitted, and the cgroups of its containers by name, once these run."""
+
+    number: int
+    kind: str
+    cgroup: str
+    containers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
+        return uid_of(self.number)
+
+
 @dataclass
 class Churn:
-    """Drives one running agent."""
+    """Drives one running agent; without `host` its cgroups are plain directories."""
 
     agent: Running
     pace: Pace
+    host: HostSystemd | None = None
     course: Course = field(default_factory=Course)
     random: Random = field(default_factory=lambda: Random(5))  # noqa: S311  # no secret
-    _held: deque[tuple[str, str, str]] = field(default_factory=deque)
+    _held: deque[HeldPod] = field(default_factory=deque)
     _number: int = 0
 
     async def run(self) -> Course:
@@ -138,7 +196,11 @@ class Churn:
         await self._reconcile()
         await _settled()
         self.course.usage.append(Usage.now())
-        await self._churn()
+        quiet = (self.pace.seconds - self.pace.silence) / 2
+        await self._churn(quiet)
+        if self.host is not None and self.pace.silence:
+            await self._churn_in_silence(self.host.bus)
+        await self._churn(quiet)
         await self._reconcile()
         await _settled()
         self.course.usage.append(Usage.now())
@@ -148,26 +210,50 @@ class Churn:
         self._check_empty()
         return self.course
 
-    async def _churn(self) -> None:
+    @property
+    def _silent(self) -> bool:
+        return self.host is not None and self.host.bus.silent
+
+    async def _churn(self, seconds: float) -> None:
         clock = self.agent.world.clock
-        end, next_reconcile = clock.now + self.pace.seconds, clock.now + RECONCILE_SECONDS
+        end, next_reconcile = clock.now + seconds, clock.now + RECONCILE_SECONDS
         while clock.now < end:
             if len(self._held) >= self.pace.pods:
                 await self._remove()
             else:
                 await self._admit()
+            self.course.silent += self._silent
             clock.now += 1 / self.pace.rate
             if clock.now >= next_reconcile:
-                next_reconcile += RECONCILE_SECONDS
                 await self._reconcile()
                 self._check()
+                next_reconcile = clock.now + RECONCILE_SECONDS
+
+    async def _churn_in_silence(self, bus: HangingSystemd) -> None:
+        """Let the bus hang; afterwards all that was missed is done with one comparison."""
+        bus.silent = True
+        await self._churn(self.pace.silence)
+        bus.silent = False
+        self.course.deadlines = bus.deadlines
+        # Each comparison asks the bus again, once; what comes after asks nothing more.
+        if bus.deadlines > self.course.silent_reconciles + 1:
+            self.course.broken.append(
+                f"{bus.deadlines} calls waited for the bus, with"
+                f" {self.course.silent_reconciles} comparisons"
+            )
+        await self.agent.keeper.reconcile()
+        for held in self._held:
+            if not held.containers:
+                self._start(held)
+        await self._reconcile()
+        self._check()
 
     async def _admit(self) -> None:
         self._number += 1
-        uid = uid_of(self._number)
         # Exclusive CPUs are scarce: one pod in eight has some, the others fill the shared pool.
         kind = ("exclusive", "budget", *("shared",) * 14)[self._number % 16]
-        text = manifest_of(uid, kind, self.pace.containers)
+        held = HeldPod(self._number, kind, self._layout.pod(uid_of(self._number), TIERS[kind]))
+        text = manifest_of(held.uid, kind, self._names(held))
         started = process_time()
         answer = await asyncio.to_thread(self.agent.client.admit, text)
         self.course.admissions[kind].append(process_time() - started)
@@ -175,64 +261,97 @@ class Churn:
             self.course.refused += 1
             return
         self.course.admitted += 1
-        if answer.pod is not None and not answer.pod.enforcement.enforced:
-            self.course.broken.append(f"{uid} is not enforced: {answer.pod.enforcement}")
-        cgroup = f"kubepods{TIERS[kind]}/pod{uid}"
-        self._held.append((uid, kind, cgroup))
-        for number in range(self.pace.containers):
-            self.agent.world.kernel.mkdir(f"{cgroup}/c{number}")
-            self.agent.world.kernel.spawn(f"{cgroup}/c{number}", self._number * 100 + number)
+        if answer.pod is not None:
+            self._note(f"{held.uid} is not enforced", answer.pod.enforcement.problems)
+        self._held.append(held)
+        if not self._silent:
+            self._start(held)
+
+    def _names(self, held: HeldPod) -> list[str]:
+        """Return the names of a pod's containers: names of units belong to one of them alone."""
+        stem = "c" if self.host is None else f"p{held.number}c"
+        return [f"{stem}{number}" for number in range(self.pace.containers)]
+
+    def _start(self, held: HeldPod) -> None:
+        """Start the containers of a pod."""
+        for number, name in enumerate(self._names(held)):
+            pid = held.number * 100 + number
+            if self.host is None:
+                path = join(held.cgroup, name)
+                self.agent.world.kernel.mkdir(path)
+                self.agent.world.kernel.spawn(path, pid)
+            else:
+                above = held.cgroup.rpartition("/")[2]
+                path = self.host.systemd.start_scope(f"{name}.scope", above, pid)
+            held.containers[name] = path
 
     async def _remove(self) -> None:
         self._held.rotate(-self.random.randrange(len(self._held)))
-        uid, kind, cgroup = self._held.popleft()
+        held = self._held.popleft()
         kernel = self.agent.world.kernel
-        for number in range(self.pace.containers):
-            for pid in kernel.procs(f"{cgroup}/c{number}"):
+        for path in held.containers.values():
+            for pid in kernel.procs(path):
                 kernel.exit(pid)
         started = process_time()
-        await asyncio.to_thread(self.agent.client.remove, uid)
-        self.course.removals[kind].append(process_time() - started)
+        await asyncio.to_thread(self.agent.client.remove, held.uid)
+        self.course.removals[held.kind].append(process_time() - started)
         self.course.removed += 1
-        if kernel.exists(cgroup):
-            self.course.broken.append(f"/{cgroup} stays")
+        if kernel.exists(held.cgroup) and not self._silent:
+            self.course.broken.append(f"/{held.cgroup} stays")
 
     async def _reconcile(self) -> None:
         """Settle containers that started meanwhile; a second look finds nothing."""
+        if self.host is not None:
+            self.host.systemd.calls.clear()  # which would grow without end
         first = await self.agent.keeper.reconcile()
         document = await self.agent.keeper.reconcile()
-        self.course.broken.extend((*first.problems, *document.problems))
+        self._note("a comparison", (*first.problems, *document.problems))
         if document.found:
             self.course.broken.append(f"drift: {document.found}")
         self.course.reconciled += 2
+        self.course.silent_reconciles += 2 * self._silent
+
+    def _note(self, what: str, problems: tuple[str, ...]) -> None:
+        """Take note of problems; while the bus hangs there is one, and it is named."""
+        self.course.broken.extend(
+            f"{what}: {problem}"
+            for problem in problems
+            if not (self._silent and any(text in problem for text in _MISSED))
+        )
 
     def _check(self) -> None:
         state, kernel = self.agent.keeper.state, self.agent.world.kernel
         self.course.broken.extend(broken_invariants(state.situation.rules, state.ledger))
-        for uid, _, cgroup in self._held:
-            grant = state.ledger.grants[uid]
-            for container in grant.containers:
+        for held in self._held:
+            for container in state.ledger.grants[held.uid].containers:
+                path = held.containers.get(container.name)
+                if path is None:
+                    continue
                 wanted = state.shared_cpus if container.cpus is None else container.cpus
-                found = kernel.read(f"{cgroup}/{container.name}", "cpuset.cpus.effective").strip()
+                found = kernel.read(path, "cpuset.cpus.effective").strip()
                 if found != str(wanted):
-                    self.course.broken.append(f"{cgroup}/{container.name}: {found} not {wanted}")
+                    self.course.broken.append(f"{path}: {found} not {wanted}")
 
     def _check_empty(self) -> None:
         state = self.agent.keeper.state
         empty = state.situation.rules.empty_ledger()
         if state.ledger != empty:
             self.course.broken.append("the ledger is not empty after the last pod")
-        left = [
-            name
-            for tier in ("kubepods", "kubepods/burstable")
-            if self.agent.world.kernel.exists(tier)
-            for name in self.agent.world.kernel.children(tier)
-            if name.startswith("pod")
-        ]
+        left = [path for path in self._cgroups("") if self._layout.parse_pod(path) is not None]
         if left:
             self.course.broken.append(f"cgroups are left: {left[:3]}")
         if state.records.pods:
             self.course.broken.append(f"{len(state.records.pods)} records are left")
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(Driver.CGROUPFS if self.host is None else Driver.SYSTEMD)
+
+    def _cgroups(self, above: str) -> Iterator[str]:
+        for name in self.agent.world.kernel.children(above):
+            path = join(above, name)
+            yield path
+            yield from self._cgroups(path)
 
 
 def uid_of(number: int) -> str:
@@ -240,7 +359,7 @@ def uid_of(number: int) -> str:
     return f"{number:08d}-0000-4000-8000-000000000000"
 
 
-def manifest_of(uid: str, kind: str, containers: int) -> bytes:
+def manifest_of(uid: str, kind: str, names: Sequence[str]) -> bytes:
     """Return a pod whose first container has exclusive CPUs, none has, or all share a budget."""
     first, rest = _AMOUNTS[kind]
     lines = ["apiVersion: v1", "kind: Pod", "metadata:", f"  name: p{uid}", f"  uid: {uid}"]
@@ -249,10 +368,10 @@ def manifest_of(uid: str, kind: str, containers: int) -> bytes:
         budget = "{cpu: '2', memory: 64Mi}"
         lines.append(f"  resources: {{requests: {budget}, limits: {budget}}}")
     lines.append("  containers:")
-    for number in range(containers):
+    for number, name in enumerate(names):
         amounts = rest if number else first
         limits = "" if kind == "shared" else f", limits: {amounts}"
-        lines += [f"  - name: c{number}", f"    resources: {{requests: {amounts}{limits}}}"]
+        lines += [f"  - name: {name}", f"    resources: {{requests: {amounts}{limits}}}"]
     return "\n".join((*lines, "")).encode()
 
 

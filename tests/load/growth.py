@@ -20,6 +20,7 @@ from agent.managers import admission
 from agent.pods.manifest import load_pod
 from agent.service.assembly import Assembly, Surrogates
 from agent.service.situation import decide
+from cgroupfs.names import Driver, Layout
 from tests.agent.service.support import RecordingManager
 from tests.load.churn import TIERS, busy_world, manifest_of, uid_of
 
@@ -55,7 +56,8 @@ class FullHost:
         self._check(self.keeper._kernel.reconcile(self.keeper.state.target()))
         for number in range(pods):
             for container in range(self.containers):
-                cgroup = f"kubepods{TIERS['shared']}/pod{uid_of(number)}/c{container}"
+                pod = Layout(Driver.CGROUPFS).pod(uid_of(number), TIERS["shared"])
+                cgroup = f"{pod}/c{container}"
                 self.world.kernel.mkdir(cgroup)
                 self.world.kernel.spawn(cgroup, number * 100 + container)
         self._check(self.keeper._kernel.reconcile(self.keeper.state.target()))
@@ -71,7 +73,11 @@ class FullHost:
         self._check(self._timed("removal", lambda: kernel.removed(state.target(), grant)))
 
     def _pod(self, number: int, kind: str) -> Pod:
-        return load_pod(manifest_of(uid_of(number), kind, self.containers), "growth")
+        return load_pod(manifest_of(uid_of(number), kind, self._names), "growth")
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"c{number}" for number in range(self.containers)]
 
     def _decide(self, pod: Pod) -> Decision:
         return decide(self.keeper.state.situation, self.keeper.state.ledger, pod)

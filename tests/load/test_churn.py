@@ -5,8 +5,9 @@ from __future__ import annotations
 import tracemalloc
 from typing import TYPE_CHECKING
 
+from cgroupfs.names import Driver
 from tests.agent.service.support import in_loop, running
-from tests.load.churn import Churn, Pace, busy_world
+from tests.load.churn import Churn, HostSystemd, Pace, busy_world
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,11 +42,45 @@ async def test_the_churn_sees_what_is_wrong(tmp_path: Path) -> None:
         await churn._reconcile()
         churn._check()
         assert churn.course.broken == []
-        uid, _, cgroup = churn._held[0]
-        assert agent.world.cpus_of(f"{cgroup}/c0") == "1"
-        agent.world.kernel.write(f"{cgroup}/c0", "cpuset.cpus", "129")
+        held = churn._held[0]
+        container = f"{held.cgroup}/c0"
+        assert agent.world.cpus_of(container) == "1"
+        agent.world.kernel.write(container, "cpuset.cpus", "129")
         churn._check()
-        assert churn.course.broken == [f"{cgroup}/c0: 129 not 1"]
-        await agent.keeper.remove(uid)
+        assert churn.course.broken == [f"{container}: 129 not 1"]
+        await agent.keeper.remove(held.uid)
         churn._check_empty()
         assert churn.course.broken[1].startswith("cgroups are left")
+
+
+@in_loop
+async def test_a_bus_that_hangs_for_a_minute_breaks_nothing_and_all_that_it_missed_is_done(
+    tmp_path: Path,
+) -> None:
+    world = busy_world(tmp_path, Driver.SYSTEMD)
+    host = HostSystemd.of(world)
+    pace = Pace(pods=20, containers=2, seconds=80, rate=1, silence=60)
+    async with running(world) as agent:
+        course = await Churn(agent, pace, host).run()
+    assert course.broken == []
+    assert (course.admitted, course.refused) == (course.removed, 0)
+    # Admissions and removals of every kind went on while the bus hung.
+    assert course.silent >= 20
+    assert course.silent_reconciles >= 6
+    assert course.deadlines > 0
+
+
+@in_loop
+async def test_what_a_bus_missed_is_missed_by_the_churn_as_well(tmp_path: Path) -> None:
+    world = busy_world(tmp_path, Driver.SYSTEMD)
+    host = HostSystemd.of(world)
+    async with running(world) as agent:
+        churn = Churn(agent, Pace(pods=2, containers=1, seconds=1), host)
+        host.bus.silent = True
+        await churn._admit()
+        await churn._reconcile()
+        assert churn.course.broken == []
+        assert not churn._held[0].containers
+        host.bus.silent = False
+        churn._note("a comparison", ("systemd was not told",))
+        assert churn.course.broken == ["a comparison: systemd was not told"]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agent.service.service import Service
     from agent.wire import EventDocument
     from sysfs.host import Host
+    from systemd.bus import Systemd
 
 _Params = ParamSpec("_Params")
 
@@ -120,6 +121,7 @@ class World:
     config: Config
     clock: FakeClock = field(default_factory=FakeClock)
     tasks: list[Task] = field(default_factory=list)
+    systemd: Systemd | None = None
 
     @property
     def socket(self) -> Path:
@@ -209,7 +211,11 @@ async def running(world: World, manager: RecordingManager | None = None) -> Asyn
     """Run an agent in the world until the block ends."""
     manager = manager or RecordingManager()
     surrogates = Surrogates(
-        tree=world.kernel, live=False, tasks=lambda: world.tasks, runtimes=world.runtimes
+        tree=world.kernel,
+        systemd=world.systemd,
+        live=False,
+        tasks=lambda: world.tasks,
+        runtimes=world.runtimes,
     )
     assembly = Assembly(world.config, manager, world.clock, surrogates)
     with assembly as service:
