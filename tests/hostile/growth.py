@@ -1,8 +1,10 @@
-"""How the time that something takes grows with the length of its input.
+"""How long something may take that anybody can hand in, by the length of it.
 
-What counts is the processor time of this thread, which other processes do not lengthen much, and
-the growth from one length to four times that: 4 where time is linear, 16 where it is quadratic.
-Lengths grow step by step, so that what is quadratic is found after seconds, and not after days.
+What counts is the processor time of this thread, and its bound lies far from both sides: what is
+linear takes a twentieth of it or less, what is quadratic takes hours at the longest input, so the
+load of the machine decides nothing. Lengths grow step by step and the first that exceeds its bound
+ends the measurement, so that what is quadratic is found after seconds, and what is exponential at a
+few dozen characters.
 """
 
 from __future__ import annotations
@@ -12,68 +14,53 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator
 
 _Input = TypeVar("_Input")
 
 #: As long as a manifest or a message may be at most, in bytes.
 LONGEST: Final = 4 << 20
-_STEP: Final = 4
-#: Between linear (4) and quadratic (16) growth over one step.
-_MOST: Final = 8.0
-#: What is quicker, in seconds, says nothing.
-_NOTHING: Final = 0.05
-#: A measurement that seems too long is repeated that often; its shortest time counts.
-_REPETITIONS: Final = 4
-#: Short enough for what is exponential to end, and to be seen.
-_SHORTEST: Final = (4, 8, 12, 16, 20, 24)
-_SHORT_SECONDS: Final = 0.2
+#: What any input may take, and what each byte of it may take beside that, in seconds; reading
+#: the slowest of them takes half a microsecond a byte.
+_ANY_SECONDS: Final = 1.0
+_BYTE_SECONDS: Final = 10e-6
+#: Exponential growth doubles with each of these steps or with a few of them.
+_SHORT: Final = range(4, 65, 4)
+_FIRST: Final = 1 << 10
+#: Up to this length each is twice the one before, for it costs little; later four times.
+_DENSE: Final = 1 << 16
 
 
-def demand_linear(
+def demand_quick(
     work: Callable[[_Input], object], make: Callable[[int], _Input], longest: int = LONGEST
 ) -> None:
-    """Fail unless the time of `work` grows with the length of `make(length)` at most.
+    """Fail if the time of `work` exceeds its bound for `make(length)`, at any length to `longest`.
 
     `work` answers for what it raises.
     """
-    for length in _SHORTEST:
-        seconds = _seconds(work, make(length), 0.0)
-        assert seconds < _SHORT_SECONDS, f"{length} characters take {seconds:.2f} s"
-    shorter, before = 0, 0.0
     for length in _lengths(longest):
-        bound = _MOST * before + _NOTHING if shorter else float("inf")
-        seconds = _seconds(work, make(length), bound)
-        if seconds > bound:  # the shorter one may have been measured in a better moment
-            before = max(before, _seconds(work, make(shorter), 0.0))
-            bound = _MOST * before + _NOTHING
-            seconds = min(seconds, _seconds(work, make(length), bound))
-        assert seconds <= bound, (
-            f"{shorter} characters take {before:.3f} s and {length} take {seconds:.3f} s"
-        )
-        shorter, before = length, seconds
+        seconds = _seconds(work, make(length))
+        bound = _ANY_SECONDS + _BYTE_SECONDS * length
+        assert seconds <= bound, f"{length} characters take {seconds:.2f} s, more than {bound:.2f}"
 
 
-def _lengths(longest: int) -> Iterable[int]:
-    lengths = [longest]
-    while lengths[-1] > _STEP << 8:
-        lengths.append(lengths[-1] // _STEP)
-    return reversed(lengths)
+def _lengths(longest: int) -> Iterator[int]:
+    yield from _SHORT
+    length = _FIRST
+    while length < longest:
+        yield length
+        length *= 2 if length < _DENSE else 4
+    yield longest
 
 
-def _seconds(work: Callable[[_Input], object], text: _Input, enough: float) -> float:
-    """Return the shortest time of several, or the first that is short enough."""
-    shortest = float("inf")
+def _seconds(work: Callable[[_Input], object], text: _Input) -> float:
+    """Return the processor time of one call, without the collection of garbage."""
     was_on = gc.isenabled()
     gc.disable()
     try:
-        for _ in range(_REPETITIONS):
-            started = time.thread_time()
-            work(text)
-            shortest = min(shortest, time.thread_time() - started)
-            if shortest <= enough:
-                break
+        started = time.thread_time()
+        work(text)
+        return time.thread_time() - started
     finally:
         if was_on:
             gc.enable()
-    return shortest

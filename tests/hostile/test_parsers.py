@@ -43,7 +43,7 @@ from systemd.errors import SystemdError
 from systemd.escape import escape, slice_path, unescape
 from tests.agent.checkpoint.states import example
 from tests.agent.managers.hosts import SMT, make_rules
-from tests.hostile.growth import LONGEST, demand_linear
+from tests.hostile.growth import LONGEST, demand_quick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,7 +261,7 @@ def measure(
         except _REFUSALS as error:
             str(error)
 
-    demand_linear(attempt, make, longest)
+    demand_quick(attempt, make, longest)
 
 
 @pytest.mark.parametrize("make", TEXTS.values(), ids=TEXTS)
@@ -291,7 +291,7 @@ def test_a_state_takes_no_longer_to_be_judged_than_it_has_pods() -> None:
         with pytest.raises(UnfitStateError):
             take_over(_RULES, state)
 
-    demand_linear(attempt, taken_over, 1 << 14)
+    demand_quick(attempt, taken_over, 1 << 14)
 
 
 @pytest.mark.parametrize(("parse", "bodies"), SCALARS.values(), ids=SCALARS)
@@ -304,11 +304,16 @@ def test_a_single_value_takes_no_longer_than_it_is_long(
 
 
 def test_a_parser_that_takes_longer_is_found() -> None:
-    def concatenate(data: bytes) -> bytes:
-        found = b""
-        for start in range(0, len(data), 4):
-            found = data[start : start + 4] + found
-        return found
+    def compare_each_with_each(data: bytes) -> int:
+        return sum(one == other for one in data for other in data)
 
     with pytest.raises(AssertionError, match="characters take"):
-        measure(concatenate, repeated("", "a"))
+        measure(compare_each_with_each, repeated("", "a"))
+
+
+def test_a_parser_that_never_ends_is_found_at_a_few_characters() -> None:
+    def count(data: bytes) -> int:
+        return sum(1 for _ in range(1 << len(data)))
+
+    with pytest.raises(AssertionError, match=r"\d\d characters take"):
+        measure(count, repeated("", "a"))

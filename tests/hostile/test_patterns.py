@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from tests.hostile.growth import demand_linear
+from tests.hostile.growth import demand_quick
 from tests.hostile.patterns import Used, hidden_uses, hostile_texts, patterns
 
 USED = tuple(patterns())
+_LONGEST: Final = 1 << 17
 
 
 def measure(pattern: re.Pattern[Any], method: str) -> None:
@@ -22,8 +23,9 @@ def measure(pattern: re.Pattern[Any], method: str) -> None:
         return getattr(pattern, method)(*(("",) if method in ("sub", "subn") else ()), text)
 
     for make in hostile_texts(pattern):
-        # Long enough for what is quadratic to take a second; 4 MiB are left to the parsers.
-        demand_linear(apply, make, 1 << 14)
+        # Long enough for what is quadratic to take many times its bound, and for what is linear
+        # to take a thousandth of it; 4 MiB are left to the parsers.
+        demand_quick(apply, make, _LONGEST)
 
 
 @pytest.mark.parametrize("used", USED, ids=lambda used: used.name)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from agent.client import AgentClient
 from cgroupfs.names import Driver
 from tests.agent.service.support import running
 from tests.load.churn import Churn, Course, HostSystemd, Pace, busy_world, own_descriptors
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 #: So many bytes more at the end than before are still no growth: arenas of the allocator.
 _SLACK = 8 << 20
 #: The fake of systemd looks at all of its units with each call: so many pods are enough for it.
-SYSTEMD_PODS = 100
+SYSTEMD_PODS = 50
+#: A client waits so many seconds for one answer, on however busy a machine.
+_PATIENCE = 600.0
 
 
 def main() -> int:
@@ -62,6 +65,7 @@ async def _run(directory: Path, pace: Pace, driver: Driver) -> Course:
     world = busy_world(directory, driver)
     host = HostSystemd.of(world) if driver is Driver.SYSTEMD else None
     async with running(world) as agent:
+        agent.client = AgentClient(world.socket, timeout=_PATIENCE)
         return await Churn(agent, pace, host).run()
 
 

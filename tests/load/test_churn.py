@@ -59,13 +59,13 @@ async def test_a_bus_that_hangs_for_a_minute_breaks_nothing_and_all_that_it_miss
 ) -> None:
     world = busy_world(tmp_path, Driver.SYSTEMD)
     host = HostSystemd.of(world)
-    pace = Pace(pods=20, containers=2, seconds=80, rate=1, silence=60)
+    pace = Pace(pods=8, containers=1, seconds=70, rate=0.5, silence=60)
     async with running(world) as agent:
         course = await Churn(agent, pace, host).run()
     assert course.broken == []
     assert (course.admitted, course.refused) == (course.removed, 0)
     # Admissions and removals of every kind went on while the bus hung.
-    assert course.silent >= 20
+    assert course.silent >= 10
     assert course.silent_reconciles >= 6
     assert course.deadlines > 0
 
