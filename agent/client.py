@@ -163,8 +163,21 @@ class AgentClient:
     def _open(
         connection: _UnixConnection, method: str, path: str, body: bytes | None
     ) -> http.client.HTTPResponse:
-        connection.request(method, path, body=body)
+        try:
+            connection.request(method, path, body=body)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            return _early_answer(connection, error)
         return connection.getresponse()
+
+
+def _early_answer(
+    connection: http.client.HTTPConnection, sending: OSError
+) -> http.client.HTTPResponse:
+    """Return why the agent closed the connection before it took all, or raise what sending did."""
+    try:
+        return connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        raise sending from None
 
 
 def _segment(text: str) -> str:

@@ -160,11 +160,16 @@ def _why_not(tree: Tree, layout: Layout, pod: PodGrant, cgroup: str, own: str) -
     return _why_not_elsewhere(tree, cgroup, own)
 
 
+def _is_systemds(name: str) -> bool:
+    """Tell whether a unit is systemd's own; its services run in cgroups below theirs, as udevd."""
+    return name in _SYSTEMD_OWN or (name.startswith("systemd-") and name.endswith(".service"))
+
+
 def _why_not_elsewhere(tree: Tree, cgroup: str, own: str) -> str | None:
     name = cgroup.rpartition("/")[2]
     if own and (f"{own}/".startswith(f"{cgroup}/") or cgroup.startswith(f"{own}/")):
         return "it is the agent's own"
-    if name in _SYSTEMD_OWN or (name.startswith("systemd-") and name.endswith(".service")):
+    if any(_is_systemds(part) for part in cgroup.split("/")):
         return "it belongs to the service manager"
     if name.endswith(".slice"):
         return "it is a slice, which holds more than one container"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: How long what is under way is still waited for after a peer said that it sends no more, seconds.
-HALF_CLOSED_SECONDS: Final = 1.0
 #: A request's target (RFC 9112 section 3.2): visible ASCII, in which no surrogate hides.
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
 _LONGEST_REASON: Final = 120
@@ -115,17 +113,13 @@ class Exchange:
         if declared is not None:
             self._demand_room(declared, declared)
         await self._ask_to_go_on()
-        reading = asyncio.create_task(self._read_all())
         try:
-            await self._connection.until_half_closed(reading)
-            done, _ = await asyncio.wait((reading,), timeout=HALF_CLOSED_SECONDS)
-            if not done:
-                raise BrokenBodyError("the connection ended within it")
-            return reading.result()
+            body = await self._read_all()
         except (web.RequestPayloadError, ConnectionError) as error:
             raise BrokenBodyError(shortened(str(error))) from error
-        finally:
-            reading.cancel()
+        if self._connection.body_cut_off:
+            raise BrokenBodyError("the connection ended within it")
+        return body
 
     async def _read_all(self) -> bytes:
         body = bytearray()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+#: How long a request is still waited for whose peer has said that it sends no more, in seconds.
+HALF_CLOSED_SECONDS: Final = 1.0
 #: How long the rest of a request is still taken, and thrown away, after its answer, in seconds.
 LINGER_SECONDS: Final = 1.0
 #: So much is received at once, and twice that at most waits of a body that nobody reads.
@@ -44,7 +46,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
     """A connection of a listener, with its deadline.
 
     `answering` is true from a request's whole head until its answer is there, `half_closed` from
-    the moment when the peer has said that it sends no more.
+    the moment when the peer has said that it sends no more, `body_cut_off` if that was amid a body.
     """
 
     def __init__(self, manager: web.Server, owner: Connections, caller: Caller) -> None:
@@ -68,6 +70,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         self.limits: Limits = limits
         self.answering = False
         self.half_closed = False
+        self.body_cut_off = False
         self._sending = False
         self._begun = 0  # requests, of those that the library counts
         self._owner = owner
@@ -148,12 +151,15 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         super().eof_received()
         self._end()
         self.half_closed = True
+        if not self._body.is_eof():  # all that was received is looked at before this is said
+            self.body_cut_off = True
+            self._body.feed_eof()
         under_way = self.answering or self._sending
         asked = under_way or self._request_count > self._begun
         if self.transport is None or self.ssl_context is not None or not asked:
             return None
         if not under_way:
-            self._expect(exchange.HALF_CLOSED_SECONDS)
+            self._expect(HALF_CLOSED_SECONDS)
         return True
 
     # --- what the agent does --------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """How many bytes the connections of a listener hold at a time, and which ones give way.
 
 The number of connections bounds no memory: a body may have megabytes, and an answer stays until
-its reader takes it. As with places (`agent.http.limits`), each caller has a share below the bound of
-all together, and privileged callers are counted apart, so that no other takes their room.
+its reader takes it. As with places (`agent.http.limits`), each caller has a share below the bound
+of all together, and privileged callers are counted apart, so that no other takes their room.
 """
 
 from __future__ import annotations

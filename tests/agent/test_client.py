@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.client import AgentClient, AgentRefused, Unreachable
-from agent.wire import ErrorBody, ErrorDetail
+from agent.wire import ErrorBody, ErrorDetail, ErrorDocument, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,3 +115,24 @@ def test_watching_may_be_refused(tmp_path: Path) -> None:
         pytest.raises(AgentRefused, match="no"),
     ):
         next(client.watch())
+
+
+def test_what_is_answered_before_the_request_was_read_is_told(tmp_path: Path) -> None:
+    body = encode(ErrorDocument(error=ErrorBody(code="Busy", message="ask again")))
+    path = tmp_path / "a.sock"
+
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(http("503 Service Unavailable", body))
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        # More than the kernel takes while nobody reads.
+        with pytest.raises(AgentRefused, match="ask again") as caught:
+            AgentClient(path, timeout=10).admit(bytes(8 << 20))
+        thread.join()
+    assert caught.value.status == 503

@@ -18,11 +18,12 @@ from agent.kubelet_state.memory_file import (
     write_memory_state,
 )
 from agent.managers.admission import remove
+from cgroupfs.names import Driver, Layout, Tier
 from tests.agent.kubelet_state.machines import admitted
 from tests.agent.managers.hosts import SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 from tests.conformance.invariants import broken_invariants
-from tests.fuzz.damage import damaged_bytes, damaged_document
+from tests.fuzz.damage import damaged_bytes, damaged_document, damaged_text
 from tests.fuzz.target import Target, demand, plain_check
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 #: Between the two files in an input; no JSON text holds it.
 _BETWEEN: Final = b"\x1e"
+_UIDS: Final = (
+    "u-1", "u-2", "../../x", "..", ".", "/", "a/b", "a\x1b]0;x\x07", "n\nb", "\x00", "", " ", "-",
+    "\u202ea", "\u00e9", "a_b", "A.B", "a..b", "a" * 128, "a" * 129, "a" * 5000, "pod", "kubepods",
+    "x.slice", "11111111-2222-3333-4444-555555555555", "%n", "burstable",
+)  # fmt: skip
 _RULES: Final = make_rules(SMT)
 _PODS: Final = (
     pod(app("a", guaranteed("cpu=2 memory=1Gi")), uid="u-1"),
@@ -50,6 +56,8 @@ _MEMORY: Final = _FILES[memory_file.FILE_NAME]
 
 def make_state_files(random: Random) -> bytes:
     """Draw both files, one or both of them damaged; without a checksum more is accepted."""
+    if not random.randrange(4):
+        return _with_hostile_uids(random)
     kind = random.randrange(3)
     cpu = _damaged(random, _CPU) if kind != 1 else _CPU
     memory = _damaged(random, _MEMORY) if kind != 0 else _MEMORY
@@ -61,6 +69,17 @@ def _damaged(random: Random, data: bytes) -> bytes:
         return damaged_bytes(random, data).replace(_BETWEEN, b"")
     document: Plain = {**json.loads(data), "checksum": 0}
     return json.dumps(damaged_document(random, document, most=3)).encode()
+
+
+def _with_hostile_uids(random: Random) -> bytes:
+    """Return both files with other uids and names of containers, the same in both."""
+    files = [{**json.loads(data), "checksum": 0} for data in (_CPU, _MEMORY)]
+    texts = [json.dumps(document) for document in files]
+    for name in ("u-1", "u-2", "db"):
+        if random.randrange(2):
+            other = json.dumps(damaged_text(random, _UIDS).decode("utf-8", "replace"))
+            texts = [text.replace(f'"{name}"', other) for text in texts]
+    return _BETWEEN.join(text.encode() for text in texts)
 
 
 def check_state_files(data: bytes) -> bool:
@@ -84,6 +103,11 @@ def check_state_files(data: bytes) -> bool:
     # The files do not tell init containers, whose CPUs the others have later.
     broken = [line for line in broken_invariants(_RULES, ledger) if not line.endswith("overlap")]
     demand(not broken, f"{broken}")
+    for uid, grant in ledger.grants.items():
+        names = (uid, *(container.name for container in grant.containers))
+        demand(all(name.isprintable() for name in names), f"{names!a} are no names")
+        for driver in Driver:
+            Layout(driver).pod(uid, Tier(str(grant.qos)))
     for uid in tuple(ledger.grants):
         ledger = remove(_RULES, ledger, uid)
     demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are held by nobody")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import socket
 import threading
 from contextlib import contextmanager, suppress
@@ -16,12 +15,13 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, quote_from_bytes, urlsplit
 
 import structlog
 
 from tests.agent.service.support import RecordingManager, make_world, manifest, running
 from tests.conformance.invariants import broken_invariants
-from tests.fuzz.damage import damaged_bytes
+from tests.fuzz.damage import damaged_bytes, damaged_text
 from tests.fuzz.pods import make_manifest
 from tests.fuzz.target import Target, demand
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
+    from agent.enforcement.bindings import Bindings
     from tests.agent.service.support import Running, World
     from tests.fuzz.target import Check
 
@@ -42,6 +43,14 @@ _PATHS: Final = (
     "/v1/topology", "/v1/reconcile", "/v1/pods/%00", "/v1/pods/" + "a" * 7000, "//v1//pods", "/",
     "/v1/pods/%ff%fe", "/v1/../etc/passwd", "*", "http://x/v1/pods",
 )  # fmt: skip
+_QUERIES: Final = (
+    "dryRun=true", "dryRun=1", "dryRun=false", "dryRun=0", "dryRun", "dryRun=", "dryrun=true",
+    "dryRun=true&dryRun=false", "dryRun=false&dryRun=true", "dryRun=true&x", "&dryRun=true&",
+    "dryRun=true;x=1", "dryRun=%74rue", "%64ryRun=true", "dryRun=TRUE", "dryRun=true#x", "?", "=",
+    "&&&", "dryRun+=true", "dryRun=true%00", "force=true",
+)  # fmt: skip
+#: A request line may have 8 KiB, and each byte of a query may be written as three.
+_LONGEST_QUERY: Final = 2000
 _BODIES: Final = (
     b'{"cgroup": "/kubepods/podu-1/a"}', b'{"cgroup": "../../etc"}', b'{"pid": 1}', b'{"pid": -1}',
     b'{"pid": 99999999999999999999}', b'{"pid": 1, "cgroup": "/"}', b"{}", b"[]", b"null", b"",
@@ -62,16 +71,26 @@ def _request(random: Random) -> bytes:
         body = make_manifest(random) if random.randrange(20) else b"[" * _LARGE
     else:
         method, path = random.choice(_METHODS), random.choice(_PATHS)
+        if not random.randrange(3):
+            method, path = random.choice(("POST", "POST", method)), _with_query(random)
         body = damaged_bytes(random, random.choice(_BODIES)) if random.randrange(2) else body
     head = f"{method} {path} HTTP/1.1\r\nHost: numawarden\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
+
+
+def _with_query(random: Random) -> str:
+    """Return a path with a query that may be damaged, and may name its parameters encoded."""
+    query = damaged_text(random, _QUERIES)
+    safe = random.choice(("=&", "=&;%+?/:", ""))
+    path = random.choice(("/v1/pods", "/v1/pods", "/v1/pods/u-1", "/v1/reconcile", "/v1/status"))
+    return f"{path}?{quote_from_bytes(query[:_LONGEST_QUERY], safe=safe)}"
 
 
 class Agent:
     """A whole agent in a thread of its own, and what its loop complained about."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world = world
         self._manager = RecordingManager()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: Running | None = None
@@ -93,7 +112,7 @@ class Agent:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(lambda _, context: self.complaints.append(str(context)))
-        async with running(self._world, self._manager) as self._running:
+        async with running(self.world, self._manager) as self._running:
             self._up.set()
             await self._running.life
 
@@ -111,12 +130,30 @@ class Agent:
     def _exchange(self, request: bytes, *, whole: bool) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_PATIENCE)
-            connection.connect(str(self._world.socket))
+            connection.connect(str(self.world.socket))
             with suppress(BrokenPipeError, ConnectionResetError):  # refused before it was read
                 connection.sendall(request)
             if not whole:
                 return self._let_go(connection)
-            return self._answered(connection, request.partition(b" ")[0].decode())
+            method, target = request.split(b" ", 2)[:2]
+            return self._answered(connection, method.decode(), target.decode())
+
+    def admit(self, pod: bytes) -> bool:
+        """Admit a pod, and keep it."""
+        head = f"POST /v1/pods HTTP/1.1\r\nHost: x\r\nContent-Length: {len(pod)}\r\n\r\n"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_PATIENCE)
+            connection.connect(str(self.world.socket))
+            connection.sendall(head.encode() + pod)
+            response = HTTPResponse(connection, method="POST")
+            response.begin()
+            return response.status == 201
+
+    def bindings(self) -> Bindings:
+        """Return what is bound now."""
+        demand(self._running is not None, "the agent does not run")
+        assert self._running is not None
+        return self._running.keeper.state.held.bindings
 
     @staticmethod
     def _let_go(connection: socket.socket) -> bool:
@@ -133,7 +170,7 @@ class Agent:
         demand(b" 500 " not in first[:20], f"it failed: {first!r}")
         return first[9:10] == b"2"
 
-    def _answered(self, connection: socket.socket, method: str) -> bool:
+    def _answered(self, connection: socket.socket, method: str, target: str) -> bool:
         response = HTTPResponse(connection, method=method)
         try:
             response.begin()
@@ -143,19 +180,20 @@ class Agent:
             return False
         demand(response.status != 500, f"it failed: {body[:300]!r}")
         if response.status >= 400:
-            self._check_refusal(response, body)
+            self._check_refusal(body)
             return False
+        asked = dict(parse_qsl(urlsplit(target).query, keep_blank_values=True))
+        demand(not asked or set(asked) == {"dryRun"}, f"{asked} are known")
+        dry = "dryRun" in asked and asked["dryRun"] in ("true", "1")
+        demand(not dry or response.status == 200, f"a dry run is answered with {response.status}")
         self._remove(response.status, body)
         return True
 
     @staticmethod
-    def _check_refusal(response: HTTPResponse, body: bytes) -> None:
-        if response.getheader("Content-Type", "").startswith("application/json") and body:
+    def _check_refusal(body: bytes) -> None:
+        if body:  # the answer to HEAD has none
             error = json.loads(body)["error"]
             demand(error["code"] and error["message"], f"no reason: {body[:300]!r}")
-        else:
-            # What is no HTTP is refused by the library, in words of its own.
-            demand(response.status == 400 or not body, f"no document: {body[:300]!r}")
 
     def _remove(self, status: int, body: bytes) -> None:
         """Remove what was admitted, so that there is room for the next."""
@@ -166,34 +204,27 @@ class Agent:
 
 
 @contextmanager
-def _without_noise() -> Iterator[None]:
-    """Keep out of the terminal that peers speak no HTTP."""
-    logger = logging.getLogger("agent.service.http_log")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-@contextmanager
-def open_agent() -> Iterator[Check]:
-    """Run an agent for as long as messages are tried."""
+def running_agent() -> Iterator[Agent]:
+    """Run an agent for as long as something is tried."""
     structlog.configure(
         processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
         logger_factory=structlog.ReturnLoggerFactory(),
     )
-    with TemporaryDirectory() as directory, _without_noise():
+    with TemporaryDirectory() as directory:
         agent = Agent(make_world(Path(directory)))
         agent.start()
         try:
-            admitted = b"POST /v1/pods HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
-            pod = manifest(uid="u-1")
-            agent.check(b"F" + admitted % (len(pod), pod))
-            yield agent.check
+            yield agent
         finally:
             agent.stop()
+
+
+@contextmanager
+def open_agent() -> Iterator[Check]:
+    """Run an agent with one pod for as long as messages are tried."""
+    with running_agent() as agent:
+        demand(agent.admit(manifest(uid="u-1")), "a sound pod is not admitted")
+        yield agent.check
 
 
 MESSAGES: Final = Target("socket-message", make_message, open_agent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.fuzz.bindings import BINDINGS
 from tests.fuzz.checkpoints import CHECKPOINTS
 from tests.fuzz.configs import CONFIGS
 from tests.fuzz.kubelet import STATE_FILES
@@ -27,4 +28,5 @@ TARGETS: Final = (
     NAMES,
     REPLAYS,
     MESSAGES,
+    BINDINGS,
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.http import exchange, protocol
+from agent.http import protocol
 from agent.http.connections import Connections
 from agent.http.exchange import PIECE_BYTES
 from agent.http.limits import Caller, Limit, Limits
@@ -49,7 +49,6 @@ def posting(path: str, *headers: str) -> bytes:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait for the rest of a body that does not come."""
-    monkeypatch.setattr(exchange, "HALF_CLOSED_SECONDS", 0.01)
     monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.01)
 
 
@@ -278,7 +277,7 @@ async def test_the_transport_has_no_second_copy_of_an_answer() -> None:
 async def test_who_leaves_after_the_answer_leaves_its_place_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exchange, "HALF_CLOSED_SECONDS", FOREVER)
+    monkeypatch.setattr(protocol, "HALF_CLOSED_SECONDS", FOREVER)
     async with opened() as site:
         ends = await site.enter(posting("/body", "Content-Length: 5"))
         await site.asked.wait()
@@ -295,7 +294,7 @@ async def test_who_leaves_after_the_answer_leaves_its_place_at_once(
 async def test_who_sends_no_more_is_answered_and_then_over(
     monkeypatch: pytest.MonkeyPatch, path: bytes
 ) -> None:
-    monkeypatch.setattr(exchange, "HALF_CLOSED_SECONDS", FOREVER)
+    monkeypatch.setattr(protocol, "HALF_CLOSED_SECONDS", FOREVER)
     async with opened() as site:
         ends = await site.enter(ASK.replace(b"/ ", path))
         await site.asked.wait()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.http import exchange, protocol
+from agent.http import protocol
 from agent.http.connections import Connections
 from agent.http.limits import Caller, Limit, Limits
 from agent.http.messages import Request, Response, Stream
@@ -158,7 +158,6 @@ async def test_a_peer_that_still_sends_its_body_sees_the_answer_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(protocol, "LINGER_SECONDS", FOREVER)
-    monkeypatch.setattr(exchange, "HALF_CLOSED_SECONDS", 0.01)
     async with opened() as site:
         head = asking("POST", "/x", "Content-Length: 5000000")
         answer = await site.talk(head, *[bytes(100_000)] * 50, end=True)
@@ -280,10 +279,7 @@ async def test_who_goes_away_before_asking_is_no_matter(said: bytes) -> None:
 
 
 @in_loop
-async def test_who_goes_away_amid_a_body_is_answered_as_far_as_that_goes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(exchange, "HALF_CLOSED_SECONDS", 0.01)
+async def test_who_goes_away_amid_a_body_is_answered_as_far_as_that_goes() -> None:
     with capture_logs() as log:
         async with opened() as site:
             head = asking("POST", "/body", "Content-Length: 10")
