@@ -194,21 +194,23 @@ class Churn:
         while len(self._held) < self.pace.pods:
             await self._admit()
         await self._reconcile()
-        await _settled()
-        self.course.usage.append(Usage.now())
         quiet = (self.pace.seconds - self.pace.silence) / 2
         await self._churn(quiet)
+        await self._measure()  # not before: what comes and goes leaves gaps between what stays
         if self.host is not None and self.pace.silence:
             await self._churn_in_silence(self.host.bus)
         await self._churn(quiet)
-        await self._reconcile()
-        await _settled()
-        self.course.usage.append(Usage.now())
+        await self._measure()
         while self._held:
             await self._remove()
         await self._reconcile()
         self._check_empty()
         return self.course
+
+    async def _measure(self) -> None:
+        await self._reconcile()
+        await _settled()
+        self.course.usage.append(Usage.now())
 
     @property
     def _silent(self) -> bool:
