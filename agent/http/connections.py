@@ -207,7 +207,7 @@ class Connections:
         connection = request.protocol
         if not isinstance(connection, Connection):
             raise TypeError(f"aiohttp made a connection of its own: {connection!r}")
-        connection.begin_answer()
+        connection.begin_answer(request.content)
         try:
             if connection.caller.privileged:
                 await asyncio.sleep(0)

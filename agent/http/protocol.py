@@ -19,6 +19,8 @@ from agent.http import exchange
 from agent.limited_log import LimitedLog
 
 if TYPE_CHECKING:
+    from aiohttp import StreamReader
+
     from agent.http.connections import Connections
     from agent.http.limits import Caller, Limits
     from agent.http.room import Room
@@ -164,9 +166,11 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
 
     # --- what the agent does --------------------------------------------------------------------
 
-    def begin_answer(self) -> None:
-        """Note that a whole head is there."""
+    def begin_answer(self, body: StreamReader) -> None:
+        """Note that a whole head is there, and where its body comes."""
         self.answering = True
+        if not self._messages:  # what stands behind an upgrade did not come by `data_received`
+            self._body = body
         self._begun += 1
         self._head_begun = False
         self._expect(None)

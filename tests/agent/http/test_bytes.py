@@ -325,6 +325,19 @@ async def test_a_body_that_comes_after_its_head_begins_no_next_head() -> None:
             writer.close()
 
 
+@in_loop
+async def test_a_body_behind_an_upgrade_that_is_declined_is_no_head() -> None:
+    async with opened() as site:
+        upgrade = ASK[:-2] + b"Upgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+        ends = await site.enter(upgrade + posting("/body", f"Content-Length: {BODY}"))
+        assert await status(ends) == 200
+        assert await ends[0].readexactly(5) == b"hello"
+        ends[1].write(bytes(BODY))
+        assert await status(ends) == 200
+        assert await ends[0].readexactly(12) == b"100000 bytes"
+        ends[1].close()
+
+
 # --- in the agent ---------------------------------------------------------------------------------
 
 
