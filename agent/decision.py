@@ -77,7 +77,7 @@ class Refusal(Struct, frozen=True):
         return self
 
 
-class Rejection(Protocol):
+class RejectionCause(Protocol):
     """Why a pod was refused, as a `Refusal` or as the facts to make one of when it is asked for."""
 
     def explain(self) -> Refusal:
@@ -104,7 +104,7 @@ class Eligibility(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True, dict=True):
-    """Admitted (`grant` set, `rejection` and `refusal` None) or refused (the reverse).
+    """Admitted (`grant` set, `cause` and `refusal` None) or refused (the reverse).
 
     `ledger` is the ledger after the decision; a refusal returns the one it was given.
     `counters` are the increments of the kubelet's metrics that this admission causes. `warnings`
@@ -114,7 +114,7 @@ class Decision(Struct, frozen=True, dict=True):
     uid: str
     ledger: Ledger
     grant: PodGrant | None = None
-    rejection: Rejection | None = None
+    cause: RejectionCause | None = None
     hints: tuple[HintTrace, ...] = ()
     eligibility: tuple[Eligibility, ...] = ()
     counters: Mapping[CounterKey, int] = MappingProxyType({})
@@ -124,7 +124,7 @@ class Decision(Struct, frozen=True, dict=True):
     @cached_property
     def refusal(self) -> Refusal | None:
         """Why the pod was refused, said when it is first asked for; None when it was admitted."""
-        return None if self.rejection is None else self.rejection.explain()
+        return None if self.cause is None else self.cause.explain()
 
     @property
     def admitted(self) -> bool:

@@ -55,7 +55,7 @@ def _decided(rules: Rules, ledger: Ledger, pod: Pod, *, holds: bool = False) -> 
     eligibility = explain_eligibility(rules.policy, demand)
     unfit = None if holds else node_fit.refusal(rules, ledger, demand.requests)
     if unfit is not None:
-        return Decision(pod.uid, ledger, rejection=unfit, eligibility=eligibility)
+        return Decision(pod.uid, ledger, cause=unfit, eligibility=eligibility)
     draft = Draft.start(rules, ledger, demand)
     try:
         align_and_allocate(draft, PROVIDERS)
@@ -63,7 +63,7 @@ def _decided(rules: Rules, ledger: Ledger, pod: Pod, *, holds: bool = False) -> 
         return Decision(
             pod.uid,
             ledger,
-            rejection=refused.rejection,
+            cause=refused.cause,
             hints=tuple(draft.traces),
             eligibility=eligibility,
             counters=MappingProxyType(draft.counters),
@@ -135,7 +135,7 @@ def _repeated(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
         f"pod {held.namespace}/{held.name} already holds uid {pod.uid} with another specification",
         remedy="remove the pod first, or give the new one a uid of its own",
     )
-    return Decision(pod.uid, ledger, rejection=refusal)
+    return Decision(pod.uid, ledger, cause=refusal)
 
 
 def _confirmed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
@@ -149,7 +149,7 @@ def _confirmed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decisi
             f" {error}",
             remedy="ask with the specification that the kubelet ran, or remove the pod first",
         )
-        return Decision(pod.uid, ledger, rejection=refusal)
+        return Decision(pod.uid, ledger, cause=refusal)
     return Decision(pod.uid, ledger.with_grant(grant), grant=grant, already_admitted=True)
 
 
@@ -165,7 +165,7 @@ def _completed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decisi
             f"specification: {error}",
             remedy="ask with the specification that it was started with, or remove the pod first",
         )
-        return Decision(pod.uid, ledger, rejection=refusal)
+        return Decision(pod.uid, ledger, cause=refusal)
     if grant is None:
         decision = _decided(rules, rest, pod, holds=True)
         return decision if decision.admitted else replace(decision, ledger=ledger)

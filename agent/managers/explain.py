@@ -23,7 +23,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.decision import Rejection
+    from agent.decision import RejectionCause
     from agent.ledger import NodeMemory
     from agent.managers.demand import PodDemand
     from agent.managers.draft import Draft
@@ -116,7 +116,7 @@ class Unaligned(Struct, frozen=True):
 
 def affinity_rejection(
     draft: Draft, container: str | None, hints: tuple[tuple[str, ProviderHints], ...]
-) -> Rejection:
+) -> RejectionCause:
     """Return why the hints of a container (None: the pod) could not be merged acceptably."""
     empty = empty_pool_refusal(draft, Reason.TOPOLOGY_AFFINITY) if container is None else None
     return empty or Unaligned(draft.demand, container, hints, Room.of(draft))

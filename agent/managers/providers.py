@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from agent.decision import Rejection
+    from agent.decision import RejectionCause
     from agent.managers.demand import ContainerDemand
     from agent.managers.draft import Draft
     from agent.managers.hints import Hint, ProviderHints
 
 
 class Refused(Exception):  # noqa: N818  (not an error of the program: the pod's refusal)
-    """The pod cannot be admitted; `rejection` says why."""
+    """The pod cannot be admitted; `cause` says why."""
 
-    def __init__(self, rejection: Rejection) -> None:
+    def __init__(self, cause: RejectionCause) -> None:
         super().__init__()
-        self.rejection = rejection
+        self.cause = cause
 
     def __str__(self) -> str:
-        return self.rejection.explain().message
+        return self.cause.explain().message
 
 
 class HintProvider(Protocol):

@@ -83,7 +83,7 @@ def _decide(step: Admit, state: State) -> Decision:
     if step.pod is not None:
         return admit(state.rules, state.ledger, step.pod)
     refusal = Refusal(Reason.INVALID, _text(step.problems), remedy="mend the manifest")
-    return Decision(step.uid, state.ledger, rejection=refusal)
+    return Decision(step.uid, state.ledger, cause=refusal)
 
 
 def _restart(number: int, step: Restart, ledger: Ledger) -> Outcome:

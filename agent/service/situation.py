@@ -50,7 +50,7 @@ def decide(situation: Situation, ledger: Ledger, pod: Pod) -> Decision:
             f"the configuration does not fit this host: {'; '.join(situation.misfits)}",
             remedy="correct the configuration and start the agent again; pods run on meanwhile",
         )
-        return Decision(pod.uid, ledger, rejection=refusal)
+        return Decision(pod.uid, ledger, cause=refusal)
     return admit(situation.rules, ledger, pod)
 
 

@@ -72,7 +72,7 @@ def recorded(**cpus: str) -> dict[str, Any]:
 
 def refusing(reason: Reason, asked: int | None = None, container: str | None = None) -> Decision:
     refusal = Refusal(reason, "", asked=asked, container=container)
-    return Decision("u-1", RULES.empty_ledger(), rejection=refusal)
+    return Decision("u-1", RULES.empty_ledger(), cause=refusal)
 
 
 def ledger(busy: str = "") -> Ledger:

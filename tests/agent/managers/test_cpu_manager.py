@@ -44,7 +44,7 @@ def allocate(draft: Draft, hint: Hint = NO_AFFINITY) -> dict[str, str]:
 def refusal(draft: Draft) -> Refusal:
     with pytest.raises(Refused) as caught:
         allocate(draft)
-    return caught.value.rejection.explain()
+    return caught.value.cause.explain()
 
 
 def without_cpu_manager() -> Rules:
@@ -168,7 +168,7 @@ class TestBudget:
         draft = draft_of(make_rules(topology=BEST_EFFORT), asked)
         with pytest.raises(Refused) as caught:
             MANAGER.allocate_pod(draft, ON_NODE_0)
-        assert caught.value.rejection.explain().reason is Reason.EMPTY_POD_SHARED_POOL
+        assert caught.value.cause.explain().reason is Reason.EMPTY_POD_SHARED_POOL
         assert counted(draft) == {
             "cpu_manager_pinning_errors_total": 1,
             "resource_manager_allocation_errors_total cpu,pod": 1,
@@ -183,8 +183,8 @@ class TestBudget:
         odd_budget = pod(app("a"), of_pod=guaranteed("cpu=3 memory=4Gi"))
         with pytest.raises(Refused) as caught:
             MANAGER.allocate_pod(draft_of(rules, odd_budget), ON_NODE_1)
-        assert caught.value.rejection.explain().reason is Reason.SMT_ALIGNMENT
-        assert caught.value.rejection.explain().container is None
+        assert caught.value.cause.explain().reason is Reason.SMT_ALIGNMENT
+        assert caught.value.cause.explain().container is None
 
     @pytest.mark.parametrize(
         ("cpus", "name"),

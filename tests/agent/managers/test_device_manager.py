@@ -86,7 +86,7 @@ def test_too_few_devices_are_a_refusal_with_what_is_free_where() -> None:
     draft = draft_of(RULES, pod(app("c1", gpus(2))), ledger)
     with pytest.raises(Refused) as caught:
         MANAGER.allocate(draft, container(draft, "c1"), NO_AFFINITY)
-    refusal = caught.value.rejection.explain()
+    refusal = caught.value.cause.explain()
     assert (refusal.reason, refusal.resource, refusal.container) == (Reason.UNEXPECTED, GPU, "c1")
     assert (refusal.asked, refusal.free) == (2, {1: 1})
     assert "Requested: 2, Available: 1" in refusal.message
@@ -110,7 +110,7 @@ def test_a_budget_with_too_few_devices_is_refused_naming_the_container() -> None
     asked = pod(app("c1", gpus(3)), app("c2", gpus(2)), of_pod=guaranteed("cpu=4 memory=4Gi"))
     with pytest.raises(Refused) as caught:
         MANAGER.allocate_pod(draft_of(rules, asked), ON_NODE_0)
-    refusal = caught.value.rejection.explain()
+    refusal = caught.value.cause.explain()
     assert (refusal.reason, refusal.resource, refusal.container) == (Reason.UNEXPECTED, GPU, "c2")
     assert (refusal.asked, refusal.free) == (2, {1: 1})
 

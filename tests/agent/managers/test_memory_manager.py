@@ -53,7 +53,7 @@ def shown(draft: Draft) -> dict[str, list[str]]:
 def refusal(draft: Draft, hint: Hint = NO_AFFINITY) -> Refusal:
     with pytest.raises(Refused) as caught:
         allocate(draft, hint)
-    return caught.value.rejection.explain()
+    return caught.value.cause.explain()
 
 
 class TestHints:
@@ -84,7 +84,7 @@ class TestHints:
         draft = draft_of(PAGED, pod(app("a", guaranteed("cpu=1 memory=1Gi hugepages-1Gi=1Gi"))))
         with pytest.raises(Refused) as caught:
             MANAGER.container_hints(draft, container(draft, "a"))
-        found = caught.value.rejection.explain()
+        found = caught.value.cause.explain()
         assert (found.reason, found.resource) == (Reason.UNEXPECTED, "hugepages-1Gi")
         assert (found.asked, found.container) == (GIB, "a")
 
@@ -155,8 +155,8 @@ class TestBudget:
         draft = self.draft(app("a", own(4)), app("b"))
         with pytest.raises(Refused) as caught:
             MANAGER.allocate_pod(draft, ON_NODE_0)
-        assert caught.value.rejection.explain().reason is Reason.EMPTY_POD_SHARED_POOL
-        assert caught.value.rejection.explain().resource == "memory"
+        assert caught.value.cause.explain().reason is Reason.EMPTY_POD_SHARED_POOL
+        assert caught.value.cause.explain().resource == "memory"
         assert draft.node_memory == draft.ledger.memory
         assert counted(draft, "allocation_errors") == {
             "resource_manager_allocation_errors_total memory,pod": 1
@@ -166,8 +166,8 @@ class TestBudget:
         draft = self.draft(app("a"), gib=31)
         with pytest.raises(Refused) as caught:
             MANAGER.allocate_pod(draft, ON_BOTH)
-        assert caught.value.rejection.explain().container is None
-        assert caught.value.rejection.explain().asked == 31 * GIB
+        assert caught.value.cause.explain().container is None
+        assert caught.value.cause.explain().asked == 31 * GIB
 
 
 @pytest.mark.parametrize("scope", [CONTAINER, POD])

@@ -139,8 +139,8 @@ class TestRefusal:
         log: list[str] = []
         with pytest.raises(Refused) as caught:
             align_and_allocate(two_containers(policy, scope), [Recorder("one", log, IMPOSSIBLE)])
-        assert caught.value.rejection.explain().reason is Reason.TOPOLOGY_AFFINITY
-        assert caught.value.rejection.explain().container == ("i" if scope is CONTAINER else None)
+        assert caught.value.cause.explain().reason is Reason.TOPOLOGY_AFFINITY
+        assert caught.value.cause.explain().container == ("i" if scope is CONTAINER else None)
         assert log == [f"one hints {'i' if scope is CONTAINER else 'pod'}"]
 
     def test_best_effort_goes_on(self) -> None:
