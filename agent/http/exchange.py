@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from agent.http.errors import BodyTooLargeError, BrokenBodyError, HttpError
-from agent.http.messages import Request, Stream, Target
+from agent.http.messages import Request, Stream, Target, one_line
 
 if TYPE_CHECKING:
     from agent.http.messages import Answer, Failure, Handler, Response
@@ -22,7 +22,6 @@ log = structlog.get_logger(__name__)
 
 #: A request's target (RFC 9112 section 3.2): visible ASCII, in which no surrogate hides.
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
-_LONGEST_REASON: Final = 120
 #: An answer is written in pieces of so many bytes: the transport has a copy of no more than one.
 PIECE_BYTES: Final = 64 << 10
 #: The library would name itself and its version.
@@ -116,7 +115,7 @@ class Exchange:
         try:
             body = await self._read_all()
         except (web.RequestPayloadError, ConnectionError) as error:
-            raise BrokenBodyError(shortened(str(error))) from error
+            raise BrokenBodyError(one_line(str(error))) from error
         if self._connection.body_cut_off:
             raise BrokenBodyError("the connection ended within it")
         return body
@@ -183,9 +182,3 @@ def _target(text: str) -> Target:
 
 def _headers(answer: Response) -> list[tuple[str, str]]:
     return [("Content-Type", answer.content_type), *_OWN_HEADERS, *answer.headers]
-
-
-def shortened(text: str) -> str:
-    """Return what a library says of a peer's message as one short line for logs and answers."""
-    line = " ".join(text.split())
-    return ascii(line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}...")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct, field
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 PLAIN = "text/plain; charset=utf-8"
+
+#: How many characters of a library's words on a message are shown.
+_LONGEST_REASON: Final = 120
 
 
 class Target(Struct, frozen=True):
@@ -79,3 +82,9 @@ Failure: TypeAlias = "Callable[[HTTPStatus, str], Response]"
 def plain_failure(status: HTTPStatus, message: str) -> Response:
     """Return a line of text."""
     return Response(f"{message}\n".encode(), status)
+
+
+def one_line(text: str) -> str:
+    """Return what a library says of a peer's message as one short line for logs and answers."""
+    line = " ".join(text.split())
+    return ascii(line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}...")

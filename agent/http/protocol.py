@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 
-from agent.http import exchange
+from agent.http.messages import one_line
 from agent.limited_log import LimitedLog
 
 if TYPE_CHECKING:
     from aiohttp import StreamReader
 
-    from agent.http.connections import Connections
     from agent.http.limits import Caller, Limits
+    from agent.http.messages import Failure
     from agent.http.room import Room
 
 log = structlog.get_logger(__name__)
@@ -44,6 +44,33 @@ MAX_HEAD_BYTES: Final = 32 << 10
 _TOO_MANY: Final = "Too many headers"
 
 
+class Listener(Protocol):
+    """What a connection needs of the listener that let it in."""
+
+    limits: Limits
+    #: The room for the bodies, and for the answers, of all connections.
+    bodies: Room[Connection]
+    answers: Room[Connection]
+    #: What is received stands here only until its connection has looked at it.
+    received: memoryview
+    #: Log lines that a peer can cause.
+    lines: LimitedLog
+    #: What a request that is no HTTP is answered with: a status and why.
+    failed: Failure
+
+    def active(self, connection: Connection) -> None:
+        """Note that a connection did something."""
+
+    def sending(self, connection: Connection, size: int) -> None:
+        """Count the bytes of an answer that is about to be sent."""
+
+    def watching(self, connection: Connection) -> None:
+        """Count a connection among the watchers from now on."""
+
+    def lost(self, connection: Connection) -> None:
+        """Take the place of a connection that is over."""
+
+
 class Connection(web.RequestHandler, asyncio.BufferedProtocol):
     """A connection of a listener, with its deadline.
 
@@ -51,7 +78,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
     the moment when the peer has said that it sends no more, `body_cut_off` if that was amid a body.
     """
 
-    def __init__(self, manager: web.Server, owner: Connections, caller: Caller) -> None:
+    def __init__(self, manager: web.Server, owner: Listener, caller: Caller) -> None:
         limits = owner.limits
         super().__init__(
             manager,
@@ -258,7 +285,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         """Answer what is no HTTP; that is the peer's mistake, and a line of the log is enough."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
-        why = exchange.shortened(exc.message)
+        why = one_line(exc.message)
         self._owner.lines.warning("a peer speaks no HTTP", why=why)
         if isinstance(exc, LineTooLong) or exc.message.startswith(_TOO_MANY):
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
