@@ -128,7 +128,11 @@ def rules_with_devices(draw: st.DrawFn) -> Rules:
         for name in ("gpu", "nic")
     }
     topology = replace(rules.policy.topology, prefer_closest_numa_nodes=draw(st.booleans()))
-    return Rules(rules.machine, replace(rules.policy, topology=topology, devices=devices))
+    # Of sets that are not preferred the rules do not look at sockets (docs/differences.md).
+    options = replace(rules.policy.cpu.options, align_by_socket=False)
+    cpu = replace(rules.policy.cpu, options=options)
+    policy = replace(rules.policy, cpu=cpu, topology=topology, devices=devices)
+    return Rules(rules.machine, policy)
 
 
 def with_more(asked: Pod, wanted: dict[str, int]) -> Pod:
