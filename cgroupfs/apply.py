@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from cgroupfs.diagnose import Cause, why_not_effective
 from cgroupfs.ordering import Stage
 from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, EVENTS, MEMS, MEMS_EFFECTIVE
+from cgroupfs.verify import Cause, why_not_effective
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

@@ -23,15 +23,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from cgroupfs.ordering import Node, Stage, order
-from cgroupfs.state import CPU_MAX, CPUS, MEMS
+from cgroupfs.state import CPU_MAX, CPUS, MEMS, NO_LIMIT
 from cgroupfs.tree import parent
-from cgroupfs.values import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from cgroupfs.state import State
-    from cgroupfs.values import CpuMax
+    from cgroupfs.state import CpuMax, State
     from sysfs.mask import Mask
 
 

@@ -1,14 +1,16 @@
-"""What the kernel shows of a cgroup: the settings, and what became of them."""
+"""What the kernel shows of a cgroup: its settings, their values, and how they are written."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+from mmap import PAGESIZE
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cgroupfs.values import CPU_WEIGHT, MEMORY_MAX, CpuMax, use_of
+from cgroupfs.errors import CgroupValueError
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -16,11 +18,113 @@ if TYPE_CHECKING:
 
     from cgroupfs.tree import Tree
 
+#: Bounds of `cpu.max` in microseconds (kernel/sched/core.c: min_cfs_quota_period and
+#: max_cfs_quota_period; Documentation/admin-guide/cgroup-v2.rst, CPU).
+MIN_QUOTA_US: Final = 1_000
+
+MIN_PERIOD_US: Final = 1_000
+
+MAX_PERIOD_US: Final = 1_000_000
+
+DEFAULT_PERIOD_US: Final = 100_000
+#: The scheduler's arithmetic keeps 44 bits of microseconds (kernel/sched/core.c: max_cfs_runtime).
+MAX_QUOTA_US: Final = (1 << 44) - 1
+
+CPU_WEIGHT: Final = "cpu.weight"
+
+MEMORY_MAX: Final = "memory.max"
+#: What a limit shows that nobody set, and a weight (cgroup-v2.rst, "Interface Files").
+NO_LIMIT: Final = "max"
+
+DEFAULT_WEIGHT: Final = "100"
+#: From here on a limit in bytes is none (include/linux/page_counter.h, PAGE_COUNTER_MAX).
+_NO_LIMIT_FROM: Final = (1 << 63) - PAGESIZE
+
+_KIB: Final = 1 << 10
+
+_MIB: Final = 1 << 20
+
+_GIB: Final = 1 << 30
+#: Thousands of cgroups show few limits, and are looked at again and again.
+_REMEMBERED: Final = 256
+
+
+class CpuMax(Struct, frozen=True):
+    """CPU bandwidth: at most `quota_us` microseconds of CPU time in each `period_us`.
+
+    `quota_us` None is no limit (`max`). Raises `CgroupValueError` outside the kernel's bounds.
+    """
+
+    quota_us: int | None
+    period_us: int = DEFAULT_PERIOD_US
+
+    def __post_init__(self) -> None:
+        if not MIN_PERIOD_US <= self.period_us <= MAX_PERIOD_US:
+            why = f"the period is between {MIN_PERIOD_US} and {MAX_PERIOD_US} microseconds"
+            raise CgroupValueError("cpu.max", str(self), why)
+        if self.quota_us is not None and not MIN_QUOTA_US <= self.quota_us <= MAX_QUOTA_US:
+            why = f"the quota is 'max' or between {MIN_QUOTA_US} and {MAX_QUOTA_US} microseconds"
+            raise CgroupValueError("cpu.max", str(self), why)
+
+    @staticmethod
+    def parse(text: str) -> CpuMax:
+        """Parse what the kernel shows, such as `max 100000` or `150000 100000`."""
+        return _parsed(text)
+
+    def __str__(self) -> str:
+        quota = "max" if self.quota_us is None else str(self.quota_us)
+        return f"{quota} {self.period_us}"
+
+    def allows(self, other: CpuMax) -> bool:
+        """Tell whether this limit is at least as wide as `other`, in CPUs per unit of time."""
+        if self.quota_us is None:
+            return True
+        if other.quota_us is None:
+            return False
+        return self.quota_us * other.period_us >= other.quota_us * self.period_us
+
+
+UNLIMITED: Final = CpuMax(None)
+
+
+def limit_text(size: int, unit: int = PAGESIZE) -> str:
+    """Return how the kernel shows a limit of `size` bytes: in whole pages of `unit` bytes."""
+    return NO_LIMIT if size >= _NO_LIMIT_FROM else str(size - size % unit)
+
+
+def hugetlb_max(page_size: int) -> str:
+    """Return the file that limits huge pages of so many bytes (mm/hugetlb_cgroup.c, mem_fmt)."""
+    for unit, name in ((_GIB, "GB"), (_MIB, "MB")):
+        if page_size >= unit:
+            return f"hugetlb.{page_size // unit}{name}.max"
+    return f"hugetlb.{page_size // _KIB}KB.max"
+
+
+def use_of(file: str) -> str | None:
+    """Return the file that shows how much of a limit is in use, None where nothing does."""
+    if file == MEMORY_MAX or (file.startswith("hugetlb.") and file.endswith(".max")):
+        return f"{file.removesuffix('max')}current"
+    return None
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _parsed(text: str) -> CpuMax:
+    quota, _, period = text.strip().partition(" ")
+    if not (period.isdigit() and (quota == "max" or quota.isdigit())):
+        raise CgroupValueError("cpu.max", text.strip(), "expected 'QUOTA PERIOD'")
+    return CpuMax(None if quota == "max" else int(quota), int(period))
+
+
 CPUS: Final = "cpuset.cpus"
+
 CPUS_EFFECTIVE: Final = "cpuset.cpus.effective"
+
 MEMS: Final = "cpuset.mems"
+
 MEMS_EFFECTIVE: Final = "cpuset.mems.effective"
+
 CPU_MAX: Final = "cpu.max"
+
 EVENTS: Final = "cgroup.events"
 
 _FILES: Final = (CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, CPU_MAX, EVENTS)

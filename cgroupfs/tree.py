@@ -8,25 +8,27 @@ A cgroup path is a POSIX path relative to the root, `""` is the root itself. Met
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cgroupfs.beneath import DIRECTORY, open_beneath
-from cgroupfs.errors import CgroupPathError
-from cgroupfs.lock import FlockedTree
+from cgroupfs.errors import CgroupPathError, TreeLockedError
 from cgroupfs.mount import check_root
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
-    from pathlib import Path
 
-    from cgroupfs.lock import TreeLock
 
 _NAME_MAX: Final = 255
+
 _PATH_MAX: Final = 4095
+
 _CHUNK: Final = 16384
+
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 #: A read that returns less has reached the end: the kernel fills at least one page otherwise.
 _ONE_PAGE: Final = 2048
@@ -272,3 +274,78 @@ def _read_all(fd: int) -> str:
         return b"".join(parts).decode()
     finally:
         os.close(fd)
+
+
+#: Files of mode 0200 in the root of a tree; a cgroup namespace's root has the second one as well.
+_UNREADABLE: Final = ("memory.reclaim", "cgroup.kill")
+
+_LOCKS: Final = Path("/proc/locks")
+
+
+class TreeLock(Protocol):
+    """The exclusive lock of a cgroup tree, held until `release` or the end of the process."""
+
+    def release(self) -> None:
+        """Give the tree free; doing it twice is harmless."""
+        ...
+
+
+class FlockedTree:
+    """The lock of the tree mounted at `root`, whose open directory is `root_fd`.
+
+    Raises `TreeLockedError` at once when another process has it, `OSError` as open(2) does.
+    """
+
+    def __init__(self, root: Path, root_fd: int) -> None:
+        self._fd = _open(root_fd)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _holder(self._fd)
+            self.release()
+            raise TreeLockedError(root, holder) from None
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give the tree free; see `TreeLock.release`."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _open(root_fd: int) -> int:
+    for name in _UNREADABLE:
+        try:
+            return open_beneath(root_fd, name, os.O_WRONLY)
+        except FileNotFoundError:
+            continue
+    return open_beneath(root_fd, "", os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _holder(fd: int) -> str | None:
+    """Return process id and name of who holds the lock, None when it cannot be seen from here.
+
+    A line of /proc/locks reads `1: FLOCK  ADVISORY  WRITE 4711 00:1a:42 0 EOF` (proc(5)); the
+    processes of other pid namespaces are left out.
+    """
+    status = os.fstat(fd)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    file = f"{device}:{status.st_ino}"
+    try:
+        for line in _LOCKS.read_text().splitlines():
+            words = line.split()
+            if words[1:2] == ["FLOCK"] and words[5:6] == [file] and int(words[4]) > 0:
+                return _described(words[4])
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _described(pid: str) -> str:
+    try:
+        name = Path("/proc", pid, "comm").read_bytes().decode(errors="replace").strip()
+    except OSError:
+        return pid
+    return f"{pid} ({name})" if name.isprintable() else pid

@@ -9,7 +9,7 @@ set last or would send again. The rules, first match wins:
 
 1. the file is missing: `controller lost` (an ancestor does not pass it on any more);
 2. the file shows what was wanted but the effective set differs: `CPU offline` or
-   `parent too narrow`, see `cgroupfs.diagnose`; a limit of memory is not there because more is in
+   `parent too narrow`, see `cgroupfs.verify`; a limit of memory is not there because more is in
    use: `in use`;
 3. the file shows the runtime's value: `runtime update`, also where systemd has the same. A runtime
    of the systemd driver sets a unit's properties before it writes the files, so both know: the
@@ -21,6 +21,7 @@ set last or would send again. The rules, first match wins:
 
 from __future__ import annotations
 
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -28,18 +29,94 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs import controllers
-from cgroupfs.diagnose import Cause, why_not_effective
 from cgroupfs.plan import is_below_use
 from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, read_use
 from cgroupfs.tree import ancestors
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cgroupfs.plan import Setting
+    from cgroupfs.state import CpuMax
     from cgroupfs.tree import Tree
-    from cgroupfs.values import CpuMax
+
+_ISOLATED: Final = "cpuset.cpus.isolated"
+
+
+class Cause(StrEnum):
+    """Why a cgroup differs from what is wanted."""
+
+    REVERTED_BY_SYSTEMD = "reverted by systemd"
+    RUNTIME_UPDATE = "runtime update"
+    PARENT_TOO_NARROW = "parent too narrow"
+    CPU_OFFLINE = "CPU offline"
+    CONTROLLER_LOST = "controller lost"
+    IN_USE = "in use"
+    UNKNOWN = "unknown"
+
+
+class Diagnosis(Struct, frozen=True):
+    """A cause, and one sentence with its facts and the remedy."""
+
+    cause: Cause
+    detail: str
+
+
+def online(tree: Tree) -> Mask:
+    """Return the CPUs the kernel can give: the root's effective set and what partitions took.
+
+    Empty when the root does not show them (the controller is missing everywhere).
+    """
+    root, isolated = tree.read_many("", (CPUS_EFFECTIVE, _ISOLATED))
+    return Mask.parse(root or "") | Mask.parse(isolated or "")
+
+
+def why_not_effective(tree: Tree, path: str, file: str, wanted: Mask, effective: Mask) -> Diagnosis:
+    """Tell why `effective` of `file` is not the `wanted` that was written.
+
+    `file` is `cpuset.cpus` or `cpuset.mems`. Looked at in this order: CPUs that are offline, the
+    topmost ancestor that lacks some of the set (those below it cannot have more), a partition that
+    took them.
+    """
+    if file == CPUS:
+        offline = wanted - online(tree)
+        if offline and (wanted - offline or effective) == effective:
+            return Diagnosis(Cause.CPU_OFFLINE, _offline(offline, wanted, effective))
+    narrow = _too_narrow(tree, path, file, wanted)
+    if narrow is not None:
+        above, has = narrow
+        detail = (
+            f"/{above} has only {has} of {wanted} (missing {wanted - has}), so the kernel uses "
+            f"{effective} without an error; widen /{above} first"
+        )
+        return Diagnosis(Cause.PARENT_TOO_NARROW, detail)
+    detail = (
+        f"the kernel uses {effective} instead of {wanted} though no cgroup above is narrower; "
+        "look for a cpuset partition or a memory node gone offline"
+    )
+    return Diagnosis(Cause.UNKNOWN, detail)
+
+
+def _offline(offline: Mask, wanted: Mask, effective: Mask) -> str:
+    if offline == wanted:
+        return (
+            f"all of {wanted} is offline, so the kernel uses the parent's {effective}; "
+            "bring the CPUs online or remove the pod"
+        )
+    return f"{offline} of {wanted} is offline; bring it online or remove the pod"
+
+
+def _too_narrow(tree: Tree, path: str, file: str, wanted: Mask) -> tuple[str, Mask] | None:
+    """Return the topmost ancestor that is too narrow, None when it is the root: nobody set that."""
+    effective = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
+    for above in ancestors(path):
+        text = tree.read_many(above, (effective,))[0]
+        has = EMPTY if text is None else Mask.parse(text)
+        if text is not None and not wanted <= has:
+            return (above, has) if above else None
+    return None
+
 
 _FILES: Final = (CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, CPU_MAX)
 #: The file `""` of a drift says that the cgroup itself is missing.

@@ -18,10 +18,9 @@ from msgspec import Struct
 from sysfs.cpus import HYBRID_PMUS, MIDR, read_cpu_sets
 from sysfs.discover import read_devices
 from sysfs.files import Tree
-from sysfs.memory import HOST_HUGEPAGES, HOST_MEMINFO, find_memory_total, pool_sizes
 from sysfs.net import KIND as NET
 from sysfs.net import NET_DIRECTORY
-from sysfs.nodes import NODE_DIRECTORY
+from sysfs.nodes import HOST_HUGEPAGES, HOST_MEMINFO, NODE_DIRECTORY, find_memory_total, pool_sizes
 from sysfs.pci import PCI_DIRECTORY
 from sysfs.siblings import (
     CLUSTER_LISTS,

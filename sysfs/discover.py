@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sysfs.caches import read_uncore
 from sysfs.cpus import read_core_kinds, read_cpu_sets
 from sysfs.files import Tree
 from sysfs.host import CoreKind, Cpu, Host
 from sysfs.net import read_interfaces
 from sysfs.nodes import nodes_of_cpus, read_nodes
 from sysfs.pci import read_pci_devices
-from sysfs.siblings import read_topology
+from sysfs.siblings import read_topology, read_uncore
 
 if TYPE_CHECKING:
     from pathlib import Path

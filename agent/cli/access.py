@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
-from agent.cli.errors import CommandError
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.client import AgentClient
-    from agent.wire import Document, FailedPodDocument, PodDocument
+    from agent.api.client import AgentClient
+    from agent.api.documents import Document, FailedPodDocument, PodDocument
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
+    from collections.abc import Iterable
 
 DEFAULT_SOCKET: Final = "/run/numawarden/agent.sock"
 
@@ -64,7 +64,7 @@ def output_option(command: _Command) -> _Command:
 def agent_at(socket_path: str) -> Iterator[AgentClient]:
     """Speak to the agent; its refusals become errors with the exit code that fits."""
     # Imported here: help and completion do not speak to the agent.
-    from agent.client import AgentClient, AgentRefused  # noqa: PLC0415
+    from agent.api.client import AgentClient, AgentRefused  # noqa: PLC0415
 
     try:
         yield AgentClient(socket_path)
@@ -100,7 +100,7 @@ def print_json(document: Document) -> None:
     """Print a document as the API sends it, indented."""
     import msgspec  # noqa: PLC0415  # as above
 
-    from agent.wire import encode  # noqa: PLC0415
+    from agent.api.documents import encode  # noqa: PLC0415
 
     click.echo(msgspec.json.format(encode(document), indent=2))
 
@@ -109,3 +109,9 @@ def print_lines(lines: Iterator[str]) -> None:
     """Print lines of text."""
     for line in lines:
         click.echo(line)
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Print each warning on a line of its own."""
+    for line in warnings:
+        click.echo(f"numawarden: warning: {line}", err=True)

@@ -29,7 +29,7 @@ def capture(file: Path, root: Path) -> None:
     serial numbers.
     """
     # Imported here: help and completion need no archives.
-    from agent.cli.warnings import warn  # noqa: PLC0415
+    from agent.cli.access import warn  # noqa: PLC0415
     from sysfs.capture import capture as write_capture  # noqa: PLC0415
 
     piped = str(file) == "-"

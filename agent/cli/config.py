@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ def check(
     Every mistake is told at once, and the exit code is 3 then.
     """
     # Imported here: help and completion neither read files nor hosts.
-    from agent.cli.warnings import warn  # noqa: PLC0415
+    from agent.cli.access import warn  # noqa: PLC0415
     from agent.config.loader import load_config_file  # noqa: PLC0415
     from agent.config.resolve import (  # noqa: PLC0415
         nothing_allocatable,
@@ -94,11 +94,11 @@ def check(
 
 def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bool]:
     """Return what a policy would make of a saved state, and whether all of it would be valid."""
-    from agent.checkpoint.store import CHECKPOINT_NAME, peek  # noqa: PLC0415
+    from agent.managers.effective_policy import Rules, shared_pool  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
-    from agent.managers.rules import Rules, shared_pool  # noqa: PLC0415
+    from agent.managers.readmission import restored  # noqa: PLC0415
     from agent.managers.validity import invalid_grants  # noqa: PLC0415
-    from agent.service.restore import restored  # noqa: PLC0415
+    from agent.state.store import CHECKPOINT_NAME, peek  # noqa: PLC0415
 
     saved = peek(directory)
     if saved is None:
@@ -141,7 +141,7 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
 
 
 def _allocatable(policy: Policy, machine: Machine) -> Iterator[str]:
-    from agent.managers.allocatable import allocatable  # noqa: PLC0415
+    from agent.managers.allocations.allocatable import allocatable  # noqa: PLC0415
     from agent.managers.node_fit import node_amount_text  # noqa: PLC0415
 
     limits = allocatable(machine, policy)

@@ -1,28 +1,55 @@
-"""Which errors are a user's to solve, and how each is told: one line, and an exit code."""
+"""Which errors are a user's to solve, and how each is reported: one line, and an exit code.
+
+Scripts may rely on the exit codes.
+"""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final
-
-from agent.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+
+class ExitCode(IntEnum):
+    """The exit status of every command."""
+
+    OK = 0
+    #: The answer is no: the pod was refused, what was compared differs, the agent has problems.
+    REFUSED = 1
+    #: The command line is wrong.
+    USAGE = 2
+    #: A manifest, configuration, state or host tree is wrong, or a file cannot be read.
+    BAD_INPUT = 3
+    #: The agent does not answer: not running, no permission, or it broke off.
+    UNREACHABLE = 4
+    #: The environment does not allow it: no root, no cgroup v2, socket in use and the like.
+    ENVIRONMENT = 5
+    #: The agent knows no such pod or container.
+    NOT_FOUND = 6
+    #: The pod is admitted, but the kernel does not yet honour its grant.
+    NOT_ENFORCED = 7
+    #: The agent answered that it failed; its log says more.
+    AGENT_FAILED = 8
+    #: Interrupted from the keyboard (128 + SIGINT).
+    INTERRUPTED = 130
+
+
 #: The roots of the packages' trees of exceptions, by full name. A name, not the class: a class in
 #: this table would have to be imported, and `--help` would pay for every package.
 EXIT_CODES: Final[Mapping[str, ExitCode]] = {
-    "agent.document.errors.DocumentError": ExitCode.BAD_INPUT,
+    "agent.parsing.errors.DocumentError": ExitCode.BAD_INPUT,
     "agent.managers.errors.ManagerError": ExitCode.BAD_INPUT,
-    "agent.managers.cpu_topology.CpuTopologyError": ExitCode.BAD_INPUT,
-    "agent.checkpoint.errors.StateDirectoryError": ExitCode.ENVIRONMENT,
-    "agent.checkpoint.errors.CheckpointIOError": ExitCode.ENVIRONMENT,
-    "agent.checkpoint.errors.CheckpointError": ExitCode.BAD_INPUT,
-    "agent.client.Unreachable": ExitCode.UNREACHABLE,
-    "agent.enforcement.errors.EnforcementError": ExitCode.ENVIRONMENT,
-    "agent.kubelet_state.errors.StateFileIOError": ExitCode.ENVIRONMENT,
-    "agent.kubelet_state.errors.KubeletStateError": ExitCode.BAD_INPUT,
-    "agent.service.errors.StartError": ExitCode.ENVIRONMENT,
+    "agent.managers.cpu.topology.CpuTopologyError": ExitCode.BAD_INPUT,
+    "agent.state.errors.StateDirectoryError": ExitCode.ENVIRONMENT,
+    "agent.state.errors.CheckpointIOError": ExitCode.ENVIRONMENT,
+    "agent.state.errors.CheckpointError": ExitCode.BAD_INPUT,
+    "agent.api.client.Unreachable": ExitCode.UNREACHABLE,
+    "agent.reconcile.errors.EnforcementError": ExitCode.ENVIRONMENT,
+    "agent.tools.kubelet_state.errors.StateFileIOError": ExitCode.ENVIRONMENT,
+    "agent.tools.kubelet_state.errors.KubeletStateError": ExitCode.BAD_INPUT,
+    "agent.server.errors.StartError": ExitCode.ENVIRONMENT,
     "cgroupfs.errors.CgroupError": ExitCode.ENVIRONMENT,
     "sysfs.errors.SysfsError": ExitCode.BAD_INPUT,
     "systemd.errors.SystemdError": ExitCode.ENVIRONMENT,

@@ -1,17 +1,56 @@
-"""The `numawarden` command: its subcommands, and how errors end it."""
+"""The `numawarden` command: its subcommands, imported when called, and how errors end it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from agent import __version__
-from agent.cli.errors import exit_code_of, lines_of
-from agent.cli.exit_codes import ExitCode
-from agent.cli.lazy import LazyCommand, LazyGroup
+from agent.cli.errors import ExitCode, exit_code_of, lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class LazyCommand(NamedTuple):
+    """Where a command is defined (`module:attribute`) and what help says of it in a line."""
+
+    target: str
+    summary: str
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and summary and imports one only to run it."""
+
+    def __init__(self, *, lazy: Mapping[str, LazyCommand], **attrs: object) -> None:
+        super().__init__(**attrs)  # type: ignore[arg-type]  # click's own keywords, passed through
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, in the order in which they were named."""
+        return [*self._lazy, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command, None when there is none of that name."""
+        known = self._lazy.get(cmd_name)
+        if known is None:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = known.target.partition(":")
+        command = getattr(import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{known.target} is not a command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from their summaries, importing none."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, known.summary) for name, known in self._lazy.items()])
+
 
 COMMANDS: Final = {
     "run": LazyCommand("agent.cli.run:run", "Run the agent in the foreground."),
@@ -21,7 +60,7 @@ COMMANDS: Final = {
     "show": LazyCommand("agent.cli.pods:show", "Show one pod: grant, explanation, kernel."),
     "bind": LazyCommand("agent.cli.pods:bind", "Tell which cgroup a container of a pod got."),
     "unbind": LazyCommand("agent.cli.pods:unbind", "Give up what bind told of a container."),
-    "watch": LazyCommand("agent.cli.watch:watch", "Print events as they happen."),
+    "watch": LazyCommand("agent.cli.status:watch", "Print events as they happen."),
     "verify": LazyCommand("agent.cli.verify:verify", "Compare the kernel with the ledger."),
     "status": LazyCommand("agent.cli.status:status", "Show how the agent is doing."),
     "topology": LazyCommand("agent.cli.topology:topology", "Show the CPUs and nodes of a host."),

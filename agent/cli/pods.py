@@ -17,13 +17,18 @@ from agent.cli.access import (
     print_lines,
     socket_option,
 )
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.client import AgentClient
-    from agent.wire import AdmissionDocument, Document, EnforcementDocument, FailedPodDocument
+    from agent.api.client import AgentClient
+    from agent.api.documents import (
+        AdmissionDocument,
+        Document,
+        EnforcementDocument,
+        FailedPodDocument,
+    )
 
 _Shown = TypeVar("_Shown", bound="Document")
 
@@ -40,13 +45,13 @@ def admit(file: Path, output: str, socket_path: str, *, dry_run: bool) -> int:
     admitted but not enforced.
     """
     # Imported here: help needs none of it.
-    from agent.bounded import LARGEST, read_bounded, take  # noqa: PLC0415
+    from agent.safe_files import LARGEST, read_bounded, take  # noqa: PLC0415
 
     standard = str(file) == "-"
     manifest = take(sys.stdin.buffer, LARGEST, "-") if standard else read_bounded(file)
     with agent_at(socket_path) as agent:
         answer = agent.admit(manifest, dry_run=dry_run)
-    from agent.cli.pod_text import admission_lines  # noqa: PLC0415  # help needs none of it
+    from agent.cli.text.pods import admission_lines  # noqa: PLC0415  # help needs none of it
 
     _print(answer, output, admission_lines)
     return _admission_code(answer)
@@ -79,11 +84,11 @@ def list_pods(output: str, socket_path: str) -> None:
     with agent_at(socket_path) as agent:
         pods = agent.pods()
     if output == "json":
-        from agent.wire import PodListDocument  # noqa: PLC0415
+        from agent.api.documents import PodListDocument  # noqa: PLC0415
 
         print_json(PodListDocument(pods=pods))
         return
-    from agent.cli.pod_text import list_lines  # noqa: PLC0415
+    from agent.cli.text.pods import list_lines  # noqa: PLC0415
 
     print_lines(list_lines(pods))
 
@@ -98,8 +103,8 @@ def show(pod: str, output: str, socket_path: str) -> int:
     A pod that was refused lately, or whose manifest was invalid, is shown too, with why; the exit
     code is that of its admission then, 1 or 3.
     """
-    from agent.cli.pod_text import failed_lines, pod_lines  # noqa: PLC0415
-    from agent.wire import INVALID_MANIFEST  # noqa: PLC0415
+    from agent.api.documents import INVALID_MANIFEST  # noqa: PLC0415
+    from agent.cli.text.pods import failed_lines, pod_lines  # noqa: PLC0415
 
     with agent_at(socket_path) as agent:
         failed = _failed(agent, pod)
@@ -125,7 +130,7 @@ def bind(
     """Tell which cgroup a CONTAINER of a POD got, when it cannot be told from its name."""
     if (cgroup is None) == (pid is None):
         raise click.UsageError("give either --cgroup or --pid")
-    from agent.wire import BindRequest  # noqa: PLC0415
+    from agent.api.documents import BindRequest  # noqa: PLC0415
 
     with agent_at(socket_path) as agent:
         uid = find_pod(agent, pod).uid

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.cli.access import print_lines
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.replay.steps import Sequence
+    from agent.tools.replay.steps import Sequence
 
 
 @click.command()
@@ -39,10 +39,10 @@ def replay(files: tuple[Path, ...], output: str) -> int:
     the agent would not start, and 3 when a file is wrong; nothing is decided of that file then.
     """
     # Imported here: help and completion decide nothing.
-    from agent.cli.replay_text import outcome_lines, title  # noqa: PLC0415
-    from agent.replay.documents import step_line  # noqa: PLC0415
-    from agent.replay.play import play  # noqa: PLC0415
-    from agent.wire import encode  # noqa: PLC0415
+    from agent.api.documents import encode  # noqa: PLC0415
+    from agent.cli.text.replay import outcome_lines, title  # noqa: PLC0415
+    from agent.tools.replay.documents import step_line  # noqa: PLC0415
+    from agent.tools.replay.play import play  # noqa: PLC0415
 
     code = ExitCode.OK
     for file, sequence in _sequences(files):
@@ -59,8 +59,8 @@ def replay(files: tuple[Path, ...], output: str) -> int:
 
 
 def _sequences(files: tuple[Path, ...]) -> Iterator[tuple[Path, Sequence]]:
-    from agent.replay.reading import load_sequence  # noqa: PLC0415
-    from agent.replay.recorded import SUFFIXES, recorded_sequences  # noqa: PLC0415
+    from agent.tools.replay.reading import load_sequence  # noqa: PLC0415
+    from agent.tools.replay.recorded import SUFFIXES, recorded_sequences  # noqa: PLC0415
 
     for file in files:
         if file.name.endswith(SUFFIXES):

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli.errors import CommandError, text_of
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import CommandError, ExitCode, text_of
 
 if TYPE_CHECKING:
     from agent.config.config import Config
-    from agent.service.assembly import Surrogates
+    from agent.server.start.wiring import Surrogates
 
 
 @click.command()
@@ -44,12 +43,12 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     # Imported here: help and completion need none of it, and a mistake in the configuration is told
     # before the rest is loaded.
     from agent.config.loader import load_config  # noqa: PLC0415
-    from agent.lean import collector_at_rest, import_structlog_without_rich  # noqa: PLC0415
+    from agent.server.start.process import collector_at_rest, import_structlog_without_rich  # noqa: PLC0415
 
     config = load_config(_content(file), str(file), settings)
     with collector_at_rest():
         import_structlog_without_rich()
-        from agent.service.run import run as run_agent  # noqa: PLC0415
+        from agent.server.start.process import run as run_agent  # noqa: PLC0415
     surrogates = _emulated(config) if emulate_cgroups else None
     try:
         run_agent(config, surrogates)
@@ -60,8 +59,8 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
 
 def _content(file: Path) -> bytes:
     """Return a configuration; raises `CommandError` where others could change what it says."""
-    from agent.document.reader import DEFAULT_MAX_BYTES  # noqa: PLC0415
-    from agent.trust import UntrustedError, read_trusted  # noqa: PLC0415
+    from agent.parsing.reader import DEFAULT_MAX_BYTES  # noqa: PLC0415
+    from agent.safe_files import UntrustedError, read_trusted  # noqa: PLC0415
 
     try:
         return read_trusted(file, DEFAULT_MAX_BYTES)
@@ -71,7 +70,7 @@ def _content(file: Path) -> bytes:
 
 
 def _emulated(config: Config) -> Surrogates:
-    from agent.service.assembly import Surrogates  # noqa: PLC0415
+    from agent.server.start.wiring import Surrogates  # noqa: PLC0415
     from cgroupfs.emulated.directory import DirectoryTree  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
     from sysfs.mask import Mask  # noqa: PLC0415

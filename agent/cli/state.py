@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from msgspec import Struct
 
-from agent.cli.errors import CommandError
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from agent.checkpoint.state import State
-    from agent.checkpoint.store import Store
     from agent.config.config import Config
-    from agent.kubelet_state.files import KubeletState
-    from agent.ledger import Ledger
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Pod
+    from agent.state.checkpoint import State
+    from agent.state.store import Store
+    from agent.tools.kubelet_state.files import KubeletState
     from sysfs.host import Host
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
@@ -100,9 +99,9 @@ def import_(
     Files that are damaged, or do not fit this host and configuration, change nothing.
     """
     # Imported here: help and completion neither read files nor hosts.
-    from agent.kubelet_state.files import read_directory  # noqa: PLC0415
-    from agent.kubelet_state.importing import take_over  # noqa: PLC0415
-    from agent.kubelet_state.lists import read_container_ids  # noqa: PLC0415
+    from agent.tools.kubelet_state.files import read_directory  # noqa: PLC0415
+    from agent.tools.kubelet_state.importing import take_over  # noqa: PLC0415
+    from agent.tools.kubelet_state.lists import read_container_ids  # noqa: PLC0415
 
     place = _situate(file, settings, root)
     with _opened(place.config) as store:
@@ -125,8 +124,8 @@ def export(
     In which version follows from featureGates.PodLevelResourceManagers.
     """
     # Imported here: as above.
-    from agent.kubelet_state.exporting import export_notes, kubelet_state  # noqa: PLC0415
-    from agent.kubelet_state.files import encode_files, write_directory  # noqa: PLC0415
+    from agent.tools.kubelet_state.exporting import export_notes, kubelet_state  # noqa: PLC0415
+    from agent.tools.kubelet_state.files import encode_files, write_directory  # noqa: PLC0415
 
     place = _situate(file, settings, root)
     with _opened(place.config) as store:
@@ -146,11 +145,11 @@ class _Place(Struct, frozen=True):
 
 
 def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place:
-    from agent.cli.warnings import warn  # noqa: PLC0415
+    from agent.cli.access import warn  # noqa: PLC0415
     from agent.config.loader import load_config_file  # noqa: PLC0415
     from agent.config.resolve import resolve  # noqa: PLC0415
+    from agent.managers.effective_policy import Rules  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
-    from agent.managers.rules import Rules  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
 
     config = load_config_file(file, settings)
@@ -164,8 +163,8 @@ def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place
 @contextmanager
 def _opened(config: Config) -> Iterator[Store]:
     """Open the agent's state directory; a running agent is told of in a line."""
-    from agent.checkpoint.errors import StateDirectoryLockedError  # noqa: PLC0415
-    from agent.checkpoint.store import Store  # noqa: PLC0415
+    from agent.state.errors import StateDirectoryLockedError  # noqa: PLC0415
+    from agent.state.store import Store  # noqa: PLC0415
 
     try:
         store = Store(config.agent.state_directory)
@@ -178,7 +177,7 @@ def _opened(config: Config) -> Iterator[Store]:
 
 
 def _pods(path: Path | None, found: KubeletState, rules: Rules) -> Mapping[str, Pod]:
-    from agent.kubelet_state.lists import read_pods  # noqa: PLC0415
+    from agent.tools.kubelet_state.lists import read_pods  # noqa: PLC0415
 
     if path is None:
         return {}
@@ -202,8 +201,8 @@ def _refuse_replacing(store: Store, *, force: bool) -> None:
 
 def _saved_ledger(store: Store, rules: Rules) -> Ledger:
     """Return the ledger of the checkpoint, seen by the rules in force; nothing is set aside."""
-    from agent.checkpoint.store import peek  # noqa: PLC0415
-    from agent.service.restore import restored  # noqa: PLC0415
+    from agent.managers.readmission import restored  # noqa: PLC0415
+    from agent.state.store import peek  # noqa: PLC0415
 
     saved = peek(store.path.parent)
     if saved is None:
@@ -214,7 +213,7 @@ def _saved_ledger(store: Store, rules: Rules) -> Ledger:
 
 def _state_of(place: _Place, ledger: Ledger) -> State:
     from agent import __version__  # noqa: PLC0415
-    from agent.checkpoint.state import State, host_facts, policy_summary  # noqa: PLC0415
+    from agent.state.checkpoint import State, host_facts, policy_summary  # noqa: PLC0415
 
     return State(
         ledger=ledger,
@@ -225,7 +224,7 @@ def _state_of(place: _Place, ledger: Ledger) -> State:
 
 
 def _summary(rules: Rules, ledger: Ledger) -> Iterator[str]:
-    from agent.managers.rules import shared_pool  # noqa: PLC0415
+    from agent.managers.effective_policy import shared_pool  # noqa: PLC0415
 
     yield f"{len(ledger.grants)} pods taken over"
     if rules.static_cpus:

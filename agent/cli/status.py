@@ -1,7 +1,8 @@
-"""`numawarden status`: how the agent is doing."""
+"""`numawarden status` and `numawarden watch`: how the agent is doing, and events as they happen."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -14,12 +15,18 @@ from agent.cli.access import (
     print_lines,
     socket_option,
 )
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.wire import DriftDocument, FailedPodDocument, ReconcileDocument, StatusDocument
+    from agent.api.documents import (
+        DriftDocument,
+        EventDocument,
+        FailedPodDocument,
+        ReconcileDocument,
+        StatusDocument,
+    )
 
 #: How many of the pods that failed are listed; the document has all that are kept.
 _FAILED_SHOWN: Final = 5
@@ -98,3 +105,21 @@ def _reconcile(document: ReconcileDocument | None) -> str:
 
 def _causes(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in counts.items()) or "none"
+
+
+@click.command()
+@output_option
+@socket_option
+def watch(output: str, socket_path: str) -> None:
+    """Print events as they happen, a line each, until interrupted or the agent ends."""
+    from agent.api.documents import encode  # noqa: PLC0415  # help needs none of it
+
+    with agent_at(socket_path) as agent:
+        for event in agent.watch():
+            click.echo(encode(event) if output == "json" else _line(event))
+
+
+def _line(event: EventDocument) -> str:
+    when = datetime.fromtimestamp(event.time, UTC).strftime("%H:%M:%SZ")
+    said = (event.type, event.pod, event.message)
+    return "  ".join((when, *(part for part in said if part)))

@@ -34,7 +34,7 @@ def topology(root: Path, output: str, *, full: bool) -> None:
     Above 128 CPUs, neighbours that are alike share a line of the picture, unless it is to be full.
     """
     # Imported here, as below: help and completion neither read hosts nor draw.
-    from agent.cli.warnings import warn  # noqa: PLC0415
+    from agent.cli.access import warn  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
 
     host = discover(root)
@@ -46,7 +46,7 @@ def topology(root: Path, output: str, *, full: bool) -> None:
 
 
 def _print_json(host: Host) -> None:
-    from agent.topology_view import topology_view  # noqa: PLC0415
+    from agent.api.topology import topology_view  # noqa: PLC0415
 
     click.echo(json.dumps(topology_view(host), indent=2))
 
@@ -54,7 +54,7 @@ def _print_json(host: Host) -> None:
 def _draw(host: Host, *, full: bool) -> None:
     from rich.console import Console  # noqa: PLC0415
 
-    from agent.cli.topology_picture import picture, plain_lines  # noqa: PLC0415
+    from agent.tools.topology.picture import picture, plain_lines  # noqa: PLC0415
 
     console = Console(highlight=False, markup=False, emoji=False)
     for part in picture(host, full=full):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.cli.access import agent_at, output_option, print_json, print_lines, socket_option
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.wire import ForeignDocument, VerificationDocument, VerifiedDocument
+    from agent.api.documents import ForeignDocument, VerificationDocument, VerifiedDocument
 
 
 @click.command()

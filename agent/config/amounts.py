@@ -1,4 +1,4 @@
-"""Read amounts of resources: reservations, eviction thresholds, sizes."""
+"""Read amounts: reservations, eviction thresholds, sizes, durations as Go writes them (`1m30s`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.config.config import MemoryReservation, Threshold
-from agent.config.keys import RESERVED_MEMORY_KEYS
-from agent.document.fields import Reader, guess
-from agent.document.nodes import shown
+from agent.config.settings import RESERVED_MEMORY_KEYS
+from agent.parsing.fields import Reader, guess
+from agent.parsing.nodes import shown
 from agent.pods.errors import QuantityError
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import ZERO, Quantity
@@ -20,9 +20,10 @@ from sysfs.mask import MAX_ID
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.document.fields import Field
+    from agent.parsing.fields import Field
 
 _RESERVABLE: Final = (CPU, MEMORY, "ephemeral-storage", "pid")
+
 _SIGNALS: Final = (
     "memory.available",
     "nodefs.available",
@@ -34,7 +35,9 @@ _SIGNALS: Final = (
     "allocatableMemory.available",
     "pid.available",
 )
+
 _PERCENT: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,9})?", re.ASCII)
+
 _WHOLE: Final = 100
 
 
@@ -165,3 +168,20 @@ class AmountReader(Reader):
             self.refuse(field, f"{shown(text)} is not a share from 0% to 100%")
             return Threshold(ZERO)
         return Threshold(percent=share)
+
+
+_UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+_PART: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(h|ms|us|µs|ns|m|s)", re.ASCII)
+
+_MAX_TEXT: Final = 64
+
+
+def seconds_of(text: str) -> float | None:
+    """Return a duration in seconds; None for a text that is none. A bare `0` is one."""
+    if text == "0":
+        return 0.0
+    parts = _PART.findall(text) if len(text) <= _MAX_TEXT else ()
+    if not parts or "".join(map("".join, parts)) != text:
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)

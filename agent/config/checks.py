@@ -12,9 +12,9 @@ from agent.config.options import (
     topology_option_problems,
 )
 from agent.config.reservations import reserved_millicpus
-from agent.document.errors import Problem
-from agent.document.nodes import join
 from agent.managers.policy import CpuManagerPolicy
+from agent.parsing.errors import Problem
+from agent.parsing.nodes import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.document.errors import DocumentError
+from agent.parsing.errors import DocumentError
 
 
 class ConfigError(DocumentError):

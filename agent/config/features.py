@@ -8,9 +8,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.config.kubelet_gates import IGNORED
-from agent.document.fields import guess
 from agent.managers.policy import FeatureGates
+from agent.parsing.fields import guess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ class Gate(NamedTuple):
 
 
 POD_LEVEL_RESOURCES: Final = "PodLevelResources"
+
 POD_LEVEL_RESOURCE_MANAGERS: Final = "PodLevelResourceManagers"
 
 GATES: Final[Mapping[str, Gate]] = {
@@ -43,6 +43,7 @@ GATES: Final[Mapping[str, Gate]] = {
     "CPUManagerPolicyAlphaOptions": Gate("cpu_manager_policy_alpha_options", Stage.ALPHA),
     "CPUManagerPolicyBetaOptions": Gate("cpu_manager_policy_beta_options", Stage.BETA),
 }
+
 _WHOLE_STAGES: Final = {"AllAlpha": Stage.ALPHA, "AllBeta": Stage.BETA}
 
 #: Features that graduated: they are on and stay on.
@@ -91,3 +92,119 @@ def gate_problems(gates: Mapping[str, bool]) -> Iterator[tuple[str, str]]:
 def ignored_gates(gates: Mapping[str, bool]) -> tuple[str, ...]:
     """Return the gates that were set and change nothing here, in the order they were given."""
     return tuple(name for name in gates if name in IGNORED or name in LOCKED_ON)
+
+
+IGNORED: Final = frozenset(
+    {
+        "AllowDNSOnlyNodeCSR",
+        "AllowOverwriteTerminationGracePeriodSeconds",
+        "AppArmor",
+        "AppArmorFields",
+        "CSIMigrationPortworx",
+        "CSIServiceAccountTokenSecrets",
+        "CSIVolumeHealth",
+        "ClusterTrustBundle",
+        "ClusterTrustBundleProjection",
+        "ContainerCheckpoint",
+        "ContainerRestartRules",
+        "ContainerStopSignals",
+        "CrossNamespaceVolumeDataSource",
+        "CustomCPUCFSQuotaPeriod",
+        "DRAAdminAccess",
+        "DRAConsumableCapacity",
+        "DRADeviceBindingConditions",
+        "DRADeviceTaintRules",
+        "DRADeviceTaints",
+        "DRAExtendedResource",
+        "DRANodeAllocatableResources",
+        "DRAPartitionableDevices",
+        "DRAPrioritizedList",
+        "DRAResourceClaimDeviceStatus",
+        "DRASchedulerFilterTimeout",
+        "DisableCloudProviders",
+        "DisableKubeletCloudCredentialProviders",
+        "DisableNodeKubeProxyVersion",
+        "DynamicResourceAllocation",
+        "EnvFiles",
+        "EventedPLEG",
+        "ExecProbeTimeout",
+        "GangScheduling",
+        "GenericWorkload",
+        "GracefulNodeShutdown",
+        "GracefulNodeShutdownBasedOnPodPriority",
+        "HostnameOverride",
+        "HugePageStorageMediumSize",
+        "ImageMaximumGCAge",
+        "ImageVolume",
+        "ImageVolumeWithDigest",
+        "InPlacePodLevelResourcesVerticalScaling",
+        "InPlacePodVerticalScaling",
+        "InPlacePodVerticalScalingAllocatedStatus",
+        "InPlacePodVerticalScalingExclusiveCPUs",
+        "InPlacePodVerticalScalingExclusiveMemory",
+        "InPlacePodVerticalScalingInitContainers",
+        "InTreePluginPortworxUnregister",
+        "KubeletCgroupDriverFromCRI",
+        "KubeletCrashLoopBackOffMax",
+        "KubeletEnsureSecretPulledImages",
+        "KubeletFineGrainedAuthz",
+        "KubeletInUserNamespace",
+        "KubeletPSI",
+        "KubeletPodResourcesDynamicResources",
+        "KubeletPodResourcesGet",
+        "KubeletPodResourcesListUseActivePods",
+        "KubeletRegistrationGetOnExistsOnly",
+        "KubeletSeparateDiskGC",
+        "KubeletServiceAccountTokenForCredentialProviders",
+        "KubeletTracing",
+        "LocalStorageCapacityIsolation",
+        "LocalStorageCapacityIsolationFSQuotaMonitoring",
+        "MemoryQoS",
+        "MutableCSINodeAllocatableCount",
+        "NodeDeclaredFeatures",
+        "NodeLogQuery",
+        "NodeSwap",
+        "PodAndContainerStatsFromCRI",
+        "PodCertificateRequest",
+        "PodHostIPs",
+        "PodLifecycleSleepAction",
+        "PodLifecycleSleepActionAllowZero",
+        "PodObservedGenerationTracking",
+        "PodReadyToStartContainersCondition",
+        "PodSchedulingReadiness",
+        "PortForwardWebsockets",
+        "PreferSameTrafficDistribution",
+        "ProcMountType",
+        "QOSReserved",
+        "RecoverVolumeExpansionFailure",
+        "RecursiveReadOnlyMounts",
+        "ReduceDefaultCrashLoopBackOffDecay",
+        "RelaxedDNSSearchValidation",
+        "RelaxedEnvironmentVariableValidation",
+        "ReloadKubeletClientCAFile",
+        "ReloadKubeletServerCertificateFile",
+        "ResourceHealthStatus",
+        "RestartAllContainersOnContainerExits",
+        "RotateKubeletServerCertificate",
+        "RuntimeClassInImageCriApi",
+        "SELinuxChangePolicy",
+        "SELinuxMount",
+        "SELinuxMountReadWriteOncePod",
+        "ServiceAccountNodeAudienceRestriction",
+        "SizeMemoryBackedVolumes",
+        "SupplementalGroupsPolicy",
+        "SystemdWatchdog",
+        "TopologyManagerPolicyAlphaOptions",
+        "TopologyManagerPolicyBetaOptions",
+        "TranslateStreamCloseWebsocketRequests",
+        "UserNamespacesHostNetworkSupport",
+        "UserNamespacesPodSecurityStandards",
+        "UserNamespacesSupport",
+        "VolumeAttributesClass",
+        "WinDSR",
+        "WinOverlay",
+        "WindowsCPUAndMemoryAffinity",
+        "WindowsGracefulNodeShutdown",
+        "WindowsHostNetwork",
+    }
+)

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.bounded import read_bounded
 from agent.config.checks import find_problems
 from agent.config.config import Config
 from agent.config.errors import ConfigError
 from agent.config.sections import ConfigReader
 from agent.config.settings import document_of_settings
-from agent.document.fields import Field
-from agent.document.nodes import Mapping, places
-from agent.document.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
+from agent.parsing.fields import Field
+from agent.parsing.nodes import Mapping, places
+from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
+from agent.safe_files import read_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from agent.document.errors import Problem
-    from agent.document.nodes import Node
+    from agent.parsing.errors import Problem
+    from agent.parsing.nodes import Node
 
 
 def load_config(

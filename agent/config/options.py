@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from agent.document.fields import guess
-from agent.document.nodes import shown
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy
+from agent.parsing.fields import guess
+from agent.parsing.nodes import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

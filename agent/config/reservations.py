@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from agent.config.config import MEMORY_AVAILABLE
-from agent.managers.memory_state import hugepages_type
+from agent.managers.memory.state import hugepages_type
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import ZERO
 from agent.pods.requests import is_memory_type

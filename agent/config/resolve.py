@@ -15,9 +15,8 @@ from agent.config.reservations import (
     reserved_totals,
     spread,
 )
-from agent.document.errors import Problem
-from agent.managers.allocatable import allocatable, machine_capacity
-from agent.managers.cpu_reservation import reserve_cpus
+from agent.managers.allocations.allocatable import allocatable, machine_capacity
+from agent.managers.cpu.reservation import reserve_cpus
 from agent.managers.errors import NodeDistancesError
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -29,7 +28,8 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyPolicy,
 )
-from agent.managers.topology_manager import require_distances
+from agent.managers.topology.manager import require_distances
+from agent.parsing.errors import Problem
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import Quantity
 from sysfs.mask import EMPTY, Mask

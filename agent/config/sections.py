@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.structs import replace
 
-from agent.config.amounts import AmountReader
+from agent.config.amounts import AmountReader, seconds_of
 from agent.config.config import (
     DEFAULT_MAX_PODS,
     AgentConfig,
@@ -24,9 +24,7 @@ from agent.config.config import (
     LogLevel,
     MetricsConfig,
 )
-from agent.config.durations import seconds_of
-from agent.config.keys import DEVICE_KEYS, KEYS
-from agent.document.nodes import shown
+from agent.config.settings import DEVICE_KEYS, KEYS
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -34,6 +32,7 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
+from agent.parsing.nodes import shown
 from agent.pods.model import MEMORY
 from agent.pods.names import extended_resource_fault, prefixed_resource_fault
 from agent.pods.validation import resource_name_fault
@@ -42,7 +41,7 @@ from sysfs.mask import EMPTY, MAX_ID, Mask
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.document.fields import Field
+    from agent.parsing.fields import Field
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

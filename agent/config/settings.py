@@ -1,19 +1,17 @@
-"""Single settings from the command line (`agent.metrics.port=9465`) as one document."""
+"""Which keys a configuration has, and single settings from the command line as one document."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from agent.config.keys import KEYS
-from agent.document.errors import Problem
-from agent.document.nodes import Mapping, Scalar, shown
-from agent.document.reader import UnreadableError, read_document
+from agent.parsing.errors import Problem
+from agent.parsing.nodes import Mapping, Scalar, shown
+from agent.parsing.reader import UnreadableError, read_document
 
 if TYPE_CHECKING:
     import collections.abc
 
-    from agent.config.keys import Keys
-    from agent.document.nodes import Node
+    from agent.parsing.nodes import Node
 
 
 def document_of_settings(
@@ -64,3 +62,49 @@ def _put(root: dict[str, Node], parts: list[str], value: Node) -> None:
         entries[section] = Mapping(nested)
         entries = nested
     entries[last] = value
+
+
+#: The keys of a section and the keys within each; no keys where names are free or it is a value.
+Keys: TypeAlias = "dict[str, Keys]"
+
+_AGENT: Final[Keys] = {
+    "stateDirectory": {},
+    "socketPath": {},
+    "socketGroup": {},
+    "sysfsRoot": {},
+    "cgroupMount": {},
+    "enforce": {},
+    "metrics": {"address": {}, "port": {}, "tlsCertificate": {}, "tlsKey": {}},
+    "logging": {"format": {}, "level": {}},
+    "limits": {"manifestBytes": {}, "messageBytes": {}},
+    "devices": {},
+    "ignoredResources": {},
+}
+
+KEYS: Final[Keys] = {
+    "apiVersion": {},
+    "kind": {},
+    "cpuManagerPolicy": {},
+    "cpuManagerPolicyOptions": {},
+    "cpuManagerReconcilePeriod": {},
+    "memoryManagerPolicy": {},
+    "reservedMemory": {},
+    "topologyManagerPolicy": {},
+    "topologyManagerScope": {},
+    "topologyManagerPolicyOptions": {},
+    "reservedSystemCPUs": {},
+    "systemReserved": {},
+    "kubeReserved": {},
+    "evictionHard": {},
+    "maxPods": {},
+    "podsPerCore": {},
+    "featureGates": {},
+    "cgroupDriver": {},
+    "cgroupRoot": {},
+    "staticPodPath": {},
+    "agent": _AGENT,
+}
+
+DEVICE_KEYS: Final = ("id", "numaNodes", "healthy")
+
+RESERVED_MEMORY_KEYS: Final = ("numaNode", "limits")

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.decision import Decision, Reason, Refusal
 from agent.managers import node_fit
-from agent.managers.adoption import complete, is_adopted
-from agent.managers.confirmation import NotConfirmedError, confirm
-from agent.managers.cpu_manager import CpuManager
-from agent.managers.demand import demand_of, explain_eligibility
-from agent.managers.device_manager import DeviceManager
-from agent.managers.draft import Draft
-from agent.managers.grants import Held, make_grant
-from agent.managers.memory_assignment import release_finished
-from agent.managers.memory_manager import MemoryManager, release_memory
-from agent.managers.memory_state import charge_grant
-from agent.managers.providers import HintProvider, Refused
-from agent.managers.topology_scope import align_and_allocate
+from agent.managers.allocations.allocation import Held, make_grant
+from agent.managers.allocations.demand import demand_of, explain_eligibility
+from agent.managers.allocations.draft import Draft
+from agent.managers.cpu.manager import CpuManager
+from agent.managers.decision import Decision, Reason, Refusal
+from agent.managers.device.manager import DeviceManager
+from agent.managers.manager import HintProvider, Refused
+from agent.managers.memory.assignment import release_finished
+from agent.managers.memory.manager import MemoryManager, release_memory
+from agent.managers.memory.state import charge_grant
+from agent.managers.readmission import NotConfirmedError, confirm
+from agent.managers.recovery.from_cgroups import complete, is_adopted
+from agent.managers.topology.scope import align_and_allocate
 from agent.pods.digest import spec_digest
 from agent.pods.model import ContainerKind
 from agent.pods.validation import find_warnings
@@ -28,8 +28,8 @@ from agent.pods.validation import find_warnings
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from agent.ledger import Ledger, PodGrant
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import Ledger, PodGrant
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Pod
 
 #: The kubelet's order: it decides both who is asked first and who allocates first.

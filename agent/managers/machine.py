@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
 
-from agent.managers.cpu_topology import CpuTopology
-from agent.managers.hint_family import is_listed
-from agent.managers.tiebreak import Closest
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.topology.implicit_hints import is_listed
+from agent.managers.topology.tiebreak import Closest
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from agent.decision import Refusal, Shortage, out_of
+from agent.managers.decision import Refusal, Shortage, out_of
 from agent.managers.errors import size_text
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
 from agent.pods.names import is_native_resource
@@ -18,9 +18,9 @@ from agent.pods.requests import is_memory_type
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.ledger import Ledger
-    from agent.managers.allocatable import Allocatable
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.allocatable import Allocatable
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.effective_policy import Rules
 
 PODS: Final = "pods"
 #: What the agent knows nothing of: how much of it the node has is not looked at.

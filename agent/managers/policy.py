@@ -1,4 +1,4 @@
-"""The rules in force: the kubelet's policies, options, scopes, reservations and feature gates."""
+"""The configured policy: the kubelet's policies, options, scopes, reservations and gates."""
 
 from __future__ import annotations
 

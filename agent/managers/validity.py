@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.managers.adoption import is_adopted
-from agent.managers.memory_state import charged_blocks
+from agent.managers.effective_policy import shared_cpus
+from agent.managers.memory.state import charged_blocks
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
-from agent.managers.rules import shared_cpus
+from agent.managers.recovery.from_cgroups import is_adopted
 from agent.pods.quantity import Quantity
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.ledger import Ledger, MemoryBlock, PodGrant
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import Ledger, MemoryBlock, PodGrant
+    from agent.managers.effective_policy import Rules
 
 _AGAIN: Final = "remove the pod and admit it again"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.document.errors import DocumentError
+from agent.parsing.errors import DocumentError
 from agent.pods.identity import NOBODY, Identity
 
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.document.nodes import Mapping, Scalar
+from agent.parsing.nodes import Mapping, Scalar
 from agent.pods.names import uid_fault
 
 if TYPE_CHECKING:
-    from agent.document.nodes import Node
+    from agent.parsing.nodes import Node
 
 #: No name or uid that Kubernetes allows is longer.
 _LONGEST: Final = 253

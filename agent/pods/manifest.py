@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.document.errors import Problem
-from agent.document.fields import Field, Reader, guess
-from agent.document.nodes import from_plain, places, plain, shown
-from agent.document.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
+from agent.parsing.errors import Problem
+from agent.parsing.fields import Field, Reader, guess
+from agent.parsing.nodes import from_plain, places, plain, shown
+from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.defaults import apply_defaults
 from agent.pods.errors import ManifestError, QuantityError
 from agent.pods.identity import identity_of
@@ -23,7 +23,7 @@ from agent.pods.validation import find_problems
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.document.nodes import Node, Plain
+    from agent.parsing.nodes import Node, Plain
 
 DEFAULT_NAMESPACE: Final = "default"
 _MAX_CONTAINERS: Final = 1000

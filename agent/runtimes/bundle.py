@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.enforcement.locate import NamedPod
+    from agent.runtimes.identifier import NamedPod
     from agent.runtimes.places import Keys
 
 _SANDBOX: Final = "sandbox"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from agent.bounded import take
-from agent.trust import doubt_of
+from agent.safe_files import doubt_of, take
 
 if TYPE_CHECKING:
     from pathlib import Path

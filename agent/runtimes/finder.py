@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 
-from agent.enforcement.locate import Told
 from agent.runtimes.bundle import read_claim, read_spec
 from agent.runtimes.files import RuntimeFileError, stamp_of
+from agent.runtimes.identifier import Told
 from agent.runtimes.places import PLACES
 from agent.runtimes.records import read_state
 from cgroupfs.names import parse_container
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.enforcement.locate import NamedPod
     from agent.runtimes.bundle import Claim
     from agent.runtimes.files import Stamp
+    from agent.runtimes.identifier import NamedPod
     from agent.runtimes.places import Place
     from cgroupfs.verify import Record
 

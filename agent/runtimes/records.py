@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from agent.runtimes.files import RuntimeFileError, read_json
-from cgroupfs.values import DEFAULT_PERIOD_US, CpuMax
+from cgroupfs.state import DEFAULT_PERIOD_US, CpuMax
 from cgroupfs.verify import Record
 from sysfs.mask import Mask
 

@@ -17,13 +17,13 @@ import structlog
 from msgspec import Struct
 
 from agent.pods.errors import ManifestError
+from agent.safe_files import doubt_above, doubt_of
 from agent.sources.errors import (
     FileFailedError,
     ManifestDirectoryError,
     ManifestFileError,
     printable,
 )
-from agent.trust import doubt_above, doubt_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

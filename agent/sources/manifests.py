@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
-from agent.decision import Reason
-from agent.document.errors import MISTAKES_TOLD
+from agent.api.documents import ErrorDetail, ManifestDocument
+from agent.managers.decision import Reason
+from agent.parsing.errors import MISTAKES_TOLD
 from agent.pods.errors import ManifestError
 from agent.pods.identity import NOBODY
 from agent.sources.errors import FileFailedError
-from agent.wire import ErrorDetail, ManifestDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from agent.api.documents import AdmissionDocument
     from agent.pods.model import Pod
     from agent.sources.files import Format, ManifestFile, Stamp
-    from agent.wire import AdmissionDocument
 
 ADMITTED: Final = "admitted"
 REFUSED: Final = "refused"

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.errors import CgroupRootError
-from cgroupfs.lock import FlockedTree
-from cgroupfs.tree import join
+from cgroupfs.tree import FlockedTree, join
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgroupfs.emulated.group import Group
-    from cgroupfs.lock import TreeLock
+    from cgroupfs.tree import TreeLock
 
 
 class DirectoryTree:

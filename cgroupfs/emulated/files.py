@@ -18,7 +18,7 @@ from cgroupfs.emulated.lists import (
     parse_number,
     refuse,
 )
-from cgroupfs.values import MAX_QUOTA_US, MEMORY_MAX, NO_LIMIT, hugetlb_max, limit_text, use_of
+from cgroupfs.state import MAX_QUOTA_US, MEMORY_MAX, NO_LIMIT, hugetlb_max, limit_text, use_of
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:

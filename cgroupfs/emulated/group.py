@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from cgroupfs.values import DEFAULT_PERIOD_US
+from cgroupfs.state import DEFAULT_PERIOD_US
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from cgroupfs.emulated.files import File
-    from cgroupfs.lock import TreeLock
+    from cgroupfs.tree import TreeLock
     from sysfs.mask import Mask
 
 _DEFAULT_CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
@@ -36,7 +36,7 @@ class _Lock:
         kernel._locked = True  # noqa: SLF001  # one thing in two classes
 
     def release(self) -> None:
-        """Give the tree free; see `cgroupfs.lock.TreeLock`."""
+        """Give the tree free; see `cgroupfs.tree.TreeLock`."""
         if self._kernel is not None:
             self._kernel._locked = False  # noqa: SLF001
             self._kernel = None

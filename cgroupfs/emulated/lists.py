@@ -8,7 +8,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from cgroupfs.values import MAX_PERIOD_US, MAX_QUOTA_US, MIN_PERIOD_US, MIN_QUOTA_US
+from cgroupfs.state import MAX_PERIOD_US, MAX_QUOTA_US, MIN_PERIOD_US, MIN_QUOTA_US
 from sysfs.mask import EMPTY, Mask
 
 #: CONFIG_NODES_SHIFT=10: what a list of nodes may name before it is out of range.
@@ -54,7 +54,7 @@ def _parse_region(region: str, limit: int) -> Mask:
 def parse_bandwidth(text: str, period: int) -> tuple[int | None, int]:
     """Parse `QUOTA [PERIOD]` of `cpu.max`; the period stays `period` when it is left out.
 
-    Raises `OSError` EINVAL outside of the bounds in `cgroupfs.values`.
+    Raises `OSError` EINVAL outside of the bounds in `cgroupfs.state`.
     """
     words = text.split()
     if not words:

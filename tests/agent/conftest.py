@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from sysfs.tree import write_tree
-from tests.agent.service.support import make_world, two_packages
+from sysfs.described.tree import write_tree
+from tests.agent.server.support import make_world, two_packages
 from tests.fakes.certificate import write_certificate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.agent.service.support import World
+    from tests.agent.server.support import World
 
 
 @pytest.fixture(scope="session", autouse=True)

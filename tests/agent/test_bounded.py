@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.bounded import read_bounded, take
+from agent.safe_files import read_bounded, take
 
 if TYPE_CHECKING:
     from pathlib import Path

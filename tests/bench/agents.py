@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Final
 import psutil
 from msgspec.structs import replace
 
-from agent.checkpoint.state import State, host_facts, policy_summary
-from agent.checkpoint.store import Store
-from agent.lean import settle_memory
 from agent.managers.admission import admit as decide_on
-from agent.service.situation import situate
+from agent.server.configured_host import situate
+from agent.server.start.process import settle_memory
+from agent.state.checkpoint import State, host_facts, policy_summary
+from agent.state.store import Store
 from cgroupfs.emulated.kernel import EmulatedKernel
+from sysfs.described.tree import write_tree
 from sysfs.mask import Mask
-from sysfs.tree import write_tree
 from tests.agent.pods.pods import app, pod, resources
-from tests.agent.service.support import make_world, running
+from tests.agent.server.support import make_world, running
 from tests.bench import hosts
 from tests.bench.measure import Rest, measure, of_samples
 from tests.demo.embedded import EmbeddedHost
@@ -36,10 +36,10 @@ from tests.demo.embedded import EmbeddedHost
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.ledger import Ledger
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Pod
-    from tests.agent.service.support import Running, World
+    from tests.agent.server.support import Running, World
     from tests.bench.measure import Figure
 
 HELD: Final = (10, 250, 2500)

@@ -9,26 +9,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from agent.checkpoint.store import Store
 from agent.managers.admission import PROVIDERS, admit, remove
-from agent.managers.cpu_assignment import take_by_topology
-from agent.managers.demand import demand_of
-from agent.managers.draft import Draft
+from agent.managers.allocations.demand import demand_of
+from agent.managers.allocations.draft import Draft
+from agent.managers.cpu.assignment import take_by_topology
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy, TopologyManagerScope
-from agent.managers.topology_manager import merge
+from agent.managers.topology.manager import merge
+from agent.state.store import Store
+from sysfs.described.tree import write_tree
 from sysfs.discover import discover
-from sysfs.tree import write_tree
 from tests.bench import agents, hosts
 from tests.bench.measure import Figure, in_turns, measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.checkpoint.state import State
-    from agent.ledger import Ledger
-    from agent.managers.hints import ProviderHints
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.effective_policy import Rules
+    from agent.managers.topology.implicit_hints import ProviderHints
     from agent.pods.model import Pod
+    from agent.state.checkpoint import State
     from tests.bench.measure import Rest
 
 #: A variant of a figure, and what is timed.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
+from agent.managers.effective_policy import Rules
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -25,15 +26,14 @@ from agent.managers.policy import (
     TopologyManagerScope,
     TopologyPolicy,
 )
-from agent.managers.rules import Rules
+from sysfs.described.shapes import regular_host, with_memory_only_nodes
 from sysfs.mask import EMPTY, Mask
-from sysfs.shapes import regular_host, with_memory_only_nodes
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.ledger import Ledger
+    from agent.managers.allocations.ledger import Ledger
     from agent.pods.model import Pod
     from sysfs.host import Host
 

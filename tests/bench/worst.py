@@ -16,19 +16,19 @@ from random import Random
 from time import thread_time_ns
 from typing import TYPE_CHECKING
 
-from agent.managers import hint_family
 from agent.managers.admission import admit
+from agent.managers.decision import BOUNDED_CHOICES
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
-from agent.metrics.names import BOUNDED_CHOICES
+from agent.managers.topology import implicit_hints as hint_family
 from tests.agent.pods.pods import app, guaranteed, init, pod
 from tests.bench import hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.decision import Decision
-    from agent.ledger import Ledger
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.decision import Decision
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Pod
 
 

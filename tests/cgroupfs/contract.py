@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from cgroupfs.controllers import HUGETLB, MEMORY, enable
+from cgroupfs.state import limit_text
 from cgroupfs.tree import KernelTree, Tree, join
-from cgroupfs.values import limit_text
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

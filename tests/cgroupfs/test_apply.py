@@ -5,12 +5,11 @@ import errno
 import pytest
 
 from cgroupfs.apply import Result, apply, apply_write
-from cgroupfs.diagnose import Cause
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.ordering import Stage
 from cgroupfs.plan import Plan, Setting, Write, make_plan
-from cgroupfs.state import read_states
-from cgroupfs.values import CpuMax
+from cgroupfs.state import CpuMax, read_states
+from cgroupfs.verify import Cause
 from sysfs.mask import Mask
 from tests.fakes.kernel import Died, FaultyTree, die_at, refuse_writes
 

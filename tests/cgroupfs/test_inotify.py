@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cgroupfs import inotify
-from cgroupfs.inotify import DIRECTORY_OF_FILES, Change, Event, Inotify
+from cgroupfs import watch as inotify
+from cgroupfs.watch import DIRECTORY_OF_FILES, Change, Event, Inotify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

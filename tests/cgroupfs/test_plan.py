@@ -5,8 +5,7 @@ from msgspec.structs import replace
 
 from cgroupfs.ordering import Stage
 from cgroupfs.plan import Plan, Setting, Write, make_plan
-from cgroupfs.state import State
-from cgroupfs.values import UNLIMITED, CpuMax
+from cgroupfs.state import UNLIMITED, CpuMax, State
 from sysfs.mask import EMPTY, Mask
 
 ALL = Mask.parse("0-7")

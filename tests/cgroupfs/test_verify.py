@@ -4,11 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.controllers import enable
-from cgroupfs.diagnose import Cause
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.plan import Setting
-from cgroupfs.values import UNLIMITED, CpuMax
-from cgroupfs.verify import GONE, Drift, Record, Records, verify
+from cgroupfs.state import UNLIMITED, CpuMax
+from cgroupfs.verify import GONE, Cause, Drift, Record, Records, verify
 from sysfs.mask import Mask
 from systemd import slices
 from systemd.properties import allowed_cpus, cpu_quota

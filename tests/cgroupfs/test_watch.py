@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cgroupfs import inotify
+from cgroupfs import watch as inotify
 from cgroupfs.emulated.directory import DirectoryTree
 from cgroupfs.errors import CgroupPathError
-from cgroupfs.inotify import Change
-from cgroupfs.watch import CgroupWatch, Created, Removed, Rescan, Touched
+from cgroupfs.watch import CgroupWatch, Change, Created, Removed, Rescan, Touched
 from sysfs.mask import Mask
 from tests.cgroupfs.contract import prepare
 

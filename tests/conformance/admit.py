@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from agent.config.errors import ConfigError
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.memory_state import free_memory
-from agent.managers.rules import Rules, shared_pool
-from agent.metrics.names import DECISION_COUNTERS
+from agent.managers.decision import DECISION_COUNTERS
+from agent.managers.effective_policy import Rules, shared_pool
+from agent.managers.memory.state import free_memory
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import pod_from_document
 from sysfs.mask import Mask
@@ -45,9 +45,9 @@ from tests.conformance.valid_instead import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.decision import Decision
-    from agent.ledger import ContainerGrant, Ledger, MemoryBlock, PodGrant
-    from agent.managers.hints import Hint
+    from agent.managers.allocations.ledger import ContainerGrant, Ledger, MemoryBlock, PodGrant
+    from agent.managers.decision import Decision
+    from agent.managers.topology.hints import Hint
     from agent.pods.model import Pod
     from tests.conformance.outcome import Case
 

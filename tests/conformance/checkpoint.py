@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.kubelet_state.cpu_file import (
+from agent.tools.kubelet_state.cpu_file import (
     CpuDocument,
     CpuFileVersion,
     cpu_hash_text,
@@ -15,7 +15,7 @@ from agent.kubelet_state.cpu_file import (
     read_cpu_state,
     write_cpu_state,
 )
-from agent.kubelet_state.memory_file import (
+from agent.tools.kubelet_state.memory_file import (
     MemoryDocument,
     MemoryFileVersion,
     encode_memory_document,

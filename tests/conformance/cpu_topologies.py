@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent.managers.cpu_topology import CpuCounts, CpuTopology
+from agent.managers.cpu.topology import CpuCounts, CpuTopology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.config.options import host_problems
-from agent.managers.cpu_hints import cpu_hints
+from agent.managers.cpu.hints import cpu_hints
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy
 from sysfs.mask import Mask
 from tests.conformance.cpu_topologies import topology_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.cpu_topology import CpuTopology, CpuTopologyError
+from agent.managers.cpu.topology import CpuTopology, CpuTopologyError
 from tests.conformance.outcome import Outcome
 
 if TYPE_CHECKING:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from agent.ledger import MemoryBlock, NodeMemory
-from agent.managers.demand import demand_of
-from agent.managers.grants import Held, make_grant
-from agent.managers.hints import Hint
-from agent.managers.rules import shared_pool
+from agent.managers.allocations.allocation import Held, make_grant
+from agent.managers.allocations.demand import demand_of
+from agent.managers.allocations.ledger import MemoryBlock, NodeMemory
+from agent.managers.effective_policy import shared_pool
+from agent.managers.topology.hints import Hint
 from sysfs.mask import Mask
 from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.ledger import Ledger
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Pod
     from tests.conformance.invariants import Before
 

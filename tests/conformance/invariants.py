@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
-from agent.ledger import Isolation, Ledger, total_requests
-from agent.managers.rules import shared_cpus
+from agent.managers.allocations.ledger import Isolation, Ledger, total_requests
+from agent.managers.effective_policy import shared_cpus
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from agent.ledger import NodeMemory
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import NodeMemory
+    from agent.managers.effective_policy import Rules
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.managers.demand import demand_of
+from agent.managers.allocations.demand import demand_of
 from agent.pods.model import ContainerKind
 from tests.conformance.effective import (
     asked_memory,
@@ -20,9 +20,9 @@ from tests.conformance.valid_instead import as_many_as_asked
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.decision import Decision
-    from agent.ledger import ContainerGrant
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import ContainerGrant
+    from agent.managers.decision import Decision
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Pod
 
 #: How the kubelet refuses a container for its memory.

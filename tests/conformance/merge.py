@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agent.managers.errors import NodeDistancesError
-from agent.managers.hints import Hint
 from agent.managers.machine import MachineNode
 from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
-from agent.managers.topology_manager import merge_hints, require_distances
+from agent.managers.topology.hints import Hint
+from agent.managers.topology.manager import merge_hints, require_distances
 from sysfs.mask import Mask
 from tests.conformance.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.managers.hints import ProviderHints
+    from agent.managers.topology.implicit_hints import ProviderHints
     from tests.conformance.outcome import Case
 
 

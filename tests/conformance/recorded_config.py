@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.config.errors import ConfigError
 from agent.config.loader import load_config
 from agent.config.resolve import resolve
-from agent.replay.recorded import config_document
+from agent.tools.replay.recorded import config_document
 from tests.conformance.recorded import machine_of
 
 if TYPE_CHECKING:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import to_builtins
 
-from agent.kubelet_state.cpu_file import (
+from agent.managers.effective_policy import Rules
+from agent.tools.kubelet_state.cpu_file import (
     CpuDocument,
     cpu_document,
     read_cpu_state,
 )
-from agent.kubelet_state.errors import KubeletStateError
-from agent.kubelet_state.exporting import kubelet_state
-from agent.kubelet_state.files import KubeletState, encode_files
-from agent.kubelet_state.importing import take_over
-from agent.kubelet_state.memory_file import MemoryDocument, memory_document, read_memory_state
-from agent.managers.rules import Rules
+from agent.tools.kubelet_state.errors import KubeletStateError
+from agent.tools.kubelet_state.exporting import kubelet_state
+from agent.tools.kubelet_state.files import KubeletState, encode_files
+from agent.tools.kubelet_state.importing import take_over
+from agent.tools.kubelet_state.memory_file import MemoryDocument, memory_document, read_memory_state
 from sysfs.mask import Mask
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import machine_of

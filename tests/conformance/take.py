@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent.managers.cpu_assignment import NotEnoughCpusError, Strategy, take
+from agent.managers.cpu.assignment import NotEnoughCpusError, take
+from agent.managers.cpu.strategy import Strategy
 from sysfs.mask import Mask
 from tests.conformance.cpu_topologies import topology_of, width
 from tests.conformance.outcome import Outcome
@@ -18,7 +19,7 @@ from tests.conformance.whole_cores import whole_cores_instead
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.cpu_topology import CpuTopology
+    from agent.managers.cpu.topology import CpuTopology
     from tests.conformance.outcome import Case
 
 

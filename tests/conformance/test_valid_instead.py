@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.decision import Decision, Reason, Refusal
 from agent.managers.admission import admit
-from agent.managers.cpu_topology import CpuTopology
-from agent.managers.hints import Hint
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.decision import Decision, Reason, Refusal
+from agent.managers.effective_policy import Rules
 from agent.managers.machine import Machine, MachineNode
-from agent.managers.rules import Rules
+from agent.managers.topology.hints import Hint
+from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
-from sysfs.shapes import regular_host
 from tests.agent.managers.hosts import (
     CONTAINER,
     GIB,
@@ -46,7 +46,7 @@ from tests.conformance.valid_instead import (
 )
 
 if TYPE_CHECKING:
-    from agent.ledger import Ledger
+    from agent.managers.allocations.ledger import Ledger
     from agent.pods.model import Pod
 
 #: Two nodes of four cores; siblings are n and n + 8; CPU 0 is reserved.

@@ -9,9 +9,8 @@ from itertools import combinations
 from statistics import pstdev
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.decision import Reason
-from agent.managers.demand import demand_of
-from agent.metrics.names import ALIGNED_COUNT
+from agent.managers.allocations.demand import demand_of
+from agent.managers.decision import ALIGNED_COUNT, Reason
 from agent.pods.model import HUGEPAGES_PREFIX, ContainerKind
 from sysfs.mask import Mask
 from tests.conformance.effective import (
@@ -23,10 +22,10 @@ from tests.conformance.effective import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from agent.decision import Decision, Refusal
-    from agent.ledger import Ledger
-    from agent.managers.cpu_topology import CpuTopology, Groups
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.cpu.topology import CpuTopology, Groups
+    from agent.managers.decision import Decision, Refusal
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Pod
 
 _ROUNDING: Final = 0.0011

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent.managers.cpu_topology import CpuTopology
+    from agent.managers.cpu.topology import CpuTopology
     from sysfs.mask import Mask
 
 

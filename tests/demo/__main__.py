@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 from tests.demo.embedded import EmbeddedHost
 
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "deploy" / "examples"

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from sysfs.shapes import regular_host
-from sysfs.tree import write_tree
+from sysfs.described.shapes import regular_host
+from sysfs.described.tree import write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

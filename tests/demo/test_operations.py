@@ -11,13 +11,13 @@ import click
 import pytest
 import yaml
 
-from agent.checkpoint.store import CHECKPOINT_NAME
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden
-from agent.decision import Reason, out_of
+from agent.managers.decision import Reason, out_of
 from agent.managers.validity import Rule
-from agent.metrics import names
-from cgroupfs.diagnose import Cause
+from agent.server.metrics import names
+from agent.state.store import CHECKPOINT_NAME
+from cgroupfs.verify import Cause
 from tests.demo.embedded import EmbeddedHost
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from agent.client import AgentClient
-from agent.wire import BindRequest
+from agent.api.client import AgentClient
+from agent.api.documents import BindRequest
 from tests.demo.embedded import EmbeddedHost
 
 if TYPE_CHECKING:

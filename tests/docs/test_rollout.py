@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from agent.cli.main import numawarden
-from agent.config.keys import KEYS
-from agent.decision import Reason
+from agent.config.settings import KEYS
+from agent.managers.decision import ASSIGNMENT_TYPES, Reason
 from agent.managers.validity import Rule
-from agent.metrics import names
+from agent.server.metrics import names
 from tests.docs.consoles import shown_in
 from tests.docs.hosts import ROOT
 from tests.docs.pages import PAGES
@@ -55,7 +55,7 @@ def test_every_metric_and_label_exists() -> None:
 
 
 def test_assignment_types_exist() -> None:
-    assert {"pod_exclusive", "pod_shared"} <= set(QUOTED["rollout"]) & set(names.ASSIGNMENT_TYPES)
+    assert {"pod_exclusive", "pod_shared"} <= set(QUOTED["rollout"]) & set(ASSIGNMENT_TYPES)
 
 
 def command_lines(page: str) -> Iterator[list[str]]:

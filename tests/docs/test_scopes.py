@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import yaml
 
-from agent.document.reader import read_document
-from agent.ledger import Isolation
-from agent.replay.play import play
-from agent.replay.reading import read_sequence
+from agent.managers.allocations.ledger import Isolation
+from agent.parsing.reader import read_document
+from agent.tools.replay.play import play
+from agent.tools.replay.reading import read_sequence
 from sysfs.mask import Mask
 from tests.docs.consoles import changed_settings, settings_in
 from tests.docs.hosts import ROOT
 
 if TYPE_CHECKING:
-    from agent.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodGrant
 
 TEXT: Final = (ROOT / "docs/scopes.md").read_text()
 EXAMPLES: Final = ROOT / "deploy/examples"

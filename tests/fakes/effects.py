@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from agent.checkpoint.files import Files
-    from cgroupfs.lock import TreeLock
-    from cgroupfs.tree import Tree
+    from agent.state.files import Files
+    from cgroupfs.tree import Tree, TreeLock
     from systemd.bus import ActiveState, Systemd
     from systemd.properties import Property
 

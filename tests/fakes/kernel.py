@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cgroupfs.lock import TreeLock
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import Tree, TreeLock
 
 
 class Died(BaseException):

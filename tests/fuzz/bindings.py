@@ -10,7 +10,7 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from tests.agent.service.support import OTHER_UID, UID, manifest
+from tests.agent.server.support import OTHER_UID, UID, manifest
 from tests.fuzz.damage import damaged_bytes, damaged_document, damaged_text
 from tests.fuzz.sockets import running_agent
 from tests.fuzz.target import Target, demand

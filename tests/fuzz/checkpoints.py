@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.checkpoint.codec import decode, encode
-from agent.checkpoint.errors import UnusableCheckpointError
 from agent.managers.admission import admit, remove
+from agent.managers.readmission import restored
 from agent.managers.validity import Rule, invalid_grants
-from agent.service.restore import restored
+from agent.state.codec import decode, encode
+from agent.state.errors import UnusableCheckpointError
 from sysfs.mask import EMPTY
-from tests.agent.checkpoint.states import example
 from tests.agent.managers.hosts import SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod
+from tests.agent.state.states import example
 from tests.fuzz.damage import damaged_bytes, damaged_document
 from tests.fuzz.target import Target, demand, plain_check
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
-    from agent.ledger import Ledger
+    from agent.managers.allocations.ledger import Ledger
 
 _PATH: Final = Path("checkpoint.json")
 _BASE: Final = encode(example())

@@ -11,7 +11,7 @@ import yaml
 from agent.config.errors import ConfigError
 from agent.config.loader import load_config
 from agent.config.resolve import resolve
-from agent.managers.rules import Rules
+from agent.managers.effective_policy import Rules
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import SMT
 from tests.agent.pods.pods import app, guaranteed, pod

@@ -6,22 +6,22 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.kubelet_state import cpu_file, memory_file
-from agent.kubelet_state.cpu_file import CpuFileVersion, read_cpu_state, write_cpu_state
-from agent.kubelet_state.errors import UnfitStateError, UnreadableStateFileError
-from agent.kubelet_state.exporting import kubelet_state
-from agent.kubelet_state.files import KubeletState, encode_files
-from agent.kubelet_state.importing import take_over
-from agent.kubelet_state.memory_file import (
+from agent.managers.admission import remove
+from agent.tools.kubelet_state import cpu_file, memory_file
+from agent.tools.kubelet_state.cpu_file import CpuFileVersion, read_cpu_state, write_cpu_state
+from agent.tools.kubelet_state.errors import UnfitStateError, UnreadableStateFileError
+from agent.tools.kubelet_state.exporting import kubelet_state
+from agent.tools.kubelet_state.files import KubeletState, encode_files
+from agent.tools.kubelet_state.importing import take_over
+from agent.tools.kubelet_state.memory_file import (
     MemoryFileVersion,
     read_memory_state,
     write_memory_state,
 )
-from agent.managers.admission import remove
 from cgroupfs.names import Driver, Layout, Tier
-from tests.agent.kubelet_state.machines import admitted
 from tests.agent.managers.hosts import SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
+from tests.agent.tools.kubelet_state.machines import admitted
 from tests.conformance.invariants import broken_invariants
 from tests.fuzz.damage import damaged_bytes, damaged_document, damaged_text
 from tests.fuzz.target import Target, demand, plain_check
@@ -29,7 +29,7 @@ from tests.fuzz.target import Target, demand, plain_check
 if TYPE_CHECKING:
     from random import Random
 
-    from agent.document.nodes import Plain
+    from agent.parsing.nodes import Plain
 
 #: Between the two files in an input; no JSON text holds it.
 _BETWEEN: Final = b"\x1e"

@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
+from agent.api.documents import ManifestDocument, decode, encode
 from agent.pods.manifest import load_pod
 from agent.sources.files import Format, scan
-from agent.wire import ManifestDocument, decode, encode
-from tests.agent.service.support import UID, manifest
+from tests.agent.server.support import UID, manifest
 from tests.fuzz.damage import damaged_bytes
 from tests.fuzz.target import Target, demand
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
-    from agent.managers.rules import Rules
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Pod, Resources
     from agent.pods.quantity import Quantity
 

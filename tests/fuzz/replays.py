@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from agent.decision import Reason, out_of
-from agent.document.reader import UnreadableError, read_document
-from agent.replay.errors import ReplayError
-from agent.replay.play import Outcome, play
-from agent.replay.reading import read_sequence
-from agent.replay.steps import Admit, Restart
+from agent.managers.decision import Reason, out_of
+from agent.parsing.reader import UnreadableError, read_document
+from agent.tools.replay.errors import ReplayError
+from agent.tools.replay.play import Outcome, play
+from agent.tools.replay.reading import read_sequence
+from agent.tools.replay.steps import Admit, Restart
 from tests.conformance.invariants import broken_invariants
 from tests.fuzz.damage import damaged_document, written
 from tests.fuzz.target import Target, demand, plain_check
@@ -21,7 +21,7 @@ from tests.fuzz.target import Target, demand, plain_check
 if TYPE_CHECKING:
     from random import Random
 
-    from agent.decision import Refusal
+    from agent.managers.decision import Refusal
 
 _FOLDER: Final = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "replay"
 BASES: Final = tuple(

@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from agent.enforcement.locate import Told
 from agent.runtimes.finder import RuntimeFiles
-from tests.agent.enforcement.pods import UID, mixed, path_of
+from agent.runtimes.identifier import Told
+from tests.agent.reconcile.pods import UID, mixed, path_of
 from tests.agent.runtimes.bundles import ID, STATES, TASKS, bundle, cri, runc_state
 from tests.fuzz.damage import damaged_bytes, damaged_document
 from tests.fuzz.target import Target, demand

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote_from_bytes, urlsplit
 
 import structlog
 
-from tests.agent.service.support import RecordingManager, make_world, manifest, running
+from tests.agent.server.support import RecordingManager, make_world, manifest, running
 from tests.conformance.invariants import broken_invariants
 from tests.fuzz.damage import damaged_bytes, damaged_text
 from tests.fuzz.pods import make_manifest
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
-    from agent.enforcement.bindings import Bindings
-    from tests.agent.service.support import Running, World
+    from agent.managers.allocations.bindings import Bindings
+    from tests.agent.server.support import Running, World
     from tests.fuzz.target import Check
 
 #: Seconds: so long an answer takes on the busiest machine, unless the agent hangs.

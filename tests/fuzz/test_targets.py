@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.config.loader import load_config
 from agent.managers.admission import admit
 from agent.pods.quantity import Quantity
-from agent.replay import play
+from agent.tools.replay import play
 from sysfs.mask import Mask
 from tests.fuzz import checkpoints, configs, pods, replays
 from tests.fuzz.__main__ import run
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from random import Random
 
     from agent.config.config import Config
-    from agent.decision import Decision
-    from agent.ledger import Ledger
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.decision import Decision
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Pod
     from tests.fuzz.target import Check, Target
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.cpu_topology import CpuTopologyError
+from agent.managers.cpu.topology import CpuTopologyError
 from agent.managers.machine import Machine
+from sysfs.described.shapes import regular_host, with_memory_only_nodes
+from sysfs.described.tree import write_tree
 from sysfs.discover import discover
 from sysfs.errors import SysfsError
 from sysfs.mask import MAX_ID
-from sysfs.shapes import regular_host, with_memory_only_nodes
-from sysfs.tree import write_tree
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.fuzz.damage import damaged_bytes

@@ -8,20 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent import wire
-from agent.checkpoint.codec import decode, encode
-from agent.checkpoint.errors import UnusableCheckpointError
-from agent.config.durations import seconds_of
+from agent.api import documents as wire
+from agent.config.amounts import seconds_of
 from agent.config.errors import ConfigError
 from agent.config.loader import load_config, override
-from agent.document.reader import UnreadableError, read_document
-from agent.enforcement.tasks import printable
-from agent.kubelet_state.cpu_file import CpuState, read_cpu_state
-from agent.kubelet_state.errors import KubeletStateError, UnfitStateError
-from agent.kubelet_state.files import KubeletState
-from agent.kubelet_state.importing import take_over
-from agent.kubelet_state.memory_file import MemoryNode, MemoryState, read_memory_state
-from agent.ledger import MemoryBlock
+from agent.managers.allocations.ledger import MemoryBlock
+from agent.parsing.reader import UnreadableError, read_document
 from agent.pods.errors import ManifestError, QuantityError
 from agent.pods.manifest import load_pod
 from agent.pods.names import (
@@ -32,17 +24,25 @@ from agent.pods.names import (
     uid_fault,
 )
 from agent.pods.quantity import Quantity
-from agent.replay.errors import ReplayError
-from agent.replay.reading import read_sequence
+from agent.reconcile.intruding_tasks import printable
+from agent.state.codec import decode, encode
+from agent.state.errors import UnusableCheckpointError
+from agent.tools.kubelet_state.cpu_file import CpuState, read_cpu_state
+from agent.tools.kubelet_state.errors import KubeletStateError, UnfitStateError
+from agent.tools.kubelet_state.files import KubeletState
+from agent.tools.kubelet_state.importing import take_over
+from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, read_memory_state
+from agent.tools.replay.errors import ReplayError
+from agent.tools.replay.reading import read_sequence
 from cgroupfs.errors import CgroupError
 from cgroupfs.names import from_proc, parse_container
-from cgroupfs.values import CpuMax
+from cgroupfs.state import CpuMax
 from sysfs.mask import Mask
 from sysfs.uevents import hotplug_of
 from systemd.errors import SystemdError
 from systemd.escape import escape, slice_path, unescape
-from tests.agent.checkpoint.states import example
 from tests.agent.managers.hosts import SMT, make_rules
+from tests.agent.state.states import example
 from tests.hostile.growth import LONGEST, demand_quick
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from agent.client import AgentClient
+from agent.api.client import AgentClient
 from cgroupfs.names import Driver
-from tests.agent.service.support import running
+from tests.agent.server.support import running
 from tests.load.churn import Churn, Course, HostSystemd, Pace, busy_world, own_descriptors
 
 if TYPE_CHECKING:

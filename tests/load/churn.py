@@ -26,10 +26,10 @@ from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.tree import join
+from sysfs.described.shapes import regular_host
+from sysfs.described.tree import write_tree
 from sysfs.mask import Mask
-from sysfs.shapes import regular_host
-from sysfs.tree import write_tree
-from tests.agent.service.support import make_world
+from tests.agent.server.support import make_world
 from tests.conformance.invariants import broken_invariants
 from tests.fakes.silence import HangingSystemd
 from tests.fakes.systemd import FakeSystemd
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from tests.agent.service.support import Running, World
+    from tests.agent.server.support import Running, World
 
 RECONCILE_SECONDS: Final = 10.0
 #: What is said of pods while the bus hangs: who did not answer, and whose cgroup is not made yet.

@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from agent.managers import admission
 from agent.pods.manifest import load_pod
-from agent.service.assembly import Assembly, Surrogates
-from agent.service.situation import decide
+from agent.server.configured_host import decide
+from agent.server.start.wiring import Assembly, Surrogates
 from cgroupfs.names import Driver, Layout
-from tests.agent.service.support import RecordingManager
+from tests.agent.server.support import RecordingManager
 from tests.load.churn import TIERS, busy_world, manifest_of, uid_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.decision import Decision
-    from agent.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.decision import Decision
     from agent.pods.model import Pod
-    from agent.service.keeper import Keeper
-    from agent.service.ports import Outcome
-    from tests.agent.service.support import World
+    from agent.server.controller import Keeper
+    from agent.server.kernel.ports import Outcome
+    from tests.agent.server.support import World
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")

@@ -6,7 +6,7 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 from cgroupfs.names import Driver
-from tests.agent.service.support import in_loop, running
+from tests.agent.server.support import in_loop, running
 from tests.load.churn import Churn, HostSystemd, Pace, busy_world
 
 if TYPE_CHECKING:

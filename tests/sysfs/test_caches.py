@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sysfs.caches import read_uncore
 from sysfs.files import Tree
 from sysfs.mask import Mask
+from sysfs.siblings import read_uncore
 from tests.sysfs.trees import CPU, lay_out
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from sysfs.capture import capture
+from sysfs.described.shapes import regular_host
+from sysfs.described.tree import write_tree
 from sysfs.discover import discover, read_host
 from sysfs.errors import MissingFile, UnreadableFile
 from sysfs.files import Tree
 from sysfs.host import Device
-from sysfs.shapes import regular_host
-from sysfs.tree import write_tree
 from tests.sysfs.hosts import hosts
 from tests.sysfs.machines import Machine, machines
 from tests.sysfs.trees import lay_out

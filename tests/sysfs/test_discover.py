@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
+from sysfs.described.tree import write_tree
 from sysfs.discover import discover, read_host
 from sysfs.errors import MissingFile, SysfsError
 from sysfs.files import Tree
 from sysfs.host import CoreKind, Device, Host
 from sysfs.mask import Mask
-from sysfs.shapes import regular_host, with_memory_only_nodes, with_offline
-from sysfs.tree import write_tree
 from tests.shared import needs_shared
 from tests.sysfs.machines import Machine, machines
 from tests.sysfs.trees import CPU, lay_out

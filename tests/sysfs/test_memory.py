@@ -7,7 +7,7 @@ import pytest
 from sysfs.errors import MalformedFile
 from sysfs.files import Tree
 from sysfs.host import HugePages
-from sysfs.memory import find_memory_total, read_hugepages
+from sysfs.nodes import find_memory_total, read_hugepages
 from tests.sysfs.trees import lay_out
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from sysfs.capture import capture
+from sysfs.described.shapes import regular_host
+from sysfs.described.tree import write_tree
 from sysfs.discover import discover, read_host
 from sysfs.files import Tree
-from sysfs.shapes import regular_host
-from sysfs.tree import write_tree
 from tests.sysfs.hosts import hosts
 from tests.sysfs.trees import CPU, lay_out
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.cli.main import run_command
+from sysfs.described.shapes import regular_host
+from sysfs.described.tree import write_tree
 from sysfs.discover import discover
-from sysfs.shapes import regular_host
-from sysfs.tree import write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.checkpoint.state import State
-from agent.checkpoint.store import Store
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
-from agent.ledger import ContainerGrant, Isolation, Ledger, PodGrant
+from agent.managers.allocations.ledger import ContainerGrant, Isolation, Ledger, PodGrant
 from agent.pods.model import ContainerKind, QosClass
+from agent.state.checkpoint import State
+from agent.state.store import Store
+from sysfs.described.tree import write_tree
 from sysfs.host import Cpu, Host, HugePages, Node
 from sysfs.mask import Mask
-from sysfs.tree import write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,11 +4,10 @@ import importlib
 
 import pytest
 
-from agent.cli.errors import EXIT_CODES, exit_code_of, lines_of
-from agent.cli.exit_codes import ExitCode
-from agent.client import Unreachable
-from agent.enforcement.errors import EnforcementStartError
+from agent.api.client import Unreachable
+from agent.cli.errors import EXIT_CODES, ExitCode, exit_code_of, lines_of
 from agent.pods.errors import ManifestError
+from agent.reconcile.errors import EnforcementStartError
 from cgroupfs.errors import CgroupPathError
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from agent.cli.lazy import LazyCommand, LazyGroup
+from agent.cli.main import LazyCommand, LazyGroup
 
 
 def group(target: str) -> LazyGroup:
@@ -19,6 +19,6 @@ def test_a_command_is_imported_when_it_is_called() -> None:
 
 
 def test_what_is_no_command_is_a_defect() -> None:
-    lazy = group("agent.cli.exit_codes:ExitCode")
+    lazy = group("agent.cli.errors:ExitCode")
     with pytest.raises(TypeError, match="is not a command"):
         lazy.get_command(click.Context(lazy), "go")

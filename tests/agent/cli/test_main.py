@@ -9,8 +9,7 @@ import pytest
 
 from agent import __version__
 from agent.cli import main as main_module
-from agent.cli.errors import CommandError
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import CommandError, ExitCode
 from agent.cli.main import COMMANDS, numawarden, run_command
 
 #: What a help text must not wait for.

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
-from tests.agent.service.support import OTHER_UID, PATIENCE, UID, manifest, running
+from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from agent.service.events import Watcher
-    from tests.agent.service.support import Running, World
+    from agent.server.reporting.events import Watcher
+    from tests.agent.server.support import Running, World
 
 
 @contextmanager
@@ -284,7 +284,7 @@ def test_a_binding_is_given_up(shell: Shell) -> None:
 def test_a_pod_that_is_not_enforced_has_an_exit_code_of_its_own(
     shell: Shell, agent: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agent.service.ports import Outcome  # noqa: PLC0415
+    from agent.server.kernel.ports import Outcome  # noqa: PLC0415
 
     def refuse(*_: object) -> Outcome:
         return Outcome(unenforced={UID: ("cpuset.cpus: Permission denied",)})

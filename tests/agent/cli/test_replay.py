@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
-from tests.agent.replay.cases import line_of
-from tests.agent.replay.texts import HEAD, admitting, text
+from tests.agent.tools.replay.cases import line_of
+from tests.agent.tools.replay.texts import HEAD, admitting, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

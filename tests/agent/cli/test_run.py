@@ -4,9 +4,9 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
-from agent.service import run as service
+from agent.server.start import process as service
 
 if TYPE_CHECKING:
     from pathlib import Path

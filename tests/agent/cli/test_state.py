@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.checkpoint.store import Store
-from agent.cli.exit_codes import ExitCode
+from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
-from sysfs.shapes import regular_host
-from sysfs.tree import write_tree
+from agent.state.store import Store
+from sysfs.described.shapes import regular_host
+from sysfs.described.tree import write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

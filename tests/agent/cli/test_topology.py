@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.api.topology import topology_view
 from agent.cli.main import run_command
-from agent.topology_view import topology_view
+from sysfs.described.shapes import regular_host, with_isolated, with_memory_only_nodes, with_offline
+from sysfs.described.tree import write_tree
 from sysfs.mask import Mask
-from sysfs.shapes import regular_host, with_isolated, with_memory_only_nodes, with_offline
-from sysfs.tree import write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

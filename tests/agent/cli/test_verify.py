@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.cli.exit_codes import ExitCode
-from agent.enforcement.tasks import Task
+from agent.cli.errors import ExitCode
+from agent.reconcile.intruding_tasks import Task
 from sysfs.mask import Mask
 from tests.agent.cli.test_pods import Shell, in_background
-from tests.agent.service.support import UID, manifest
+from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.agent.service.support import World
+    from tests.agent.server.support import World
 
 POD = f"kubepods/pod{UID}"
 ALL = Mask.parse("0-15")

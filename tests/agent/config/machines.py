@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.cpu_topology import CpuTopology
+from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.config import Config
-from agent.config.keys import KEYS
 from agent.config.loader import load_config_file
 from agent.config.notes import notes_on
-from agent.document.nodes import plain
-from agent.document.reader import read_document
+from agent.config.settings import KEYS
+from agent.parsing.nodes import plain
+from agent.parsing.reader import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.config.keys import Keys
-    from agent.document.nodes import Plain
+    from agent.config.settings import Keys
+    from agent.parsing.nodes import Plain
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "config.yaml"
 #: What the example changes, because its reader wants KEP-5526 on a systemd host.

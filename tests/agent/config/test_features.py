@@ -4,12 +4,12 @@ import pytest
 
 from agent.config.features import (
     GATES,
+    IGNORED,
     LOCKED_ON,
     gate_problems,
     gates_of,
     ignored_gates,
 )
-from agent.config.kubelet_gates import IGNORED
 from agent.managers.policy import FeatureGates
 
 

@@ -18,8 +18,8 @@ from agent.config.config import (
     Threshold,
 )
 from agent.config.errors import ConfigError
-from agent.config.keys import KEYS
 from agent.config.loader import load_config, load_config_file, override
+from agent.config.settings import KEYS
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,

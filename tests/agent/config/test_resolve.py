@@ -16,7 +16,7 @@ from agent.config.resolve import (
     resolve,
     resolve_what_fits,
 )
-from agent.managers.allocatable import allocatable
+from agent.managers.allocations.allocatable import allocatable
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.managers.admission import admit
-from agent.managers.demand import demand_of
-from agent.managers.draft import Draft
+from agent.managers.allocations.demand import demand_of
+from agent.managers.allocations.draft import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.ledger import Ledger
-    from agent.managers.demand import ContainerDemand
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.demand import ContainerDemand
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Pod
 
 

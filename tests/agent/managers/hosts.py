@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.managers.effective_policy import Rules
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -19,9 +20,8 @@ from agent.managers.policy import (
     TopologyManagerScope,
     TopologyPolicy,
 )
-from agent.managers.rules import Rules
+from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
-from sysfs.shapes import regular_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

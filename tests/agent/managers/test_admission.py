@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.decision import Decision, Reason
-from agent.ledger import Isolation, Ledger, PodGrant
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.rules import Rules, shared_cpus, shared_pool
+from agent.managers.allocations.ledger import Isolation, Ledger, PodGrant
+from agent.managers.decision import Decision, Reason
+from agent.managers.effective_policy import Rules, shared_cpus, shared_pool
 from agent.pods.model import QosClass
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import (

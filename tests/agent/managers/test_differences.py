@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent import wire
-from agent.decision import Reason
-from agent.ledger import Isolation
+from agent.api import documents as wire
+from agent.api.views import refusal_document
 from agent.managers.admission import admit, start_container
-from agent.managers.cpu_topology import CpuTopology
-from agent.managers.hints import Hint
+from agent.managers.allocations.ledger import Isolation
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.decision import Reason
+from agent.managers.effective_policy import Rules, shared_pool
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import NodeFit, PluginDevice
-from agent.managers.rules import Rules, shared_pool
-from agent.service.restore import restored
-from agent.service.views import refusal_document
+from agent.managers.readmission import restored
+from agent.managers.topology.hints import Hint
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (

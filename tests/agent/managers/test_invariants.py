@@ -21,18 +21,18 @@ from hypothesis.stateful import (
 )
 
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.cpu_topology import CpuTopology
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.effective_policy import shared_pool
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyManagerScope
-from agent.managers.rules import shared_pool
-from agent.service.restore import restored
+from agent.managers.readmission import restored
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import GIB, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 from tests.conformance.invariants import NOTHING, Before, broken_invariants
 
 if TYPE_CHECKING:
-    from agent.managers.rules import Rules
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Container, Pod
 
 SEQUENCES: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "100"))

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.cpu_topology import CpuTopologyError
+from agent.managers.cpu.topology import CpuTopologyError
 from agent.managers.machine import Machine
+from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.mask import Mask
-from sysfs.shapes import regular_host, with_memory_only_nodes, with_offline
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -9,24 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.decision import Shortage
-from agent.ledger import total_requests
 from agent.managers.admission import admit, remove, start_container
+from agent.managers.allocations.ledger import total_requests
+from agent.managers.decision import Shortage
 from agent.managers.machine import Machine
 from agent.managers.node_fit import node_amount_text
 from agent.managers.policy import NodeFit, PluginDevice, TopologyManagerPolicy
 from agent.pods.model import ContainerKind, QosClass
+from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
-from sysfs.shapes import regular_host
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, PLAIN, make_rules
 from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources, sidecar
 from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
-    from agent.decision import Refusal
-    from agent.ledger import Ledger
-    from agent.managers.rules import Rules
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.decision import Refusal
+    from agent.managers.effective_policy import Rules
     from agent.pods.model import Container, Pod, Resources
 
 GPU = "example.com/gpu"

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.ledger import Ledger
 from agent.managers.admission import admit, remove
-from agent.managers.cpu_topology import CpuTopology
+from agent.managers.allocations.ledger import Ledger
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.effective_policy import Rules, shared_cpus, shared_pool
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
-from agent.managers.rules import Rules, shared_cpus, shared_pool
+from agent.managers.readmission import restored
 from agent.managers.validity import Rule, invalid_grants
-from agent.service.restore import restored
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import (
     BEST_EFFORT,

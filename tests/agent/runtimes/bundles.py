@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from tests.agent.enforcement.pods import UID
+from tests.agent.reconcile.pods import UID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

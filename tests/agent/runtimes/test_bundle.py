@@ -11,7 +11,7 @@ from agent.runtimes.places import PLACES
 from cgroupfs.names import Runtime
 from cgroupfs.verify import Record
 from sysfs.mask import Mask
-from tests.agent.enforcement.pods import OTHER, UID, mixed
+from tests.agent.reconcile.pods import OTHER, UID, mixed
 from tests.agent.runtimes.bundles import bundle, cri, crio
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.enforcement.enforcer import Enforcer
-from agent.enforcement.pod_cgroups import DirectoryCgroups, SliceCgroups
-from agent.enforcement.report import repaired
+from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
+from agent.reconcile.enforcer import Enforcer
+from agent.reconcile.report import repaired
 from agent.runtimes.finder import RuntimeFiles
-from cgroupfs.diagnose import Cause
 from cgroupfs.names import Driver
+from cgroupfs.verify import Cause
 from sysfs.mask import Mask
 from systemd.properties import allowed_cpus, cpu_quota
-from tests.agent.enforcement.pods import (
+from tests.agent.reconcile.pods import (
     FakeSystemd,
     exclusive,
     kernel,

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.enforcement.locate import Told
 from agent.runtimes import finder as module
 from agent.runtimes.finder import RuntimeFiles
-from cgroupfs.values import CpuMax
+from agent.runtimes.identifier import Told
+from cgroupfs.state import CpuMax
 from cgroupfs.verify import Record
 from sysfs.mask import Mask
-from tests.agent.enforcement.pods import OTHER, mixed, path_of
+from tests.agent.reconcile.pods import OTHER, mixed, path_of
 from tests.agent.runtimes.bundles import (
     CRIO,
     ID,
@@ -29,7 +29,7 @@ from tests.agent.runtimes.bundles import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodGrant
 
 POD = path_of(mixed())
 SCOPE = f"{POD}/cri-containerd-{ID}.scope"

@@ -6,7 +6,7 @@ import pytest
 
 from agent.runtimes.files import RuntimeFileError
 from agent.runtimes.records import read_state
-from cgroupfs.values import UNLIMITED, CpuMax
+from cgroupfs.state import UNLIMITED, CpuMax
 from cgroupfs.verify import Record
 from sysfs.mask import Mask
 from tests.agent.runtimes.bundles import runc_state, write

@@ -10,7 +10,7 @@ from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.sources.errors import ManifestDirectoryError, ManifestFileError
 from agent.sources.files import Format, ManifestFile, scan
-from tests.agent.service.support import UID, manifest
+from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

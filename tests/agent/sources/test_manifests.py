@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.decision import Reason
-from agent.document.errors import MISTAKES_TOLD
+from agent.api.documents import AdmissionDocument, RefusalDocument
+from agent.managers.decision import Reason
+from agent.parsing.errors import MISTAKES_TOLD
 from agent.pods.digest import spec_digest
 from agent.pods.manifest import load_pod
 from agent.sources.errors import FileFailedError, ManifestDirectoryError
 from agent.sources.files import Format, ManifestFile, scan
 from agent.sources.manifests import ADMITTED, INVALID, ManifestSource
-from agent.wire import AdmissionDocument, RefusalDocument
-from tests.agent.service.support import OTHER_UID, UID, manifest
+from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

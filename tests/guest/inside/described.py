@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from sysfs.described.tree import write_tree
 from sysfs.host import Cpu, Host, Node
 from sysfs.mask import Mask
-from sysfs.tree import write_tree
 
 CORES: Final = 8
 CORES_PER_NODE: Final = 4

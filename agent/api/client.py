@@ -1,0 +1,216 @@
+"""A client of the admission API over its Unix socket, on the standard library alone.
+
+The command line starts in a tenth of a second because this needs no HTTP framework.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from agent.api import documents as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_Document = TypeVar("_Document", bound=wire.Document)
+
+DEFAULT_SOCKET: Final = "/run/numawarden/agent.sock"
+DEFAULT_TIMEOUT: Final = 60.0
+
+
+class Unreachable(Exception):  # noqa: N818  # named for what it tells
+    """The agent does not answer at `path`; `why` in words, with what to do."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"cannot reach the agent at {path}: {why}")
+        self.path = path
+        self.why = why
+
+
+class AgentRefused(Exception):  # noqa: N818  # named for what it tells
+    """The agent answered with an error; `status` is the HTTP status, `body` the whole answer."""
+
+    def __init__(self, status: int, error: wire.ErrorBody, body: bytes) -> None:
+        # A single mistake is the message already.
+        details = error.details if len(error.details) > 1 else ()
+        lines = (f"{d.path}: {d.message}" if d.path else d.message for d in details)
+        super().__init__("\n".join((error.message, *lines)))
+        self.status = status
+        self.error = error
+        self.body = body
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float | None) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class AgentClient:
+    """One connection per call to the agent that listens at `socket_path`; seconds in `timeout`."""
+
+    def __init__(self, socket_path: Path | str, timeout: float = DEFAULT_TIMEOUT) -> None:
+        self._path = str(socket_path)
+        self._timeout = timeout
+
+    def admit(self, manifest: bytes, *, dry_run: bool = False) -> wire.AdmissionDocument:
+        """Ask to admit the pod of a manifest (YAML or JSON); a refusal is an answer, no error."""
+        query = "?dryRun=true" if dry_run else ""
+        try:
+            return self._call("POST", f"/v1/pods{query}", wire.AdmissionDocument, manifest)
+        except AgentRefused as refused:
+            decided = _as(refused.body, wire.AdmissionDocument)
+            if decided is None:
+                raise
+            return decided
+
+    def remove(self, uid: str) -> wire.RemovalDocument:
+        """Remove the pod of a uid."""
+        return self._call("DELETE", f"/v1/pods/{_segment(uid)}", wire.RemovalDocument)
+
+    def pods(self) -> tuple[wire.PodDocument, ...]:
+        """Return all pods in the order of admission."""
+        return self._call("GET", "/v1/pods", wire.PodListDocument).pods
+
+    def pod(self, uid: str) -> wire.PodDocument:
+        """Return one pod with its explanation and what the kernel says of it."""
+        return self._call("GET", f"/v1/pods/{_segment(uid)}", wire.PodDocument)
+
+    def failed(self, uid: str) -> wire.FailedPodDocument | None:
+        """Return the status of a pod that was rejected, None when it is not (or not kept)."""
+        try:
+            answer = self._request("GET", f"/v1/pods/{_segment(uid)}", None)
+        except AgentRefused as refused:
+            if refused.status == http.HTTPStatus.NOT_FOUND:
+                return None
+            raise
+        return _as(answer, wire.FailedPodDocument)
+
+    def bind(self, uid: str, container: str, request: wire.BindRequest) -> wire.BindDocument:
+        """Tell which cgroup a container got."""
+        path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"
+        return self._call("POST", path, wire.BindDocument, wire.encode(request))
+
+    def unbind(self, uid: str, container: str) -> wire.BindDocument:
+        """Give up the binding of a container; the answer has the cgroup that was bound."""
+        path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"
+        return self._call("DELETE", path, wire.BindDocument)
+
+    def status(self) -> wire.StatusDocument:
+        """Return how the agent is doing."""
+        return self._call("GET", "/v1/status", wire.StatusDocument)
+
+    def verify(self) -> wire.VerificationDocument:
+        """Return the truth of the kernel beside the ledger."""
+        return self._call("GET", "/v1/verify", wire.VerificationDocument)
+
+    def reconcile(self) -> wire.ReconcileDocument:
+        """Have the kernel compared with the ledger now, and repaired."""
+        return self._call("POST", "/v1/reconcile", wire.ReconcileDocument)
+
+    def topology(self) -> bytes:
+        """Return the host as the agent sees it, as JSON (`numawarden topology --output json`)."""
+        return self._request("GET", "/v1/topology", None)
+
+    def watch(self) -> Iterator[wire.EventDocument]:
+        """Yield events as they happen, until the agent stops."""
+        connection = _UnixConnection(self._path, None)
+        try:
+            response = self._open(connection, "GET", "/v1/watch", None)
+            if response.status != http.HTTPStatus.OK:
+                raise _refused(self._path, response.status, response.read())
+            while line := response.readline():
+                yield wire.decode(line, wire.EventDocument)
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(self._path, _why(error)) from error
+        finally:
+            connection.close()
+
+    def _call(
+        self, method: str, path: str, kind: type[_Document], body: bytes | None = None
+    ) -> _Document:
+        answer = self._request(method, path, body)
+        document = _as(answer, kind)
+        if document is None:
+            raise Unreachable(self._path, "what answers there is not a numawarden of this version")
+        return document
+
+    def _request(self, method: str, path: str, body: bytes | None) -> bytes:
+        connection = _UnixConnection(self._path, self._timeout)
+        try:
+            response = self._open(connection, method, path, body)
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(self._path, _why(error)) from error
+        finally:
+            connection.close()
+        if response.status >= http.HTTPStatus.BAD_REQUEST:
+            raise _refused(self._path, response.status, answer)
+        return answer
+
+    @staticmethod
+    def _open(
+        connection: _UnixConnection, method: str, path: str, body: bytes | None
+    ) -> http.client.HTTPResponse:
+        try:
+            connection.request(method, path, body=body)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            return _early_answer(connection, error)
+        return connection.getresponse()
+
+
+def _early_answer(
+    connection: http.client.HTTPConnection, sending: OSError
+) -> http.client.HTTPResponse:
+    """Return why the agent closed the connection before it took all, or raise what sending did."""
+    try:
+        return connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        raise sending from None
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _as(body: bytes, kind: type[_Document]) -> _Document | None:
+    try:
+        return wire.decode(body, kind)
+    except msgspec.DecodeError:
+        return None
+
+
+def _refused(path: str, status: int, body: bytes) -> Exception:
+    document = _as(body, wire.ErrorDocument)
+    if document is None:
+        return Unreachable(path, f"it answered with HTTP status {status} and no explanation")
+    return AgentRefused(status, document.error, body)
+
+
+_REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (FileNotFoundError, "there is no such socket; is the agent running, and with this socket?"),
+    (ConnectionRefusedError, "nobody listens there; start the agent"),
+    (PermissionError, "permission denied; run as root or as a member of the agent's group"),
+    (TimeoutError, "no answer in time; see the agent's log"),
+    (ConnectionError, "it closed the connection; see the agent's log"),
+)
+
+
+def _why(error: OSError | http.client.HTTPException) -> str:
+    for kind, reason in _REASONS:
+        if isinstance(error, kind):
+            return reason
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return f"it does not speak HTTP ({type(error).__name__})"

@@ -1,0 +1,514 @@
+"""The documents of the admission API: what goes over the socket, and what `--output json` prints.
+
+Sets of CPUs and NUMA nodes are text in the kernel's list format (`0-3,8`), sizes are bytes, CPU
+shares millicores, times seconds since 1970 (UTC). Field names are camel case on the wire. A field
+may be added in any release; none is renamed or removed within `/v1` (see `docs/api.md`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+_Document = TypeVar("_Document", bound="Document")
+
+#: The code of the answer to an invalid manifest, and the reason in the status of its pod.
+INVALID_MANIFEST: Final = "InvalidManifest"
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of all documents."""
+
+
+class ErrorDetail(Document, frozen=True):
+    """One thing that is wrong: `path` names the field (`spec.containers[0].name`), or is ""."""
+
+    path: str
+    message: str
+
+
+class ErrorBody(Document, frozen=True):
+    """An error: `code` for programs (`InvalidManifest`), `message` for people."""
+
+    code: str
+    message: str
+    details: tuple[ErrorDetail, ...] = ()
+
+
+class ErrorDocument(Document, frozen=True):
+    """The body of every answer that is not a success."""
+
+    error: ErrorBody
+
+
+class HintDocument(Document, frozen=True):
+    """A topology hint; `nodes` None means any node."""
+
+    nodes: str | None
+    preferred: bool
+
+
+class MemoryDocument(Document, frozen=True):
+    """`bytes` of one memory type on the nodes of a set."""
+
+    type: str
+    bytes: int
+    nodes: str
+
+
+class KernelDocument(Document, frozen=True):
+    """What the kernel says of one cgroup; a field is None when the file is not there.
+
+    `cpu_max` is the file's text (`max 100000`), so are `cpu_weight`, `memory_max` (bytes or `max`)
+    and `hugetlb`, the latter by file (`hugetlb.2MB.max`).
+    """
+
+    cgroup: str
+    cpus: str | None = None
+    cpus_effective: str | None = None
+    mems: str | None = None
+    mems_effective: str | None = None
+    cpu_max: str | None = None
+    cpu_weight: str | None = None
+    memory_max: str | None = None
+    hugetlb: dict[str, str] = {}
+
+
+class ContainerDocument(Document, frozen=True):
+    """What one container holds.
+
+    `cpus` are the CPUs it may run on: its own, its pod's, or the node's shared pool, as `isolation`
+    says. `mems` None: its memory is not pinned. `kernel` lists its cgroups. `why` says why its CPUs
+    are exclusive or not, "" where no specification is known. `sharing`
+    (`agent.managers.allocations.sharing.Sharing`) says who else may run on them while it does; of
+    what is `overlapping`, `shared_cpus` are the CPUs and `shared_with` the first of the other
+    containers.
+    """
+
+    name: str
+    kind: str
+    isolation: str
+    cpus: str
+    mems: str | None
+    memory: tuple[MemoryDocument, ...]
+    devices: dict[str, tuple[str, ...]]
+    hint: HintDocument
+    quota_disabled: bool
+    kernel: tuple[KernelDocument, ...] = ()
+    why: str = ""
+    sharing: str = "unknown"
+    shared_cpus: str = ""
+    shared_with: tuple[str, ...] = ()
+
+
+class UnusedBudgetDocument(Document, frozen=True):
+    """Budget of a pod that no container can use for good; CPUs, or bytes of a memory type.
+
+    `cpus` says which CPUs.
+    """
+
+    resource: str
+    unused: int
+    budget: int
+    cpus: str = ""
+
+
+class EnforcementDocument(Document, frozen=True):
+    """Whether the kernel honours a grant; `problems` says what is missing, one line each.
+
+    `notes` are facts worth knowing that are no failure (processes that still run, say).
+    """
+
+    enforced: bool
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class ShortageDocument(Document, frozen=True):
+    """A resource of which the node has too little left for a pod.
+
+    `requested` is what other pods request, `allocatable` what all may request (None: the node does
+    not offer the resource). The unit is millicores for `cpu`, else bytes, pods or devices.
+    """
+
+    resource: str
+    asked: int
+    allocatable: int | None
+    requested: int
+
+
+class RefusalDocument(Document, frozen=True):
+    """Why a pod was refused; `asked` and `free` (by NUMA node) are in the resource's unit.
+
+    Of the reasons `OutOf<resource>` these two are null and empty: `shortages` has the amounts.
+    """
+
+    reason: str
+    message: str
+    remedy: str
+    resource: str | None
+    container: str | None
+    asked: int | None
+    free: dict[str, int]
+    shortages: tuple[ShortageDocument, ...] = ()
+
+
+class ProviderDocument(Document, frozen=True):
+    """What one provider offered: by resource, None (no preference) or its best hints.
+
+    `counts` is how many hints there were in all, None where they were too many to count.
+    """
+
+    provider: str
+    hints: dict[str, tuple[HintDocument, ...] | None]
+    counts: dict[str, int | None]
+
+
+class HintTraceDocument(Document, frozen=True):
+    """The merge for one container (None: for the pod as a whole)."""
+
+    container: str | None
+    providers: tuple[ProviderDocument, ...]
+    merged: HintDocument
+    admitted: bool
+
+
+class EligibilityDocument(Document, frozen=True):
+    """Whether one container may hold exclusive resources, and why."""
+
+    container: str
+    exclusive_cpus: int
+    exclusive_memory: bool
+    why: str
+
+
+class ExplanationDocument(Document, frozen=True):
+    """How a decision came about.
+
+    `warnings` say what in the manifest is read otherwise than it was probably meant.
+    """
+
+    eligibility: tuple[EligibilityDocument, ...]
+    hints: tuple[HintTraceDocument, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class FindingDocument(Document, frozen=True):
+    """Something that a pod holds and the rules in force would not give.
+
+    `rule` is a key of the configuration or a fact of the host, `pod` is namespace/name.
+    """
+
+    uid: str
+    pod: str
+    container: str | None
+    rule: str
+    message: str
+    remedy: str
+
+
+class PodDocument(Document, frozen=True):
+    """One pod of the ledger.
+
+    `source` is where it came from (`api`, a manifest's path, or `checkpoint` after a restart).
+    `explanation` is None for a pod that was decided before the agent was last started; the `why`
+    of its containers is kept. `phase` is `Admitted`: whether its containers run is not the agent's
+    to say. `spec_digest` is "" as long as no specification was asked for that fits it.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    qos: str
+    source: str
+    spec_digest: str
+    cpus: str | None
+    memory: tuple[MemoryDocument, ...]
+    exclusive_cpus: str
+    containers: tuple[ContainerDocument, ...]
+    enforcement: EnforcementDocument
+    explanation: ExplanationDocument | None = None
+    kernel: tuple[KernelDocument, ...] = ()
+    invalid: tuple[FindingDocument, ...] = ()
+    phase: str = "Admitted"
+    unused_budget: tuple[UnusedBudgetDocument, ...] = ()
+
+
+class FailedPodDocument(Document, frozen=True):
+    """The status of a pod that was rejected, or whose manifest is invalid.
+
+    `phase`, `reason` and `message` are those of v1.PodStatus, `time` is Unix seconds. `uid`, `name`
+    and `namespace` are "" where the manifest does not tell them. A rejected pod has `refusal` and
+    `explanation`, an invalid one the first of its mistakes in `details`.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    reason: str
+    message: str
+    time: float
+    source: str
+    phase: str = "Failed"
+    details: tuple[ErrorDetail, ...] = ()
+    refusal: RefusalDocument | None = None
+    explanation: ExplanationDocument | None = None
+
+
+class PodListDocument(Document, frozen=True):
+    """All pods, in the order of admission."""
+
+    pods: tuple[PodDocument, ...]
+
+
+class AdmissionDocument(Document, frozen=True):
+    """The answer to an admission.
+
+    Admitted: `pod` is set. Refused: `refusal` and `error` are set. `dry_run`: nothing was changed.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    admitted: bool
+    dry_run: bool = False
+    already_admitted: bool = False
+    pod: PodDocument | None = None
+    refusal: RefusalDocument | None = None
+    explanation: ExplanationDocument | None = None
+    error: ErrorBody | None = None
+
+
+class RemovalDocument(Document, frozen=True):
+    """The answer to a removal; `enforcement` says whether the kernel was told in full."""
+
+    uid: str
+    name: str
+    namespace: str
+    enforcement: EnforcementDocument
+
+
+class BindRequest(Document, frozen=True, forbid_unknown_fields=True):
+    """Which cgroup a container got: exactly one of its path below the root, or one of its pids."""
+
+    cgroup: str | None = None
+    pid: int | None = None
+
+
+class BindDocument(Document, frozen=True):
+    """The answer to a binding."""
+
+    uid: str
+    container: str
+    cgroup: str
+    enforcement: EnforcementDocument
+
+
+class ReconcileDocument(Document, frozen=True):
+    """The outcome of one comparison of the kernel with the ledger, counts by cause."""
+
+    found: dict[str, int]
+    repaired: dict[str, int]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    finished: float
+    seconds: float
+
+
+class DriftDocument(Document, frozen=True):
+    """One setting that somebody undid; it was put right unless `problems` say otherwise.
+
+    `uid` and `pod` are "" for what is of no pod, `container` is null for what is of no container.
+    `found` is the text that the file showed (null: it was not there), `desired` what it is to show.
+    """
+
+    time: float
+    uid: str
+    pod: str
+    container: str | None
+    cgroup: str
+    file: str
+    found: str | None
+    desired: str
+    cause: str
+    detail: str
+
+    def line(self) -> str:
+        """Return all that there is to know of it."""
+        container = f"container {self.container}" if self.container else ""
+        owner = ", ".join(filter(None, (self.pod or self.uid, container)))
+        return f"{owner or 'no pod'}: {self.detail} ({self.cause})"
+
+
+class ManifestDocument(Document, frozen=True):
+    """One file of the manifest directory: `state` is admitted, refused, conflict or invalid.
+
+    `uid`, `name` and `namespace` are those of its pod as far as they can be read.
+    """
+
+    file: str
+    state: str
+    uid: str | None = None
+    message: str = ""
+    details: tuple[ErrorDetail, ...] = ()
+    name: str = ""
+    namespace: str = ""
+
+
+class PolicyDocument(Document, frozen=True):
+    """The policies in force, with the kubelet's names."""
+
+    cpu_manager_policy: str
+    memory_manager_policy: str
+    topology_manager_policy: str
+    topology_manager_scope: str
+    reserved_cpus: str
+
+
+class StatusDocument(Document, frozen=True):
+    """How the agent is doing; `problems` is what an operator should look at, one line each.
+
+    `failed` are the latest pods that were rejected or invalid, those decided also in `refused`,
+    `drift` the latest settings that somebody undid.
+    """
+
+    version: str
+    pid: int
+    started: float
+    ready: bool
+    policy: PolicyDocument
+    online_cpus: str
+    nodes: str
+    shared_pool: str
+    exclusive_cpus: str
+    pods: int
+    containers: int
+    refused: tuple[AdmissionDocument, ...]
+    last_reconcile: ReconcileDocument | None
+    manifests: tuple[ManifestDocument, ...]
+    problems: tuple[str, ...]
+    invalid: tuple[FindingDocument, ...] = ()
+    failed: tuple[FailedPodDocument, ...] = ()
+    drift: tuple[DriftDocument, ...] = ()
+
+
+class DifferenceDocument(Document, frozen=True):
+    """One file of a cgroup that differs from what is wanted ("" for the cgroup itself)."""
+
+    file: str
+    cause: str
+    detail: str
+
+
+class VerifiedDocument(Document, frozen=True):
+    """One cgroup: what the ledger wants of it (null: nothing) beside what the kernel shows.
+
+    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `leftover`, `qos class`
+    or `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts wanted of other
+    files. Of the last two no set is wanted, unless they have one.
+    """
+
+    uid: str
+    pod: str
+    container: str | None
+    role: str
+    cpus: str | None
+    mems: str | None
+    cpu_max: str | None
+    kernel: KernelDocument
+    values: dict[str, str] = {}
+    differences: tuple[DifferenceDocument, ...] = ()
+
+
+class AncestorDocument(Document, frozen=True):
+    """A cgroup above others: the controllers that it passes on, and those that it should too."""
+
+    cgroup: str
+    enabled: tuple[str, ...]
+    lacking: tuple[str, ...]
+
+
+class ForeignDocument(Document, frozen=True):
+    """Threads of one process that may run on `cpus`, which belong to other `pods` (uids)."""
+
+    pid: int
+    name: str
+    threads: int
+    cgroup: str | None
+    affinity: str
+    cpus: str
+    pods: tuple[str, ...]
+
+
+class VerificationDocument(Document, frozen=True):
+    """The kernel beside the ledger.
+
+    `foreign` are tasks that were confined to a set with exclusive CPUs of others. `unconfined` are
+    the first of those that may run on every CPU, `unconfined_tasks` is the number of their threads
+    and `kernel_threads` that of kernel threads not bound to one CPU; neither is a difference.
+    """
+
+    agrees: bool
+    cgroups: tuple[VerifiedDocument, ...]
+    ancestors: tuple[AncestorDocument, ...]
+    foreign: tuple[ForeignDocument, ...]
+    unconfined: tuple[ForeignDocument, ...]
+    unconfined_tasks: int
+    kernel_threads: int
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class EventDocument(Document, frozen=True):
+    """One line of `watch`.
+
+    `type` is one of `PodAdmitted`, `PodRefused`, `PodInvalid`, `PodRemoved`, `PodNotEnforced`,
+    `ContainerBound`, `ContainerUnbound`, `PodRecovered`, `AllocationDisplaced`, `DriftFound`,
+    `DriftContested`, `GrantInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
+    """
+
+    type: str
+    time: float
+    operation: str
+    uid: str | None = None
+    pod: str | None = None
+    message: str = ""
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(document: Document) -> bytes:
+    r"""Return a document as compact JSON.
+
+    Names that the kernel gives out need not be UTF-8 (of files, processes, cgroups); what of them
+    is not is sent as `\xe9`, so that one name does not cost the whole answer.
+    """
+    try:
+        return _encoder.encode(document)
+    except UnicodeEncodeError:
+        return _encoder.encode(_sendable(msgspec.to_builtins(document)))
+
+
+def _sendable(value: object) -> object:
+    """Return plain values with every half of a surrogate pair escaped."""
+    if isinstance(value, str):
+        try:
+            raw = value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # a half that stands for no byte
+            raw = value.encode("utf-8", "backslashreplace")
+        return raw.decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {_sendable(key): _sendable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_sendable(item) for item in value]
+    return value
+
+
+def decode(body: bytes, kind: type[_Document]) -> _Document:
+    """Return the document of a JSON text; raises `msgspec.DecodeError` when it is not one."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(f"JSON is malformed: {error}") from error

@@ -1,0 +1,205 @@
+"""The ledger's values as documents of the admission API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.api import documents as wire
+from agent.managers.allocations.sharing import shares
+from agent.managers.allocations.unused_budget import unused_budget
+from agent.managers.topology.implicit_hints import HintFamily, best_few
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from agent.managers.allocations.ledger import ContainerGrant, MemoryBlock, PodGrant
+    from agent.managers.allocations.sharing import Share
+    from agent.managers.allocations.unused_budget import UnusedBudget
+    from agent.managers.decision import Decision, Eligibility, HintTrace, Refusal
+    from agent.managers.policy import Policy
+    from agent.managers.topology.hints import Hint
+    from agent.managers.topology.implicit_hints import Hints, ProviderHints
+    from agent.managers.validity import Finding
+
+#: A provider may offer hundreds of hints on a large host; the best few tell the story.
+BEST_HINTS: Final = 8
+
+
+def pod_document(
+    grant: PodGrant,
+    shared_pool: Mask,
+    *,
+    source: str,
+    problems: Sequence[str] = (),
+    explanation: wire.ExplanationDocument | None = None,
+    kernel: Mapping[str | None, tuple[wire.KernelDocument, ...]] | None = None,
+    invalid: Iterable[Finding] = (),
+) -> wire.PodDocument:
+    """Return one pod; `kernel` holds cgroups by container (None: the pod's own)."""
+    seen = kernel or {}
+    containers = tuple(
+        _container(container, share, shared_pool, seen.get(container.name, ()))
+        for container, share in zip(grant.containers, shares(grant), strict=True)
+    )
+    return wire.PodDocument(
+        uid=grant.uid,
+        name=grant.name,
+        namespace=grant.namespace,
+        qos=str(grant.qos),
+        source=source,
+        spec_digest=grant.spec_digest,
+        cpus=str(grant.cpus) if grant.cpus is not None else None,
+        memory=_memory(grant.memory),
+        exclusive_cpus=str(grant.exclusive_cpus),
+        containers=containers,
+        enforcement=enforcement_document(problems),
+        explanation=explanation,
+        kernel=seen.get(None, ()),
+        invalid=tuple(finding_document(f) for f in invalid if f.uid == grant.uid),
+        unused_budget=tuple(_unused(each) for each in unused_budget(grant)),
+    )
+
+
+def finding_document(finding: Finding) -> wire.FindingDocument:
+    """Return something that a pod holds and the rules in force would not give."""
+    return wire.FindingDocument(
+        uid=finding.uid,
+        pod=finding.pod,
+        container=finding.container,
+        rule=str(finding.rule),
+        message=finding.message,
+        remedy=finding.remedy,
+    )
+
+
+def enforcement_document(
+    problems: Iterable[str], notes: tuple[str, ...] = ()
+) -> wire.EnforcementDocument:
+    """Return whether a grant is honoured: it is when there are no problems."""
+    found = tuple(problems)
+    return wire.EnforcementDocument(enforced=not found, problems=found, notes=notes)
+
+
+def refusal_document(refusal: Refusal) -> wire.RefusalDocument:
+    """Return why a pod was refused."""
+    return wire.RefusalDocument(
+        reason=str(refusal.reason),
+        message=refusal.message,
+        remedy=refusal.remedy,
+        resource=refusal.resource,
+        container=refusal.container,
+        asked=refusal.asked,
+        free={str(node): amount for node, amount in sorted(refusal.free.items())},
+        shortages=tuple(
+            wire.ShortageDocument(
+                resource=shortage.resource,
+                asked=shortage.asked,
+                allocatable=shortage.allocatable,
+                requested=shortage.requested,
+            )
+            for shortage in refusal.shortages
+        ),
+    )
+
+
+def explanation_document(decision: Decision) -> wire.ExplanationDocument:
+    """Return how a decision came about, each provider's hints cut to the best few."""
+    return wire.ExplanationDocument(
+        eligibility=tuple(_eligibility(item) for item in decision.eligibility),
+        hints=tuple(_trace(trace) for trace in decision.hints),
+        warnings=decision.warnings,
+    )
+
+
+def policy_document(policy: Policy) -> wire.PolicyDocument:
+    """Return the policies in force."""
+    return wire.PolicyDocument(
+        cpu_manager_policy=str(policy.cpu.policy),
+        memory_manager_policy=str(policy.memory.policy),
+        topology_manager_policy=str(policy.topology.policy),
+        topology_manager_scope=str(policy.topology.scope),
+        reserved_cpus=str(policy.cpu.reserved),
+    )
+
+
+def _container(
+    grant: ContainerGrant, share: Share, shared_pool: Mask, kernel: tuple[wire.KernelDocument, ...]
+) -> wire.ContainerDocument:
+    return wire.ContainerDocument(
+        name=grant.name,
+        kind=str(grant.kind),
+        isolation=str(grant.isolation),
+        cpus=str(shared_pool if grant.cpus is None else grant.cpus),
+        mems=str(grant.mems) if grant.memory else None,
+        memory=_memory(grant.memory),
+        devices={resource: tuple(ids) for resource, ids in sorted(grant.devices.items())},
+        hint=_hint(grant.hint),
+        quota_disabled=grant.quota_disabled,
+        kernel=kernel,
+        why=grant.why,
+        sharing=str(share.sharing),
+        shared_cpus=str(share.cpus),
+        shared_with=share.others,
+    )
+
+
+def _unused(found: UnusedBudget) -> wire.UnusedBudgetDocument:
+    return wire.UnusedBudgetDocument(
+        resource=found.resource,
+        unused=found.unused,
+        budget=found.budget,
+        cpus=str(found.cpus),
+    )
+
+
+def _memory(blocks: Iterable[MemoryBlock]) -> tuple[wire.MemoryDocument, ...]:
+    return tuple(
+        wire.MemoryDocument(type=block.type, bytes=block.size, nodes=str(block.nodes))
+        for block in blocks
+    )
+
+
+def _hint(hint: Hint) -> wire.HintDocument:
+    nodes = None if hint.nodes is None else str(Mask(hint.nodes))
+    return wire.HintDocument(nodes=nodes, preferred=hint.preferred)
+
+
+def _eligibility(item: Eligibility) -> wire.EligibilityDocument:
+    return wire.EligibilityDocument(
+        container=item.container,
+        exclusive_cpus=item.exclusive_cpus,
+        exclusive_memory=item.exclusive_memory,
+        why=item.why,
+    )
+
+
+def _trace(trace: HintTrace) -> wire.HintTraceDocument:
+    return wire.HintTraceDocument(
+        container=trace.container,
+        providers=tuple(_provider(name, hints) for name, hints in trace.providers),
+        merged=_hint(trace.merged),
+        admitted=trace.admitted,
+    )
+
+
+def _provider(name: str, offered: ProviderHints) -> wire.ProviderDocument:
+    return wire.ProviderDocument(
+        provider=name,
+        hints={
+            resource: None if hints is None else _best(hints) for resource, hints in offered.items()
+        },
+        counts={resource: _count(hints) for resource, hints in offered.items()},
+    )
+
+
+def _best(hints: Hints) -> tuple[wire.HintDocument, ...]:
+    return tuple(_hint(hint) for hint in best_few(hints, BEST_HINTS))
+
+
+def _count(hints: Hints | None) -> int | None:
+    """Return how many hints there are; None where they are told by rules and too many to count."""
+    if not isinstance(hints, HintFamily):
+        return len(hints or ())
+    few = len(best_few(hints, BEST_HINTS + 1))
+    return few if few <= BEST_HINTS else None

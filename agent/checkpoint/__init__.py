@@ -1,1 +1,0 @@
-"""The ledger made durable: one versioned, checksummed file, replaced atomically."""

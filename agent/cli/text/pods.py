@@ -1,0 +1,279 @@
+"""Pods as text that reads well in 80 columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.api.documents import INVALID_MANIFEST
+from agent.cli.access import moment
+from agent.pods.quantity import Quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from agent.api.documents import (
+        AdmissionDocument,
+        ContainerDocument,
+        EnforcementDocument,
+        ExplanationDocument,
+        FailedPodDocument,
+        FindingDocument,
+        HintDocument,
+        HintTraceDocument,
+        KernelDocument,
+        MemoryDocument,
+        PodDocument,
+        RefusalDocument,
+    )
+
+#: With whom a container shares its CPUs (`agent.managers.allocations.sharing.Sharing`).
+_WITH_WHOM: Final = {
+    "node": "the node's shared pool",
+    "pod": "the pod's shared pool",
+    "budget": "the pod's budget until its other containers start",
+    "own": "its own",
+    "unknown": "whether they are its own is not known yet",
+}
+
+#: How many of the containers that may use the same CPUs are named in a line.
+_NAMED: Final = 3
+
+
+def list_lines(pods: Sequence[PodDocument]) -> Iterator[str]:
+    """Yield all pods, a line each and one for each container."""
+    if not pods:
+        yield "no pods are admitted"
+    for pod in pods:
+        state = "enforced" if pod.enforcement.enforced else "NOT ENFORCED"
+        yield f"{pod.namespace}/{pod.name}  {pod.qos}  {state}  from {pod.source}"
+        yield from _grants(pod)
+        yield from _remarks(pod.enforcement)
+
+
+def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
+    """Yield the answer to an admission."""
+    name = f"{answer.namespace}/{answer.name} (uid {answer.uid})"
+    if answer.pod is None:
+        verb = "would refuse" if answer.dry_run else "refused"
+        yield f"{verb} {name}"
+        if answer.refusal is not None:
+            yield from _refusal(answer.refusal)
+        if answer.explanation is not None:
+            yield from _explanation(answer.explanation)
+        return
+    verb = "would admit" if answer.dry_run else "admitted"
+    already = ", as before" if answer.already_admitted else ""
+    yield f"{verb} {name}{already}"
+    if answer.explanation is not None:
+        yield from _each("  warning: ", answer.explanation.warnings)
+    yield from _grants(answer.pod)
+    yield from _remarks(answer.pod.enforcement)
+
+
+def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
+    """Yield why a pod was rejected, or what is wrong with its manifest, and since when."""
+    verb = "invalid" if pod.reason == INVALID_MANIFEST else "refused"
+    name = f" {pod.namespace}/{pod.name}" if pod.name else ""
+    yield f"{verb}{name}{f' (uid {pod.uid})' if pod.uid else ''}"
+    yield f"  phase: {pod.phase} since {moment(pod.time)}, from {pod.source}"
+    if pod.refusal is not None:
+        yield from _refusal(pod.refusal)
+    else:
+        yield f"  {pod.reason}: {pod.message}"
+        yield from (f"    {d.path}: {d.message}" if d.path else f"    {d.message}"
+                    for d in pod.details)  # fmt: skip
+    if pod.explanation is not None:
+        yield from _explanation(pod.explanation)
+
+
+def pod_lines(pod: PodDocument) -> Iterator[str]:
+    """Yield everything that is known of one pod."""
+    yield f"{pod.namespace}/{pod.name}"
+    yield f"  uid       {pod.uid}"
+    yield f"  QoS       {pod.qos}"
+    yield f"  from      {pod.source}"
+    yield f"  enforced  {'yes' if pod.enforcement.enforced else 'NO'}"
+    yield from _remarks(pod.enforcement)
+    yield from _each("  not valid under the rules in force: ", map(_finding, pod.invalid))
+    if pod.cpus is not None or pod.memory:
+        yield f"  budget    {_budget(pod)}"
+    yield from _each("  unused    ", _unused(pod))
+    for cgroup in pod.kernel:
+        yield from _kernel(cgroup, "  ")
+    for container in pod.containers:
+        yield ""
+        yield from _container(container)
+    yield from _reasons(pod)
+
+
+def _grants(pod: PodDocument) -> Iterator[str]:
+    if pod.cpus is not None or pod.memory:
+        yield f"  pod budget: {_budget(pod)}"
+    yield from _each("  ", _unused(pod))
+    width = max(len(container.name) for container in pod.containers)
+    for container in pod.containers:
+        pinned = f", memory on {_nodes(container.mems)}" if container.mems is not None else ""
+        cpus = f"CPUs {container.cpus} ({_sharing(container)})"
+        yield f"  {container.name:{width}}  {cpus}{pinned}"
+        for resource, ids in container.devices.items():
+            yield f"  {'':{width}}  {resource}: {', '.join(ids)}"
+
+
+def _budget(pod: PodDocument) -> str:
+    cpus = () if pod.cpus is None else (f"CPUs {pod.cpus}",)
+    return ", ".join((*cpus, *(_block(block) for block in pod.memory)))
+
+
+def _container(container: ContainerDocument) -> Iterator[str]:
+    yield f"{container.name} ({container.kind} container, isolation {container.isolation})"
+    yield f"  CPUs      {container.cpus} ({_sharing(container)})"
+    memory = ", ".join(_block(block) for block in container.memory)
+    yield f"  memory    {memory or 'not pinned'}"
+    for resource, ids in container.devices.items():
+        yield f"  devices   {resource}: {', '.join(ids)}"
+    yield f"  hint      {_hint(container.hint)}"
+    if container.quota_disabled:
+        own = ", its CPUs are its own" if container.sharing == "own" else ""
+        yield f"  quota     none{own}"
+    for cgroup in container.kernel:
+        yield from _kernel(cgroup, "  ")
+    if not container.kernel:
+        yield "  kernel    no cgroup of this container is known"
+
+
+def _sharing(container: ContainerDocument) -> str:
+    """Say with whom a container shares its CPUs; "its own" is said only of what is."""
+    if container.sharing != "overlapping":
+        return _WITH_WHOM.get(container.sharing, container.sharing)
+    own = "its own among init containers" if container.kind == "init" else "given to it"
+    named = container.shared_with[:_NAMED]
+    others = ", ".join(named) + (" and others" if len(container.shared_with) > _NAMED else "")
+    return f"{own}; {others} may use {container.shared_cpus} of them too"
+
+
+def _unused(pod: PodDocument) -> Iterator[str]:
+    """Yield a line for each resource of the budget that no container can use all of."""
+    starts = any(container.kind == "init" for container in pod.containers)
+    when = " once its init containers are done" if starts else ""
+    for found in pod.unused_budget:
+        if found.resource == "cpu":
+            what = f"{found.unused} of {found.budget} CPUs"
+        else:
+            unused, budget = (_amount(found.resource, n) for n in (found.unused, found.budget))
+            what = f"{unused} of {budget} of {found.resource}"
+        yield f"{what} of the budget are used by no container{when}"
+
+
+def _reasons(pod: PodDocument) -> Iterator[str]:
+    """Yield why each container got what it got, and, as long as it is known, from which hints."""
+    if pod.explanation is not None:
+        yield from _explanation(pod.explanation)
+        return
+    known = [container for container in pod.containers if container.why]
+    yield ""
+    if known:
+        yield "why"
+        yield from (f"  {container.name}: {container.why}" for container in known)
+    elif pod.spec_digest:
+        yield "decided by an earlier release, which did not keep its reasons"
+    else:
+        yield "no specification is known yet; admit its manifest to confirm what it holds"
+
+
+def _kernel(cgroup: KernelDocument, indent: str) -> Iterator[str]:
+    yield f"{indent}kernel    {cgroup.cgroup}"
+    shown = (
+        ("cpuset.cpus", cgroup.cpus, cgroup.cpus_effective),
+        ("cpuset.mems", cgroup.mems, cgroup.mems_effective),
+    )
+    for name, written, effective in shown:
+        if written is None:
+            yield f"{indent}          {name} is not there"
+        else:
+            yield f"{indent}          {name} {written or 'unset'}, effective {effective}"
+    yield f"{indent}          cpu.max {cgroup.cpu_max or 'is not there'}"
+
+
+def _refusal(refusal: RefusalDocument) -> Iterator[str]:
+    yield f"  {refusal.reason}: {refusal.message}"
+    if refusal.container is not None:
+        yield f"  container: {refusal.container}"
+    if refusal.resource is not None and refusal.asked is not None:
+        yield f"  asked: {_amount(refusal.resource, refusal.asked)} of {refusal.resource}"
+        free = (f"node {n}: {_amount(refusal.resource, a)}" for n, a in refusal.free.items())
+        if refusal.free:
+            yield f"  free: {', '.join(free)}"
+    if refusal.remedy:
+        yield f"  remedy: {refusal.remedy}"
+
+
+def _explanation(explanation: ExplanationDocument) -> Iterator[str]:
+    yield ""
+    yield "why"
+    yield from _each("  warning: ", explanation.warnings)
+    for item in explanation.eligibility:
+        yield f"  {item.container}: {item.why}"
+    for trace in explanation.hints:
+        yield from _trace(trace)
+
+
+def _trace(trace: HintTraceDocument) -> Iterator[str]:
+    offers = [
+        (provider.provider, resource, hints, provider.counts.get(resource, 0))
+        for provider in trace.providers
+        for resource, hints in provider.hints.items()
+    ]
+    if not offers:
+        return
+    yield f"  hints for {trace.container or 'the pod'}"
+    for provider, resource, hints, count in offers:
+        label = resource if resource == provider else f"{provider} {resource}"
+        yield f"    {label}: {_hints(hints, count)}"
+    verdict = "" if trace.admitted else ", refused"
+    yield f"    merged: {_hint(trace.merged)}{verdict}"
+
+
+def _hints(hints: Sequence[HintDocument] | None, count: int | None) -> str:
+    if hints is None:
+        return "no preference"
+    if not hints:
+        return "no set of nodes can serve it"
+    more = " and many more" if count is None else ""
+    if count is not None and count > len(hints):
+        more = f" and {count - len(hints)} more"
+    return "; ".join(_hint(hint) for hint in hints) + more
+
+
+def _hint(hint: HintDocument) -> str:
+    preferred = "preferred" if hint.preferred else "not preferred"
+    return f"{_nodes(hint.nodes)} ({preferred})"
+
+
+def _nodes(nodes: str | None) -> str:
+    if nodes is None:
+        return "any node"
+    return f"node {nodes}" if nodes.isdigit() else f"nodes {nodes}"
+
+
+def _block(block: MemoryDocument) -> str:
+    return f"{_amount(block.type, block.bytes)} of {block.type} on {_nodes(block.nodes)}"
+
+
+def _amount(resource: str, amount: int) -> str:
+    memory = resource == "memory" or resource.startswith("hugepages-")
+    return str(Quantity.of_bytes(amount)) if memory else str(amount)
+
+
+def _finding(finding: FindingDocument) -> str:
+    whose = "" if finding.container is None else f"{finding.container} "
+    return f"{whose}{finding.message} ({finding.rule}); {finding.remedy}"
+
+
+def _remarks(enforcement: EnforcementDocument) -> Iterator[str]:
+    yield from _each("  not enforced: ", enforcement.problems)
+    yield from _each("  note: ", enforcement.notes)
+
+
+def _each(label: str, lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"{label}{line}"

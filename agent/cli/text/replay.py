@@ -1,0 +1,87 @@
+"""Replayed sequences as text that reads well in 80 columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.api.documents import AdmissionDocument
+from agent.api.views import explanation_document, pod_document, refusal_document
+from agent.cli.text.pods import admission_lines
+from agent.managers.effective_policy import shared_cpus, shared_pool
+from agent.managers.errors import size_text
+from agent.managers.memory.state import free_memory
+from agent.pods.model import MEMORY
+from agent.tools.replay.documents import operation
+from agent.tools.replay.steps import Admit, Remove, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from agent.managers.decision import Decision
+    from agent.tools.replay.play import Outcome, State
+    from agent.tools.replay.steps import Sequence
+
+
+def title(file: Path, sequence: Sequence) -> str:
+    """Return the line above a sequence."""
+    return str(file) if sequence.name == str(file) else f"{file}: {sequence.name}"
+
+
+def outcome_lines(outcome: Outcome) -> Iterator[str]:
+    """Yield what came of a step, and what is free after it."""
+    number = "the beginning" if outcome.number is None else f"step {outcome.number}"
+    yield ""
+    if isinstance(outcome.step, Admit) and outcome.decision and outcome.state:
+        answer, *details = admission_lines(_answer(outcome.step, outcome.decision, outcome.state))
+        yield f"{number}: {answer}"
+        yield from details
+    elif outcome.state is None:
+        yield f"{number}: the agent would not start"
+    else:
+        yield f"{number}: {_done(outcome)}"
+    for note in outcome.notes:
+        yield f"  note: {note}"
+    if outcome.state is not None:
+        yield from _free(outcome.state)
+
+
+def _done(outcome: Outcome) -> str:
+    step = outcome.step
+    if isinstance(step, Remove):
+        return f"removed {step.name}"
+    if isinstance(step, Start):
+        return f"started container {step.container} of {step.name}"
+    return operation(step)
+
+
+def _answer(step: Admit, decision: Decision, state: State) -> AdmissionDocument:
+    namespace, _, name = step.name.partition("/")
+    grant, refusal = decision.grant, decision.refusal
+    pool = shared_cpus(state.rules, state.ledger)
+    return AdmissionDocument(
+        uid=step.uid,
+        name=name,
+        namespace=namespace,
+        admitted=decision.admitted,
+        already_admitted=decision.already_admitted,
+        pod=pod_document(grant, pool, source="replay") if grant is not None else None,
+        refusal=refusal_document(refusal) if refusal is not None else None,
+        explanation=explanation_document(decision),
+    )
+
+
+def _free(state: State) -> Iterator[str]:
+    rules, ledger = state.rules, state.ledger
+    yield f"  shared pool {shared_pool(rules, ledger) or 'empty'}"
+    free = rules.assignable_cpus - ledger.exclusive_cpus
+    memory = free_memory(rules.memory, ledger.memory, MEMORY) if ledger.memory else {}
+    cpus = {node.id: (node.cpus & free.bits).bit_count() for node in rules.machine.cpus.nodes}
+    parts = []
+    for node in rules.machine.node_mask:
+        amounts = [f"{cpus[node]} CPUs"] if node in cpus and rules.static_cpus else []
+        amounts += [size_text(memory[node])] if node in memory else []
+        if amounts:
+            parts.append(f"node {node}: {', '.join(amounts)}")
+    if parts:
+        yield f"  free        {'; '.join(parts)}"

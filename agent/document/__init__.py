@@ -1,1 +1,0 @@
-"""YAML and JSON texts that people write: read strictly, with the place of every value."""

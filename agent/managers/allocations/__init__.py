@@ -1,0 +1,1 @@
+"""What pods hold: the ledger and its values, immutable."""

@@ -1,0 +1,74 @@
+"""What pods together may request of a node: its capacity less what is kept from them.
+
+The kubelet's node allocatable (`nodestatus.MachineInfo`): online CPUs, memory and huge pages of all
+NUMA nodes, healthy devices, `maxPods`. Huge pages are taken out of memory, in which they count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from agent.managers.memory.state import hugepages_type
+from agent.pods.model import CPU, MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.managers.machine import Machine
+    from agent.managers.policy import NodeFit, Policy
+
+
+class Allocatable(Struct, frozen=True):
+    """What all pods of a node may request, by resource, and how many they may be.
+
+    `amounts` has every resource that the node offers: `cpu` in millicores, memory types in bytes,
+    extended resources as numbers of devices; it lacks `memory` where a node's is not known.
+    `limited_by` names the keys of the configuration that
+    `pods` follows from.
+    """
+
+    amounts: Mapping[str, int]
+    pods: int
+    limited_by: tuple[str, ...] = ("maxPods",)
+    ignored: frozenset[str] = frozenset()
+
+
+def allocatable(machine: Machine, policy: Policy) -> Allocatable | None:
+    """Return what pods may request, never negative; None when the policy does not look at it."""
+    fit = policy.fit
+    if fit is None:
+        return None
+    capacity = machine_capacity(machine)
+    left = {name: max(amount - fit.reserved.get(name, 0), 0) for name, amount in capacity.items()}
+    in_pages = sum(size for name, size in capacity.items() if name not in (CPU, MEMORY))
+    left[MEMORY] = max(left[MEMORY] - in_pages, 0)
+    if machine.unknown_memory:
+        del left[MEMORY]
+    devices = {
+        resource: sum(device.healthy for device in inventory)
+        for resource, inventory in policy.devices.items()
+    }
+    pods, limited_by = _most_pods(fit, len(machine.cpus.all))
+    return Allocatable(left | devices, pods, limited_by, fit.ignored)
+
+
+def machine_capacity(machine: Machine) -> dict[str, int]:
+    """Return all CPUs in millicores, and the bytes of memory and of each huge page size."""
+    capacity = {
+        CPU: 1000 * len(machine.cpus.all),
+        MEMORY: sum(node.known_memory for node in machine.nodes),
+    }
+    for node in machine.nodes:
+        for size, count in node.hugepages.items():
+            name = hugepages_type(size)
+            capacity[name] = capacity.get(name, 0) + size * count
+    return capacity
+
+
+def _most_pods(fit: NodeFit, cpus: int) -> tuple[int, tuple[str, ...]]:
+    by_core = fit.pods_per_core * cpus
+    if not by_core or by_core > fit.max_pods:
+        return fit.max_pods, ("maxPods",)
+    return by_core, ("podsPerCore",) if by_core < fit.max_pods else ("maxPods", "podsPerCore")

@@ -1,0 +1,149 @@
+"""The grant of a pod: what its containers hold, and what follows from that and its specification.
+
+Isolation levels and quotas: KEP-5526, "ResourceIsolationLevel" and "CPU Quota Management".
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.managers.allocations.demand import explain_eligibility
+from agent.managers.allocations.ledger import ContainerGrant, CpuLimits, Isolation, PodGrant
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.pods.digest import spec_digest
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
+from agent.pods.quantity import ZERO
+from agent.pods.requests import is_memory_type, pod_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.managers.allocations.demand import ContainerDemand, PodDemand
+    from agent.managers.allocations.ledger import MemoryBlock
+    from agent.managers.policy import Policy
+    from agent.pods.model import Pod
+    from agent.pods.quantity import Quantity
+    from sysfs.mask import Mask
+
+#: The resources of which a pod without a limit of its own has one only when all containers do.
+_SUMMED: Final = (CPU, MEMORY)
+
+
+class Held(Struct, frozen=True):
+    """The CPUs, memory blocks and devices of a pod by container name, and those of its budget."""
+
+    cpus: Mapping[str, Mask]
+    memory: Mapping[str, tuple[MemoryBlock, ...]]
+    devices: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    hints: Mapping[str, Hint] = MappingProxyType({})
+    pod_cpus: Mask | None = None
+    pod_memory: tuple[MemoryBlock, ...] = ()
+
+
+def make_grant(policy: Policy, demand: PodDemand, held: Held) -> PodGrant:
+    """Return the grant of a pod that holds this and asks for that."""
+    pod, gates = demand.pod, policy.gates
+    why = {each.container: each.why for each in explain_eligibility(policy, demand)}
+    containers = tuple(
+        _container(policy, demand, each, held, why[each.name]) for each in demand.containers
+    )
+    limits = _pod_limits(pod, pod_level=gates.pod_level_resources)
+    return PodGrant(
+        uid=pod.uid,
+        name=pod.name,
+        namespace=pod.namespace,
+        qos=demand.qos,
+        spec_digest=spec_digest(pod),
+        containers=containers,
+        cpus=held.pod_cpus,
+        memory=held.pod_memory,
+        cpu=CpuLimits(
+            request_millis=demand.requests.get(CPU),
+            limit_millis=limits[CPU].milli_value if CPU in limits else None,
+        ),
+        quota_disabled=_pod_quota_disabled(policy, demand, containers),
+        requests=MappingProxyType(dict(demand.requests)),
+        limits=MappingProxyType({**_memory_limits(limits), **_hugepages(demand.requests)}),
+    )
+
+
+def _container(
+    policy: Policy, demand: PodDemand, container: ContainerDemand, held: Held, why: str
+) -> ContainerGrant:
+    name = container.name
+    isolation = _isolation(demand, container, held.cpus.get(name))
+    resources = container.container.resources
+    lifted = policy.gates.disable_cpu_quota_with_exclusive_cpus
+    return ContainerGrant(
+        name=name,
+        kind=container.kind,
+        isolation=isolation,
+        cpus=held.cpus.get(name),
+        memory=held.memory.get(name, ()),
+        devices=MappingProxyType(dict(held.devices.get(name, {}))),
+        hint=held.hints.get(name, NO_AFFINITY),
+        cpu=_cpu_limits(resources.requests, resources.limits),
+        quota_disabled=isolation is Isolation.CONTAINER and lifted,
+        limits=_memory_limits(resources.limits),
+        why=why,
+    )
+
+
+def _isolation(demand: PodDemand, container: ContainerDemand, cpus: Mask | None) -> Isolation:
+    """Tell with whom a container shares its CPUs (KEP-5526, ResourceIsolationLevel)."""
+    if cpus is None:
+        return Isolation.HOST
+    if demand.pod_level and not container.cpus:
+        return Isolation.POD
+    return Isolation.CONTAINER
+
+
+def _pod_quota_disabled(
+    policy: Policy, demand: PodDemand, containers: tuple[ContainerGrant, ...]
+) -> bool:
+    """Tell whether the kubelet lifts the pod's quota.
+
+    It does when any container is exclusive, with pod-level resources only when all are.
+    """
+    exclusive = [grant.isolation is Isolation.CONTAINER for grant in containers]
+    lifted = all(exclusive) if demand.pod_level else any(exclusive)
+    return lifted and policy.gates.disable_cpu_quota_with_exclusive_cpus
+
+
+def _pod_limits(pod: Pod, *, pod_level: bool) -> dict[str, Quantity]:
+    """Return the limits of the pod's own cgroup (kubelet, ResourceConfigForPod).
+
+    Of cpu and memory the limit stated for the pod, else the sum over its containers, and none as
+    soon as one of them has no limit: that one may use what the node has.
+    """
+    limits = pod_limits(pod, pod_level_resources=pod_level)
+    stated = pod.resources.limits if pod_level and pod.resources is not None else {}
+    for name in _SUMMED:
+        if not stated.get(name, ZERO) and not all(
+            container.resources.limits.get(name, ZERO) for container in pod.all_containers()
+        ):
+            limits.pop(name, None)
+    return limits
+
+
+def _hugepages(requests: Mapping[str, int]) -> dict[str, int]:
+    """Return how much of each page size a pod may have: what it requests (HugePageLimits)."""
+    return {name: size for name, size in requests.items() if name.startswith(HUGEPAGES_PREFIX)}
+
+
+def _memory_limits(limits: Mapping[str, Quantity]) -> Mapping[str, int]:
+    """Return the bytes by memory type; a limit of zero bytes of memory is none."""
+    sizes = {name: size.value for name, size in limits.items() if is_memory_type(name)}
+    if not sizes.get(MEMORY):
+        sizes.pop(MEMORY, None)
+    return MappingProxyType(sizes)
+
+
+def _cpu_limits(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -> CpuLimits:
+    return CpuLimits(
+        request_millis=requests[CPU].milli_value if CPU in requests else None,
+        limit_millis=limits[CPU].milli_value if CPU in limits else None,
+    )

@@ -1,0 +1,289 @@
+"""The ledger: who holds what. It is the whole state of the agent."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers.allocations.shared_map import SharedMap
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.pods.model import CPU
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.pods.model import ContainerKind, QosClass
+
+
+_NO_IDS: Final[frozenset[str]] = frozenset()
+
+
+class Isolation(StrEnum):
+    """With whom a container shares its CPUs (KEP-5526, ResourceIsolationLevel)."""
+
+    HOST = "host"
+    POD = "pod"
+    CONTAINER = "container"
+
+
+class MemoryBlock(Struct, frozen=True):
+    """`size` bytes of one memory type (`memory`, `hugepages-2Mi`, ...) on the nodes of a mask."""
+
+    type: str
+    size: int
+    nodes: Mask
+
+
+class CpuLimits(Struct, frozen=True):
+    """What the CFS quota of a cgroup follows, in millicores; None where none is set."""
+
+    request_millis: int | None = None
+    limit_millis: int | None = None
+
+
+class ContainerGrant(Struct, frozen=True):
+    """What one container holds.
+
+    `cpus` None: no CPUs of its own, it runs in the node's shared pool. With isolation POD they
+    are the pod shared pool (or, for a standard init container, the budget it may burst over).
+    `memory` empty: its memory is not pinned, or, of a standard init container, it went back because
+    a later container started. `limits` are the stated limits in bytes by memory type. `why` says
+    why its CPUs are exclusive or not, "" where no specification is known.
+    """
+
+    name: str
+    kind: ContainerKind
+    isolation: Isolation = Isolation.HOST
+    cpus: Mask | None = None
+    memory: tuple[MemoryBlock, ...] = ()
+    devices: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    hint: Hint = NO_AFFINITY
+    cpu: CpuLimits = CpuLimits()
+    quota_disabled: bool = False
+    limits: Mapping[str, int] = MappingProxyType({})
+    why: str = ""
+
+    @property
+    def mems(self) -> Mask:
+        """The NUMA nodes that its memory is pinned to; empty when it is not pinned."""
+        bits = 0
+        for block in self.memory:
+            bits |= block.nodes.bits
+        return Mask(bits)
+
+
+class PodGrant(Struct, frozen=True, dict=True):
+    """What one pod holds.
+
+    `cpus` and `memory` are the pod-level budget (the NUMA-aligned "bubble" of pod scope);
+    None and empty where the pod has none. `spec_digest` identifies the request that was decided,
+    so that asking again gives the same grant. `requests` is what the pod effectively requests by
+    resource (KEP-753, KEP-2837, overhead included): `cpu` in millicores, all others in whole units.
+    `limits` are the limits of the pod's own cgroup in bytes by memory type. `recovered`: no more is
+    known than its cgroups show, and no specification has completed it yet.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    qos: QosClass
+    spec_digest: str
+    containers: tuple[ContainerGrant, ...]
+    cpus: Mask | None = None
+    memory: tuple[MemoryBlock, ...] = ()
+    cpu: CpuLimits = CpuLimits()
+    quota_disabled: bool = False
+    requests: Mapping[str, int] = MappingProxyType({})
+    limits: Mapping[str, int] = MappingProxyType({})
+    recovered: bool = False
+
+    @cached_property
+    def exclusive_cpus(self) -> Mask:
+        """All CPUs that are out of the node's shared pool because of this pod."""
+        bits = self.cpus.bits if self.cpus is not None else 0
+        for container in self.containers:
+            if container.cpus is not None:
+                bits |= container.cpus.bits
+        return Mask(bits)
+
+    @cached_property
+    def node_requests(self) -> Mapping[str, int]:
+        """What the pod counts for against the node's allocatable, in the units of `requests`.
+
+        Of a pod whose specification is not known (imported, recovered, saved by an older version)
+        that is what it holds: it must have requested at least as much.
+        """
+        return self.requests or self._held_amounts()
+
+    def _held_amounts(self) -> Mapping[str, int]:
+        amounts = {CPU: 1000 * len(self.exclusive_cpus)}
+        containers = (block for container in self.containers for block in container.memory)
+        for block in self.memory or containers:
+            amounts[block.type] = amounts.get(block.type, 0) + block.size
+        for resource, _ in {(resource, device) for _, resource, device in self.held_devices()}:
+            amounts[resource] = amounts.get(resource, 0) + 1
+        return MappingProxyType({name: amount for name, amount in amounts.items() if amount})
+
+    def held_devices(self) -> Iterator[tuple[str, str, str]]:
+        """Yield container, resource and id of every device."""
+        for container in self.containers:
+            for resource, ids in sorted(container.devices.items()):
+                for device in ids:
+                    yield container.name, resource, device
+
+    def container(self, name: str) -> ContainerGrant | None:
+        """Return the grant of the named container, None when the pod has no such container."""
+        return next((grant for grant in self.containers if grant.name == name), None)
+
+
+class NodeMemory(Struct, frozen=True):
+    """How much of one node's memory is charged.
+
+    `reserved` is bytes by memory type; `assignments` counts the blocks that touch the node and
+    `cells` is the group of nodes it currently serves together with (itself alone when unused).
+    """
+
+    assignments: int
+    cells: Mask
+    reserved: Mapping[str, int]
+
+
+class Ledger(Struct, frozen=True):
+    """Every grant, in the order of admission, and what follows from them.
+
+    `exclusive_cpus` and `devices` are always the union over `grants`, `requests` is the sum of
+    `PodGrant.node_requests` (`total_requests`). `held_again` says of a CPU or device how many pods
+    hold it beside the first: no decision gives anything twice, but a checkpoint or an import may
+    hold it twice. `memory` is the charge by node: over a group of nodes it is the sum of the
+    blocks, and how a group's charge is spread over its members depends on the order of releases
+    (the kubelet's rule), so it is kept, not derived.
+    """
+
+    grants: Mapping[str, PodGrant] = MappingProxyType({})
+    exclusive_cpus: Mask = EMPTY
+    memory: Mapping[int, NodeMemory] = MappingProxyType({})
+    devices: Mapping[str, frozenset[str]] = MappingProxyType({})
+    requests: Mapping[str, int] = MappingProxyType({})
+    held_again: Mapping[tuple[str, str], int] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, grants: Iterable[PodGrant], memory: Mapping[int, NodeMemory]) -> Ledger:
+        """Return the ledger of some grants, in their order, with a charge of memory."""
+        by_uid = MappingProxyType({grant.uid: grant for grant in grants})
+        ledger = cls(by_uid, memory=memory, requests=total_requests(by_uid.values()))
+        for grant in by_uid.values():
+            ledger = _with_holdings(ledger, grant)
+        return ledger
+
+    def with_grant(self, grant: PodGrant) -> Ledger:
+        """Return this ledger with one more grant, or with another one in the pod's place.
+
+        The charge of memory stays as it is.
+        """
+        former = self.grants.get(grant.uid)
+        rest = self if former is None else _without_holdings(self, former)
+        return replace(
+            _with_holdings(rest, grant),
+            grants=SharedMap.of(self.grants).with_entry(grant.uid, grant),
+            requests=self.requests_after(removed=former, added=grant),
+        )
+
+    def without_grant(self, uid: str) -> Ledger:
+        """Return this ledger without a pod; raises `KeyError` when there is none of that uid.
+
+        What another pod holds as well stays with that pod, and the charge of memory as it is.
+        """
+        grant = self.grants[uid]
+        return replace(
+            _without_holdings(self, grant),
+            grants=SharedMap.of(self.grants).without(uid),
+            requests=self.requests_after(removed=grant),
+        )
+
+    def with_memory(self, memory: Mapping[int, NodeMemory]) -> Ledger:
+        """Return this ledger with another memory charge."""
+        return replace(self, memory=memory)
+
+    def requests_after(
+        self, *, added: PodGrant | None = None, removed: PodGrant | None = None
+    ) -> Mapping[str, int]:
+        """Return `requests` once a grant came, went or took another's place.
+
+        It costs the same however many grants there are.
+        """
+        sums = dict(self.requests)
+        for grant, sign in ((removed, -1), (added, 1)):
+            for name, amount in grant.node_requests.items() if grant is not None else ():
+                sums[name] = sums.get(name, 0) + sign * amount
+        return MappingProxyType({name: amount for name, amount in sums.items() if amount > 0})
+
+
+def _with_holdings(ledger: Ledger, grant: PodGrant) -> Ledger:
+    """Return a ledger with what a grant holds, whether it is among `grants` or not."""
+    cpus, devices = grant.exclusive_cpus, _devices_of(grant)
+    if not cpus and not devices:
+        return ledger
+    both = {name: ids & ledger.devices.get(name, _NO_IDS) for name, ids in devices.items()}
+    again = dict(ledger.held_again)
+    for key in _keys(cpus & ledger.exclusive_cpus, both):
+        again[key] = again.get(key, 0) + 1
+    held = {name: ids | ledger.devices.get(name, _NO_IDS) for name, ids in devices.items()}
+    return replace(
+        ledger,
+        exclusive_cpus=ledger.exclusive_cpus | cpus,
+        devices=MappingProxyType({**ledger.devices, **held}) if held else ledger.devices,
+        held_again=MappingProxyType(again) if again else ledger.held_again,
+    )
+
+
+def _without_holdings(ledger: Ledger, grant: PodGrant) -> Ledger:
+    """Return a ledger without what a grant alone holds, whether it is among `grants` or not."""
+    cpus, devices = grant.exclusive_cpus, _devices_of(grant)
+    if not cpus and not devices:
+        return ledger
+    again = dict(ledger.held_again)
+    for kind, name in [key for key in _keys(cpus, devices) if key in again] if again else ():
+        again[kind, name] -= 1
+        if kind == CPU:
+            cpus -= Mask.of(int(name))
+        else:
+            devices[kind] -= {name}
+    left = {name: ledger.devices.get(name, _NO_IDS) - ids for name, ids in devices.items()}
+    held = {name: ids for name, ids in {**ledger.devices, **left}.items() if ids}
+    return replace(
+        ledger,
+        exclusive_cpus=ledger.exclusive_cpus - cpus,
+        devices=MappingProxyType(held) if devices else ledger.devices,
+        held_again=MappingProxyType({key: number for key, number in again.items() if number}),
+    )
+
+
+def _devices_of(grant: PodGrant) -> dict[str, frozenset[str]]:
+    """Return the ids of a pod's devices by resource; containers may use one in turns."""
+    devices: dict[str, frozenset[str]] = {}
+    for container in grant.containers:
+        for resource, ids in container.devices.items():
+            if ids:
+                devices[resource] = devices.get(resource, _NO_IDS).union(ids)
+    return devices
+
+
+def _keys(cpus: Mask, devices: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
+    """Yield each CPU and device as in `Ledger.held_again`."""
+    yield from ((CPU, str(cpu)) for cpu in cpus)
+    yield from ((resource, device) for resource, ids in devices.items() for device in ids)
+
+
+def total_requests(grants: Iterable[PodGrant]) -> Mapping[str, int]:
+    """Return what grants request together by resource, without zeros (`PodGrant.node_requests`)."""
+    sums: dict[str, int] = {}
+    for grant in grants:
+        for name, amount in grant.node_requests.items():
+            sums[name] = sums.get(name, 0) + amount
+    return MappingProxyType({name: amount for name, amount in sums.items() if amount})

@@ -1,0 +1,157 @@
+"""With whom a container shares its CPUs, said only as far as it is true.
+
+The isolation level (`Isolation`, KEP-5526, ResourceIsolationLevel) names the pool that a
+container's CPUs come from. It does not tell whether anybody else runs on them. A standard init
+container with exclusive CPUs takes them from the budget less the exclusive sidecars so far, and a
+sidecar without CPUs of its own runs in the final pod shared pool from its start (KEP-5526, in
+contradiction to its glossary, by which an exclusive slice isolates). So these two may meet on the
+same CPUs.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.managers.allocations.ledger import Isolation
+from agent.pods.model import ContainerKind
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+
+#: How many of the containers that use the same CPUs are named.
+NAMED: Final = 8
+
+
+class Sharing(StrEnum):
+    """With whom a container shares the CPUs on which it may run.
+
+    `NODE`: the node's shared pool. `POD`: the pod's shared pool. `BUDGET`: a standard init
+    container on what the pod's budget leaves beside its sidecars so far, until others start.
+    `OWN`: no other container of the pod may use any of them while this one runs. `OVERLAPPING`:
+    given to it alone, and yet others may use some at the same time. `UNKNOWN`: no specification
+    says so yet.
+    """
+
+    NODE = "node"
+    POD = "pod"
+    BUDGET = "budget"
+    OWN = "own"
+    OVERLAPPING = "overlapping"
+    UNKNOWN = "unknown"
+
+
+class Share(Struct, frozen=True):
+    """How one container shares its CPUs.
+
+    `cpus` are those that others may use at the same time, `others` the first `NAMED` of them;
+    both are empty unless `sharing` is `OVERLAPPING`.
+    """
+
+    sharing: Sharing
+    cpus: Mask = EMPTY
+    others: tuple[str, ...] = ()
+
+
+def is_specified(grant: PodGrant) -> bool:
+    """Tell whether a specification has said of what kind the containers are.
+
+    An imported or recovered pod has none until it is asked for; one that was imported together
+    with its manifest has no digest yet, but reasons.
+    """
+    return bool(grant.spec_digest) or any(container.why for container in grant.containers)
+
+
+def shares(grant: PodGrant) -> tuple[Share, ...]:
+    """Return how each container of a pod shares its CPUs, in the order of the containers.
+
+    The containers of a specified pod are in the order in which they start.
+    """
+    judge = _specified if is_specified(grant) else _unspecified
+    return tuple(judge(grant))
+
+
+def run_together(containers: Sequence[ContainerGrant], one: int, other: int) -> bool:
+    """Tell whether two containers, by their places in the order of start, ever run together.
+
+    A standard init container ends before the next container starts; all others run on.
+    """
+    return one != other and containers[min(one, other)].kind is not ContainerKind.INIT
+
+
+def _specified(grant: PodGrant) -> Iterator[Share]:
+    for place, met in enumerate(_met(grant.containers)):
+        container = grant.containers[place]
+        if container.isolation is Isolation.CONTAINER and met:
+            others = tuple(islice(_others(grant.containers, place), NAMED))
+            yield Share(Sharing.OVERLAPPING, Mask(met), others)
+        else:
+            yield Share(_pool(container) or Sharing.OWN)
+
+
+def _unspecified(grant: PodGrant) -> Iterator[Share]:
+    """Yield what is certain of containers of which neither kind nor order is known.
+
+    Outside of a budget a container that holds no CPUs runs in the node's shared pool, so CPUs that
+    no other container holds are one's own.
+    """
+    twice = _twice(grant.containers)
+    for container in grant.containers:
+        alone = grant.cpus is None and not _bits(container) & twice
+        own = Sharing.OWN if alone else Sharing.UNKNOWN
+        yield Share(_pool(container) or own)
+
+
+def _pool(container: ContainerGrant) -> Sharing | None:
+    """Return the pool that a container shares with others, None when its CPUs are its own."""
+    if container.cpus is None:
+        return Sharing.NODE
+    if container.isolation is Isolation.CONTAINER:
+        return None
+    return Sharing.BUDGET if container.kind is ContainerKind.INIT else Sharing.POD
+
+
+def _met(containers: Sequence[ContainerGrant]) -> list[int]:
+    """Return, by container, which of its CPUs another one may use at the same time, as bits."""
+    twice = _twice(c for c in containers if c.kind is not ContainerKind.INIT)
+    met: list[int] = []
+    sidecars = 0
+    for container in containers:
+        cpus = _bits(container)
+        met.append(cpus & (sidecars if container.kind is ContainerKind.INIT else twice))
+        if container.kind is ContainerKind.SIDECAR:
+            sidecars |= cpus
+    to_come = 0
+    for place in reversed(range(len(containers))):
+        cpus = _bits(containers[place])
+        if containers[place].kind is ContainerKind.INIT:
+            to_come |= cpus
+        elif containers[place].kind is ContainerKind.SIDECAR:
+            met[place] |= cpus & to_come
+    return met
+
+
+def _others(containers: Sequence[ContainerGrant], place: int) -> Iterator[str]:
+    cpus = _bits(containers[place])
+    for other, container in enumerate(containers):
+        if cpus & _bits(container) and run_together(containers, place, other):
+            yield container.name
+
+
+def _twice(containers: Iterable[ContainerGrant]) -> int:
+    """Return the CPUs that more than one of some containers may use, as bits."""
+    used = twice = 0
+    for container in containers:
+        twice |= used & _bits(container)
+        used |= _bits(container)
+    return twice
+
+
+def _bits(container: ContainerGrant) -> int:
+    return 0 if container.cpus is None else container.cpus.bits

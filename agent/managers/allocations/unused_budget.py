@@ -1,0 +1,74 @@
+"""Budget that no container of its pod can use: held for the pod, and idle for its life.
+
+KEP-5526 admits a pod whose exclusive containers ask for less than its budget although no other
+container is there to share the rest. That is no mistake, but it is worth saying.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from agent.managers.allocations.sharing import is_specified
+from agent.pods.model import CPU, ContainerKind
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+
+
+class UnusedBudget(Struct, frozen=True):
+    """How much of a pod's budget of one resource no long-running container can use.
+
+    `unused` and `budget` are CPUs, or bytes of a memory type; `cpus` says which CPUs.
+    """
+
+    resource: str
+    unused: int
+    budget: int
+    cpus: Mask = EMPTY
+
+
+def unused_budget(grant: PodGrant) -> tuple[UnusedBudget, ...]:
+    """Return what of a pod's budget no sidecar and no app can use, by resource; () for none.
+
+    Standard init containers end, so what only they use counts as unused. Of a pod without a
+    specification it is not known which containers it has, so nothing is said.
+    """
+    if not is_specified(grant):
+        return ()
+    lasting = [c for c in grant.containers if c.kind is not ContainerKind.INIT]
+    return (*_unused_cpus(grant, lasting), *_unused_memory(grant, lasting))
+
+
+def _unused_cpus(grant: PodGrant, lasting: Sequence[ContainerGrant]) -> Iterator[UnusedBudget]:
+    if grant.cpus is None:
+        return
+    left = grant.cpus.bits
+    for container in lasting:
+        if container.cpus is not None:
+            left &= ~container.cpus.bits
+    if left:
+        yield UnusedBudget(CPU, left.bit_count(), len(grant.cpus), Mask(left))
+
+
+def _unused_memory(grant: PodGrant, lasting: Sequence[ContainerGrant]) -> Iterator[UnusedBudget]:
+    """Yield the memory types of which the containers hold less than the budget.
+
+    Every container that shares holds all that the exclusive ones leave, so with one of these the
+    sum is the budget or more.
+    """
+    held: dict[str, int] = {}
+    for container in lasting:
+        for block in container.memory:
+            held[block.type] = held.get(block.type, 0) + block.size
+    budgets: dict[str, int] = {}
+    for block in grant.memory:
+        budgets[block.type] = budgets.get(block.type, 0) + block.size
+    for resource, budget in sorted(budgets.items()):
+        unused = budget - held.get(resource, 0)
+        if unused > 0:
+            yield UnusedBudget(resource, unused, budget)

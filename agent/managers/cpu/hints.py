@@ -1,0 +1,114 @@
+"""The CPU manager's topology hints: which NUMA nodes could serve a request for exclusive CPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.managers.topology.implicit_hints import HintFamily
+from agent.managers.topology.node_cover import Cover, Demand, Span
+from agent.managers.topology.numa_masks import choices, subset_sums
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.managers.cpu.topology import CpuTopology
+    from agent.managers.policy import CpuPolicyOptions
+    from agent.managers.topology.hints import Hint
+    from agent.managers.topology.numa_masks import Choice
+
+
+def cpu_hints(
+    topology: CpuTopology,
+    options: CpuPolicyOptions,
+    available: Mask,
+    reusable: Mask,
+    request: int,
+) -> Sequence[Hint]:
+    """Return every set of NUMA nodes that can serve `request` CPUs, in the kubelet's order.
+
+    `available` are the free CPUs, `reusable` those that the pod's init containers leave to the next
+    container: a set of nodes must hold all of them. Preferred are the sets of the fewest nodes that
+    could serve the request on an empty host, reserved CPUs included (`generateCPUTopologyHints`).
+    Nodes without CPUs are left out. An empty sequence: no set of nodes can serve it.
+    """
+    fewest = fewest_nodes(topology, request)
+    aligned = _socket_aligned(topology, fewest) if options.align_by_socket else frozenset()
+    return [
+        choice.preferred
+        if choice.mask.bit_count() == fewest or choice.mask in aligned
+        else choice.plain
+        for choice in _serving(topology, available, reusable, request)
+    ]
+
+
+def cpu_hint_family(
+    topology: CpuTopology,
+    options: CpuPolicyOptions,
+    available: Mask,
+    reusable: Mask,
+    request: int,
+) -> HintFamily:
+    """Return the same hints as `cpu_hints`, told by rules for a machine with many nodes."""
+    usable = available.bits | reusable.bits
+    room = {node.id: (node.cpus & usable).bit_count() for node in topology.nodes}
+    cover = Cover(
+        topology.node_bits,
+        (Demand.by_node(request, room),),
+        topology.nodes_of(reusable).bits,
+    )
+    fewest = fewest_nodes(topology, request)
+    span = _socket_span(topology, fewest) if options.align_by_socket else None
+    return HintFamily((), None if cover.is_empty else cover, fewest, span)
+
+
+def fewest_nodes(topology: CpuTopology, request: int) -> int:
+    """Return how many NUMA nodes the request needs on an empty host; all when it never fits."""
+    held = 0
+    for number, size in enumerate(sorted((n.size for n in topology.nodes), reverse=True), start=1):
+        held += size
+        if held >= request:
+            return number
+    return topology.counted.nodes
+
+
+def _serving(topology: CpuTopology, available: Mask, reusable: Mask, request: int) -> list[Choice]:
+    """Return the sets of nodes with enough free CPUs and all reusable ones."""
+    required = topology.nodes_of(reusable).bits
+    usable = available.bits | reusable.bits
+    room = subset_sums(tuple([(node.cpus & usable).bit_count() for node in topology.nodes]))
+    return [
+        choice
+        for choice in choices(topology.node_bits)
+        if room[choice.number] >= request and not required & ~choice.mask
+    ]
+
+
+def _socket_aligned(topology: CpuTopology, fewest: int) -> frozenset[int]:
+    """Return the sets of nodes on as few sockets as `fewest` nodes need (KEP-3327).
+
+    Where there are more sockets than nodes no set is aligned; the option is refused there.
+    """
+    span = _socket_span(topology, fewest)
+    if span is None:
+        return frozenset()
+    touched = [0]
+    for node in topology.nodes:
+        bits = sum(
+            1 << position for position, group in enumerate(span.groups) if group >> node.id & 1
+        )
+        touched += [others | bits for others in touched]
+    return frozenset(
+        choice.mask
+        for choice in choices(topology.node_bits)
+        if touched[choice.number].bit_count() == span.touching
+    )
+
+
+def _socket_span(topology: CpuTopology, fewest: int) -> Span | None:
+    """Return the sockets as groups of nodes, and how many of them an aligned set touches."""
+    nodes_per_socket = topology.counts.nodes // topology.counts.sockets
+    if not nodes_per_socket:
+        return None
+    groups = tuple(topology.nodes_of(Mask(socket.cpus)).bits for socket in topology.sockets)
+    return Span(groups, -(-fewest // nodes_per_socket))

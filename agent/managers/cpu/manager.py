@@ -1,0 +1,278 @@
+"""The CPU manager's static policy: exclusive CPUs for containers and pods (KEP-3570, KEP-5526)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from msgspec import Struct
+
+from agent.managers.cpu.assignment import NotEnoughCpusError, take_by_topology
+from agent.managers.cpu.hints import cpu_hint_family, cpu_hints
+from agent.managers.cpu.pod_level import divide_cpus, empty_pool_problem
+from agent.managers.cpu.sockets import SocketOrder, on_fewer_sockets
+from agent.managers.decision import (
+    ALIGNED_COUNT,
+    ALIGNED_FAILURE_COUNT,
+    ALLOCATION_ERRORS,
+    ALLOCATIONS,
+    CONTAINER_ASSIGNMENTS,
+    CPU_PINNING_ERRORS,
+    CPU_PINNING_REQUESTS,
+    Reason,
+    Refusal,
+)
+from agent.managers.errors import cpus_text
+from agent.managers.manager import Refused
+from agent.managers.rejection import empty_cpu_pool_refusal, free_cpus_by_node
+from agent.pods.model import CPU
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.demand import ContainerDemand
+    from agent.managers.allocations.draft import Draft
+    from agent.managers.cpu.topology import CpuTopology
+    from agent.managers.topology.hints import Hint
+    from agent.managers.topology.implicit_hints import ProviderHints
+
+_NODE: Final = "node"
+
+_POD: Final = "pod"
+
+_CONTAINER: Final = "container"
+
+_PHYSICAL_CPU: Final = "physical_cpu"
+
+
+@final
+class CpuManager:
+    """Hint provider for `cpu`; with policy `none` it has no preference and gives nothing."""
+
+    name = CPU
+
+    def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
+        """Return the sets of nodes on which the container's CPUs are free."""
+        if not _gives_cpus(draft) or not container.cpus:
+            return {}
+        return _hints(draft, container.cpus)
+
+    def pod_hints(self, draft: Draft) -> ProviderHints:
+        """Return the sets of nodes on which the pod's CPUs are free; none if a pool is empty."""
+        if not _gives_cpus(draft) or not draft.demand.cpus:
+            return {}
+        if draft.demand.pod_level and empty_pool_problem(draft.demand) is not None:
+            return {CPU: ()}
+        return _hints(draft, draft.demand.cpus)
+
+    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
+        """Give the container its CPUs, from the hint's nodes as far as they reach."""
+        if not _gives_cpus(draft) or not container.cpus:
+            return
+        draft.count(CPU_PINNING_REQUESTS.name)
+        try:
+            _require_whole_cores(draft, container.cpus, container.name)
+            cpus = _take(draft, container.cpus, hint, draft.reusable_cpus, container.name)
+        except Refused:
+            _count_container_error(draft)
+            raise
+        draft.cpus[container.name] = cpus
+        if container.is_standard_init:
+            draft.reusable_cpus |= cpus
+        else:
+            draft.reusable_cpus -= cpus
+        _count_container(draft)
+
+    def allocate_pod(self, draft: Draft, hint: Hint) -> None:
+        """Take the pod's budget and divide it (KEP-5526, partitioning algorithm)."""
+        if not _gives_cpus(draft) or not draft.demand.cpus:
+            return
+        try:
+            _require_shared_pool(draft)
+            bubble = _take_budget(draft, hint)
+            draft.pod_cpus = bubble
+            self._divide(draft, bubble)
+        except Refused:
+            draft.count(CPU_PINNING_ERRORS.name)
+            draft.count(ALLOCATION_ERRORS.name, CPU, _POD)
+            raise
+
+    def _divide(self, draft: Draft, bubble: Mask) -> None:
+        rules = draft.rules
+        options = rules.policy.cpu.options
+        try:
+            parts = divide_cpus(rules.machine.cpus, options, bubble, draft.demand, draft.work)
+        except NotEnoughCpusError as error:
+            raise Refused(_not_enough(draft, error.asked, bubble, None)) from error
+        for name, part in parts.items():
+            draft.cpus[name] = part.cpus
+            if part.exclusive:
+                draft.count(CPU_PINNING_REQUESTS.name)
+                draft.count(ALLOCATIONS.name, CPU, _POD)
+                draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_exclusive")
+            else:
+                draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_shared")
+
+
+def aligned_cpus(draft: Draft, nodes: int, cpus: Mask) -> Mask:
+    """Return the given CPUs that count as aligned to `nodes` (bits of node ids).
+
+    With `align-by-socket` those of every socket that has one of the nodes (KEP-3327).
+    """
+    topology = draft.rules.machine.cpus
+    if draft.rules.policy.cpu.options.align_by_socket:
+        return cpus & topology.cpus_in_sockets_of(Mask(nodes))
+    return cpus & topology.cpus_in_nodes(Mask(nodes))
+
+
+def _gives_cpus(draft: Draft) -> bool:
+    return draft.rules.static_cpus and not draft.demand.unmanaged
+
+
+def _hints(draft: Draft, count: int) -> ProviderHints:
+    rules = draft.rules
+    options = rules.policy.cpu.options
+    offer = cpu_hints if rules.machine.lists_hints else cpu_hint_family
+    return {CPU: offer(rules.machine.cpus, options, draft.free_cpus, draft.reusable_cpus, count)}
+
+
+def socket_order(draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:
+    """Return how `align-by-socket` orders sets of nodes for a container (None: the pod).
+
+    None without the option, and for what gets no exclusive CPUs.
+    """
+    rules = draft.rules
+    count = draft.demand.cpus if container is None else container.cpus
+    if not (rules.policy.cpu.options.align_by_socket and count and _gives_cpus(draft)):
+        return None
+    return SocketOrder.of(rules.machine.cpus, draft.free_cpus | draft.reusable_cpus, count)
+
+
+def _take(draft: Draft, count: int, hint: Hint, reusable: Mask, container: str | None) -> Mask:
+    """Take CPUs inside the hint first, the rest (best-effort, failed alignment) anywhere."""
+    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
+    allocatable = draft.free_cpus | reusable
+    near = EMPTY if hint.nodes is None else aligned_cpus(draft, hint.nodes, allocatable)
+    try:
+        taken = take_by_topology(topology, options, near, min(count, len(near)), draft.work())
+        if len(taken) < count:
+            rest, more = allocatable - taken, count - len(taken)
+            taken |= take_by_topology(topology, options, rest, more, draft.work())
+            if options.align_by_socket and near:
+                taken = _on_fewer_sockets(draft, allocatable, taken)
+    except NotEnoughCpusError as error:
+        raise Refused(_not_enough(draft, count, allocatable, container)) from error
+    draft.free_cpus -= taken
+    if any(not taken.bits & ~cache.cpus for cache in topology.uncores):
+        draft.count(ALIGNED_COUNT.name, _CONTAINER, "uncore_cache")
+    return taken
+
+
+def _on_fewer_sockets(draft: Draft, allocatable: Mask, taken: Mask) -> Mask:
+    """Return as many CPUs on fewer sockets, where the hint's nodes and others were both needed."""
+    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
+    inside = on_fewer_sockets(topology, allocatable, taken, whole_cores=options.full_pcpus_only)
+    if inside is None:
+        return taken
+    return take_by_topology(topology, options, inside, len(taken), draft.work())
+
+
+def _take_budget(draft: Draft, hint: Hint) -> Mask:
+    """Take a pod's budget; with `full-pcpus-only` count whether it is made of whole cores."""
+    whole_cores = draft.rules.policy.cpu.options.full_pcpus_only
+    try:
+        _require_whole_cores(draft, draft.demand.cpus, None)
+        budget = _take(draft, draft.demand.cpus, hint, EMPTY, None)
+    except Refused:
+        if whole_cores:
+            draft.count(ALIGNED_FAILURE_COUNT.name, _POD, _PHYSICAL_CPU)
+        raise
+    if whole_cores:
+        draft.count(ALIGNED_COUNT.name, _POD, _PHYSICAL_CPU)
+    return budget
+
+
+def _require_whole_cores(draft: Draft, count: int, container: str | None) -> None:
+    """Refuse what `full-pcpus-only` cannot serve in whole physical cores (KEP-2625)."""
+    rules = draft.rules
+    if not rules.policy.cpu.options.full_pcpus_only:
+        return
+    free_physical = draft.free_cpus - rules.reserved_physical_cpus
+    problem = smt_misalignment(rules.machine.cpus, free_physical, count)
+    if problem is not None:
+        raise Refused(
+            Refusal(
+                Reason.SMT_ALIGNMENT,
+                problem.message,
+                resource=CPU,
+                container=container,
+                asked=count,
+                free=free_cpus_by_node(draft.rules, free_physical),
+            )
+        )
+
+
+def _require_shared_pool(draft: Draft) -> None:
+    """Refuse a pod whose exclusive containers leave nothing to its shared ones (KEP-5526)."""
+    refusal = empty_cpu_pool_refusal(draft, Reason.EMPTY_POD_SHARED_POOL)
+    if refusal is not None:
+        raise Refused(refusal)
+
+
+def _not_enough(draft: Draft, count: int, available: Mask, container: str | None) -> Refusal:
+    return Refusal(
+        Reason.UNEXPECTED,
+        f"not enough CPUs: {count} asked, {len(available)} free",
+        resource=CPU,
+        container=container,
+        asked=count,
+        free=free_cpus_by_node(draft.rules, available),
+    )
+
+
+def _count_container(draft: Draft) -> None:
+    if draft.rules.policy.cpu.options.full_pcpus_only:
+        draft.count(ALIGNED_COUNT.name, _CONTAINER, _PHYSICAL_CPU)
+    draft.count(ALLOCATIONS.name, CPU, _NODE)
+    draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "node_exclusive")
+
+
+def _count_container_error(draft: Draft) -> None:
+    draft.count(CPU_PINNING_ERRORS.name)
+    draft.count(ALLOCATION_ERRORS.name, CPU, _NODE)
+    if draft.rules.policy.cpu.options.full_pcpus_only:
+        draft.count(ALIGNED_FAILURE_COUNT.name, _CONTAINER, _PHYSICAL_CPU)
+
+
+class SmtMisalignment(Struct, frozen=True):
+    """Why `asked` CPUs cannot be whole cores; `free` are the free CPUs outside reserved cores.
+
+    `threads` is the number of CPUs per core.
+    """
+
+    asked: int
+    free: int
+    threads: int
+    message: str
+
+
+def smt_misalignment(
+    topology: CpuTopology, free_physical: Mask, count: int
+) -> SmtMisalignment | None:
+    """Return why `count` CPUs cannot be whole cores, None when they can.
+
+    `free_physical` are the free CPUs without those of cores that have a reserved thread. The rules
+    are the kubelet's (`validateSMTAlignment`): the count is a multiple of the CPUs per core, and so
+    many CPUs are free. Where cores differ in size (hybrid cores, offline threads) the kubelet's
+    average stands for all of them; whole cores are then preferred, but cannot be promised.
+    """
+    threads = topology.cpus_per_core
+    free = len(free_physical)
+    if count % threads:
+        message = f"{cpus_text(count)} asked, not a multiple of the {threads} CPUs of a core"
+    elif count > free:
+        are = "is" if free == 1 else "are"
+        message = (
+            f"{cpus_text(count)} asked, {free} {are} free in physical cores without reserved CPUs"
+        )
+    else:
+        return None
+    return SmtMisalignment(count, free, threads, message)

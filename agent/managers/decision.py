@@ -1,0 +1,287 @@
+"""The outcome of one admission: a new ledger or a refusal, with its explanation."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import product
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.managers.allocations.ledger import Ledger, PodGrant
+    from agent.managers.topology.implicit_hints import ProviderHints
+
+#: One sample of a counter: its full name and its label values, in the order of the metric.
+CounterKey: TypeAlias = tuple[str, tuple[str, ...]]
+
+
+class Reason(StrEnum):
+    """Why a pod was refused; the kubelet's reasons keep their names.
+
+    Beside these there is one for every resource of which the node has too little (`out_of`).
+    """
+
+    TOPOLOGY_AFFINITY = "TopologyAffinityError"
+    SMT_ALIGNMENT = "SMTAlignmentError"
+    EMPTY_POD_SHARED_POOL = "EmptyPodSharedPoolError"
+    UNEXPECTED = "UnexpectedAdmissionError"
+    INVALID = "InvalidPod"
+    CONFLICT = "PodConflict"
+
+
+def out_of(resource: str) -> str:
+    """Return the kubelet's reason for too little of a resource: `OutOfcpu`, `OutOfpods`."""
+    return f"OutOf{resource}"
+
+
+class Shortage(Struct, frozen=True):
+    """A resource of which the node as a whole has less left than a pod requests.
+
+    `requested` is what all other pods request together, `allocatable` what pods may request
+    altogether, None when the node does not offer the resource. The unit is millicores for `cpu`,
+    bytes for memory types, pods for `pods`, a number of devices otherwise.
+    """
+
+    resource: str
+    asked: int
+    allocatable: int | None
+    requested: int
+
+
+class Refusal(Struct, frozen=True):
+    """Why a pod was refused, for a program and a person.
+
+    `reason` is a `Reason` or `out_of` a resource; `shortages` holds every resource of which the
+    node has too little, `resource` names the first. Otherwise `asked` is CPUs for `cpu`, bytes for
+    memory types and a number of devices; `free` is the same unit by NUMA node. `container` is None
+    when the pod as a whole was refused.
+    """
+
+    reason: str
+    message: str
+    remedy: str = ""
+    resource: str | None = None
+    container: str | None = None
+    asked: int | None = None
+    free: Mapping[int, int] = MappingProxyType({})
+    shortages: tuple[Shortage, ...] = ()
+
+    def explain(self) -> Refusal:
+        """Return the refusal itself: it is made."""
+        return self
+
+
+class RejectionCause(Protocol):
+    """Why a pod was refused, as a `Refusal` or as the facts to make one of when it is asked for."""
+
+    def explain(self) -> Refusal:
+        """Return the refusal; the same facts give the same."""
+        ...
+
+
+class HintTrace(Struct, frozen=True):
+    """What each provider offered for one container (None: the pod) and what came of the merge."""
+
+    container: str | None
+    providers: tuple[tuple[str, ProviderHints], ...]
+    merged: Hint = NO_AFFINITY
+    admitted: bool = True
+
+
+class Eligibility(Struct, frozen=True):
+    """Whether one container may hold exclusive resources, and the reason."""
+
+    container: str
+    exclusive_cpus: int
+    exclusive_memory: bool
+    why: str
+
+
+class Decision(Struct, frozen=True, dict=True):
+    """Admitted (`grant` set, `cause` and `refusal` None) or refused (the reverse).
+
+    `ledger` is the ledger after the decision; a refusal returns the one it was given.
+    `counters` are the increments of the kubelet's metrics that this admission causes. `warnings`
+    say what in the pod is read otherwise than it was probably meant.
+    """
+
+    uid: str
+    ledger: Ledger
+    grant: PodGrant | None = None
+    cause: RejectionCause | None = None
+    hints: tuple[HintTrace, ...] = ()
+    eligibility: tuple[Eligibility, ...] = ()
+    counters: Mapping[CounterKey, int] = MappingProxyType({})
+    already_admitted: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def refusal(self) -> Refusal | None:
+        """Why the pod was refused, said when it is first asked for; None when it was admitted."""
+        return None if self.cause is None else self.cause.explain()
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the pod was admitted."""
+        return self.grant is not None
+
+
+class MetricType(StrEnum):
+    """The metric types of the Prometheus exposition format that are used here."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class MetricSpec(Struct, frozen=True):
+    """One metric family.
+
+    `name` is the full name in the exposition. `domain` holds, label by label, the values that are
+    exported as 0 before anything happened (empty: unknown beforehand), so that a rate over the
+    first increment is seen. `buckets` are the upper bounds of a histogram, in the metric's unit.
+    """
+
+    name: str
+    type: MetricType
+    help: str
+    labels: tuple[str, ...] = ()
+    domain: tuple[tuple[str, ...], ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    def initial(self) -> Iterator[tuple[str, ...]]:
+        """Yield the label values that exist from the start (one empty tuple without labels)."""
+        if len(self.domain) == len(self.labels):
+            yield from product(*self.domain)
+
+
+SCOPES: Final = ("container", "pod")
+
+
+BOUNDARIES: Final = ("numa_node", "physical_cpu", "uncore_cache")
+
+
+RESOURCES: Final = ("cpu", "memory")
+
+
+SOURCES: Final = ("node", "pod")
+
+
+ASSIGNMENT_TYPES: Final = ("node_exclusive", "pod_exclusive", "pod_shared")
+
+
+def _counter(name: str, text: str, **labels: tuple[str, ...]) -> MetricSpec:
+    return MetricSpec(name, MetricType.COUNTER, text, tuple(labels), tuple(labels.values()))
+
+
+# --- the kubelet's counters: incremented by decisions -------------------------------------------
+
+CPU_PINNING_REQUESTS: Final = _counter(
+    "kubelet_cpu_manager_pinning_requests_total",
+    "Containers and pods that the CPU manager was asked to pin.",
+)
+
+
+CPU_PINNING_ERRORS: Final = _counter(
+    "kubelet_cpu_manager_pinning_errors_total",
+    "Requests for pinned CPUs that the CPU manager could not serve.",
+)
+
+
+MEMORY_PINNING_REQUESTS: Final = _counter(
+    "kubelet_memory_manager_pinning_requests_total",
+    "Containers and pods that the memory manager was asked to pin.",
+)
+
+
+MEMORY_PINNING_ERRORS: Final = _counter(
+    "kubelet_memory_manager_pinning_errors_total",
+    "Requests for pinned memory that the memory manager could not serve.",
+)
+
+
+TOPOLOGY_ADMISSION_REQUESTS: Final = _counter(
+    "kubelet_topology_manager_admission_requests_total",
+    "Admissions that the topology manager was asked to align.",
+)
+
+
+TOPOLOGY_ADMISSION_ERRORS: Final = _counter(
+    "kubelet_topology_manager_admission_errors_total",
+    "Admissions that the topology manager refused.",
+)
+
+
+ALIGNED_COUNT: Final = _counter(
+    "kubelet_container_aligned_compute_resources_count",
+    "Allocations that ended up aligned to a boundary of the hardware.",
+    scope=SCOPES,
+    boundary=BOUNDARIES,
+)
+
+
+ALIGNED_FAILURE_COUNT: Final = _counter(
+    "kubelet_container_aligned_compute_resources_failure_count",
+    "Allocations that should have been aligned to a boundary of the hardware and were not.",
+    scope=SCOPES,
+    boundary=BOUNDARIES,
+)
+
+
+ALLOCATIONS: Final = _counter(
+    "resource_manager_allocations_total",
+    "Exclusive allocations, by whether they came from the node's pool or from a pod's budget.",
+    resource_name=RESOURCES,
+    source=SOURCES,
+)
+
+
+ALLOCATION_ERRORS: Final = _counter(
+    "resource_manager_allocation_errors_total",
+    "Exclusive allocations that failed, by the pool they were meant to come from.",
+    resource_name=RESOURCES,
+    source=SOURCES,
+)
+
+
+CONTAINER_ASSIGNMENTS: Final = _counter(
+    "resource_manager_container_assignments",
+    "Containers given something exclusive, or their pod's pool, since the start (cumulative).",
+    resource_name=RESOURCES,
+    assignment_type=ASSIGNMENT_TYPES,
+)
+
+
+BOUNDED_CHOICES: Final = _counter(
+    "numawarden_bounded_choices_total",
+    "Choices among sets of NUMA nodes that ended at their budget of work: valid, maybe not best.",
+)
+
+
+#: The counters that decisions increment.
+DECISION_COUNTERS: Final = (
+    CPU_PINNING_REQUESTS,
+    CPU_PINNING_ERRORS,
+    MEMORY_PINNING_REQUESTS,
+    MEMORY_PINNING_ERRORS,
+    TOPOLOGY_ADMISSION_REQUESTS,
+    TOPOLOGY_ADMISSION_ERRORS,
+    ALIGNED_COUNT,
+    ALIGNED_FAILURE_COUNT,
+    ALLOCATIONS,
+    ALLOCATION_ERRORS,
+    CONTAINER_ASSIGNMENTS,
+    BOUNDED_CHOICES,
+)

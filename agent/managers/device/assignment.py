@@ -1,0 +1,156 @@
+"""Where devices fit and which are given: the device manager's pure part (KEP-693, KEP-3573).
+
+Devices are those of an inventory, `PluginDevice`; the lowest ids are given first where the choice
+is free, in place of a device plugin's preference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache, reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+from agent.managers.errors import DeviceAllocationError, NoHealthyDevicesError
+from agent.managers.topology.implicit_hints import HintFamily, is_listed, smallest
+from agent.managers.topology.node_cover import Cover, Demand
+from agent.managers.topology.numa_masks import SubsetIndex, choices, subset_sums
+from agent.managers.topology.search_budget import Work
+from sysfs.mask import iter_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from agent.managers.policy import PluginDevice
+    from agent.managers.topology.hints import Hint
+
+
+def device_hints(
+    nodes: int,
+    inventory: Sequence[PluginDevice],
+    count: int,
+    allocated: Collection[str],
+    reusable: Collection[str] = frozenset(),
+    work: Work | None = None,
+) -> tuple[Hint, ...] | HintFamily | None:
+    """Return where `count` devices of one resource are free, narrow masks first.
+
+    `allocated` are the ids held by anyone, those that this pod's finished init containers leave
+    (`reusable`) included. None is no preference: no device of the resource has a locality. Empty
+    is impossible. Masks are made of those `nodes` of the machine (bits) that the resource's
+    devices, healthy or not, are on (kubelet v1.36). Preferred are masks with as few nodes as would
+    do if no device was held. A mask that misses a reusable device is no choice. `work` notes when
+    a budget was exceeded.
+    """
+    if not any(device.nodes for device in inventory):
+        return None
+    free = _available(inventory, allocated)
+    if len(free) + len(reusable) < count:
+        return ()
+    again = [device.nodes.bits for device in inventory if device.id in reusable and device.nodes]
+    places = [device.nodes.bits for device in free] + again
+    if not is_listed(nodes):
+        return _family(nodes, inventory, places, count, again, work or Work())
+    hints = _hints(nodes, inventory, places, count)
+    if not again:
+        return hints
+    return tuple(hint for hint in hints if all((hint.nodes or 0) & place for place in again))
+
+
+def assign_devices(
+    resource: str,
+    inventory: Sequence[PluginDevice],
+    count: int,
+    hint: Hint,
+    allocated: Collection[str],
+    reusable: Collection[str] = frozenset(),
+) -> tuple[str, ...]:
+    """Return the ids of `count` devices for a container, sorted.
+
+    First what finished init containers of the pod left, then devices that the hint's nodes reach,
+    then any; among equals the lowest ids. Raises `DeviceAllocationError` when too few healthy
+    devices are free, `NoHealthyDevicesError` when there is none at all.
+    """
+    if not any(device.healthy for device in inventory):
+        raise NoHealthyDevicesError(resource, count, 0)
+    given = sorted(reusable)[:count]
+    needed = count - len(given)
+    free = _available(inventory, allocated)
+    if len(free) < needed:
+        raise DeviceAllocationError(resource, needed, len(free))
+    near = hint.nodes or 0
+    ordered = sorted([device.id for device in free if device.nodes.bits & near])
+    if len(ordered) < needed:
+        ordered += sorted([device.id for device in free if not device.nodes.bits & near])
+    return tuple(sorted((*given, *ordered[:needed])))
+
+
+def reusable_devices_after(
+    reusable: frozenset[str], devices: Iterable[str], *, standard_init: bool
+) -> frozenset[str]:
+    """Return what later containers may use again, once a container of the pod has its devices.
+
+    Standard init containers leave theirs; sidecars and apps keep theirs.
+    """
+    return reusable | frozenset(devices) if standard_init else reusable - frozenset(devices)
+
+
+def _available(inventory: Iterable[PluginDevice], allocated: Collection[str]) -> list[PluginDevice]:
+    return [device for device in inventory if device.healthy and device.id not in allocated]
+
+
+def _hints(
+    nodes: int, inventory: Sequence[PluginDevice], places: Sequence[int], count: int
+) -> tuple[Hint, ...]:
+    """Return the masks that reach `count` of the places (masks of nodes)."""
+    everything = tuple(device.nodes.bits for device in inventory)
+    nodes &= reduce(or_, everything, 0)
+    now = _reached(nodes, places)
+    fewest = _fewest_nodes(nodes, everything, count)
+    return tuple(
+        one.preferred if one.mask.bit_count() == fewest else one.plain
+        for one in choices(nodes)
+        if now[one.number] >= count
+    )
+
+
+@lru_cache(maxsize=64)
+def _fewest_nodes(nodes: int, everything: tuple[int, ...], count: int) -> int:
+    """Return how many nodes `count` devices would need if nobody held one."""
+    if_unused = _reached(nodes, everything)
+    masks = choices(nodes)
+    return next((one.mask.bit_count() for one in masks if if_unused[one.number] >= count), 0)
+
+
+def _family(
+    nodes: int,
+    inventory: Sequence[PluginDevice],
+    places: Sequence[int],
+    count: int,
+    again: Sequence[int],
+    work: Work,
+) -> HintFamily:
+    """Return the same hints as a list would have, told by rules for a machine with many nodes."""
+    everything = [device.nodes.bits for device in inventory]
+    nodes &= reduce(or_, everything, 0)
+    each_again = tuple(Demand(1, ((place, 1),)) for place in dict.fromkeys(again))
+    cover = Cover(nodes, (_devices(count, places), *each_again))
+    fewest = smallest(Cover(nodes, (_devices(count, everything),)), work)
+    return HintFamily((), None if cover.is_empty else cover, fewest)
+
+
+def _devices(count: int, places: Iterable[int]) -> Demand:
+    return Demand(count, tuple(Counter(place for place in places if place).items()))
+
+
+def _reached(nodes: int, places: Iterable[int]) -> list[int]:
+    """Return for every subset of `nodes`, by its number, how many of the places it touches."""
+    counts: dict[int, int] = {}
+    for place in places:  # not a Counter: a few places take longer to hand over than to count
+        counts[place] = counts.get(place, 0) + 1
+    reached = subset_sums(tuple(counts.pop(1 << node, 0) for node in iter_bits(nodes)))
+    for place, count in counts.items():
+        for number, subset in enumerate(SubsetIndex.of(nodes).subsets):
+            if subset & place:
+                reached[number] += count
+    return reached

@@ -1,0 +1,85 @@
+"""The policy in force on a machine: the configured policy with what follows from both."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from agent.managers.allocations.allocatable import Allocatable, allocatable
+from agent.managers.allocations.ledger import Ledger
+from agent.managers.cpu.reservation import reserved_physical_cpus
+from agent.managers.memory.state import MemoryFacts, initial_memory
+from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
+
+if TYPE_CHECKING:
+    from agent.managers.machine import Machine
+    from agent.managers.policy import Policy
+    from sysfs.mask import Mask
+
+
+class Rules(Struct, frozen=True, dict=True):
+    """What every decision is made by; make it again when the host or the configuration changes."""
+
+    machine: Machine
+    policy: Policy
+
+    @cached_property
+    def assignable_cpus(self) -> Mask:
+        """The CPUs that may be given exclusively: online and not reserved."""
+        return self.machine.cpus.all - self.policy.cpu.reserved
+
+    @cached_property
+    def reserved_physical_cpus(self) -> Mask:
+        """The reserved CPUs and their siblings, out of reach for whole-core requests."""
+        return reserved_physical_cpus(self.machine.cpus, self.policy.cpu.reserved)
+
+    @cached_property
+    def memory(self) -> MemoryFacts:
+        """Allocatable memory by node and type."""
+        return MemoryFacts.of(self.machine, self.policy.memory)
+
+    @cached_property
+    def allocatable(self) -> Allocatable | None:
+        """What pods together may request; None when that is not looked at."""
+        return allocatable(self.machine, self.policy)
+
+    @property
+    def static_cpus(self) -> bool:
+        """Whether the CPU manager gives CPUs exclusively."""
+        return self.policy.cpu.policy is CpuManagerPolicy.STATIC
+
+    @property
+    def static_memory(self) -> bool:
+        """Whether the memory manager pins memory."""
+        return self.policy.memory.policy is MemoryManagerPolicy.STATIC
+
+    def empty_ledger(self) -> Ledger:
+        """Return the ledger of a host on which nothing was admitted."""
+        return Ledger(memory=initial_memory(self.memory) if self.static_memory else {})
+
+
+def shared_pool(rules: Rules, ledger: Ledger) -> Mask:
+    """Return the node's shared pool (the kubelet's default CPU set).
+
+    All online CPUs that nobody holds exclusively; the reserved ones belong to it unless
+    `strict-cpu-reservation` keeps them for the system (KEP-4540). With that option it can be empty.
+    """
+    pool = rules.machine.cpus.all - ledger.exclusive_cpus
+    if rules.policy.cpu.options.strict_cpu_reservation:
+        pool -= rules.policy.cpu.reserved
+    return pool
+
+
+def shared_cpus(rules: Rules, ledger: Ledger) -> Mask:
+    """Return the CPUs on which containers without CPUs of their own run; never empty.
+
+    The shared pool, or the reserved CPUs when `strict-cpu-reservation` has left it empty: the
+    kernel reads an empty `cpuset.cpus` as "all of the parent's", which would let them onto the
+    CPUs of exclusive containers. Reserved CPUs that somebody held before they were reserved come
+    last; all CPUs only when nothing is reserved either: after a restart with policy none, while
+    the last free CPU is offline.
+    """
+    pool, reserved = shared_pool(rules, ledger), rules.policy.cpu.reserved
+    return pool or reserved - ledger.exclusive_cpus or reserved or rules.machine.cpus.all

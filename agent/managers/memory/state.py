@@ -1,0 +1,270 @@
+"""What memory a machine can give, what of it is charged, and how charges come and go.
+
+The memory manager's static policy (KEP-1769; kubelet v1.36, memorymanager/policy_static.go).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers.allocations.ledger import NodeMemory
+from agent.pods.model import HUGEPAGES_PREFIX, MEMORY
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.managers.allocations.ledger import MemoryBlock, PodGrant
+    from agent.managers.machine import Machine, MachineNode
+    from agent.managers.policy import MemoryPolicy
+
+_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+
+
+def hugepages_type(page_bytes: int) -> str:
+    """Return the resource name of a huge page size: `hugepages-2Mi`, `hugepages-1Gi`.
+
+    The amount is a canonical Kubernetes quantity: the largest suffix that leaves a whole number.
+    """
+    amount, power = page_bytes, 0
+    while amount and amount % 1024 == 0 and power < len(_SUFFIXES) - 1:
+        amount //= 1024
+        power += 1
+    return f"{HUGEPAGES_PREFIX}{amount}{_SUFFIXES[power]}"
+
+
+class MemoryFacts(Struct, frozen=True, dict=True):
+    """The memory of a machine's nodes, in bytes by node by type, once reservations are made.
+
+    `allocatable` is what pods can have: of `memory` the node's total less the reservation and all
+    its huge pages, of a huge page size its pages less the reservation. It is never negative;
+    `overcommitted` names the nodes whose reservations and huge pages exceed the total, and by
+    how much. A node has only the huge page sizes that its own tables list.
+    """
+
+    nodes: tuple[int, ...]
+    total: Mapping[int, Mapping[str, int]]
+    reserved: Mapping[int, Mapping[str, int]]
+    allocatable: Mapping[int, Mapping[str, int]]
+    overcommitted: Mapping[int, int]
+
+    @classmethod
+    def of(cls, machine: Machine, policy: MemoryPolicy) -> Self:
+        """Work out what a machine can give under a policy; memory-only nodes count as others."""
+        nodes = sorted(machine.nodes, key=lambda node: node.id)
+        total = {node.id: _totals(node) for node in nodes}
+        reserved = {
+            node: {name: policy.reserved.get(node, {}).get(name, 0) for name in types}
+            for node, types in total.items()
+        }
+        spare = {node: _spare(total[node], reserved[node]) for node in total}
+        return cls(
+            nodes=tuple(total),
+            total=total,
+            reserved=reserved,
+            allocatable={
+                node: {name: max(size, 0) for name, size in types.items()}
+                for node, types in spare.items()
+            },
+            overcommitted={
+                node: -min(types.values())
+                for node, types in spare.items()
+                if min(types.values()) < 0
+            },
+        )
+
+    @cached_property
+    def mask(self) -> Mask:
+        """All NUMA nodes, memory-only ones included."""
+        return Mask.from_ids(self.nodes)
+
+    @cached_property
+    def allocatable_of(self) -> Mapping[str, tuple[int, ...]]:
+        """What pods can have of each memory type, in bytes by node in the order of `nodes`."""
+        return {
+            name: tuple(self.allocatable[node].get(name, 0) for node in self.nodes)
+            for name in self.types
+        }
+
+    @cached_property
+    def types(self) -> frozenset[str]:
+        """The memory types that any node has."""
+        return frozenset(name for types in self.allocatable.values() for name in types)
+
+
+def initial_memory(facts: MemoryFacts) -> dict[int, NodeMemory]:
+    """Return the charge of a machine on which nobody holds memory."""
+    return {node: _unused(facts, node) for node in facts.nodes}
+
+
+def free_memory(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], memory_type: str
+) -> dict[int, int]:
+    """Return the free bytes of one type by node, 0 on nodes that do not have the type.
+
+    Never negative: where more is held than a node has (its memory or the reservation changed), the
+    excess counts against the nodes of its group, and otherwise nothing is free.
+    """
+    free = {
+        node: types.get(memory_type, 0) - state[node].reserved.get(memory_type, 0)
+        for node, types in facts.allocatable.items()
+    }
+    return free if min(free.values(), default=0) >= 0 else _covered(state, free)
+
+
+def _covered(state: Mapping[int, NodeMemory], free: dict[int, int]) -> dict[int, int]:
+    """Return what is free once the excess of each node was taken from the others of its group."""
+    for node, excess in [(node, -size) for node, size in free.items() if size < 0]:
+        left = excess
+        for other in state[node].cells:
+            taken = min(left, max(free.get(other, 0), 0))
+            if taken:
+                free[other] -= taken
+                left -= taken
+        free[node] = 0
+    return free
+
+
+def charge(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], block: MemoryBlock
+) -> dict[int, NodeMemory]:
+    """Return the charge with one more block; `block.size` is what is newly taken.
+
+    Nodes are filled in ascending order. Every node of the block becomes a member of its group,
+    also those from which nothing is taken.
+    """
+    changed = dict(state)
+    open_size = block.size
+    for node in block.nodes:
+        held = changed[node]
+        used = held.reserved.get(block.type, 0)
+        taken = min(open_size, max(facts.allocatable[node].get(block.type, 0) - used, 0))
+        open_size -= taken
+        changed[node] = NodeMemory(
+            held.assignments + 1, block.nodes, _with(held.reserved, block.type, used + taken)
+        )
+    return changed
+
+
+def charge_grant(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], grant: PodGrant
+) -> Mapping[int, NodeMemory]:
+    """Return the charge with all that a pod holds, in full: what is held is held.
+
+    What the nodes have no room for is charged to the first of them. Nodes that the machine no
+    longer has are left out.
+    """
+    for _, block in charged_blocks(grant):
+        nodes = block.nodes & facts.mask
+        if nodes:
+            state = _in_full(facts, state, replace(block, nodes=nodes))
+    return state
+
+
+def charged_blocks(grant: PodGrant) -> Iterator[tuple[str | None, MemoryBlock]]:
+    """Yield the blocks that a pod is charged for, with the container's name (None: its budget)."""
+    for block in grant.memory:
+        yield None, block
+    if not grant.memory:
+        for container in grant.containers:
+            for block in container.memory:
+                yield container.name, block
+
+
+def _in_full(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], block: MemoryBlock
+) -> Mapping[int, NodeMemory]:
+    charged = charge(facts, state, block)
+    excess = block.size - sum(
+        charged[node].reserved.get(block.type, 0) - state[node].reserved.get(block.type, 0)
+        for node in block.nodes
+    )
+    if not excess:
+        return charged
+    first = charged[block.nodes.lowest]
+    reserved = _with(first.reserved, block.type, first.reserved.get(block.type, 0) + excess)
+    return {**charged, block.nodes.lowest: replace(first, reserved=reserved)}
+
+
+def release(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], blocks: Iterable[MemoryBlock]
+) -> dict[int, NodeMemory]:
+    """Return the charge without the given blocks.
+
+    Nodes are emptied in ascending order, whichever of them the blocks were charged to, so over a
+    group of nodes the sum is right and the division may have changed (the kubelet's rule). Nodes
+    that nobody uses any longer are emptied first and are as good as new. Nodes that the machine
+    no longer has are passed over.
+    """
+    changed = dict(state)
+    for block in blocks:
+        nodes = [node for node in block.nodes if node in changed]
+        leaving = [node for node in nodes if changed[node].assignments <= 1]
+        staying = [node for node in nodes if changed[node].assignments > 1]
+        surplus = _sums(changed[node].reserved for node in leaving)
+        surplus[block.type] = surplus.get(block.type, 0) - block.size
+        for node in leaving:
+            changed[node] = _unused(facts, node)
+        for node in staying:
+            held = changed[node]
+            reserved = _moved(facts.allocatable[node], held.reserved, surplus)
+            changed[node] = replace(held, assignments=held.assignments - 1, reserved=reserved)
+        for name, size in surplus.items() if staying else ():
+            if size > 0:  # more is held than these nodes have; it is not free for all that
+                held = changed[staying[-1]]
+                reserved = _with(held.reserved, name, held.reserved.get(name, 0) + size)
+                changed[staying[-1]] = replace(held, reserved=reserved)
+    return changed
+
+
+def _moved(
+    allocatable: Mapping[str, int], reserved: Mapping[str, int], surplus: dict[str, int]
+) -> Mapping[str, int]:
+    """Return what a node is charged once it took its share of `surplus`, which is lessened.
+
+    A negative surplus is memory to give back. A positive one was charged to a node that is
+    out of use by now, on behalf of blocks that stay (after a single-node block was placed on a
+    member of a group, and the group's blocks were released in ascending order).
+    """
+    for name, size in surplus.items():
+        used = reserved.get(name, 0)
+        room = max(allocatable.get(name, 0) - used, 0)
+        change = max(size, -used) if size < 0 else min(size, room)
+        surplus[name] = size - change
+        reserved = _with(reserved, name, used + change)
+    return reserved
+
+
+def _sums(amounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for amount in amounts:
+        for name, size in amount.items():
+            total[name] = total.get(name, 0) + size
+    return total
+
+
+def _totals(node: MachineNode) -> dict[str, int]:
+    pages = {hugepages_type(size): size * count for size, count in node.hugepages.items()}
+    return {MEMORY: node.known_memory, **pages}
+
+
+def _spare(total: Mapping[str, int], reserved: Mapping[str, int]) -> dict[str, int]:
+    in_pages = sum(size for name, size in total.items() if name != MEMORY)
+    return {
+        name: size - reserved[name] - (in_pages if name == MEMORY else 0)
+        for name, size in total.items()
+    }
+
+
+def _unused(facts: MemoryFacts, node: int) -> NodeMemory:
+    return NodeMemory(0, Mask.of(node), dict.fromkeys(facts.allocatable.get(node, ()), 0))
+
+
+def _with(reserved: Mapping[str, int], memory_type: str, size: int) -> Mapping[str, int]:
+    if reserved.get(memory_type, 0) == size:
+        return reserved
+    return {**reserved, memory_type: size}

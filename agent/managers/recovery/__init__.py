@@ -1,0 +1,1 @@
+"""Allocations of pods that run and that no checkpoint knows."""

@@ -1,0 +1,204 @@
+"""What a refusal says beyond its reason: what was asked, what is free where, what is in the way.
+
+What would help is not said: nothing is advised that was not tried.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.managers.cpu.pod_level import empty_pool_problem
+from agent.managers.decision import Reason, Refusal
+from agent.managers.errors import size_text
+from agent.managers.memory.pod_level import empty_memory_pool
+from agent.managers.memory.state import free_memory
+from agent.managers.policy import TopologyManagerPolicy
+from agent.managers.topology.implicit_hints import best_few
+from agent.pods.model import CPU
+from agent.pods.requests import is_memory_type
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.managers.allocations.demand import PodDemand
+    from agent.managers.allocations.draft import Draft
+    from agent.managers.allocations.ledger import NodeMemory
+    from agent.managers.decision import RejectionCause
+    from agent.managers.effective_policy import Rules
+    from agent.managers.topology.hints import Hint
+    from agent.managers.topology.implicit_hints import ProviderHints
+
+#: How many of a provider's hints a refusal names.
+_NAMED_HINTS: Final = 3
+
+
+class Room(Struct, frozen=True):
+    """What is free for a pod under admission, what its finished init containers leave included.
+
+    `cpus` are free, `memory` is the charge by node, and `devices` are held, by resource.
+    """
+
+    rules: Rules
+    cpus: Mask
+    memory: Mapping[int, NodeMemory]
+    devices: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, draft: Draft) -> Room:
+        """Return what is free now; the draft may be changed afterwards."""
+        held = draft.ledger.devices
+        if draft.devices:
+            held = {
+                name: held_devices(draft, name) - draft.reusable_devices.get(name, frozenset())
+                for name in draft.rules.policy.devices
+            }
+        return cls(draft.rules, draft.free_cpus | draft.reusable_cpus, draft.node_memory, held)
+
+    def by_node(self, resource: str) -> dict[int, int]:
+        """Return what is free of a resource on each NUMA node: CPUs, bytes or devices."""
+        if resource == CPU:
+            return free_cpus_by_node(self.rules, self.cpus)
+        if is_memory_type(resource):
+            return free_memory(self.rules.memory, self.memory, resource)
+        taken = self.devices.get(resource, frozenset())
+        free: dict[int, int] = {}
+        for device in self.rules.policy.devices.get(resource, ()):
+            if device.healthy and device.id not in taken:
+                for node in device.nodes:
+                    free[node] = free.get(node, 0) + 1
+        return free
+
+
+class Unaligned(Struct, frozen=True):
+    """A container (None: the pod) whose hints could not be merged acceptably, and what was free.
+
+    To put that into words takes as long as to find it out, so it is done when it is asked for.
+    """
+
+    demand: PodDemand
+    container: str | None
+    hints: tuple[tuple[str, ProviderHints], ...]
+    room: Room
+
+    def explain(self) -> Refusal:
+        """Say of each resource what was asked, where it fits and what is free."""
+        policy = self.room.rules.policy.topology.policy
+        offers = _best_by_resource(self.hints)
+        blocked = next((name for name, best in offers if _blocks(policy, best)), None)
+        subject = "the pod" if self.container is None else f"container {self.container}"
+        details = "; ".join(self._describe(name, best) for name, best in offers)
+        return Refusal(
+            Reason.TOPOLOGY_AFFINITY,
+            f"{subject} cannot be aligned as topology policy {policy} demands: {details}",
+            resource=blocked,
+            container=self.container,
+            asked=None if blocked is None else asked(self.demand, self.container, blocked),
+            free={} if blocked is None else self.room.by_node(blocked),
+        )
+
+    def _describe(self, resource: str, best: Sequence[Hint]) -> str:
+        free = ", ".join(
+            f"node {node}: {amount_text(resource, amount)}"
+            for node, amount in self.room.by_node(resource).items()
+        )
+        preferred = [_nodes(hint) for hint in best if hint.preferred]
+        if not best:
+            fit = "fits nowhere"
+        elif preferred:
+            fit = f"fits best on {' or '.join(preferred)}"
+        else:
+            fit = f"fits only across {' or '.join(map(_nodes, best))}"
+        wanted = amount_text(resource, asked(self.demand, self.container, resource))
+        return f"{wanted} of {resource} {fit} (free: {free})"
+
+
+def affinity_rejection(
+    draft: Draft, container: str | None, hints: tuple[tuple[str, ProviderHints], ...]
+) -> RejectionCause:
+    """Return why the hints of a container (None: the pod) could not be merged acceptably."""
+    empty = empty_pool_refusal(draft, Reason.TOPOLOGY_AFFINITY) if container is None else None
+    return empty or Unaligned(draft.demand, container, hints, Room.of(draft))
+
+
+def empty_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
+    """Explain why containers of a pod would be left without CPUs or memory; None if none would.
+
+    Both managers look before they give hints and again when they allocate: with restricted and
+    single-numa-node the reason is the topology manager's, else that of the empty pool (KEP-5526).
+    """
+    if not draft.demand.pod_level:
+        return None
+    return empty_cpu_pool_refusal(draft, reason) or empty_memory_pool_refusal(draft, reason)
+
+
+def empty_cpu_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
+    """Explain why containers of a pod would be left without CPUs."""
+    problem = empty_pool_problem(draft.demand) if draft.demand.cpus else None
+    if problem is None or not draft.rules.static_cpus:
+        return None
+    return Refusal(reason, problem, resource=CPU)
+
+
+def empty_memory_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
+    """Explain why containers of a pod would be left without memory of some type.
+
+    Only a Guaranteed pod has a pool: of any other pod no memory is pinned.
+    """
+    problem = empty_memory_pool(draft.demand) if draft.demand.guaranteed else None
+    if problem is None or not draft.rules.static_memory:
+        return None
+    return Refusal(reason, problem.message, resource=problem.resource)
+
+
+def asked(demand: PodDemand, container: str | None, resource: str) -> int:
+    """Return how much a container (None: the pod) demands: CPUs, bytes or devices."""
+    if container is None:
+        if resource == CPU:
+            return demand.cpus
+        return demand.memory.get(resource, 0) or demand.devices.get(resource, 0)
+    one = next(c for c in demand.containers if c.name == container)
+    if resource == CPU:
+        return one.cpus
+    return one.memory.get(resource, 0) or one.devices.get(resource, 0)
+
+
+def held_devices(draft: Draft, resource: str) -> frozenset[str]:
+    """Return the ids of a resource's devices that other pods or this one's containers hold."""
+    held = draft.ledger.devices.get(resource, frozenset())
+    return held.union(*(devices.get(resource, ()) for devices in draft.devices.values()))
+
+
+def free_cpus_by_node(rules: Rules, free: Mask) -> dict[int, int]:
+    """Return how many of the given CPUs each NUMA node has."""
+    nodes = rules.machine.cpus.nodes
+    return {node.id: (node.cpus & free.bits).bit_count() for node in nodes}
+
+
+def _best_by_resource(
+    hints: Sequence[tuple[str, ProviderHints]],
+) -> list[tuple[str, Sequence[Hint]]]:
+    """Return the best hints of each resource; those of all types of memory are the same."""
+    offers = [(name, where) for _, by_name in hints for name, where in by_name.items()]
+    wheres = {id(where): where for _, where in offers if where is not None}
+    best = {key: best_few(where, _NAMED_HINTS) for key, where in wheres.items()}
+    return [(name, best[id(where)]) for name, where in offers if where is not None]
+
+
+def _blocks(policy: TopologyManagerPolicy, best: Sequence[Hint]) -> bool:
+    if not best or not best[0].preferred:
+        return True
+    nodes = best[0].nodes
+    single = nodes is None or nodes.bit_count() == 1
+    return policy is TopologyManagerPolicy.SINGLE_NUMA_NODE and not single
+
+
+def amount_text(resource: str, amount: int) -> str:
+    """Return an amount for people: CPUs and devices as numbers, memory in binary units."""
+    return size_text(amount) if is_memory_type(resource) else str(amount)
+
+
+def _nodes(hint: Hint) -> str:
+    return "any node" if hint.nodes is None else f"{{{Mask(hint.nodes)}}}"

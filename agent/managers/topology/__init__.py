@@ -1,0 +1,1 @@
+"""The topology manager: hints, their merge, policies and scopes (KEP-693)."""

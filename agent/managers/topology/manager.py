@@ -1,0 +1,120 @@
+"""The topology manager's policies: one alignment out of the hints of all providers (KEP-693)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.managers.errors import NodeDistancesError
+from agent.managers.policy import TopologyManagerPolicy
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.managers.topology.implicit_hints import HintFamily
+from agent.managers.topology.merge import best_preferred, best_reachable, resource_lists
+from agent.managers.topology.search_budget import Work
+from agent.managers.topology.tiebreak import Closest, Order, by_value
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from agent.managers.cpu.sockets import SocketOrder
+    from agent.managers.machine import Machine, MachineNode
+    from agent.managers.policy import TopologyPolicy
+    from agent.managers.topology.implicit_hints import Hints, ProviderHints
+    from agent.managers.topology.tiebreak import Distances, Tiebreak
+
+_INDIFFERENT = Hint(None, preferred=True)
+_IMPOSSIBLE = Hint(None, preferred=False)
+
+
+def merge(
+    machine: Machine,
+    policy: TopologyPolicy,
+    provider_hints: Sequence[ProviderHints],
+    work: Work | None = None,
+    sockets: SocketOrder | None = None,
+) -> tuple[Hint, bool]:
+    """Return the alignment of a container or pod on a machine, and whether it is admitted.
+
+    As `merge_hints`, with the nodes and distances of the machine. `sockets` is the order of
+    `align-by-socket`: of equally preferred sets of nodes the one on few sockets is chosen, of
+    those the narrowest. Where hints are told by rules (many nodes) that holds for preferred sets.
+    """
+    order = Order(_tiebreak(machine.closest, policy), sockets)
+    return _merged(machine.node_mask.bits, order, policy, provider_hints, work or Work())
+
+
+def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
+    """Check that the machine reports what `prefer-closest-numa-nodes` compares (KEP-3545).
+
+    Raises `NodeDistancesError` naming the nodes that lack a distance to some node.
+    """
+    if not policy.prefer_closest_numa_nodes:
+        return
+    known = tuple(nodes)
+    lacking = tuple(
+        node.id for node in known if any(other.id not in node.distances for other in known)
+    )
+    if lacking:
+        raise NodeDistancesError(lacking)
+
+
+def merge_hints(
+    nodes: Mask | int,
+    distances: Distances,
+    policy: TopologyPolicy,
+    provider_hints: Sequence[ProviderHints],
+    work: Work | None = None,
+) -> tuple[Hint, bool]:
+    """Return the alignment of a container or pod and whether the policy admits it.
+
+    `nodes` are all NUMA nodes of the machine; `distances` is read only with
+    `prefer_closest_numa_nodes` (see `require_distances`). The hint's `nodes` is None where the
+    providers leave the choice open (policy none, or single-numa-node without any opinion),
+    otherwise it is a non-empty mask. The choice is that of trying every permutation of hints.
+    Where hints are told by rules and `work` does not suffice, a better choice may have been missed;
+    then `work` says so, and the choice is still one that some permutation gives.
+    """
+    everything = nodes.bits if isinstance(nodes, Mask) else nodes
+    order = Order(_tiebreak(Closest(distances), policy))
+    return _merged(everything, order, policy, provider_hints, work or Work())
+
+
+def _tiebreak(closest: Closest, policy: TopologyPolicy) -> Tiebreak:
+    aligns = policy.policy is not TopologyManagerPolicy.SINGLE_NUMA_NODE
+    return closest if policy.prefer_closest_numa_nodes and aligns else by_value
+
+
+def _merged(
+    nodes: int,
+    order: Order,
+    policy: TopologyPolicy,
+    provider_hints: Sequence[ProviderHints],
+    work: Work,
+) -> tuple[Hint, bool]:
+    if policy.policy is TopologyManagerPolicy.NONE:
+        return NO_AFFINITY, True
+    lists = resource_lists(provider_hints, indifferent=_INDIFFERENT, impossible=_IMPOSSIBLE)
+    if policy.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
+        best = _best([_single_node(hints) for hints in lists], nodes, order, work)
+        if best.nodes == nodes:
+            best = Hint(None, best.preferred)
+        return best, best.preferred
+    best = _best(lists, nodes, order, work)
+    return best, best.preferred or policy.policy is TopologyManagerPolicy.BEST_EFFORT
+
+
+def _best(lists: Sequence[Hints], nodes: int, order: Order, work: Work) -> Hint:
+    preferred = best_preferred(lists, nodes, order, work)
+    if preferred is not None:
+        return Hint(preferred, preferred=True)
+    reachable = best_reachable(lists, nodes, order, work)
+    return Hint(nodes if reachable is None else reachable, preferred=False)
+
+
+def _single_node(hints: Hints) -> Sequence[Hint]:
+    narrow = hints.single_nodes() if isinstance(hints, HintFamily) else hints
+    return [
+        hint
+        for hint in narrow
+        if hint.preferred and (hint.nodes is None or hint.nodes.bit_count() == 1)
+    ]

@@ -1,0 +1,139 @@
+"""The topology manager's scopes: what one alignment decision is made for (KEP-693, KEP-5526).
+
+The order is the kubelet's: every provider is asked for its hints, the hints are merged, and every
+provider allocates with the merged hint, before the next container's turn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.managers.cpu.manager import socket_order
+from agent.managers.decision import (
+    ALIGNED_COUNT,
+    ALIGNED_FAILURE_COUNT,
+    BOUNDED_CHOICES,
+    TOPOLOGY_ADMISSION_ERRORS,
+    TOPOLOGY_ADMISSION_REQUESTS,
+    HintTrace,
+)
+from agent.managers.manager import Refused
+from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.rejection import affinity_rejection
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.managers.topology.manager import merge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.managers.allocations.demand import ContainerDemand
+    from agent.managers.allocations.draft import Draft
+    from agent.managers.manager import HintProvider
+    from agent.managers.topology.implicit_hints import ProviderHints
+
+_NUMA_NODE: Final = "numa_node"
+
+
+def align_and_allocate(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    """Serve the pod by the policy and scope in force; raises `Refused`."""
+    draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
+    try:
+        if draft.rules.policy.topology.policy is TopologyManagerPolicy.NONE:
+            _without_alignment(draft, providers)
+        else:
+            _aligned(draft, providers)
+    finally:
+        _count_bounded_choices(draft)
+
+
+def _aligned(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    topology = draft.rules.policy.topology
+    try:
+        if topology.scope is TopologyManagerScope.CONTAINER:
+            _by_container(draft, providers)
+        elif draft.demand.pod_level:
+            _by_pod_budget(draft, providers)
+        else:
+            _by_pod(draft, providers)
+    except Refused:
+        draft.count(TOPOLOGY_ADMISSION_ERRORS.name)
+        raise
+
+
+def _count_bounded_choices(draft: Draft) -> None:
+    bounded = sum(work.exceeded for work in draft.works)
+    if bounded:
+        draft.count(BOUNDED_CHOICES.name, by=bounded)
+
+
+def _without_alignment(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    """Serve each container by itself: policy none asks for no hints and manages no budgets.
+
+    Its failures are not counted as the topology manager's (kubelet v1.36).
+    """
+    for container in draft.demand.containers:
+        for provider in providers:
+            provider.allocate(draft, container, NO_AFFINITY)
+
+
+def _by_container(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    for container in draft.demand.containers:
+        hints = [(p.name, p.container_hints(draft, container)) for p in providers]
+        best = _merged(draft, container, hints)
+        draft.hints[container.name] = best
+        for provider in providers:
+            provider.allocate(draft, container, best)
+        _count_alignment(draft)
+
+
+def _by_pod(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    best = _best_for_pod(draft, providers)
+    for container in draft.demand.containers:
+        for provider in providers:
+            provider.allocate(draft, container, best)
+    _count_alignment(draft)
+
+
+def _by_pod_budget(draft: Draft, providers: Sequence[HintProvider]) -> None:
+    """Pod scope with pod-level resources: one budget for the pod, then divided (KEP-5526)."""
+    best = _best_for_pod(draft, providers)
+    for provider in providers:
+        provider.allocate_pod(draft, best)
+    _count_alignment(draft)
+
+
+def _best_for_pod(draft: Draft, providers: Sequence[HintProvider]) -> Hint:
+    best = _merged(draft, None, [(p.name, p.pod_hints(draft)) for p in providers])
+    for container in draft.demand.containers:
+        draft.hints[container.name] = best
+    return best
+
+
+def _merged(
+    draft: Draft, container: ContainerDemand | None, hints: list[tuple[str, ProviderHints]]
+) -> Hint:
+    policy = draft.rules.policy.topology
+    best, admitted = merge(
+        draft.rules.machine,
+        policy,
+        [offered for _, offered in hints],
+        draft.work(),
+        socket_order(draft, container),
+    )
+    name = None if container is None else container.name
+    offered = tuple(hints)
+    draft.traces.append(HintTrace(name, offered, best, admitted))
+    if not admitted:
+        if _alignment_is_guaranteed(draft):
+            draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
+        raise Refused(affinity_rejection(draft, name, offered))
+    return best
+
+
+def _count_alignment(draft: Draft) -> None:
+    if _alignment_is_guaranteed(draft):
+        draft.count(ALIGNED_COUNT.name, draft.rules.policy.topology.scope.value, _NUMA_NODE)
+
+
+def _alignment_is_guaranteed(draft: Draft) -> bool:
+    return draft.rules.policy.topology.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE

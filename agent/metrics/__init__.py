@@ -1,1 +1,0 @@
-"""What Prometheus scrapes: names, counters, and gauges computed from the ledger."""

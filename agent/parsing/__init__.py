@@ -1,0 +1,1 @@
+"""YAML and JSON documents as typed values, each with its line."""

@@ -1,0 +1,276 @@
+"""Read one YAML or JSON document into nodes that know their line.
+
+PyYAML's C parser is used for its events only: nothing is constructed from tags, anchors and
+aliases are refused, and nesting, size and duplicates are checked here. A text that begins with
+`{` is JSON, as for kubectl.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
+
+import yaml
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
+
+from agent.parsing.errors import Problem
+from agent.parsing.nodes import (
+    SHOWN_LENGTH,
+    Mapping,
+    Node,
+    Number,
+    Scalar,
+    Sequence,
+    Unclear,
+)
+from agent.parsing.scalars import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from yaml.events import Event
+
+DEFAULT_MAX_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 64
+#: A pod with a hundred containers has some two thousand values; each costs time to read.
+MAX_VALUES: Final = 20_000
+_TOO_DEEP: Final = f"values are nested more than {MAX_DEPTH} deep"
+_TOO_MANY: Final = f"the document has more than {MAX_VALUES} values"
+
+_Json: TypeAlias = "bool | str | Number | list[_Json] | _Pairs | None"
+
+
+class UnreadableError(Exception):
+    """The text is not one well-formed document; `problem` says where and why."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.problem = Problem("", message, line)
+
+
+def read_document(text: str | bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Node:
+    """Return the only document of a YAML or JSON text.
+
+    Raises `UnreadableError` on: more than `max_bytes` bytes, text that is not UTF-8, broken
+    syntax, no or several documents, tags, anchors, aliases, merge keys, keys that are no texts,
+    duplicate keys, values nested more than 64 deep, more than 20,000 values.
+    """
+    content = _utf8(text, max_bytes)
+    if content.lstrip(" \t\r\n").startswith("{"):
+        return _read_json(content)
+    return _read_yaml(content)
+
+
+def _utf8(text: str | bytes, max_bytes: int) -> str:
+    try:
+        raw = text.encode() if isinstance(text, str) else text
+        content = raw.decode("utf-8-sig") if len(raw) <= max_bytes else ""
+    except UnicodeError as error:
+        raise UnreadableError(f"the text is not valid UTF-8 ({error})") from error
+    if len(raw) > max_bytes:
+        raise UnreadableError(f"the text has {len(raw)} bytes, more than the limit of {max_bytes}")
+    return content
+
+
+def _read_yaml(content: str) -> Node:
+    try:
+        return _only_document(_bounded(yaml.parse(content, Loader=yaml.CSafeLoader)))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark is not None else None
+        raise UnreadableError(f"this is not YAML: {error.problem}", line) from error
+    except yaml.YAMLError as error:
+        raise UnreadableError(f"this is not YAML: {error}") from error
+
+
+def _bounded(events: Iterator[Event]) -> Iterator[Event]:
+    values = 0
+    for event in events:
+        values += isinstance(event, NodeEvent)
+        if values > MAX_VALUES:
+            raise UnreadableError(_TOO_MANY, _line(event))
+        yield event
+
+
+def _only_document(events: Iterator[Event]) -> Node:
+    next(events)
+    if isinstance(next(events), StreamEndEvent):
+        raise UnreadableError("the document is empty")
+    node = _node(next(events), events, 0)
+    next(events)
+    after = next(events)
+    if isinstance(after, DocumentStartEvent):
+        raise UnreadableError("a second document begins here; give one per file", _line(after))
+    return node
+
+
+def _node(event: Event, events: Iterator[Event], depth: int) -> Node:
+    if depth > MAX_DEPTH:
+        raise UnreadableError(_TOO_DEEP, _line(event))
+    _refuse_features(event)
+    if isinstance(event, ScalarEvent):
+        value = event.value if event.style else resolve(event.value)
+        return Scalar(value, _line(event))
+    if isinstance(event, SequenceStartEvent):
+        return Sequence(tuple(_items(events, depth)), _line(event))
+    return Mapping(_entries(events, depth), _line(event))
+
+
+def _refuse_features(event: Event) -> None:
+    if isinstance(event, AliasEvent):
+        raise UnreadableError(
+            f"alias *{_short(event.anchor or '')}: write the value out", _line(event)
+        )
+    if isinstance(event, NodeEvent) and event.anchor is not None:
+        raise UnreadableError(
+            f"anchor &{_short(event.anchor)} is not supported: remove it", _line(event)
+        )
+    if (
+        isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent)
+        and event.tag is not None
+    ):
+        raise UnreadableError(f"tag {_short(event.tag)} is not supported: remove it", _line(event))
+
+
+def _items(events: Iterator[Event], depth: int) -> Iterator[Node]:
+    while not isinstance(event := next(events), SequenceEndEvent):
+        yield _node(event, events, depth + 1)
+
+
+def _entries(events: Iterator[Event], depth: int) -> dict[str, Node]:
+    entries: dict[str, Node] = {}
+    first_seen: dict[str, int] = {}
+    while not isinstance(event := next(events), MappingEndEvent):
+        key = _key(event)
+        if key in entries:
+            raise UnreadableError(
+                f"key {_short(key)!r} is given twice, first on line {first_seen[key]}", _line(event)
+            )
+        first_seen[key] = _line(event)
+        entries[key] = _node(next(events), events, depth + 1)
+    return entries
+
+
+def _key(event: Event) -> str:
+    _refuse_features(event)
+    if not isinstance(event, ScalarEvent):
+        raise UnreadableError("a key must be a text, not a list or mapping", _line(event))
+    if event.style:
+        return str(event.value)
+    if event.value == "<<":
+        raise UnreadableError("merge key << is not supported: write the values out", _line(event))
+    value = resolve(event.value)
+    if isinstance(value, str):
+        return value
+    why = f": {value.reason}" if isinstance(value, Unclear) else ""
+    raise UnreadableError(
+        f"key {_short(event.value)!r} is not a text{why}; put it in quotes", _line(event)
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 3]}..."
+
+
+def _line(event: Event) -> int:
+    return event.start_mark.line + 1 if event.start_mark is not None else 0
+
+
+class _Pairs(list[tuple[str, "_Json"]]):
+    """The members of a JSON object in order, duplicates included."""
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise UnreadableError(f"this is not JSON: {text} is not a number")
+
+
+def _read_json(content: str) -> Node:
+    # There is no more than one value, one for each comma and one for each bracket.
+    many = 1 + content.count(",") + content.count("[") + content.count("{") > MAX_VALUES
+    if many:
+        _refuse_unread(content)
+    try:
+        value = json.loads(
+            content,
+            object_pairs_hook=_Pairs,
+            parse_int=Number,
+            parse_float=Number,
+            parse_constant=_refuse_constant,
+        )
+    except json.JSONDecodeError as error:
+        raise UnreadableError(f"this is not JSON: {error.msg}", error.lineno) from error
+    except RecursionError as error:
+        raise UnreadableError(_TOO_DEEP) from error
+    if many:
+        _refuse_many(cast("_Json", value))
+    return _json_node(cast("_Json", value), 0)
+
+
+#: A text in JSON, to its end or to that of the document.
+_TEXT: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+
+def _refuse_unread(content: str) -> None:
+    """Raise when a text holds certainly too many values, before a million of them are made.
+
+    Outside of its texts, every bracket begins a value, and every comma stands between two.
+    """
+    commas = brackets = at = 0
+    for start, end in chain(map(re.Match.span, _TEXT.finditer(content)), ((len(content),) * 2,)):
+        commas += content.count(",", at, start)
+        brackets += content.count("[", at, start) + content.count("{", at, start)
+        if max(commas, brackets) > MAX_VALUES:
+            raise UnreadableError(_TOO_MANY)
+        at = end
+
+
+def _refuse_many(value: _Json) -> None:
+    """Raise when a value holds too many; nesting is no concern of this walk."""
+    stack, seen = [value], 0
+    while stack:
+        inner = stack.pop()
+        seen += 1
+        if isinstance(inner, _Pairs):
+            stack.extend(item for _, item in inner)
+        elif isinstance(inner, list):
+            stack.extend(cast("list[_Json]", inner))
+        if seen + len(stack) > MAX_VALUES:
+            raise UnreadableError(_TOO_MANY)
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def _json_node(value: _Json, depth: int) -> Node:
+    if depth > MAX_DEPTH:
+        raise UnreadableError(_TOO_DEEP)
+    if isinstance(value, _Pairs):
+        return _json_mapping(value, depth)
+    if isinstance(value, list):
+        return Sequence(tuple(_json_node(cast("_Json", item), depth + 1) for item in value))
+    if isinstance(value, str) and _SURROGATE.search(value):
+        raise UnreadableError(f"text {_short(value)!r} holds half of a surrogate pair")
+    return Scalar(value)
+
+
+def _json_mapping(pairs: _Pairs, depth: int) -> Mapping:
+    entries: dict[str, Node] = {}
+    for key, value in pairs:
+        if key in entries:
+            raise UnreadableError(f"key {_short(key)!r} is given twice in one object")
+        if _SURROGATE.search(key):
+            raise UnreadableError(f"key {_short(key)!r} holds half of a surrogate pair")
+        entries[key] = _json_node(value, depth + 1)
+    return Mapping(entries)

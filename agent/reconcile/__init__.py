@@ -1,0 +1,1 @@
+"""Reconciling: what cgroups should be, what they are, and writing the difference."""

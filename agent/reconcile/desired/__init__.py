@@ -1,0 +1,1 @@
+"""What each cgroup should have, from the ledger."""

@@ -1,0 +1,135 @@
+"""What `cpu.weight`, `memory.max` and huge page limits the cgroups of pods get, and who asks.
+
+Without a kubelet nobody else sets them on the cgroups of pods. The rules are the kubelet's
+(pkg/kubelet/cm, ResourceConfigForPod and qos_container_manager_linux.go): a weight follows the CPU
+request, that of the cgroup of a QoS class the requests of its pods; memory is limited where the pod
+or all of its containers state a limit; and of huge pages a pod has what it requests, none of every
+other size. What a container states counts where its runtime set no limit.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from mmap import PAGESIZE
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, QosClass
+from agent.pods.quantity import Quantity
+from cgroupfs.controllers import HUGETLB, NEEDED
+from cgroupfs.state import CPU_WEIGHT, MEMORY_MAX, hugetlb_max, limit_text
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+
+#: cgroup v1's shares and what they become in v2: the kubelet still reckons in shares
+#: (MilliCPUToShares and getCPUWeight in pkg/kubelet/cm).
+_MIN_SHARES: Final = 2
+_MAX_SHARES: Final = 262_144
+_SHARES_PER_CPU: Final = 1024
+_MILLIS_PER_CPU: Final = 1000
+_MAX_WEIGHT: Final = 10_000
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+#: What is enforced, by the controllers of the kernel, in the order of the configuration.
+CONTROLLERS: Final = (*NEEDED, MEMORY, HUGETLB)
+
+
+class Enforced(Struct, frozen=True, dict=True):
+    """What the agent sets: the files of which controllers, and the sizes of huge pages.
+
+    What is not among `controllers` belongs to somebody else and is neither written nor compared.
+    `page_sizes` are bytes; without any, huge pages are not limited.
+    """
+
+    controllers: frozenset[str] = frozenset(CONTROLLERS)
+    page_sizes: tuple[int, ...] = ()
+
+    @cached_property
+    def needed(self) -> tuple[str, ...]:
+        """The controllers that every cgroup of a pod needs, those that work on threads."""
+        return tuple(name for name in NEEDED if name in self.controllers)
+
+    @cached_property
+    def further(self) -> tuple[str, ...]:
+        """The controllers that limits of memory need; a cgroup with processes cannot pass them on.
+
+        (cgroup-v2.rst, "No Internal Process Constraint".)
+        """
+        return tuple(name for name in (MEMORY, HUGETLB) if name in self.controllers)
+
+    @cached_property
+    def pages(self) -> Mapping[str, int]:
+        """The sizes of huge pages that are limited, by the name of their resource."""
+        if HUGETLB not in self.controllers:
+            return MappingProxyType({})
+        return MappingProxyType(
+            {f"{HUGEPAGES_PREFIX}{Quantity.of_bytes(size)}": size for size in self.page_sizes}
+        )
+
+    @cached_property
+    def files(self) -> tuple[str, ...]:
+        """The files of huge page limits that are compared."""
+        return tuple(hugetlb_max(size) for size in self.pages.values())
+
+    def among(self, available: Collection[str]) -> Enforced:
+        """Return what of this a kernel with these controllers can enforce.
+
+        Without cpuset and cpu nothing works, which is for others to find.
+        """
+        there = frozenset(available) | frozenset(NEEDED)
+        return Enforced(self.controllers & there, self.page_sizes)
+
+
+EVERYTHING: Final = Enforced()
+
+
+def cpu_weight(request_millis: int) -> int:
+    """Return the weight of a CPU request, from 1 to 10,000."""
+    shares = request_millis * _SHARES_PER_CPU // _MILLIS_PER_CPU
+    shares = min(max(shares, _MIN_SHARES), _MAX_SHARES)
+    return 1 + (shares - _MIN_SHARES) * (_MAX_WEIGHT - 1) // (_MAX_SHARES - _MIN_SHARES)
+
+
+def pod_values(pod: PodGrant, enforced: Enforced) -> Mapping[str, str]:
+    """Return the texts of the files of a pod's own cgroup that have one value.
+
+    Nothing is known of a pod that was imported, so nothing is set; memory without a limit is left
+    as it is.
+    """
+    if not pod.spec_digest:
+        return _NOTHING
+    values: dict[str, str] = {}
+    if CPU in enforced.controllers:
+        request = 0 if pod.qos is QosClass.BEST_EFFORT else pod.cpu.request_millis or 0
+        values[CPU_WEIGHT] = str(cpu_weight(request))
+    if MEMORY in enforced.controllers and MEMORY in pod.limits:
+        values[MEMORY_MAX] = limit_text(pod.limits[MEMORY], PAGESIZE)
+    for resource, size in enforced.pages.items():
+        values[hugetlb_max(size)] = limit_text(pod.limits.get(resource, 0), size)
+    return values
+
+
+def container_defaults(container: ContainerGrant, enforced: Enforced) -> Mapping[str, str]:
+    """Return the limits that a container states, for where its runtime set none."""
+    if not container.limits:
+        return _NOTHING
+    stated, defaults = container.limits, dict[str, str]()
+    if MEMORY in enforced.controllers and MEMORY in stated:
+        defaults[MEMORY_MAX] = limit_text(stated[MEMORY], PAGESIZE)
+    for resource, size in enforced.pages.items():
+        if resource in stated:
+            defaults[hugetlb_max(size)] = limit_text(stated[resource], size)
+    return defaults
+
+
+def class_weight(qos: QosClass, pods: Iterable[PodGrant]) -> str:
+    """Return the weight of the cgroup of a QoS class: that of the requests of its pods.
+
+    BestEffort pods request nothing, so theirs is the smallest.
+    """
+    requests = (pod.cpu.request_millis or 0 for pod in pods if pod.qos is qos)
+    return str(cpu_weight(0 if qos is QosClass.BEST_EFFORT else sum(requests)))

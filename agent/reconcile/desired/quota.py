@@ -1,0 +1,252 @@
+"""What `cpu.max` the cgroups of a pod get.
+
+The arithmetic is the kubelet's (pkg/kubelet/cm/helpers_linux.go, MilliCPUToQuota): a limit of m
+millicores is m * 100 microseconds in each 100,000, at least 1,000. Which cgroup is limited follows
+KEP-5526: a container with exclusive CPUs has no quota and is throttled by no cgroup above it
+("Interaction with CPU Quota Management"), and all containers of a pod with a budget together stay
+within it ("Container Scope"; kubernetes.io, "Resource managers"). So what the others of such a pod
+may use is what the exclusive CPUs leave of the budget:
+
+- in pod scope they run in the pod's shared pool, which has as many CPUs as are left;
+- elsewhere each has a quota of its own, and these quotas add up to no more than what is left.
+
+The limit of a pod (`PodGrant.cpu`) is the kubelet's (ResourceConfigForPod): the one stated for the
+pod, else the sum over its containers, and none as soon as one of these has no limit.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.managers.allocations.ledger import Isolation
+from agent.pods.model import ContainerKind
+from cgroupfs.state import DEFAULT_PERIOD_US, MAX_QUOTA_US, MIN_QUOTA_US, UNLIMITED, CpuMax
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+
+_MILLIS_PER_CPU: Final = 1000
+#: The least that the kernel takes as a quota, in millicores.
+_LEAST: Final = MIN_QUOTA_US * _MILLIS_PER_CPU // DEFAULT_PERIOD_US
+#: What a container gets before another is raised to its limit, where there is so much, in
+#: millicores: one that requests nothing would hardly run beside it.
+_FLOOR: Final = 100
+#: A pod's quota never throttles that is larger than all of its use by this part of the use. The
+#: kernel hands a quota out in slices, of which each CPU may keep one, and a cgroup may overrun its
+#: own quota within a tick. Measured on Linux 6.12, two busy exclusive CPUs and two containers at
+#: their quotas of one CPU: of 50 periods 25 were throttled with nothing to spare, 4 with a
+#: twentieth, 2 with a tenth, none with a quarter.
+_SPARE: Final = 4
+
+
+class PodQuotas(Struct, frozen=True):
+    """The quotas of a pod's cgroup and of its containers by name; None leaves a file as it is.
+
+    `unidentified` is for a cgroup in the pod of which nobody knows which container it is.
+    """
+
+    pod: CpuMax | None
+    containers: Mapping[str, CpuMax | None]
+    unidentified: CpuMax | None = None
+
+
+class _Phase(Struct, frozen=True):
+    """A time in a pod's life: who runs, and what that may use, in millicores.
+
+    `fixed` is what those may use whose CPUs are the pod's own: exclusive ones and the shared pool.
+    `members` are held by a quota. So are the first `beside` of the pod's sidecars that are: they
+    run beside a standard init container. `spare` is what the pod's limit leaves beside all that,
+    when each with a quota has what it requests.
+    """
+
+    fixed: int
+    members: Sequence[ContainerGrant]
+    beside: int
+    spare: int
+
+
+def cpu_max(limit_millis: int) -> CpuMax:
+    """Return the quota of a limit in millicores; 0 is no limit, as in the kubelet."""
+    if not limit_millis:
+        return UNLIMITED
+    quota = limit_millis * DEFAULT_PERIOD_US // _MILLIS_PER_CPU
+    # More than the kernel can count is more than any machine has: no limit.
+    return UNLIMITED if quota > MAX_QUOTA_US else CpuMax(max(quota, MIN_QUOTA_US))
+
+
+def pod_quotas(pod: PodGrant) -> PodQuotas:
+    """Return the quotas of a pod's cgroup and of its containers.
+
+    Exclusive CPUs have none, unless the gate DisableCPUQuotaWithExclusiveCPUs is off. Any other
+    container has its own limit, or the pod's where it states none (kubelet, getCPULimit). Where a
+    quota of the pod could throttle exclusive CPUs it is lifted, and what they leave of the limit is
+    divided instead: to each container what it requests, then up to the limits that are stated, then
+    evenly. The pod's own quota is left alone where the limit is not known, for a pod that was
+    imported and not yet asked for.
+    """
+    limit = pod.cpu.limit_millis
+    if not limit:
+        known = limit is not None or bool(pod.spec_digest)
+        return PodQuotas(UNLIMITED if known else None, _by_own_limit(pod.containers, None))
+    if not any(map(_is_unthrottled, pod.containers)):
+        return PodQuotas(cpu_max(limit), _by_own_limit(pod.containers, limit))
+    phases = _phases(pod, limit)
+    caps = _divided(phases)
+    quotas = _by_own_limit(pod.containers, limit) | {n: cpu_max(cap) for n, cap in caps.items()}
+    lifted = pod.quota_disabled or not _always_leave_room(phases, caps, limit)
+    rest = max(limit - phases[0].fixed, _LEAST)
+    in_pool = any(container.isolation is Isolation.POD for container in pod.containers)
+    return PodQuotas(
+        UNLIMITED if lifted else cpu_max(limit),
+        MappingProxyType(quotas),
+        None if in_pool else cpu_max(rest),
+    )
+
+
+def _is_unthrottled(container: ContainerGrant) -> bool:
+    return container.isolation is Isolation.CONTAINER and container.quota_disabled
+
+
+def _by_own_limit(
+    containers: Iterable[ContainerGrant], of_pod: int | None
+) -> dict[str, CpuMax | None]:
+    quotas: dict[str, CpuMax | None] = {}
+    for container in containers:
+        limit = container.cpu.limit_millis or of_pod
+        if _is_unthrottled(container):
+            quotas[container.name] = UNLIMITED
+        else:
+            quotas[container.name] = None if limit is None else cpu_max(limit)
+    return quotas
+
+
+# --- the times of a pod's life ------------------------------------------------------------------
+
+
+def _phases(pod: PodGrant, limit: int) -> tuple[_Phase, ...]:
+    """Return how a pod runs once it is up, then the times of its standard init containers."""
+    running = [c for c in pod.containers if c.kind is not ContainerKind.INIT]
+    fixed = _millis(_own_cpus(running))
+    members = [container for container in running if _has_quota(container)]
+    spare = limit - fixed - sum(map(_request, members))
+    return (_Phase(fixed, members, 0, spare), *_starting(pod.containers, limit))
+
+
+def _starting(containers: Iterable[ContainerGrant], limit: int) -> Iterator[_Phase]:
+    own_cpus = beside = requested = 0
+    for container in containers:
+        sharing = [container] if _has_quota(container) else []
+        bits = own_cpus | _own_cpus([container])
+        if container.kind is ContainerKind.INIT:
+            spare = limit - _millis(bits) - requested - sum(map(_request, sharing))
+            yield _Phase(_millis(bits), sharing, beside, spare)
+        elif container.kind is ContainerKind.SIDECAR:
+            own_cpus = bits
+            beside += len(sharing)
+            requested += sum(map(_request, sharing))
+
+
+def _own_cpus(containers: Iterable[ContainerGrant]) -> int:
+    """Return the CPUs (bits) of those who are held by their set of CPUs."""
+    bits = 0
+    for container in containers:
+        if not _has_quota(container) and container.cpus is not None:
+            bits |= container.cpus.bits
+    return bits
+
+
+def _has_quota(container: ContainerGrant) -> bool:
+    """Tell whether a container is held by its quota, rather than by a set of the pod's own."""
+    return container.isolation is Isolation.HOST or (
+        container.isolation is Isolation.CONTAINER and not container.quota_disabled
+    )
+
+
+def _millis(bits: int) -> int:
+    return bits.bit_count() * _MILLIS_PER_CPU
+
+
+def _request(container: ContainerGrant) -> int:
+    return max(container.cpu.request_millis or 0, _LEAST)
+
+
+# --- dividing what exclusive CPUs leave ---------------------------------------------------------
+
+
+def _divided(phases: Sequence[_Phase]) -> dict[str, int]:
+    """Return the cap in millicores of each container that has a quota.
+
+    A cap holds as long as its container lives, so sidecars get no more than what the standard init
+    containers beside them can spare.
+    """
+    up, *starting = phases
+    raised = _raised(up.members, up.spare)
+    sidecars = [c for c in up.members if c.kind is ContainerKind.SIDECAR]
+    tightest = min((phase.spare for phase in starting if phase.beside), default=up.spare)
+    if sum(raised[c.name] for c in sidecars) > tightest:
+        apps = [c for c in up.members if c.kind is not ContainerKind.SIDECAR]
+        raised = _raised(sidecars, tightest)
+        raised |= _raised(apps, up.spare - sum(raised.values()))
+    above = list(accumulate((raised[c.name] for c in sidecars), initial=0))
+    for phase in starting:
+        raised |= _raised(phase.members, phase.spare - above[phase.beside])
+    members = (container for phase in phases for container in phase.members)
+    return {c.name: _request(c) + raised[c.name] for c in members}
+
+
+def _raised(members: Sequence[ContainerGrant], spare: int) -> dict[str, int]:
+    """Divide `spare` millicores among containers, above what each of them requests."""
+    raised = dict.fromkeys([container.name for container in members], 0)
+    for most in (_up_to_floor, _up_to_limit, _up_to_any):
+        rooms = {c.name: most(c, spare) - raised[c.name] for c in members}
+        for name, more in _evenly(rooms, spare).items():
+            raised[name] += more
+            spare -= more
+    return raised
+
+
+def _up_to_floor(container: ContainerGrant, _spare: int) -> int:
+    return min(_FLOOR, container.cpu.limit_millis or _FLOOR) - _request(container)
+
+
+def _up_to_limit(container: ContainerGrant, _spare: int) -> int:
+    return (container.cpu.limit_millis or 0) - _request(container)
+
+
+def _up_to_any(container: ContainerGrant, spare: int) -> int:
+    # What the floor gave is taken off again by the caller.
+    return 0 if container.cpu.limit_millis else spare + _FLOOR
+
+
+def _evenly(rooms: Mapping[str, int], amount: int) -> dict[str, int]:
+    """Divide an amount as evenly as the rooms allow, in whole millicores; never more than it.
+
+    Equal rooms get equal shares: what cannot be divided is left, so that containers that are
+    alike stay alike.
+    """
+    amount = max(amount, 0)
+    waiting = sorted(room for room in rooms.values() if room > 0)
+    level = 0
+    for place, room in enumerate(waiting):
+        level = min(room, amount // (len(waiting) - place))
+        amount -= level
+        if level < room:
+            break
+    return {name: min(room, level) for name, room in rooms.items() if room > 0}
+
+
+def _always_leave_room(phases: Sequence[_Phase], caps: Mapping[str, int], limit: int) -> bool:
+    """Tell whether a pod's limit is so far above what it may use that it never throttles."""
+    sidecars = [c for c in phases[0].members if c.kind is ContainerKind.SIDECAR]
+    above = list(accumulate((caps[c.name] for c in sidecars), initial=0))
+    uses = [
+        phase.fixed + above[phase.beside] + sum(caps[c.name] for c in phase.members)
+        for phase in phases
+    ]
+    return all(use + use // _SPARE <= limit for use in uses)

@@ -1,0 +1,1 @@
+"""How pod cgroups are made and recorded: directories or systemd's slices."""

@@ -1,0 +1,266 @@
+"""How pod cgroups come and go, and who remembers their settings: one class for each driver."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, Protocol
+
+from agent.reconcile.drivers.unit_record import holds, read_record, to_properties, unit_of
+from agent.reconcile.errors import EnforcementStartError
+from agent.reconcile.report import ReleaseReport
+from cgroupfs.state import CPU_WEIGHT, EVENTS
+from cgroupfs.tree import ancestors, join
+from cgroupfs.verify import Record
+from sysfs.mask import EMPTY
+from systemd import slices
+from systemd.breaker import Breaker
+from systemd.errors import BusSilentError, BusTimeoutError, NoSuchUnitError, SystemdError
+from systemd.properties import (
+    DEFAULT_WEIGHT,
+    INFINITY,
+    allowed_cpus,
+    allowed_memory_nodes,
+    cpu_weight,
+)
+
+if TYPE_CHECKING:
+    from cgroupfs.tree import Tree
+    from systemd.bus import Systemd
+    from systemd.properties import Property
+
+#: So many process ids are named in a report; more help nobody.
+_NAMED_PROCESSES: Final = 8
+_ROOT_SLICE: Final = "-.slice"
+_DESCRIPTION: Final = "Pods of Numawarden"
+
+
+class PodCgroups(Protocol):
+    """Makes, records and removes cgroups."""
+
+    def check(self) -> None:
+        """Raise `EnforcementStartError` when the driver cannot work here."""
+        ...
+
+    def try_again(self) -> None:
+        """Ask those again who did not answer before; they are not asked any more meanwhile."""
+        ...
+
+    def create(self, cgroup: str) -> tuple[str, ...]:
+        """Make a pod's cgroup and those above it; return what was made. Raises `CreateError`."""
+        ...
+
+    def record(self, cgroup: str, record: Record) -> str | None:
+        """Have the settings remembered by whoever may rewrite them; return the unit told.
+
+        None when nobody needs to be told, or who does knows already. Raises `SystemdError`.
+        """
+        ...
+
+    def remembered(self, cgroup: str) -> Record | None:
+        """Return the settings that may be written over ours, None when nobody remembers any."""
+        ...
+
+    def forget(self, cgroup: str) -> None:
+        """Have the sets forgotten that were recorded of a cgroup. Raises `SystemdError`."""
+        ...
+
+    def remove(self, cgroup: str) -> ReleaseReport:
+        """Remove a pod's cgroup unless processes live in it; they are never ended."""
+        ...
+
+
+class CreateError(Exception):
+    """A pod's cgroup could not be made; one line."""
+
+
+class DirectoryCgroups:
+    """The cgroupfs driver: plain directories that nobody else writes."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    def check(self) -> None:
+        """Nothing beyond the tree itself is needed."""
+
+    def try_again(self) -> None:
+        """Nobody is asked; see `PodCgroups.try_again`."""
+
+    def create(self, cgroup: str) -> tuple[str, ...]:
+        """Make directories from the root down; see `PodCgroups.create`."""
+        made: list[str] = []
+        for path in (*ancestors(cgroup)[1:], cgroup):
+            if self._tree.exists(path):
+                continue
+            try:
+                self._tree.mkdir(path)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise CreateError(
+                    f"cannot make /{path}: {os.strerror(error.errno or 0)}; "
+                    "run as root with a writable cgroup mount, see cgroup.max.descendants above it"
+                ) from error
+            made.append(path)
+        return tuple(made)
+
+    def record(self, cgroup: str, record: Record) -> str | None:
+        """Tell nobody: nobody rewrites a plain directory; see `PodCgroups.record`."""
+        _ = cgroup, record
+        return None
+
+    def remembered(self, cgroup: str) -> Record | None:
+        """Nobody remembers anything of a directory; see `PodCgroups.remembered`."""
+        _ = cgroup
+        return None
+
+    def forget(self, cgroup: str) -> None:
+        """Nobody remembers anything of a directory; see `PodCgroups.forget`."""
+
+    def remove(self, cgroup: str) -> ReleaseReport:
+        """Remove the directory and the empty ones in it; see `PodCgroups.remove`."""
+        stays = inhabited(self._tree, cgroup)
+        return stays if stays is not None else remove_directories(self._tree, cgroup)
+
+
+class SliceCgroups:
+    """The systemd driver: pod cgroups are slices, and systemd is told what was written.
+
+    systemd rewrites a unit's files from its own properties at occasions of its own choosing, so
+    the properties have to say the same.
+    """
+
+    def __init__(self, tree: Tree, systemd: Systemd) -> None:
+        self._tree = tree
+        self._systemd = Breaker(systemd)
+
+    def check(self) -> None:
+        """Raise `EnforcementStartError` where there is no systemd on the system bus.
+
+        One that only is silent may be busy: what it was not asked is done at a later comparison.
+        """
+        try:
+            self._systemd.active_state(_ROOT_SLICE)
+        except (BusTimeoutError, BusSilentError):
+            return
+        except SystemdError as error:
+            raise EnforcementStartError(
+                "cgroupDriver systemd", "systemd does not answer", str(error)
+            ) from error
+
+    def try_again(self) -> None:
+        """Ask systemd again; see `PodCgroups.try_again`."""
+        self._systemd.try_again()
+
+    def create(self, cgroup: str) -> tuple[str, ...]:
+        """Start the slice, and with it those above it; see `PodCgroups.create`."""
+        missing = tuple(p for p in (*ancestors(cgroup)[1:], cgroup) if not self._tree.exists(p))
+        try:
+            slices.ensure(self._systemd, cgroup.rpartition("/")[2], (), about=_DESCRIPTION)
+        except SystemdError as error:
+            raise CreateError(f"cannot start the slice of /{cgroup}: {error}") from error
+        if not self._tree.exists(cgroup):
+            # A slice without units in it may have no directory yet; the name is systemd's own.
+            DirectoryCgroups(self._tree).create(cgroup)
+        return missing
+
+    def record(self, cgroup: str, record: Record) -> str | None:
+        """Tell systemd if the cgroup is a unit's; see `PodCgroups.record`."""
+        unit = unit_of(cgroup)
+        # Properties of a unit that is not active would leave a file and a cgroup behind, and a
+        # unit of the same name elsewhere (in a container of its own) is not this one.
+        if unit is None or record == Record() or not self._is_active(unit, cgroup):
+            return None
+        weighed = CPU_WEIGHT in record.values
+        properties = (*to_properties(record), *(() if weighed else self._keeps_cpu(unit)))
+        if holds(self._systemd, unit, properties):
+            return None
+        self._systemd.set_properties(unit, properties)
+        return unit
+
+    def _keeps_cpu(self, unit: str) -> tuple[Property, ...]:
+        """Return the weight that a unit without one has anyway.
+
+        systemd takes back a controller that no unit asks for, and a unit without a quota asks for
+        no `cpu`; stating the default weight asks for it.
+        """
+        unset = self._systemd.unit_property(unit, "CPUWeight") == INFINITY
+        return (cpu_weight(DEFAULT_WEIGHT),) if unset else ()
+
+    def _is_active(self, unit: str, cgroup: str) -> bool:
+        try:
+            return self._systemd.control_group(unit) == cgroup
+        except NoSuchUnitError:
+            return False
+
+    def remembered(self, cgroup: str) -> Record | None:
+        """Return systemd's properties of the unit; see `PodCgroups.remembered`."""
+        unit = unit_of(cgroup)
+        try:
+            if unit is None or not self._is_active(unit, cgroup):
+                return None
+            return read_record(self._systemd, unit)
+        except SystemdError:
+            # Only the cause of a drift hangs on it, and that systemd is silent is told elsewhere.
+            return None
+
+    def forget(self, cgroup: str) -> None:
+        """Reset the sets of the unit if the cgroup is one's; see `PodCgroups.forget`."""
+        unit = unit_of(cgroup)
+        if unit is None or not self._is_active(unit, cgroup):
+            return
+        unset = (allowed_cpus(EMPTY), allowed_memory_nodes(EMPTY))
+        if not holds(self._systemd, unit, unset):
+            self._systemd.set_properties(unit, unset)
+
+    def remove(self, cgroup: str) -> ReleaseReport:
+        """Stop the slice if it is empty; see `PodCgroups.remove`."""
+        stays = inhabited(self._tree, cgroup)
+        if stays is not None:
+            return stays
+        unit = cgroup.rpartition("/")[2]
+        try:
+            # Only the slice is stopped: what has entered since that look runs on.
+            if self._is_active(unit, cgroup):
+                slices.stop(self._systemd, unit)
+        except SystemdError as error:
+            return ReleaseReport(cgroup, removed=False, problem=f"cannot stop {unit}: {error}")
+        return inhabited(self._tree, cgroup) or remove_directories(self._tree, cgroup)
+
+
+def inhabited(tree: Tree, cgroup: str) -> ReleaseReport | None:
+    """Return the report that a cgroup stays because processes live in it, None when none do."""
+    try:
+        if "populated 1" not in tree.read(cgroup, EVENTS):
+            return None
+        processes = _processes(tree, cgroup)
+    except FileNotFoundError:
+        return None
+    shown = ", ".join(map(str, processes[:_NAMED_PROCESSES]))
+    problem = (
+        f"/{cgroup} stays: processes live in it ({shown or 'they are ending'}); they keep running "
+        "in the node's shared pool; stop them, then it is removed"
+    )
+    return ReleaseReport(cgroup, removed=False, processes=processes, problem=problem)
+
+
+def remove_directories(tree: Tree, cgroup: str) -> ReleaseReport:
+    """Remove a cgroup without processes, the cgroups in it first."""
+    try:
+        for name in tree.children(cgroup):
+            below = remove_directories(tree, join(cgroup, name))
+            if not below.removed:
+                return ReleaseReport(cgroup, removed=False, problem=below.problem)
+        tree.rmdir(cgroup)
+    except FileNotFoundError:
+        return ReleaseReport(cgroup, removed=True)
+    except OSError as error:
+        problem = f"cannot remove /{cgroup}: {os.strerror(error.errno or 0)}; it is tried again"
+        return ReleaseReport(cgroup, removed=False, problem=problem)
+    return ReleaseReport(cgroup, removed=True)
+
+
+def _processes(tree: Tree, cgroup: str) -> tuple[int, ...]:
+    found = set(tree.procs(cgroup))
+    for name in tree.children(cgroup):
+        found.update(_processes(tree, join(cgroup, name)))
+    return tuple(sorted(found))

@@ -1,0 +1,104 @@
+"""What systemd has on record of a unit, and telling it: the resource properties of a cgroup."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cgroupfs.errors import CgroupValueError
+from cgroupfs.state import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, CpuMax
+from cgroupfs.verify import Record
+from systemd.errors import ProtocolError
+from systemd.properties import (
+    INFINITY,
+    allowed_cpus,
+    allowed_memory_nodes,
+    bytes_mask,
+    cpu_quota,
+    cpu_weight,
+    memory_max,
+    written_quota,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sysfs.mask import Mask
+    from systemd.bus import Systemd
+    from systemd.properties import Property
+
+_SUFFIXES: Final = (".slice", ".scope", ".service")
+
+
+def unit_of(cgroup: str) -> str | None:
+    """Return the unit that a cgroup is called after, None when its name is no unit's."""
+    name = cgroup.rpartition("/")[2]
+    return name if name.endswith(_SUFFIXES) else None
+
+
+def to_properties(record: Record) -> tuple[Property, ...]:
+    """Return the properties that make systemd write a record; what is None is not among them."""
+    properties: list[Property] = []
+    if record.cpus is not None:
+        properties.append(allowed_cpus(record.cpus))
+    if record.mems is not None:
+        properties.append(allowed_memory_nodes(record.mems))
+    if record.cpu_max is not None:
+        properties.extend(cpu_quota(record.cpu_max.quota_us, record.cpu_max.period_us))
+    if CPU_WEIGHT in record.values:
+        properties.append(cpu_weight(int(record.values[CPU_WEIGHT])))
+    if MEMORY_MAX in record.values:
+        limit = record.values[MEMORY_MAX]
+        properties.append(memory_max(None if limit == NO_LIMIT else int(limit)))
+    return tuple(properties)
+
+
+def holds(systemd: Systemd, unit: str, properties: Iterable[Property]) -> bool:
+    """Tell whether a unit has these properties already; raises `SystemdError`."""
+    return all(
+        _plain(systemd.unit_property(unit, prop.name)) == _plain(prop.value) for prop in properties
+    )
+
+
+def _plain(value: object) -> object:
+    # systemd pads a set with zero bytes as it likes.
+    return bytes_mask(value) if isinstance(value, bytes) else value
+
+
+def read_record(systemd: Systemd, unit: str) -> Record:
+    """Return what systemd would write into a unit's cgroup; raises `SystemdError`.
+
+    A set that systemd was never told is None: it does not write one.
+    """
+    quota = _number(systemd, unit, "CPUQuotaPerSecUSec")
+    period = _number(systemd, unit, "CPUQuotaPeriodUSec")
+    try:
+        cpu_max = CpuMax(*written_quota(quota, period))
+    except CgroupValueError as error:
+        raise ProtocolError("CPUQuotaPerSecUSec", (quota, period)) from error
+    return Record(
+        cpus=_mask(systemd, unit, "AllowedCPUs"),
+        mems=_mask(systemd, unit, "AllowedMemoryNodes"),
+        cpu_max=cpu_max,
+        values={
+            CPU_WEIGHT: _text(_number(systemd, unit, "CPUWeight"), DEFAULT_WEIGHT),
+            MEMORY_MAX: _text(_number(systemd, unit, "MemoryMax"), NO_LIMIT),
+        },
+    )
+
+
+def _text(number: int, unset: str) -> str:
+    return unset if number == INFINITY else str(number)
+
+
+def _mask(systemd: Systemd, unit: str, name: str) -> Mask | None:
+    value = systemd.unit_property(unit, name)
+    if isinstance(value, bytes):
+        return bytes_mask(value) or None
+    raise ProtocolError(name, value)
+
+
+def _number(systemd: Systemd, unit: str, name: str) -> int:
+    value = systemd.unit_property(unit, name)
+    if isinstance(value, int):
+        return value
+    raise ProtocolError(name, value)

@@ -1,0 +1,1 @@
+"""Which cgroup is which container."""

@@ -1,0 +1,181 @@
+"""Binding a container to a cgroup or process that somebody names, checked.
+
+Inside the pod's own cgroup any cgroup will do. Elsewhere it must be one that can be pinned without
+touching anybody else: a leaf (only the runtime's own subgroup in it), no slice, not the agent's,
+not the service manager's, and not in another pod.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.managers.allocations.bindings import NO_BINDINGS, Binding, Bindings
+from agent.reconcile.errors import BindingError
+from agent.reconcile.identify.containers import pod_cgroup
+from cgroupfs.errors import CgroupPathError
+from cgroupfs.names import RUNTIME_SUBGROUPS, from_proc, parse_container
+from cgroupfs.tree import check_path
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from agent.managers.allocations.ledger import PodGrant
+    from cgroupfs.names import Layout
+    from cgroupfs.tree import Tree
+
+_SYSTEMD_OWN: Final = ("init.scope", "dbus.service", "dbus-broker.service")
+#: So much of what somebody asked for is repeated, in characters.
+_SHOWN: Final = 200
+_NAME_CONTAINERS: Final = (
+    "start the container in the pod's cgroup, or name the cgroup of this one container"
+)
+
+
+class Held(Struct, frozen=True):
+    """What is there beside a new binding: the others, and the uids of the ledger's pods."""
+
+    bindings: Bindings = NO_BINDINGS
+    pods: Collection[str] = frozenset()
+
+
+NOTHING_HELD: Final = Held()
+
+
+def cgroup_of_pid(proc: Path, pid: int) -> str:
+    """Return the cgroup that process `pid` lives in, relative to the root.
+
+    `proc` is where procfs is mounted. Raises `BindingError` when there is no such process or it
+    has no cgroup v2 membership.
+    """
+    asked = f"process {pid}"
+    try:
+        text = os.fsdecode((proc / str(pid) / "cgroup").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        raise BindingError(asked, "there is no such process", "name one that runs") from None
+    except OSError as error:
+        problem = f"its cgroup cannot be read: {os.strerror(error.errno or 0)}"
+        raise BindingError(asked, problem, "run the agent as root") from error
+    try:
+        return from_proc(text)
+    except CgroupPathError as error:
+        raise BindingError(asked, error.why, "name a process of the running container") from error
+
+
+def cgroup_named(text: str, mount: Path) -> str:
+    """Return the cgroup path that a person named, relative to the root.
+
+    Accepted are a path below the cgroup root with or without a leading slash, and a file path
+    below the `mount` of the hierarchy. Raises `BindingError` when it could leave the root.
+    """
+    below_mount = text.removeprefix(f"{mount}/")
+    path = below_mount.strip("/") if text.startswith("/") else text.rstrip("/")
+    try:
+        return check_path(path)
+    except CgroupPathError as error:
+        remedy = "name a cgroup by its path below the cgroup root"
+        raise BindingError(f"cgroup {text[:_SHOWN]!r}", error.why, remedy) from error
+
+
+def make_binding(
+    tree: Tree,
+    layout: Layout,
+    pod: PodGrant,
+    container: str,
+    cgroup: str,
+    *,
+    held: Held = NOTHING_HELD,
+    own: str = "",
+) -> Binding:
+    """Return the binding of a pod's container to a cgroup, or raise `BindingError`.
+
+    `own` is the agent's own cgroup. The subgroup that a runtime made for its process stands for
+    the container's cgroup around it. A cgroup that is bound to a container of another pod is
+    rejected: its processes would be on CPUs of a pod that they are not of. One inside or around a
+    cgroup that is bound, or was until its container was bound to another, cannot have both sets.
+    """
+    asked = f"{pod.namespace}/{pod.name} {container} to /{cgroup}"
+    if pod.container(container) is None:
+        names = ", ".join(grant.name for grant in pod.containers)
+        raise BindingError(asked, f"the pod has no container {container!r}", f"it has {names}")
+    cgroup = _around_subgroup(cgroup, pod_cgroup(layout, pod))
+    if not cgroup or not tree.exists(cgroup):
+        raise BindingError(asked, "there is no such cgroup", "name a cgroup that exists")
+    new = Binding(pod.uid, container, cgroup)
+    why = _why_not(tree, layout, pod, cgroup, own)
+    if why is not None:
+        raise BindingError(asked, why, _NAME_CONTAINERS)
+    beside = _why_not_beside(layout, pod, new, held)
+    if beside is not None:
+        raise BindingError(asked, *beside)
+    return new
+
+
+def _around_subgroup(cgroup: str, own_pod: str) -> str:
+    above, _, name = cgroup.rpartition("/")
+    inside = name in RUNTIME_SUBGROUPS and parse_container(above.rpartition("/")[2]) is not None
+    return above if inside and above != own_pod else cgroup
+
+
+def _why_not_beside(
+    layout: Layout, pod: PodGrant, new: Binding, held: Held
+) -> tuple[str, str] | None:
+    """Return why a cgroup cannot be a container's beside the others, and what to do."""
+    home = f"{pod_cgroup(layout, pod)}/"
+    for old in held.bindings:
+        who = f"/{old.cgroup} is bound to container {old.container} of pod {old.pod_uid}"
+        same = (old.pod_uid, old.container) == (new.pod_uid, new.container)
+        if old.cgroup == new.cgroup and old.pod_uid not in (new.pod_uid, *_gone(old, held)):
+            release = f"bind that container to its own cgroup or remove pod {old.pod_uid} first"
+            return who, f"{_NAME_CONTAINERS}; if this is the one, {release}"
+        if _nested(old.cgroup, new.cgroup) and not (same and new.cgroup.startswith(home)):
+            return who, _NAME_CONTAINERS
+    for cgroup in held.bindings.released:
+        if _nested(cgroup, new.cgroup) and not new.cgroup.startswith(home):
+            why = f"/{cgroup} was bound before; what runs there is confined to the shared pool"
+            return why, f"end what runs in /{cgroup}, then bind again"
+    return None
+
+
+def _gone(binding: Binding, held: Held) -> tuple[str, ...]:
+    """Return the pod of a binding when it is no longer in the ledger."""
+    return () if binding.pod_uid in held.pods else (binding.pod_uid,)
+
+
+def _nested(one: str, other: str) -> bool:
+    return one.startswith(f"{other}/") or other.startswith(f"{one}/")
+
+
+def _why_not(tree: Tree, layout: Layout, pod: PodGrant, cgroup: str, own: str) -> str | None:
+    own_pod = pod_cgroup(layout, pod)
+    if cgroup.startswith(f"{own_pod}/"):
+        return None
+    if cgroup == own_pod:
+        return "it is the cgroup of the whole pod"
+    if f"{cgroup}/".startswith(f"{layout.pods()}/"):
+        return "it belongs to another pod"
+    return _why_not_elsewhere(tree, cgroup, own)
+
+
+def _is_systemds(name: str) -> bool:
+    """Tell whether a unit is systemd's own; its services run in cgroups below theirs, as udevd."""
+    return name in _SYSTEMD_OWN or (name.startswith("systemd-") and name.endswith(".service"))
+
+
+def _why_not_elsewhere(tree: Tree, cgroup: str, own: str) -> str | None:
+    name = cgroup.rpartition("/")[2]
+    if own and (f"{own}/".startswith(f"{cgroup}/") or cgroup.startswith(f"{own}/")):
+        return "it is the agent's own"
+    if any(_is_systemds(part) for part in cgroup.split("/")):
+        return "it belongs to the service manager"
+    if name.endswith(".slice"):
+        return "it is a slice, which holds more than one container"
+    others = [child for child in tree.children(cgroup) if child not in RUNTIME_SUBGROUPS]
+    if others:
+        return f"it has cgroups in it ({', '.join(others[:3])})"
+    if parse_container(name) is None:
+        return "it is not a scope, a service or a plain directory"
+    return None

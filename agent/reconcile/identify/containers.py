@@ -1,0 +1,406 @@
+"""Which cgroup is which container.
+
+Containers are started by others, so their cgroups are found, not made. A cgroup directly in a
+pod's cgroup is taken for, in this order:
+
+1. the container that was bound to it (`numawarden bind`);
+2. what a `ContainerFinder` (the files of a container runtime) says: that container, or the pod's
+   sandbox, or, where the pod has no container of that name, none (7);
+3. the container whose name is the unit's or directory's name without suffix, or its end after one
+   of `-`, `_`, `.`, `@` (`db.scope`, `shop-db.service`, `run@db.service`); the longest such name
+   wins, and runtimes' ids (`cri-containerd-<id>.scope`) are not names;
+4. the only container of the pod;
+5. any container, when all of the pod are entitled to the same;
+6. the container that alone has just the CPUs that the cgroup, alone in its pod, shows already: it
+   was found and pinned before the agent was started again;
+7. none: it gets the pod's safe default (`entitlement.default_entitlement`) and is reported.
+
+A sandbox (pause) holds a pod's namespaces and does nothing. It has no part in the grant: it gets
+the safe default, never a container's own CPUs, and there is nothing to report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.pods.model import QosClass
+from agent.reconcile.desired.container import all_alike
+from cgroupfs.errors import CgroupNameError
+from cgroupfs.names import (
+    RUNTIME_SUBGROUPS,
+    Runtime,
+    Tier,
+    containers,
+    parse_container,
+)
+from cgroupfs.state import CPU_MAX, CPUS, EVENTS
+from cgroupfs.tree import join
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from agent.managers.allocations.bindings import Binding, Bindings
+    from agent.managers.allocations.ledger import Ledger, PodGrant
+    from agent.reconcile.affected import Scope
+    from agent.runtimes.identifier import ContainerFinder, Told
+    from cgroupfs.names import Layout
+    from cgroupfs.tree import Tree
+
+_SEPARATORS: Final = "-_.@"
+_NAMED_BY_USERS: Final = (Runtime.SYSTEMD, Runtime.PLAIN)
+
+
+class Identity(StrEnum):
+    """How it is known which container a cgroup is."""
+
+    BOUND = "bound"
+    RUNTIME = "told by the runtime"
+    NAME = "by its name"
+    ONLY = "the only container"
+    ALIKE = "all containers are entitled to the same"
+    CPUS = "by the CPUs it has"
+    SANDBOX = "the pod's sandbox"
+    UNKNOWN = "unknown"
+
+
+class Subgroup(Struct, frozen=True):
+    """A cgroup with sets of its own that a runtime made inside a container's for the process.
+
+    `quota` tells whether it has a `cpu.max` of its own too.
+    """
+
+    cgroup: str
+    quota: bool
+
+
+class Located(Struct, frozen=True):
+    """One container's cgroup; `container` is None for the identities ALIKE, SANDBOX and UNKNOWN.
+
+    `subgroups` are cgroups that the runtime made inside it (crun's `container`).
+    """
+
+    cgroup: str
+    container: str | None
+    identity: Identity
+    subgroups: tuple[Subgroup, ...] = ()
+
+
+class LocatedPod(Struct, frozen=True):
+    """A pod's cgroup, whether it exists, and the container cgroups of the pod."""
+
+    cgroup: str
+    exists: bool
+    containers: tuple[Located, ...] = ()
+
+
+class Leftover(Struct, frozen=True):
+    """A pod cgroup without a pod in the ledger, with the container cgroups in it.
+
+    `bound`: it is no pod's, but was bound to a container and is not any more.
+    """
+
+    cgroup: str
+    containers: tuple[str, ...]
+    bound: bool = False
+
+
+class Landscape(Struct, frozen=True):
+    """Where everything is: the ledger's pods by uid, and pod cgroups that are none of them.
+
+    `unnamed` says of pods that cannot have a cgroup (a uid that makes no name) why. `classes` are
+    the cgroups of the QoS classes that have one.
+    """
+
+    pods: Mapping[str, LocatedPod]
+    leftovers: tuple[Leftover, ...] = ()
+    unnamed: Mapping[str, str] = MappingProxyType({})
+    classes: Mapping[QosClass, str] = MappingProxyType({})
+
+
+def survey(
+    tree: Tree,
+    layout: Layout,
+    ledger: Ledger,
+    bindings: Bindings,
+    finder: ContainerFinder | None = None,
+    scope: Scope | None = None,
+) -> Landscape:
+    """Look for the cgroups of every pod, or of those in `scope`.
+
+    Raises `OSError` as the tree does, not for absence.
+    """
+    grants = ledger.grants
+    if scope is not None:
+        grants = {uid: grants[uid] for uid in scope.pods}
+    paths, unnamed = _paths(layout, grants)
+    bound = _bound(tree, layout, ledger, bindings, paths)
+    released = frozenset(bindings.released)
+    pods = {
+        uid: _survey_pod(tree, ledger.grants[uid], path, bound.get(uid, {}), finder, released)
+        for uid, path in paths.items()
+    }
+    if scope is None or scope.leftovers:
+        left = leftovers(tree, layout, ledger)
+    else:
+        left = _left_of(tree, layout, scope.gone, set(paths.values()))
+    others = (*left, *_strays(tree, layout, ledger, bindings))
+    return Landscape(pods, others, unnamed, _classes(layout))
+
+
+def _classes(layout: Layout) -> Mapping[QosClass, str]:
+    """Return the cgroups of the QoS classes; Guaranteed pods stand among these."""
+    classes = (qos for qos in QosClass if qos is not QosClass.GUARANTEED)
+    return {qos: layout.tier(Tier(str(qos))) for qos in classes}
+
+
+def leftovers(tree: Tree, layout: Layout, ledger: Ledger) -> tuple[Leftover, ...]:
+    """Return the pod cgroups that are none of the ledger's. Raises `OSError` as the tree does."""
+    paths, _ = _paths(layout, ledger.grants)
+    return tuple(_leftovers(tree, layout, set(paths.values())))
+
+
+def pod_cgroup(layout: Layout, pod: PodGrant) -> str:
+    """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid."""
+    return layout.pod(pod.uid, Tier(str(pod.qos)))
+
+
+def subgroups(tree: Tree, cgroup: str, released: Collection[str] = ()) -> tuple[Subgroup, ...]:
+    """Return the cgroups inside a container's that have sets of their own.
+
+    These are what a runtime made there, and those of `released` that lie in it. One without the
+    cpuset controller follows the container anyway.
+    """
+    inside = sorted(path for path in released if path.startswith(f"{cgroup}/"))
+    paths = dict.fromkeys((*(join(cgroup, name) for name in RUNTIME_SUBGROUPS), *inside))
+    found = (_subgroup(tree, path) for path in paths)
+    return tuple(each for each in found if each is not None)
+
+
+def _subgroup(tree: Tree, path: str) -> Subgroup | None:
+    try:
+        cpus, cpu_max = tree.read_many(path, (CPUS, CPU_MAX))
+    except FileNotFoundError:
+        return None
+    return None if cpus is None else Subgroup(path, cpu_max is not None)
+
+
+def identify(
+    pod: PodGrant, cgroup: str, finder: ContainerFinder | None = None
+) -> tuple[str | None, Identity]:
+    """Tell which container an unbound cgroup is by itself, and how that is known (rules 2 to 5).
+
+    A pod that was adopted from its cgroups has containers that are called like these.
+    """
+    directory = cgroup.rpartition("/")[2]
+    if pod.container(directory) is not None:
+        return directory, Identity.NAME
+    if finder is not None:
+        told = finder.container_of(pod, cgroup)
+        if told is not None:
+            return _as_told(pod, told)
+    named = name_match(directory, (c.name for c in pod.containers))
+    if named is not None:
+        return named, Identity.NAME
+    if len(pod.containers) == 1:
+        return pod.containers[0].name, Identity.ONLY
+    return None, Identity.ALIKE if pod.containers and all_alike(pod) else Identity.UNKNOWN
+
+
+def _as_told(pod: PodGrant, told: Told) -> tuple[str | None, Identity]:
+    if told.container is None:
+        return None, Identity.SANDBOX
+    if pod.container(told.container) is not None:
+        return told.container, Identity.RUNTIME
+    # Such as one for debugging, started beside those of the specification.
+    return None, Identity.UNKNOWN
+
+
+def name_match(directory: str, names: Iterable[str]) -> str | None:
+    """Return the longest of the names that a cgroup's directory is called by (rule 3)."""
+    parsed = parse_container(directory)
+    if parsed is None or parsed.runtime not in _NAMED_BY_USERS:
+        return None
+    matching = [name for name in names if _called(parsed.id, name)]
+    return max(matching, key=len, default=None)
+
+
+def _called(stem: str, name: str) -> bool:
+    return stem == name or (stem.endswith(name) and stem[-len(name) - 1] in _SEPARATORS)
+
+
+def _paths(layout: Layout, grants: Mapping[str, PodGrant]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the pods' cgroups by uid, and the reasons of those that cannot have one."""
+    paths: dict[str, str] = {}
+    unnamed: dict[str, str] = {}
+    for uid, pod in grants.items():
+        try:
+            paths[uid] = pod_cgroup(layout, pod)
+        except CgroupNameError as error:
+            unnamed[uid] = str(error)
+    return paths, unnamed
+
+
+def _bound(
+    tree: Tree,
+    layout: Layout,
+    ledger: Ledger,
+    bindings: Bindings,
+    paths: Mapping[str, str],
+) -> dict[str, dict[str, str]]:
+    """Return {pod uid: {cgroup: container}} of the bindings that can be honoured.
+
+    Those of the pods of `paths`, and others as far as they lie in the cgroups of these.
+    """
+    if not bindings:
+        return {}
+    near = _near(bindings, paths)
+    others = {b.pod_uid: ledger.grants[b.pod_uid] for b in near if b.pod_uid in ledger.grants}
+    homes, _ = _paths(layout, others)
+    valid = {
+        binding.cgroup: binding
+        for binding in near
+        if (path := homes.get(binding.pod_uid)) is not None
+        and ledger.grants[binding.pod_uid].container(binding.container) is not None
+        and _may_be_of(layout, path, binding.cgroup)
+        and tree.exists(binding.cgroup)
+    }
+    bound: dict[str, dict[str, str]] = {}
+    for cgroup, binding in valid.items():
+        # Of two that lie in each other the inner one is the container.
+        if not any(other.startswith(f"{cgroup}/") for other in valid):
+            bound.setdefault(binding.pod_uid, {})[cgroup] = binding.container
+    return bound
+
+
+def _near(bindings: Bindings, paths: Mapping[str, str]) -> tuple[Binding, ...]:
+    own = tuple(f"{binding.cgroup}/" for binding in bindings if binding.pod_uid in paths)
+    return tuple(
+        binding
+        for binding in bindings
+        if binding.pod_uid in paths or f"{binding.cgroup}/".startswith(own)
+    )
+
+
+def _may_be_of(layout: Layout, own: str, cgroup: str) -> bool:
+    return cgroup.startswith(f"{own}/") or not f"{cgroup}/".startswith(f"{layout.pods()}/")
+
+
+def _survey_pod(
+    tree: Tree,
+    pod: PodGrant,
+    path: str,
+    bound: dict[str, str],
+    finder: ContainerFinder | None,
+    released: frozenset[str] = frozenset(),
+) -> LocatedPod:
+    located = [
+        Located(cgroup, container, Identity.BOUND, subgroups(tree, cgroup, released))
+        for cgroup, container in bound.items()
+    ]
+    for cgroup in containers(tree, path):
+        # A cgroup around a bound one is no container itself; its settings stay as they are.
+        if cgroup not in bound and not any(b.startswith(f"{cgroup}/") for b in bound):
+            name, identity = identify(pod, cgroup, finder)
+            below = subgroups(tree, cgroup, released)
+            located.append(Located(cgroup, name, identity, below))
+    located = _by_cpus(tree, pod, located)
+    return LocatedPod(path, tree.exists(path), tuple(sorted(located, key=lambda c: c.cgroup)))
+
+
+def _by_cpus(tree: Tree, pod: PodGrant, located: list[Located]) -> list[Located]:
+    """Name the cgroups that only their CPUs tell apart (rule 6)."""
+    unknown = [member.cgroup for member in located if member.identity is Identity.UNKNOWN]
+    if not unknown:
+        return located
+    shown = {cgroup: _cpus_of(tree, cgroup) for cgroup in unknown}
+    texts = Counter(shown.values())
+    held = Counter(str(one.cpus) for one in pod.containers)
+    taken = {member.container for member in located}
+    names = {
+        str(one.cpus): one.name
+        for one in pod.containers
+        if one.cpus
+        and one.name not in taken
+        and held[str(one.cpus)] == 1
+        and texts[str(one.cpus)] == 1
+    }
+    return [
+        replace(member, container=names[text], identity=Identity.CPUS)
+        if (text := shown.get(member.cgroup, "")) in names
+        else member
+        for member in located
+    ]
+
+
+def _cpus_of(tree: Tree, cgroup: str) -> str:
+    try:
+        return (tree.read_many(cgroup, (CPUS,))[0] or "").strip()
+    except FileNotFoundError:  # it has ended
+        return ""
+
+
+def _strays(tree: Tree, layout: Layout, ledger: Ledger, bindings: Bindings) -> Iterator[Leftover]:
+    """Yield what has no container any more, is in no pod's cgroup, and runs or has CPUs set.
+
+    It keeps the CPUs that its container had until it is confined, and others may be given these:
+    what runs there now, and what starts there next.
+    """
+    inner: set[str] = set()
+    for cgroup in given_up(layout, ledger, bindings):
+        if cgroup not in inner and (runs(tree, cgroup) or _cpus_of(tree, cgroup)):
+            below = tuple(each.cgroup for each in subgroups(tree, cgroup))
+            inner.update(below)
+            yield Leftover(cgroup, below, bound=True)
+
+
+def given_up(layout: Layout, ledger: Ledger, bindings: Bindings) -> tuple[str, ...]:
+    """Return the cgroups, sorted, that were bound elsewhere than in a pod's cgroup and are not now.
+
+    What lies in a pod's cgroup has no more than the pod; what lies in, or around, a cgroup that is
+    bound has what that one has.
+    """
+    living = ledger.grants
+    bound = [f"{binding.cgroup}/" for binding in bindings if binding.pod_uid in living]
+    return tuple(
+        cgroup
+        for cgroup in bindings.given_up(living)
+        if not f"{cgroup}/".startswith(f"{layout.pods()}/")
+        and not any(b.startswith(f"{cgroup}/") or f"{cgroup}/".startswith(b) for b in bound)
+    )
+
+
+def runs(tree: Tree, cgroup: str) -> bool:
+    """Tell whether processes live in a cgroup or below."""
+    try:
+        return "populated 1" in tree.read(cgroup, EVENTS)
+    except FileNotFoundError:
+        return False
+
+
+def _left_of(
+    tree: Tree, layout: Layout, gone: Iterable[PodGrant], known: set[str]
+) -> tuple[Leftover, ...]:
+    paths, _ = _paths(layout, {pod.uid: pod for pod in gone})
+    return tuple(
+        Leftover(path, containers(tree, path))
+        for path in paths.values()
+        if path not in known and tree.exists(path)
+    )
+
+
+def _leftovers(tree: Tree, layout: Layout, known: set[str]) -> Iterable[Leftover]:
+    for tier in Tier:
+        above = layout.tier(tier)
+        try:
+            names = tree.children(above)
+        except FileNotFoundError:
+            continue
+        for path in (join(above, name) for name in names):
+            if path not in known and layout.parse_pod(path) is not None:
+                yield Leftover(path, containers(tree, path))

@@ -1,0 +1,119 @@
+"""What runs in the pods' cgroups as the kernel shows it, whoever knows of it."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers.recovery.from_cgroups import Seen, SeenPod
+from agent.pods.model import QosClass
+from agent.runtimes.identifier import Told
+from cgroupfs.names import Tier, containers
+from cgroupfs.state import State, read_state
+from cgroupfs.tree import join
+from sysfs.mask import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.runtimes.identifier import ContainerFinder
+    from cgroupfs.names import Layout
+    from cgroupfs.tree import Tree
+
+#: The limit of a cgroup (cgroup-v2.rst, "Memory Interface Files").
+MEMORY_MAX: Final = "memory.max"
+
+
+def pod_uids(tree: Tree, layout: Layout) -> frozenset[str]:
+    """Return the uids of all pods that have a cgroup. Raises `OSError` as the tree does."""
+    paths = (path for tier in Tier for path in _paths(tree, layout, tier))
+    named = (layout.parse_pod(path) for path in paths)
+    return frozenset(name.uid for name in named if name is not None)
+
+
+def seen_pods(
+    tree: Tree, layout: Layout, finder: ContainerFinder | None = None
+) -> tuple[SeenPod, ...]:
+    """Return every pod cgroup in which processes live. Raises `OSError` as the tree does.
+
+    Containers that `finder` knows have their own names, others those of their directories.
+    """
+    found = (each for tier in Tier for each in _of_tier(tree, layout, tier))
+    return tuple(pod if finder is None else _as_told(finder, path, pod) for path, pod in found)
+
+
+class _Unnamed(Struct, frozen=True):
+    """A pod of which only the uid is known (`locate.NamedPod`)."""
+
+    uid: str
+    name: str = ""
+    namespace: str = ""
+
+
+def _as_told(finder: ContainerFinder, path: str, pod: SeenPod) -> SeenPod:
+    """Name what a runtime knows, and leave out the pod's sandbox, which holds nothing."""
+    told = [finder.container_of(_Unnamed(pod.uid), join(path, c.name)) for c in pod.containers]
+    times = Counter(each.container for each in told if each is not None)
+    containers = (
+        replace(seen, name=known.container)
+        if known is not None and known.container and times[known.container] == 1
+        else seen
+        for seen, known in zip(pod.containers, told, strict=True)
+        if known != Told(None)
+    )
+    return replace(pod, containers=tuple(containers))
+
+
+def _of_tier(tree: Tree, layout: Layout, tier: Tier) -> Iterator[tuple[str, SeenPod]]:
+    for path in _paths(tree, layout, tier):
+        named, own = layout.parse_pod(path), _state(tree, path)
+        if named is not None and own is not None and own.populated:
+            inside = ((each, _state(tree, each)) for each in containers(tree, path))
+            running = tuple(_seen(tree, p, s) for p, s in inside if s is not None and s.populated)
+            yield path, SeenPod(named.uid, QosClass(str(tier)), _seen(tree, path, own), running)
+
+
+def _paths(tree: Tree, layout: Layout, tier: Tier) -> tuple[str, ...]:
+    """Return what lies in the cgroup of a tier, in which the pods are."""
+    above = layout.tier(tier)
+    try:
+        return tuple(join(above, name) for name in tree.children(above))
+    except FileNotFoundError:
+        return ()
+
+
+def _state(tree: Tree, path: str) -> State | None:
+    """Return what a cgroup shows, None when it is gone or on its way out (ENODEV)."""
+    try:
+        return read_state(tree, path)
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+        return None
+
+
+def _seen(tree: Tree, path: str, state: State) -> Seen:
+    cpus = state.cpus or EMPTY
+    return Seen(
+        path.rpartition("/")[2],
+        cpus,
+        state.mems or EMPTY,
+        cpus == (state.cpus_effective or cpus),
+        _memory_limit(tree, path),
+    )
+
+
+def _memory_limit(tree: Tree, path: str) -> int:
+    """Return `memory.max` in bytes, 0 for "max" and where the controller is not enabled."""
+    try:
+        (text,) = tree.read_many(path, (MEMORY_MAX,))
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+        return 0
+    limit = (text or "").strip()
+    return int(limit) if limit.isdecimal() else 0

@@ -1,0 +1,134 @@
+"""Foreign tasks: what may run on exclusive CPUs without belonging to their pod.
+
+Counted is every thread of every process whose affinity (`sched_getaffinity`) includes an exclusive
+CPU and that lives outside the cgroups of the pod that holds it. Not counted are kernel threads
+that are bound to a single CPU (`ksoftirqd/3`, `migration/3`): no setting moves them. The other
+kernel threads are counted by themselves, for cpusets do not confine them; `isolcpus=` does.
+
+A task that may run on every CPU was never confined by anybody: such is the whole system as long
+as nothing keeps it off the exclusive CPUs. It is told apart from one that was put there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.reconcile.errors import BindingError
+from agent.reconcile.identify.binding import cgroup_of_pid
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+_KTHREADD: Final = 2
+_LONGEST_NAME: Final = 64
+
+
+class Task(Struct, frozen=True):
+    """The threads of one process that have the same affinity; `cgroup` is None when unknown."""
+
+    pid: int
+    name: str
+    affinity: Mask
+    cgroup: str | None = None
+    threads: int = 1
+    kernel: bool = False
+
+
+class Territory(Struct, frozen=True):
+    """What is a pod's alone: its exclusive CPUs, and the cgroups that may run on them."""
+
+    pod: str
+    cpus: Mask
+    cgroups: tuple[str, ...]
+
+    def holds(self, cgroup: str | None) -> bool:
+        """Tell whether a cgroup is the pod's or below one of it."""
+        return cgroup is not None and any(
+            cgroup == own or cgroup.startswith(f"{own}/") for own in self.cgroups
+        )
+
+
+class Foreign(Struct, frozen=True):
+    """A task, the exclusive CPUs of others that it may use, and the uids of their pods.
+
+    `confined` is False when it may run on every online CPU.
+    """
+
+    task: Task
+    cpus: Mask
+    pods: tuple[str, ...]
+    confined: bool
+
+
+def foreign_tasks(
+    tasks: Iterable[Task], territories: Iterable[Territory], online: Mask
+) -> tuple[Foreign, ...]:
+    """Return the tasks that may run on CPUs of pods they do not belong to."""
+    lands = tuple(territories)
+    return tuple(found for task in tasks if (found := _foreign(task, lands, online)) is not None)
+
+
+def _foreign(task: Task, lands: Iterable[Territory], online: Mask) -> Foreign | None:
+    if task.kernel and len(task.affinity) == 1:
+        return None
+    entered = [land for land in lands if land.cpus & task.affinity and not land.holds(task.cgroup)]
+    cpus = EMPTY
+    for land in entered:
+        cpus |= land.cpus & task.affinity
+    if not cpus:
+        return None
+    confined = not online <= task.affinity
+    return Foreign(task, cpus, tuple(land.pod for land in entered), confined)
+
+
+def read_tasks(proc: Path) -> Iterator[Task]:
+    """Yield the tasks of all processes; those that end meanwhile are left out.
+
+    Needs to see the host's processes (`hostPID` in a container).
+    """
+    import psutil  # noqa: PLC0415  # costs memory, and is needed for this alone
+
+    for process in psutil.process_iter(("name", "ppid")):
+        pid = process.pid
+        kernel = _KTHREADD in (pid, process.info["ppid"])
+        for affinity, threads in _affinities(proc, pid).items():
+            yield Task(
+                pid,
+                printable(process.info["name"] or ""),
+                affinity,
+                None if kernel else _cgroup(proc, pid),
+                threads,
+                kernel,
+            )
+
+
+def printable(name: str) -> str:
+    """Return a name that fits on a line: any user may call a process anything, in any bytes."""
+    return "".join(c if c.isprintable() else "?" for c in name[:_LONGEST_NAME])
+
+
+def _affinities(proc: Path, pid: int) -> Mapping[Mask, int]:
+    found: dict[Mask, int] = {}
+    try:
+        threads = [int(name) for name in os.listdir(proc / str(pid) / "task")]  # noqa: PTH208  # names alone, for thousands of threads
+    except OSError:  # it has ended
+        return found
+    for thread in threads:
+        try:
+            affinity = Mask.from_ids(os.sched_getaffinity(thread))
+        except OSError:  # as above
+            continue
+        found[affinity] = found.get(affinity, 0) + 1
+    return found
+
+
+def _cgroup(proc: Path, pid: int) -> str | None:
+    try:
+        return cgroup_of_pid(proc, pid)
+    except BindingError:  # it has ended, or is in none that has a name here
+        return None

@@ -1,0 +1,74 @@
+"""Start checks: everything that enforcement needs, or one line that says what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.reconcile.desired.limits import EVERYTHING
+from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
+from agent.reconcile.enforcer import Enforcer
+from agent.reconcile.errors import EnforcementStartError
+from cgroupfs.errors import CgroupNameError, CgroupRootError
+from cgroupfs.mount import check_usable
+from cgroupfs.names import Driver, Layout
+from cgroupfs.tree import KernelTree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.reconcile.desired.limits import Enforced
+    from agent.runtimes.identifier import ContainerFinder
+    from cgroupfs.tree import Tree
+    from systemd.bus import Systemd
+
+
+def open_tree(mount: Path, *, require_kernel: bool = True) -> KernelTree:
+    """Return the cgroup v2 tree mounted at `mount`, writable and with `cpuset` and `cpu`.
+
+    `require_kernel` False accepts a directory that only looks like one (the demonstration).
+    Raises `EnforcementStartError`.
+    """
+    try:
+        tree = KernelTree(mount, require_kernel=require_kernel)
+        check_usable(mount)
+    except CgroupRootError as error:
+        raise EnforcementStartError(f"cgroup v2 at {mount}", error.found, error.remedy) from error
+    return tree
+
+
+def make_layout(driver: str, root: str = "/") -> Layout:
+    """Return the layout of a configured `cgroupDriver` and `cgroupRoot`.
+
+    Raises `EnforcementStartError` naming the drivers there are.
+    """
+    try:
+        return Layout(Driver(driver), root)
+    except CgroupNameError as error:
+        raise EnforcementStartError("cgroupRoot", str(error), "use plain names") from error
+    except ValueError:
+        known = " or ".join(Driver)
+        raise EnforcementStartError(
+            "cgroupDriver", f"{driver!r} is not known", f"use {known}"
+        ) from None
+
+
+def make_enforcer(
+    tree: Tree,
+    layout: Layout,
+    systemd: Systemd | None,
+    finder: ContainerFinder | None = None,
+    enforced: Enforced = EVERYTHING,
+) -> Enforcer:
+    """Return the enforcer of a driver; `systemd` may be None for cgroupfs.
+
+    Raises `EnforcementStartError` when the systemd driver is asked for without systemd.
+    """
+    if layout.driver is Driver.CGROUPFS:
+        return Enforcer(tree, layout, DirectoryCgroups(tree), finder, enforced)
+    if systemd is None:
+        raise EnforcementStartError(
+            "cgroupDriver systemd",
+            "there is no connection to systemd",
+            "run where systemd runs, or use cgroupDriver: cgroupfs",
+        )
+    return Enforcer(tree, layout, SliceCgroups(tree, systemd), finder, enforced)

@@ -1,1 +1,0 @@
-"""Replaying sequences of pods on described hosts: what the agent would decide there."""

@@ -1,0 +1,47 @@
+"""Who knows which container a cgroup is: the interface of container runtimes' records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from cgroupfs.verify import Record
+
+
+class Told(Struct, frozen=True):
+    """What a runtime calls a cgroup; `container` is None for a pod's sandbox."""
+
+    container: str | None
+
+
+class NamedPod(Protocol):
+    """A pod by uid and full name; the name may be unknown ("")."""
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The pod's name."""
+        ...
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the name is in."""
+        ...
+
+
+class ContainerFinder(Protocol):
+    """Knows from elsewhere what cgroups are, such as a container runtime's files."""
+
+    def container_of(self, pod: NamedPod, cgroup: str) -> Told | None:
+        """Return what lives in `cgroup`, a container's cgroup of `pod`; None if unknown."""
+        ...
+
+    def remembered(self, cgroup: str) -> Record | None:
+        """Return what the runtime last set in `cgroup`, None if it keeps no record of it."""
+        ...

@@ -1,0 +1,1 @@
+"""The daemon: the controller, its loops, its listeners."""

@@ -1,0 +1,287 @@
+"""The admission API: HTTP and JSON over the Unix socket (docs/api.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from agent.api import documents as wire
+from agent.parsing.errors import MISTAKES_TOLD
+from agent.pods.errors import ManifestError
+from agent.pods.manifest import load_pod
+from agent.reconcile.errors import BindingError
+from agent.server import errors
+from agent.server.listeners.errors import (
+    BodyTooLargeError,
+    HttpError,
+    MethodNotAllowedError,
+    NotFoundError,
+)
+from agent.server.listeners.limited_log import LimitedLog
+from agent.server.listeners.messages import Response, Stream
+from agent.server.listeners.peer import own_user, peer_of
+from agent.server.listeners.room import NoRoomError
+from agent.server.listeners.routes import Routes
+from agent.server.queue import Stopped, Worker
+from agent.server.reporting.events import operation
+from agent.server.reporting.status import status_document
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from agent.pods.model import Pod
+    from agent.server.controller import Keeper
+    from agent.server.listeners.messages import Answer, Request
+    from sysfs.host import Host
+
+log = structlog.get_logger(__name__)
+
+_Parsed = TypeVar("_Parsed")
+
+MAX_BODY_BYTES: Final = 4 << 20
+#: How long a whole body may take, in seconds.
+BODY_SECONDS: Final = 30.0
+#: Names a manifest that came over the socket, in errors and in the uid of a pod that states none.
+SOURCE: Final = "manifest"
+JSON: Final = "application/json"
+#: What is longer is parsed in a thread of its own: the loop answers everybody else meanwhile.
+SMALL_BYTES: Final = 16 << 10
+
+_STATUS: Final = {
+    "PodNotFound": HTTPStatus.NOT_FOUND,
+    "ContainerNotFound": HTTPStatus.NOT_FOUND,
+    "BindingNotFound": HTTPStatus.NOT_FOUND,
+    "ManagedByManifest": HTTPStatus.CONFLICT,
+    "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
+    "KernelUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
+    "CheckpointFailed": HTTPStatus.INSUFFICIENT_STORAGE,
+    "TooSlow": HTTPStatus.REQUEST_TIMEOUT,
+    "InvalidManifest": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "InvalidBinding": HTTPStatus.UNPROCESSABLE_ENTITY,
+}
+_CODE: Final = {
+    BodyTooLargeError: "TooLarge",
+    MethodNotAllowedError: "MethodNotAllowed",
+    NoRoomError: "Busy",
+    NotFoundError: "NotFound",
+}
+#: What is answered below the routes.
+_CODE_BELOW: Final = {
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "HeadTooLarge",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "Internal",
+    HTTPStatus.SERVICE_UNAVAILABLE: "Busy",
+}
+_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Api:
+    """The routes of `/v1`.
+
+    `group` may ask besides root and the agent's own user; no body is larger than `max_bytes`.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        topology: Callable[[Host], bytes],
+        group: int | None = None,
+        max_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
+        self._keeper = keeper
+        self._group = group
+        self._topology = topology
+        self.max_bytes = max_bytes
+        # Not the keeper's thread, in which cgroups are written: that may take seconds.
+        self._aside = Worker(keeper.worker.clock, "parser")
+        self._lines = LimitedLog(log)
+        self._routes = Routes(
+            [
+                ("POST", "/v1/pods", self._admit),
+                ("GET", "/v1/pods", self._list),
+                ("GET", "/v1/pods/{uid}", self._get),
+                ("DELETE", "/v1/pods/{uid}", self._remove),
+                ("POST", "/v1/pods/{uid}/containers/{name}/bind", self._bind),
+                ("DELETE", "/v1/pods/{uid}/containers/{name}/bind", self._unbind),
+                ("GET", "/v1/watch", self._watch),
+                ("GET", "/v1/status", self._status),
+                ("GET", "/v1/verify", self._verify),
+                ("GET", "/v1/topology", self._get_topology),
+                ("POST", "/v1/reconcile", self._reconcile),
+            ],
+            parameters={("POST", "/v1/pods"): ("dryRun",)},
+        )
+
+    def close(self) -> None:
+        """End the thread for what is large, once that is done."""
+        self._aside.close()
+
+    @staticmethod
+    def failed(status: HTTPStatus, message: str) -> Response:
+        """Answer what reaches no route: no HTTP, or more connections than a user may have."""
+        return _failed(status, _CODE_BELOW.get(status, "InvalidRequest"), message)
+
+    async def answer(self, request: Request) -> Answer:
+        """Answer a request; every error is a document, and what was not foreseen is logged."""
+        try:
+            return await self._answer(request)
+        except errors.RequestError as error:
+            status = _STATUS.get(error.code, HTTPStatus.BAD_REQUEST)
+            return _failed(status, error.code, error.message, error.details)
+        except BindingError as error:
+            return _failed(HTTPStatus.UNPROCESSABLE_ENTITY, "InvalidBinding", str(error))
+        except Stopped as error:
+            return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "Stopping", str(error))
+        except HttpError as error:
+            code = _CODE.get(type(error), "InvalidRequest")
+            return replace(
+                _failed(error.status, code, str(error), error.details), headers=error.headers
+            )
+        except Exception:
+            log.exception("request failed", method=request.method, path=request.target.path)
+            message = "the agent failed at this; its log says more"
+            return _failed(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal", message)
+
+    async def _answer(self, request: Request) -> Answer:
+        """Answer members; let them look while the state is being restored, and change nothing."""
+        if request.connection is None:  # it is gone already: nobody reads the answer
+            return _failed(HTTPStatus.FORBIDDEN, "Forbidden", "the connection is closed")
+        peer = peer_of(request.connection)
+        if not peer.may_ask(own_user(), self._group):
+            self._lines.warning("request refused", peer_pid=peer.pid, peer_uid=peer.uid)
+            message = f"user {peer.uid} is neither root nor a member of the agent's group"
+            return _failed(HTTPStatus.FORBIDDEN, "Forbidden", message)
+        if request.method != "GET" and not self._keeper.state.ready:
+            raise errors.NotReadyError
+        return await self._routes(request)
+
+    async def _admit(self, request: Request) -> Response:
+        dry_run = _flag(request, "dryRun")
+        body = await _body(request)
+        try:
+            pod = await self._pod_of(body)
+        except errors.InvalidManifestError as error:
+            if not dry_run:
+                with operation("admit"):
+                    self._keeper.rejections.invalid_request(error)
+            raise
+        answer = self._keeper.preview(pod) if dry_run else await self._keeper.admit(pod)
+        return _json(answer, _admission_status(answer))
+
+    async def _list(self, _request: Request) -> Response:
+        pods = self._keeper.pods_now()
+        return await self._aside.run(lambda: _json(wire.PodListDocument(pods=pods())))
+
+    async def _get(self, request: Request) -> Response:
+        return _json(await self._keeper.pod(request.parameters["uid"]))
+
+    async def _remove(self, request: Request) -> Response:
+        return _json(await self._keeper.remove(request.parameters["uid"]))
+
+    async def _bind(self, request: Request) -> Response:
+        uid, name = request.parameters["uid"], request.parameters["name"]
+        body = await _body(request)
+        wanted = await self._parsed(body, partial(_bind_request, body))
+        return _json(await self._keeper.bind(uid, name, wanted))
+
+    async def _unbind(self, request: Request) -> Response:
+        uid, name = request.parameters["uid"], request.parameters["name"]
+        return _json(await self._keeper.unbind(uid, name))
+
+    async def _watch(self, _request: Request) -> Stream:
+        return Stream(self._events, "application/jsonl")
+
+    @contextmanager
+    def _events(self) -> Iterator[AsyncIterator[bytes]]:
+        with self._keeper.events.watch() as watcher:
+            yield (wire.encode(event) + b"\n" async for event in watcher)
+
+    async def _status(self, _request: Request) -> Response:
+        return await self._aside.run(_json, status_document(self._keeper.state))
+
+    async def _verify(self, _request: Request) -> Response:
+        return await self._aside.run(_json, await self._keeper.verify())
+
+    async def _get_topology(self, _request: Request) -> Response:
+        body = await self._aside.run(self._topology, self._keeper.state.situation.host)
+        return Response(body, content_type=JSON)
+
+    async def _reconcile(self, _request: Request) -> Response:
+        return _json(await self._keeper.reconcile(insist=True))
+
+    async def _pod_of(self, body: bytes) -> Pod:
+        gates = self._keeper.state.situation.rules.policy.gates
+        load = partial(
+            load_pod, body, SOURCE, max_bytes=self.max_bytes, pod_level=gates.pod_level_resources
+        )
+        try:
+            return await self._parsed(body, load)
+        except ManifestError as error:
+            raise invalid_manifest(error) from error
+
+    async def _parsed(self, body: bytes, parse: Callable[[], _Parsed]) -> _Parsed:
+        return parse() if len(body) <= SMALL_BYTES else await self._aside.run(parse)
+
+
+def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
+    """Return the mistakes in a manifest as an answer: how many, and the first 100 of them."""
+    count = len(error.problems)
+    summary = f"{count} mistakes in the manifest" if count > 1 else str(error)
+    if count > MISTAKES_TOLD:
+        summary = f"{summary}, of which the first {MISTAKES_TOLD} are told"
+    told = error.problems[:MISTAKES_TOLD]
+    details = tuple((problem.path, problem.message) for problem in told)
+    return errors.InvalidManifestError(summary, details, error.identity)
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise errors.TooSlowError(BODY_SECONDS) from None
+
+
+def _bind_request(body: bytes) -> wire.BindRequest:
+    try:
+        wanted = wire.decode(body, wire.BindRequest)
+    except msgspec.DecodeError as error:
+        expected = 'expected {"cgroup": "/path"} or {"pid": 123}'
+        raise errors.BindError(f"{error}; {expected}") from error
+    if (wanted.cgroup is None) == (wanted.pid is None):
+        raise errors.BindError("name either the container's cgroup or one of its pids, not both")
+    return wanted
+
+
+def _flag(request: Request, name: str) -> bool:
+    asked = dict(reversed(request.target.query))
+    text = asked.get(name, "false")
+    if text not in _BOOLEANS:
+        raise errors.RequestError(f"{name} is true or false, found {text!r}", ((name, "boolean"),))
+    return _BOOLEANS[text]
+
+
+def _admission_status(answer: wire.AdmissionDocument) -> HTTPStatus:
+    if not answer.admitted:
+        return HTTPStatus.CONFLICT
+    if answer.already_admitted or answer.dry_run:
+        return HTTPStatus.OK
+    return HTTPStatus.CREATED
+
+
+def _failed(
+    status: HTTPStatus, code: str, message: str, details: tuple[tuple[str, str], ...] = ()
+) -> Response:
+    listed = tuple(wire.ErrorDetail(path=path, message=text) for path, text in details)
+    body = wire.ErrorBody(code=code, message=message, details=listed)
+    return _json(wire.ErrorDocument(error=body), status)
+
+
+def _json(document: wire.Document, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(wire.encode(document) + b"\n", status, JSON)

@@ -1,0 +1,488 @@
+"""The one owner of the ledger: everything that changes it goes through here, one at a time.
+
+The order of an admission: decide, save the checkpoint, enforce, verify, tell, answer. When the
+kernel refuses after the save the pod stays admitted and is reported as not enforced: part of the
+grant may already be in force, so giving its CPUs to somebody else could let two pods hold them.
+Every reconcile tries again; the caller sees the exact reason and may remove the pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import structlog
+from msgspec.structs import replace
+
+from agent.api import views
+from agent.api.documents import (
+    AdmissionDocument,
+    BindDocument,
+    BindRequest,
+    FailedPodDocument,
+    PodDocument,
+    ReconcileDocument,
+    RemovalDocument,
+    VerificationDocument,
+)
+from agent.managers import admission
+from agent.managers.effective_policy import shared_cpus
+from agent.managers.readmission import restored
+from agent.managers.recovery.from_cgroups import describe_adopted, is_adopted
+from agent.server.configured_host import decide
+from agent.server.errors import (
+    BindingNotFoundError,
+    CheckpointFailedError,
+    ContainerNotFoundError,
+    ManifestPodError,
+    PodNotFoundError,
+)
+from agent.server.metrics import names
+from agent.server.metrics.exposition import Metrics
+from agent.server.queue import SerialQueue, Worker
+from agent.server.reporting.allocation_log import allocation_fields
+from agent.server.reporting.drift import Drifts
+from agent.server.reporting.events import EventHub, Teller, operation
+from agent.server.reporting.records import API, PodRecord
+from agent.server.reporting.rejections import Rejections, refusal_answer
+from agent.server.saving import Saving
+from agent.server.state import COMPARISON
+from agent.state.checkpoint import host_changes, host_facts
+from cgroupfs.tree import ancestors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agent.managers.allocations.bindings import Binding
+    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.decision import Decision
+    from agent.managers.validity import Finding
+    from agent.pods.model import Pod
+    from agent.server.clock import Clock
+    from agent.server.configured_host import Situation
+    from agent.server.kernel.ports import Kernel, Outcome, Saver
+    from agent.server.state import AgentState, Holdings
+
+log = structlog.get_logger(__name__)
+
+
+class Keeper:
+    """Owns the state: decides, saves, enforces, and answers with documents."""
+
+    def __init__(self, state: AgentState, kernel: Kernel, saver: Saver, clock: Clock) -> None:
+        self.state = state
+        self.metrics = Metrics(state.reading)
+        self.events = EventHub(lambda: self.metrics.counters.add(names.EVENTS_DROPPED))
+        teller = Teller(self.events, clock)
+        #: Gives an event to everybody who watches.
+        self.tell = teller.tell
+        self.drifts = Drifts(state, self.metrics.counters, teller, clock)
+        self.rejections = Rejections(state, self.metrics.counters, teller, clock)
+        self.queue = SerialQueue(clock)
+        self.worker = Worker(clock)
+        #: The cgroups that were last looked at: what is worth watching.
+        self.cgroups: set[str] = set()
+        #: Of these, and of all below, the files may be others than when they were last watched.
+        self.renewed: set[str] = set()
+        #: Has the cgroups watched that a change made, before the pod's first container starts.
+        self.watch: Callable[[Iterable[str]], None] = _watch_nothing
+        self._kernel = kernel
+        self._saving = Saving(state, saver, self.worker, self.metrics.counters)
+        self._clock = clock
+        self._told_invalid: frozenset[Finding] = frozenset()
+        #: One look at a time is with the worker, so that an action waits for one at most.
+        self._looking = asyncio.Lock()
+
+    # --- what may be asked ----------------------------------------------------------------------
+
+    async def admit(self, pod: Pod, manifest: str | None = None) -> AdmissionDocument:
+        """Admit a pod or refuse it; raises `CheckpointFailedError` when it cannot be saved.
+
+        The same pod asked for again gets the same grant; a refused pod changes nothing. A pod
+        that is asked for by a file (`manifest`, its path) belongs to that file from then on.
+        """
+        with operation("admit", uid=pod.uid, pod=_full_name(pod)):
+            started = self._clock.monotonic()
+            answer = await self.queue.run(lambda: self._admit(pod, manifest))
+            self.metrics.admission_duration.observe(self._clock.monotonic() - started)
+            return answer
+
+    def preview(self, pod: Pod) -> AdmissionDocument:
+        """Decide as `admit` would now, changing and counting nothing."""
+        decision = decide(self.state.situation, self.state.ledger, pod)
+        if decision.grant is None:
+            return refusal_answer(pod, decision, dry_run=True)
+        return self._admission(decision, decision.grant, PodRecord(API), dry_run=True)
+
+    async def remove(self, uid: str) -> RemovalDocument:
+        """Remove a pod and free what it holds; raises `PodNotFoundError`, `ManifestPodError`."""
+        manifest = self.state.held.manifests.get(uid)
+        if manifest is not None and manifest in self.state.manifests:
+            raise ManifestPodError(uid, manifest)
+        return await self.release(uid)
+
+    async def release(self, uid: str) -> RemovalDocument:
+        """Remove a pod wherever it came from; raises `PodNotFoundError`."""
+        with operation("remove", uid=uid):
+            return await self.queue.run(lambda: self._remove(uid))
+
+    async def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
+        """Take a cgroup as that of a container; raises `BindError` and the like."""
+        with operation("bind", uid=uid, container=container):
+            return await self.queue.run(lambda: self._bind(uid, container, request))
+
+    async def unbind(self, uid: str, container: str) -> BindDocument:
+        """Give up the binding of a container; raises `BindingNotFoundError` and the like."""
+        with operation("unbind", uid=uid, container=container):
+            return await self.queue.run(lambda: self._unbind(uid, container))
+
+    async def reconcile(self, *, insist: bool = False, ahead: bool = False) -> ReconcileDocument:
+        """Compare the kernel with the ledger and put right what differs.
+
+        What somebody else rewrites again and again waits for its time, unless asked to `insist`.
+        With `ahead` it overtakes the changes that wait: they are never its undoing.
+        """
+        with operation("reconcile"):
+            return await self.queue.run(lambda: self._reconcile(insist=insist), ahead=ahead)
+
+    async def verify(self) -> VerificationDocument:
+        """Return the truth of the kernel beside the ledger; nothing is changed."""
+        with operation("verify"):
+            return await self.queue.run(self._verify)
+
+    async def take_over(self, discover: Callable[[], Situation]) -> bool:
+        """Read the host again; take it over when it changed, and tell whether it did."""
+        with operation("rediscover"):
+            return await self.queue.run(lambda: self._take_over(discover))
+
+    def note_invalid(self) -> None:
+        """Tell once of each thing that is held and the rules in force would not give."""
+        found = self.state.invalid
+        for finding in found:
+            if finding not in self._told_invalid:
+                log.warning("grant not valid any more", uid=finding.uid, finding=str(finding))
+                self.tell("GrantInvalid", finding.uid, finding.pod, str(finding))
+        self._told_invalid = frozenset(found)
+
+    def note_recovered(self) -> None:
+        """Tell of what the start took from cgroups, and what of the checkpoint gave way to it."""
+        for grant in self.state.ledger.grants.values():
+            if is_adopted(grant):
+                self.tell("PodRecovered", grant.uid, _full_name(grant), describe_adopted(grant))
+        for uid, displaced in self.state.displaced.items():
+            name = f"{displaced.namespace}/{displaced.name}"
+            self.tell("AllocationDisplaced", uid, name, str(displaced))
+
+    def pods(self) -> tuple[PodDocument, ...]:
+        """Return all pods in the order of admission."""
+        return self.pods_now()()
+
+    def pods_now(self) -> Callable[[], tuple[PodDocument, ...]]:
+        """Return what makes the documents of all pods as they are now, in any thread."""
+        state, pool = self.state, self.state.shared_cpus
+        invalid: dict[str, list[Finding]] = defaultdict(list)
+        for finding in state.invalid:
+            invalid[finding.uid].append(finding)
+        known = [
+            (grant, state.source_of(uid), state.records.of(uid).problems, invalid.get(uid, ()))
+            for uid, grant in state.ledger.grants.items()
+        ]
+        return lambda: tuple(
+            views.pod_document(grant, pool, source=source, problems=problems, invalid=found)
+            for grant, source, problems, found in known
+        )
+
+    async def pod(self, uid: str) -> PodDocument | FailedPodDocument:
+        """Return a pod with its explanation and what the kernel says, or why it was rejected.
+
+        Raises `PodNotFoundError`.
+        """
+        failed = self.state.records.failed(uid)
+        if failed is not None and uid not in self.state.ledger.grants:
+            return failed
+        grant = self._grant(uid)
+        async with self._looking:
+            seen = await self.worker.run(self._kernel.observe, self.state.target(), grant)
+        record = self.state.records.of(uid)
+        return views.pod_document(
+            grant,
+            self.state.shared_cpus,
+            source=self.state.source_of(uid),
+            problems=record.problems,
+            explanation=record.explanation,
+            kernel=seen,
+            invalid=self.state.invalid,
+        )
+
+    # --- one at a time --------------------------------------------------------------------------
+
+    async def _admit(self, pod: Pod, manifest: str | None) -> AdmissionDocument:
+        decision = self._decide(pod)
+        if decision.grant is None:
+            return self.rejections.rejected(pod, decision, manifest or API)
+        if decision.already_admitted:
+            return await self._repeat(decision, decision.grant, manifest)
+        await self._commit_admission(
+            self.state.held.with_manifest(decision.ledger, pod.uid, manifest)
+        )
+        record = PodRecord(API, views.explanation_document(decision))
+        self.state.records.pods[pod.uid] = record
+        self.rejections.admitted(decision.grant)
+        self.state.displaced.pop(pod.uid, None)
+        await self._enforce(pod.uid)
+        self._count_admission("admitted")
+        log.info(
+            "pod admitted", enforced=not record.problems, **self._allocation_fields(decision.grant)
+        )
+        self.tell("PodAdmitted", pod.uid, _full_name(pod))
+        return self._admission(decision, decision.grant, record)
+
+    async def _repeat(
+        self, decision: Decision, grant: PodGrant, manifest: str | None
+    ) -> AdmissionDocument:
+        held = self.state.held
+        confirmed = decision.ledger is not held.ledger
+        if confirmed or (manifest is not None and held.manifests.get(grant.uid) != manifest):
+            await self._saving.commit(held.with_manifest(decision.ledger, grant.uid, manifest))
+        record = self.state.records.of(grant.uid)
+        if record.problems or confirmed:
+            await self._enforce(grant.uid)
+            record = self.state.records.of(grant.uid)
+        if confirmed:
+            self.state.displaced.pop(grant.uid, None)
+            fields = self._allocation_fields(grant)
+            log.info("pod matched", enforced=not record.problems, **fields)
+        self._count_admission("repeated")
+        return self._admission(decision, grant, record)
+
+    async def _remove(self, uid: str) -> RemovalDocument:
+        grant = self._grant(uid)
+        ledger = admission.remove(self.state.situation.rules, self.state.ledger, uid)
+        await self._saving.commit(self.state.held.without_pod(ledger, uid))
+        self.state.records.forget(uid)
+        self.state.displaced.pop(uid, None)
+        self.state.releases += 1
+        outcome = await self.worker.run(self._kernel.removed, self.state.target(), grant)
+        self._note(outcome)
+        self.metrics.counters.add(names.REMOVALS)
+        problems = (*outcome.unenforced.get(uid, ()), *outcome.problems)
+        log.info("pod removed", pod=_full_name(grant), problems=problems)
+        self.tell("PodRemoved", uid, _full_name(grant))
+        return RemovalDocument(
+            uid=uid,
+            name=grant.name,
+            namespace=grant.namespace,
+            enforcement=views.enforcement_document(problems, outcome.notes),
+        )
+
+    async def _bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
+        grant = self._grant(uid, container)
+        held, target = self.state.held, self.state.target()
+        binding = await self.worker.run(self._kernel.locate, target, grant, container, request)
+        await self._saving.commit(replace(held, bindings=held.bindings.with_binding(binding)))
+        await self._enforce(uid)
+        log.info("container bound", cgroup=f"/{binding.cgroup}")
+        self.tell("ContainerBound", uid, _full_name(grant), f"{container} is /{binding.cgroup}")
+        return self._bound(binding)
+
+    async def _unbind(self, uid: str, container: str) -> BindDocument:
+        grant, held = self._grant(uid, container), self.state.held
+        binding = held.bindings.of_container(uid, container)
+        if binding is None:
+            raise BindingNotFoundError(_full_name(grant), container)
+        await self._saving.commit(replace(held, bindings=held.bindings.without_binding(binding)))
+        # What was bound is confined before anybody else may be given the container's CPUs.
+        await self._enforce(uid)
+        cgroup = f"/{binding.cgroup}"
+        log.info("container unbound", cgroup=cgroup)
+        self.tell("ContainerUnbound", uid, _full_name(grant), f"{container} was {cgroup}")
+        return self._bound(binding)
+
+    def _bound(self, binding: Binding) -> BindDocument:
+        problems = self.state.records.of(binding.pod_uid).problems
+        return BindDocument(
+            uid=binding.pod_uid,
+            container=binding.container,
+            cgroup=f"/{binding.cgroup}",
+            enforcement=views.enforcement_document(problems),
+        )
+
+    async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
+        started = self._clock.monotonic()
+        await self._saving.look()
+        target = self.state.target()
+        outcome = await self.worker.run(lambda: self._kernel.reconcile(target, insist=insist))
+        self._note(outcome)
+        self._note_contest(outcome)
+        if outcome.compared:
+            self.state.pending.pop(COMPARISON, None)
+        await self._note_started(outcome)
+        await self._note_ended(outcome)
+        seconds = self._clock.monotonic() - started
+        self.metrics.reconcile_duration.observe(seconds)
+        return self._reconciled(outcome, seconds)
+
+    async def _verify(self) -> VerificationDocument:
+        online = self.state.situation.host.online
+        return await self.worker.run(self._kernel.verify, self.state.target(), online)
+
+    async def _take_over(self, discover: Callable[[], Situation]) -> bool:
+        before = host_facts(self.state.situation.host)
+        found = await self.worker.run(discover)
+        self.state.situation = found
+        await self._fit_ledger()
+        self.note_invalid()
+        changes = host_changes(before, host_facts(found.host))
+        if not changes:
+            return False
+        self.state.releases += 1
+        self.metrics.counters.add(names.HOST_CHANGES)
+        log.warning("the host changed", changes=changes)
+        self.tell("HostChanged", message="; ".join(changes))
+        return True
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _decide(self, pod: Pod) -> Decision:
+        started = self._clock.monotonic()
+        decision = decide(self.state.situation, self.state.ledger, pod)
+        milliseconds = (self._clock.monotonic() - started) * 1000
+        self.metrics.decision_duration.observe(milliseconds)
+        self.metrics.counters.add_all(decision.counters)
+        return decision
+
+    async def _enforce(self, uid: str) -> None:
+        self._note(await self.worker.run(self._kernel.admitted, self.state.target(), uid))
+
+    def _allocation_fields(self, grant: PodGrant) -> dict[str, object]:
+        fields = allocation_fields(grant, self.state.shared_cpus)
+        return {"source": self.state.source_of(grant.uid), **fields}
+
+    async def _commit_admission(self, held: Holdings) -> None:
+        try:
+            await self._saving.commit(held)
+        except CheckpointFailedError:
+            self._count_admission("failed")
+            raise
+
+    async def _fit_ledger(self) -> None:
+        """Reckon anew what follows from grants and rules, after these changed."""
+        ledger = restored(self.state.situation.rules, self.state.ledger)
+        if ledger is not self.state.ledger:
+            # Decisions need it whether or not it can be saved at once.
+            await self._saving.note(replace(self.state.held, ledger=ledger))
+
+    def _note(self, outcome: Outcome) -> None:
+        """Count and tell what a change or a comparison brought to light."""
+        counters = self.metrics.counters
+        self._note_cgroups(outcome)
+        if outcome.settled:
+            log.info("new cgroups settled", cgroups=outcome.settled)
+        self.drifts.note(outcome)
+        grants = self.state.ledger.grants
+        news = self.state.records.note_unenforced(outcome.unenforced, grants)
+        for uid, problems in news.items():
+            counters.add(names.ENFORCEMENT_FAILURES)
+            log.error("pod not enforced", uid=uid, pod=_full_name(grants[uid]), problems=problems)
+            self.tell("PodNotEnforced", uid, _full_name(grants[uid]), "; ".join(problems))
+        if outcome.problems and outcome.problems != self.state.kernel_problems:
+            log.error("not enforced", problems=outcome.problems)
+        self.state.kernel_problems = outcome.problems
+
+    def _note_cgroups(self, outcome: Outcome) -> None:
+        self.renewed.update(outcome.renewed)
+        if outcome.pods is not None:
+            self.cgroups.update(outcome.cgroups)
+        elif outcome.cgroups:
+            self.cgroups = set(outcome.cgroups)
+            if self.renewed:
+                # What is gone need not be watched anew; without watches this would only grow.
+                around = {above for cgroup in self.cgroups for above in ancestors(cgroup)}
+                self.renewed &= self.cgroups | around
+        self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
+
+    def _note_contest(self, outcome: Outcome) -> None:
+        """Tell once of every pause before the next repair of what somebody else rewrites."""
+        self.state.contested = outcome.contested
+        for why in outcome.given_way:
+            self.metrics.counters.add(names.REPAIRS_POSTPONED)
+            log.warning("somebody rewrites a cgroup again and again", why=why)
+            self.tell("DriftContested", message=why)
+
+    async def _note_started(self, outcome: Outcome) -> None:
+        """Free what init containers held whose successors run (the kubelet's AddContainer)."""
+        rules, ledger = self.state.situation.rules, self.state.ledger
+        for uid, container in outcome.running:
+            ledger = admission.start_container(rules, ledger, uid, container)
+        if ledger is not self.state.ledger:
+            await self._saving.note(replace(self.state.held, ledger=ledger))
+            self.state.releases += 1
+
+    async def _note_ended(self, outcome: Outcome) -> None:
+        """Forget bindings of removed pods and replaced ones when what ran there has ended.
+
+        And remember which cgroups are of no pod: after a restart they are not taken for one's.
+        """
+        held = self.state.held
+        bindings = held.bindings.without(outcome.ended, held.ledger.grants)
+        orphaned = held.orphaned if outcome.orphaned is None else outcome.orphaned
+        if (bindings, orphaned) != (held.bindings, held.orphaned):
+            await self._saving.note(replace(held, bindings=bindings, orphaned=orphaned))
+
+    def _reconciled(self, outcome: Outcome, seconds: float) -> ReconcileDocument:
+        by_pod = (problem for lines in outcome.unenforced.values() for problem in lines)
+        problems = (*outcome.problems, *by_pod)
+        result = "failed" if problems else "repaired" if outcome.found else "clean"
+        self.metrics.counters.add(names.RECONCILES, result)
+        now = self._clock.time()
+        if not problems:
+            self.state.last_agreement = now
+        self.state.last_reconcile = ReconcileDocument(
+            found=dict(outcome.found),
+            repaired=dict(outcome.repaired),
+            problems=problems,
+            notes=outcome.notes,
+            finished=now,
+            seconds=seconds,
+        )
+        return self.state.last_reconcile
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _grant(self, uid: str, container: str | None = None) -> PodGrant:
+        """Return what a pod holds, which has the `container` if one is named."""
+        grant = self.state.ledger.grants.get(uid)
+        if grant is None:
+            raise PodNotFoundError(uid)
+        if container is not None and grant.container(container) is None:
+            known = tuple(member.name for member in grant.containers)
+            raise ContainerNotFoundError(_full_name(grant), container, known)
+        return grant
+
+    def _admission(
+        self, decision: Decision, grant: PodGrant, record: PodRecord, *, dry_run: bool = False
+    ) -> AdmissionDocument:
+        pool = shared_cpus(self.state.situation.rules, decision.ledger)
+        source = API if dry_run else self.state.source_of(grant.uid)
+        return AdmissionDocument(
+            uid=grant.uid,
+            name=grant.name,
+            namespace=grant.namespace,
+            admitted=True,
+            dry_run=dry_run,
+            already_admitted=decision.already_admitted,
+            pod=views.pod_document(grant, pool, source=source, problems=record.problems),
+            explanation=record.explanation or views.explanation_document(decision),
+        )
+
+    def _count_admission(self, result: str) -> None:
+        self.metrics.counters.add(names.ADMISSIONS, result)
+
+
+def _watch_nothing(_cgroups: Iterable[str]) -> None:
+    """Leave it to the next comparison, where nobody watches cgroups."""
+
+
+def _full_name(pod: Pod | PodGrant) -> str:
+    return f"{pod.namespace}/{pod.name}"

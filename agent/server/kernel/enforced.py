@@ -1,0 +1,304 @@
+"""The keeper's view of enforcement: what it asks of the enforcer, and what it makes of reports."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.reconcile.backoff import Backoff
+from agent.reconcile.desired.settings import ABOVE_PODS, Role
+from agent.reconcile.identify.binding import Held, cgroup_named, cgroup_of_pid, make_binding
+from agent.reconcile.report import count_causes, repaired
+from agent.server.errors import readable
+from agent.server.kernel.documents import kernel_document
+from agent.server.kernel.ports import Outcome
+from agent.server.kernel.verification import verification
+from cgroupfs.errors import CgroupError
+from cgroupfs.verify import Cause
+from systemd.errors import SystemdError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from agent.api.documents import BindRequest, KernelDocument, VerificationDocument
+    from agent.managers.allocations.bindings import Binding
+    from agent.managers.allocations.ledger import PodGrant
+    from agent.reconcile.backoff import Contest
+    from agent.reconcile.desired.state import Target
+    from agent.reconcile.enforcer import Enforcer
+    from agent.reconcile.intruding_tasks import Task
+    from agent.reconcile.report import EnforcementReport, Problem, ReleaseReport
+    from cgroupfs.names import Layout
+    from cgroupfs.plan import Setting
+    from cgroupfs.tree import Tree
+    from sysfs.mask import Mask
+
+
+class Senses(Struct, frozen=True):
+    """What is looked at beside the tree: the tasks of the host, and a clock in seconds."""
+
+    tasks: Callable[[], Iterable[Task]] = tuple
+    monotonic: Callable[[], float] = time.monotonic
+
+
+ALONE: Final = Senses()
+
+
+class EnforcedKernel:
+    """The cgroup tree behind the enforcer (`agent.server.kernel.ports.Kernel`).
+
+    `mount` is where the hierarchy is mounted, `proc` where procfs is, `own` the agent's cgroup;
+    `senses` reads what runs on the host and what time it is.
+    A cgroup that appeared since the last look has never had its settings: it is settled, which
+    is no drift.
+    """
+
+    def __init__(
+        self,
+        enforcer: Enforcer,
+        tree: Tree,
+        layout: Layout,
+        mount: Path,
+        proc: Path,
+        own: str = "",
+        senses: Senses = ALONE,
+    ) -> None:
+        self._enforcer = enforcer
+        self._tree = tree
+        self._layout = layout
+        self._mount = mount
+        self._proc = proc
+        self._own = own
+        self._senses = senses
+        self._backoff = Backoff()
+        #: Why the next repair of a cgroup waits, until it differs again and that is told.
+        self._untold: dict[str, str] = {}
+        #: The cgroups that were there at the last look, by pod ("": of no pod).
+        self._seen: dict[str, set[str]] | None = None
+
+    def admitted(self, target: Target, uid: str) -> Outcome:
+        """Make the kernel honour a ledger to which a pod was added or in which it changed."""
+
+        def enforce() -> Outcome:
+            report = self._enforcer.enforce_change(target, uid)
+            self._look(report)
+            return _drifted(_outcome(report), report, report.drift)
+
+        return _guarded(enforce, uid)
+
+    def removed(self, target: Target, grant: PodGrant) -> Outcome:
+        """Release a pod that is no longer in the ledger, and give others what it held."""
+
+        def release() -> Outcome:
+            released = self._enforcer.release(grant)
+            report = self._enforcer.enforce_change(target)
+            self._look(report)
+            outcome = _outcome(report, notes=() if released.removed else (released.problem,))
+            return _drifted(outcome, report, report.drift)
+
+        return _guarded(release)
+
+    def reconcile(self, target: Target, *, insist: bool = False) -> Outcome:
+        """Compare the kernel with the ledger and put right what differs.
+
+        What somebody else rewrites again and again waits for its time, unless asked to `insist`.
+        """
+
+        def repair() -> Outcome:
+            now = self._senses.monotonic()
+            resting = {} if insist else self._backoff.resting(now)
+            settings = {path: contest.setting for path, contest in resting.items()}
+            report = self._enforcer.repair(target, settings)
+            kept = self._enforcer.release_leftovers(target)
+            ended = self._enforcer.release_bound(target)
+            # At the first look what differs was changed while no agent ran, unless it only waits.
+            drift = (
+                report.drift
+                if self._seen is not None
+                else tuple(problem for problem in report.found if problem.cause is not Cause.IN_USE)
+            )
+            settled = self._look(report)
+            begun = self._backoff.note(_repaired(report, drift), now)
+            outcome = _outcome(
+                _calmed(report), tuple(left.problem for left in kept if not left.removed)
+            )
+            return replace(
+                _drifted(outcome, report, drift),
+                settled=tuple(sorted(settled)),
+                contested=tuple(sorted({problem.cgroup for problem in report.postponed})),
+                given_way=self._way_given(report, drift, begun),
+                ended=ended,
+                orphaned=frozenset(self._orphaned(kept)),
+            )
+
+        return _guarded(repair)
+
+    def verify(self, target: Target, online: Mask) -> VerificationDocument:
+        """Compare the kernel with the ledger and look for foreign tasks; nothing is written."""
+        tasks = tuple(self._senses.tasks())
+        with readable():
+            report = self._enforcer.verify(target)
+            return verification(self._tree, target, report, tasks, online)
+
+    def observe(
+        self, target: Target, grant: PodGrant
+    ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
+        """Return what the kernel says of a pod's cgroups, by container (None: the pod's own)."""
+        seen: dict[str | None, tuple[KernelDocument, ...]] = {}
+        with readable():
+            reports = self._enforcer.cgroups_of(target, grant.uid)
+        for report in reports:
+            container = report.wanted.container
+            seen[container] = (*seen.get(container, ()), kernel_document(report))
+        return seen
+
+    def locate(
+        self, target: Target, grant: PodGrant, container: str, request: BindRequest
+    ) -> Binding:
+        """Return the binding that was asked for, checked; raises `BindingError`."""
+        if request.pid is not None:
+            cgroup = cgroup_of_pid(self._proc, request.pid)
+        else:
+            cgroup = cgroup_named(request.cgroup or "", self._mount)
+        with readable():
+            return make_binding(
+                self._tree,
+                self._layout,
+                grant,
+                container,
+                cgroup,
+                held=Held(target.bindings, target.ledger.grants.keys()),
+                own=self._own,
+            )
+
+    def _orphaned(self, kept: Iterable[ReleaseReport]) -> Iterator[str]:
+        """Yield the uids of the pods whose cgroups stay."""
+        for left in kept:
+            named = None if left.removed else self._layout.parse_pod(left.cgroup)
+            if named is not None:
+                yield named.uid
+
+    def _way_given(
+        self,
+        report: EnforcementReport,
+        drift: Iterable[Problem],
+        begun: Mapping[str, Contest],
+    ) -> tuple[str, ...]:
+        """Return why repairs wait, once for each pause: when somebody has not yet given in."""
+        waiting = dict.fromkeys(problem.cgroup for problem in report.postponed)
+        told = tuple(self._untold.pop(cgroup) for cgroup in waiting if cgroup in self._untold)
+        self._untold.update(_way_given(drift, begun))
+        return told
+
+    def _look(self, report: EnforcementReport) -> frozenset[str]:
+        """Remember which cgroups there are; return those that appeared since the last look.
+
+        At the first look none did: what differs then was changed while no agent ran.
+        """
+        there: dict[str, set[str]] = {}
+        for cgroup in report.cgroups:
+            there.setdefault(cgroup.wanted.pod, set()).add(cgroup.wanted.setting.cgroup)
+        before = self._seen
+        if report.pods is None or before is None:
+            self._seen = there
+            return frozenset() if before is None else _all(there) - _all(before)
+        appeared = _all(there).difference(*(before.pop(uid, ()) for uid in report.pods))
+        # Of what is of no pod only a part was looked at.
+        there.setdefault("", set()).update(before.get("", ()))
+        before.update(there)
+        return appeared
+
+
+def _all(cgroups: Mapping[str, Iterable[str]]) -> frozenset[str]:
+    return frozenset().union(*cgroups.values())
+
+
+def _guarded(action: Callable[[], Outcome], uid: str | None = None) -> Outcome:
+    """Do something to the tree; what makes it fail altogether becomes a problem of the outcome."""
+    try:
+        return action()
+    except (OSError, CgroupError, SystemdError) as error:
+        problem = f"the cgroup tree failed: {error}"
+        if uid is not None:
+            return Outcome(unenforced={uid: (problem,)}, compared=False)
+        return Outcome(problems=(problem,), compared=False)
+
+
+def _drifted(outcome: Outcome, report: EnforcementReport, drift: tuple[Problem, ...]) -> Outcome:
+    """Return an outcome with what somebody undid."""
+    gone = repaired(replace(report, drift=drift))
+    return replace(outcome, drift=drift, found=count_causes(drift), repaired=gone)
+
+
+def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Outcome:
+    by_pod = report.by_pod()
+    return Outcome(
+        unenforced={uid: lines for uid, lines in by_pod.items() if uid},
+        problems=by_pod.get("", ()),
+        notes=(*report.notes, *notes),
+        cgroups=tuple(
+            cgroup.wanted.setting.cgroup
+            for cgroup in report.cgroups
+            if cgroup.wanted.role not in ABOVE_PODS
+        ),
+        running=tuple(_running(report)),
+        renewed=tuple({*report.created, *report.enabled, *(p.cgroup for p in report.found)}),
+        pods=report.pods,
+    )
+
+
+def _calmed(report: EnforcementReport) -> EnforcementReport:
+    """Return a report that says the same of what waits for its repair, whatever is written there.
+
+    Else every write of somebody else would be news.
+    """
+    waiting = {problem.cgroup for problem in report.postponed}
+    cgroups = (
+        replace(each, problems=tuple(replace(p, detail=_calm(p)) for p in each.problems))
+        if each.wanted.setting.cgroup in waiting
+        else each
+        for each in report.cgroups
+    )
+    return replace(report, cgroups=tuple(cgroups)) if waiting else report
+
+
+def _calm(problem: Problem) -> str:
+    return f"somebody rewrites {problem.file} of /{problem.cgroup}; its repair waits"
+
+
+def _repaired(report: EnforcementReport, drift: Iterable[Problem]) -> Iterator[tuple[Setting, str]]:
+    """Yield the cgroups that differed with what was found in them."""
+    # While the cgroup of a class waited, so would all pods in it.
+    wanted = {
+        each.wanted.setting.cgroup: each.wanted.setting
+        for each in report.cgroups
+        if each.wanted.role not in ABOVE_PODS
+    }
+    found: dict[str, list[str]] = {}
+    for problem in drift:
+        found.setdefault(problem.cgroup, []).append(problem.detail)
+    for path, details in found.items():
+        if path in wanted:
+            yield wanted[path], "; ".join(details)
+
+
+def _way_given(drift: Iterable[Problem], begun: Mapping[str, Contest]) -> Iterator[tuple[str, str]]:
+    for problem in drift:
+        contest = begun.get(problem.cgroup)
+        if contest is not None:
+            why = (
+                f"{problem.detail} ({problem.cause}), repaired {contest.times} times in vain; the "
+                f"next repair waits {contest.pause:.0f} s; find out who writes it"
+            )
+            yield problem.cgroup, why
+
+
+def _running(report: EnforcementReport) -> Iterator[tuple[str, str]]:
+    for cgroup in report.cgroups:
+        wanted, state = cgroup.wanted, cgroup.state
+        if wanted.role is Role.CONTAINER and wanted.container and state and state.populated:
+            yield wanted.pod, wanted.container

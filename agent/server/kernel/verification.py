@@ -1,0 +1,119 @@
+"""The truth of the kernel beside the ledger, as a document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.api import documents as wire
+from agent.reconcile.desired.settings import Role
+from agent.reconcile.intruding_tasks import Territory, foreign_tasks
+from agent.server.kernel.documents import kernel_document
+from cgroupfs.controllers import NEEDED, enabled
+from cgroupfs.tree import ancestors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from agent.reconcile.desired.state import Target
+    from agent.reconcile.intruding_tasks import Foreign, Task
+    from agent.reconcile.report import CgroupReport, EnforcementReport, Problem
+    from cgroupfs.tree import Tree
+    from sysfs.mask import Mask
+
+#: So many unconfined tasks are named; the whole system is rarely of interest.
+_NAMED: Final = 20
+
+
+def verification(
+    tree: Tree, target: Target, report: EnforcementReport, tasks: Iterable[Task], online: Mask
+) -> wire.VerificationDocument:
+    """Return what was found; `agrees` when nothing differs and nobody was put where he is foreign.
+
+    Tasks that may run anywhere are told without being a difference: nothing was set for them.
+    """
+    foreign = foreign_tasks(tasks, _territories(target, report), online)
+    intruders = [found for found in foreign if found.confined and not found.task.kernel]
+    unconfined = [found for found in foreign if not found.confined and not found.task.kernel]
+    above = tuple(_ancestors(tree, report))
+    problems = tuple(problem.detail for problem in report.problems)
+    differs = problems or intruders or any(each.problems for each in report.cgroups)
+    return wire.VerificationDocument(
+        agrees=not differs and not any(each.lacking for each in above),
+        cgroups=tuple(_cgroup(target, each) for each in report.cgroups if _matters(each)),
+        ancestors=above,
+        foreign=tuple(map(_foreign, intruders)),
+        unconfined=tuple(map(_foreign, unconfined[:_NAMED])),
+        unconfined_tasks=sum(found.task.threads for found in unconfined),
+        kernel_threads=sum(found.task.threads for found in foreign if found.task.kernel),
+        problems=problems,
+        notes=report.notes,
+    )
+
+
+def _territories(target: Target, report: EnforcementReport) -> Iterator[Territory]:
+    for uid, grant in target.ledger.grants.items():
+        cgroups = tuple(each.wanted.setting.cgroup for each in report.of_pod(uid))
+        if grant.exclusive_cpus:
+            yield Territory(uid, grant.exclusive_cpus, cgroups)
+
+
+def _ancestors(tree: Tree, report: EnforcementReport) -> Iterator[wire.AncestorDocument]:
+    paths = (each.wanted.setting.cgroup for each in report.cgroups)
+    for path in dict.fromkeys(above for each in paths for above in ancestors(each)):
+        on = enabled(tree, path)
+        yield wire.AncestorDocument(
+            cgroup=f"/{path}",
+            enabled=tuple(sorted(on)),
+            lacking=tuple(name for name in NEEDED if name not in on),
+        )
+
+
+def _matters(report: CgroupReport) -> bool:
+    """Tell whether anything is wanted of a cgroup: not of the one of all pods while it is unset."""
+    state = report.state
+    unset = state is not None and not state.cpus and not state.mems
+    return bool(report.problems) or not (report.wanted.role is Role.ALL_PODS and unset)
+
+
+def _cgroup(target: Target, report: CgroupReport) -> wire.VerifiedDocument:
+    wanted, state = report.wanted, report.state
+    setting = wanted.setting
+    shown = (None, None) if state is None else (state.cpus, state.mems)
+    cpus, mems = setting.sets_beside(*shown)
+    grant = target.ledger.grants.get(wanted.pod)
+    return wire.VerifiedDocument(
+        uid=wanted.pod,
+        pod="" if grant is None else f"{grant.namespace}/{grant.name}",
+        container=wanted.container,
+        role=str(wanted.role),
+        cpus=None if cpus is None else str(cpus),
+        mems=None if mems is None else str(mems),
+        cpu_max=None if setting.cpu_max is None else str(setting.cpu_max),
+        kernel=kernel_document(report),
+        values=_values(report),
+        differences=tuple(map(_difference, report.problems)),
+    )
+
+
+def _values(report: CgroupReport) -> dict[str, str]:
+    shown = {} if report.state is None else report.state.values
+    return dict(report.wanted.setting.values_beside(shown))
+
+
+def _difference(problem: Problem) -> wire.DifferenceDocument:
+    return wire.DifferenceDocument(
+        file=problem.file, cause=str(problem.cause), detail=problem.detail
+    )
+
+
+def _foreign(found: Foreign) -> wire.ForeignDocument:
+    task = found.task
+    return wire.ForeignDocument(
+        pid=task.pid,
+        name=task.name,
+        threads=task.threads,
+        cgroup=None if task.cgroup is None else f"/{task.cgroup}",
+        affinity=str(task.affinity),
+        cpus=str(found.cpus),
+        pods=found.pods,
+    )

@@ -1,0 +1,373 @@
+"""The life of the agent: restore, compare, be ready, watch, stop leaving everything as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.server.clock import wait_for
+from agent.server.listeners.connections import Connections
+from agent.server.listeners.limits import Limit, Limits
+from agent.server.listeners.monitoring import Monitoring
+from agent.server.listeners.peer import address_caller, user_caller
+from agent.server.queue import Stopped
+from agent.server.reporting.health import Health
+from agent.server.state import COMPARISON
+from agent.sources.manifests import INVALID
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Collection,
+        Coroutine,
+        Iterable,
+        Iterator,
+    )
+
+    from agent.server.api import Api
+    from agent.server.clock import Clock
+    from agent.server.configured_host import Situation
+    from agent.server.controller import Keeper
+    from agent.server.start.service_manager import ServiceManager
+    from agent.sources.manifests import ManifestSource
+
+log = structlog.get_logger(__name__)
+
+#: The kubelet's fileCheckFrequency, in seconds.
+MANIFEST_PERIOD: Final = 20.0
+#: What happens in bursts is answered once, so many seconds after its beginning.
+SETTLE_SECONDS: Final = 0.1
+#: Whoever changes things all the time is answered that often at most, in seconds.
+SPACING_SECONDS: Final = 0.5
+#: How long answers that are under way may take when the agent stops, in seconds.
+SHUTDOWN_SECONDS: Final = 5.0
+#: Under which name the status tells that watches are lacking.
+_INOTIFY: Final = "inotify"
+#: What of the start is the manifest directory's.
+_MANIFESTS: Final = "manifests"
+#: How long to wait before a stream of changes that broke is opened again, in seconds.
+REOPEN_SECONDS: Final = 60.0
+#: Bytes of answers that are not taken: a host of thousands of pods is told in some of them.
+ANSWERS: Final = Limit(everyone=32 << 20, caller=16 << 20)
+#: Anybody on the host may connect there: scrapes and probes, which wait for nothing. All of one
+#: host have one address, so it has many places: a new connection must not be thrown out by those
+#: that come after it before its request is read.
+METRICS_LIMITS: Final = Limits(
+    requests=Limit(everyone=384, caller=256),
+    watchers=Limit(everyone=0, caller=0),
+    bodies=Limit(everyone=0, caller=0),
+    answers=ANSWERS,
+    head_seconds=10.0,
+    idle_seconds=15.0,
+    cut_answers=True,
+)
+#: Commands, which may wait long for an answer, and who watches (which is no idling). `bodies` is in
+#: bodies of the size that is allowed.
+ADMISSION_LIMITS: Final = Limits(
+    requests=Limit(everyone=256, caller=128),
+    watchers=Limit(everyone=128, caller=64),
+    bodies=Limit(everyone=8, caller=2),
+    answers=ANSWERS,
+    head_seconds=10.0,
+    idle_seconds=120.0,
+)
+
+
+class Follows(Protocol):
+    """Notices changes in cgroups (`agent.server.watches.CgroupChanges`)."""
+
+    def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
+        """Watch exactly these cgroups, those at and below `renewed` anew; raises `OSError`."""
+
+    def also(self, cgroups: Iterable[str]) -> None:
+        """Watch these cgroups beside those that are watched; raises `OSError`."""
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yield whenever something changed."""
+
+
+class Doors(Struct, frozen=True):
+    """The listening sockets, and the TLS settings of the metrics listener."""
+
+    admission: socket.socket
+    metrics: socket.socket | None = None
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def metrics_port(self) -> int:
+        """The port of the metrics listener, also when any free one was asked for; 0 without."""
+        return 0 if self.metrics is None else int(self.metrics.getsockname()[1])
+
+
+class Surroundings(Struct, frozen=True):
+    """Everything that the service looks at beside the kernel; what is None is not looked at.
+
+    `fingerprint` is cheap and changes when CPUs or nodes come and go; `discover` reads the host.
+    Both block. `hotplug` and `manifest_changes` open streams that yield when something changed.
+    """
+
+    discover: Callable[[], Situation] | None = None
+    fingerprint: Callable[[], str] | None = None
+    hotplug: Callable[[], AsyncIterator[object]] | None = None
+    cgroups: Follows | None = None
+    manifests: ManifestSource | None = None
+    manifest_changes: Callable[[], AsyncIterator[object]] | None = None
+
+
+class Service:
+    """Runs the keeper's queue, both doors, and all that is periodic (`period` in seconds)."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        api: Api,
+        doors: Doors,
+        around: Surroundings,
+        manager: ServiceManager,
+        clock: Clock,
+        period: float,
+    ) -> None:
+        self.health = Health(keeper.queue, keeper.worker, clock, period)
+        self._keeper = keeper
+        self._api = api
+        self._doors = doors
+        self._around = around
+        self._manager = manager
+        self._clock = clock
+        self._period = period
+        self._stop = asyncio.Event()
+        self._compare = asyncio.Event()
+        self._rescan = asyncio.Event()
+        self._rediscover = asyncio.Event()
+        keeper.watch = self._follow_also
+        self._fingerprint: str | None = None
+        pending = keeper.state.pending
+        pending[COMPARISON] = "the kernel has not been compared with the ledger yet"
+        if around.manifests is not None:
+            pending[_MANIFESTS] = "the manifest directory has not been read yet"
+
+    def stop(self) -> None:
+        """Begin to end; every workload stays exactly as it is."""
+        self._stop.set()
+
+    def look_again(self) -> None:
+        """Read the host and the manifests again and compare the kernel, all of it soon."""
+        log.info("looking at everything again")
+        for asked in (self._rediscover, self._rescan, self._compare):
+            asked.set()
+
+    async def run(self) -> None:
+        """Live until `stop`: restored, compared, ready, watching."""
+        keeper = self._keeper
+        serving = asyncio.create_task(keeper.queue.serve())
+        served: list[Connections] = []
+        try:
+            await self._until_stopped(self._live(served))
+        finally:
+            self._manager.stopping()
+            keeper.state.ready = False
+            keeper.events.close()
+            # First of all, so that whoever waits for what has not begun is told so.
+            keeper.queue.stop()
+            await asyncio.gather(*(door.stop(SHUTDOWN_SECONDS) for door in served))
+            await serving
+            keeper.worker.close()
+            self._api.close()
+            log.info("stopped; every workload stays as it is")
+
+    async def _live(self, served: list[Connections]) -> None:
+        for door in self._make_doors():
+            served.append(door)
+            door.start()
+        await self._remember_host()
+        await self._attempt(self._reconcile)
+        self._keeper.note_recovered()
+        await self._attempt(self._sync_manifests)
+        self._keeper.state.ready = True
+        self._manager.ready(self._status())
+        log.info("ready", pods=len(self._keeper.state.ledger.grants))
+        async with asyncio.TaskGroup() as group:
+            for loop in self._loops():
+                group.create_task(loop)
+
+    def _loops(self) -> list[Coroutine[None, None, None]]:
+        around = self._around
+        loops = [
+            self._repeat(self._compare, self._period, self._reconcile),
+            self._repeat(self._rediscover, None, self._take_over),
+        ]
+        if around.manifests is not None:
+            loops.append(self._repeat(self._rescan, MANIFEST_PERIOD, self._sync_manifests))
+        if around.manifest_changes is not None:
+            loops.append(self._pump("manifest changes", around.manifest_changes, self._rescan))
+        if around.cgroups is not None:
+            loops.append(self._pump("cgroup changes", around.cgroups.changes, self._compare))
+        if around.hotplug is not None:
+            loops.append(self._pump("hotplug events", around.hotplug, self._rediscover))
+        if self._manager.ping_seconds is not None:
+            loops.append(self._ping(self._manager.ping_seconds))
+        return loops
+
+    # --- what is done again and again -----------------------------------------------------------
+
+    async def _reconcile(self) -> None:
+        if await self._host_moved():
+            self._rediscover.set()
+        await self._keeper.reconcile(ahead=True)
+        self.health.reconciled()
+        self._follow_cgroups()
+        self._manager.status(self._status())
+
+    async def _sync_manifests(self) -> None:
+        source = self._around.manifests
+        if source is None:
+            return
+        documents = await source.sync()
+        for file, document in documents.items():
+            if document != self._keeper.state.manifests.get(file) and document.state == INVALID:
+                self._keeper.rejections.invalid_file(document)
+        self._keeper.rejections.files(documents)
+        self._keeper.state.manifests = documents
+        self._keeper.state.pending.pop(_MANIFESTS, None)
+        self._follow_cgroups()
+
+    async def _take_over(self) -> None:
+        if self._around.discover is None:
+            return
+        if await self._keeper.take_over(self._around.discover):
+            self._compare.set()
+            self._rescan.set()
+        await self._remember_host()
+
+    async def _remember_host(self) -> None:
+        if self._around.fingerprint is not None:
+            self._fingerprint = await self._keeper.worker.run(self._around.fingerprint)
+
+    async def _host_moved(self) -> bool:
+        if self._around.fingerprint is None:
+            return False
+        return await self._keeper.worker.run(self._around.fingerprint) != self._fingerprint
+
+    def _follow_cgroups(self) -> None:
+        watched, keeper = self._around.cgroups, self._keeper
+        if watched is not None and self._watching(
+            lambda: watched.follow(keeper.cgroups, keeper.renewed)
+        ):
+            keeper.renewed.clear()
+            keeper.state.troubles.pop(_INOTIFY, None)
+
+    def _follow_also(self, cgroups: Iterable[str]) -> None:
+        watched = self._around.cgroups
+        if watched is not None:
+            self._watching(lambda: watched.also(cgroups))
+
+    def _watching(self, watch: Callable[[], None]) -> bool:
+        try:
+            watch()
+        except OSError as error:
+            hint = "raise fs.inotify.max_user_watches"
+            self._keeper.state.troubles[_INOTIFY] = (
+                f"not all cgroups are watched: {error.strerror}; {hint}"
+            )
+            return False
+        return True
+
+    # --- loops ----------------------------------------------------------------------------------
+
+    async def _until_stopped(self, life: Coroutine[None, None, None]) -> None:
+        living = asyncio.create_task(life)
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((living, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not living.done():
+            living.cancel()
+            await asyncio.wait((living,))
+        if not living.cancelled():
+            living.result()
+
+    async def _repeat(
+        self, asked: asyncio.Event, period: float | None, action: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Do something every period and when asked, but not all the time."""
+        last = self._clock.monotonic() - SPACING_SECONDS
+        while True:
+            if period is None:
+                await asked.wait()
+            else:
+                await wait_for(asked, period, self._clock)
+            if asked.is_set():
+                soonest = last + SPACING_SECONDS - self._clock.monotonic()
+                await self._clock.sleep(max(SETTLE_SECONDS, soonest))
+                asked.clear()
+            last = self._clock.monotonic()
+            await self._attempt(action)
+
+    async def _attempt(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Do something; that it failed is reported, and it is tried again in its time."""
+        subject = action.__name__.strip("_").replace("_", " ")
+        troubles = self._keeper.state.troubles
+        try:
+            await action()
+        except Stopped:
+            return
+        except Exception as error:
+            log.exception("failed", what=subject)
+            troubles[subject] = f"{subject}: {error}"
+        else:
+            troubles.pop(subject, None)
+
+    async def _pump(
+        self, name: str, stream: Callable[[], AsyncIterator[object]], asked: asyncio.Event
+    ) -> None:
+        """Ask for something whenever a stream yields; open it again when it breaks."""
+        troubles = self._keeper.state.troubles
+        while True:
+            try:
+                troubles.pop(name, None)
+                async for _ in stream():
+                    asked.set()
+            except OSError as error:
+                reason = error.strerror or str(error)
+                log.warning("cannot watch", what=name, reason=reason)
+                troubles[name] = f"{name} are not seen at once: {reason}"
+            asked.set()
+            await self._clock.sleep(REOPEN_SECONDS)
+
+    async def _ping(self, period: float) -> None:
+        """Ping the watchdog as long as the owner of the ledger gets on with its work."""
+        while True:
+            if self.health.problem() is None:
+                self._manager.alive()
+            await self._clock.sleep(period)
+
+    def _make_doors(self) -> Iterator[Connections]:
+        doors = self._doors
+        if doors.metrics is not None:
+            keeper = self._keeper
+            monitoring = Monitoring(
+                keeper.metrics, self.health, keeper.state, keeper.queue, self._clock
+            )
+            routes = monitoring.routes()
+            yield Connections(routes, doors.metrics, METRICS_LIMITS, address_caller, doors.tls)
+        size = self._api.max_bytes
+        limits = replace(
+            ADMISSION_LIMITS, body_bytes=size, bodies=ADMISSION_LIMITS.bodies.times(size)
+        )
+        yield Connections(
+            self._api.answer, doors.admission, limits, user_caller, failed=self._api.failed
+        )
+
+    def _status(self) -> str:
+        state = self._keeper.state
+        pods, cpus = len(state.ledger.grants), len(state.ledger.exclusive_cpus)
+        text = f"{pods} pods, {cpus} exclusive CPUs, shared pool {state.shared_pool or 'empty'}"
+        unenforced = state.records.unenforced
+        return f"{text}, {unenforced} pods not enforced" if unenforced else text

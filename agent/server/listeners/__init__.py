@@ -1,0 +1,1 @@
+"""The API listener and the metrics listener."""

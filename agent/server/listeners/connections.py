@@ -1,0 +1,235 @@
+"""A listener: who is let in, whose turn it is, and how it all ends.
+
+Every connection costs a descriptor, and whoever runs out of these can write no cgroup either. So a
+listener takes so many at a time (`agent.server.listeners.limits`); one that sends no whole request
+head, or does not take its answer, is closed in the end, and makes room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from aiohttp import web
+
+from agent.server.listeners.exchange import Exchange
+from agent.server.listeners.limits import FullError, Places
+from agent.server.listeners.messages import plain_failure
+from agent.server.listeners.protocol import READ_BYTES, Connection, limited_log
+from agent.server.listeners.room import RETRY_SECONDS, Room
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import Callable
+
+    from agent.server.listeners.limits import Caller, Limits
+    from agent.server.listeners.messages import Failure, Handler, Response
+
+log = structlog.get_logger(__name__)
+
+#: How long to wait before accepting again when the kernel refuses, in seconds.
+PAUSE_SECONDS: Final = 1.0
+#: So many are accepted, and so many requests begun, before the rest of the agent has its turn.
+AT_A_TIME: Final = 64
+TURNS: Final = 4
+_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
+#: What the library needs to end what the agent has given up, in seconds.
+_END_SECONDS: Final = 0.1
+
+
+class Connections:
+    """The connections of one listening socket; `handler` answers whatever they ask.
+
+    `caller` says whom a connection is counted for, and raises `OSError` where it is gone already.
+    `failed` makes the answers that no handler gives.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        listening: socket.socket,
+        limits: Limits,
+        caller: Callable[[socket.socket], Caller],
+        tls: ssl.SSLContext | None = None,
+        failed: Failure = plain_failure,
+    ) -> None:
+        self.limits = limits
+        self.lines = limited_log()
+        self.bodies: Room[Connection] = Room(limits.bodies)
+        self.answers: Room[Connection] = Room(limits.answers)
+        self.failed = failed
+        #: What is received stands here only until its connection has looked at it.
+        self.received = memoryview(bytearray(READ_BYTES))
+        self._handler = handler
+        self._listening = listening
+        self._caller = caller
+        self._tls = tls
+        self._asking: Places[Connection] = Places(limits.requests, cut_answers=limits.cut_answers)
+        self._watching: Places[Connection] = Places(limits.watchers, cut_answers=True)
+        self._turns = asyncio.Semaphore(TURNS)
+        self._openings: dict[Connection, asyncio.Task[None]] = {}
+        self._server = web.Server(self._answer)
+        self._accepting: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._listening.settimeout(0)
+        self._accepting = asyncio.create_task(self._accept_all())
+
+    async def stop(self, seconds: float) -> None:
+        """Accept nothing more; answers that are under way may take so many seconds."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait((self._accepting,))
+        self._listening.close()
+        # Whoever was accepted in this very moment is given to a transport first, which closes it.
+        await asyncio.sleep(0)
+        for opening in tuple(self._openings.values()):
+            opening.cancel()
+        self._server.pre_shutdown()
+        await self._until_answered(seconds)
+        await self._server.shutdown(_END_SECONDS)
+        for connection in self._all():
+            connection.cut()
+        self.lines.flush()
+
+    async def _until_answered(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while any(connection.answering for connection in self._all()):
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return
+
+    def _all(self) -> list[Connection]:
+        return [*self._asking, *self._watching]
+
+    # --- accepting ------------------------------------------------------------------------------
+
+    async def _accept_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        accepted = 0
+        while True:
+            try:
+                client, _ = await loop.sock_accept(self._listening)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    self.lines.warning("cannot accept a connection", reason=error.strerror)
+                    await asyncio.sleep(PAUSE_SECONDS)
+            else:
+                self._let_in(client)
+            accepted += 1
+            if accepted % AT_A_TIME == 0:
+                await asyncio.sleep(0)
+
+    def _let_in(self, client: socket.socket) -> None:
+        """Give a new connection a place; whoever has to give way for it is cut."""
+        try:
+            connection = Connection(self._server, self, self._caller(client))
+            leaving = self._asking.enter(connection)
+        except OSError as error:  # it is gone already
+            log.debug("a connection was not opened", reason=str(error))
+            client.close()
+        except FullError as error:
+            self.lines.warning("too many connections", caller=error.caller.name, held=error.held)
+            _turn_away(client, self.failed(HTTPStatus.SERVICE_UNAVAILABLE, str(error)))
+        except Exception as error:  # noqa: BLE001 - one connection's failure, and nobody else's
+            self.lines.error("a connection failed", exc_info=error)
+            client.close()
+        else:
+            self._cut(leaving)
+            opening = asyncio.create_task(self._open(client, connection))
+            self._openings[connection] = opening
+            opening.add_done_callback(lambda _: self._openings.pop(connection))
+
+    async def _open(self, client: socket.socket, connection: Connection) -> None:
+        """Make a transport of a connection; where TLS does not come about, it is over."""
+        loop = asyncio.get_running_loop()
+        seconds = None if self._tls is None else self.limits.head_seconds
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=seconds
+            )
+        except OSError as error:
+            log.debug("a connection was not opened", reason=str(error))
+        finally:
+            if connection.transport is None:
+                self.lost(connection)
+
+    def _cut(self, leaving: Connection | None) -> None:
+        if leaving is None:
+            return
+        opening = self._openings.get(leaving)
+        if opening is not None:
+            opening.cancel()
+        leaving.cut()
+
+    # --- what connections report ----------------------------------------------------------------
+
+    def lost(self, connection: Connection) -> None:
+        """Take the place of a connection that is over."""
+        self._asking.leave(connection)
+        self._watching.leave(connection)
+        self._idle.set()
+
+    def active(self, connection: Connection) -> None:
+        """Note that a connection did something."""
+        self._asking.touch(connection)
+        self._watching.touch(connection)
+        if not connection.answering:
+            self._idle.set()
+
+    def watching(self, connection: Connection) -> None:
+        """Count a connection among the watchers from now on."""
+        self._asking.leave(connection)
+        self._cut(self._watching.enter(connection))
+
+    def sending(self, connection: Connection, size: int) -> None:
+        """Count the bytes of an answer; whoever takes none of its own has to give way for them."""
+        for leaving in self.answers.claim(connection, size):
+            self.lines.warning("an answer was not taken", caller=leaving.caller.name)
+            leaving.cut()
+
+    # --- answering ------------------------------------------------------------------------------
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request in its turn.
+
+        A connection whose requests wait in a row would otherwise be served to their end before
+        anybody else: nothing in between has to wait for the network.
+        """
+        connection = request.protocol
+        if not isinstance(connection, Connection):
+            raise TypeError(f"aiohttp made a connection of its own: {connection!r}")
+        connection.begin_answer(request.content)
+        try:
+            if connection.caller.privileged:
+                await asyncio.sleep(0)
+            else:
+                async with self._turns:
+                    await asyncio.sleep(0)
+            return await Exchange(request, connection, self._handler, self.failed).run()
+        finally:
+            connection.end_answer()
+
+
+def _turn_away(client: socket.socket, answer: Response) -> None:
+    """Answer a connection without reading it, as far as its buffer takes that at once."""
+    head = (
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
+        f"Content-Type: {answer.content_type}\r\nContent-Length: {len(answer.body)}\r\n"
+        f"Connection: close\r\nRetry-After: {RETRY_SECONDS}\r\n\r\n"
+    )
+    try:
+        client.settimeout(0)
+        client.send(head.encode() + answer.body)
+    except OSError as error:
+        log.debug("a connection was not opened", reason=str(error))
+    finally:
+        client.close()

@@ -1,0 +1,79 @@
+"""What monitoring asks over TCP: `/metrics`, `/healthz`, `/readyz`. It can change nothing.
+
+Any process on the host may ask, as often as the connection bears, so one rendering of the metrics
+serves all requests of a second in which the queue finished no action: those only root asks for.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from agent.server.listeners.messages import Response
+from agent.server.listeners.routes import Routes
+from agent.server.metrics.exposition import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from agent.server.clock import Clock
+    from agent.server.listeners.messages import Request
+    from agent.server.metrics.exposition import Metrics
+    from agent.server.queue import SerialQueue
+    from agent.server.reporting.health import Health
+    from agent.server.state import AgentState
+
+#: How long a rendering serves all requests while nothing changes, in seconds.
+RENDERED_SECONDS: Final = 1.0
+
+
+class Monitoring:
+    """The routes of the metrics listener."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        health: Health,
+        state: AgentState,
+        queue: SerialQueue,
+        clock: Clock,
+    ) -> None:
+        self._metrics = metrics
+        self._health = health
+        self._state = state
+        self._queue = queue
+        self._clock = clock
+        self._rendered = b""
+        self._rendered_until = float("-inf")
+        self._rendered_after = 0
+
+    def routes(self) -> Routes:
+        """Return what answers over TCP."""
+        handlers = {
+            "/metrics": self._get_metrics,
+            "/healthz": self._get_health,
+            "/readyz": self._get_readiness,
+        }
+        return Routes(
+            (method, path, handler)
+            for path, handler in handlers.items()
+            for method in ("GET", "HEAD")
+        )
+
+    async def _get_metrics(self, _request: Request) -> Response:
+        now, finished = self._clock.monotonic(), self._queue.finished
+        if now >= self._rendered_until or finished != self._rendered_after:
+            self._rendered = self._metrics.render()
+            self._rendered_until = now + RENDERED_SECONDS
+            self._rendered_after = finished
+        return Response(self._rendered, content_type=CONTENT_TYPE)
+
+    async def _get_health(self, _request: Request) -> Response:
+        return _verdict(self._health.problem())
+
+    async def _get_readiness(self, _request: Request) -> Response:
+        return _verdict(self._state.unready())
+
+
+def _verdict(problem: str | None) -> Response:
+    if problem is None:
+        return Response(b"ok\n")
+    return Response(f"{problem}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)

@@ -1,0 +1,323 @@
+"""One connection: what aiohttp's protocol of a connection leaves to its server.
+
+That is how long a peer may take for what, what is said of a message that is no HTTP, and that a
+peer which has said all (a half-closed connection) still gets its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+
+from agent.server.listeners.limited_log import LimitedLog
+from agent.server.listeners.messages import one_line
+
+if TYPE_CHECKING:
+    from aiohttp import StreamReader
+
+    from agent.server.listeners.limits import Caller, Limits
+    from agent.server.listeners.messages import Failure
+    from agent.server.listeners.room import Room
+
+log = structlog.get_logger(__name__)
+
+#: How long a request is still waited for whose peer has said that it sends no more, in seconds.
+HALF_CLOSED_SECONDS: Final = 1.0
+#: How long the rest of a request is still taken, and thrown away, after its answer, in seconds.
+LINGER_SECONDS: Final = 1.0
+#: So much is received at once, and twice that at most waits of a body that nobody reads.
+READ_BYTES: Final = 16 << 10
+#: So many whole heads wait for the answer before theirs; then nothing more is received.
+MAX_WAITING: Final = 2
+#: The longest request line, the longest header, the most headers, and about the longest head.
+MAX_LINE_BYTES: Final = 8190
+MAX_HEADER_BYTES: Final = 4096
+MAX_HEADERS: Final = 64
+MAX_HEAD_BYTES: Final = 32 << 10
+#: What aiohttp says, without a type of its own, of more headers than that.
+_TOO_MANY: Final = "Too many headers"
+
+
+class Listener(Protocol):
+    """What a connection needs of the listener that let it in."""
+
+    limits: Limits
+    #: The room for the bodies, and for the answers, of all connections.
+    bodies: Room[Connection]
+    answers: Room[Connection]
+    #: What is received stands here only until its connection has looked at it.
+    received: memoryview
+    #: Log lines that a peer can cause.
+    lines: LimitedLog
+    #: What a request that is no HTTP is answered with: a status and why.
+    failed: Failure
+
+    def active(self, connection: Connection) -> None:
+        """Note that a connection did something."""
+
+    def sending(self, connection: Connection, size: int) -> None:
+        """Count the bytes of an answer that is about to be sent."""
+
+    def watching(self, connection: Connection) -> None:
+        """Count a connection among the watchers from now on."""
+
+    def lost(self, connection: Connection) -> None:
+        """Take the place of a connection that is over."""
+
+
+class Connection(web.RequestHandler, asyncio.BufferedProtocol):
+    """A connection of a listener, with its deadline.
+
+    `answering` is true from a request's whole head until its answer is there, `half_closed` from
+    the moment when the peer has said that it sends no more, `body_cut_off` if that was amid a body.
+    """
+
+    def __init__(self, manager: web.Server, owner: Listener, caller: Caller) -> None:
+        limits = owner.limits
+        super().__init__(
+            manager,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.idle_seconds,
+            access_log=cast("Any", None),
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+            lingering_time=LINGER_SECONDS,
+            read_bufsize=READ_BYTES,
+            auto_decompress=False,
+        )
+        # The library's own bound is 32 heads of any size for each connection.
+        self._max_msg_queue_size = MAX_WAITING
+        self._msg_queue_resume_size = MAX_WAITING - 1
+        self.caller = caller
+        self.limits: Limits = limits
+        self.answering = False
+        self.half_closed = False
+        self.body_cut_off = False
+        self._sending = False
+        self._begun = 0  # requests, of those that the library counts
+        self._owner = owner
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        #: The library forgets the transport when it begins to close, which a deaf peer can delay.
+        self._wire: asyncio.Transport | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._no_http = False
+        self._head_begun = True  # the first head is due as soon as somebody is connected
+        self._head_bytes = 0
+        #: The body of the latest request; what comes before its end begins no head.
+        self._body = EMPTY_PAYLOAD
+
+    @property
+    def bodies(self) -> Room[Connection]:
+        """The room for the bodies of all connections of the listener."""
+        return self._owner.bodies
+
+    @property
+    def answers(self) -> Room[Connection]:
+        """The room for the answers of all connections of the listener."""
+        return self._owner.answers
+
+    # --- what the peer does ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._wire = cast("asyncio.Transport", transport)
+        # Whoever has taken an answer has taken all of it: drain() waits for the whole of it.
+        self._wire.set_write_buffer_limits(high=0)
+        self._expect(self.limits.head_seconds)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give up the place."""
+        self._wire = None
+        if self._alarm is not None:  # which would keep all of this until it rings
+            self._alarm.cancel()
+            self._alarm = None
+        self._end()
+        self._owner.lost(self)
+        super().connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's own
+        """Return where to receive: one place for all, for its content is taken out at once."""
+        return self._owner.received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was received."""
+        self.data_received(bytes(self._owner.received[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; the first ones of a head set its deadline."""
+        if self._no_http:
+            return
+        requests, within_body = self._request_count, not self._body.is_eof()
+        super().data_received(data)
+        if self._request_count > requests:
+            self._body = self._messages[-1][1]
+            self._head_bytes = 0
+        elif data and not within_body:
+            self._take_of_head(len(data))
+
+    def _take_of_head(self, size: int) -> None:
+        """Count the bytes of a head that is not whole yet."""
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._owner.lines.warning("a peer speaks no HTTP", why="its head does not end")
+            self.cut()
+        elif not self._head_begun:
+            self._head_begun = True
+            if not self.answering:
+                self._expect(self.limits.head_seconds)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keep the connection for the answer that is under way, except with TLS, which cannot."""
+        super().eof_received()
+        self._end()
+        self.half_closed = True
+        if not self._body.is_eof():  # all that was received is looked at before this is said
+            self.body_cut_off = True
+            self._body.feed_eof()
+        under_way = self.answering or self._sending
+        asked = under_way or self._request_count > self._begun
+        if self.transport is None or self.ssl_context is not None or not asked:
+            return None
+        if not under_way:
+            self._expect(HALF_CLOSED_SECONDS)
+        return True
+
+    # --- what the agent does --------------------------------------------------------------------
+
+    def begin_answer(self, body: StreamReader) -> None:
+        """Note that a whole head is there, and where its body comes."""
+        self.answering = True
+        if not self._messages:  # what stands behind an upgrade did not come by `data_received`
+            self._body = body
+        self._begun += 1
+        self._head_begun = False
+        self._expect(None)
+        self._owner.active(self)
+
+    def begin_sending(self, size: int) -> None:
+        """Give the peer its time to take an answer of so many bytes."""
+        self.answering = False
+        self._sending = True
+        self._expect(self.limits.idle_seconds)
+        self._owner.active(self)
+        self._owner.sending(self, size)
+
+    def end_answer(self) -> None:
+        """Give the peer its time to ask something else, if it can."""
+        self.answering = self._sending = False
+        if self.half_closed:
+            self.close()  # the library's: it closes once it has done with this request
+        seconds = self.limits.head_seconds if self._head_begun else self.limits.idle_seconds
+        self._expect(min(seconds, self.limits.idle_seconds))
+        self._owner.active(self)
+
+    def watching(self) -> None:
+        """Follow a stream from now on."""
+        self._owner.watching(self)
+
+    def sending(self) -> None:
+        """Give the peer its time to take a piece of a stream."""
+        self._expect(self.limits.idle_seconds)
+
+    def taken(self) -> None:
+        """Note that a piece of a stream was taken."""
+        self._expect(None)
+        self._owner.active(self)
+
+    def cut(self) -> None:
+        """End the connection at once."""
+        if self._wire is not None:
+            self._wire.abort()
+
+    async def until_half_closed(self, task: asyncio.Task[Any]) -> None:
+        """Wait for a task, at most until the peer has said that it sends no more, or is gone."""
+        await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    # --- the deadline ---------------------------------------------------------------------------
+
+    def _expect(self, seconds: float | None) -> None:
+        """Cut the connection in so many seconds unless it is told otherwise by then (None: never).
+
+        The timer is moved only where it would ring too late: most deadlines are never reached.
+        """
+        self._deadline = None if seconds is None else self._loop.time() + seconds
+        if self._deadline is None or self._wire is None:
+            return
+        if self._alarm is None or self._alarm.when() > self._deadline:
+            self._set_alarm(self._deadline)
+
+    def _set_alarm(self, when: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._deadline is None:
+            return
+        if self._deadline > self._loop.time():
+            self._set_alarm(self._deadline)
+        else:
+            self.cut()
+
+    # --- what went wrong ------------------------------------------------------------------------
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what is no HTTP; that is the peer's mistake, and a line of the log is enough."""
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        why = one_line(exc.message)
+        self._owner.lines.warning("a peer speaks no HTTP", why=why)
+        if isinstance(exc, LineTooLong) or exc.message.startswith(_TOO_MANY):
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        self._no_http = True
+        self._expect(self.limits.head_seconds)
+        said = self._owner.failed(HTTPStatus(status), f"this is no HTTP: {why}")
+        headers = {"Content-Type": said.content_type, "Server": "numawarden"}
+        response = web.Response(body=said.body, status=said.status, headers=headers)
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; a peer that is cut off while it sends would not see it."""
+        outcome = await super().finish_response(request, resp, start_time)
+        transport = self.transport
+        if self._no_http and transport is not None and not transport.is_closing():
+            try:
+                if transport.can_write_eof():
+                    transport.write_eof()
+            except OSError as error:  # it is gone already
+                log.debug("a peer left amid its answer", reason=error.strerror)
+                return outcome
+            await asyncio.wait((self._ended,), timeout=LINGER_SECONDS)
+        return outcome
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ANN401, ARG002 - aiohttp's own
+        """Report what neither a handler nor the peer is to blame for."""
+        self._owner.lines.error("a connection failed", exc_info=kw.get("exc_info"))
+
+
+def limited_log() -> LimitedLog:
+    """Return the log of what strangers can cause at a listener."""
+    return LimitedLog(log)

@@ -1,0 +1,200 @@
+"""The two listening sockets: opened before anything else, refused in one line when taken."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import socket
+import ssl
+import stat
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.safe_files import doubt_above, doubt_of
+from agent.server.errors import StartError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOCKET_MODE: Final = 0o660
+#: Connections that wait to be let in: one that the kernel drops comes again after a second only.
+BACKLOG: Final = 1024
+#: What the kernel keeps of a scrape that is not read yet (twice that, socket(7)): a head is
+#: smaller, and who sends one request after the other fills it for each of its connections.
+RECEIVE_BYTES: Final = 16 << 10
+_LIMIT: Final = 107  # sun_path without its final NUL, unix(7)
+
+
+class Address(Struct, frozen=True):
+    """Where the metrics listener listens, and with which certificate (None: plain HTTP)."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class UnixListener(Struct, frozen=True):
+    """A listening Unix socket and the file it made: (device, inode) in `file`."""
+
+    path: Path
+    socket: socket.socket
+    file: tuple[int, int]
+
+    def close(self) -> None:
+        """Stop listening; remove the file unless another process put its own there meanwhile."""
+        self.socket.close()
+        try:
+            status = self.path.lstat()
+        except FileNotFoundError:
+            return
+        if (status.st_dev, status.st_ino) == self.file:
+            self.path.unlink(missing_ok=True)
+
+
+def group_id(name: str) -> int:
+    """Return the id of a group; raises `StartError` when there is none of that name."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        remedy = f"create it (groupadd --system {name}) or name another one"
+        raise StartError("socket group", f"there is no group {name!r}", remedy) from None
+
+
+def open_unix(path: Path, group: int | None) -> UnixListener:
+    """Listen at a path with mode 0660, given to `group` when it is not None.
+
+    A socket that nobody listens on is replaced. Raises `StartError` when somebody does, or when
+    the path cannot be used.
+    """
+    _check_path(path)
+    _remove_stale(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _bind(listening, path)
+    except OSError as error:
+        listening.close()
+        raise _unusable(path, error) from error
+    made = path.lstat()
+    opened = UnixListener(path, listening, (made.st_dev, made.st_ino))
+    try:
+        # The service's own group needs no chown, which its unit's system call filter refuses.
+        if group is not None and made.st_gid != group:
+            os.chown(path, -1, group)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        opened.close()
+        raise _unusable(path, error) from error
+    return opened
+
+
+def _bind(listening: socket.socket, path: Path) -> None:
+    previous = os.umask(0o777 & ~SOCKET_MODE)
+    try:
+        listening.bind(str(path))
+    finally:
+        os.umask(previous)
+
+
+def _unusable(path: Path, error: OSError) -> StartError:
+    remedy = "let the agent's user write there, or name another path"
+    return StartError(f"socket {path}", error.strerror or str(error), remedy)
+
+
+def _check_path(path: Path) -> None:
+    what = f"socket {path}"
+    if len(os.fsencode(path)) > _LIMIT:
+        raise StartError(what, f"longer than {_LIMIT} bytes", "name a shorter path")
+    try:
+        path.parent.stat()
+        doubt = doubt_above(path.parent / "socket")
+    except OSError as error:
+        remedy = f"create the directory: install -d -m 0755 {path.parent}"
+        raise StartError(what, f"{path.parent}: {error.strerror}", remedy) from error
+    if doubt is not None:
+        raise StartError(what, str(doubt), doubt.remedy)
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StartError(f"socket {path}", error.strerror or str(error), "check it") from error
+    if not stat.S_ISSOCK(mode):
+        raise StartError(f"socket {path}", "a file of that name exists", "name another path")
+    if _answers(path):
+        remedy = "stop the agent that uses it, or name another path"
+        raise StartError(f"socket {path}", "in use", remedy)
+    path.unlink(missing_ok=True)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0)
+        outcome = probe.connect_ex(str(path))
+    # A full backlog answers EAGAIN: somebody listens, and is busy.
+    return outcome in (0, errno.EAGAIN, errno.EINPROGRESS)
+
+
+def open_tcp(address: Address) -> socket.socket:
+    """Listen at a host (a name or an IPv4 or IPv6 address) and port; raises `StartError`."""
+    what = f"metrics listener {address}"
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        remedy = "name an address of this machine"
+        raise StartError(what, error.strerror or str(error), remedy) from error
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        listening.bind(where)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        remedy = "stop what listens there, or name another address"
+        raise StartError(what, error.strerror or str(error), remedy) from error
+    return listening
+
+
+def tls_context(address: Address) -> ssl.SSLContext | None:
+    """Return the server side's TLS settings, None for plain HTTP; raises `StartError`."""
+    if address.certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # Without a password's callback an encrypted key would ask the terminal for one.
+        context.load_cert_chain(address.certificate, address.key, password=str)
+    except (OSError, ssl.SSLError) as error:
+        what = f"TLS certificate {address.certificate}"
+        remedy = "name a PEM certificate and its unencrypted key"
+        raise StartError(what, error.strerror or str(error), remedy) from error
+    _check_key(address.key or address.certificate)
+    return context
+
+
+def _check_key(key: Path) -> None:
+    """Raise `StartError` when others can read the private key, or put one of their own there."""
+    what = f"TLS key {key}"
+    try:
+        status = key.stat()
+        doubt = doubt_of(key, status) or doubt_above(key)
+    except OSError as error:
+        remedy = "name a PEM certificate and its unencrypted key"
+        raise StartError(what, error.strerror or str(error), remedy) from error
+    if doubt is not None:
+        raise StartError(what, str(doubt), doubt.remedy)
+    if status.st_mode & stat.S_IRWXO:
+        found = f"everybody can read it (mode {stat.S_IMODE(status.st_mode):04o})"
+        raise StartError(what, found, f"close it: chmod o-rwx {key}")

@@ -1,0 +1,1 @@
+"""Prometheus metrics: names, counters, gauges, text."""

@@ -1,0 +1,1 @@
+"""What the daemon says: log, events, status, health."""

@@ -1,0 +1,75 @@
+"""What a pod got and why, as the fields of a line of the log.
+
+A pod may have a thousand containers and a host thousands of CPUs, while journald cuts a line at
+48 KiB: the containers are told in their order as far as they fit, and how many were left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
+
+from agent.managers.allocations.sharing import shares
+from agent.managers.allocations.unused_budget import unused_budget
+from agent.server.reporting.shorten import first, shortened
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+    from agent.managers.allocations.sharing import Share
+    from sysfs.mask import Mask
+
+#: How many containers are told, and in how many bytes of JSON.
+CONTAINERS_TOLD: Final = 64
+BYTES_TOLD: Final = 16 << 10
+#: How many devices of a resource are told.
+DEVICES_TOLD: Final = 32
+#: How long a set of CPUs or nodes, a name or a reason is at most, in characters.
+_LONGEST: Final = 256
+
+_Value: TypeAlias = "str | dict[str, list[str]] | None"
+
+
+def allocation_fields(grant: PodGrant, shared_pool: Mask) -> dict[str, object]:
+    """Return the fields that say what each container got and why not exclusive.
+
+    `containers` has one entry each; `containers_left_out` is there if there are more, and
+    `unused_budget` (by resource, CPUs or bytes) if no container can use some of the budget.
+    """
+    told: list[dict[str, _Value]] = []
+    room = BYTES_TOLD
+    for container, share in zip(grant.containers, shares(grant), strict=True):
+        entry = _entry(container, share, shared_pool)
+        room -= len(msgspec.json.encode(entry))
+        if told and (room < 0 or len(told) == CONTAINERS_TOLD):
+            break
+        told.append(entry)
+    fields: dict[str, object] = {"containers": told}
+    if left_out := len(grant.containers) - len(told):
+        fields["containers_left_out"] = left_out
+    if unused := {each.resource: each.unused for each in unused_budget(grant)}:
+        fields["unused_budget"] = unused
+    return fields
+
+
+def _entry(container: ContainerGrant, share: Share, shared_pool: Mask) -> dict[str, _Value]:
+    cpus = shared_pool if container.cpus is None else container.cpus
+    return {
+        "name": shortened(container.name, _LONGEST),
+        "cpus": shortened(str(cpus), _LONGEST),
+        "isolation": str(container.isolation),
+        "sharing": str(share.sharing),
+        "mems": shortened(str(container.mems), _LONGEST) if container.memory else None,
+        "devices": _devices(container),
+        "why": shortened(container.why, _LONGEST),
+    }
+
+
+def _devices(container: ContainerGrant) -> dict[str, list[str]]:
+    told: dict[str, list[str]] = {}
+    for resource, ids in sorted(container.devices.items()):
+        listed, left_out = first(ids, DEVICES_TOLD)
+        told[resource] = [shortened(device, _LONGEST) for device in listed]
+        if left_out:
+            told[resource].append(f"and {left_out} more")
+    return told

@@ -1,0 +1,77 @@
+"""Telling of every setting that somebody undid: what it was, where, and whose."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from agent.api.documents import DriftDocument
+from agent.server.metrics import names
+
+if TYPE_CHECKING:
+    from agent.reconcile.report import Problem
+    from agent.server.clock import Clock
+    from agent.server.kernel.ports import Outcome
+    from agent.server.metrics.counters import Counters
+    from agent.server.reporting.events import Teller
+    from agent.server.state import AgentState
+
+log = structlog.get_logger(__name__)
+
+#: So many settings of one comparison are named in the log and in events; the rest is counted.
+#: One cgroup above that is too narrow makes all below differ.
+DRIFT_NAMED: Final = 16
+#: So many of the latest are kept for the status.
+DRIFT_KEPT: Final = 32
+
+
+class Drifts:
+    """Counts and tells drift, and keeps the latest of it in the state."""
+
+    def __init__(self, state: AgentState, counters: Counters, teller: Teller, clock: Clock) -> None:
+        self._state = state
+        self._counters = counters
+        self._teller = teller
+        self._clock = clock
+
+    def note(self, outcome: Outcome) -> None:
+        """Tell what a comparison found that somebody undid; an event for each pod."""
+        for cause, count in outcome.found.items():
+            self._counters.add(names.DRIFT_FOUND, cause, by=count)
+        for cause, count in outcome.repaired.items():
+            self._counters.add(names.DRIFT_REPAIRED, cause, by=count)
+        if not outcome.drift:
+            return
+        named = tuple(self._document(problem) for problem in outcome.drift[:DRIFT_NAMED])
+        self._state.drift = (*self._state.drift, *named)[-DRIFT_KEPT:]
+        more = len(outcome.drift) - len(named)
+        log.warning(
+            "drift",
+            found=dict(outcome.found),
+            repaired=dict(outcome.repaired),
+            settings=[each.line() for each in named],
+            more=more,
+        )
+        for (uid, pod), settings in groupby(named, lambda each: (each.uid, each.pod)):
+            message = "; ".join(each.line() for each in settings)
+            self._teller.tell("DriftFound", uid or None, pod or None, message)
+        if more:
+            message = f"{more} more settings differ; 'numawarden verify' names those that still do"
+            self._teller.tell("DriftFound", message=message)
+
+    def _document(self, problem: Problem) -> DriftDocument:
+        grant = self._state.ledger.grants.get(problem.pod)
+        return DriftDocument(
+            time=self._clock.time(),
+            uid=problem.pod,
+            pod="" if grant is None else f"{grant.namespace}/{grant.name}",
+            container=problem.container,
+            cgroup=f"/{problem.cgroup}",
+            file=problem.file,
+            found=problem.found,
+            desired=problem.wanted,
+            cause=str(problem.cause),
+            detail=problem.detail,
+        )

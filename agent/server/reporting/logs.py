@@ -1,0 +1,89 @@
+"""The log: one line per event on standard error, ours and the libraries' alike.
+
+JSON for a machine, console for a person. What an operation bound (`agent.server.reporting.events`)
+is on every line that it causes, in whichever thread. Manifests and environments are never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Final, TextIO
+
+import structlog
+from structlog.stdlib import ProcessorFormatter
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor
+
+CONSOLE: Final = "console"
+#: The packages of this project; all others only warn.
+OURS: Final = ("agent", "cgroupfs", "sysfs", "systemd")
+
+
+def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
+    """Send all of at least `level` (`debug` ... `error`) to `stream`, standard error if None.
+
+    `log_format` is `json` or `console`.
+    """
+    target = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        ProcessorFormatter(
+            foreign_pre_chain=_common(),
+            processors=[
+                ProcessorFormatter.remove_processors_meta,
+                *_rendering(log_format, colors=target.isatty()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    # What libraries say while all is well concerns their developers.
+    root.setLevel(max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING))
+    for package in OURS:
+        logging.getLogger(package).setLevel(level.upper())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_common(),
+            ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _common() -> list[Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+
+
+def _rendering(log_format: str, *, colors: bool) -> list[Processor]:
+    if log_format == CONSOLE:
+        plain = structlog.dev.plain_traceback
+        renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
+        return [_on_one_line, renderer]
+    return [
+        structlog.processors.format_exc_info,
+        structlog.processors.EventRenamer("message"),
+        structlog.processors.JSONRenderer(),
+    ]
+
+
+def _on_one_line(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Escape what would begin a new line, or speak to a terminal, in what others chose."""
+    return {key: _escaped(value) if key != "exception" else value for key, value in event.items()}
+
+
+def _escaped(value: object) -> object:
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    return value.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,103 @@
+"""What the agent remembers of pods beside the ledger; none of it decides anything."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Mapping
+
+    from agent.api.documents import AdmissionDocument, ExplanationDocument, FailedPodDocument
+
+API: Final = "api"
+CHECKPOINT: Final = "checkpoint"
+
+#: How many pods that were rejected or invalid are kept to be asked about.
+REJECTIONS_KEPT: Final = 64
+
+
+class PodRecord(Struct):
+    """Where a pod came from, why it got what it got, and what the kernel does not honour."""
+
+    source: str = CHECKPOINT
+    explanation: ExplanationDocument | None = None
+    problems: tuple[str, ...] = ()
+
+
+class Rejection(Struct, frozen=True):
+    """A pod that was rejected or invalid: its status, and the answer to one that was decided."""
+
+    status: FailedPodDocument
+    answer: AdmissionDocument | None = None
+
+
+class Records(Struct):
+    """The records of all admitted pods by uid, and the latest rejections."""
+
+    pods: dict[str, PodRecord] = field(default_factory=dict)
+    rejections: OrderedDict[str, Rejection] = field(default_factory=OrderedDict)
+    _unenforced: set[str] = field(default_factory=set)
+
+    def of(self, uid: str) -> PodRecord:
+        """Return the record of a pod, a new one for a pod that was restored."""
+        return self.pods.setdefault(uid, PodRecord())
+
+    def forget(self, uid: str) -> None:
+        """Drop what is known of a pod."""
+        self.pods.pop(uid, None)
+        self._unenforced.discard(uid)
+
+    def note_rejection(self, rejection: Rejection) -> None:
+        """Keep a rejection in the place of an earlier one of the same pod.
+
+        The oldest goes when there are too many.
+        """
+        key = _key(rejection.status)
+        self.rejections.pop(key, None)
+        self.rejections[key] = rejection
+        while len(self.rejections) > REJECTIONS_KEPT:
+            self.rejections.popitem(last=False)
+
+    def failed(self, uid: str) -> FailedPodDocument | None:
+        """Return the status of the rejected pod with a uid, None where none is kept."""
+        found = self.rejections.get(uid) if uid else None
+        return None if found is None else found.status
+
+    def forget_rejections(self, gone: Callable[[FailedPodDocument], bool]) -> None:
+        """Drop the status of all pods of which `gone` holds."""
+        over = [key for key, rejection in self.rejections.items() if gone(rejection.status)]
+        for key in over:
+            del self.rejections[key]
+
+    def note_unenforced(
+        self, unenforced: Mapping[str, tuple[str, ...]], admitted: Container[str]
+    ) -> Mapping[str, tuple[str, ...]]:
+        """Take over all that is not honoured now; return the pods of which this is news.
+
+        What is said of pods that are not `admitted` is left out.
+        """
+        found = {uid: problems for uid, problems in unenforced.items() if uid in admitted}
+        news = {uid: lines for uid, lines in found.items() if lines != self.of(uid).problems}
+        for uid in self._unenforced - found.keys():
+            self.of(uid).problems = ()
+        for uid, problems in found.items():
+            self.of(uid).problems = problems
+        self._unenforced = set(found)
+        return MappingProxyType(news)
+
+    @property
+    def unenforced(self) -> int:
+        """How many pods the kernel does not honour in full."""
+        return len(self._unenforced)
+
+
+def _key(status: FailedPodDocument) -> str:
+    """Return what tells rejected pods apart: the uid, else source and name as far as known.
+
+    No uid has a space in it.
+    """
+    return status.uid or f"{status.source} {status.namespace}/{status.name}"

@@ -1,0 +1,44 @@
+"""How the agent is doing, in one document."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent import __version__
+from agent.api import views
+from agent.api.documents import StatusDocument
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from agent.server.state import AgentState
+
+
+def status_document(state: AgentState) -> StatusDocument:
+    """Return how the agent is doing, and what an operator should look at."""
+    host = state.situation.host
+    grants = state.ledger.grants.values()
+    rejections = state.records.rejections.values()
+    return StatusDocument(
+        version=__version__,
+        pid=os.getpid(),
+        started=state.started,
+        ready=state.unready() is None,
+        policy=views.policy_document(state.situation.rules.policy),
+        online_cpus=str(host.online),
+        nodes=str(Mask.from_ids(node.id for node in host.nodes)),
+        shared_pool=str(state.shared_pool),
+        exclusive_cpus=str(state.ledger.exclusive_cpus),
+        pods=len(grants),
+        containers=sum(len(grant.containers) for grant in grants),
+        refused=tuple(each.answer for each in rejections if each.answer is not None),
+        last_reconcile=state.last_reconcile,
+        manifests=tuple(state.manifests.values()),
+        problems=state.problems(),
+        drift=state.drift,
+        invalid=tuple(views.finding_document(finding) for finding in state.invalid),
+        # Why in full is with the answer above, and with the pod.
+        failed=tuple(replace(each.status, refusal=None, explanation=None) for each in rejections),
+    )

@@ -1,0 +1,88 @@
+"""Running the agent as a process: log, signals, the loop, and a small memory footprint."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from agent import __version__
+from agent.server.clock import SystemClock
+from agent.server.reporting import logs
+from agent.server.start.service_manager import ServiceManager
+from agent.server.start.wiring import Assembly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.config.config import Config
+    from agent.server.lifecycle import Service
+    from agent.server.start.wiring import Surrogates
+
+log = structlog.get_logger(__name__)
+
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def run(config: Config, surrogates: Surrogates | None = None) -> None:
+    """Run the agent until it is told to stop; raises what `Assembly` raises.
+
+    SIGTERM and SIGINT stop it. SIGHUP has it look at the host, the manifests and the kernel again;
+    the configuration is read at the start only, and a restart touches no workload.
+    Whatever runs in the pods' cgroups is left exactly as it is when this returns.
+    """
+    logs.configure(config.agent.logging.format, config.agent.logging.level)
+    manager = ServiceManager.of(os.environ)
+    log.info("starting", version=__version__, pid=os.getpid())
+    with Assembly(config, manager, SystemClock(), surrogates) as service:
+        settle_memory()
+        asyncio.run(_serve(service))
+
+
+async def _serve(service: Service) -> None:
+    loop = asyncio.get_running_loop()
+    for number in STOPPING:
+        loop.add_signal_handler(number, service.stop)
+    loop.add_signal_handler(signal.SIGHUP, service.look_again)
+    await service.run()
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Let the garbage collector rest while modules are imported: all they make stays anyway."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def import_structlog_without_rich() -> None:
+    """Import structlog as if rich were not installed, unless either is imported already.
+
+    structlog imports rich for coloured tracebacks, which a service never prints: 3 MiB and 0.1 s.
+    """
+    if "structlog" in sys.modules or "rich" in sys.modules:
+        return
+    hidden: dict[str, None] = {"rich": None}
+    sys.modules.update(hidden)  # type: ignore[arg-type]  # None says "not there" to the importer
+    try:
+        import structlog  # noqa: F401, PLC0415  # imported for its effect, at this moment
+    finally:
+        del sys.modules["rich"]
+
+
+def settle_memory() -> None:
+    """Take all that is there now, after a start, out of the garbage collector's sight.
+
+    Modules, the host and the restored pods live as long as the process; looking through them again
+    and again takes tens of milliseconds, in the middle of somebody's admission.
+    """
+    gc.collect()
+    gc.freeze()

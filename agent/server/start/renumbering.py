@@ -1,0 +1,89 @@
+"""NUMA nodes that came back from a reboot under other numbers.
+
+The kernel numbers nodes as the firmware lists them, which another firmware, or a node without
+memory, can change. A node is known by its CPUs. Only after a reboot may grants follow it: nothing
+runs on them then, and what is started next is to find its memory beside its CPUs.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.managers.allocations.ledger import (
+        ContainerGrant,
+        Ledger,
+        MemoryBlock,
+        NodeMemory,
+        PodGrant,
+    )
+    from agent.managers.topology.hints import Hint
+    from agent.state.checkpoint import HostFacts
+
+_UNMOVED: Final[Mapping[int, int]] = MappingProxyType({})
+
+
+def node_moves(before: HostFacts, after: HostFacts) -> Mapping[int, int]:
+    """Return {old number: new number} of all nodes when some were renumbered, else nothing.
+
+    Every node must be found again, those with CPUs by the same CPUs, those without under their
+    old number; when one is not, it is another machine rather than other numbers.
+    """
+    found: dict[int, int] = {}
+    by_cpus = {node.cpus: node.id for node in after.nodes if node.cpus}
+    bare = {node.id for node in after.nodes if not node.cpus}
+    for node in before.nodes:
+        if node.cpus and node.cpus in by_cpus:
+            found[node.id] = by_cpus[node.cpus]
+        elif not node.cpus and node.id in bare:
+            found[node.id] = node.id
+        else:
+            return _UNMOVED
+    if len(set(found.values())) < len(found) or all(old == new for old, new in found.items()):
+        return _UNMOVED
+    return MappingProxyType(found)
+
+
+def renumbered(ledger: Ledger, moves: Mapping[int, int]) -> Ledger:
+    """Return a ledger with every node under its new number."""
+    return replace(
+        ledger,
+        grants=MappingProxyType({uid: _pod(grant, moves) for uid, grant in ledger.grants.items()}),
+        memory=MappingProxyType(
+            dict(sorted((moves.get(n, n), _charge(m, moves)) for n, m in ledger.memory.items()))
+        ),
+    )
+
+
+def _nodes(nodes: Mask, moves: Mapping[int, int]) -> Mask:
+    return Mask.from_ids(moves.get(node, node) for node in nodes)
+
+
+def _charge(memory: NodeMemory, moves: Mapping[int, int]) -> NodeMemory:
+    return replace(memory, cells=_nodes(memory.cells, moves))
+
+
+def _pod(grant: PodGrant, moves: Mapping[int, int]) -> PodGrant:
+    containers = tuple(_container(container, moves) for container in grant.containers)
+    return replace(grant, containers=containers, memory=_blocks(grant.memory, moves))
+
+
+def _container(grant: ContainerGrant, moves: Mapping[int, int]) -> ContainerGrant:
+    return replace(grant, memory=_blocks(grant.memory, moves), hint=_hint(grant.hint, moves))
+
+
+def _blocks(blocks: tuple[MemoryBlock, ...], moves: Mapping[int, int]) -> tuple[MemoryBlock, ...]:
+    return tuple(replace(block, nodes=_nodes(block.nodes, moves)) for block in blocks)
+
+
+def _hint(hint: Hint, moves: Mapping[int, int]) -> Hint:
+    if hint.nodes is None:
+        return hint
+    return hint._replace(nodes=_nodes(Mask(hint.nodes), moves).bits)

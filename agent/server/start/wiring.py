@@ -1,0 +1,305 @@
+"""From a configuration to a service that can run: everything opened, checked and restored."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from msgspec import Struct
+
+from agent.api.topology import topology_view
+from agent.pods.manifest import load_pod
+from agent.reconcile.desired.limits import Enforced
+from agent.reconcile.errors import BindingError
+from agent.reconcile.identify.binding import cgroup_of_pid
+from agent.reconcile.identify.running_pods import pod_uids, seen_pods
+from agent.reconcile.intruding_tasks import read_tasks
+from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
+from agent.runtimes.finder import RuntimeFiles
+from agent.server.api import Api
+from agent.server.configured_host import situate
+from agent.server.controller import Keeper
+from agent.server.kernel.enforced import EnforcedKernel, Senses
+from agent.server.lifecycle import Doors, Service, Surroundings
+from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
+from agent.server.manifest_intake import KeeperIntake
+from agent.server.start.restart import initial_state, orphaned_since
+from agent.server.watches import CgroupChanges, directory_changes
+from agent.sources.files import Format
+from agent.sources.manifests import ManifestSource
+from agent.state.store import Store
+from cgroupfs.names import Driver
+from sysfs.discover import discover
+from sysfs.uevents import watch_hotplug
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from agent.config.config import Config
+    from agent.managers.recovery.from_cgroups import SeenPod
+    from agent.pods.model import Pod
+    from agent.reconcile.intruding_tasks import Task
+    from agent.runtimes.identifier import ContainerFinder
+    from agent.server.clock import Clock
+    from agent.server.configured_host import Situation
+    from agent.server.start.service_manager import ServiceManager
+    from agent.state.files import Files
+    from agent.state.store import LoadResult
+    from cgroupfs.tree import Tree
+    from sysfs.host import Host
+    from systemd.bus import Systemd
+
+log = structlog.get_logger(__name__)
+
+#: Processes are always those of the running kernel, wherever the host's description stands.
+PROC: Final = Path("/proc")
+_ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
+
+
+class Surrogates(Struct, frozen=True):
+    """What stands in for parts of the system where there is no kernel, for tests and the demo.
+
+    `tree` replaces the cgroup mount, `systemd` its bus, `tasks` what runs on the host, `files` what
+    the checkpoint is kept with. `runtimes` is the root of the files of container runtimes. With
+    `live` False neither netlink nor inotify on cgroups is used.
+    """
+
+    tree: Tree | None = None
+    systemd: Systemd | None = None
+    live: bool = True
+    tasks: Callable[[], Iterable[Task]] | None = None
+    runtimes: Path | None = None
+    files: Files | None = None
+
+
+class Assembly:
+    """A service and all that it holds open; use it as a context manager.
+
+    It has its cgroup tree and its state directory to itself. Raises what keeps an agent from
+    starting, one line each: `StartError`, `EnforcementStartError`, `CgroupRootError`,
+    `TreeLockedError`, `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        manager: ServiceManager,
+        clock: Clock,
+        surrogates: Surrogates | None = None,
+    ) -> None:
+        self._config = config
+        self._surrogates = surrogates or Surrogates()
+        self._warned: frozenset[str] = frozenset()
+        self._unseen: str | None = None
+        self._boot_id = _boot_id()
+        with ExitStack() as opened:
+            store = Store(config.agent.state_directory, self._surrogates.files)
+            self._store = opened.enter_context(store)
+            self._tree = self._open_tree()
+            opened.callback(self._tree.lock().release)
+            self._layout = make_layout(config.cgroup_driver, config.cgroup_root)
+            self._finder = self._make_finder()
+            self._loaded = self._store.load()
+            self._running = self._look_at_pods()
+            holding = bool(self._running) or _holds(self._loaded)
+            self._situation = situate(config, self._read_host(), holding=holding)
+            self.doors = self._open_doors(opened)
+            self.keeper = self._restore(clock, opened)
+            self.service = Service(
+                self.keeper,
+                self._api(),
+                self.doors,
+                self._surroundings(opened),
+                manager,
+                clock,
+                config.cpu_manager_reconcile_period,
+            )
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Service:
+        return self.service
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def _open_tree(self) -> Tree:
+        if self._surrogates.tree is not None:
+            return self._surrogates.tree
+        return open_tree(self._config.agent.cgroup_mount)
+
+    def _look_at_pods(self) -> tuple[SeenPod, ...]:
+        """Return the pods that run where one may be unknown to the checkpoint, else none.
+
+        The checkpoint may be lost, or be older than what runs. Raises `OSError` as the tree does
+        where there is no checkpoint.
+        """
+        saved = self._loaded.state
+        try:
+            if saved is not None:
+                known = saved.ledger.grants.keys() | orphaned_since(saved, self._boot_id)
+                if pod_uids(self._tree, self._layout) <= known:
+                    return ()
+            return seen_pods(self._tree, self._layout, self._finder)
+        except OSError as error:
+            if saved is None:
+                raise
+            self._unseen = (
+                f"the cgroups of running pods cannot be read: {error.strerror or error}; whether "
+                "pods run that the checkpoint does not know is not known; see the kernel log, then "
+                "restart the agent"
+            )
+            log.error("running pods cannot be compared", problem=self._unseen)  # noqa: TRY400  # no defect of ours
+            return ()
+
+    def _read_host(self) -> Host:
+        # What pods are given of devices the configuration tells; the host's own list is for people.
+        host = discover(self._config.agent.sysfs_root, devices=False)
+        for warning in sorted({*host.warnings} - self._warned):
+            log.warning("a file of the host is odd", why=warning)
+        self._warned = frozenset(host.warnings)
+        return host
+
+    def _open_doors(self, opened: ExitStack) -> Doors:
+        agent, metrics = self._config.agent, self._config.agent.metrics
+        address = Address(metrics.address, metrics.port, metrics.tls_certificate, metrics.tls_key)
+        tls = tls_context(address)
+        self.group = None if agent.socket_group is None else group_id(agent.socket_group)
+        admission = open_unix(agent.socket_path, self.group)
+        opened.callback(admission.close)
+        monitoring = open_tcp(address)
+        opened.callback(monitoring.close)
+        return Doors(admission.socket, monitoring, tls)
+
+    def _restore(self, clock: Clock, opened: ExitStack) -> Keeper:
+        enforcer = make_enforcer(
+            self._tree, self._layout, self._systemd(opened), self._finder, self._enforced()
+        )
+        prepared = enforcer.prepare()
+        state = initial_state(
+            self._situation, self._loaded, self._boot_id, clock.time(), self._running
+        )
+        state.kernel_problems = tuple(problem.detail for problem in prepared.problems)
+        if self._unseen is not None:
+            state.troubles["running pods"] = self._unseen
+        for note in prepared.notes:
+            log.warning("a controller is missing", note=note)
+        if state.kernel_problems:
+            log.error("the cgroup of all pods is not ready", problems=state.kernel_problems)
+        kernel = EnforcedKernel(
+            enforcer,
+            self._tree,
+            self._layout,
+            self._config.agent.cgroup_mount,
+            PROC,
+            _own_cgroup(),
+            Senses(self._tasks(), clock.monotonic),
+        )
+        keeper = Keeper(state, kernel, self._store, clock)
+        keeper.note_invalid()
+        return keeper
+
+    def _enforced(self) -> Enforced:
+        nodes = self._situation.host.nodes
+        sizes = {page.size_bytes for node in nodes for page in node.hugepages}
+        controllers = frozenset(map(str, self._config.agent.enforce))
+        return Enforced(controllers, tuple(sorted(sizes)))
+
+    def _tasks(self) -> Callable[[], Iterable[Task]]:
+        """Return who reads the tasks; those of this kernel are in no other tree."""
+        if self._surrogates.tasks is not None:
+            return self._surrogates.tasks
+        return partial(read_tasks, PROC) if self._surrogates.tree is None else tuple
+
+    def _make_finder(self) -> ContainerFinder | None:
+        """Return who knows the runtimes' containers; those of this kernel are in no other tree."""
+        if self._surrogates.tree is not None and self._surrogates.runtimes is None:
+            return None
+        root = self._surrogates.runtimes or Path("/")
+        return RuntimeFiles(root, lambda why: log.warning("a runtime's file is of no use", why=why))
+
+    def _systemd(self, opened: ExitStack) -> Systemd | None:
+        if self._layout.driver is Driver.CGROUPFS or self._surrogates.systemd is not None:
+            return self._surrogates.systemd
+        from systemd.bus import SystemBus  # noqa: PLC0415  # costs memory that cgroupfs does not
+
+        bus = SystemBus()
+        opened.callback(bus.close)
+        return bus
+
+    def _api(self) -> Api:
+        limits = self._config.agent.limits
+        return Api(self.keeper, _topology, self.group, limits.message_bytes)
+
+    def _surroundings(self, opened: ExitStack) -> Surroundings:
+        live = self._surrogates.live
+        return Surroundings(
+            discover=self._look_at_host,
+            fingerprint=lambda: _fingerprint(self._config.agent.sysfs_root),
+            hotplug=watch_hotplug if live and str(self._config.agent.sysfs_root) == "/" else None,
+            cgroups=self._cgroup_changes(opened) if live else None,
+            manifests=self._manifests(),
+            manifest_changes=self._manifest_changes(),
+        )
+
+    def _look_at_host(self) -> Situation:
+        return situate(self._config, self._read_host(), self.keeper.state.situation)
+
+    def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
+        changes = CgroupChanges(self._config.agent.cgroup_mount)
+        opened.callback(changes.close)
+        return changes
+
+    def _manifests(self) -> ManifestSource | None:
+        directory = self._config.static_pod_path
+        if directory is None:
+            return None
+        form = Format(self._load, self._config.agent.limits.manifest_bytes)
+        return ManifestSource(directory, KeeperIntake(self.keeper), form)
+
+    def _manifest_changes(self) -> Callable[[], AsyncIterator[None]] | None:
+        directory = self._config.static_pod_path
+        return None if directory is None else lambda: directory_changes(directory)
+
+    def _load(self, content: bytes, source: str) -> Pod:
+        limit = self._config.agent.limits.manifest_bytes
+        gates = self._config.gates
+        return load_pod(content, source, max_bytes=limit, pod_level=gates.pod_level_resources)
+
+
+def _boot_id() -> str:
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # a sandbox that hides it: then a reboot is not told from a restart
+        return ""
+
+
+def _own_cgroup() -> str:
+    try:
+        return cgroup_of_pid(PROC, os.getpid())
+    except BindingError:  # no cgroup v2 here (an emulated tree), or a cgroup namespace of its own
+        return ""
+
+
+def _holds(loaded: LoadResult) -> bool:
+    return loaded.state is not None and bool(loaded.state.ledger.grants)
+
+
+def _topology(host: Host) -> bytes:
+    return json.dumps(topology_view(host)).encode() + b"\n"
+
+
+def _fingerprint(root: Path) -> str:
+    """Return what changes when CPUs or nodes come and go; cheap enough for every reconcile."""
+    return "\n".join(_text(root / file) for file in _ONLINE_FILES)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

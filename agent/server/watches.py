@@ -1,0 +1,85 @@
+"""Where changes are noticed at once: inotify on directories and cgroups, as endless streams.
+
+None of them is relied on: what they miss is found by the periodic comparison.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from cgroupfs.tree import is_within
+from cgroupfs.watch import DIRECTORY_OF_FILES, CgroupWatch, Inotify
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Iterable
+    from pathlib import Path
+
+
+class _Readable(Protocol):
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+
+    def read(self) -> tuple[object, ...]:
+        """Return what happened; never blocks."""
+
+
+async def directory_changes(directory: Path) -> AsyncIterator[None]:
+    """Yield whenever files of a directory were written, moved or removed. Raises `OSError`."""
+    with Inotify() as inotify:
+        inotify.add(directory, DIRECTORY_OF_FILES)
+        async for _ in _readings(inotify):
+            yield
+
+
+class CgroupChanges:
+    """Notices changes in a set of cgroups that grows and shrinks."""
+
+    def __init__(self, mount: Path) -> None:
+        self._watch = CgroupWatch(mount)
+        self._watched: set[str] = set()
+
+    def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
+        """Watch exactly these cgroups; those that are gone are left out.
+
+        A controller that was taken away and enabled again makes files anew, and a cgroup that was
+        removed and made again is another one: what is at or below one of `renewed` is watched
+        anew. Raises `OSError` (ENOSPC) when the kernel grants no more watches.
+        """
+        wanted = frozenset(cgroups)
+        for cgroup in self._watched - wanted:
+            self._watch.remove(cgroup)
+        kept = {cgroup for cgroup in self._watched & wanted if not is_within(cgroup, renewed)}
+        added = {cgroup for cgroup in wanted - kept if self._watch.add(cgroup)}
+        self._watched = kept | added
+
+    def also(self, cgroups: Iterable[str]) -> None:
+        """Watch these cgroups beside the others, anew if need be; those that are gone are left out.
+
+        Raises `OSError` (ENOSPC) when the kernel grants no more watches.
+        """
+        self._watched.update(cgroup for cgroup in cgroups if self._watch.add(cgroup))
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yield whenever a cgroup came or went, or somebody wrote one of its settings."""
+        async for _ in _readings(self._watch):
+            yield
+
+    def close(self) -> None:
+        """End all watches."""
+        self._watch.close()
+
+
+async def _readings(source: _Readable) -> AsyncIterator[None]:
+    """Yield whenever a descriptor had something to read that was read."""
+    readable = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(source.fileno(), readable.set)
+    try:
+        while True:
+            await readable.wait()
+            readable.clear()
+            if source.read():
+                yield
+    finally:
+        loop.remove_reader(source.fileno())

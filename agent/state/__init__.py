@@ -1,0 +1,1 @@
+"""The checkpoint and its atomic store."""

@@ -1,0 +1,319 @@
+"""Format 1 of the checkpoint: the shape of the JSON document, and how values map to it.
+
+The shape is kept apart from the ledger's own types, so that these can change while files of
+format 1 stay readable: a later format gets a module of its own beside this one. Defaults are part
+of the format, since what equals its default is not written. Sets of ids are strings in the
+kernel's list format.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from agent.managers.allocations.bindings import Binding, Bindings
+from agent.managers.allocations.ledger import (
+    ContainerGrant,
+    CpuLimits,
+    Isolation,
+    Ledger,
+    MemoryBlock,
+    NodeMemory,
+    PodGrant,
+)
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.pods.model import ContainerKind, QosClass  # noqa: TC001 - msgspec reads annotations
+from agent.state.checkpoint import HostFacts, NodeFacts, State
+from sysfs.mask import Mask
+
+Name = Annotated[str, Meta(min_length=1)]
+Size = Annotated[int, Meta(ge=0)]
+PodT = TypeVar("PodT")
+
+
+class BlockV1(Struct, forbid_unknown_fields=True):
+    """One block of memory: `size` bytes of `type` on `nodes`."""
+
+    type: Name
+    size: Size
+    nodes: Mask
+
+
+class CpuV1(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+    """CPU request and limit in millicores."""
+
+    request: Size | None = None
+    limit: Size | None = None
+
+
+class ContainerV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One container's grant; `hint_nodes` is absent where any node would do."""
+
+    name: Name
+    kind: ContainerKind
+    isolation: Isolation
+    cpus: Mask | None = None
+    memory: list[BlockV1] = []
+    devices: dict[Name, list[str]] = {}
+    hint_nodes: Mask | UnsetType = UNSET
+    hint_preferred: bool = False
+    cpu: CpuV1 = CpuV1()
+    quota_disabled: bool = False
+    limits: dict[Name, Size] = {}
+    why: str = ""
+
+
+class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One pod's grant."""
+
+    uid: Name
+    name: Name
+    namespace: Name
+    qos: QosClass
+    spec_digest: str
+    containers: list[ContainerV1]
+    cpus: Mask | None = None
+    memory: list[BlockV1] = []
+    cpu: CpuV1 = CpuV1()
+    quota_disabled: bool = False
+    requests: dict[Name, Size] = {}
+    limits: dict[Name, Size] = {}
+    recovered: bool = False
+
+
+class ChargeV1(Struct, forbid_unknown_fields=True):
+    """The memory charged to one node, in bytes by memory type."""
+
+    node: Size
+    assignments: Size
+    cells: Mask
+    reserved: dict[Name, Size]
+
+
+class BindingV1(Struct, forbid_unknown_fields=True):
+    """One explicit binding of a container to a cgroup."""
+
+    pod: Name
+    container: Name
+    cgroup: Name
+
+
+class PagesV1(Struct, forbid_unknown_fields=True):
+    """Huge pages of one size."""
+
+    size: Size
+    count: Size
+
+
+class NodeV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One NUMA node of the host at the time of writing."""
+
+    id: Size
+    cpus: Mask
+    memory: Size | None
+    hugepages: list[PagesV1] = []
+
+
+class HostV1(Struct, forbid_unknown_fields=True):
+    """The host at the time of writing."""
+
+    online: Mask
+    offline: Mask
+    nodes: list[NodeV1]
+
+
+class StateV1(Struct, Generic[PodT], forbid_unknown_fields=True):
+    """The whole state; pods are structs when read, ready-made JSON when written."""
+
+    agent_version: str
+    boot_id: str
+    host: HostV1
+    policy: dict[str, str]
+    memory: list[ChargeV1]
+    bindings: list[BindingV1]
+    pods: list[PodT]
+    manifests: dict[Name, Name] | UnsetType = UNSET
+    released: list[Name] | UnsetType = UNSET
+    orphaned: list[Name] | UnsetType = UNSET
+
+
+def pod_to_wire(grant: PodGrant) -> PodV1:
+    """Return the wire form of one pod's grant."""
+    return PodV1(
+        uid=grant.uid,
+        name=grant.name,
+        namespace=grant.namespace,
+        qos=grant.qos,
+        spec_digest=grant.spec_digest,
+        containers=[_container_to_wire(container) for container in grant.containers],
+        cpus=grant.cpus,
+        memory=_blocks_to_wire(grant.memory),
+        cpu=_cpu_to_wire(grant.cpu),
+        quota_disabled=grant.quota_disabled,
+        requests=dict(grant.requests),
+        limits=dict(grant.limits),
+        recovered=grant.recovered,
+    )
+
+
+def state_to_wire(state: State, pods: list[msgspec.Raw]) -> StateV1[msgspec.Raw]:
+    """Return the wire form of a state whose pods are already encoded, in order of admission."""
+    return StateV1(
+        agent_version=state.agent_version,
+        boot_id=state.boot_id,
+        host=_host_to_wire(state.host),
+        policy=dict(state.policy),
+        memory=[
+            ChargeV1(node, charge.assignments, charge.cells, dict(charge.reserved))
+            for node, charge in sorted(state.ledger.memory.items())
+        ],
+        bindings=[BindingV1(b.pod_uid, b.container, b.cgroup) for b in state.bindings],
+        pods=pods,
+        manifests=dict(sorted(state.manifests.items())) or UNSET,
+        released=list(state.bindings.released) or UNSET,
+        orphaned=sorted(state.orphaned) or UNSET,
+    )
+
+
+def state_from_wire(wire: StateV1[PodV1]) -> State:
+    """Return the state of a document; raises `ValueError(field, problem)` on contradictions."""
+    grants = {pod.uid: _pod_from_wire(pod) for pod in wire.pods}
+    _demand_unique("$.state.pods", "pod", [pod.uid for pod in wire.pods])
+    _demand_unique("$.state.memory", "node", [str(charge.node) for charge in wire.memory])
+    for index, pod in enumerate(wire.pods):
+        names = [container.name for container in pod.containers]
+        _demand_unique(f"$.state.pods[{index}].containers", "container", names)
+    return State(
+        ledger=_ledger(grants, wire.memory),
+        bindings=_bindings_from_wire(wire),
+        boot_id=wire.boot_id,
+        host=_host_from_wire(wire.host),
+        policy=MappingProxyType(wire.policy),
+        agent_version=wire.agent_version,
+        manifests=MappingProxyType({} if wire.manifests is UNSET else wire.manifests),
+        orphaned=frozenset(() if wire.orphaned is UNSET else wire.orphaned),
+    )
+
+
+def _bindings_from_wire(wire: StateV1[PodV1]) -> Bindings:
+    entries = (Binding(b.pod, b.container, b.cgroup) for b in wire.bindings)
+    return Bindings(tuple(entries), () if wire.released is UNSET else tuple(wire.released))
+
+
+def _ledger(grants: dict[str, PodGrant], charges: list[ChargeV1]) -> Ledger:
+    memory = {
+        charge.node: NodeMemory(charge.assignments, charge.cells, MappingProxyType(charge.reserved))
+        for charge in charges
+    }
+    return Ledger.of(grants.values(), MappingProxyType(memory))
+
+
+def _container_to_wire(grant: ContainerGrant) -> ContainerV1:
+    nodes = grant.hint.nodes
+    return ContainerV1(
+        name=grant.name,
+        kind=grant.kind,
+        isolation=grant.isolation,
+        cpus=grant.cpus,
+        memory=_blocks_to_wire(grant.memory),
+        devices={resource: list(ids) for resource, ids in grant.devices.items()},
+        hint_nodes=UNSET if nodes is None else Mask(nodes),
+        hint_preferred=grant.hint.preferred,
+        cpu=_cpu_to_wire(grant.cpu),
+        quota_disabled=grant.quota_disabled,
+        limits=dict(grant.limits),
+        why=grant.why,
+    )
+
+
+def _pod_from_wire(wire: PodV1) -> PodGrant:
+    return PodGrant(
+        uid=wire.uid,
+        name=wire.name,
+        namespace=wire.namespace,
+        qos=wire.qos,
+        spec_digest=wire.spec_digest,
+        containers=tuple(_container_from_wire(container) for container in wire.containers),
+        cpus=wire.cpus,
+        memory=_blocks_from_wire(wire.memory),
+        cpu=CpuLimits(wire.cpu.request, wire.cpu.limit),
+        quota_disabled=wire.quota_disabled,
+        requests=MappingProxyType(wire.requests),
+        limits=MappingProxyType(wire.limits),
+        recovered=wire.recovered,
+    )
+
+
+def _container_from_wire(wire: ContainerV1) -> ContainerGrant:
+    devices = {resource: tuple(ids) for resource, ids in wire.devices.items()}
+    return ContainerGrant(
+        name=wire.name,
+        kind=wire.kind,
+        isolation=wire.isolation,
+        cpus=wire.cpus,
+        memory=_blocks_from_wire(wire.memory),
+        devices=MappingProxyType(devices),
+        hint=_hint_from_wire(wire),
+        cpu=CpuLimits(wire.cpu.request, wire.cpu.limit),
+        quota_disabled=wire.quota_disabled,
+        limits=MappingProxyType(wire.limits),
+        why=wire.why,
+    )
+
+
+def _hint_from_wire(wire: ContainerV1) -> Hint:
+    if wire.hint_nodes is UNSET:
+        return Hint(None, preferred=True) if wire.hint_preferred else NO_AFFINITY
+    return Hint(wire.hint_nodes.bits, preferred=wire.hint_preferred)
+
+
+def _blocks_to_wire(blocks: tuple[MemoryBlock, ...]) -> list[BlockV1]:
+    return [BlockV1(block.type, block.size, block.nodes) for block in blocks]
+
+
+def _blocks_from_wire(wire: list[BlockV1]) -> tuple[MemoryBlock, ...]:
+    return tuple(MemoryBlock(block.type, block.size, block.nodes) for block in wire)
+
+
+def _cpu_to_wire(cpu: CpuLimits) -> CpuV1:
+    return CpuV1(cpu.request_millis, cpu.limit_millis)
+
+
+def _host_to_wire(host: HostFacts) -> HostV1:
+    return HostV1(
+        host.online,
+        host.offline,
+        [
+            NodeV1(
+                node.id,
+                node.cpus,
+                node.memory_bytes,
+                [PagesV1(size, count) for size, count in sorted(node.hugepages.items())],
+            )
+            for node in host.nodes
+        ],
+    )
+
+
+def _host_from_wire(wire: HostV1) -> HostFacts:
+    nodes = (
+        NodeFacts(
+            node.id,
+            node.cpus,
+            node.memory,
+            MappingProxyType({pages.size: pages.count for pages in node.hugepages}),
+        )
+        for node in wire.nodes
+    )
+    return HostFacts(wire.online, wire.offline, tuple(nodes))
+
+
+def _demand_unique(field: str, what: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(field, f"{what} {name!r} appears twice")
+        seen.add(name)

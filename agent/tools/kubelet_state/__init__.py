@@ -1,0 +1,1 @@
+"""The kubelet's state files, read and written byte for byte."""

@@ -1,0 +1,194 @@
+"""From the kubelet's files to a ledger.
+
+The files know pod uids, container names, CPUs and memory. That is what a grant holds; the rest of
+it (the pod's name, kinds of containers, isolation, limits) is completed by the pods' manifests
+where these are given, and otherwise left open until the pod is asked for (`managers.confirmation`).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers.allocations.ledger import (
+    ContainerGrant,
+    Isolation,
+    Ledger,
+    NodeMemory,
+    PodGrant,
+)
+from agent.managers.readmission import NotConfirmedError, confirm
+from agent.parsing.nodes import shown
+from agent.pods.model import ContainerKind, QosClass
+from agent.pods.names import label_fault, uid_fault
+from agent.tools.kubelet_state import cpu_check, cpu_file, memory_check, memory_file
+from agent.tools.kubelet_state.cpu_file import CpuState
+from agent.tools.kubelet_state.errors import UnfitStateError
+from agent.tools.kubelet_state.memory_file import MemoryState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.managers.effective_policy import Rules
+    from agent.pods.model import Pod
+    from agent.tools.kubelet_state.files import KubeletState
+
+#: Where a pod is shown to be from as long as only its uid is known.
+IMPORTED_NAMESPACE: Final = "imported"
+_NO_PODS: Final[Mapping[str, Pod]] = MappingProxyType({})
+
+
+class Imported(Struct, frozen=True):
+    """The ledger that a kubelet's state amounts to, and what somebody should know, a line each."""
+
+    ledger: Ledger
+    notes: tuple[str, ...] = ()
+
+
+def take_over(rules: Rules, state: KubeletState, pods: Mapping[str, Pod] = _NO_PODS) -> Imported:
+    """Return the ledger of a kubelet's state; `pods` by uid complete what they describe.
+
+    Raises `UnfitStateError` with every reason why the state cannot be taken over.
+    """
+    cpu = state.cpu or CpuState(str(rules.policy.cpu.policy))
+    memory = state.memory or MemoryState(str(rules.policy.memory.policy))
+    # First of all: what follows names pods and containers in lines that somebody reads.
+    if misnamed := list(_misnamed(cpu, memory)):
+        raise UnfitStateError("the kubelet's state is not taken over", misnamed)
+    reasons = [
+        *(f"{cpu_file.FILE_NAME}: {why}" for why in cpu_check.cpu_problems(rules, cpu)),
+        *(f"{memory_file.FILE_NAME}: {why}" for why in memory_check.memory_problems(rules, memory)),
+    ]
+    if reasons:
+        raise UnfitStateError("the kubelet's state is not taken over", reasons)
+    grants = {grant.uid: grant for grant in _grants(rules, cpu, memory)}
+    completed = _completed(rules, grants, pods)
+    return Imported(
+        Ledger.of(completed.values(), _charge(rules, memory)),
+        tuple(_notes(rules, state, completed, pods)),
+    )
+
+
+def _misnamed(cpu: CpuState, memory: MemoryState) -> Iterator[str]:
+    """Say which pods and containers have names that neither Kubernetes nor a cgroup can have."""
+    files = (
+        (cpu_file.FILE_NAME, {*cpu.containers, *cpu.pods}, cpu.containers.values()),
+        (memory_file.FILE_NAME, {*memory.containers, *memory.pods}, memory.containers.values()),
+    )
+    for file, uids, containers in files:
+        for uid in sorted(uids):
+            if fault := uid_fault(uid):
+                yield f"{file}: {shown(uid)} is not a valid uid: {fault}"
+        for name in sorted({name for held in containers for name in held}):
+            if fault := label_fault(name):
+                yield f"{file}: {shown(name)} is not a valid name of a container: {fault}"
+
+
+def _grants(rules: Rules, cpu: CpuState, memory: MemoryState) -> Iterator[PodGrant]:
+    inert = cpu_check.inert_budgets(cpu)
+    budgets = {uid: cpus for uid, cpus in cpu.pods.items() if uid not in inert}
+    for uid in sorted({*cpu.containers, *budgets, *memory.containers}):
+        containers = tuple(_containers(rules, uid, cpu, memory))
+        if containers or uid in budgets:
+            yield PodGrant(
+                uid=uid,
+                name=uid,
+                namespace=IMPORTED_NAMESPACE,
+                qos=QosClass.GUARANTEED,  # no other holds anything of its own
+                spec_digest="",
+                containers=containers,
+                cpus=budgets.get(uid),
+                memory=memory.pods.get(uid, ()) if uid in memory.containers else (),
+                quota_disabled=any(container.quota_disabled for container in containers),
+            )
+
+
+def _containers(
+    rules: Rules, uid: str, cpu: CpuState, memory: MemoryState
+) -> Iterator[ContainerGrant]:
+    """Yield the containers of a pod; which of a pod-level budget share their CPUs is not known.
+
+    Outside of a budget, a container with CPUs of its own is exclusive, and the kubelet has lifted
+    its quota. Inside, the quota that it has is left alone.
+    """
+    cpus, blocks = cpu.containers.get(uid, {}), memory.containers.get(uid, {})
+    lifted = rules.policy.gates.disable_cpu_quota_with_exclusive_cpus and uid not in cpu.pods
+    for name in sorted({*cpus, *blocks}):
+        own = cpus.get(name)
+        yield ContainerGrant(
+            name=name,
+            kind=ContainerKind.APP,
+            isolation=Isolation.HOST if own is None else Isolation.CONTAINER,
+            cpus=own,
+            memory=blocks.get(name, ()),
+            quota_disabled=own is not None and lifted,
+        )
+
+
+def _completed(
+    rules: Rules, grants: Mapping[str, PodGrant], pods: Mapping[str, Pod]
+) -> dict[str, PodGrant]:
+    """Complete grants by manifests; still without a digest, which the first admission sets.
+
+    A manifest from a cluster says more (such as its QoS class) than the one that asks later.
+    """
+    completed: dict[str, PodGrant] = {}
+    reasons: list[str] = []
+    for uid, grant in grants.items():
+        pod = pods.get(uid)
+        completed[uid] = grant
+        if pod is None:
+            continue
+        try:
+            completed[uid] = replace(confirm(rules.policy, grant, pod), spec_digest="")
+        except NotConfirmedError as error:
+            reasons.append(f"pod {pod.namespace}/{pod.name} ({uid}): by its manifest {error}")
+    if reasons:
+        raise UnfitStateError("the manifests do not fit the kubelet's state", reasons)
+    return completed
+
+
+def _charge(rules: Rules, memory: MemoryState) -> Mapping[int, NodeMemory]:
+    if not rules.static_memory or memory_check.is_fresh(memory):
+        return rules.empty_ledger().memory
+    return MappingProxyType(
+        {
+            node: NodeMemory(
+                held.assignments,
+                held.cells,
+                MappingProxyType({name: table.reserved for name, table in held.tables.items()}),
+            )
+            for node, held in sorted(memory.nodes.items())
+        }
+    )
+
+
+def _notes(
+    rules: Rules, state: KubeletState, grants: Mapping[str, PodGrant], pods: Mapping[str, Pod]
+) -> Iterator[str]:
+    yield from _missing_files(rules, state)
+    if state.cpu is not None:
+        for uid in sorted(cpu_check.inert_budgets(state.cpu)):
+            yield f"pod {uid} is left out: of it a budget remained whose CPUs are all free again"
+    for grant in grants.values():
+        if not grant.containers:
+            yield (
+                f"pod {grant.uid} holds CPUs {grant.cpus} without any container;"
+                f" 'numawarden remove {grant.uid}' frees them"
+            )
+    open_grants = [uid for uid, grant in grants.items() if grant.containers and uid not in pods]
+    if open_grants:
+        yield (
+            f"known by uid alone until they are asked for: {len(open_grants)} pods"
+            f" ({', '.join(open_grants)})"
+        )
+
+
+def _missing_files(rules: Rules, state: KubeletState) -> Iterator[str]:
+    if state.cpu is None and rules.static_cpus:
+        yield f"there is no {cpu_file.FILE_NAME}: no pod holds CPUs of its own"
+    if state.memory is None and rules.static_memory:
+        yield f"there is no {memory_file.FILE_NAME}: no pod holds pinned memory"

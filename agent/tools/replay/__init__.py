@@ -1,0 +1,1 @@
+"""Replay: sequences of pods decided on a described host."""

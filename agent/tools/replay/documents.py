@@ -1,0 +1,205 @@
+"""What came of a step as one line of JSON (`docs/replay.md`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.api.documents import (
+    Document,
+    ExplanationDocument,
+    HintDocument,
+    MemoryDocument,
+    RefusalDocument,
+)
+from agent.api.views import explanation_document, refusal_document
+from agent.managers.decision import DECISION_COUNTERS
+from agent.managers.effective_policy import shared_cpus, shared_pool
+from agent.managers.memory.state import free_memory
+from agent.reconcile.desired.quota import pod_quotas
+from agent.tools.replay.steps import Admit, Ignored, Remove, Restart, Start
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.managers.allocations.ledger import ContainerGrant, MemoryBlock, PodGrant
+    from agent.managers.decision import CounterKey
+    from agent.tools.replay.play import Outcome, State
+    from agent.tools.replay.steps import Step
+    from cgroupfs.state import CpuMax
+
+_LABELS: Final = {metric.name: metric.labels for metric in DECISION_COUNTERS}
+
+
+class ContainerLine(Document, frozen=True):
+    """What one container holds.
+
+    `cpus` None: none of its own; `effective_cpus` are those that it runs on. `cpu_max` is the
+    text of the cgroup's file, None where the container's runtime decides.
+    """
+
+    name: str
+    kind: str
+    isolation: str
+    cpus: str | None
+    effective_cpus: str
+    memory: tuple[MemoryDocument, ...]
+    mems: str | None
+    devices: dict[str, tuple[str, ...]]
+    hint: HintDocument
+    quota_disabled: bool
+    cpu_max: str | None
+
+
+class GrantLine(Document, frozen=True):
+    """What a pod holds; `cpus` and `memory` are its pod-level budget."""
+
+    qos: str
+    cpus: str | None
+    memory: tuple[MemoryDocument, ...]
+    quota_disabled: bool
+    cpu_max: str
+    containers: tuple[ContainerLine, ...]
+
+
+class AmountLine(Document, frozen=True):
+    """Bytes of one memory type on one node."""
+
+    free: int
+    reserved: int
+
+
+class StepLine(Document, frozen=True):
+    """One step and the state after it.
+
+    `step` counts from 0, None is the beginning; `admitted` is None for all but admissions.
+    `shared_pool` and `memory` (by node, by type) are None and empty when the agent would not start.
+    """
+
+    file: str
+    sequence: str
+    step: int | None
+    op: str
+    pod: str | None
+    uid: str | None
+    admitted: bool | None
+    already_admitted: bool
+    reason: str | None
+    message: str | None
+    refusal: RefusalDocument | None
+    grant: GrantLine | None
+    explanation: ExplanationDocument | None
+    shared_pool: str | None
+    memory: dict[str, dict[str, AmountLine]]
+    counters: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def step_line(file: str, sequence: str, outcome: Outcome) -> StepLine:
+    """Return what came of a step."""
+    decision, state, step = outcome.decision, outcome.state, outcome.step
+    refusal = decision.refusal if decision is not None else None
+    grant = decision.grant if decision is not None else None
+    names = (step.name, step.uid) if isinstance(step, Admit | Remove | Start) else (None, None)
+    return StepLine(
+        file=file,
+        sequence=sequence,
+        step=outcome.number,
+        op=operation(step),
+        pod=names[0],
+        uid=names[1],
+        admitted=decision.admitted if decision is not None else None,
+        already_admitted=decision is not None and decision.already_admitted,
+        reason=str(refusal.reason) if refusal is not None else None,
+        message=refusal.message if refusal is not None else None,
+        refusal=refusal_document(refusal) if refusal is not None else None,
+        grant=_grant(state, grant) if state is not None and grant is not None else None,
+        explanation=explanation_document(decision) if decision is not None else None,
+        shared_pool=str(shared_pool(state.rules, state.ledger)) if state is not None else None,
+        memory=_memory(state) if state is not None else {},
+        counters=_counters(decision.counters) if decision is not None else {},
+        notes=outcome.notes,
+    )
+
+
+def operation(step: Step) -> str:
+    """Return what a step does, in the word of the file."""
+    match step:
+        case Admit():
+            return "admit"
+        case Remove():
+            return "remove"
+        case Start():
+            return "start"
+        case Restart():
+            return "restart"
+        case Ignored(what=what):
+            return what
+
+
+def _grant(state: State, grant: PodGrant) -> GrantLine:
+    pool = shared_cpus(state.rules, state.ledger)
+    quotas = pod_quotas(grant)
+    return GrantLine(
+        qos=str(grant.qos),
+        cpus=None if grant.cpus is None else str(grant.cpus),
+        memory=_blocks(grant.memory),
+        quota_disabled=grant.quota_disabled,
+        cpu_max=str(quotas.pod),
+        containers=tuple(
+            _container(container, pool, quotas.containers[container.name])
+            for container in grant.containers
+        ),
+    )
+
+
+def _container(grant: ContainerGrant, pool: Mask, quota: CpuMax | None) -> ContainerLine:
+    nodes = grant.hint.nodes
+    return ContainerLine(
+        name=grant.name,
+        kind=str(grant.kind),
+        isolation=str(grant.isolation),
+        cpus=None if grant.cpus is None else str(grant.cpus),
+        effective_cpus=str(pool if grant.cpus is None else grant.cpus),
+        memory=_blocks(grant.memory),
+        mems=str(grant.mems) if grant.memory else None,
+        devices={resource: tuple(ids) for resource, ids in sorted(grant.devices.items())},
+        hint=HintDocument(
+            nodes=None if nodes is None else str(Mask(nodes)), preferred=grant.hint.preferred
+        ),
+        quota_disabled=grant.quota_disabled,
+        cpu_max=None if quota is None else str(quota),
+    )
+
+
+def _blocks(blocks: Iterable[MemoryBlock]) -> tuple[MemoryDocument, ...]:
+    return tuple(
+        MemoryDocument(type=block.type, bytes=block.size, nodes=str(block.nodes))
+        for block in blocks
+    )
+
+
+def _memory(state: State) -> dict[str, dict[str, AmountLine]]:
+    facts, charged = state.rules.memory, state.ledger.memory
+    if not charged:
+        return {}
+    free = {kind: free_memory(facts, charged, kind) for kind in sorted(facts.types)}
+    return {
+        str(node): {
+            kind: AmountLine(free=free[kind][node], reserved=held.reserved.get(kind, 0))
+            for kind in facts.allocatable.get(node, ())
+        }
+        for node, held in charged.items()
+    }
+
+
+def _counters(counters: Mapping[CounterKey, int]) -> dict[str, int]:
+    return {_sample(key): value for key, value in sorted(counters.items()) if value}
+
+
+def _sample(key: CounterKey) -> str:
+    """Return name and labels as Prometheus writes them."""
+    name, values = key
+    pairs = zip(_LABELS[name], values, strict=True)
+    labels = ",".join(f'{label}="{value}"' for label, value in pairs)
+    return f"{name}{{{labels}}}" if labels else name

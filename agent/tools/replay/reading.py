@@ -1,0 +1,286 @@
+"""From a document to the sequence that it describes, or to all its mistakes.
+
+The format is described in `docs/replay.md`. A configuration or a pod that the agent would refuse
+is a mistake in a sequence that people wrote. In a recorded one (`lenient`) it is what was recorded:
+the sequence is read to its end and the refusal becomes part of the step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from agent.config.config import Config
+from agent.config.errors import ConfigError
+from agent.config.loader import config_of_document
+from agent.config.resolve import resolve
+from agent.managers.effective_policy import Rules
+from agent.parsing.errors import DocumentError, Problem
+from agent.parsing.fields import Field, Reader
+from agent.parsing.nodes import Mapping, join, places, shown
+from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
+from agent.pods.errors import ManifestError
+from agent.pods.manifest import checked_pod, load_pod
+from agent.safe_files import read_bounded
+from agent.tools.replay.errors import ReplayError
+from agent.tools.replay.hosts import HostReader
+from agent.tools.replay.steps import Admit, Ignored, Remove, Restart, Sequence, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from agent.parsing.nodes import Node
+    from agent.pods.model import Pod
+    from agent.tools.replay.hosts import DescribedHost
+    from agent.tools.replay.steps import Step
+
+_KEYS: Final = ("name", "host", "config", "steps")
+_KINDS: Final = ("admit", "remove", "start", "restart")
+#: Only a recorded sequence has it: what has no part in a decision.
+IGNORED: Final = "ignored"
+_MOST_TIMES: Final = 1000
+
+
+def load_sequence(path: Path) -> Sequence:
+    """Return the sequence of a YAML or JSON file. Raises `ReplayError` and `OSError`."""
+    try:
+        document = read_document(read_bounded(path, DEFAULT_MAX_BYTES))
+    except UnreadableError as error:
+        raise ReplayError(str(path), (error.problem,)) from error
+    return read_sequence(document, str(path), path.parent)
+
+
+def read_sequence(
+    document: Node, source: str, folder: Path, *, lenient: bool = False, defaults: bool = True
+) -> Sequence:
+    """Return the sequence of a document; files that it names are looked for in `folder`.
+
+    With `defaults` False pods are taken as they stand. Raises `ReplayError` with every mistake.
+    """
+    reader = _SequenceReader(source, folder, lenient=lenient, defaults=defaults)
+    sequence = reader.sequence(Field("", document))
+    if sequence is None or reader.problems:
+        ordered = sorted(reader.problems, key=lambda problem: problem.line or 0)
+        raise ReplayError(source, tuple(ordered))
+    return sequence
+
+
+class _SequenceReader(Struct):
+    """Reads one sequence; host and configuration are those in force at the step being read."""
+
+    source: str
+    folder: Path
+    lenient: bool
+    defaults: bool
+    hosts: HostReader = field(default_factory=HostReader)
+    _host: DescribedHost | None = None
+    _config: Config | None = None
+    _known: dict[str, Admit] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[Problem]:
+        return self.hosts.problems
+
+    def sequence(self, root: Field) -> Sequence | None:
+        self.hosts.entries(root)
+        self.hosts.refuse_unknown(root, _KEYS)
+        steps = root.child("steps")
+        for key, value in (("host", root.child("host")), ("steps", steps)):
+            if value is None:
+                self.hosts.refuse(root, f"{key} is missing")
+        named = root.child("name")
+        name = self.hosts.text(named) if named is not None else None
+        self._config = Config()
+        begin = self._situation(root)
+        items = enumerate(self.hosts.items(steps)) if steps is not None else ()
+        read = tuple((number, step) for number, item in items for step in self._steps(item))
+        return Sequence(name or self.source, begin, read)
+
+    def _situation(self, parent: Field) -> Restart:
+        """Read `host` and `config`, which stay as they were where they are not given."""
+        host, config = parent.child("host"), parent.child("config")
+        if host is not None:
+            self._host = self.hosts.host(host, self.folder)
+        where = config or Field(join(parent.path, "config"), parent.node)
+        try:
+            if config is not None:
+                self._config = None
+                self._config = config_of_document(config.node, self.source)
+            return Restart(self._rules())
+        except ConfigError as error:
+            problems = _placed(error, where)
+            if not self.lenient:
+                self.problems.extend(problems)
+            return Restart(None, problems)
+
+    def _rules(self) -> Rules | None:
+        if self._host is None or self._config is None:
+            return None
+        machine = self._host.machine
+        policy = resolve(self._config, machine, offline=self._host.offline, source=self.source)
+        if self.lenient:
+            # The kubelet's managers were recorded alone: no scheduler, no admission by node fit.
+            policy = replace(policy, fit=None)
+        return Rules(machine, policy)
+
+    def _steps(self, item: Field) -> Iterator[Step]:
+        self.hosts.entries(item)
+        known = (*_KINDS, IGNORED) if self.lenient else _KINDS
+        self.hosts.refuse_unknown(item, (*known, "times"))
+        kinds = [
+            kind for kind in known if isinstance(item.node, Mapping) and kind in item.node.entries
+        ]
+        if len(kinds) != 1:
+            self.hosts.refuse(item, f"a step is one of {', '.join(_KINDS)}")
+            return
+        if kinds[0] == "admit":
+            yield from self._admissions(item)
+            return
+        if item.child("times") is not None:
+            self.hosts.refuse(item, "times belongs to admit")
+        if kinds[0] == "restart":
+            yield self._restart(item)
+            return
+        step = self._pod_step(kinds[0], item)
+        if step is not None:
+            yield step
+
+    def _restart(self, item: Field) -> Restart:
+        parts = item.child("restart")
+        if parts is None:
+            return self._situation(Field(join(item.path, "restart"), Mapping({}, item.node.line)))
+        self.hosts.entries(parts)
+        self.hosts.refuse_unknown(parts, ("host", "config"))
+        return self._situation(parts)
+
+    def _pod_step(self, kind: str, item: Field) -> Step | None:
+        value = item.child(kind)
+        if value is None:
+            self.hosts.refuse(item, f"{kind} says nothing")
+            return None
+        if kind == "start":
+            return self._start(value)
+        text = self.hosts.text(value)
+        if text is None or kind == IGNORED:
+            return Ignored(text or "")
+        name, uid = self._named(value, text)
+        return Remove(name, uid)
+
+    def _start(self, value: Field) -> Start | None:
+        self.hosts.entries(value)
+        self.hosts.refuse_unknown(value, ("pod", "container"))
+        pod, container = value.child("pod"), value.child("container")
+        if pod is None or container is None:
+            self.hosts.refuse(value, "pod and container are needed")
+            return None
+        pod_text, container_text = self.hosts.text(pod), self.hosts.text(container)
+        if pod_text is None or container_text is None:
+            return None
+        name, uid = self._named(pod, pod_text)
+        self._check_container(container, uid, container_text)
+        return Start(name, uid, container_text)
+
+    def _check_container(self, where: Field, uid: str, name: str) -> None:
+        pod = next((admit.pod for admit in self._known.values() if admit.uid == uid), None)
+        if pod is None or self.lenient:
+            return
+        names = [container.name for container in pod.all_containers()]
+        if name not in names:
+            self.hosts.refuse(
+                where, f"the pod has no container {shown(name)}, only {', '.join(names)}"
+            )
+
+    def _named(self, where: Field, text: str) -> tuple[str, str]:
+        """Return name and uid of the pod that an earlier step asks for, the latest of that name."""
+        admit = self._known.get(text)
+        if admit is not None:
+            return admit.name, admit.uid
+        if not self.lenient:
+            self.hosts.refuse(where, f"no step before this one admits a pod {shown(text)}")
+        return text, text
+
+    def _admissions(self, item: Field) -> Iterator[Admit]:
+        value, times = item.child("admit"), item.child("times")
+        if value is None:
+            self.hosts.refuse(item, "admit needs a pod, or the name of a file with one")
+            return
+        number = self.hosts.integer(times, 1, _MOST_TIMES) if times is not None else None
+        admit = self._admit(value)
+        if admit is None:
+            return
+        for one in _copies(admit, number):
+            self._known |= {one.uid: one, one.name: one, one.name.rpartition("/")[2]: one}
+            yield one
+
+    def _admit(self, value: Field) -> Admit | None:
+        try:
+            pod = self._pod(value)
+        except ManifestError as error:
+            problems = _placed(error, value)
+            if not self.lenient:
+                self.problems.extend(problems)
+                return None
+            return _invalid(value, problems)
+        return None if pod is None else Admit(f"{pod.namespace}/{pod.name}", pod.uid, pod)
+
+    def _pod(self, value: Field) -> Pod | None:
+        pod_level = (self._config or Config()).gates.pod_level_resources
+        if isinstance(value.node, Mapping):
+            source = f"{self.source} {value.path}"
+            return checked_pod(value.node, source, defaults=self.defaults, pod_level=pod_level)
+        text = self.hosts.text(value)
+        if text is None:
+            return None
+        path = self.folder / text
+        try:
+            content = read_bounded(path, DEFAULT_MAX_BYTES)
+        except OSError as error:
+            self.hosts.refuse(value, f"{path}: {error.strerror}")
+            return None
+        try:
+            return load_pod(content, f"{path} {value.path}", pod_level=pod_level)
+        except ManifestError as error:
+            for problem in error.problems:
+                self.hosts.refuse(value, f"{path}: {problem}")
+            return None
+
+
+def _copies(admit: Admit, times: int | None) -> Iterator[Admit]:
+    if times is None or admit.pod is None:
+        yield admit
+        return
+    for number in range(1, times + 1):
+        name, uid = f"{admit.pod.name}-{number}", f"{admit.uid}-{number}"
+        yield Admit(f"{admit.pod.namespace}/{name}", uid, replace(admit.pod, name=name, uid=uid))
+
+
+def _invalid(value: Field, problems: tuple[Problem, ...]) -> Admit:
+    """Return the admission of a pod that is not valid, as far as its names can be read."""
+    name = f"{_text(value, 'namespace', 'default')}/{_text(value, 'name', '?')}"
+    return Admit(name, _text(value, "uid", name), None, problems)
+
+
+def _text(pod: Field, key: str, default: str) -> str:
+    metadata = pod.child("metadata")
+    found = metadata.child(key) if metadata is not None else None
+    return (Reader().text(found) if found is not None else None) or default
+
+
+def _placed(error: DocumentError, where: Field) -> tuple[Problem, ...]:
+    """Return the problems of a part of a document with paths of the whole."""
+    lines = places(where.node, [problem.path for problem in error.problems])
+    return tuple(
+        Problem(
+            _path(where.path, problem.path), problem.message, problem.line or lines[problem.path]
+        )
+        for problem in error.problems
+    )
+
+
+def _path(prefix: str, path: str) -> str:
+    if not path or not prefix:
+        return path or prefix
+    return f"{prefix}{path}" if path.startswith("[") else f"{prefix}.{path}"

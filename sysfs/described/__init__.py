@@ -1,0 +1,1 @@
+"""Hosts that are described rather than discovered, and their trees."""

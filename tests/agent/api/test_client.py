@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.api.client import AgentClient, AgentRefused, Unreachable
+from agent.api.documents import ErrorBody, ErrorDetail, ErrorDocument, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextmanager
+def answering(path: Path, answer: bytes) -> Iterator[AgentClient]:
+    """Listen where an agent would and give every request the same answer."""
+
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        yield AgentClient(path, timeout=10)
+        thread.join()
+
+
+def http(status: str, body: bytes) -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_an_agent_that_does_not_run_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match="there is no such socket; is the agent running"):
+        AgentClient(tmp_path / "a.sock").status()
+
+
+def test_a_socket_that_nobody_listens_on_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    with pytest.raises(Unreachable, match="nobody listens there; start the agent"):
+        AgentClient(path).status()
+
+
+def test_no_answer_in_time_is_told(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "a.sock"))
+        silent.listen()
+        with pytest.raises(Unreachable, match="no answer in time"):
+            AgentClient(tmp_path / "a.sock", timeout=0.01).status()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"", "it closed the connection"),
+        (b"SSH-2.0-OpenSSH\r\n", "it does not speak HTTP"),
+        (http("200 OK", b"{}"), "not a numawarden of this version"),
+        (http("200 OK", b"\xff"), "not a numawarden of this version"),
+        (http("502 Bad Gateway", b"<html>"), "HTTP status 502 and no explanation"),
+    ],
+)
+def test_what_is_no_agent_is_told(tmp_path: Path, answer: bytes, said: str) -> None:
+    with (
+        answering(tmp_path / "a.sock", answer) as client,
+        pytest.raises(Unreachable, match=said),
+    ):
+        client.status()
+
+
+def test_an_error_carries_code_message_and_details(tmp_path: Path) -> None:
+    body = (
+        b'{"error":{"code":"InvalidManifest","message":"2 mistakes","details":'
+        b'[{"path":"a","message":"b"},{"path":"","message":"c"}]}}'
+    )
+    with (
+        answering(tmp_path / "a.sock", http("422 Unprocessable Content", body)) as client,
+        pytest.raises(AgentRefused) as refused,
+    ):
+        client.admit(b"")
+    assert refused.value.status == 422
+    assert refused.value.error == ErrorBody(
+        code="InvalidManifest",
+        message="2 mistakes",
+        details=(ErrorDetail(path="a", message="b"), ErrorDetail(path="", message="c")),
+    )
+    assert str(refused.value) == "2 mistakes\na: b\nc"
+
+
+def test_watching_yields_a_document_a_line(tmp_path: Path) -> None:
+    line = b'{"type":"PodAdmitted","time":1.5,"operation":"x","uid":"u"}\n'
+    with answering(tmp_path / "a.sock", http("200 OK", line * 2)) as client:
+        events = list(client.watch())
+    assert [(event.type, event.uid) for event in events] == [("PodAdmitted", "u")] * 2
+
+
+def test_watching_an_agent_that_does_not_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable):
+        next(AgentClient(tmp_path / "a.sock").watch())
+
+
+def test_watching_may_be_refused(tmp_path: Path) -> None:
+    body = b'{"error":{"code":"Forbidden","message":"no"}}'
+    with (
+        answering(tmp_path / "a.sock", http("403 Forbidden", body)) as client,
+        pytest.raises(AgentRefused, match="no"),
+    ):
+        next(client.watch())
+
+
+def test_what_is_answered_before_the_request_was_read_is_told(tmp_path: Path) -> None:
+    body = encode(ErrorDocument(error=ErrorBody(code="Busy", message="ask again")))
+    path = tmp_path / "a.sock"
+
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(http("503 Service Unavailable", body))
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        # More than the kernel takes while nobody reads.
+        with pytest.raises(AgentRefused, match="ask again") as caught:
+            AgentClient(path, timeout=10).admit(bytes(8 << 20))
+        thread.join()
+    assert caught.value.status == 503

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.api import documents as wire
+
+DOCUMENTS = [
+    kind
+    for kind in vars(wire).values()
+    if isinstance(kind, type) and issubclass(kind, wire.Document) and kind is not wire.Document
+]
+REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS, ids=lambda kind: kind.__name__)
+def test_every_field_of_a_document_stands_in_the_reference(kind: type[wire.Document]) -> None:
+    words = set(re.findall(r"[A-Za-z]+", REFERENCE.read_text()))
+    fields = {field.encode_name for field in msgspec.structs.fields(kind)}
+    assert fields <= words
+
+
+def test_what_is_sent_is_what_is_read() -> None:
+    event = wire.EventDocument(type="PodAdmitted", time=1.5, operation="x", uid="u")
+    assert wire.decode(wire.encode(event), wire.EventDocument) == event
+
+
+def test_fields_that_a_later_release_adds_are_ignored() -> None:
+    text = b'{"type":"New","time":1,"operation":"","later":[1]}'
+    assert wire.decode(text, wire.EventDocument).type == "New"
+
+
+def test_a_request_with_an_unknown_field_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        wire.decode(b'{"cgruop":"/a"}', wire.BindRequest)
+
+
+def test_names_are_in_camel_case() -> None:
+    document = wire.EnforcementDocument(enforced=True)
+    assert wire.encode(document) == b'{"enforced":true,"problems":[],"notes":[]}'
+    assert b'"cpusEffective"' in wire.encode(wire.KernelDocument(cgroup="/a"))
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [("caf\udce9", "caf\\xe9"), ("\ud800", "\\ud800"), ("caf\u00e9\udcff", "caf\u00e9\\xff")],
+)
+def test_a_name_that_is_not_utf_8_is_sent_escaped_wherever_it_stands(text: str, sent: str) -> None:
+    document = wire.ReconcileDocument(
+        found={text: 1}, repaired={}, problems=(text,), notes=(), finished=0.5, seconds=0
+    )
+    assert wire.decode(wire.encode(document), wire.ReconcileDocument) == wire.ReconcileDocument(
+        found={sent: 1}, repaired={}, problems=(sent,), notes=(), finished=0.5, seconds=0
+    )

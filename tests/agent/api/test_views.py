@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from agent.api import views
+from agent.api.documents import KernelDocument
+from agent.managers.allocations.ledger import (
+    ContainerGrant,
+    Isolation,
+    Ledger,
+    MemoryBlock,
+    PodGrant,
+)
+from agent.managers.decision import Decision, HintTrace
+from agent.managers.topology.hints import Hint
+from agent.pods.model import ContainerKind, QosClass
+from sysfs.mask import Mask
+
+POOL = Mask.parse("0,4-7")
+
+
+def pod(*containers: ContainerGrant) -> PodGrant:
+    return PodGrant("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
+
+
+def test_a_container_without_cpus_of_its_own_runs_in_the_shared_pool() -> None:
+    own = ContainerGrant("a", ContainerKind.APP, Isolation.CONTAINER, Mask.of(1))
+    shared = ContainerGrant("b", ContainerKind.APP)
+    document = views.pod_document(pod(own, shared), POOL, source="api")
+    assert [container.cpus for container in document.containers] == ["1", "0,4-7"]
+    assert document.exclusive_cpus == "1"
+
+
+def test_memory_that_is_not_pinned_is_told_from_memory_on_no_node() -> None:
+    pinned = ContainerGrant(
+        "a", ContainerKind.APP, memory=(MemoryBlock("memory", 4096, Mask.of(1, 2)),)
+    )
+    free = ContainerGrant("b", ContainerKind.APP)
+    document = views.pod_document(pod(pinned, free), POOL, source="api")
+    assert [container.mems for container in document.containers] == ["1-2", None]
+
+
+def test_problems_mean_that_it_is_not_enforced() -> None:
+    document = views.pod_document(pod(), POOL, source="api", problems=("no",))
+    assert not document.enforcement.enforced
+
+
+def test_cgroups_stand_with_their_container() -> None:
+    own = KernelDocument(cgroup="/pod/a")
+    whole = KernelDocument(cgroup="/pod")
+    document = views.pod_document(
+        pod(ContainerGrant("a", ContainerKind.APP)),
+        POOL,
+        source="api",
+        kernel={"a": (own,), None: (whole,)},
+    )
+    assert document.kernel == (whole,)
+    assert document.containers[0].kernel == (own,)
+
+
+def test_of_many_hints_the_best_few_are_told_and_all_are_counted() -> None:
+    hints = [Hint(mask, preferred=mask.bit_count() == 1) for mask in range(1, 256)]
+    trace = HintTrace(None, (("cpu", {"cpu": hints, "none": None, "never": ()}),))
+    decision = Decision("u", Ledger(), hints=(trace,))
+    (told,) = views.explanation_document(decision).hints
+    (provider,) = told.providers
+    best = provider.hints["cpu"]
+    assert best is not None
+    assert [hint.nodes for hint in best] == [str(node) for node in range(8)]
+    assert all(hint.preferred for hint in best)
+    assert provider.counts == {"cpu": 255, "none": 0, "never": 0}
+    assert provider.hints["none"] is None
+    assert provider.hints["never"] == ()

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.managers.allocations.bindings import NO_BINDINGS, Binding, Bindings
+
+few = st.sampled_from(["a", "b", "c"])
+bindings = st.lists(st.builds(Binding, few, few, few))
+
+
+def bind_all(entries: list[Binding]) -> Bindings:
+    bound = NO_BINDINGS
+    for entry in entries:
+        bound = bound.with_binding(entry)
+    return bound
+
+
+@settings(deadline=None)
+@given(bindings)
+def test_a_container_and_a_cgroup_are_bound_at_most_once(entries: list[Binding]) -> None:
+    bound = bind_all(entries)
+    assert len({(b.pod_uid, b.container) for b in bound}) == len(bound)
+    assert len({b.cgroup for b in bound}) == len(bound)
+
+
+@settings(deadline=None)
+@given(bindings, st.builds(Binding, few, few, few))
+def test_the_latest_binding_wins(entries: list[Binding], last: Binding) -> None:
+    assert last in bind_all([*entries, last])
+
+
+@settings(deadline=None)
+@given(bindings, few)
+def test_a_pods_end_takes_its_bindings_and_no_others(entries: list[Binding], uid: str) -> None:
+    bound = bind_all(entries)
+    assert bound.without_pod(uid).of_pod(uid) == ()
+    assert {*bound.without_pod(uid), *bound.of_pod(uid)} == set(bound)
+
+
+@settings(deadline=None)
+@given(bindings.map(bind_all))
+def test_the_order_is_stable(bound: Bindings) -> None:
+    assert list(bound) == sorted(bound)
+
+
+@settings(deadline=None)
+@given(bindings)
+def test_a_cgroup_is_remembered_from_its_binding_until_what_runs_there_has_ended(
+    entries: list[Binding],
+) -> None:
+    bound = bind_all(entries)
+    assert {*bound.released, *(b.cgroup for b in bound)} == {entry.cgroup for entry in entries}
+    assert {*bound.given_up(living="")} == {entry.cgroup for entry in entries}
+    for cgroup in bound.given_up(living="a"):
+        assert cgroup not in bound.without({cgroup}, living="a").given_up(living="a")
+    assert bound.without({"a", "b", "c"}, living="a").of_pod("a") == bound.of_pod("a")

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from agent.managers.allocations.demand import PodDemand, demand_of, explain_eligibility
+from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
+from agent.pods.model import ContainerKind, Pod, QosClass
+from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, make_rules
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+POD_SCOPE = make_rules().policy
+CONTAINER_SCOPE = make_rules(scope=CONTAINER).policy
+WITHOUT_GATE = make_rules(managed=False).policy
+GPU = "example.com/gpu"
+
+
+def whys(policy: Policy, asked: Pod) -> list[str]:
+    return [item.why for item in explain_eligibility(policy, demand_of(policy, asked))]
+
+
+def exclusive(policy: Policy, asked: Pod) -> list[tuple[int, bool]]:
+    return [
+        (item.exclusive_cpus, item.exclusive_memory)
+        for item in explain_eligibility(policy, demand_of(policy, asked))
+    ]
+
+
+def names(demand: PodDemand) -> tuple[list[str], list[str]]:
+    return [c.name for c in demand.init_containers()], [c.name for c in demand.apps()]
+
+
+class TestDemand:
+    def test_containers_come_in_the_order_of_admission(self) -> None:
+        demand = demand_of(POD_SCOPE, pod(app("a"), init("i"), app("b"), sidecar("s")))
+        assert [c.name for c in demand.containers] == ["i", "s", "a", "b"]
+        assert names(demand) == (["i", "s"], ["a", "b"])
+        assert [c.kind for c in demand.containers][:2] == [
+            ContainerKind.INIT,
+            ContainerKind.SIDECAR,
+        ]
+        assert [c.is_standard_init for c in demand.containers] == [True, False, False, False]
+
+    def test_a_pod_without_a_budget_demands_the_peak_of_its_containers(self) -> None:
+        demand = demand_of(
+            POD_SCOPE,
+            pod(
+                init("i", guaranteed("cpu=5 memory=1Gi")), app("a", guaranteed("cpu=2 memory=2Gi"))
+            ),
+        )
+        assert (demand.cpus, demand.memory) == (5, {"memory": 2 * GIB})
+        assert not demand.pod_level
+
+    def test_a_budget_is_what_the_pod_demands(self) -> None:
+        demand = demand_of(POD_SCOPE, pod(app("a"), of_pod=guaranteed("cpu=4 memory=1Gi")))
+        assert (demand.cpus, demand.memory) == (4, {"memory": GIB})
+        assert (demand.pod_level, demand.unmanaged) == (True, False)
+
+    def test_a_budget_of_no_bytes_is_no_budget_of_that_type(self) -> None:
+        asked = pod(app("a"), of_pod=guaranteed("cpu=4 memory=1Gi hugepages-2Mi=0"))
+        assert demand_of(POD_SCOPE, asked).memory == {"memory": GIB}
+
+    def test_without_the_gate_a_budget_leaves_the_pod_unmanaged(self) -> None:
+        demand = demand_of(WITHOUT_GATE, pod(app("a"), of_pod=guaranteed("cpu=4 memory=1Gi")))
+        assert (demand.pod_level, demand.unmanaged) == (False, True)
+        assert demand.guaranteed
+        assert demand.qos is QosClass.GUARANTEED
+
+    def test_only_devices_of_the_inventory_are_given_but_all_that_is_asked_for_counts(self) -> None:
+        policy = make_rules(devices={GPU: (PluginDevice("0"),)}).policy
+        asked = pod(
+            init("i", resources(limits=f"{GPU}=3")),
+            app("a", resources("example.com/other=1", f"{GPU}=2 example.com/other=1 cpu=1")),
+        )
+        demand = demand_of(policy, asked)
+        assert demand.devices == {GPU: 3}
+        assert [c.devices for c in demand.containers] == [{GPU: 3}, {GPU: 2}]
+        assert demand.requests == {"example.com/other": 1}
+
+    def test_requests_are_effective_in_millicores_and_whole_units(self) -> None:
+        asked = pod(
+            init("i", resources("cpu=2500m memory=1Gi")),
+            app("a", resources(f"cpu=1 memory=2Gi {GPU}=1")),
+        )
+        assert demand_of(POD_SCOPE, asked).requests == {"cpu": 2500, "memory": 2 * GIB, GPU: 1}
+
+    def test_requests_end_at_what_kubernetes_can_count(self) -> None:
+        largest = 2**63 - 1
+        asked = pod(app("a", resources(f"{GPU}={largest}")), app("b", resources(f"{GPU}=1 cpu=9E")))
+        assert demand_of(POD_SCOPE, asked).requests == {GPU: largest, "cpu": largest}
+
+    def test_totals_end_at_what_kubernetes_can_count(self) -> None:
+        most = guaranteed("cpu=10E memory=10E")
+        demand = demand_of(POD_SCOPE, pod(app("a", most), app("b", most), app("c", most)))
+        assert (demand.cpus, demand.memory) == (2**63 - 1, {"memory": 2**63 - 1})
+
+
+class TestEligibility:
+    def test_whole_cpus_of_a_guaranteed_container_are_exclusive(self) -> None:
+        asked = pod(app("a", guaranteed("cpu=2 memory=1Gi")))
+        assert whys(CONTAINER_SCOPE, asked) == ["Guaranteed with a whole number of CPUs (2)"]
+        assert exclusive(CONTAINER_SCOPE, asked) == [(2, True)]
+
+    def test_a_fraction_of_a_cpu_is_shared_and_its_memory_pinned(self) -> None:
+        asked = pod(app("a", guaranteed("cpu=1500m memory=1Gi")))
+        assert whys(CONTAINER_SCOPE, asked) == [
+            "its cpu request 1500m is not a positive whole number"
+        ]
+        assert exclusive(CONTAINER_SCOPE, asked) == [(0, True)]
+
+    def test_a_pod_of_another_class_has_nothing_exclusive(self) -> None:
+        asked = pod(app("a", resources("cpu=2 memory=1Gi")))
+        assert whys(CONTAINER_SCOPE, asked) == [
+            "the pod's QoS class is Burstable; exclusive resources need Guaranteed"
+        ]
+        assert exclusive(CONTAINER_SCOPE, asked) == [(0, False)]
+
+    def test_beside_a_budget_the_container_itself_must_be_guaranteed(self) -> None:
+        asked = pod(
+            app("a", guaranteed("cpu=2 memory=1Gi")),
+            app("b", resources("cpu=1")),
+            of_pod=guaranteed("cpu=4 memory=4Gi"),
+        )
+        assert exclusive(POD_SCOPE, asked) == [(2, True), (0, False)]
+        assert whys(POD_SCOPE, asked)[1] == (
+            "its requests do not equal its limits for both cpu and memory"
+        )
+
+    def test_without_the_gate_the_budget_is_the_reason(self) -> None:
+        asked = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=4 memory=4Gi"))
+        assert exclusive(WITHOUT_GATE, asked) == [(0, False)]
+        assert "gate PodLevelResourceManagers is off" in whys(WITHOUT_GATE, asked)[0]
+
+    def test_a_fractional_budget_gives_no_cpus_in_pod_scope(self) -> None:
+        asked = pod(
+            app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=2500m memory=4Gi")
+        )
+        assert exclusive(POD_SCOPE, asked) == [(0, True)]
+        assert "budget is not a positive whole number" in whys(POD_SCOPE, asked)[0]
+
+    @pytest.mark.parametrize(
+        "policy", [CONTAINER_SCOPE, make_rules(topology=NO_POLICY).policy], ids=["scope", "policy"]
+    )
+    def test_a_fractional_budget_is_not_looked_at_container_by_container(
+        self, policy: Policy
+    ) -> None:
+        asked = pod(
+            app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=2500m memory=4Gi")
+        )
+        assert exclusive(policy, asked) == [(2, True)]
+
+    def test_managers_that_do_nothing_give_nothing_exclusive(self) -> None:
+        policy = replace(CONTAINER_SCOPE, cpu=CpuPolicy(), memory=MemoryPolicy())
+        asked = pod(app("a", guaranteed("cpu=2 memory=1Gi")))
+        assert exclusive(policy, asked) == [(0, False)]
+        assert whys(policy, asked) == ["cpuManagerPolicy is none; exclusive CPUs need static"]

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.managers.admission import admit
+from agent.managers.allocations.ledger import ContainerGrant, Isolation, PodGrant
+from agent.managers.allocations.sharing import (
+    NAMED,
+    Share,
+    Sharing,
+    is_specified,
+    run_together,
+    shares,
+)
+from agent.pods.model import ContainerKind, QosClass
+from sysfs.mask import Mask
+from tests.agent.managers.hosts import CONTAINER, make_rules
+from tests.agent.managers.test_invariants import pods, rule_sets
+from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.managers.effective_policy import Rules
+    from agent.pods.model import Container, Pod
+
+TWO = guaranteed("cpu=2 memory=1Gi")
+
+
+def granted(rules: Rules, *containers: Container, budget: str = "") -> PodGrant:
+    of_pod = guaranteed(budget) if budget else None
+    grant = admit(rules, rules.empty_ledger(), pod(*containers, of_pod=of_pod)).grant
+    assert grant is not None
+    return grant
+
+
+def told(grant: PodGrant) -> dict[str, Sharing]:
+    names = (container.name for container in grant.containers)
+    return dict(zip(names, (share.sharing for share in shares(grant)), strict=True))
+
+
+def imported(*containers: ContainerGrant, budget: str = "") -> PodGrant:
+    """Return a grant of which no specification is known."""
+    cpus = Mask.parse(budget) if budget else None
+    return PodGrant("u", "u", "imported", QosClass.GUARANTEED, "", containers, cpus)
+
+
+def holding(
+    name: str, cpus: str | None, kind: ContainerKind = ContainerKind.APP, why: str = ""
+) -> ContainerGrant:
+    held = None if cpus is None else Mask.parse(cpus)
+    isolation = Isolation.HOST if held is None else Isolation.CONTAINER
+    return ContainerGrant(name, kind, isolation, held, why=why)
+
+
+def test_a_slice_of_the_budget_is_its_own_and_the_rest_is_shared_in_the_pod() -> None:
+    grant = granted(make_rules(), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi")
+    assert told(grant) == {"a": Sharing.OWN, "b": Sharing.POD}
+
+
+def test_without_cpus_of_its_own_a_container_runs_in_the_nodes_pool() -> None:
+    grant = granted(make_rules(), app("a", TWO), app("b"))
+    assert told(grant) == {"a": Sharing.NODE, "b": Sharing.NODE}
+
+
+def test_an_init_container_and_the_app_that_gets_its_cpus_never_meet() -> None:
+    rules = make_rules(scope=CONTAINER)
+    grant = granted(rules, init("i", TWO), app("a", TWO))
+    assert grant.containers[0].cpus == grant.containers[1].cpus
+    assert told(grant) == {"i": Sharing.OWN, "a": Sharing.OWN}
+
+
+def test_a_shared_init_container_bursts_over_the_budget_and_is_in_no_pool() -> None:
+    grant = granted(make_rules(), init("i"), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi")
+    assert told(grant) == {"i": Sharing.BUDGET, "a": Sharing.OWN, "b": Sharing.POD}
+
+
+def test_an_exclusive_init_container_meets_the_shared_sidecar_before_it() -> None:
+    """KEP-5526 gives the sidecar the final pool from its start."""
+    containers = (sidecar("s"), init("i", guaranteed("cpu=3 memory=1Gi")), app("a", TWO))
+    grant = granted(make_rules(), *containers, budget="cpu=4 memory=4Gi")
+    by_name = {c.name: c.cpus for c in grant.containers}
+    assert by_name == {"s": Mask.parse("3-4"), "i": Mask.parse("1-3"), "a": Mask.parse("1-2")}
+    assert shares(grant) == (
+        Share(Sharing.POD),
+        Share(Sharing.OVERLAPPING, Mask.of(3), ("s",)),
+        Share(Sharing.OWN),
+    )
+
+
+def test_an_init_container_before_the_sidecar_is_over_when_that_starts() -> None:
+    containers = (init("i", guaranteed("cpu=3 memory=1Gi")), sidecar("s"), app("a", TWO))
+    grant = granted(make_rules(), *containers, budget="cpu=4 memory=4Gi")
+    assert told(grant)["i"] is Sharing.OWN
+
+
+def test_no_more_than_a_few_of_those_who_meet_are_named() -> None:
+    many = [sidecar(f"s{number}") for number in range(NAMED + 3)]
+    last = init("i", guaranteed("cpu=3 memory=1Gi"))
+    grant = granted(make_rules(), *many, last, app("a", TWO), budget="cpu=4 memory=4Gi")
+    share = shares(grant)[len(many)]
+    assert share.others == tuple(f"s{number}" for number in range(NAMED))
+
+
+def test_cpus_that_nobody_else_of_an_imported_pod_holds_are_its_own() -> None:
+    grant = imported(holding("a", "1-2"), holding("b", "3"), holding("c", None))
+    assert told(grant) == {"a": Sharing.OWN, "b": Sharing.OWN, "c": Sharing.NODE}
+
+
+def test_what_two_containers_of_an_imported_pod_hold_may_be_in_turn_or_shared() -> None:
+    grant = imported(holding("a", "1-2"), holding("b", "2"), holding("c", "3"))
+    assert told(grant) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN, "c": Sharing.OWN}
+
+
+def test_in_an_imported_budget_a_single_set_may_be_the_pods_pool() -> None:
+    grant = imported(holding("a", "1-2"), holding("b", "3"), budget="1-3")
+    assert told(grant) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN}
+
+
+def test_a_reason_stands_for_a_specification_before_it_has_a_digest() -> None:
+    """A pod that was imported together with its manifest."""
+    grant = imported(holding("a", "1-2", why="Guaranteed"), budget="1-2")
+    assert not is_specified(imported(holding("a", "1-2")))
+    assert is_specified(grant)
+    assert told(grant) == {"a": Sharing.OWN}
+
+
+def test_exclusive_cpus_of_two_apps_that_are_the_same_are_neithers_own() -> None:
+    grant = replace(imported(holding("a", "1-2"), holding("b", "2-3")), spec_digest="d")
+    assert shares(grant) == (
+        Share(Sharing.OVERLAPPING, Mask.of(2), ("b",)),
+        Share(Sharing.OVERLAPPING, Mask.of(2), ("a",)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "together"),
+    [("IA", False), ("II", False), ("IS", False), ("SI", True), ("SA", True), ("AA", True)],
+)
+def test_only_a_standard_init_container_ends_before_the_next_starts(
+    kinds: str, *, together: bool
+) -> None:
+    of = {"I": ContainerKind.INIT, "S": ContainerKind.SIDECAR, "A": ContainerKind.APP}
+    both = tuple(ContainerGrant(str(place), of[kind]) for place, kind in enumerate(kinds))
+    assert run_together(both, 0, 1) is together
+    assert run_together(both, 1, 0) is together
+
+
+def moments(grant: PodGrant) -> Iterator[list[int]]:
+    """Yield the places of the containers that run together, step by step of the pod's start."""
+    started: list[int] = []
+    for place, container in enumerate(grant.containers):
+        if container.kind is ContainerKind.APP:
+            continue
+        yield [*started, place]
+        if container.kind is ContainerKind.SIDECAR:
+            started.append(place)
+    apps = [p for p, c in enumerate(grant.containers) if c.kind is ContainerKind.APP]
+    yield [*started, *apps]
+
+
+def met(grant: PodGrant, place: int) -> Mask:
+    """Return which of a container's CPUs any other may use while it runs, moment by moment."""
+    found, mine = Mask(0), grant.containers[place].cpus or Mask(0)
+    for running in moments(grant):
+        for other in running if place in running else ():
+            if other != place:
+                found |= mine & (grant.containers[other].cpus or Mask(0))
+    return found
+
+
+KINDS = st.sampled_from(ContainerKind)
+SETS = st.sets(st.integers(0, 5), min_size=1, max_size=3)
+
+
+@given(rows=st.lists(st.tuples(KINDS, SETS, st.booleans()), min_size=1, max_size=6))
+@settings(derandomize=True)
+def test_own_is_said_exactly_where_no_other_container_may_run_on_it(
+    rows: list[tuple[ContainerKind, set[int], bool]],
+) -> None:
+    """Whatever is held, also what no decision would give."""
+    order = sorted(rows, key=lambda row: row[0] is ContainerKind.APP)
+    containers = tuple(
+        ContainerGrant(
+            str(place), kind, Isolation.CONTAINER if alone else Isolation.POD, Mask.from_ids(cpus)
+        )
+        for place, (kind, cpus, alone) in enumerate(order)
+    )
+    grant = PodGrant("u", "p", "n", QosClass.GUARANTEED, "digest", containers)
+    for place, share in enumerate(shares(grant)):
+        alone = containers[place].isolation is Isolation.CONTAINER
+        assert (share.sharing is Sharing.OWN) is (alone and not met(grant, place))
+        assert share.cpus == (met(grant, place) if alone else Mask(0))
+
+
+@given(rules=rule_sets(), asked=pods("u-1"))
+@settings(
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+def test_of_what_is_admitted_only_init_containers_ever_meet_another(
+    rules: Rules, asked: Pod
+) -> None:
+    grant = admit(rules, rules.empty_ledger(), asked).grant
+    for place, share in enumerate(shares(grant) if grant is not None else ()):
+        assert grant is not None
+        if share.sharing is Sharing.OWN:
+            assert not met(grant, place)
+        if share.sharing is Sharing.OVERLAPPING:
+            assert grant.containers[place].kind is ContainerKind.INIT
+        assert share.sharing is not Sharing.UNKNOWN

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from agent.managers.cpu.assignment import NotEnoughCpusError, take, take_by_topology
+from agent.managers.cpu.strategy import Strategy, strategy_of
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.policy import CpuPolicyOptions
+from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.cpu.cpu_hosts import (
+    TWO_SOCKETS,
+    Shape,
+    any_hosts,
+    masks_of,
+    regular_hosts,
+)
+from tests.agent.managers.cpu.cpu_reference import Reference
+from tests.agent.managers.cpu.hosts_of_uneven_cores import torn
+
+PACKED = CpuPolicyOptions()
+FULL = CpuPolicyOptions(full_pcpus_only=True)
+SPREAD = CpuPolicyOptions(distribute_cpus_across_cores=True)
+DISTRIBUTED = CpuPolicyOptions(distribute_cpus_across_numa=True)
+DISTRIBUTED_FULL = CpuPolicyOptions(distribute_cpus_across_numa=True, full_pcpus_only=True)
+UNCORE = CpuPolicyOptions(prefer_align_cpus_by_uncorecache=True)
+OPTIONS = st.sampled_from([PACKED, FULL, SPREAD, DISTRIBUTED, DISTRIBUTED_FULL, UNCORE])
+
+
+def chosen(topology: CpuTopology, options: CpuPolicyOptions, free: str, count: int) -> str:
+    return str(take_by_topology(topology, options, Mask.parse(free), count))
+
+
+@pytest.mark.parametrize(
+    ("free", "count", "expected"),
+    [
+        ("0-15", 8, "0-3,8-11"),  # a whole node
+        ("0-15", 2, "0,8"),  # a whole core
+        ("0-15", 1, "0"),  # one thread of the first core
+        ("1-15", 8, "4-7,12-15"),  # the whole node, not the partly used one
+        ("0-2,4-15", 1, "11"),  # the core that is already broken
+        ("0-3,5-15", 2, "5,13"),  # a whole core of the fuller node
+        ("0-15", 12, "0-5,8-13"),  # a node, then cores
+    ],
+)
+def test_packing_takes_whole_nodes_then_whole_cores_then_used_cores(
+    free: str, count: int, expected: str
+) -> None:
+    assert chosen(TWO_SOCKETS, PACKED, free, count) == expected
+
+
+def test_packing_takes_a_whole_socket_before_nodes_where_sockets_hold_several_nodes() -> None:
+    quad = Shape(sockets=2, nodes=2, cores=2, threads=1).topology()
+
+    assert chosen(quad, PACKED, "0-7", 4) == "0-3"
+    assert chosen(quad, PACKED, "1-7", 4) == "4-7"
+
+
+def test_distributing_across_cores_takes_one_thread_of_each() -> None:
+    assert chosen(TWO_SOCKETS, SPREAD, "0-15", 4) == "0-3"
+
+
+def test_distributing_across_nodes_halves_what_one_node_cannot_hold() -> None:
+    assert chosen(TWO_SOCKETS, DISTRIBUTED, "0-15", 10) == "0-2,4-6,8-9,12-13"
+    assert chosen(TWO_SOCKETS, DISTRIBUTED_FULL, "0-15", 12) == "0-2,4-6,8-10,12-14"
+
+
+def test_distributing_stays_on_one_node_that_can_hold_it() -> None:
+    assert chosen(TWO_SOCKETS, DISTRIBUTED, "0-15", 6) == "0-2,8-10"
+
+
+def test_distributing_takes_more_where_more_is_free() -> None:
+    """Eleven CPUs of two nodes: five of each, and the last from the node with more free ones."""
+    assert chosen(TWO_SOCKETS, DISTRIBUTED, "0-10,12-15", 11) == "0-1,3-6,8-9,12-14"
+
+
+def test_distributing_ends_where_leftovers_are_smaller_than_a_group() -> None:
+    """The kubelet's stripe of the remainder never ends here (kubernetes issue 140730)."""
+    four = Shape(sockets=4, cores=3).topology()
+    free = Mask.parse("0-11,12-13,15-16,18-19,21-22")
+
+    for count in range(2, len(free) + 1, 2):
+        assert len(take_by_topology(four, DISTRIBUTED_FULL, free, count)) == count
+
+
+def test_uncore_alignment_takes_a_whole_cache_then_the_rest_from_one_cache() -> None:
+    caches = Shape(sockets=1, caches=2, cores=4).topology()
+
+    assert chosen(caches, UNCORE, "1-7", 4) == "2-3,6-7"
+    assert chosen(caches, UNCORE, "0-7", 6) == "0-2,4-6"
+
+
+def test_uncore_alignment_passes_over_a_cache_whose_first_cores_are_partly_used() -> None:
+    caches = Shape(sockets=1, caches=2, cores=4).topology()
+
+    assert chosen(caches, UNCORE, "0,2-3,5-7", 3) == "2-3,6"
+    assert chosen(caches, PACKED, "0,2-3,5-7", 3) == "0,2,6"
+
+
+def test_a_request_below_an_average_cache_is_not_split_over_a_small_free_one() -> None:
+    """Caches of two and of six CPUs: three fit into the second."""
+    uneven = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
+
+    assert chosen(uneven, UNCORE, "0-7", 3) == "2-4"
+
+
+def test_one_cache_that_has_room_is_better_than_several_where_caches_differ() -> None:
+    """The average cache has four CPUs: the kubelet takes the small one and two of the other."""
+    uneven = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
+
+    assert chosen(uneven, UNCORE, "0-7", 4) == "2-5"
+    assert chosen(uneven, UNCORE, "0-7", 7) == "0,2-7"
+
+
+def test_whole_cores_are_kept_where_cores_differ() -> None:
+    """Two performance cores (0,1) (2,3) and two efficiency cores: 1 + 2, not half of one."""
+    hybrid = CpuTopology.from_rows(
+        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 2, 0, 0, 0), (4, 4, 0, 0, 0)]
+    )
+
+    assert chosen(hybrid, PACKED, "0-4", 4) == "0-3"
+    assert chosen(hybrid, FULL, "0-4", 4) == "0-3"
+    assert chosen(hybrid, PACKED, "0-4", 3) == "0-1,4"
+
+
+def test_busy_siblings_are_never_given_away_where_cores_differ() -> None:
+    """The average is one CPU per core, so the kubelet takes core (0,1) for free with 1 busy."""
+    offline = CpuTopology.from_rows(
+        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 3, 0, 0, 0)]
+    )
+
+    assert chosen(offline, PACKED, "0,2-3", 2) == "2-3"
+    assert chosen(offline, PACKED, "0,2", 2) == "0,2"
+
+
+def test_no_cpus_are_chosen_for_no_request() -> None:
+    assert take_by_topology(TWO_SOCKETS, PACKED, EMPTY, 0) == EMPTY
+
+
+def test_asking_for_more_than_is_free_names_both_numbers() -> None:
+    with pytest.raises(NotEnoughCpusError) as caught:
+        take_by_topology(TWO_SOCKETS, PACKED, Mask.parse("0-2,40"), 5)
+
+    assert (caught.value.asked, caught.value.available) == (5, 3)
+    assert "5 CPUs asked, 3 available" in str(caught.value)
+
+
+def test_options_name_the_strategy() -> None:
+    assert strategy_of(TWO_SOCKETS, DISTRIBUTED) == Strategy(group_size=1)
+    assert strategy_of(TWO_SOCKETS, DISTRIBUTED_FULL) == Strategy(group_size=2, whole_cores=True)
+    assert strategy_of(TWO_SOCKETS, SPREAD) == Strategy(spread=True)
+    assert strategy_of(TWO_SOCKETS, UNCORE) == Strategy(uncore=True)
+
+
+@st.composite
+def requests(
+    draw: st.DrawFn, hosts: st.SearchStrategy[CpuTopology]
+) -> tuple[CpuTopology, Mask, int]:
+    topology = draw(hosts)
+    free = draw(masks_of(topology))
+    return topology, free, draw(st.integers(min_value=0, max_value=len(free)))
+
+
+@settings(deadline=None, max_examples=200)
+@given(requests(any_hosts()), OPTIONS)
+def test_so_many_free_cpus_as_asked_and_always_the_same(
+    request: tuple[CpuTopology, Mask, int], options: CpuPolicyOptions
+) -> None:
+    topology, free, count = request
+
+    taken = take_by_topology(topology, options, free, count)
+
+    assert taken <= free
+    assert len(taken) == count
+    assert taken == take_by_topology(topology, options, free, count)
+
+
+@settings(deadline=None, max_examples=100)
+@given(requests(regular_hosts()), st.sampled_from([FULL, DISTRIBUTED_FULL]))
+def test_full_pcpus_only_never_splits_a_core_of_whole_free_ones(
+    request: tuple[CpuTopology, Mask, int], options: CpuPolicyOptions
+) -> None:
+    topology, free, count = request
+    whole = Mask(sum(core.cpus for core in topology.cores if not core.cpus & ~free.bits))
+    asked = min(count, len(whole)) // topology.cpus_per_core * topology.cpus_per_core
+
+    taken = take_by_topology(topology, options, whole, asked)
+
+    assert not torn(topology, taken)
+
+
+@settings(deadline=None, max_examples=200)
+@given(requests(any_hosts()))
+def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
+    request: tuple[CpuTopology, Mask, int],
+) -> None:
+    topology, free, count = request
+    sums = {0}
+    for core in topology.cores:
+        if not core.cpus & ~free.bits:
+            sums |= {held + core.size for held in sums}
+    assume(count in sums)
+
+    assert not torn(topology, take_by_topology(topology, FULL, free, count))
+
+
+def fewest_nodes_by_search(topology: CpuTopology, free: Mask, count: int) -> int:
+    for number in range(1, len(topology.nodes) + 1):
+        for nodes in combinations(topology.nodes, number):
+            if sum((node.cpus & free.bits).bit_count() for node in nodes) >= count:
+                return number
+    raise AssertionError(count)
+
+
+@settings(deadline=None, max_examples=150)
+@given(regular_hosts(), st.data())
+def test_packing_an_empty_host_takes_no_more_nodes_than_needed(
+    topology: CpuTopology, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(min_value=1, max_value=len(topology.all)))
+
+    taken = take_by_topology(topology, PACKED, topology.all, count)
+
+    assert len(topology.nodes_of(taken)) == fewest_nodes_by_search(topology, topology.all, count)
+
+
+@settings(deadline=None, max_examples=200)
+@given(requests(regular_hosts()), st.booleans(), st.booleans())
+def test_packing_equals_the_slow_reference(
+    request: tuple[CpuTopology, Mask, int],
+    spread: bool,  # noqa: FBT001  (generated)
+    uncore: bool,  # noqa: FBT001  (generated)
+) -> None:
+    topology, free, count = request
+
+    taken = take(topology, Strategy(spread=spread, uncore=uncore), free, count)
+
+    reference = Reference(topology.rows)
+    assert set(taken) == reference.packed(set(free), count, spread=spread, uncore=uncore)
+
+
+@settings(deadline=None, max_examples=200)
+@given(requests(regular_hosts()), st.sampled_from([1, 2, 4]))
+def test_distributing_equals_the_slow_reference(
+    request: tuple[CpuTopology, Mask, int], group: int
+) -> None:
+    topology, free, count = request
+    assume(count > 0)
+
+    taken = take(topology, Strategy(group_size=group), free, count)
+
+    assert set(taken) == Reference(topology.rows).distributed(set(free), count, group)

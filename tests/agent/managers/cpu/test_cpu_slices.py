@@ -1,0 +1,223 @@
+"""`full-pcpus-only` inside a budget: who shares a physical core with whom (KEP-2625, KEP-5526)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.managers.allocations.demand import PodDemand, demand_of
+from agent.managers.cpu.pod_level import divide_cpus, empty_pool_problem
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.policy import CpuPolicyOptions
+from agent.pods.model import Container, ContainerKind
+from sysfs.described.shapes import regular_host
+from sysfs.mask import Mask
+from tests.agent.managers.hosts import make_rules
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+if TYPE_CHECKING:
+    from agent.managers.cpu.pod_level import CpuPart
+
+WHOLE = CpuPolicyOptions(full_pcpus_only=True)
+RULES = make_rules()
+
+
+def machine(threads: int) -> CpuTopology:
+    host = regular_host(packages=2, nodes_per_package=2, cores_per_node=4, threads=threads)
+    return CpuTopology.from_host(host)
+
+
+TWO, FOUR = machine(2), machine(4)
+
+
+def own(cpus: int) -> str:
+    return f"cpu={cpus} memory=1Gi"
+
+
+def demand(budget: int, *containers: Container) -> PodDemand:
+    asked = pod(*containers, of_pod=guaranteed(f"cpu={budget} memory=99Gi"))
+    return demand_of(RULES.policy, asked)
+
+
+def cores(topology: CpuTopology, number: int) -> Mask:
+    """Return all threads of the first cores."""
+    return Mask(sum(core.cpus for core in topology.cores[:number]))
+
+
+def divided(topology: CpuTopology, number: int, *containers: Container) -> dict[str, str]:
+    budget = cores(topology, number)
+    parts = divide_cpus(topology, WHOLE, budget, demand(len(budget), *containers))
+    return {name: f"{part.cpus}{' own' * part.exclusive}" for name, part in parts.items()}
+
+
+def test_single_cpus_get_cores_of_their_own_and_leave_the_rest_to_the_pool() -> None:
+    found = divided(TWO, 2, app("a", guaranteed(own(1))), app("b", guaranteed(own(1))), app("c"))
+    assert found == {"a": "0 own", "b": "1 own", "c": "16-17"}
+
+
+def test_without_the_option_the_second_takes_the_rest_of_the_firsts_core() -> None:
+    budget = cores(TWO, 2)
+    asked = demand(4, app("a", guaranteed(own(1))), app("b", guaranteed(own(1))), app("c"))
+    parts = divide_cpus(TWO, CpuPolicyOptions(), budget, asked)
+    assert [str(part.cpus) for part in parts.values()] == ["0", "16", "1,17"]
+
+
+def test_what_fills_its_cores_shares_none_though_others_must() -> None:
+    found = divided(
+        TWO,
+        3,
+        app("a", guaranteed(own(1))),
+        app("b", guaranteed(own(2))),
+        app("c", guaranteed(own(1))),
+        app("d", guaranteed(own(1))),
+        app("e"),
+    )
+    assert found["b"] == "0,16 own"
+    assert [found[name] for name in "acd"] == ["1 own", "2 own", "17 own"]
+    assert found["e"] == "18"
+
+
+def test_an_init_container_avoids_the_cores_of_sidecars_before_it() -> None:
+    found = divided(
+        TWO,
+        3,
+        sidecar("s", guaranteed(own(1))),
+        init("i", guaranteed(own(3))),
+        sidecar("t", guaranteed(own(1))),
+        app("a"),
+    )
+    assert found == {"s": "0 own", "i": "1-2,17 own", "t": "1 own", "a": "2,16-18"}
+
+
+def test_missing_threads_come_from_one_core_that_has_them() -> None:
+    found = divided(FOUR, 2, *(app(name, guaranteed(own(3))) for name in "ab"), app("c"))
+    assert [Mask.parse(found[name].split()[0]) for name in "ab"] == [
+        Mask.parse("0,16,32"),
+        Mask.parse("1,17,33"),
+    ]
+    assert found["c"] == "48-49"
+
+
+def test_cores_of_different_sizes_are_divided_too() -> None:
+    rows = [(cpu, cpu // 2 * 2 if cpu < 4 else cpu, 0, 0, 0) for cpu in range(8)]
+    hybrid = CpuTopology.from_rows(rows)
+    asked = demand(8, *(app(name, guaranteed(own(1))) for name in "abcd"), app("e"))
+    parts = divide_cpus(hybrid, WHOLE, hybrid.all, asked)
+    singles = [parts[name].cpus for name in "abcd"]
+    assert all(len(cpus) == 1 for cpus in singles)
+    assert len(hybrid.cores_of(Mask(sum(cpus.bits for cpus in singles)))) >= 4
+    assert parts["e"].cpus == hybrid.all - Mask(sum(cpus.bits for cpus in singles))
+
+
+def test_whole_cores_are_given_first_where_cores_differ_and_do_not_suffice() -> None:
+    """Cores 0-1, 2-3 and CPU 4: three containers of one CPU and one of two need a core more."""
+    hybrid = CpuTopology.from_rows((cpu, cpu // 2 * 2, 0, 0, 0) for cpu in range(5))
+    asked = demand(
+        5, *(app(name, guaranteed(own(1))) for name in "abc"), app("d", guaranteed(own(2)))
+    )
+    parts = divide_cpus(hybrid, WHOLE, hybrid.all, asked)
+    assert parts["a"].cpus == Mask.of(4)
+    assert not hybrid.cores_of(parts["d"].cpus) - parts["d"].cpus
+
+
+def test_without_the_option_a_slice_is_a_whole_core_where_cores_differ() -> None:
+    """The budget has one whole core, (2,12), and halves of two others."""
+    rows = [(cpu, {12: 2, 13: 3, 14: 4}.get(cpu, cpu), 0, 0, 0) for cpu in range(15)]
+    uneven = CpuTopology.from_rows(rows)
+    budget = Mask.parse("2,12-14")
+    asked = demand(4, app("a", guaranteed(own(2))), app("b", guaranteed(own(1))), app("c"))
+    parts = divide_cpus(uneven, CpuPolicyOptions(), budget, asked)
+    assert [str(part.cpus) for part in parts.values()] == ["2,12", "13", "14"]
+
+
+# --- by generated budgets -------------------------------------------------------------------------
+
+
+def shown(cpus: int, kind: ContainerKind, number: int) -> Container:
+    asked = guaranteed(own(cpus)) if cpus else resources()
+    return Container(f"c{number}", kind, asked)
+
+
+_CONTAINERS = st.lists(
+    st.tuples(st.sampled_from(list(ContainerKind)), st.integers(0, 7)), min_size=1, max_size=6
+)
+
+
+def pairs_at_one_time(asked: PodDemand) -> list[tuple[str, str]]:
+    """Return the exclusive containers that run at the same time, two by two."""
+    pairs, running = [], list[str]()
+    for container in asked.containers:
+        if container.cpus:
+            pairs += [(other, container.name) for other in running]
+            if container.kind is not ContainerKind.INIT:
+                running.append(container.name)
+    return pairs
+
+
+def cores_needed(asked: PodDemand, threads: int) -> dict[str, int]:
+    return {c.name: -(-c.cpus // threads) for c in asked.containers if c.cpus}
+
+
+def must_share(asked: PodDemand, number: int, threads: int) -> set[str]:
+    """Return the moments, named by the container that starts, with too few cores for all."""
+    crowded, running = set[str](), 0
+    needed = cores_needed(asked, threads)
+    long_running = [c.name for c in asked.containers if c.kind is not ContainerKind.INIT]
+    in_the_end = sum(needed.get(name, 0) for name in long_running)
+    for container in asked.containers:
+        if container.kind is ContainerKind.INIT:
+            if running + needed.get(container.name, 0) > number:
+                crowded.add(container.name)
+        else:
+            running += needed.get(container.name, 0)
+            if in_the_end > number:
+                crowded.add(container.name)
+    return crowded
+
+
+def whole_cores_in(topology: CpuTopology, cpus: Mask) -> int:
+    return sum(1 for core in topology.cores if not core.cpus & ~cpus.bits)
+
+
+@pytest.mark.parametrize("topology", [TWO, FOUR], ids=["two threads", "four threads"])
+@given(drawn=_CONTAINERS, number=st.integers(1, 8))
+def test_a_core_is_shared_only_where_the_cores_do_not_suffice(
+    topology: CpuTopology, drawn: list[tuple[ContainerKind, int]], number: int
+) -> None:
+    threads = topology.cpus_per_core
+    budget = cores(topology, number)
+    containers = [shown(cpus, kind, at) for at, (kind, cpus) in enumerate(drawn)]
+    asked = demand(len(budget), *containers)
+    if empty_pool_problem(asked) or _exceeds(asked, len(budget)):
+        return
+    parts = divide_cpus(topology, WHOLE, budget, asked)
+    crowded = must_share(asked, number, threads)
+    for one, other in pairs_at_one_time(asked):
+        assert not parts[one].cpus & parts[other].cpus
+        if topology.cores_of(parts[one].cpus) & parts[other].cpus:
+            assert other in crowded
+    for container in asked.containers:
+        if container.cpus:
+            part = parts[container.name].cpus
+            assert len(part) == container.cpus
+            assert part <= budget
+            if container.kind is not ContainerKind.INIT:
+                assert whole_cores_in(topology, part) == container.cpus // threads
+    _the_others_have_the_rest(asked, parts, budget)
+
+
+def _exceeds(asked: PodDemand, size: int) -> bool:
+    return sum(c.cpus for c in asked.containers if c.kind is not ContainerKind.INIT) > size
+
+
+def _the_others_have_the_rest(asked: PodDemand, parts: dict[str, CpuPart], budget: Mask) -> None:
+    left = budget.bits
+    for container in asked.containers:
+        if container.kind is not ContainerKind.INIT and container.cpus:
+            left &= ~parts[container.name].cpus.bits
+    for container in asked.containers:
+        if container.kind is not ContainerKind.INIT and not container.cpus:
+            assert parts[container.name].cpus == Mask(left)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.managers.cpu.hints import cpu_hints, fewest_nodes
+from agent.managers.policy import CpuPolicyOptions
+from agent.managers.topology.hints import Hint
+from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS, Shape, any_hosts, masks_of
+
+if TYPE_CHECKING:
+    from agent.managers.cpu.topology import CpuTopology
+
+PLAIN = CpuPolicyOptions()
+ALIGN = CpuPolicyOptions(align_by_socket=True)
+QUAD = Shape(sockets=2, nodes=2, cores=2, threads=1).topology()
+
+
+def said(hints: object) -> list[tuple[str, bool]]:
+    assert isinstance(hints, list)
+    return [(str(Mask(hint.nodes or 0)), hint.preferred) for hint in hints]
+
+
+def test_every_set_of_nodes_with_room_is_offered_smaller_ones_first() -> None:
+    hints = cpu_hints(TWO_SOCKETS, PLAIN, Mask.parse("0-3,4-7"), EMPTY, 4)
+
+    assert said(hints) == [("0", True), ("1", True), ("0-1", False)]
+
+
+def test_preferred_is_what_an_empty_host_would_need_reserved_cpus_included() -> None:
+    """Four CPUs fit in one node of eight, so two nodes are never preferred for them."""
+    hints = cpu_hints(TWO_SOCKETS, PLAIN, Mask.parse("0-2,4-6"), EMPTY, 4)
+
+    assert said(hints) == [("0-1", False)]
+
+
+def test_nothing_is_offered_when_too_few_cpus_are_free() -> None:
+    assert cpu_hints(TWO_SOCKETS, PLAIN, Mask.parse("0-2"), EMPTY, 4) == []
+
+
+def test_a_request_larger_than_the_host_needs_all_its_nodes() -> None:
+    assert fewest_nodes(TWO_SOCKETS, 99) == 2
+    assert cpu_hints(TWO_SOCKETS, PLAIN, TWO_SOCKETS.all, EMPTY, 99) == []
+
+
+def test_cpus_left_by_init_containers_must_be_inside_and_count_as_free() -> None:
+    hints = cpu_hints(TWO_SOCKETS, PLAIN, Mask.parse("0-3"), Mask.parse("4-5"), 2)
+
+    assert said(hints) == [("1", True), ("0-1", False)]
+
+
+def test_aligned_by_socket_every_set_on_as_few_sockets_is_preferred() -> None:
+    plain = said(cpu_hints(QUAD, PLAIN, QUAD.all, EMPTY, 2))
+    aligned = said(cpu_hints(QUAD, ALIGN, QUAD.all, EMPTY, 2))
+
+    assert [nodes for nodes, preferred in plain if preferred] == ["0", "1", "2", "3"]
+    assert [nodes for nodes, preferred in aligned if preferred] == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "0-1",
+        "2-3",
+    ]
+
+
+def test_aligned_by_socket_nothing_more_is_preferred_where_nodes_span_sockets() -> None:
+    spanning = Shape(sockets=2, nodes=-2).topology()
+
+    assert said(cpu_hints(spanning, ALIGN, spanning.all, EMPTY, 4)) == [("0", True)]
+
+
+def naive_hints(topology: CpuTopology, free: Mask, reusable: Mask, request: int) -> list[Hint]:
+    nodes = [node.id for node in topology.nodes]
+    sets = [
+        Mask.from_ids(some) for n in range(1, len(nodes) + 1) for some in combinations(nodes, n)
+    ]
+    enough = [len(some) for some in sets if len(topology.cpus_in_nodes(some)) >= request]
+    fewest = min(enough, default=len(nodes))
+    return [
+        Hint(some.bits, preferred=len(some) == fewest)
+        for some in sets
+        if reusable <= topology.cpus_in_nodes(some)
+        and len(topology.cpus_in_nodes(some) & (free | reusable)) >= request
+    ]
+
+
+@settings(deadline=None, max_examples=200)
+@given(any_hosts(), st.data())
+def test_hints_equal_trying_every_set_of_nodes(topology: CpuTopology, data: st.DataObject) -> None:
+    free = data.draw(masks_of(topology))
+    reusable = data.draw(st.one_of(st.just(EMPTY), masks_of(topology)))
+    request = data.draw(st.integers(min_value=1, max_value=len(topology.all) + 1))
+
+    hints = cpu_hints(topology, PLAIN, free - reusable, reusable, request)
+
+    assert hints == naive_hints(topology, free - reusable, reusable, request)

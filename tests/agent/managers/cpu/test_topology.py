@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+
+from agent.managers.cpu.topology import CpuCounts, CpuTopology, CpuTopologyError
+from sysfs.discover import discover
+from sysfs.host import Cpu, Host
+from sysfs.mask import Mask
+from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS, Shape, any_hosts
+from tests.shared import needs_shared
+from tests.sysfs.machines import machines, unpack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def cpu(ident: int, core: int | None, **facts: int | None) -> Cpu:
+    return Cpu(
+        id=ident,
+        online=core is not None,
+        isolated=False,
+        core=core,
+        cluster=None,
+        die=None,
+        package=facts.get("package", 0),
+        node=facts.get("node", 0),
+        uncore=facts.get("uncore"),
+    )
+
+
+def ids(groups: tuple[tuple[int, int, int], ...]) -> dict[int, str]:
+    return {ident: str(Mask(cpus)) for ident, cpus, _ in groups}
+
+
+def test_groups_are_listed_by_id_with_their_cpus() -> None:
+    assert ids(TWO_SOCKETS.cores)[1] == "1,9"
+    assert ids(TWO_SOCKETS.sockets) == {0: "0-3,8-11", 1: "4-7,12-15"}
+    assert ids(TWO_SOCKETS.nodes) == ids(TWO_SOCKETS.uncores) == ids(TWO_SOCKETS.sockets)
+    assert TWO_SOCKETS.counted == CpuCounts(cpus=16, cores=8, sockets=2, nodes=2, uncores=2)
+
+
+def test_nested_groups_are_those_that_share_a_cpu() -> None:
+    spanning = Shape(sockets=2, nodes=-2, cores=2).topology()
+
+    assert [socket.id for socket in spanning.sockets_in_node[0]] == [0, 1]
+    assert [node.id for node in spanning.nodes_in_socket[1]] == [0]
+    assert [core.id for core in spanning.cores_in_socket[1]] == [2, 3]
+    assert [cache.id for cache in spanning.uncores_in_node[0]] == [0, 1]
+
+
+@pytest.mark.parametrize("unknown", [None, -1])
+def test_an_unreported_uncore_cache_is_the_socket(unknown: int | None) -> None:
+    topology = CpuTopology.from_rows([(0, 0, 7, 0, unknown), (1, 1, 7, 0, unknown)])
+
+    assert ids(topology.uncores) == {7: "0-1"}
+
+
+def test_a_cpu_listed_twice_is_refused() -> None:
+    with pytest.raises(CpuTopologyError, match="cpu 3 is listed twice"):
+        CpuTopology.from_rows([(3, 3, 0, 0, 0), (3, 3, 0, 0, 0)])
+
+
+def test_negative_ids_are_refused() -> None:
+    with pytest.raises(CpuTopologyError, match="cpu 0 in node -1"):
+        CpuTopology.from_rows([(0, 0, 0, -1, 0)])
+
+
+def test_a_machine_without_cpus_is_refused() -> None:
+    with pytest.raises(CpuTopologyError, match="at least one online CPU"):
+        CpuTopology.from_rows([])
+
+
+@pytest.mark.parametrize(("cpus", "cores"), [(3, 2), (2, 4), (3, 0)])
+def test_the_average_core_is_rounded_down_and_never_zero(cpus: int, cores: int) -> None:
+    counts = CpuCounts(cpus=cpus, cores=cores, sockets=1, nodes=1, uncores=1)
+    topology = CpuTopology.from_rows([(0, 0, 0, 0, 0)], counts=counts)
+
+    assert topology.cpus_per_core == 1
+
+
+def test_groups_are_alike_when_all_have_as_many_cpus() -> None:
+    hybrid = CpuTopology.from_rows(
+        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 1, 0, 2), (3, 3, 1, 0, 3)]
+    )
+
+    assert (hybrid.cores_alike, hybrid.sockets_alike, hybrid.uncores_alike) == (False, True, False)
+    assert TWO_SOCKETS.cores_alike
+    assert TWO_SOCKETS.sockets_alike
+    assert TWO_SOCKETS.uncores_alike
+
+
+def test_as_many_sockets_as_nodes_put_nodes_outside() -> None:
+    assert Shape(sockets=2, nodes=1).topology().numa_first
+    assert Shape(sockets=2, nodes=-2).topology().numa_first
+    assert not Shape(sockets=2, nodes=2).topology().numa_first
+
+
+def test_cores_nodes_and_sockets_of_cpus() -> None:
+    assert TWO_SOCKETS.cores_of(Mask.parse("1,12")) == Mask.parse("1,4,9,12")
+    assert TWO_SOCKETS.nodes_of(Mask.parse("8,12")) == Mask.of(0, 1)
+    assert TWO_SOCKETS.cpus_in_nodes(Mask.of(1, 5)) == Mask.parse("4-7,12-15")
+    quad = Shape(sockets=2, nodes=2, cores=1).topology()
+    assert quad.cpus_in_sockets_of(Mask.of(1)) == quad.cpus_in_nodes(Mask.of(0, 1))
+
+
+def test_a_host_names_cores_by_their_lowest_online_thread_and_leaves_out_the_others() -> None:
+    host = Host(
+        cpus=(cpu(0, None), cpu(1, 1), cpu(8, 0), cpu(9, 1)),
+        nodes=(),
+    )
+
+    assert CpuTopology.from_host(host).rows == ((1, 1, 0, 0, 0), (8, 8, 0, 0, 0), (9, 1, 0, 0, 0))
+
+
+def test_a_host_without_packages_and_nodes_has_one_of_each() -> None:
+    host = Host(cpus=(cpu(0, 0, package=None, node=None), cpu(1, 1, package=-1)), nodes=())
+
+    topology = CpuTopology.from_host(host)
+
+    assert ids(topology.sockets) == ids(topology.nodes) == ids(topology.uncores) == {0: "0-1"}
+
+
+def test_cpus_without_a_cache_never_join_the_cache_of_others() -> None:
+    host = Host(
+        cpus=(cpu(0, 0, uncore=0), cpu(1, 1, uncore=0), cpu(2, 2), cpu(3, 3), cpu(4, 4, package=1)),
+        nodes=(),
+    )
+
+    assert ids(CpuTopology.from_host(host).uncores) == {0: "0-1", 2: "2-3", 4: "4"}
+
+
+@settings(deadline=None, max_examples=50)
+@given(any_hosts())
+def test_every_kind_of_group_parts_the_cpus(topology: CpuTopology) -> None:
+    for groups in (topology.cores, topology.sockets, topology.nodes, topology.uncores):
+        assert sum(group.size for group in groups) == len(topology.all)
+        assert sum(group.cpus for group in groups) == topology.all.bits
+        assert all(group.size == group.cpus.bit_count() for group in groups)
+        assert [group.id for group in groups] == sorted(group.id for group in groups)
+
+
+@pytest.mark.shared
+@needs_shared("hosts")
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("hwloc-16em64t-4s2c2t-offlines", CpuCounts(12, 7, 4, 1, 4)),
+        ("hwloc-20em64t-hybrid-1p6c2t+2ca4co1t", CpuCounts(20, 14, 1, 1, 1)),
+        ("hwloc-48amd64-4pa2n6c-sparse", CpuCounts(48, 48, 4, 8, 8)),
+    ],
+)
+def test_real_machines_have_their_known_groups(
+    tmp_path: Path, name: str, counts: CpuCounts
+) -> None:
+    host = discover(unpack(next(m for m in machines() if m.name == name), tmp_path))
+
+    topology = CpuTopology.from_host(host)
+
+    assert topology.all == host.online
+    assert topology.counted == counts

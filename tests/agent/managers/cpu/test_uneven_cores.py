@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.cpu.uneven_cores import fewest_cores, most_in_whole_cores
+from sysfs.mask import Mask
+from tests.agent.managers.cpu.hosts_of_uneven_cores import cores_touched, needlessly_shared, torn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def host(*sizes: int) -> CpuTopology:
+    """Return a host of one node whose cores have so many CPUs, numbered one after the other."""
+    cores = [core for core, size in enumerate(sizes) for _ in range(size)]
+    return CpuTopology.from_rows((cpu, core, 0, 0, 0) for cpu, core in enumerate(cores))
+
+
+#: Performance cores 0-1, 2-3 and efficiency cores 4, 5, 6.
+HYBRID = host(2, 2, 1, 1, 1)
+
+
+def chosen(topology: CpuTopology, free: str, count: int, *, whole: bool = False) -> str:
+    return str(Mask(fewest_cores(topology, Mask.parse(free).bits, count, whole=whole)))
+
+
+def test_large_cores_come_before_small_ones() -> None:
+    assert chosen(HYBRID, "0-6", 2) == "0-1"
+    assert chosen(HYBRID, "0-6", 4) == "0-3"
+
+
+def test_a_single_cpu_is_a_core_without_siblings() -> None:
+    assert chosen(HYBRID, "0-6", 1) == "4"
+    assert chosen(HYBRID, "0-6", 3) == "0-1,4"
+
+
+def test_a_free_core_comes_before_the_sibling_of_a_busy_cpu() -> None:
+    assert chosen(HYBRID, "1-6", 1) == "4"
+    assert chosen(HYBRID, "1-6", 2) == "2-3"
+
+
+def test_the_sibling_of_a_busy_cpu_comes_before_half_a_free_core() -> None:
+    assert chosen(HYBRID, "1-3", 1) == "1"
+
+
+def test_one_large_core_is_broken_rather_than_several_small_ones_used() -> None:
+    assert chosen(host(4, 1, 1), "0-5", 2) == "0-1"
+    assert chosen(host(4, 1, 1), "0-5", 2, whole=True) == "4-5"
+
+
+def test_a_core_that_would_spoil_the_sum_is_passed_over() -> None:
+    assert chosen(host(3, 2, 2), "0-6", 4) == "3-6"
+
+
+def test_of_partly_busy_cores_the_fullest_that_has_room_is_taken() -> None:
+    assert chosen(host(4, 4, 4), "0,4-5,8-10", 2) == "4-5"
+
+
+# --- beside trying every set of CPUs --------------------------------------------------------------
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[CpuTopology, Mask, int]:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    topology = host(*sizes)
+    free = Mask(draw(st.integers(1, topology.all.bits)))
+    return topology, free, draw(st.integers(1, len(free)))
+
+
+def every_set(free: Mask, count: int) -> Iterator[Mask]:
+    return map(Mask.from_ids, combinations(free, count))
+
+
+@settings(deadline=None, max_examples=150)
+@given(requests())
+def test_no_set_without_needless_sharing_is_on_fewer_cores(
+    request: tuple[CpuTopology, Mask, int],
+) -> None:
+    topology, free, count = request
+    busy = topology.all - free
+
+    taken = Mask(fewest_cores(topology, free.bits, count, whole=False))
+
+    assert taken <= free
+    assert len(taken) == count
+    assert not needlessly_shared(topology, free, busy, taken)
+    assert cores_touched(topology, taken) == min(
+        cores_touched(topology, cpus)
+        for cpus in every_set(free, count)
+        if not needlessly_shared(topology, free, busy, cpus)
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(requests())
+def test_no_set_has_more_cpus_in_whole_cores(request: tuple[CpuTopology, Mask, int]) -> None:
+    topology, free, count = request
+
+    taken = Mask(fewest_cores(topology, free.bits, count, whole=True))
+
+    assert taken <= free
+    assert len(taken) == count
+    least = min(torn(topology, cpus) for cpus in every_set(free, count))
+    assert torn(topology, taken) == least
+    assert most_in_whole_cores(topology, free.bits, count) == count - least

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.managers.admission import admit, remove
+from agent.managers.decision import Reason
+from agent.managers.device.manager import DeviceManager
+from agent.managers.manager import Refused
+from agent.managers.policy import PluginDevice, TopologyManagerPolicy
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.pods.model import QosClass
+from sysfs.mask import Mask
+from tests.agent.managers.drafts import container, draft_of, with_pod
+from tests.agent.managers.hosts import CONTAINER, POD, make_rules
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+if TYPE_CHECKING:
+    from agent.managers.effective_policy import Rules
+    from agent.managers.policy import TopologyManagerScope
+    from agent.pods.model import Resources
+
+GPU = "example.com/gpu"
+#: Two devices on node 0, two on node 1.
+GPUS = tuple(PluginDevice(f"gpu{number}", Mask.of(number // 2)) for number in range(4))
+RULES = make_rules(scope=CONTAINER, devices={GPU: GPUS})
+ON_NODE_0 = Hint(1, preferred=True)
+ON_NODE_1 = Hint(2, preferred=True)
+MANAGER = DeviceManager()
+
+
+def gpus(count: int) -> Resources:
+    return resources(limits=f"{GPU}={count}")
+
+
+def test_hints_reach_free_devices_narrow_masks_first() -> None:
+    draft = draft_of(RULES, pod(app("c1", gpus(2))))
+    assert MANAGER.container_hints(draft, container(draft, "c1")) == {
+        GPU: (ON_NODE_0, ON_NODE_1, Hint(3, preferred=False))
+    }
+
+
+def test_a_container_without_devices_has_no_preference() -> None:
+    draft = draft_of(RULES, pod(app("c1")))
+    assert MANAGER.container_hints(draft, container(draft, "c1")) == {}
+    MANAGER.allocate(draft, container(draft, "c1"), ON_NODE_0)
+    assert draft.devices == {}
+
+
+def test_a_container_that_asks_for_no_device_by_number_holds_none() -> None:
+    decision = admit(RULES, RULES.empty_ledger(), pod(app("c1", gpus(0))))
+    assert decision.grant is not None
+    assert decision.grant.containers[0].devices == {}
+    assert remove(RULES, decision.ledger, decision.uid) == RULES.empty_ledger()
+
+
+def test_devices_of_other_pods_are_not_offered() -> None:
+    ledger = with_pod(RULES, pod(app("c1", gpus(2)), uid="other"))
+    draft = draft_of(RULES, pod(app("c1", gpus(2))), ledger)
+    assert MANAGER.pod_hints(draft) == {GPU: (ON_NODE_1, Hint(3, preferred=False))}
+
+
+def test_the_hints_nodes_serve_first() -> None:
+    draft = draft_of(RULES, pod(app("c1", gpus(3))))
+    MANAGER.allocate(draft, container(draft, "c1"), ON_NODE_1)
+    assert draft.devices == {"c1": {GPU: ("gpu0", "gpu2", "gpu3")}}
+
+
+def test_two_containers_of_a_pod_get_different_devices() -> None:
+    draft = draft_of(RULES, pod(app("c1", gpus(1)), app("c2", gpus(1))))
+    for name in ("c1", "c2"):
+        MANAGER.allocate(draft, container(draft, name), NO_AFFINITY)
+    assert draft.devices == {"c1": {GPU: ("gpu0",)}, "c2": {GPU: ("gpu1",)}}
+
+
+def test_an_init_containers_devices_are_used_again_a_sidecars_are_not() -> None:
+    draft = draft_of(RULES, pod(init("i", gpus(1)), sidecar("s", gpus(1)), app("c1", gpus(1))))
+    for name in ("i", "s", "c1"):
+        MANAGER.allocate(draft, container(draft, name), NO_AFFINITY)
+    assert draft.devices == {"i": {GPU: ("gpu0",)}, "s": {GPU: ("gpu0",)}, "c1": {GPU: ("gpu1",)}}
+
+
+def test_too_few_devices_are_a_refusal_with_what_is_free_where() -> None:
+    ledger = with_pod(RULES, pod(app("c1", gpus(3)), uid="other"))
+    draft = draft_of(RULES, pod(app("c1", gpus(2))), ledger)
+    with pytest.raises(Refused) as caught:
+        MANAGER.allocate(draft, container(draft, "c1"), NO_AFFINITY)
+    refusal = caught.value.cause.explain()
+    assert (refusal.reason, refusal.resource, refusal.container) == (Reason.UNEXPECTED, GPU, "c1")
+    assert (refusal.asked, refusal.free) == (2, {1: 1})
+    assert "Requested: 2, Available: 1" in refusal.message
+
+
+def test_a_budgets_containers_get_devices_one_after_the_other_from_the_pods_nodes() -> None:
+    rules = make_rules(scope=POD, devices={GPU: GPUS})
+    budget = guaranteed("cpu=4 memory=4Gi")
+    draft = draft_of(
+        rules,
+        pod(
+            init("i", gpus(1)), sidecar("s", gpus(1)), app("c1", gpus(1)), app("c2"), of_pod=budget
+        ),
+    )
+    MANAGER.allocate_pod(draft, ON_NODE_1)
+    assert draft.devices == {"i": {GPU: ("gpu2",)}, "s": {GPU: ("gpu2",)}, "c1": {GPU: ("gpu3",)}}
+
+
+def test_a_budget_with_too_few_devices_is_refused_naming_the_container() -> None:
+    rules = make_rules(scope=POD, devices={GPU: GPUS})
+    asked = pod(app("c1", gpus(3)), app("c2", gpus(2)), of_pod=guaranteed("cpu=4 memory=4Gi"))
+    with pytest.raises(Refused) as caught:
+        MANAGER.allocate_pod(draft_of(rules, asked), ON_NODE_0)
+    refusal = caught.value.cause.explain()
+    assert (refusal.reason, refusal.resource, refusal.container) == (Reason.UNEXPECTED, GPU, "c2")
+    assert (refusal.asked, refusal.free) == (2, {1: 1})
+
+
+class TestPodsWithABudget:
+    """The kubelet leaves their devices to the start of a container, when it may be too late."""
+
+    BUDGET = guaranteed("cpu=2 memory=1Gi")
+
+    def rules(self, policy: TopologyManagerPolicy) -> Rules:
+        return make_rules(topology=policy, scope=POD, devices={GPU: GPUS[:2]})
+
+    @pytest.mark.parametrize("policy", TopologyManagerPolicy)
+    def test_of_three_pods_of_two_devices_a_host_of_two_admits_one(
+        self, policy: TopologyManagerPolicy
+    ) -> None:
+        rules = self.rules(policy)
+        ledger = rules.empty_ledger()
+        admitted = []
+        for number in range(3):
+            asked = pod(app("a", gpus(2)), app("b"), of_pod=self.BUDGET, uid=f"u-{number}")
+            decision = admit(rules, ledger, asked)
+            ledger = decision.ledger
+            admitted.append(decision.admitted)
+        assert admitted == [True, False, False]
+        assert ledger.devices == {GPU: frozenset({"gpu0", "gpu1"})}
+        held = list(ledger.grants["u-0"].held_devices())
+        assert held == [("a", GPU, "gpu0"), ("a", GPU, "gpu1")]
+
+    @pytest.mark.parametrize("policy", TopologyManagerPolicy)
+    def test_they_are_free_again_when_the_pod_is_gone(self, policy: TopologyManagerPolicy) -> None:
+        rules = self.rules(policy)
+        asked = pod(app("a", gpus(2)), of_pod=self.BUDGET)
+        ledger = remove(rules, with_pod(rules, asked), "u-1")
+        assert ledger == rules.empty_ledger()
+        assert admit(rules, ledger, asked).admitted
+
+    @pytest.mark.parametrize("policy", TopologyManagerPolicy)
+    @pytest.mark.parametrize("budget", [resources("cpu=2"), resources("", "memory=1Gi")])
+    def test_a_pod_that_is_not_guaranteed_holds_its_devices_as_well(
+        self, policy: TopologyManagerPolicy, budget: Resources
+    ) -> None:
+        rules = self.rules(policy)
+        ledger = with_pod(rules, pod(app("a", gpus(1)), app("b", gpus(1)), of_pod=budget))
+        assert [(name, device) for name, _, device in ledger.grants["u-1"].held_devices()] == [
+            ("a", "gpu0"),
+            ("b", "gpu1"),
+        ]
+
+
+@pytest.mark.parametrize("scope", [CONTAINER, POD])
+@pytest.mark.parametrize("policy", TopologyManagerPolicy)
+def test_a_best_effort_pod_gets_devices_of_one_node_where_anything_is_aligned(
+    policy: TopologyManagerPolicy, scope: TopologyManagerScope
+) -> None:
+    on_both = tuple(PluginDevice(f"gpu{number}", Mask.of(number % 2)) for number in range(4))
+    rules = make_rules(topology=policy, scope=scope, devices={GPU: on_both})
+    grant = with_pod(rules, pod(app("a", gpus(2)))).grants["u-1"]
+    assert grant.qos is QosClass.BEST_EFFORT
+    assert grant.containers[0].cpus is None
+    aligned = policy is not TopologyManagerPolicy.NONE
+    assert grant.containers[0].devices == {GPU: ("gpu0", "gpu2" if aligned else "gpu1")}

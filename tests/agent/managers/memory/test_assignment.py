@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from agent.managers.allocations.ledger import MemoryBlock
+from agent.managers.errors import (
+    CannotExtendHintError,
+    HintViolatesGroupsError,
+    MemoryAssignmentError,
+    NoDefaultHintError,
+    NotPreferredDefaultHintError,
+    NotPreferredExtensionError,
+    UnknownMemoryTypeError,
+)
+from agent.managers.memory.assignment import (
+    assign,
+    release_finished,
+    reusable_after,
+    shrink_reused,
+)
+from agent.managers.memory.hints import memory_hints
+from agent.managers.memory.state import free_memory, initial_memory, release
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.managers.topology.numa_masks import masks_by_size
+from sysfs.mask import Mask
+from tests.agent.managers.memory.memory_machine import (
+    GI,
+    bits,
+    charged,
+    facts_of,
+    node,
+    plain_facts,
+    total_charge,
+    total_size,
+)
+from tests.agent.managers.memory.naive_memory import naive_hints
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.managers.allocations.ledger import NodeMemory
+    from agent.managers.memory.state import MemoryFacts
+
+TWO = plain_facts(4 * GI, 4 * GI)
+FOUR = plain_facts(4 * GI, 4 * GI, 4 * GI, 4 * GI)
+ANYWHERE = Hint(None, preferred=True)
+
+
+def yes(*ids: int) -> Hint:
+    return Hint(bits(*ids), preferred=True)
+
+
+def no(*ids: int) -> Hint:
+    return Hint(bits(*ids), preferred=False)
+
+
+def test_memory_comes_from_the_hint() -> None:
+    blocks, state = assign(TWO, initial_memory(TWO), {"memory": GI}, yes(1))
+    assert blocks == (MemoryBlock("memory", GI, Mask.of(1)),)
+    assert charged(state) == {0: 0, 1: GI}
+
+
+def test_without_a_hint_the_lowest_single_node_with_room_is_taken() -> None:
+    _, state = assign(TWO, initial_memory(TWO), {"memory": 4 * GI}, NO_AFFINITY)
+    blocks, _ = assign(TWO, state, {"memory": GI}, NO_AFFINITY)
+    assert blocks == (MemoryBlock("memory", GI, Mask.of(1)),)
+
+
+def test_blocks_come_by_type() -> None:
+    facts = facts_of(node(0, 8 * GI, {GI: 2}))
+    blocks, _ = assign(facts, initial_memory(facts), {"memory": GI, "hugepages-1Gi": GI}, yes(0))
+    assert [block.type for block in blocks] == ["hugepages-1Gi", "memory"]
+
+
+def test_no_request_gets_nothing_and_changes_nothing() -> None:
+    state = initial_memory(TWO)
+    assert assign(TWO, state, {}, NO_AFFINITY) == ((), state)
+
+
+def test_a_hint_without_room_is_extended_by_the_best_mask_around_it() -> None:
+    _, state = assign(FOUR, initial_memory(FOUR), {"memory": 6 * GI}, yes(1, 2))
+    blocks, _ = assign(FOUR, state, {"memory": 2 * GI}, no(1))
+    assert blocks[0].nodes == Mask.of(1, 2)
+    blocks, _ = assign(FOUR, initial_memory(FOUR), {"memory": 6 * GI}, yes(3))
+    assert blocks[0].nodes == Mask.of(0, 3)
+
+
+def test_a_hint_that_cannot_be_extended_is_refused() -> None:
+    _, state = assign(TWO, initial_memory(TWO), {"memory": 4 * GI}, yes(0))
+    with pytest.raises(CannotExtendHintError) as caught:
+        assign(TWO, state, {"memory": GI}, yes(0))
+    assert caught.value.nodes == bits(0)
+    assert "failed to find NUMA nodes to extend the current topology hint" in str(caught.value)
+    assert "free: node 0 0 B, node 1 4 GiB" in str(caught.value)
+
+
+def test_a_preferred_hint_is_not_extended_to_an_unpreferred_one() -> None:
+    facts = plain_facts(4 * GI, 4 * GI, 8 * GI)
+    with pytest.raises(NotPreferredExtensionError):
+        assign(facts, initial_memory(facts), {"memory": 6 * GI}, yes(0))
+    blocks, _ = assign(facts, initial_memory(facts), {"memory": 6 * GI}, no(0))
+    assert blocks[0].nodes == Mask.of(0, 1)
+
+
+def test_an_alignment_called_preferred_needs_a_preferred_default() -> None:
+    facts = plain_facts(4 * GI, 2 * GI, 2 * GI)
+    _, state = assign(facts, initial_memory(facts), {"memory": 2 * GI}, yes(0))
+    with pytest.raises(NotPreferredDefaultHintError):
+        assign(facts, state, {"memory": 3 * GI}, ANYWHERE)
+    blocks, _ = assign(facts, state, {"memory": 3 * GI}, NO_AFFINITY)
+    assert blocks[0].nodes == Mask.of(1, 2)
+
+
+def test_where_nothing_has_room_the_refusal_says_what_is_free() -> None:
+    with pytest.raises(NoDefaultHintError) as caught:
+        assign(TWO, initial_memory(TWO), {"memory": 9 * GI}, NO_AFFINITY)
+    assert caught.value.demand.requests == {"memory": 9 * GI}
+    assert caught.value.demand.free == {"memory": {0: 4 * GI, 1: 4 * GI}}
+    assert caught.value.demand.scarcest == "memory"
+
+
+def test_several_nodes_never_serve_together_when_one_serves_alone() -> None:
+    _, state = assign(TWO, initial_memory(TWO), {"memory": GI}, yes(0))
+    with pytest.raises(HintViolatesGroupsError):
+        assign(TWO, state, {"memory": GI}, no(0, 1))
+    _, grouped = assign(FOUR, initial_memory(FOUR), {"memory": 5 * GI}, yes(0, 1))
+    with pytest.raises(HintViolatesGroupsError):
+        assign(FOUR, grouped, {"memory": GI}, no(1, 2))
+    blocks, _ = assign(FOUR, grouped, {"memory": GI}, no(0, 1))
+    assert blocks[0].nodes == Mask.of(0, 1)
+
+
+def test_a_single_node_with_room_is_taken_out_of_its_group_as_in_the_kubelet() -> None:
+    group, state = assign(FOUR, initial_memory(FOUR), {"memory": 5 * GI}, yes(0, 1))
+    single, state = assign(FOUR, state, {"memory": GI}, no(1))
+    assert single[0].nodes == Mask.of(1)
+    assert (state[0].cells, state[1].cells) == (Mask.of(0, 1), Mask.of(1))
+    assert release(FOUR, state, [*group, *single]) == initial_memory(FOUR)
+
+
+def test_an_unknown_huge_page_size_is_refused_before_anything_else() -> None:
+    with pytest.raises(UnknownMemoryTypeError):
+        assign(TWO, initial_memory(TWO), {"memory": GI, "hugepages-1Gi": GI}, yes(0))
+
+
+def test_only_what_exceeds_the_reusable_memory_is_charged() -> None:
+    _, state = assign(TWO, initial_memory(TWO), {"memory": 3 * GI}, yes(0))
+    reusable = {(bits(0), "memory"): 3 * GI}
+    blocks, more = assign(TWO, state, {"memory": 4 * GI}, yes(0), reusable)
+    assert blocks == (MemoryBlock("memory", 4 * GI, Mask.of(0)),)
+    assert charged(more) == {0: 4 * GI, 1: 0}
+    _, same = assign(TWO, state, {"memory": GI}, yes(0), reusable)
+    assert charged(same) == charged(state)
+    assert same[0].assignments == 2
+
+
+def test_init_containers_offer_the_largest_and_apps_use_it_up() -> None:
+    key = (bits(0), "memory")
+    offered = reusable_after({}, [MemoryBlock("memory", 3, Mask.of(0))], standard_init=True)
+    offered = reusable_after(offered, [MemoryBlock("memory", 2, Mask.of(0))], standard_init=True)
+    assert offered == {key: 3}
+    left = reusable_after(offered, [MemoryBlock("memory", 2, Mask.of(0))], standard_init=False)
+    assert left == {key: 1}
+    assert reusable_after(left, [MemoryBlock("memory", 9, Mask.of(0))], standard_init=False) == {
+        key: 0
+    }
+    elsewhere = [MemoryBlock("memory", 1, Mask.of(1))]
+    assert reusable_after(left, elsewhere, standard_init=False) == left
+
+
+def test_blocks_of_init_containers_shrink_by_what_is_used_again() -> None:
+    earlier = {
+        "first": (
+            MemoryBlock("memory", 3, Mask.of(0)),
+            MemoryBlock("hugepages-2Mi", 4, Mask.of(0)),
+        ),
+        "second": (MemoryBlock("memory", 2, Mask.of(0)),),
+        "elsewhere": (MemoryBlock("memory", 2, Mask.of(1)),),
+    }
+    assert shrink_reused(earlier, [MemoryBlock("memory", 4, Mask.of(0))]) == {
+        "first": (
+            MemoryBlock("memory", 0, Mask.of(0)),
+            MemoryBlock("hugepages-2Mi", 4, Mask.of(0)),
+        ),
+        "second": (MemoryBlock("memory", 1, Mask.of(0)),),
+        "elsewhere": (MemoryBlock("memory", 2, Mask.of(1)),),
+    }
+
+
+def test_what_finished_init_containers_still_hold_goes_back() -> None:
+    first, once = assign(TWO, initial_memory(TWO), {"memory": 2 * GI}, yes(0))
+    second, twice = assign(TWO, once, {"memory": GI}, yes(1))
+    assert release_finished(TWO, twice, [first, second]) == initial_memory(TWO)
+
+
+SIZES = st.integers(0, 12)
+REQUESTS = st.one_of(
+    st.fixed_dictionaries({"memory": SIZES}),
+    st.fixed_dictionaries(
+        {"memory": SIZES, "hugepages-1Gi": st.integers(0, 3).map(lambda n: n * GI)}
+    ),
+)
+MACHINES = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 2)), min_size=1, max_size=4).map(
+    lambda nodes: facts_of(
+        *(
+            node(number, pages * GI + size, {GI: pages} if pages else {})
+            for number, (size, pages) in enumerate(nodes)
+        )
+    )
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), MACHINES)
+def test_memory_is_never_given_twice_and_all_of_it_comes_back(
+    data: st.DataObject, facts: MemoryFacts
+) -> None:
+    state: Mapping[int, NodeMemory] = initial_memory(facts)
+    held: list[tuple[MemoryBlock, ...]] = []
+    release_next = st.booleans()
+    for _ in range(data.draw(st.integers(1, 8))):
+        if data.draw(release_next) and held:
+            state = release(facts, state, held.pop(data.draw(st.integers(0, len(held) - 1))))
+        else:
+            requests = data.draw(REQUESTS)
+            nodes = st.one_of(st.none(), st.sampled_from(masks_by_size(facts.mask.bits)))
+            hint = Hint(data.draw(nodes), data.draw(st.booleans(), label="preferred"))
+            try:
+                blocks, state = assign(facts, state, requests, hint)
+            except (MemoryAssignmentError, UnknownMemoryTypeError):
+                continue
+            held.append(blocks)
+        for name in facts.types:
+            assert all(free >= 0 for free in free_memory(facts, state, name).values())
+        given_out = total_size([block for blocks in held for block in blocks])
+        assert _positive(total_charge(state)) == _positive(given_out)
+    for blocks in held:
+        state = release(facts, state, blocks)
+    assert state == initial_memory(facts)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), MACHINES, REQUESTS)
+def test_hints_are_those_of_looking_at_every_mask(
+    data: st.DataObject, facts: MemoryFacts, requests: dict[str, int]
+) -> None:
+    assume(requests.keys() <= facts.types)
+    state: Mapping[int, NodeMemory] = initial_memory(facts)
+    reusable: dict[tuple[int, str], int] = {}
+    for nodes in data.draw(st.lists(st.sampled_from(masks_by_size(facts.mask.bits)), max_size=4)):
+        with suppress(MemoryAssignmentError):
+            size = data.draw(st.integers(0, 12))
+            blocks, state = assign(facts, state, {"memory": size}, Hint(nodes, preferred=False))
+            if data.draw(st.booleans(), label="left by an init container"):
+                reusable = {(blocks[0].nodes.bits, "memory"): size}
+    offered = memory_hints(facts, state, requests, reusable)
+    assert list(offered.get("memory") or ()) == naive_hints(facts, state, requests, reusable)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=5))
+def test_blocks_of_a_pod_always_sum_up_to_its_charge(
+    data: st.DataObject, containers: list[tuple[bool, int]]
+) -> None:
+    facts = plain_facts(10, 10, 10)
+    state: Mapping[int, NodeMemory] = initial_memory(facts)
+    reusable: dict[tuple[int, str], int] = {}
+    blocks: dict[str, tuple[MemoryBlock, ...]] = {}
+    inits: list[str] = []
+    for number, (standard_init, size) in enumerate(containers):
+        offered = memory_hints(facts, state, {"memory": size}, reusable).get("memory")
+        if not offered:
+            continue
+        hint = data.draw(st.sampled_from(list(offered)))
+        try:
+            got, state = assign(facts, state, {"memory": size}, hint, reusable)
+        except MemoryAssignmentError:
+            continue
+        blocks.update(shrink_reused({name: blocks[name] for name in inits}, got))
+        blocks[str(number)] = got
+        reusable = reusable_after(reusable, got, standard_init=standard_init)
+        if standard_init:
+            inits.append(str(number))
+        held = [block for part in blocks.values() for block in part]
+        assert total_charge(state) == total_size(held)
+
+
+def _positive(sizes: Mapping[str, int]) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if size}

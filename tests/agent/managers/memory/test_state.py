@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.managers.allocations.ledger import MemoryBlock, NodeMemory
+from agent.managers.memory.state import (
+    charge,
+    free_memory,
+    hugepages_type,
+    initial_memory,
+    release,
+)
+from sysfs.mask import Mask
+from tests.agent.managers.memory.memory_machine import GI, MI, charged, facts_of, node, plain_facts
+
+
+@pytest.mark.parametrize(
+    ("page_bytes", "name"),
+    [
+        (64 << 10, "hugepages-64Ki"),
+        (2 * MI, "hugepages-2Mi"),
+        (512 * MI, "hugepages-512Mi"),
+        (GI, "hugepages-1Gi"),
+        (16 * GI, "hugepages-16Gi"),
+        (1536 << 10, "hugepages-1536Ki"),
+        (1000, "hugepages-1000"),
+    ],
+)
+def test_huge_page_sizes_are_named_as_kubernetes_names_them(page_bytes: int, name: str) -> None:
+    assert hugepages_type(page_bytes) == name
+
+
+def test_memory_is_allocatable_less_the_reservation_and_all_huge_pages() -> None:
+    facts = facts_of(
+        node(0, 16 * GI, {2 * MI: 512, GI: 2}),
+        node(1, 8 * GI),
+        reserved={0: {"memory": GI, "hugepages-1Gi": GI}},
+    )
+    assert facts.allocatable[0] == {
+        "memory": 16 * GI - GI - GI - 2 * GI,
+        "hugepages-2Mi": GI,
+        "hugepages-1Gi": GI,
+    }
+    assert facts.allocatable[1] == {"memory": 8 * GI}
+    assert facts.total[0]["hugepages-1Gi"] == 2 * GI
+    assert facts.reserved[0] == {"memory": GI, "hugepages-2Mi": 0, "hugepages-1Gi": GI}
+    assert facts.overcommitted == {}
+    assert facts.types == {"memory", "hugepages-2Mi", "hugepages-1Gi"}
+
+
+def test_a_node_with_more_reserved_than_it_has_gives_nothing_and_is_named() -> None:
+    facts = facts_of(node(0, 4 * GI, {GI: 4}), node(1, GI), reserved={0: {"memory": GI}})
+    assert facts.allocatable[0]["memory"] == 0
+    assert facts.allocatable[0]["hugepages-1Gi"] == 4 * GI
+    assert facts.overcommitted == {0: GI}
+
+
+def test_at_first_every_node_is_alone_and_free() -> None:
+    facts = facts_of(node(0, GI), node(3, 2 * GI, {2 * MI: 8}))
+    state = initial_memory(facts)
+    assert state[3] == NodeMemory(0, Mask.of(3), {"memory": 0, "hugepages-2Mi": 0})
+    assert free_memory(facts, state, "memory") == {0: GI, 3: 2 * GI - 16 * MI}
+    assert free_memory(facts, state, "hugepages-2Mi") == {0: 0, 3: 16 * MI}
+
+
+def test_a_group_is_filled_from_its_lowest_node_and_every_member_counts() -> None:
+    facts = plain_facts(4 * GI, 4 * GI, 4 * GI)
+    state = charge(facts, initial_memory(facts), MemoryBlock("memory", 5 * GI, Mask.of(0, 1, 2)))
+    assert charged(state) == {0: 4 * GI, 1: GI, 2: 0}
+    assert {held.cells for held in state.values()} == {Mask.of(0, 1, 2)}
+    assert {held.assignments for held in state.values()} == {1}
+
+
+def test_a_group_is_emptied_from_its_lowest_node_whoever_was_charged_there() -> None:
+    facts = plain_facts(4 * GI, 4 * GI)
+    first = MemoryBlock("memory", 4 * GI, Mask.of(0, 1))
+    second = MemoryBlock("memory", 2 * GI, Mask.of(0, 1))
+    state = charge(facts, charge(facts, initial_memory(facts), first), second)
+    assert charged(state) == {0: 4 * GI, 1: 2 * GI}
+    state = release(facts, state, [second])
+    assert charged(state) == {0: 2 * GI, 1: 2 * GI}
+    assert state[0].cells == Mask.of(0, 1)
+    assert release(facts, state, [first]) == initial_memory(facts)
+
+
+def test_a_node_that_nobody_uses_is_alone_again() -> None:
+    facts = plain_facts(GI, GI)
+    block = MemoryBlock("memory", 0, Mask.of(0, 1))
+    state = charge(facts, initial_memory(facts), block)
+    assert state[1].cells == Mask.of(0, 1)
+    assert release(facts, state, [block]) == initial_memory(facts)
+
+
+def test_what_was_charged_to_a_node_out_of_use_moves_to_those_who_still_hold_it() -> None:
+    facts = plain_facts(12 * GI, 12 * GI)
+    wide, small = Mask.of(0, 1), Mask.of(0)
+    long_gone = MemoryBlock("memory", 12 * GI, wide)
+    spilled = MemoryBlock("memory", 2 * GI, wide)
+    single = MemoryBlock("memory", 5 * GI, small)
+    state = charge(facts, charge(facts, initial_memory(facts), long_gone), spilled)
+    state = charge(facts, release(facts, state, [long_gone]), single)
+    assert charged(state) == {0: 5 * GI, 1: 2 * GI}
+    state = release(facts, state, [spilled])
+    assert charged(state) == {0: 5 * GI, 1: 0}
+    assert release(facts, state, [single]) == initial_memory(facts)
+
+
+def test_what_moves_between_nodes_never_exceeds_what_they_have() -> None:
+    facts = plain_facts(12, 12, 12)
+    wide = Mask.of(0, 1, 2)
+    state = {
+        0: NodeMemory(2, wide, {"memory": 8}),
+        1: NodeMemory(2, wide, {"memory": 0}),
+        2: NodeMemory(1, wide, {"memory": 8}),
+    }
+    after = release(facts, state, [MemoryBlock("memory", 2, wide)])
+    assert charged(after) == {0: 12, 1: 2, 2: 0}
+
+
+def test_releasing_passes_over_nodes_that_are_gone() -> None:
+    facts = plain_facts(GI)
+    state = initial_memory(facts)
+    assert release(facts, state, [MemoryBlock("memory", GI, Mask.of(7))]) == state
+
+
+def test_states_are_never_changed_in_place() -> None:
+    facts = plain_facts(GI, GI)
+    state = initial_memory(facts)
+    charge(facts, state, MemoryBlock("memory", GI, Mask.of(0)))
+    release(facts, state, [MemoryBlock("memory", GI, Mask.of(0))])
+    assert state == initial_memory(facts)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from agent.managers.effective_policy import Rules, shared_cpus, shared_pool
+from agent.managers.policy import Policy
+from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import GIB, PLAIN, SMT, make_rules
+from tests.agent.pods.pods import app, guaranteed, pod
+
+
+def test_assignable_is_what_is_online_and_not_reserved() -> None:
+    assert make_rules(reserved="0,3").assignable_cpus == Mask.parse("1-2,4-15")
+
+
+def test_siblings_of_reserved_cpus_are_out_of_reach_for_whole_cores() -> None:
+    assert make_rules(SMT, reserved="1").reserved_physical_cpus == Mask.of(1, 9)
+
+
+def test_memory_is_charged_only_by_the_static_policy() -> None:
+    assert make_rules(memory=False).empty_ledger().memory == {}
+    ledger = make_rules().empty_ledger()
+    assert {node: held.reserved["memory"] for node, held in ledger.memory.items()} == {0: 0, 1: 0}
+    assert make_rules().memory.allocatable[0]["memory"] == 15 * GIB
+
+
+def test_without_policies_nothing_is_static() -> None:
+    rules = Rules(PLAIN, Policy())
+    assert (rules.static_cpus, rules.static_memory) == (False, False)
+    assert (make_rules().static_cpus, make_rules().static_memory) == (True, True)
+
+
+class TestSharedPool:
+    def test_it_has_the_reserved_cpus_and_nobodys_exclusive_ones(self) -> None:
+        rules = make_rules()
+        ledger = with_pod(rules, pod(app("c1", guaranteed("cpu=3 memory=1Gi"))))
+        assert shared_pool(rules, ledger) == Mask.parse("0,4-15")
+
+    def test_strict_reservation_keeps_the_reserved_cpus_out(self) -> None:
+        rules = make_rules(strict_cpu_reservation=True)
+        assert shared_pool(rules, rules.empty_ledger()) == Mask.parse("1-15")
+        assert shared_cpus(rules, rules.empty_ledger()) == Mask.parse("1-15")
+
+    def test_containers_run_on_the_reserved_cpus_when_it_is_empty(self) -> None:
+        rules = make_rules(strict_cpu_reservation=True)
+        ledger = replace(rules.empty_ledger(), exclusive_cpus=Mask.parse("1-15"))
+        assert shared_pool(rules, ledger) == EMPTY
+        assert shared_cpus(rules, ledger) == Mask.of(0)
+
+    def test_containers_run_anywhere_when_nothing_is_reserved_either(self) -> None:
+        rules = Rules(PLAIN, Policy())
+        ledger = replace(rules.empty_ledger(), exclusive_cpus=PLAIN.cpus.all)
+        assert shared_pool(rules, ledger) == EMPTY
+        assert shared_cpus(rules, ledger) == PLAIN.cpus.all

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.managers.admission import PROVIDERS, admit
+from agent.managers.decision import Reason, Refusal
+from agent.managers.machine import Machine
+from agent.managers.policy import PluginDevice
+from agent.managers.rejection import (
+    Room,
+    affinity_rejection,
+    amount_text,
+    asked,
+    empty_pool_refusal,
+)
+from agent.managers.topology.hints import Hint
+from sysfs.described.shapes import regular_host
+from sysfs.mask import Mask
+from tests.agent.managers.drafts import draft_of, with_pod
+from tests.agent.managers.hosts import (
+    BEST_EFFORT,
+    CONTAINER,
+    GIB,
+    RESTRICTED,
+    SINGLE,
+    make_rules,
+)
+from tests.agent.pods.pods import app, guaranteed, pod, resources
+
+if TYPE_CHECKING:
+    from agent.managers.effective_policy import Rules
+    from agent.managers.policy import TopologyManagerPolicy
+    from agent.pods.model import Pod
+
+GPU = "example.com/gpu"
+NIC = "example.com/nic"
+DEVICES = {
+    GPU: (
+        PluginDevice("g0", Mask.of(0)),
+        PluginDevice("g1", Mask.of(0), healthy=False),
+        PluginDevice("g2", Mask.of(1)),
+        PluginDevice("g3", Mask.of(0, 1)),
+    ),
+    NIC: (PluginDevice("n1", Mask.of(1)),),
+}
+
+
+def refused(rules: Rules, wanted: Pod, *others: Pod) -> Refusal:
+    ledger = rules.empty_ledger()
+    for other in others:
+        ledger = with_pod(rules, other, ledger)
+    decision = admit(rules, ledger, wanted)
+    assert decision.refusal is not None
+    return decision.refusal
+
+
+class TestFailedAlignment:
+    BIG = pod(app("a", guaranteed("cpu=9 memory=1Gi")))
+
+    def test_it_says_of_every_resource_what_is_asked_where_it_fits_and_what_is_free(self) -> None:
+        assert refused(make_rules(topology=SINGLE), self.BIG).message == (
+            "the pod cannot be aligned as topology policy single-numa-node demands:"
+            " 9 of cpu fits best on {0-1} (free: node 0: 7, node 1: 8);"
+            " 1 GiB of memory fits best on {0} or {1} (free: node 0: 15 GiB, node 1: 15 GiB)"
+        )
+
+    def test_what_is_busy_on_the_best_nodes_fits_only_across_more(self) -> None:
+        others = [
+            pod(app("a", guaranteed("cpu=5 memory=1Gi")), uid="one"),
+            pod(app("a", guaranteed("cpu=5 memory=1Gi")), uid="two"),
+        ]
+        wanted = pod(app("a", guaranteed("cpu=4 memory=1Gi")))
+        message = refused(make_rules(topology=RESTRICTED), wanted, *others).message
+        assert "4 of cpu fits only across {0-1} (free: node 0: 2, node 1: 3)" in message
+
+    def test_it_names_the_resource_that_stands_in_the_way(self) -> None:
+        found = refused(make_rules(topology=SINGLE), self.BIG)
+        assert (found.resource, found.asked, found.free) == ("cpu", 9, {0: 7, 1: 8})
+
+    def test_in_container_scope_it_names_the_container(self) -> None:
+        found = refused(make_rules(topology=SINGLE, scope=CONTAINER), self.BIG)
+        assert found.container == "a"
+        assert found.message.startswith("container a cannot be aligned")
+
+    def test_a_request_that_fits_nowhere(self) -> None:
+        other = pod(app("a", guaranteed("cpu=6 memory=1Gi")), uid="other")
+        found = refused(make_rules(topology=RESTRICTED, scope=CONTAINER),
+                        pod(app("a", guaranteed("cpu=10 memory=1Gi"))), other)  # fmt: skip
+        assert "10 of cpu fits nowhere (free: node 0: 1, node 1: 8)" in found.message
+
+    def test_resources_that_fit_on_different_nodes_only_blame_none_of_them(self) -> None:
+        rules = make_rules(topology=SINGLE, devices=DEVICES)
+        one_of_each = resources(f"{GPU}=1 {NIC}=1", f"{GPU}=1 {NIC}=1")
+        draft = draft_of(rules, pod(app("a", one_of_each)))
+        offers = (("devices", {GPU: (Hint(1, preferred=True),), NIC: (Hint(2, preferred=True),)}),)
+        found = affinity_rejection(draft, None, offers).explain()
+        assert (found.resource, found.asked, found.free) == (None, None, {})
+
+    @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
+    def test_an_empty_pool_is_named_as_such(self, policy: TopologyManagerPolicy) -> None:
+        full = pod(
+            app("a", guaranteed("cpu=4 memory=1Gi")),
+            app("b"),
+            of_pod=guaranteed("cpu=4 memory=4Gi"),
+        )
+        found = refused(make_rules(topology=policy), full)
+        assert found.reason is Reason.TOPOLOGY_AFFINITY
+        assert found.message.startswith("exclusive containers hold all 4 CPUs")
+        assert (found.resource, found.asked, found.free) == ("cpu", None, {})
+
+    def test_many_nodes_are_not_all_listed(self) -> None:
+        machine = Machine.of(regular_host(packages=8, nodes_per_package=2, cores_per_node=2))
+        rules = make_rules(machine, SINGLE, memory=False)
+        draft = draft_of(rules, pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
+        offers = (("cpu", {"cpu": [Hint(1 << node, preferred=True) for node in range(16)]}),)
+        message = affinity_rejection(draft, None, offers).explain().message
+        assert "{2}" in message
+        assert "{3}" not in message
+
+
+class TestEmptyPool:
+    def test_cpus_come_before_memory(self) -> None:
+        rules = make_rules(topology=BEST_EFFORT)
+        both = pod(
+            app("a", guaranteed("cpu=4 memory=4Gi")),
+            app("b"),
+            of_pod=guaranteed("cpu=4 memory=4Gi"),
+        )
+        found = empty_pool_refusal(draft_of(rules, both), Reason.EMPTY_POD_SHARED_POOL)
+        assert found is not None
+        assert (found.resource, found.asked, found.free) == ("cpu", None, {})
+
+    def test_a_pod_without_a_budget_has_no_pool(self) -> None:
+        asked_for = pod(app("a", guaranteed("cpu=4 memory=4Gi")))
+        draft = draft_of(make_rules(), asked_for)
+        assert empty_pool_refusal(draft, Reason.EMPTY_POD_SHARED_POOL) is None
+
+    def test_no_memory_is_missed_where_none_is_pinned(self) -> None:
+        burstable = pod(
+            app("a", guaranteed("cpu=1 memory=4Gi")),
+            app("b"),
+            of_pod=resources("cpu=2 memory=4Gi", "cpu=4 memory=4Gi"),
+        )
+        full = pod(
+            app("a", guaranteed("cpu=1 memory=4Gi")),
+            app("b"),
+            of_pod=guaranteed("cpu=4 memory=4Gi"),
+        )
+        for rules, wanted in (make_rules(), burstable), (make_rules(memory=False), full):
+            assert empty_pool_refusal(draft_of(rules, wanted), Reason.TOPOLOGY_AFFINITY) is None
+
+
+class TestAmounts:
+    RULES = make_rules(scope=CONTAINER, devices=DEVICES)
+    POD = pod(
+        app("a", resources(limits=f"cpu=2 memory=1Gi {GPU}=1", requests="cpu=2 memory=1Gi")),
+        app("b", guaranteed("cpu=1 memory=2Gi")),
+    )
+
+    def test_they_are_asked_for_by_a_container_or_by_the_pod(self) -> None:
+        demand = draft_of(self.RULES, self.POD).demand
+        assert [asked(demand, "a", name) for name in ("cpu", "memory", GPU)] == [2, GIB, 1]
+        assert [asked(demand, None, name) for name in ("cpu", "memory", GPU)] == [3, 3 * GIB, 1]
+
+    def test_cpus_that_an_init_container_leaves_count_as_free(self) -> None:
+        draft = draft_of(self.RULES, self.POD)
+        draft.free_cpus, draft.reusable_cpus = Mask.parse("4-15"), Mask.of(1)
+        assert Room.of(draft).by_node("cpu") == {0: 5, 1: 8}
+
+    def test_free_devices_count_on_every_node_that_reaches_them(self) -> None:
+        ledger = with_pod(self.RULES, pod(app("x", resources(limits=f"{GPU}=1")), uid="other"))
+        assert Room.of(draft_of(self.RULES, self.POD)).by_node(GPU) == {0: 2, 1: 2}
+        assert Room.of(draft_of(self.RULES, self.POD, ledger)).by_node(GPU) == {0: 1, 1: 2}
+
+    def test_memory_is_shown_in_binary_units_the_rest_as_numbers(self) -> None:
+        assert amount_text("hugepages-2Mi", 3 << 20) == "3 MiB"
+        assert amount_text("cpu", 1024) == "1024"
+
+
+def test_every_provider_has_a_name_for_the_explanation() -> None:
+    assert [provider.name for provider in PROVIDERS] == ["devices", "cpu", "memory"]

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.managers.errors import NodeDistancesError
+from agent.managers.machine import MachineNode
+from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
+from agent.managers.topology.hints import Hint
+from agent.managers.topology.manager import merge_hints, require_distances
+from sysfs.mask import Mask
+from tests.agent.managers.topology.naive_merge import naive_merge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from agent.managers.topology.implicit_hints import ProviderHints
+
+BEST_EFFORT = TopologyPolicy(TopologyManagerPolicy.BEST_EFFORT)
+RESTRICTED = TopologyPolicy(TopologyManagerPolicy.RESTRICTED)
+SINGLE = TopologyPolicy(TopologyManagerPolicy.SINGLE_NUMA_NODE)
+NONE = TopologyPolicy(TopologyManagerPolicy.NONE)
+CLOSEST = TopologyPolicy(TopologyManagerPolicy.BEST_EFFORT, prefer_closest_numa_nodes=True)
+
+TWO_NODES = Mask.of(0, 1)
+FLAT = {node: dict.fromkeys(range(8), 10) for node in range(8)}
+
+
+def yes(*ids: int) -> Hint:
+    return Hint(Mask.of(*ids).bits, preferred=True)
+
+
+def no(*ids: int) -> Hint:
+    return Hint(Mask.of(*ids).bits, preferred=False)
+
+
+ANYWHERE = (yes(0), yes(1), no(0, 1))
+
+
+@pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
+def test_the_lowest_of_the_nodes_that_all_prefer_is_chosen(policy: TopologyPolicy) -> None:
+    providers: list[ProviderHints] = [{"cpu": ANYWHERE}, {"gpu": (yes(1), no(0, 1))}]
+    assert merge_hints(TWO_NODES, FLAT, policy, providers) == (yes(1), True)
+    assert merge_hints(TWO_NODES, FLAT, policy, providers[:1]) == (yes(0), True)
+
+
+def test_policy_none_takes_no_side() -> None:
+    nothing = Hint(None, preferred=False)
+    assert merge_hints(TWO_NODES, FLAT, NONE, [{"cpu": ()}]) == (nothing, True)
+
+
+def test_preferences_for_different_nodes_are_admitted_by_best_effort_only() -> None:
+    providers: list[ProviderHints] = [
+        {"cpu": (yes(0), no(0, 1))},
+        {"gpu": (yes(1), no(0, 1))},
+    ]
+    assert merge_hints(TWO_NODES, FLAT, BEST_EFFORT, providers) == (no(0), True)
+    assert merge_hints(TWO_NODES, FLAT, RESTRICTED, providers) == (no(0), False)
+    assert merge_hints(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=False), False)
+
+
+def test_an_intersection_of_different_preferred_masks_is_not_preferred() -> None:
+    providers: list[ProviderHints] = [{"cpu": (yes(0, 1),)}, {"memory": (yes(1),)}]
+    assert merge_hints(TWO_NODES, FLAT, RESTRICTED, providers) == (no(1), False)
+
+
+def test_without_any_opinion_every_node_is_preferred() -> None:
+    silent: list[list[ProviderHints]] = [[], [{}], [{"cpu": None}]]
+    for providers in silent:
+        assert merge_hints(TWO_NODES, FLAT, RESTRICTED, providers) == (yes(0, 1), True)
+        assert merge_hints(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=True), True)
+
+
+def test_a_resource_that_fits_nowhere_is_refused_unless_best_effort() -> None:
+    providers: list[ProviderHints] = [{"cpu": ()}, {"memory": ANYWHERE}]
+    assert merge_hints(TWO_NODES, FLAT, BEST_EFFORT, providers) == (no(0), True)
+    assert merge_hints(TWO_NODES, FLAT, RESTRICTED, providers) == (no(0), False)
+    assert merge_hints(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=False), False)
+
+
+def test_on_a_machine_of_one_node_single_numa_node_leaves_the_choice_open() -> None:
+    one = Mask.of(0)
+    assert merge_hints(one, FLAT, SINGLE, [{"cpu": (yes(0),)}]) == (
+        Hint(None, preferred=True),
+        True,
+    )
+    assert merge_hints(one, FLAT, RESTRICTED, [{"cpu": (yes(0),)}]) == (yes(0), True)
+
+
+def test_unpreferred_masks_are_as_wide_as_the_most_demanding_resource_needs() -> None:
+    nodes = Mask.of(0, 1, 2, 3)
+    providers: list[ProviderHints] = [
+        {"cpu": (no(0), no(1, 2), no(0, 1, 2, 3))},
+        {"memory": (no(1, 2), no(0, 1, 2, 3))},
+    ]
+    assert merge_hints(nodes, FLAT, BEST_EFFORT, providers) == (no(1, 2), True)
+
+
+def test_closest_nodes_win_over_lower_ones_only_when_asked_for() -> None:
+    nodes = Mask.of(0, 1, 2)
+    far, near = 32, 12
+    distances = {
+        0: {0: 10, 1: far, 2: far},
+        1: {0: far, 1: 10, 2: near},
+        2: {0: far, 1: near, 2: 10},
+    }
+    providers: list[ProviderHints] = [{"cpu": (yes(0, 1), yes(0, 2), yes(1, 2), no(0, 1, 2))}]
+    assert merge_hints(nodes, distances, BEST_EFFORT, providers) == (yes(0, 1), True)
+    assert merge_hints(nodes, distances, CLOSEST, providers) == (yes(1, 2), True)
+
+
+def test_equally_close_nodes_are_taken_from_the_lowest_mask() -> None:
+    providers: list[ProviderHints] = [{"cpu": (yes(1, 2), yes(0, 2), yes(0, 3))}]
+    assert merge_hints(Mask.of(0, 1, 2, 3), FLAT, CLOSEST, providers) == (yes(0, 2), True)
+
+
+def test_missing_distances_are_named_when_they_are_needed() -> None:
+    nodes = [MachineNode(0, 0, {}, {0: 10}), MachineNode(3, 0, {}, {0: 20, 3: 10})]
+    require_distances(nodes, BEST_EFFORT)
+    with pytest.raises(NodeDistancesError, match="NUMA nodes 0;") as caught:
+        require_distances(nodes, CLOSEST)
+    assert caught.value.nodes == (0,)
+
+
+NODE_SETS = st.sampled_from([(0,), (0, 1), (0, 2), (0, 1, 2), (0, 1, 2, 3), (0, 8, 16, 24)])
+POLICIES = st.builds(
+    TopologyPolicy,
+    st.sampled_from(TopologyManagerPolicy),
+    prefer_closest_numa_nodes=st.booleans(),
+)
+
+
+def _masks(ids: Sequence[int]) -> st.SearchStrategy[int]:
+    return st.sets(st.sampled_from(ids), min_size=1).map(lambda some: Mask.from_ids(some).bits)
+
+
+@st.composite
+def merges(
+    draw: Callable[[st.SearchStrategy[object]], object],
+) -> tuple[int, dict[int, dict[int, int]], list[ProviderHints]]:
+    ids = draw(NODE_SETS)
+    assert isinstance(ids, tuple)
+    mask = st.one_of(_masks(ids), _masks(ids), _masks(ids), st.none())
+    hints = st.lists(st.builds(Hint, mask, st.booleans()), max_size=6)
+    resource = st.one_of(hints, hints, hints, st.none())
+    provider = st.dictionaries(st.sampled_from("abc"), resource, max_size=2)
+    providers = draw(st.lists(provider, max_size=2))
+    assert isinstance(providers, list)
+    row = st.fixed_dictionaries({node: st.integers(10, 14) for node in ids})
+    distances = draw(st.fixed_dictionaries(dict.fromkeys(ids, row)))
+    assert isinstance(distances, dict)
+    return Mask.from_ids(ids).bits, distances, providers
+
+
+@settings(max_examples=300, deadline=None)
+@given(merges(), POLICIES)
+def test_the_choice_is_that_of_trying_every_permutation(
+    merge: tuple[int, dict[int, dict[int, int]], list[ProviderHints]], policy: TopologyPolicy
+) -> None:
+    nodes, distances, providers = merge
+    assert merge_hints(nodes, distances, policy, providers) == naive_merge(
+        nodes, distances, policy, providers
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(merges(), POLICIES)
+def test_only_what_the_policy_allows_is_admitted(
+    merge: tuple[int, dict[int, dict[int, int]], list[ProviderHints]], policy: TopologyPolicy
+) -> None:
+    nodes, distances, providers = merge
+    hint, admitted = merge_hints(nodes, distances, policy, providers)
+    assert hint.nodes is None or (hint.nodes and not hint.nodes & ~nodes)
+    if policy.policy is TopologyManagerPolicy.RESTRICTED:
+        assert admitted == hint.preferred
+    elif policy.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
+        assert admitted == hint.preferred
+        assert hint.nodes is None or hint.nodes.bit_count() == 1
+    else:
+        assert admitted

@@ -1,0 +1,162 @@
+"""The number of NUMA nodes has no limit: what cannot matter costs nothing, what is hard is bounded.
+
+Memory-only nodes are HBM, CXL or a GPU's memory, dozens of them on some machines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.managers.admission import PROVIDERS, admit
+from agent.managers.allocations.demand import demand_of
+from agent.managers.allocations.draft import Draft
+from agent.managers.decision import BOUNDED_CHOICES
+from agent.managers.effective_policy import Rules
+from agent.managers.machine import Machine
+from agent.managers.policy import (
+    CpuManagerPolicy,
+    CpuPolicy,
+    CpuPolicyOptions,
+    MemoryManagerPolicy,
+    MemoryPolicy,
+    PluginDevice,
+    Policy,
+    TopologyManagerPolicy,
+    TopologyManagerScope,
+    TopologyPolicy,
+)
+from agent.managers.topology.scope import align_and_allocate
+from agent.managers.topology.search_budget import BUDGET
+from sysfs.described.shapes import regular_host, with_memory_only_nodes
+from sysfs.mask import Mask
+from tests.agent.pods.pods import app, guaranteed, pod
+
+if TYPE_CHECKING:
+    from agent.pods.model import Pod
+    from sysfs.host import Host
+
+GIB = 1 << 30
+TWELVE = regular_host(4, 3, 4, memory_bytes=16 * GIB)
+
+
+def rules_of(host: Host, topology: TopologyPolicy, *, memory: bool = False) -> Rules:
+    machine = Machine.of(host)
+    with_cpus = [node.id for node in machine.cpus.nodes]
+    return Rules(
+        machine,
+        Policy(
+            cpu=CpuPolicy(CpuManagerPolicy.STATIC, CpuPolicyOptions(), Mask.of(0)),
+            memory=MemoryPolicy(MemoryManagerPolicy.STATIC if memory else MemoryManagerPolicy.NONE),
+            topology=topology,
+            devices={"gpu": tuple(PluginDevice(f"gpu-{n}", Mask.of(n)) for n in with_cpus)},
+        ),
+    )
+
+
+def asking(text: str, uid: str = "new") -> Pod:
+    return pod(app("main", guaranteed(text)), uid=uid)
+
+
+def steps(rules: Rules, asked: Pod) -> int:
+    """Return how many steps the choices of an admission on an empty host take."""
+    draft = Draft.start(rules, rules.empty_ledger(), demand_of(rules.policy, asked))
+    align_and_allocate(draft, PROVIDERS)
+    return sum(BUDGET - work.left for work in draft.works)
+
+
+@given(
+    policy=st.builds(
+        TopologyPolicy,
+        st.sampled_from(
+            [
+                TopologyManagerPolicy.NONE,
+                TopologyManagerPolicy.BEST_EFFORT,
+                TopologyManagerPolicy.RESTRICTED,
+                TopologyManagerPolicy.SINGLE_NUMA_NODE,
+            ]
+        ),
+        st.sampled_from(TopologyManagerScope),
+        st.booleans(),
+    ),
+    pods=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 4)).map(
+            lambda wanted: f"cpu={wanted[0]} memory=1Gi" + f" gpu={wanted[1]}" * (wanted[1] > 0)
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+@settings(max_examples=80, deadline=None)
+def test_thirty_memory_only_nodes_change_no_decision_on_cpus(
+    policy: TopologyPolicy, pods: list[str]
+) -> None:
+    few = rules_of(TWELVE, policy)
+    many = rules_of(with_memory_only_nodes(TWELVE, [96 * GIB] * 30), policy)
+    without, with_them = few.empty_ledger(), many.empty_ledger()
+    for number, text in enumerate(pods):
+        asked = asking(text, f"u-{number}")
+        one, other = admit(few, without, asked), admit(many, with_them, asked)
+        assert one.grant == other.grant
+        assert one.admitted == other.admitted
+        without, with_them = one.ledger, other.ledger
+
+
+@pytest.mark.parametrize("closest", [False, True])
+@pytest.mark.parametrize("text", ["cpu=3 memory=1Gi", "cpu=30 memory=1Gi gpu=5"])
+def test_thirty_memory_only_nodes_cost_a_decision_on_cpus_no_step(
+    text: str, *, closest: bool
+) -> None:
+    policy = TopologyPolicy(
+        TopologyManagerPolicy.BEST_EFFORT,
+        TopologyManagerScope.POD,
+        prefer_closest_numa_nodes=closest,
+    )
+    many = with_memory_only_nodes(TWELVE, [96 * GIB] * 30)
+    taken = steps(rules_of(many, policy), asking(text))
+    assert taken == steps(rules_of(TWELVE, policy), asking(text))
+    assert taken < 60
+
+
+def uneven(nodes: int) -> Host:
+    """Return a machine of which every node has another amount of memory and of huge pages."""
+    host = regular_host(nodes, 1, 1, memory_bytes=64 * GIB, hugepages=[(2 << 20, 0), (1 << 30, 0)])
+    amounts = [pow(place + 7, 3, 4099) + 1 for place in range(nodes)]
+    pages = [pow(place + 3, 5, 4093) + 1 for place in range(nodes)]
+    return replace(
+        host,
+        nodes=tuple(
+            replace(
+                node,
+                memory_bytes=(amount + 2 * count) << 20,
+                hugepages=tuple(
+                    replace(p, count=count * (p.size_bytes < GIB)) for p in node.hugepages
+                ),
+            )
+            for node, amount, count in zip(host.nodes, amounts, pages, strict=True)
+        ),
+    )
+
+
+def test_a_choice_that_exceeds_the_budget_of_work_is_valid_and_counted() -> None:
+    policy = TopologyPolicy(
+        TopologyManagerPolicy.BEST_EFFORT, TopologyManagerScope.POD, prefer_closest_numa_nodes=True
+    )
+    rules = rules_of(uneven(48), policy, memory=True)
+    free = rules.memory.allocatable.values()
+    memory, pages = (sum(types[name] for types in free) for name in ("memory", "hugepages-2Mi"))
+    asked = asking(
+        f"cpu=2 memory={memory * 63 // 100} hugepages-2Mi={(pages * 62 // 100 >> 21) * 2}Mi"
+    )
+    decision = admit(rules, rules.empty_ledger(), asked)
+    assert decision.counters[(BOUNDED_CHOICES.name, ())] >= 1
+    assert decision.grant is not None
+    blocks = decision.grant.containers[0].memory
+    for block in blocks:
+        held = sum(rules.memory.allocatable[node][block.type] for node in block.nodes)
+        assert held >= block.size
+    assert admit(rules, rules.empty_ledger(), asked) == decision

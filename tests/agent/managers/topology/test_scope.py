@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.managers.decision import Reason, Refusal
+from agent.managers.manager import Refused
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.managers.topology.scope import align_and_allocate
+from tests.agent.managers.drafts import counted, draft_of
+from tests.agent.managers.hosts import (
+    BEST_EFFORT,
+    CONTAINER,
+    NO_POLICY,
+    POD,
+    RESTRICTED,
+    SINGLE,
+    make_rules,
+)
+from tests.agent.pods.pods import app, guaranteed, init, pod
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.demand import ContainerDemand
+    from agent.managers.allocations.draft import Draft
+    from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+    from agent.managers.topology.implicit_hints import ProviderHints
+
+ON_NODE_0 = Hint(1, preferred=True)
+ON_NODE_1 = Hint(2, preferred=True)
+IMPOSSIBLE: ProviderHints = {"x": ()}
+BUDGET = guaranteed("cpu=2 memory=1Gi")
+
+
+@dataclass
+class Recorder:
+    """A provider that writes down what it is asked, and says what it is told to."""
+
+    name: str
+    log: list[str]
+    hints: ProviderHints = field(default_factory=dict)
+    refuses: str | None = None
+
+    def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
+        del draft
+        self.log.append(f"{self.name} hints {container.name}")
+        return self.hints
+
+    def pod_hints(self, draft: Draft) -> ProviderHints:
+        del draft
+        self.log.append(f"{self.name} hints pod")
+        return self.hints
+
+    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
+        del draft
+        self.log.append(f"{self.name} gives {container.name} {hint.nodes}")
+        if container.name == self.refuses:
+            raise Refused(Refusal(Reason.UNEXPECTED, "no"))
+
+    def allocate_pod(self, draft: Draft, hint: Hint) -> None:
+        del draft
+        self.log.append(f"{self.name} gives pod {hint.nodes}")
+
+
+def two_containers(
+    topology: TopologyManagerPolicy, scope: TopologyManagerScope, *, budget: bool = False
+) -> Draft:
+    asked = pod(init("i"), app("a"), of_pod=BUDGET if budget else None)
+    return draft_of(make_rules(topology=topology, scope=scope), asked)
+
+
+def asked_in_order(draft: Draft) -> list[str]:
+    log: list[str] = []
+    providers = (Recorder("first", log, {"x": (ON_NODE_1,)}), Recorder("second", log))
+    align_and_allocate(draft, providers)
+    return log
+
+
+def test_container_scope_aligns_and_serves_one_container_after_the_other() -> None:
+    draft = two_containers(RESTRICTED, CONTAINER)
+    assert asked_in_order(draft) == [
+        "first hints i",
+        "second hints i",
+        "first gives i 2",
+        "second gives i 2",
+        "first hints a",
+        "second hints a",
+        "first gives a 2",
+        "second gives a 2",
+    ]
+    assert [trace.container for trace in draft.traces] == ["i", "a"]
+
+
+def test_pod_scope_aligns_once_and_serves_every_container_with_that() -> None:
+    draft = two_containers(RESTRICTED, POD)
+    assert asked_in_order(draft) == [
+        "first hints pod",
+        "second hints pod",
+        "first gives i 2",
+        "second gives i 2",
+        "first gives a 2",
+        "second gives a 2",
+    ]
+    assert draft.hints == {"i": ON_NODE_1, "a": ON_NODE_1}
+    assert [trace.container for trace in draft.traces] == [None]
+
+
+def test_pod_scope_serves_a_budget_at_once() -> None:
+    draft = two_containers(RESTRICTED, POD, budget=True)
+    assert asked_in_order(draft) == [
+        "first hints pod",
+        "second hints pod",
+        "first gives pod 2",
+        "second gives pod 2",
+    ]
+    assert draft.hints == {"i": ON_NODE_1, "a": ON_NODE_1}
+
+
+@pytest.mark.parametrize("budget", [False, True])
+def test_policy_none_asks_for_no_hints_whatever_the_scope(*, budget: bool) -> None:
+    draft = two_containers(NO_POLICY, POD, budget=budget)
+    assert asked_in_order(draft) == [
+        "first gives i None",
+        "second gives i None",
+        "first gives a None",
+        "second gives a None",
+    ]
+    assert (draft.traces, draft.hint("a")) == ([], NO_AFFINITY)
+
+
+class TestRefusal:
+    @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
+    @pytest.mark.parametrize("scope", [CONTAINER, POD])
+    def test_hints_that_do_not_merge_are_refused_before_anything_is_given(
+        self, policy: TopologyManagerPolicy, scope: TopologyManagerScope
+    ) -> None:
+        log: list[str] = []
+        with pytest.raises(Refused) as caught:
+            align_and_allocate(two_containers(policy, scope), [Recorder("one", log, IMPOSSIBLE)])
+        assert caught.value.cause.explain().reason is Reason.TOPOLOGY_AFFINITY
+        assert caught.value.cause.explain().container == ("i" if scope is CONTAINER else None)
+        assert log == [f"one hints {'i' if scope is CONTAINER else 'pod'}"]
+
+    def test_best_effort_goes_on(self) -> None:
+        log: list[str] = []
+        draft = two_containers(BEST_EFFORT, POD)
+        align_and_allocate(draft, [Recorder("one", log, IMPOSSIBLE)])
+        assert log[-1] == "one gives a 3"
+        assert draft.hint("a") == Hint(3, preferred=False)
+
+    def test_a_provider_that_refuses_ends_the_admission(self) -> None:
+        log: list[str] = []
+        draft = two_containers(RESTRICTED, CONTAINER)
+        with pytest.raises(Refused):
+            align_and_allocate(draft, [Recorder("one", log, refuses="i"), Recorder("two", log)])
+        assert log == ["one hints i", "two hints i", "one gives i 3"]
+
+
+class TestCounters:
+    REQUESTS = "topology_manager_admission_requests_total"
+    ERRORS = "topology_manager_admission_errors_total"
+    ALIGNED = "container_aligned_compute_resources_count"
+    FAILED = "container_aligned_compute_resources_failure_count"
+
+    def counters(self, draft: Draft, hints: ProviderHints, refuses: str | None = None) -> object:
+        with suppress(Refused):
+            align_and_allocate(draft, [Recorder("one", [], hints, refuses)])
+        return counted(draft)
+
+    @pytest.mark.parametrize(
+        ("scope", "aligned"), [(CONTAINER, {"container": 2}), (POD, {"pod": 1})]
+    )
+    def test_only_single_numa_node_vouches_for_alignment(
+        self, scope: TopologyManagerScope, aligned: dict[str, int]
+    ) -> None:
+        hints: ProviderHints = {"x": (ON_NODE_0,)}
+        assert self.counters(two_containers(RESTRICTED, scope), hints) == {self.REQUESTS: 1}
+        assert self.counters(two_containers(SINGLE, scope), hints) == {
+            self.REQUESTS: 1,
+            **{f"{self.ALIGNED} {of},numa_node": number for of, number in aligned.items()},
+        }
+
+    def test_a_merge_that_fails_is_an_error_and_a_failed_alignment(self) -> None:
+        assert self.counters(two_containers(SINGLE, POD), {"x": ()}) == {
+            self.REQUESTS: 1,
+            self.ERRORS: 1,
+            f"{self.FAILED} pod,numa_node": 1,
+        }
+
+    def test_policy_none_counts_requests_and_no_errors(self) -> None:
+        draft = two_containers(NO_POLICY, POD)
+        assert self.counters(draft, {}, refuses="i") == {self.REQUESTS: 1}

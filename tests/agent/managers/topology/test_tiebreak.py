@@ -1,0 +1,80 @@
+"""Sets of nodes are ordered by distance, and bounds never exceed what they bound."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.managers.machine import Machine
+from agent.managers.topology.tiebreak import Closest, Nearness, by_value
+from sysfs.described.shapes import regular_host
+from sysfs.mask import iter_bits
+from tests.agent.managers.topology.families import distances_of, node_sets
+
+
+def test_the_value_orders_by_the_highest_node() -> None:
+    assert sorted([0b1000, 0b0111, 0b0011], key=by_value) == [0b0011, 0b0111, 0b1000]
+
+
+def test_the_sum_of_distances_comes_before_the_value() -> None:
+    rows = {0: {0: 10, 1: 32, 2: 12}, 1: {0: 32, 1: 10, 2: 32}, 2: {0: 12, 1: 32, 2: 10}}
+    closest = Closest(rows)
+    assert closest.total(0b101) == 44
+    assert min([0b011, 0b101, 0b110], key=closest) == 0b101
+
+
+@given(nodes=node_sets(), data=st.data())
+def test_a_bound_is_never_above_what_it_bounds(nodes: int, data: st.DataObject) -> None:
+    closest = Closest(data.draw(distances_of(nodes)))
+    bits = [1 << node for node in iter_bits(nodes)]
+    near = Nearness(closest, bits)
+    first = data.draw(st.integers(0, len(bits)))
+    chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
+    others = sum(data.draw(st.sets(st.sampled_from(bits[:first])))) if first else 0
+    bound = near.at_least(chosen, first, others.bit_count())
+    assert bound <= closest.total(chosen | others)
+
+
+@given(nodes=node_sets(), data=st.data())
+def test_the_total_of_chosen_and_all_first_nodes_is_that_of_the_set(
+    nodes: int, data: st.DataObject
+) -> None:
+    closest = Closest(data.draw(distances_of(nodes)))
+    bits = [1 << node for node in iter_bits(nodes)]
+    first = data.draw(st.integers(0, len(bits)))
+    chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
+    total = Nearness(closest, bits).total(chosen, first)
+    assert total == closest.total(chosen | sum(bits[:first]))
+
+
+@given(nodes=node_sets(), data=st.data())
+def test_nodes_that_are_alike_can_be_swapped_in_any_set(nodes: int, data: st.DataObject) -> None:
+    closest = Closest(data.draw(distances_of(nodes)))
+    one, other = (data.draw(st.sampled_from(list(iter_bits(nodes)))) for _ in range(2))
+    if closest.alike[one] != closest.alike[other]:
+        return
+    members = data.draw(st.sets(st.sampled_from(list(iter_bits(nodes)))))
+    swapped = {one: other, other: one}
+    there = closest.total(sum(1 << node for node in members))
+    assert closest.total(sum(1 << swapped.get(node, node) for node in members)) == there
+
+
+def test_nodes_of_one_package_are_alike() -> None:
+    machine = Machine.of(regular_host(packages=2, nodes_per_package=3))
+    assert machine.closest.alike == {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 3}
+
+
+@given(nodes=node_sets(), data=st.data())
+def test_a_guess_is_the_total_of_an_allowed_set(nodes: int, data: st.DataObject) -> None:
+    closest = Closest(data.draw(distances_of(nodes)))
+    near = Nearness(closest, [1 << node for node in iter_bits(nodes)])
+    size = data.draw(st.integers(1, nodes.bit_count()))
+    seen: list[int] = []
+
+    def is_allowed(mask: int) -> bool:
+        seen.append(mask)
+        return mask % 3 > 0
+
+    guess = near.guess(size, is_allowed)
+    totals = [closest.total(mask) for mask in seen if mask % 3 and mask.bit_count() == size]
+    assert guess == min(totals, default=None)

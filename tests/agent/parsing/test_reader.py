@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.parsing import nodes
+from agent.parsing.nodes import (
+    Mapping,
+    Number,
+    Scalar,
+    Sequence,
+    from_plain,
+    join,
+    places,
+    plain,
+)
+from agent.parsing.reader import MAX_DEPTH, MAX_VALUES, UnreadableError, read_document
+
+
+def test_values_of_yaml_know_their_line() -> None:
+    document = read_document("a: 1\nb:\n  - x\n  - 'on'\n")
+    assert document == Mapping(
+        {"a": Scalar(Number("1"), 1), "b": Sequence((Scalar("x", 3), Scalar("on", 4)), 3)}, 1
+    )
+
+
+def test_json_is_read_as_json() -> None:
+    # Neither a tab between tokens nor a surrogate pair would pass as YAML here.
+    document = read_document('{\n\t"a":\t["\\ud83d\\ude00", 1e3, null, true]}')
+    assert plain(document) == {"a": ["\U0001f600", "1e3", None, True]}
+
+
+def test_bytes_with_a_byte_order_mark_are_read() -> None:
+    assert plain(read_document(b"\xef\xbb\xbfa: b\n")) == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("a: 1\na: 2\n", 2, "given twice, first on line 1"),
+        ('{"a": 1, "a": 2}', None, "given twice"),
+        ("a: &x 1\n", 1, "anchor &x"),
+        ("- *x\n", 1, "alias *x"),
+        ("a:\n  <<: {b: 1}\n", 2, "merge key"),
+        ("a: !!python/object:os.system x\n", 1, "tag"),
+        ("a: !x {}\n", 1, "tag"),
+        ("a: 1\n---\nb: 2\n", 2, "second document"),
+        ("", None, "empty"),
+        ("# only a comment\n", None, "empty"),
+        ("a: [1\n", 2, "not YAML"),
+        ("a: b: c\n", 1, "not YAML"),
+        ("\ta: 1\n", 1, "not YAML"),
+        ('{"a": 1,}', 1, "not JSON"),
+        ('{"a": NaN}', None, "not JSON: NaN"),
+        ('{"a": "\\ud800"}', None, "surrogate"),
+        ('{"\\ud800": 1}', None, "surrogate"),
+        ("on: 1\n", 1, "not a text"),
+        ("1: 1\n", 1, "not a text"),
+        ("? [a]\n: 1\n", 1, "key must be a text"),
+        ("a: \x00\n", None, "not YAML"),
+        (b"a: \xff\n", None, "UTF-8"),
+        ("a: \ud800\n", None, "UTF-8"),
+    ],
+)
+def test_what_is_no_single_clean_document_is_refused_with_its_line(
+    text: str | bytes, line: int | None, words: str
+) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        read_document(text)
+    assert words in caught.value.problem.message
+    assert caught.value.problem.line == line
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 20_000, '{"a":' + "[" * 5000 + "]}"])
+def test_deep_nesting_is_refused_before_it_costs_anything(deep: str) -> None:
+    with pytest.raises(UnreadableError, match="nested"):
+        read_document(deep)
+
+
+def test_nesting_up_to_the_limit_is_fine() -> None:
+    read_document("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
+    with pytest.raises(UnreadableError, match="nested"):
+        read_document("[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2))
+
+
+@pytest.mark.parametrize("one", ["- a: b\n", "- {a: [b]}\n"])
+def test_too_many_values_are_refused_before_they_cost_anything(one: str) -> None:
+    with pytest.raises(UnreadableError, match="more than 20000 values"):
+        read_document(one * 80_000)
+
+
+@pytest.mark.parametrize("one", ["{},", "[],", "0,", '"",', '"a\\"",', "[", '{"":', "null,"])
+def test_too_many_values_of_json_are_refused_before_they_are_made(
+    one: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(UnreadableError, match="more than 20000 values"):
+        read_document('{"a":[' + one * 30_000 + "0]}")
+
+
+@pytest.mark.parametrize("text", ["{" * 30_000, "\\" * 30_000, '\\"[' * 30_000, ",\n" * 30_000])
+def test_what_stands_in_a_text_of_json_is_no_value(text: str) -> None:
+    assert plain(read_document(json.dumps({"a": text}))) == {"a": text}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "&%s [1]",
+        "*%s",
+        "!%s 1",
+        "'%s': 1\n'%s': 2",
+        '{"%s":1,"%s":2}',
+        '{"a":"%s\\ud800"}',
+    ],
+)
+def test_a_mistake_quotes_what_is_long_in_short(text: str) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        read_document(text.replace("%s", "1" * 1_000))
+    assert len(caught.value.problem.message) < 200
+
+
+def test_too_many_values_of_json_are_refused() -> None:
+    fits = {"a": [1] * (MAX_VALUES - 2)}
+    assert isinstance(read_document(json.dumps(fits)), Mapping)
+    half = MAX_VALUES // 2
+    many: tuple[object, ...] = ([1] * (2 * half - 1), [[]] * (2 * half - 1), [{"b": 1}] * half)
+    for much in many:
+        with pytest.raises(UnreadableError, match="more than 20000 values"):
+            read_document(json.dumps({"a": much}))
+    assert plain(read_document(json.dumps({"a": "," * (2 * MAX_VALUES)})))
+
+
+def test_a_text_above_the_limit_is_refused_by_its_bytes() -> None:
+    assert plain(read_document("é" * 5, max_bytes=10)) == "é" * 5
+    with pytest.raises(UnreadableError, match="11 bytes, more than the limit of 10"):
+        read_document("é" * 5 + "x", max_bytes=10)
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(_JSON.filter(lambda value: isinstance(value, dict)))
+def test_json_reads_back_what_was_written(value: dict[str, object]) -> None:
+    assert plain(read_document(json.dumps(value))) == plain(from_plain(value))  # type: ignore[arg-type]  # generated JSON
+
+
+@given(st.text() | st.binary() | st.text("[]{}:,-&*!|>'\"#%@ \n\tab01", max_size=60))
+def test_any_input_is_a_document_or_unreadable(text: str | bytes) -> None:
+    with suppress(UnreadableError):
+        plain(read_document(text))
+
+
+def test_places_are_the_lines_of_values_or_of_what_is_around_them() -> None:
+    document = read_document("a:\n  b:\n    - c: 1\n      d.e: 2\n")
+    expected = {
+        "a.b[0].c": 3,
+        'a.b[0]["d.e"]': 4,
+        "a.b[0].missing.deeper": 3,
+        "a.bc": 2,
+        "elsewhere": 1,
+        "": 1,
+    }
+    assert places(document, expected) == expected
+
+
+def test_places_cost_one_walk_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[str] = []
+
+    def counted(path: str, key: str) -> str:
+        joined.append(key)
+        return join(path, key)
+
+    monkeypatch.setattr(nodes, "join", counted)
+    lines = "".join(f"  k{number}: 1\n" for number in range(1000))
+    found = places(read_document(f"a:\n{lines}"), [f"a.k{number}" for number in range(1000)])
+    assert list(found.values()) == list(range(2, 1002))
+    assert len(joined) == 1001
+
+
+def test_a_long_key_is_cut_in_paths() -> None:
+    assert join("a", "k" * 61) == f'a["{"k" * 57}..."]'

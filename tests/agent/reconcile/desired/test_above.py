@@ -1,0 +1,122 @@
+"""The agent's own cgroups above pods are repaired like any other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.config.config import CgroupDriver
+from cgroupfs.names import Tier
+from cgroupfs.tree import parent
+from sysfs.mask import Mask
+from systemd.properties import allowed_cpus
+from tests.agent.server.sites import make_site, pod_of, site_config, with_agent, wrongs
+from tests.agent.server.support import UID, make_world
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.server.controller import Keeper
+    from tests.agent.server.sites import Site
+
+ALL = {"cpuset.cpus": "0-15", "cpuset.mems": "0-1"}
+#: What somebody may have written; the pods' own sets are wider, or are elsewhere.
+SCRIBBLES = [("cpuset.cpus", "5-9"), ("cpuset.cpus", "15"), ("cpuset.mems", "1")]
+TIERS = {"main": Tier.BEST_EFFORT, "main~1": Tier.BURSTABLE, "main=2": Tier.GUARANTEED}
+
+
+@pytest.fixture(params=list(CgroupDriver))
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
+    return make_site(site_config(make_world(tmp_path).config, request.param))
+
+
+async def settle(site: Site, keeper: Keeper, containers: str) -> list[str]:
+    """Have a pod running; return the cgroups above it, the outermost first."""
+    await keeper.admit(pod_of("web", UID, containers))
+    pod = site.cgroup(UID, TIERS[containers])
+    site.start(pod, "main")
+    await keeper.reconcile()
+    above, path = list[str](), parent(pod)
+    while path:
+        above.insert(0, path)
+        path = parent(path)
+    return above
+
+
+@pytest.mark.parametrize(("file", "value"), SCRIBBLES)
+@pytest.mark.parametrize("containers", TIERS)
+def test_a_set_that_somebody_wrote_above_pods_is_widened_and_told(
+    site: Site, containers: str, file: str, value: str
+) -> None:
+    async def live(keeper: Keeper) -> None:
+        for path in await settle(site, keeper, containers):
+            assert site.kernel.read(path, file).strip() == ""
+            site.kernel.write(path, file, value)
+            found = await keeper.reconcile()
+            assert found.found
+            assert site.kernel.read(path, file).strip() == ALL[file]
+            named = [each for each in keeper.state.drift if each.cgroup == f"/{path}"]
+            assert [(each.file, each.found) for each in named] == [(file, value)]
+            assert wrongs(site, keeper) == []
+            assert (await keeper.reconcile()).found == {}
+            # Nothing runs there twice: the next one is looked at from the start.
+            keeper.state.drift = ()
+
+    with_agent(site, live)
+
+
+def test_a_set_that_leaves_nothing_out_is_nobodys_business(site: Site) -> None:
+    async def live(keeper: Keeper) -> None:
+        for path in await settle(site, keeper, "main~1"):
+            site.kernel.write(path, "cpuset.cpus", "0-15")
+        assert (await keeper.reconcile()).found == {}
+
+    with_agent(site, live)
+
+
+def test_a_full_set_stays_while_cpus_are_offline(site: Site) -> None:
+    async def live(keeper: Keeper) -> None:
+        above = await settle(site, keeper, "main~1")
+        for path in above:
+            site.kernel.write(path, "cpuset.cpus", "0-15")
+        await keeper.reconcile()
+        for online in ("0-13", "0-15"):
+            site.kernel.set_online(Mask.parse(online))
+            await keeper.reconcile()
+            shown = {site.kernel.read(path, "cpuset.cpus").strip() for path in above}
+            assert shown == {"0-15"}
+            assert not {each.cgroup for each in keeper.state.drift} & {f"/{p}" for p in above}
+
+    with_agent(site, live)
+
+
+def test_a_set_that_systemd_was_told_is_taken_back_there_as_well(tmp_path: Path) -> None:
+    site = make_site(site_config(make_world(tmp_path).config, CgroupDriver.SYSTEMD))
+    systemd = site.systemd
+    assert systemd is not None
+
+    async def live(keeper: Keeper) -> None:
+        for path in await settle(site, keeper, "main~1"):
+            unit = path.rpartition("/")[2]
+            systemd.set_properties(unit, (allowed_cpus(Mask.parse("5-9")),))
+            assert (await keeper.reconcile()).found
+            systemd.daemon_reload()
+            systemd.start_scope("other.scope", "system.slice", 4711 + len(path))
+            assert site.kernel.read(path, "cpuset.cpus").strip() == ALL["cpuset.cpus"]
+            systemd.stop("other.scope")
+            assert (await keeper.reconcile()).found == {}
+
+    with_agent(site, live)
+
+
+def test_a_container_that_waits_for_room_above_is_right_after_one_comparison(site: Site) -> None:
+    async def live(keeper: Keeper) -> None:
+        above = await settle(site, keeper, "main=2")
+        site.kernel.write(above[0], "cpuset.cpus", "15")
+        await keeper.reconcile()
+        cpus = keeper.state.ledger.grants[UID].exclusive_cpus
+        main = site.container(site.cgroup(UID), "main")
+        assert site.kernel.read(main, "cpuset.cpus.effective").strip() == str(cpus)
+
+    with_agent(site, live)

@@ -1,0 +1,306 @@
+"""Weights and limits of memory: what follows from a pod, and what the kernel is made to show."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.managers.allocations.ledger import ContainerGrant, CpuLimits, PodGrant
+from agent.pods.model import QosClass
+from agent.reconcile.desired.limits import (
+    EVERYTHING,
+    Enforced,
+    class_weight,
+    container_defaults,
+    cpu_weight,
+    pod_values,
+)
+from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups
+from agent.reconcile.enforcer import Enforcer
+from cgroupfs.emulated.kernel import EmulatedKernel
+from cgroupfs.names import Driver
+from cgroupfs.verify import Cause
+from sysfs.mask import Mask
+from tests.agent.reconcile.pods import (
+    ONLINE,
+    OTHER,
+    UID,
+    directories,
+    kernel,
+    layout,
+    on_host,
+    path_of,
+    pod,
+    run,
+    slices,
+    target,
+)
+
+GIB = 1 << 30
+PAGES = Enforced(page_sizes=(2 << 20, 1 << 30))
+NO_PAGES = {"hugetlb.2MB.max": "0", "hugetlb.1GB.max": "0"}
+
+
+def limited(
+    *containers: ContainerGrant,
+    uid: str = UID,
+    request: int | None = 2000,
+    qos: QosClass = QosClass.BURSTABLE,
+    **limits: int,
+) -> PodGrant:
+    """Return a pod with limits by memory type (`hugepages_2Mi` for `hugepages-2Mi`)."""
+    sizes = {name.replace("_", "-"): size for name, size in limits.items()}
+    grant = pod(*(containers or (on_host("a"),)), uid=uid, qos=qos)
+    return replace(grant, cpu=CpuLimits(request, None), limits=MappingProxyType(sizes))
+
+
+def with_limit(name: str, **limits: int) -> ContainerGrant:
+    sizes = {key.replace("_", "-"): size for key, size in limits.items()}
+    return replace(on_host(name), limits=MappingProxyType(sizes))
+
+
+# --- pure ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("millis", "weight"),
+    # A kubelet v1.36 on cgroup v2 shows 20, 39 and 79 for half a CPU, one and two.
+    [(0, 1), (1, 1), (2, 1), (500, 20), (1000, 39), (2000, 79), (3000, 118), (256_000, 10_000)],
+)
+def test_a_weight_is_the_kubelets(millis: int, weight: int) -> None:
+    assert cpu_weight(millis) == weight
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
+def test_more_requested_never_weighs_less_and_any_weight_is_valid(one: int, other: int) -> None:
+    low, high = sorted((one, other))
+    assert 1 <= cpu_weight(low) <= cpu_weight(high) <= 10_000
+
+
+def test_a_pod_has_its_weight_its_limit_in_whole_pages_and_no_huge_pages_unasked() -> None:
+    grant = limited(memory=GIB + 1, hugepages_2Mi=(4 << 20) + 1)
+    assert pod_values(grant, PAGES) == {
+        "cpu.weight": "79",
+        "memory.max": str(GIB),
+        "hugetlb.2MB.max": str(4 << 20),
+        "hugetlb.1GB.max": "0",
+    }
+
+
+def test_memory_without_a_limit_is_left_alone_and_best_effort_weighs_least() -> None:
+    grant = limited(qos=QosClass.BEST_EFFORT, request=None)
+    assert pod_values(grant, EVERYTHING) == {"cpu.weight": "1"}
+
+
+def test_nothing_is_set_of_a_pod_whose_specification_nobody_knows() -> None:
+    assert pod_values(replace(limited(memory=GIB), spec_digest=""), PAGES) == {}
+
+
+def test_an_endless_limit_is_none() -> None:
+    assert pod_values(limited(memory=1 << 63), EVERYTHING)["memory.max"] == "max"
+
+
+def test_a_controller_that_is_left_to_others_sets_nothing() -> None:
+    grant, container = limited(memory=GIB), with_limit("a", memory=GIB, hugepages_2Mi=2 << 20)
+    only_sets = replace(PAGES, controllers=frozenset({"cpuset"}))
+    assert pod_values(grant, only_sets) == {}
+    assert container_defaults(container, only_sets) == {}
+    assert container_defaults(container, PAGES) == {
+        "memory.max": str(GIB),
+        "hugetlb.2MB.max": str(2 << 20),
+    }
+
+
+def test_a_class_weighs_what_its_pods_request_together() -> None:
+    pods = [limited(uid="a"), limited(uid="b", request=1000), limited(uid="c", request=None)]
+    guaranteed = limited(uid="d", qos=QosClass.GUARANTEED)
+    assert class_weight(QosClass.BURSTABLE, [*pods, guaranteed]) == str(cpu_weight(3000))
+    assert class_weight(QosClass.BEST_EFFORT, pods) == "1"
+
+
+# --- what the kernel shows ----------------------------------------------------------------------
+
+
+def shown(tree: EmulatedKernel, path: str, *files: str) -> dict[str, str]:
+    texts = tree.read_many(path, files)
+    return {file: (text or "none").strip() for file, text in zip(files, texts, strict=True)}
+
+
+def test_a_new_pod_shows_all_of_it_and_so_does_its_class() -> None:
+    tree = kernel()
+    grant = limited(memory=GIB)
+    report = directories(tree, PAGES).enforce(target(grant))
+    assert report.ok
+    wanted = {"cpu.weight": "79", "memory.max": str(GIB), **NO_PAGES}
+    assert shown(tree, path_of(grant), *wanted) == wanted
+    assert shown(tree, "kubepods/burstable", "cpu.weight") == {"cpu.weight": "79"}
+
+
+def test_the_weight_of_a_class_follows_the_pods_that_come_and_go() -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    one, other = limited(), limited(uid=OTHER, request=1000)
+    enforcer.enforce(target(one))
+    enforcer.enforce_change(target(one, other), OTHER)
+    assert shown(tree, "kubepods/burstable", "cpu.weight") == {"cpu.weight": "118"}
+    enforcer.release(one)
+    assert enforcer.enforce_change(target(other)).ok
+    assert shown(tree, "kubepods/burstable", "cpu.weight") == {"cpu.weight": "39"}
+
+
+def test_a_container_gets_its_limit_where_its_runtime_set_none() -> None:
+    tree = kernel()
+    enforcer = directories(tree, PAGES)
+    grant = limited(
+        with_limit("a", memory=GIB, hugepages_2Mi=2 << 20), on_host("b"), memory=3 * GIB
+    )
+    enforcer.enforce(target(grant))
+    path = path_of(grant)
+    run(tree, f"{path}/a", 1)
+    run(tree, f"{path}/b", 2)
+    assert enforcer.enforce(target(grant)).ok
+    assert shown(tree, f"{path}/a", "memory.max", "hugetlb.2MB.max") == {
+        "memory.max": str(GIB),
+        "hugetlb.2MB.max": str(2 << 20),
+    }
+    tree.write(f"{path}/a", "memory.max", str(2 * GIB))  # its runtime resized it
+    report = enforcer.repair(target(grant))
+    assert report.ok
+    assert not report.found
+    assert not report.writes
+    assert shown(tree, f"{path}/a", "memory.max") == {"memory.max": str(2 * GIB)}
+    assert shown(tree, f"{path}/b", "memory.max")["memory.max"] in ("max", "none")
+
+
+@pytest.mark.parametrize(
+    ("file", "other"),
+    [("cpu.weight", "100"), ("memory.max", "max"), ("hugetlb.2MB.max", "max")],
+)
+def test_what_somebody_changes_is_found_and_repaired(file: str, other: str) -> None:
+    tree = kernel()
+    enforcer = directories(tree, PAGES)
+    grant = limited(memory=GIB)
+    enforcer.enforce(target(grant))
+    path = path_of(grant)
+    before = shown(tree, path, file)
+    tree.write(path, file, other)
+    verified = enforcer.verify(target(grant))
+    assert [(p.cgroup, p.file) for p in verified.found] == [(path, file)]
+    assert f"{file} of /{path} shows {other} instead of {before[file]}" in verified.found[0].detail
+    report = enforcer.repair(target(grant))
+    assert report.ok
+    assert [p.file for p in report.drift] == [file]
+    assert shown(tree, path, file) == before
+
+
+def test_a_running_pod_is_taken_over_without_killing_and_says_so_until_it_fits() -> None:
+    tree = kernel()
+    enforcer = directories(tree, PAGES)
+    grant = limited(with_limit("a", memory=GIB), memory=GIB)
+    path = path_of(grant)
+    known_without = replace(grant, limits=MappingProxyType({}), containers=(on_host("a"),))
+    enforcer.enforce(target(known_without))
+    run(tree, f"{path}/a", 1)
+    tree.write(path, "hugetlb.2MB.max", "max")
+    for above in ("kubepods/burstable", path):
+        tree.write(above, "cgroup.subtree_control", "+hugetlb +memory")
+    tree.use(f"{path}/a", "memory.max", 3 * GIB)
+    tree.use(f"{path}/a", "hugetlb.2MB.max", 2 << 20)
+    reports = [enforcer.repair(target(grant)) for _ in range(2)]
+    for report in reports:
+        assert tree.procs(f"{path}/a") == (1,)
+        found = {(p.cgroup, p.file): p for p in report.remaining}
+        assert set(found) == {
+            (path, "memory.max"),
+            (path, "hugetlb.2MB.max"),
+            (f"{path}/a", "memory.max"),
+        }
+        assert {p.cause for p in found.values()} == {Cause.IN_USE}
+        assert "more than that is in use" in found[path, "memory.max"].detail
+        assert set(report.by_pod()) == {UID}
+        assert not report.drift
+    tree.use(f"{path}/a", "memory.max", GIB // 2)
+    tree.use(f"{path}/a", "hugetlb.2MB.max", 0)
+    report = enforcer.repair(target(grant))
+    assert report.ok
+    assert not report.drift  # nobody undid anything
+    assert shown(tree, f"{path}/a", "memory.max") == {"memory.max": str(GIB)}
+    assert tree.procs(f"{path}/a") == (1,)
+
+
+def test_what_is_left_to_others_is_neither_written_nor_compared() -> None:
+    tree = kernel()
+    enforcer = directories(tree, replace(PAGES, controllers=frozenset({"memory"})))
+    grant = limited(memory=GIB)
+    assert enforcer.enforce(target(grant)).ok
+    path = path_of(grant)
+    assert shown(tree, path, "memory.max") == {"memory.max": str(GIB)}
+    assert tree.read_many(path, ("cpuset.cpus", "cpu.weight")) == (None, None)
+    tree.write("", "cgroup.subtree_control", "+cpu +hugetlb")
+    tree.write("kubepods", "cgroup.subtree_control", "+cpu +hugetlb")
+    tree.write("kubepods/burstable", "cgroup.subtree_control", "+cpu +hugetlb")
+    tree.write(path, "cpu.weight", "7")
+    tree.write(path, "hugetlb.2MB.max", "4194304")
+    assert enforcer.repair(target(grant)).ok
+    assert shown(tree, path, "cpu.weight", "hugetlb.2MB.max") == {
+        "cpu.weight": "7",
+        "hugetlb.2MB.max": "4194304",
+    }
+
+
+def test_a_controller_that_the_kernel_does_not_offer_is_said_once_and_missed_by_nobody() -> None:
+    tree = EmulatedKernel(ONLINE, Mask.parse("0-1"), controllers=("cpuset", "cpu"))
+    enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree), enforced=PAGES)
+    prepared = enforcer.prepare()
+    assert prepared.ok
+    assert [line.partition(",")[0] for line in prepared.notes] == [
+        "the kernel offers no hugetlb controller here",
+        "the kernel offers no memory controller here",
+    ]
+    assert enforcer.enforce(target(limited(memory=GIB))).ok
+
+
+def test_systemd_remembers_weights_and_limits() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree, PAGES)
+    grant = limited(memory=GIB)
+    assert enforcer.enforce(target(grant)).ok
+    unit = path_of(grant, Driver.SYSTEMD).rpartition("/")[2]
+    assert systemd.unit_property(unit, "MemoryMax") == GIB
+    assert systemd.unit_property(unit, "CPUWeight") == 79
+    assert systemd.unit_property("kubepods-burstable.slice", "CPUWeight") == 79
+    calls = len(systemd.calls)
+    assert enforcer.repair(target(grant)).ok
+    assert len(systemd.calls) == calls
+
+
+def test_systemd_is_told_of_no_limit_that_would_kill() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    grant = limited(memory=GIB)
+    path = path_of(grant, Driver.SYSTEMD)
+    unit = path.rpartition("/")[2]
+    enforcer.enforce(target(replace(grant, limits=MappingProxyType({}))))
+    tree.use(path, "memory.max", 2 * GIB)
+    assert not enforcer.repair(target(grant)).ok
+    assert systemd.held[unit].get("MemoryMax") is None
+    assert shown(tree, path, "memory.max") == {"memory.max": "max"}
+
+
+def test_a_limit_that_somebody_set_by_hand_survives_what_systemd_is_told() -> None:
+    tree = kernel()
+    left = replace(PAGES, controllers=frozenset({"cpuset", "cpu"}))
+    enforcer, systemd = slices(tree, left)
+    grant = limited(memory=GIB)
+    path = path_of(grant, Driver.SYSTEMD)
+    enforcer.enforce(target(grant))
+    for above in ("", "kubepods.slice", "kubepods.slice/kubepods-burstable.slice"):
+        tree.write(above, "cgroup.subtree_control", "+memory")
+    tree.write(path, "memory.max", str(2 * GIB))
+    enforcer.repair(target(grant, pod(on_host("b"), uid=OTHER)))
+    systemd.realize(path.rpartition("/")[2])
+    assert shown(tree, path, "memory.max") == {"memory.max": str(2 * GIB)}

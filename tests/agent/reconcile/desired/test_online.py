@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from agent.managers.allocations.ledger import Isolation, Ledger, PodGrant
+from agent.reconcile.desired.online import usable
+from sysfs.described.shapes import regular_host, with_offline
+from sysfs.mask import Mask
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import make_rules
+from tests.agent.pods.pods import app, guaranteed, pod
+
+HOST = regular_host(cores_per_node=8, threads=1)
+
+
+def ledger() -> Ledger:
+    """Return a pod whose budget is CPUs 1-4: c1 has 1-2 of its own, c2 shares 3-4."""
+    budget = pod(
+        app("c1", guaranteed("cpu=2 memory=1Gi")),
+        app("c2"),
+        of_pod=guaranteed("cpu=4 memory=2Gi"),
+    )
+    return with_pod(make_rules(), budget)
+
+
+def only(held: Ledger) -> PodGrant:
+    (grant,) = held.grants.values()
+    return grant
+
+
+def without(cpus: str) -> Ledger:
+    return usable(ledger(), with_offline(HOST, Mask.parse(cpus)))
+
+
+def test_a_whole_host_honours_the_ledger_as_it_is() -> None:
+    held = ledger()
+    assert usable(held, HOST) is held
+
+
+def test_what_still_runs_keeps_its_set_so_that_cpus_come_back_by_themselves() -> None:
+    assert only(without("2")).containers == only(ledger()).containers
+
+
+def test_a_container_without_cpus_runs_in_what_is_left_of_its_pod() -> None:
+    grant = only(without("1-2"))
+    first, second = grant.containers
+    assert (first.cpus, first.isolation, first.quota_disabled) == (
+        Mask.parse("1-4"),
+        Isolation.POD,
+        False,
+    )
+    assert second.cpus == Mask.parse("3-4")
+
+
+def test_a_pod_without_cpus_runs_in_the_nodes_pool() -> None:
+    held = without("1-4")
+    assert held.exclusive_cpus == Mask(0)
+    assert only(held).cpus is None
+    assert [(c.cpus, c.isolation) for c in only(held).containers] == [(None, Isolation.HOST)] * 2
+
+
+def test_cpus_that_do_not_exist_are_never_written() -> None:
+    smaller = regular_host(packages=1, cores_per_node=4, threads=1)
+    grant = only(usable(ledger(), smaller))
+    assert grant.cpus == Mask.parse("1-3")
+    assert [c.cpus for c in grant.containers] == [Mask.parse("1-2"), Mask.of(3)]
+
+
+def test_nodes_without_memory_are_never_written() -> None:
+    held = ledger()
+    first, second = HOST.nodes
+    assert only(held).memory[0].nodes == Mask.of(0)
+    bare = replace(HOST, nodes=(replace(first, memory_bytes=0), second))
+    assert only(usable(held, bare)).memory == ()
+    assert only(usable(held, bare)).cpus == only(held).cpus
+
+
+def test_what_is_known_to_be_usable_is_not_looked_at_again() -> None:
+    held = ledger()
+    changed = Ledger(
+        {uid: replace(grant, name="renamed") for uid, grant in held.grants.items()},
+        held.exclusive_cpus,
+    )
+    host = with_offline(HOST, Mask.parse("2"))
+    assert usable(held, host, known=held) is held
+    assert usable(changed, host, known=held) == usable(changed, host)
+    assert usable(changed, with_offline(HOST, Mask.parse("1-2")), known=held) != changed

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.managers.allocations.bindings import NO_BINDINGS, Binding, Bindings
+from agent.reconcile.identify.containers import (
+    Identity,
+    Landscape,
+    Subgroup,
+    identify,
+    name_match,
+    survey,
+)
+from agent.runtimes.identifier import Told
+from cgroupfs.names import Driver
+from tests.agent.reconcile.pods import (
+    OTHER,
+    UID,
+    exclusive,
+    kernel,
+    layout,
+    ledger,
+    mixed,
+    on_host,
+    path_of,
+    pod,
+    pod_shared,
+)
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import PodGrant
+    from agent.runtimes.identifier import NamedPod
+    from cgroupfs.emulated.kernel import EmulatedKernel
+    from cgroupfs.verify import Record
+
+POD = path_of(mixed())
+
+
+@pytest.mark.parametrize(
+    ("directory", "container"),
+    [
+        ("db.scope", "db"),
+        ("db.service", "db"),
+        ("db", "db"),
+        ("shop-db.scope", "db"),
+        ("shop_db", "db"),
+        ("run@db.service", "db"),
+        ("shop.db.service", "db"),
+        ("my-db.scope", "my-db"),
+        ("x-my-db.scope", "my-db"),
+        ("shopdb.scope", None),
+        ("db-1.scope", None),
+        ("db.slice", None),
+        ("cri-containerd-db.scope", None),
+        ("libpod-db.scope", None),
+        ("libpod-conmon-db.scope", None),
+        (".db", None),
+    ],
+)
+def test_a_unit_called_after_a_container_is_that_container(
+    directory: str, container: str | None
+) -> None:
+    assert name_match(directory, ["db", "my-db", "web"]) == container
+
+
+def make(tree: EmulatedKernel, *paths: str) -> None:
+    for path in paths:
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            above = "/".join(parts[:depth])
+            if not tree.exists(above):
+                tree.mkdir(above)
+
+
+def look(tree: EmulatedKernel, *grants: PodGrant, bindings: Bindings = NO_BINDINGS) -> Landscape:
+    return survey(tree, layout(), ledger(*grants), bindings)
+
+
+def found(landscape: Landscape, uid: str = UID) -> dict[str, tuple[str | None, Identity]]:
+    return {
+        located.cgroup: (located.container, located.identity)
+        for located in landscape.pods[uid].containers
+    }
+
+
+def test_a_pod_without_a_cgroup_is_known_with_its_path() -> None:
+    located = look(kernel(), mixed()).pods[UID]
+    assert (located.cgroup, located.exists, located.containers) == (POD, False, ())
+
+
+def test_children_are_identified_by_name_and_the_rest_is_unknown() -> None:
+    tree = kernel()
+    make(tree, f"{POD}/db", f"{POD}/shop-backup", f"{POD}/0f3a")
+    assert found(look(tree, mixed())) == {
+        f"{POD}/db": ("db", Identity.NAME),
+        f"{POD}/shop-backup": ("backup", Identity.NAME),
+        f"{POD}/0f3a": (None, Identity.UNKNOWN),
+    }
+
+
+def test_a_binding_wins_over_a_name() -> None:
+    tree = kernel()
+    make(tree, f"{POD}/db")
+    bindings = Bindings((Binding(UID, "backup", f"{POD}/db"),))
+    assert found(look(tree, mixed(), bindings=bindings)) == {
+        f"{POD}/db": ("backup", Identity.BOUND)
+    }
+
+
+def test_the_only_container_is_whatever_runs_in_the_pod() -> None:
+    tree = kernel()
+    make(tree, f"{POD}/0f3a")
+    grant = pod(exclusive("db", "2-5"))
+    assert found(look(tree, grant)) == {f"{POD}/0f3a": ("db", Identity.ONLY)}
+
+
+def test_where_all_are_entitled_to_the_same_the_name_does_not_matter() -> None:
+    tree = kernel()
+    make(tree, f"{POD}/0f3a")
+    alike = pod(on_host("a", limit=500), on_host("b", limit=500))
+    assert found(look(tree, alike)) == {f"{POD}/0f3a": (None, Identity.ALIKE)}
+    other_quota = pod(on_host("a", limit=500), on_host("b", limit=600))
+    assert found(look(tree, other_quota)) == {f"{POD}/0f3a": (None, Identity.UNKNOWN)}
+
+
+def showing(sets: dict[str, str]) -> EmulatedKernel:
+    """Return a tree in which cgroups of the pod show these CPUs."""
+    tree = kernel()
+    for name, cpus in sets.items():
+        make(tree, f"{POD}/{name}")
+        if cpus:
+            for above in ("", *("/".join(POD.split("/")[:n]) for n in (1, 2))):
+                tree.write(above, "cgroup.subtree_control", "+cpuset")
+            tree.write(f"{POD}/{name}", "cpuset.cpus", cpus)
+    return tree
+
+
+IDS = ("cri-containerd-aaa.scope", "cri-containerd-bbb.scope")
+
+
+def test_what_was_pinned_before_is_known_by_its_cpus() -> None:
+    tree = showing({IDS[0]: "2-5", IDS[1]: ""})
+    assert found(look(tree, mixed())) == {
+        f"{POD}/{IDS[0]}": ("db", Identity.CPUS),
+        f"{POD}/{IDS[1]}": (None, Identity.UNKNOWN),
+    }
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        {IDS[0]: "2-5", IDS[1]: "2-5"},
+        {IDS[0]: "6-7"},
+        {IDS[0]: "2-4"},
+        {"db": "2-5", IDS[0]: "2-5"},
+    ],
+    ids=["shown twice", "held by two", "held by none", "already found"],
+)
+def test_cpus_that_do_not_tell_for_certain_tell_nothing(sets: dict[str, str]) -> None:
+    located = found(look(showing(sets), mixed()))
+    assert located[f"{POD}/{IDS[0]}"] == (None, Identity.UNKNOWN)
+
+
+class Finder:
+    """Knows some cgroups."""
+
+    def container_of(self, pod: NamedPod, cgroup: str) -> Told | None:
+        del pod
+        known = {"x": Told("backup"), "y": Told("unheard-of"), "z": Told(None)}
+        return known.get(cgroup.rpartition("/")[2])
+
+    def remembered(self, cgroup: str) -> Record | None:
+        raise NotImplementedError
+
+
+def test_a_finder_is_asked_before_names_are_looked_at() -> None:
+    assert identify(mixed(), f"{POD}/x", Finder()) == ("backup", Identity.RUNTIME)
+    assert identify(mixed(), f"{POD}/y", Finder()) == (None, Identity.UNKNOWN)
+    assert identify(mixed(), f"{POD}/db", Finder()) == ("db", Identity.NAME)
+
+
+def test_of_a_pod_with_one_container_neither_sandbox_nor_stranger_is_taken_for_it() -> None:
+    one = pod(exclusive("db", "2-5"))
+    assert identify(one, f"{POD}/z", Finder()) == (None, Identity.SANDBOX)
+    assert identify(one, f"{POD}/y", Finder()) == (None, Identity.UNKNOWN)
+    assert identify(one, f"{POD}/unknown", Finder()) == ("db", Identity.ONLY)
+
+
+def test_cgroups_around_a_bound_one_are_not_containers() -> None:
+    tree = kernel()
+    make(tree, f"{POD}/outer/inner/db")
+    bindings = Bindings((Binding(UID, "db", f"{POD}/outer/inner/db"),))
+    assert list(found(look(tree, mixed(), bindings=bindings))) == [f"{POD}/outer/inner/db"]
+
+
+def test_of_two_bound_cgroups_in_each_other_the_inner_one_counts() -> None:
+    tree = kernel()
+    make(tree, "machine/a/b")
+    other = pod(on_host("web"), uid=OTHER)
+    bindings = Bindings((Binding(UID, "db", "machine/a"), Binding(OTHER, "web", "machine/a/b")))
+    landscape = look(tree, mixed(), other, bindings=bindings)
+    assert found(landscape) == {}
+    assert found(landscape, OTHER) == {"machine/a/b": ("web", Identity.BOUND)}
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        Binding(UID, "db", f"{POD}/gone"),
+        Binding(UID, "unheard-of", f"{POD}/x"),
+        Binding("no-such-pod", "db", f"{POD}/x"),
+        Binding(UID, "db", path_of(mixed(OTHER)) + "/x"),
+        Binding(UID, "db", "kubepods"),
+        Binding(UID, "db", POD),
+    ],
+)
+def test_a_binding_that_does_not_hold_any_more_is_passed_over(binding: Binding) -> None:
+    tree = kernel()
+    make(tree, f"{POD}/x", f"{path_of(mixed(OTHER))}/x")
+    located = look(tree, mixed(), bindings=Bindings((binding,))).pods[UID]
+    assert [c.identity for c in located.containers] == [Identity.UNKNOWN]
+
+
+def test_runtime_subgroups_with_sets_of_their_own_belong_to_the_container() -> None:
+    tree = kernel()
+    make(tree, f"{POD}/db/container")
+    assert look(tree, mixed()).pods[UID].containers[0].subgroups == ()
+    for above in ("", "kubepods", POD, f"{POD}/db"):
+        tree.write(above, "cgroup.subtree_control", "+cpuset")
+    located = look(tree, mixed()).pods[UID].containers[0]
+    assert located.subgroups == (Subgroup(f"{POD}/db/container", quota=False),)
+    for above in ("", "kubepods", POD, f"{POD}/db"):
+        tree.write(above, "cgroup.subtree_control", "+cpu")
+    located = look(tree, mixed()).pods[UID].containers[0]
+    assert located.subgroups == (Subgroup(f"{POD}/db/container", quota=True),)
+
+
+@pytest.mark.parametrize("driver", list(Driver))
+def test_pod_cgroups_without_a_pod_are_leftovers(driver: Driver) -> None:
+    tree = kernel()
+    gone = [replace(mixed(), uid=OTHER), pod(uid=OTHER)]
+    for grant in (mixed(), *gone):
+        make(tree, f"{path_of(grant, driver)}/x")
+    make(tree, f"{layout(driver).pods()}/something-else")
+    landscape = survey(tree, layout(driver), ledger(mixed()), NO_BINDINGS)
+    leftover = path_of(gone[0], driver)
+    assert [(entry.cgroup, entry.containers) for entry in landscape.leftovers] == [
+        (leftover, (f"{leftover}/x",))
+    ]
+
+
+def test_sidecars_and_apps_of_a_pod_pool_are_found_alike() -> None:
+    grant = pod(pod_shared("a", "2-3"), pod_shared("b", "2-3"), cpus="2-3", limit=2000)
+    assert identify(grant, f"{POD}/0f3a") == (None, Identity.ALIKE)

@@ -1,0 +1,239 @@
+"""Pods, hosts and a service manager for the tests of enforcement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from agent.managers.allocations.ledger import (
+    ContainerGrant,
+    CpuLimits,
+    Isolation,
+    Ledger,
+    MemoryBlock,
+    PodGrant,
+)
+from agent.pods.model import ContainerKind, QosClass
+from agent.reconcile.desired.limits import EVERYTHING, Enforced
+from agent.reconcile.desired.state import Target
+from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
+from agent.reconcile.drivers.unit_record import read_record
+from agent.reconcile.enforcer import Enforcer
+from cgroupfs.emulated.kernel import EmulatedKernel
+from cgroupfs.names import Driver, Layout, Tier
+from cgroupfs.tree import ancestors
+from sysfs.mask import EMPTY, Mask
+from systemd.bus import ActiveState
+from systemd.errors import BusUnavailableError, NoSuchUnitError
+from systemd.properties import INFINITY, Property
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cgroupfs.tree import Tree
+
+ONLINE: Final = Mask.parse("0-15")
+UID: Final = "11111111-2222-3333-4444-555555555555"
+OTHER: Final = "99999999-8888-7777-6666-555555555555"
+
+
+def exclusive(name: str, cpus: str, *, node: int | None = None, quota: bool = False,
+              kind: ContainerKind = ContainerKind.APP) -> ContainerGrant:  # fmt: skip
+    held = Mask.parse(cpus)
+    limit = len(held) * 1000
+    return ContainerGrant(
+        name,
+        kind,
+        Isolation.CONTAINER,
+        held,
+        memory_on(node),
+        cpu=CpuLimits(limit, limit),
+        quota_disabled=not quota,
+    )
+
+
+def pod_shared(name: str, cpus: str, *, node: int | None = None, limit: int | None = None,
+               kind: ContainerKind = ContainerKind.APP) -> ContainerGrant:  # fmt: skip
+    cpu = CpuLimits(limit, limit)
+    return ContainerGrant(name, kind, Isolation.POD, Mask.parse(cpus), memory_on(node), cpu=cpu)
+
+
+def on_host(name: str, *, limit: int | None = None, request: int | None = None,
+            kind: ContainerKind = ContainerKind.APP) -> ContainerGrant:  # fmt: skip
+    return ContainerGrant(name, kind, cpu=CpuLimits(request, limit))
+
+
+def memory_on(node: int | None) -> tuple[MemoryBlock, ...]:
+    return () if node is None else (MemoryBlock("memory", 1 << 30, Mask.of(node)),)
+
+
+def pod(*containers: ContainerGrant, uid: str = UID, cpus: str | None = None,
+        node: int | None = None, limit: int | None = None,
+        qos: QosClass = QosClass.GUARANTEED) -> PodGrant:  # fmt: skip
+    return PodGrant(
+        uid=uid,
+        name=f"pod-{uid[:4]}",
+        namespace="default",
+        qos=qos,
+        spec_digest="decided",
+        containers=containers,
+        cpus=None if cpus is None else Mask.parse(cpus),
+        memory=memory_on(node),
+        cpu=CpuLimits(limit, limit),
+    )
+
+
+def mixed(uid: str = UID) -> PodGrant:
+    """Return the pod of KEP-5526's first example: a database, two helpers that share the rest."""
+    return pod(
+        exclusive("db", "2-5", node=0),
+        pod_shared("backup", "6-7", node=0),
+        pod_shared("metrics", "6-7", node=0, limit=500),
+        uid=uid,
+        cpus="2-7",
+        node=0,
+        limit=6000,
+    )
+
+
+def ledger(*pods: PodGrant) -> Ledger:
+    union = EMPTY
+    for grant in pods:
+        union |= grant.exclusive_cpus
+    return Ledger(MappingProxyType({grant.uid: grant for grant in pods}), union)
+
+
+def target(*pods: PodGrant) -> Target:
+    held = ledger(*pods)
+    return Target(held, ONLINE - held.exclusive_cpus)
+
+
+def layout(driver: Driver = Driver.CGROUPFS) -> Layout:
+    return Layout(driver)
+
+
+def path_of(grant: PodGrant, driver: Driver = Driver.CGROUPFS) -> str:
+    return layout(driver).pod(grant.uid, Tier(str(grant.qos)))
+
+
+def kernel() -> EmulatedKernel:
+    return EmulatedKernel(ONLINE, Mask.parse("0-1"))
+
+
+def directories(tree: Tree, enforced: Enforced = EVERYTHING) -> Enforcer:
+    """Return a prepared enforcer of the cgroupfs driver."""
+    enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree), enforced=enforced)
+    assert enforcer.prepare().ok
+    return enforcer
+
+
+def run(tree: EmulatedKernel, cgroup: str, pid: int) -> str:
+    """Start a process in a new cgroup, as a runtime does."""
+    tree.mkdir(cgroup)
+    tree.spawn(cgroup, pid)
+    return cgroup
+
+
+@dataclass
+class FakeSystemd:
+    """`systemd.bus.Systemd` over an emulated kernel: keeps properties and writes them.
+
+    `calls` is what changed something; `broken` makes every call fail. `realize` writes a unit's
+    files from its properties, as systemd does to all units of a slice after a reload.
+    """
+
+    tree: EmulatedKernel
+    active: dict[str, str] = field(default_factory=dict)
+    held: dict[str, dict[str, object]] = field(default_factory=dict)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    broken: bool = False
+
+    def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
+        self._call("start", unit)
+        path = slice_path(unit)
+        for above in (*ancestors(path)[1:], path):
+            if not self.tree.exists(above):
+                self.tree.mkdir(above)
+            self.active[above.rpartition("/")[2]] = above
+        self._hold(unit, properties)
+
+    def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
+        self._call("set", unit)
+        self._hold(unit, properties)
+
+    def stop(self, unit: str) -> None:
+        self._call("stop", unit)
+        path = self.active.pop(unit)
+        for pid in self.tree.procs(path):
+            self.tree.exit(pid)
+        for child in self.tree.children(path):
+            self.active.pop(child, None)
+            self.tree.rmdir(f"{path}/{child}")
+        self.tree.rmdir(path)
+
+    def active_state(self, unit: str) -> ActiveState:
+        self._answer()
+        return ActiveState.ACTIVE if unit in self.active else ActiveState.INACTIVE
+
+    def control_group(self, unit: str) -> str:
+        self._answer()
+        if unit not in self.active:
+            raise NoSuchUnitError("GetUnit", "org.freedesktop.systemd1.NoSuchUnit", unit)
+        return self.active[unit]
+
+    def unit_of(self, pid: int) -> str:
+        raise NotImplementedError(pid)
+
+    def unit_property(self, unit: str, name: str) -> object:
+        self._answer()
+        unset = b"" if name.startswith("Allowed") else INFINITY
+        return self.held.get(unit, {}).get(name, unset)
+
+    def start_scope(self, parent: str, name: str, pid: int) -> str:
+        """Start a scope with one process, as a runtime does."""
+        cgroup = run(self.tree, f"{parent}/{name}", pid)
+        self.active[name] = cgroup
+        return cgroup
+
+    def realize(self, unit: str) -> None:
+        path = self.active[unit]
+        record = read_record(self, unit)
+        for file, value in (
+            ("cpuset.cpus", record.cpus),
+            ("cpuset.mems", record.mems),
+            ("cpu.max", record.cpu_max),
+            *record.values.items(),
+        ):
+            if value is not None and self.tree.read_many(path, (file,)) != (None,):
+                self.tree.write(path, file, str(value))
+
+    def _hold(self, unit: str, properties: Sequence[Property]) -> None:
+        held = self.held.setdefault(unit, {})
+        for prop in properties:
+            held[prop.name] = prop.value
+        self.realize(unit)
+
+    def _call(self, name: str, unit: str) -> None:
+        self._answer()
+        self.calls.append((name, unit))
+
+    def _answer(self) -> None:
+        if self.broken:
+            raise BusUnavailableError("unix:path=/nowhere", "it is gone")
+
+
+def slice_path(unit: str) -> str:
+    """Return the cgroup of a slice."""
+    parts = unit.removesuffix(".slice").split("-")
+    return "/".join("-".join(parts[: depth + 1]) + ".slice" for depth in range(len(parts)))
+
+
+def slices(tree: EmulatedKernel, enforced: Enforced = EVERYTHING) -> tuple[Enforcer, FakeSystemd]:
+    """Return a prepared enforcer of the systemd driver, and its service manager."""
+    systemd = FakeSystemd(tree)
+    enforcer = Enforcer(
+        tree, layout(Driver.SYSTEMD), SliceCgroups(tree, systemd), enforced=enforced
+    )
+    assert enforcer.prepare().ok
+    return enforcer, systemd

@@ -1,0 +1,584 @@
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.managers.allocations.bindings import Binding, Bindings
+from agent.managers.allocations.ledger import Isolation
+from agent.reconcile.desired.settings import Role
+from agent.reconcile.desired.state import Target
+from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups
+from agent.reconcile.enforcer import Enforcer
+from agent.reconcile.report import count_causes, repaired
+from cgroupfs.verify import Cause
+from sysfs.mask import EMPTY, Mask
+from tests.agent.reconcile.pods import (
+    ONLINE,
+    OTHER,
+    UID,
+    directories,
+    exclusive,
+    kernel,
+    layout,
+    ledger,
+    mixed,
+    on_host,
+    path_of,
+    pod,
+    run,
+    target,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.managers.allocations.ledger import PodGrant
+    from cgroupfs.emulated.kernel import EmulatedKernel
+    from cgroupfs.tree import Tree, TreeLock
+
+POD = path_of(mixed())
+WEB = pod(on_host("web"), uid=OTHER)
+WEB_POD = path_of(WEB)
+FREE = ONLINE - Mask.parse("2-7")
+
+
+def started(tree: EmulatedKernel) -> Enforcer:
+    """Admit the mixed pod and a shared one, start their containers, enforce."""
+    enforcer = directories(tree)
+    assert enforcer.enforce(target(mixed(), WEB)).ok
+    for pid, name in enumerate(("db", "backup", "metrics"), start=1):
+        run(tree, f"{POD}/{name}", pid)
+    run(tree, f"{WEB_POD}/web", 4)
+    assert enforcer.enforce(target(mixed(), WEB)).ok
+    return enforcer
+
+
+def shown(tree: Tree, cgroup: str) -> tuple[str, str, str]:
+    files = ("cpuset.cpus.effective", "cpuset.mems.effective", "cpu.max")
+    cpus, mems, cpu_max = tree.read_many(cgroup, files)
+    return (cpus or "").strip(), (mems or "").strip(), (cpu_max or "").strip()
+
+
+def test_running_processes_get_what_the_ledger_says() -> None:
+    tree = kernel()
+    started(tree)
+    assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
+    assert tree.allowed(2) == tree.allowed(3) == (Mask.parse("6-7"), Mask.of(0))
+    assert tree.allowed(4) == (FREE, Mask.parse("0-1"))
+    assert shown(tree, POD) == ("2-7", "0", "max 100000")
+    assert shown(tree, f"{POD}/db") == ("2-5", "0", "max 100000")
+    assert shown(tree, f"{POD}/backup") == ("6-7", "0", "600000 100000")
+    assert shown(tree, f"{POD}/metrics") == ("6-7", "0", "50000 100000")
+
+
+def test_what_is_enforced_is_not_written_again() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    again = enforcer.enforce(target(mixed(), WEB))
+    assert again.ok
+    assert not again.changed
+    assert again.found == ()
+    assert again.drift == ()
+    assert not Enforcer(tree, layout(), DirectoryCgroups(tree)).repair(target(mixed(), WEB)).changed
+
+
+def test_shared_containers_shrink_before_exclusive_cpus_are_given() -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    enforcer.enforce(target(WEB))
+    run(tree, f"{WEB_POD}/web", 4)
+    enforcer.enforce(target(WEB))
+    report = enforcer.enforce(target(mixed(), WEB))
+    order = [write.cgroup for write in report.writes if write.file == "cpuset.cpus"]
+    assert order.index(f"{WEB_POD}/web") < order.index(POD)
+    assert order.index(WEB_POD) < order.index(POD)
+
+
+def test_the_shared_pool_grows_again_when_a_pod_goes() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    for pid in (1, 2, 3):
+        tree.exit(pid)
+    assert enforcer.release(mixed()).removed
+    assert not tree.exists(POD)
+    assert enforcer.enforce(target(WEB)).ok
+    assert tree.allowed(4) == (ONLINE, Mask.parse("0-1"))
+
+
+def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    released = enforcer.release(mixed())
+    assert (released.removed, released.processes) == (False, (1, 2, 3))
+    assert "processes live in it (1, 2, 3)" in released.problem
+    newcomer = pod(exclusive("db", "2-7"), uid="newcomer")
+    report = enforcer.enforce(target(WEB, newcomer))
+    assert report.ok
+    of_none = [each.wanted.role for each in report.cgroups if each.wanted.pod == ""]
+    assert of_none == [Role.ALL_PODS, *[Role.LEFTOVER] * 4]
+    assert any("no admitted pod" in note for note in report.notes)
+    assert all(tree.allowed(pid)[0] == FREE for pid in (1, 2, 3, 4))
+
+
+def test_leftovers_are_removed_once_they_are_empty() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    enforcer.release(mixed())
+    assert [r.removed for r in enforcer.release_leftovers(target(WEB))] == [False]
+    for pid in (1, 2, 3):
+        tree.exit(pid)
+    assert [r.removed for r in enforcer.release_leftovers(target(WEB))] == [True]
+    assert enforcer.release_leftovers(target(WEB)) == ()
+    assert not tree.exists(POD)
+    assert tree.exists(WEB_POD)
+
+
+def test_releasing_a_pod_that_is_gone_is_no_problem() -> None:
+    assert directories(kernel()).release(mixed()).removed
+
+
+def test_a_preview_says_what_will_be_written_and_writes_nothing() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    tree.exit(4)
+    newcomer = pod(exclusive("db", "8-9", node=1), uid="newcomer", limit=2000)
+    aim = target(mixed(), WEB, newcomer)
+    preview = enforcer.preview(aim)
+    assert not tree.exists(path_of(newcomer))
+    assert all(write.ok is None for write in preview.writes)
+    done = enforcer.enforce(aim)
+    assert [(w.cgroup, w.file, w.value) for w in preview.writes] == [
+        (w.cgroup, w.file, w.value) for w in done.writes
+    ]
+    assert preview.created == done.created
+
+
+def test_the_report_names_for_each_cgroup_what_the_kernel_says() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    own, *containers = enforcer.cgroups_of(target(mixed(), WEB), UID)
+    assert own.wanted.role is Role.POD
+    assert own.state is not None
+    assert own.state.cpus_effective == Mask.parse("2-7")
+    assert {c.wanted.container for c in containers} == {"db", "backup", "metrics"}
+    assert all(c.ok for c in containers)
+
+
+def test_what_a_changed_ledger_changes_is_not_drift() -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    enforcer.enforce(target(WEB))
+    run(tree, f"{WEB_POD}/web", 4)
+    assert enforcer.enforce(target(WEB)).drift == ()
+    admitted = enforcer.enforce(target(mixed(), WEB))
+    assert {problem.cgroup for problem in admitted.found} == {POD}
+    assert f"{WEB_POD}/web" in {write.cgroup for write in admitted.writes}
+    assert admitted.drift == ()
+    tree.write(f"{WEB_POD}/web", "cpuset.cpus", "3")
+    assert [p.cgroup for p in enforcer.repair(target(mixed(), WEB)).drift] == [f"{WEB_POD}/web"]
+
+
+# --- drift and repair ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "value"),
+    [
+        (f"{POD}/db", "cpuset.cpus", "2-3"),
+        (f"{POD}/db", "cpuset.cpus", "0-15"),
+        (f"{POD}/db", "cpu.max", "140000 100000"),
+        (f"{POD}/backup", "cpu.max", "max"),
+        (POD, "cpuset.cpus", "2-3"),
+        (POD, "cpuset.cpus", "8-9"),
+        (POD, "cpu.max", "50000"),
+        (f"{WEB_POD}/web", "cpuset.cpus", "4-5"),
+        (WEB_POD, "cpuset.cpus", "0"),
+        (f"{POD}/db", "cpuset.mems", "1"),
+    ],
+)
+def test_what_another_wrote_is_found_and_put_right(cgroup: str, file: str, value: str) -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    tree.write(cgroup, file, value)
+    aim = target(mixed(), WEB)
+    before = enforcer.verify(aim)
+    assert any((p.cgroup, p.file) == (cgroup, file) for p in before.remaining)
+    assert not before.changed
+    report = enforcer.repair(aim)
+    assert report.ok
+    assert report.drift
+    assert repaired(report) == count_causes(report.drift)
+    assert enforcer.verify(aim).ok
+    assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
+    assert tree.allowed(4)[0] == FREE
+
+
+def test_memory_is_migrated_by_a_repair_only() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    tree.write(POD, "cpuset.mems", "0-1")
+    tree.write(f"{POD}/db", "cpuset.mems", "1")
+    report = enforcer.enforce(target(mixed(), WEB))
+    assert not report.ok
+    assert any("migrate" in note for note in report.notes)
+    assert tree.allowed(1)[1] == Mask.of(1)
+    assert enforcer.repair(target(mixed(), WEB)).ok
+    assert tree.allowed(1)[1] == Mask.of(0)
+
+
+def test_a_lost_controller_is_enabled_again_and_the_settings_with_it() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    for cgroup in (POD, WEB_POD, "kubepods", ""):
+        tree.write(cgroup, "cgroup.subtree_control", "-cpuset -cpu")
+    aim = target(mixed(), WEB)
+    assert Cause.CONTROLLER_LOST in {p.cause for p in enforcer.verify(aim).remaining}
+    report = enforcer.repair(aim)
+    assert report.ok
+    assert repaired(report)["controller lost"] > 0
+    assert set(report.enabled) == {"", "kubepods", POD, WEB_POD}
+    assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
+
+
+def test_a_removed_pod_cgroup_is_made_again() -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    enforcer.enforce(target(mixed()))
+    tree.rmdir(POD)
+    report = enforcer.repair(target(mixed()))
+    assert report.created == (POD,)
+    assert report.ok
+    assert shown(tree, POD)[0] == "2-7"
+
+
+def test_an_offline_cpu_is_reported_and_comes_back() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    tree.set_online(ONLINE - Mask.of(5))
+    report = enforcer.repair(target(mixed(), WEB))
+    assert {p.cause for p in report.remaining} == {Cause.CPU_OFFLINE}
+    assert set(report.by_pod()) == {UID}
+    assert report.writes == ()
+    tree.set_online(ONLINE)
+    assert enforcer.verify(target(mixed(), WEB)).ok
+
+
+def test_a_missing_controller_is_an_answer_not_an_exception() -> None:
+    tree = type(kernel())(ONLINE, Mask.parse("0-1"), controllers=("cpu",))
+    enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree))
+    assert {p.cause for p in enforcer.prepare().remaining} == {Cause.CONTROLLER_LOST}
+    report = enforcer.enforce(target(mixed()))
+    assert any("does not offer it" in line for line in report.by_pod()[UID])
+
+
+def test_processes_in_the_pods_own_cgroup_are_named_as_the_obstacle() -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    tree.mkdir(POD)
+    tree.spawn(POD, 1)
+    run(tree, f"{POD}/db", 2)
+    report = enforcer.enforce(target(mixed()))
+    assert any("move them into a child" in line for line in report.by_pod()[UID])
+    assert shown(tree, POD)[0] == "2-7"
+
+
+def test_a_bound_cgroup_elsewhere_is_pinned_with_its_container() -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    tree.mkdir("machine")
+    run(tree, "machine/x", 1)
+    run(tree, "machine/y", 2)
+    aim = replace(target(mixed()), bindings=Bindings((Binding(UID, "db", "machine/x"),)))
+    assert enforcer.enforce(aim).ok
+    assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
+    assert tree.allowed(2) == (ONLINE, Mask.parse("0-1"))
+    assert enforcer.verify(aim).ok
+
+
+def test_an_unidentified_cgroup_is_kept_off_exclusive_cpus_and_reported() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    run(tree, f"{POD}/0f3a", 9)
+    report = enforcer.enforce(target(mixed(), WEB))
+    assert report.ok
+    assert tree.allowed(9)[0] == Mask.parse("6-7")
+    assert any("numawarden bind" in note for note in report.notes)
+
+
+def test_a_runtimes_subgroup_is_pinned_with_its_container() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    tree.exit(1)
+    tree.write(f"{POD}/db", "cgroup.subtree_control", "+cpuset")
+    run(tree, f"{POD}/db/container", 1)
+    tree.write(f"{POD}/db/container", "cpuset.cpus", "2")
+    assert enforcer.repair(target(mixed(), WEB)).ok
+    assert tree.allowed(1)[0] == Mask.parse("2-5")
+
+
+def test_a_quota_in_a_runtimes_subgroup_does_not_throttle_an_exclusive_container() -> None:
+    tree = kernel()
+    enforcer = started(tree)
+    tree.exit(1)
+    tree.write(f"{POD}/db", "cgroup.subtree_control", "+cpuset +cpu")
+    run(tree, f"{POD}/db/container", 1)
+    tree.write(f"{POD}/db/container", "cpu.max", "50000 100000")
+    assert enforcer.repair(target(mixed(), WEB)).ok
+    assert shown(tree, f"{POD}/db/container")[2] == "max 100000"
+    assert not enforcer.repair(target(mixed(), WEB)).changed
+
+
+def test_without_a_shared_pool_sets_are_left_and_nothing_breaks() -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    enforcer.enforce(target(WEB))
+    run(tree, f"{WEB_POD}/web", 4)
+    assert enforcer.enforce(Target(ledger(WEB), EMPTY)).ok
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+@dataclass
+class FaultyTree:
+    """Passes on to a tree; at its `at`-th change it fails with `error`, or dies (None)."""
+
+    tree: EmulatedKernel
+    at: int = -1
+    error: int | None = None
+    after: bool = False
+    changes: int = 0
+
+    def read(self, path: str, file: str) -> str:
+        return self.tree.read(path, file)
+
+    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
+        return self.tree.read_many(path, files)
+
+    def write(self, path: str, file: str, value: str) -> None:
+        self._before()
+        self.tree.write(path, file, value)
+        self._after()
+
+    def mkdir(self, path: str) -> None:
+        self._before()
+        self.tree.mkdir(path)
+        self._after()
+
+    def rmdir(self, path: str) -> None:
+        self._before()
+        self.tree.rmdir(path)
+        self._after()
+
+    def exists(self, path: str) -> bool:
+        return self.tree.exists(path)
+
+    def children(self, path: str) -> tuple[str, ...]:
+        return self.tree.children(path)
+
+    def procs(self, path: str) -> tuple[int, ...]:
+        return self.tree.procs(path)
+
+    def lock(self) -> TreeLock:
+        return self.tree.lock()
+
+    def _before(self) -> None:
+        self.changes += 1
+        if self.changes == self.at + 1 and not self.after:
+            self._fault()
+
+    def _after(self) -> None:
+        if self.changes == self.at + 1 and self.after:
+            self._fault()
+
+    def _fault(self) -> None:
+        if self.error is None:
+            raise Died
+        raise OSError(self.error, os.strerror(self.error))
+
+
+def scene() -> EmulatedKernel:
+    """Return a host on which a shared pod runs and the next admission changes everything."""
+    tree = kernel()
+    enforcer = directories(tree)
+    enforcer.enforce(target(WEB))
+    run(tree, f"{WEB_POD}/web", 4)
+    enforcer.enforce(target(WEB))
+    tree.mkdir(POD)
+    tree.mkdir(f"{POD}/db")
+    return tree
+
+
+def changes_of_an_admission() -> int:
+    faulty = FaultyTree(scene())
+    Enforcer(faulty, layout(), DirectoryCgroups(faulty)).enforce(target(mixed(), WEB))
+    return faulty.changes
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_dying_at_any_change_is_made_good_by_the_next_start(*, after: bool) -> None:
+    count = changes_of_an_admission()
+    assert count >= 6
+    for at in range(count):
+        tree = scene()
+        faulty = FaultyTree(tree, at, after=after)
+        with pytest.raises(Died):
+            Enforcer(faulty, layout(), DirectoryCgroups(faulty)).enforce(target(mixed(), WEB))
+        assert Enforcer(tree, layout(), DirectoryCgroups(tree)).repair(target(mixed(), WEB)).ok
+        assert tree.allowed(4)[0] == FREE
+
+
+@pytest.mark.parametrize("error", [errno.EBUSY, errno.EINVAL, errno.EROFS, errno.ENOMEM])
+def test_a_refusal_at_any_change_is_reported_with_its_pod_and_can_be_retried(error: int) -> None:
+    for at in range(changes_of_an_admission()):
+        tree = scene()
+        faulty = FaultyTree(tree, at, error)
+        enforcer = Enforcer(faulty, layout(), DirectoryCgroups(faulty))
+        report = enforcer.enforce(target(mixed(), WEB))
+        assert not report.ok
+        assert all("\n" not in problem.detail for problem in report.remaining)
+        assert set(report.by_pod()) <= {UID, OTHER, ""}
+        assert enforcer.repair(target(mixed(), WEB)).ok
+
+
+def test_what_could_not_shrink_keeps_others_from_getting_its_cpus() -> None:
+    tree = scene()
+
+    @dataclass
+    class Stubborn(FaultyTree):
+        def write(self, path: str, file: str, value: str) -> None:
+            if path.startswith(WEB_POD) and file == "cpuset.cpus":
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            self.tree.write(path, file, value)
+
+    stubborn = Stubborn(tree)
+    tree.write(POD, "cpuset.cpus", "8-9")
+    report = Enforcer(stubborn, layout(), DirectoryCgroups(stubborn)).enforce(target(mixed(), WEB))
+    assert set(report.by_pod()) >= {UID, OTHER}
+    assert shown(tree, POD)[0] == "8-9"
+    assert any("could not be narrowed" in line for line in report.by_pod()[UID])
+
+
+def test_a_container_that_ends_while_it_is_read_is_looked_at_again() -> None:
+    tree = scene()
+
+    tree.mkdir(f"{WEB_POD}/ending")
+
+    class Ending(FaultyTree):
+        def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
+            if path == f"{WEB_POD}/ending" and tree.exists(path):
+                tree.rmdir(path)
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+            return self.tree.read_many(path, files)
+
+    ending = Ending(tree)
+    assert Enforcer(ending, layout(), DirectoryCgroups(ending)).enforce(target(mixed(), WEB)).ok
+    assert not tree.exists(f"{WEB_POD}/ending")
+
+
+def test_a_tree_that_fails_for_good_is_not_read_for_ever() -> None:
+    class Failing(FaultyTree):
+        def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
+            del path, files
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    failing = Failing(scene())
+    with pytest.raises(OSError, match="No such device"):
+        Enforcer(failing, layout(), DirectoryCgroups(failing)).enforce(target(mixed(), WEB))
+
+
+def test_a_pod_that_cannot_have_a_cgroup_does_not_keep_others_from_theirs() -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    nameless = pod(exclusive("x", "8-9"), uid="../../etc")
+    report = enforcer.enforce(target(nameless, mixed()))
+    assert [*report.by_pod()] == ["../../etc"]
+    assert "cannot have a cgroup" in report.by_pod()["../../etc"][0]
+    assert shown(tree, POD)[0] == "2-7"
+    assert enforcer.release(nameless).removed
+
+
+# --- any sequence of admissions and removals -----------------------------------------------------
+
+CPUS = st.frozensets(st.integers(2, 15), min_size=1, max_size=4).map(Mask.from_ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdef"), CPUS, st.booleans(), st.booleans()), max_size=12)
+)
+def test_after_every_change_everybody_runs_where_the_ledger_says(
+    steps: list[tuple[str, Mask, bool, bool]],
+) -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    pods: dict[str, PodGrant] = {}
+    pids: dict[str, list[int]] = {}
+    for number, (uid, cpus, alone, stops) in enumerate(steps):
+        gone = pods.pop(uid, None)
+        if gone is not None:
+            if stops:
+                for pid in pids.pop(uid):
+                    tree.exit(pid)
+            enforcer.release(gone)
+            assert enforcer.enforce(target(*pods.values())).ok
+            _all_run_where_they_should(tree, pods, pids)
+            continue
+        if tree.exists(path_of(pod(uid=uid))):
+            continue
+        free = cpus - ledger(*pods.values()).exclusive_cpus
+        containers = [exclusive("own", str(free))] if free else []
+        if not alone or not containers:
+            containers.append(on_host("shared"))
+        pods[uid] = pod(*containers, uid=uid)
+        assert enforcer.enforce(target(*pods.values())).ok
+        pids[uid] = []
+        for index, container in enumerate(containers):
+            pids[uid].append(10 * number + index + 1)
+            run(tree, f"{path_of(pods[uid])}/{container.name}", pids[uid][-1])
+        assert enforcer.enforce(target(*pods.values())).ok
+        _all_run_where_they_should(tree, pods, pids)
+
+
+def _all_run_where_they_should(
+    tree: EmulatedKernel, pods: dict[str, PodGrant], pids: dict[str, list[int]]
+) -> None:
+    pool = ONLINE - ledger(*pods.values()).exclusive_cpus
+    for uid, running in pids.items():
+        if uid not in pods:
+            assert all(tree.allowed(pid)[0] == pool for pid in running)
+            continue
+        for container, pid in zip(pods[uid].containers, running, strict=True):
+            own = container.isolation is Isolation.CONTAINER
+            assert tree.allowed(pid)[0] == (container.cpus if own else pool)
+
+
+def test_a_pods_cgroup_that_was_only_made_passes_controllers_on_all_the_same() -> None:
+    """An agent died between making it and enabling them."""
+    tree = kernel()
+    directories(tree)
+    tree.mkdir(POD)
+    report = directories(tree).enforce(target(mixed()))
+    assert report.ok
+    assert tree.read(POD, "cgroup.subtree_control") == "cpuset cpu\n"
+
+
+def test_processes_in_a_pods_own_cgroup_do_not_lock_containers_out() -> None:
+    """With controllers passed on, the kernel would take the pod's children for threads only."""
+    tree = kernel()
+    directories(tree)
+    run(tree, POD, 1)
+    assert directories(tree).enforce(target(mixed())).ok
+    assert tree.read(POD, "cgroup.subtree_control") == "\n"
+    run(tree, f"{POD}/db", 2)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.reconcile.intruding_tasks import Task, Territory, foreign_tasks, read_tasks
+from sysfs.mask import Mask
+
+ONLINE = Mask.parse("0-7")
+WEB = Territory("web", Mask.parse("2-3"), ("pods/web", "elsewhere/bound"))
+DB = Territory("db", Mask.of(4), ("pods/db",))
+
+
+def task(affinity: str, cgroup: str | None = "system.slice", **changes: bool) -> Task:
+    return Task(7, "x", Mask.parse(affinity), cgroup, **changes)
+
+
+def found(*tasks: Task) -> list[tuple[str, tuple[str, ...], bool]]:
+    return [(str(f.cpus), f.pods, f.confined) for f in foreign_tasks(tasks, (WEB, DB), ONLINE)]
+
+
+def test_tasks_of_the_pod_are_at_home_in_each_of_its_cgroups() -> None:
+    assert found(task("2-3", "pods/web"), task("2", "pods/web/c0/container")) == []
+    assert found(task("2-3", "elsewhere/bound")) == []
+
+
+def test_a_name_that_only_begins_alike_is_another_cgroup() -> None:
+    assert found(task("2", "pods/web2")) == [("2", ("web",), True)]
+
+
+def test_the_pods_whose_cpus_are_entered_are_named() -> None:
+    assert found(task("3-4")) == [("3-4", ("web", "db"), True)]
+    assert found(task("3-4", "pods/db")) == [("3", ("web",), True)]
+
+
+def test_a_task_without_a_known_cgroup_is_at_home_nowhere() -> None:
+    assert found(task("4", None)) == [("4", ("db",), True)]
+
+
+def test_whoever_may_run_everywhere_was_not_confined() -> None:
+    assert found(task("0-7")) == [("2-4", ("web", "db"), False)]
+    assert found(task("0-63")) == [("2-4", ("web", "db"), False)]
+
+
+def test_kernel_threads_count_unless_they_are_bound_to_one_cpu() -> None:
+    assert found(task("3", kernel=True)) == []
+    assert found(task("0-7", kernel=True)) == [("2-4", ("web", "db"), False)]
+
+
+def test_tasks_on_other_cpus_are_nobodys_concern() -> None:
+    assert found(task("0-1,5-7")) == []
+
+
+@settings(deadline=None)
+@given(
+    affinity=st.sets(st.integers(0, 7), min_size=1),
+    held=st.dictionaries(st.integers(0, 7), st.integers(0, 2)),
+    home=st.integers(0, 3),
+)
+def test_foreign_is_a_task_on_a_cpu_that_another_pod_holds(
+    affinity: set[int], held: dict[int, int], home: int
+) -> None:
+    lands = [
+        Territory(f"p{pod}", Mask.from_ids(c for c, p in held.items() if p == pod), (f"p{pod}",))
+        for pod in range(3)
+    ]
+    expected = {cpu for cpu in affinity if cpu in held and held[cpu] != home}
+    some = Task(1, "t", Mask.from_ids(affinity), f"p{home}")
+    assert {cpu for f in foreign_tasks((some,), lands, ONLINE) for cpu in f.cpus} == expected
+
+
+def test_this_process_is_read_with_all_its_threads() -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        own = [each for each in read_tasks(Path("/proc")) if each.pid == os.getpid()]
+    finally:
+        stop.set()
+        thread.join()
+    assert sum(each.threads for each in own) >= 2
+    assert Mask.from_ids(os.sched_getaffinity(0)) in [each.affinity for each in own]
+    assert not any(each.kernel for each in own)
+
+
+def test_threads_of_other_affinities_are_told_apart() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    ready, stop = threading.Event(), threading.Event()
+
+    def narrowed() -> None:
+        os.sched_setaffinity(0, allowed[:1])
+        ready.set()
+        stop.wait()
+
+    thread = threading.Thread(target=narrowed)
+    thread.start()
+    try:
+        assert ready.wait(10)
+        own = [each for each in read_tasks(Path("/proc")) if each.pid == os.getpid()]
+    finally:
+        stop.set()
+        thread.join()
+    assert Mask.of(allowed[0]) in [each.affinity for each in own]
+
+
+NAME_ITSELF = r"""
+import ctypes
+ctypes.CDLL(None).prctl(15, b"\xff\x1b[2J\nroot", 0, 0, 0)
+print("named", flush=True)
+input()
+"""
+
+
+def test_a_process_with_a_name_that_is_no_text_is_told_on_one_line() -> None:
+    command = [sys.executable, "-I", "-c", NAME_ITSELF]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"named\n"
+        names = [task.name for task in read_tasks(Path("/proc")) if task.pid == process.pid]
+        process.communicate(b"\n")
+    assert names == ["??[2J?root"]
+
+
+def test_a_process_whose_cgroup_is_no_text_is_in_no_known_one(tmp_path: Path) -> None:
+    own = tmp_path / str(os.getpid())
+    (own / "task" / str(os.getpid())).mkdir(parents=True)
+    (own / "cgroup").write_bytes(b"0::/user.slice/\xff\n")
+    (found,) = [task for task in read_tasks(tmp_path) if task.pid == os.getpid()]
+    assert found.cgroup is None

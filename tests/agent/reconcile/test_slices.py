@@ -1,0 +1,264 @@
+"""The systemd driver, against a service manager that rewrites files from its own properties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from msgspec.structs import replace
+
+from agent.managers.allocations.ledger import CpuLimits
+from agent.reconcile.drivers.pod_cgroups import SliceCgroups
+from agent.reconcile.drivers.unit_record import read_record, to_properties
+from agent.reconcile.enforcer import Enforcer
+from agent.reconcile.errors import EnforcementStartError
+from cgroupfs.names import Driver
+from cgroupfs.state import CpuMax
+from cgroupfs.verify import Cause, Record
+from sysfs.mask import Mask
+from systemd.properties import Property
+from tests.agent.reconcile.pods import (
+    FakeSystemd,
+    kernel,
+    layout,
+    mixed,
+    on_host,
+    path_of,
+    pod,
+    run,
+    slices,
+    target,
+)
+
+SLICE = path_of(mixed(), Driver.SYSTEMD)
+UNIT = SLICE.rpartition("/")[2]
+
+
+def test_the_pods_cgroup_is_a_slice_and_systemd_knows_its_settings() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    report = enforcer.enforce(target(mixed()))
+    assert report.ok
+    assert report.created == (SLICE,)
+    assert report.recorded == (UNIT,)
+    assert ("start", UNIT) in systemd.calls
+    assert read_record(systemd, UNIT) == Record(
+        Mask.parse("2-7"),
+        Mask.of(0),
+        CpuMax(None),
+        {"cpu.weight": "235", "memory.max": "max"},
+    )
+    assert tree.read(SLICE, "cpuset.cpus.effective") == "2-7\n"
+
+
+def test_scopes_are_recorded_so_that_systemd_writes_the_same() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    scope = systemd.start_scope(SLICE, "backup.scope", 2)
+    report = enforcer.enforce(target(mixed()))
+    assert report.ok
+    assert report.recorded == ("backup.scope",)
+    systemd.realize("backup.scope")
+    assert tree.read(scope, "cpuset.cpus") == "6-7\n"
+    assert tree.read(scope, "cpu.max") == "600000 100000\n"
+    assert not enforcer.enforce(target(mixed())).changed
+
+
+def test_a_new_agent_tells_systemd_nothing_it_knows_already() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    systemd.calls.clear()
+    again = Enforcer(tree, layout(Driver.SYSTEMD), SliceCgroups(tree, systemd))
+    assert not again.enforce(target(mixed())).changed
+    assert systemd.calls == []
+
+
+def test_a_quota_finer_than_systemds_is_in_the_file_and_never_narrower_on_record() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    grant = pod(replace(on_host("web"), cpu=CpuLimits(None, 2505)), limit=2505)
+    assert enforcer.enforce(target(grant)).ok
+    path = path_of(grant, Driver.SYSTEMD)
+    assert tree.read(path, "cpu.max") == "250500 100000\n"
+    assert read_record(systemd, UNIT).cpu_max == CpuMax(251_000)
+
+
+def test_a_quota_that_is_not_ours_survives_being_recorded() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    grant = pod(on_host("web"))
+    enforcer.enforce(target(grant))
+    path = path_of(grant, Driver.SYSTEMD)
+    scope = systemd.start_scope(path, "web.scope", 2)
+    tree.write(path, "cgroup.subtree_control", "+cpu")
+    tree.write(scope, "cpu.max", "140000 100000")
+    assert enforcer.enforce(target(grant)).ok
+    assert tree.read(scope, "cpu.max") == "140000 100000\n"
+
+
+def test_what_systemd_reverts_is_named_so_and_put_right() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    systemd.start_scope(SLICE, "db.scope", 1)
+    enforcer.enforce(target(mixed()))
+    systemd.set_properties("db.scope", [Property("AllowedCPUs", "ay", b"\x0c")])
+    report = enforcer.repair(target(mixed()))
+    assert [(p.cause, p.container) for p in report.drift] == [(Cause.REVERTED_BY_SYSTEMD, "db")]
+    assert report.ok
+    assert tree.allowed(1)[0] == Mask.parse("2-5")
+    systemd.realize("db.scope")
+    assert tree.allowed(1)[0] == Mask.parse("2-5")
+
+
+def test_plain_directories_in_a_slice_are_not_told_to_systemd() -> None:
+    tree = kernel()
+    enforcer, _ = slices(tree)
+    enforcer.enforce(target(mixed()))
+    run(tree, f"{SLICE}/db", 1)
+    report = enforcer.enforce(target(mixed()))
+    assert report.ok
+    assert report.recorded == ()
+
+
+def test_a_scope_that_systemd_does_not_know_is_pinned_all_the_same() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    run(tree, f"{SLICE}/db.scope", 1)
+    systemd.active["db.scope"] = "elsewhere.slice/db.scope"
+    report = enforcer.enforce(target(mixed()))
+    assert report.ok
+    assert report.recorded == ()
+    assert tree.allowed(1)[0] == Mask.parse("2-5")
+
+
+def test_an_empty_slice_is_stopped() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    assert enforcer.release(mixed()).removed
+    assert systemd.calls[-1] == ("stop", UNIT)
+    assert not tree.exists(SLICE)
+
+
+def test_a_slice_with_processes_is_never_stopped() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    systemd.start_scope(SLICE, "db.scope", 1)
+    released = enforcer.release(mixed())
+    assert (released.removed, released.processes) == (False, (1,))
+    assert ("stop", UNIT) not in systemd.calls
+    assert enforcer.enforce(target()).ok
+    assert tree.allowed(1)[0] == Mask.parse("0-15")
+
+
+def test_a_slices_directory_that_systemd_has_forgotten_is_removed() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    del systemd.active[UNIT]
+    assert enforcer.release(mixed()).removed
+    assert not tree.exists(SLICE)
+
+
+def test_without_a_bus_the_start_fails_in_one_line() -> None:
+    tree = kernel()
+    broken = FakeSystemd(tree, broken=True)
+    enforcer = Enforcer(tree, layout(Driver.SYSTEMD), SliceCgroups(tree, broken))
+    with pytest.raises(EnforcementStartError, match="cgroupDriver") as caught:
+        enforcer.prepare()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bus_that_breaks_later_costs_the_record_and_not_the_settings() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    systemd.start_scope(SLICE, "db.scope", 1)
+    systemd.broken = True
+    report = enforcer.enforce(target(mixed()))
+    assert tree.allowed(1)[0] == Mask.parse("2-5")
+    assert [p.cause for p in report.remaining] == [Cause.REVERTED_BY_SYSTEMD]
+    assert "may undo" in report.remaining[0].detail
+    assert not enforcer.release(mixed()).removed
+    systemd.broken = False
+    assert enforcer.enforce(target(mixed())).recorded == ("db.scope",)
+
+
+def test_a_slice_that_cannot_be_started_is_reported_with_its_pod() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    systemd.broken = True
+    report = enforcer.enforce(target(mixed()))
+    assert any("cannot start the slice" in line for line in report.by_pod()[mixed().uid])
+    systemd.broken = False
+    assert enforcer.enforce(target(mixed())).ok
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+@dataclass
+class MortalSystemd(FakeSystemd):
+    """The agent dies at its `at`-th question to systemd."""
+
+    at: int = -1
+    asked: int = 0
+
+    def _answer(self) -> None:
+        self.asked += 1
+        if self.asked - 1 == self.at:
+            raise Died
+
+
+def start_and_admit(systemd: FakeSystemd) -> None:
+    tree = systemd.tree
+    enforcer = Enforcer(tree, layout(Driver.SYSTEMD), SliceCgroups(tree, systemd))
+    enforcer.prepare()
+    enforcer.enforce(target(mixed()))
+    systemd.start_scope(SLICE, "db.scope", 1)
+    assert enforcer.enforce(target(mixed())).ok
+
+
+def test_dying_at_any_call_to_systemd_is_made_good_by_the_next_start() -> None:
+    everything = MortalSystemd(kernel())
+    start_and_admit(everything)
+    assert everything.asked >= 10
+    for at in range(everything.asked):
+        tree = kernel()
+        mortal = MortalSystemd(tree, at=at)
+        with pytest.raises(Died):
+            start_and_admit(mortal)
+        restarted = Enforcer(tree, layout(Driver.SYSTEMD), SliceCgroups(tree, mortal))
+        restarted.prepare()
+        assert restarted.repair(target(mixed())).ok
+        if "db.scope" not in mortal.active:
+            mortal.start_scope(SLICE, "db.scope", 1)
+        assert restarted.repair(target(mixed())).ok
+        assert tree.allowed(1)[0] == Mask.parse("2-5")
+        assert read_record(mortal, "db.scope").cpus == Mask.parse("2-5")
+        assert not restarted.repair(target(mixed())).changed
+
+
+def test_only_what_is_wanted_becomes_a_property() -> None:
+    assert to_properties(Record()) == ()
+    assert [p.name for p in to_properties(Record(cpus=Mask.of(1)))] == ["AllowedCPUs"]
+    assert [p.name for p in to_properties(Record(mems=Mask.of(1), cpu_max=CpuMax(1000)))] == [
+        "AllowedMemoryNodes",
+        "CPUQuotaPerSecUSec",
+    ]
+
+
+def test_a_unit_without_a_quota_keeps_the_cpu_controller_by_its_weight() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    systemd.start_scope(SLICE, "db.scope", 2)
+    enforcer.enforce(target(mixed()))
+    assert systemd.unit_property(UNIT, "CPUWeight") == 235
+    assert systemd.unit_property("db.scope", "CPUWeight") == 100

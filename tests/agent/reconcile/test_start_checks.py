@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.reconcile.errors import EnforcementStartError
+from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
+from cgroupfs.names import Driver
+from tests.agent.reconcile.pods import kernel, layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def one_line(caught: pytest.ExceptionInfo[EnforcementStartError]) -> str:
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_missing_mount_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EnforcementStartError) as caught:
+        open_tree(tmp_path / "cgroup")
+    assert one_line(caught).startswith(f"cgroup v2 at {tmp_path}/cgroup: no such directory")
+
+
+def test_a_directory_that_is_no_cgroup_file_system_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnforcementStartError, match="not a cgroup2 file system") as caught:
+        open_tree(tmp_path)
+    one_line(caught)
+
+
+def test_cgroup_v1_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "cpuset").mkdir()
+    with pytest.raises(EnforcementStartError, match="cgroup v1"):
+        open_tree(tmp_path)
+
+
+def test_a_missing_controller_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    (tmp_path / "cgroup.subtree_control").write_text("\n")
+    with pytest.raises(EnforcementStartError, match="cpuset controller") as caught:
+        open_tree(tmp_path, require_kernel=False)
+    one_line(caught)
+
+
+def test_a_usable_tree_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    (tmp_path / "cgroup.subtree_control").write_text("\n")
+    tree = open_tree(tmp_path, require_kernel=False)
+    assert tree.exists("")
+    tree.close()
+
+
+def test_an_unknown_driver_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(EnforcementStartError, match="use systemd or cgroupfs") as caught:
+        make_layout("openrc")
+    one_line(caught)
+
+
+def test_an_unusable_root_is_refused() -> None:
+    with pytest.raises(EnforcementStartError, match="cgroupRoot"):
+        make_layout("systemd", "/a/../b")
+
+
+def test_the_systemd_driver_needs_systemd() -> None:
+    with pytest.raises(EnforcementStartError, match="no connection to systemd"):
+        make_enforcer(kernel(), layout(Driver.SYSTEMD), None)
+
+
+def test_the_cgroupfs_driver_needs_nothing_else() -> None:
+    assert make_enforcer(kernel(), layout(), None).prepare().ok

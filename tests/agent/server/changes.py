@@ -1,0 +1,186 @@
+"""A settled host with pods of every kind, and what can change there: for tests of crashes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from agent.api.documents import BindRequest
+from agent.server.errors import PodNotFoundError
+from cgroupfs.names import Tier
+from sysfs.mask import Mask
+from systemd.properties import allowed_cpus
+from tests.agent.server.sites import held, make_site, pod_of, with_agent, wrongs
+from tests.fakes.effects import Effects
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from agent.config.config import Config
+    from agent.server.controller import Keeper
+    from tests.agent.server.sites import Held, Shown, Site
+    from tests.fakes.effects import Step
+
+
+def _uid(digit: int) -> str:
+    return f"{digit}0000000-2222-3333-4444-555555555555"
+
+
+SHARED, EXCLUSIVE, MIXED, IDS, INIT, NEW, GONE = map(_uid, range(1, 8))
+#: The pods of the settled host.
+PODS: Final = (
+    pod_of("shared", SHARED, "c0~1 c1"),
+    pod_of("exclusive", EXCLUSIVE, "main=2"),
+    pod_of("mixed", MIXED, "own=1 rest", budget="3"),
+    pod_of("ids", IDS, "one=1 two=2"),
+    pod_of("init", INIT, "!first=1 then=1"),
+)
+NEW_POD: Final = pod_of("new", NEW, "own=2 rest more", budget="4")
+#: Containers that only a binding can tell apart.
+NAMELESS: Final = ("cri-containerd-aaa.scope", "cri-containerd-bbb.scope")
+
+
+def settled(config: Config) -> Site:
+    """Return a host on which all pods run and an agent has nothing left to do."""
+    site = make_site(config)
+
+    async def settle(keeper: Keeper) -> None:
+        for pod in PODS:
+            answer = await keeper.admit(pod)
+            assert answer.admitted, answer.refusal
+        for name in ("c0", "c1"):
+            site.start(site.cgroup(SHARED, Tier.BURSTABLE), name)
+        for name in ("own", "rest"):
+            site.start(site.cgroup(MIXED), name)
+        for name in NAMELESS:
+            site.start(site.cgroup(IDS), name)
+        site.start(site.cgroup(EXCLUSIVE), "main")
+        site.start(site.cgroup(INIT), "first")
+        await keeper.reconcile()
+        assert wrongs(site, keeper) == []
+
+    with_agent(site, settle)
+    return site
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that is asked of an agent, after what `provoke` did to the host."""
+
+    ask: Callable[[Keeper, Site], Awaitable[object]]
+    provoke: Callable[[Site], None] = lambda _: None
+
+    async def again(self, keeper: Keeper, site: Site) -> None:
+        """Ask again, not knowing what became of it the first time."""
+        try:
+            await self.ask(keeper, site)
+        except PodNotFoundError:
+            return
+
+
+def _end(*names: str) -> Callable[[Site], None]:
+    def provoke(site: Site) -> None:
+        for name in names:
+            site.end(site.container(site.cgroup(MIXED), name))
+
+    return provoke
+
+
+def _drift(site: Site) -> None:
+    """Let others undo settings of every kind while no agent looks; one more container starts."""
+    exclusive, mixed, gone = (site.cgroup(uid) for uid in (EXCLUSIVE, MIXED, GONE))
+    inside = site.container(exclusive, "main")
+    for path, file, value in (
+        (exclusive, "cpuset.cpus", "0-15"),
+        (exclusive, "cpu.max", "50000 100000"),
+        (inside, "cpuset.cpus", "0-7"),
+        (inside, "cpuset.mems", "0-1"),
+        (mixed, "cgroup.subtree_control", "-cpuset"),
+    ):
+        site.kernel.write(path, file, value)
+    if site.systemd is None:
+        site.kernel.mkdir(gone)
+    else:
+        shared = site.cgroup(SHARED, Tier.BURSTABLE).rpartition("/")[2]
+        site.systemd.daemon_reload()
+        site.systemd.set_properties(shared, [allowed_cpus(Mask.parse("0-15"))])
+        site.systemd.start_transient(gone.rpartition("/")[2], ())
+    site.end(site.start(gone, "left"))
+    site.start(site.cgroup(INIT), "then")
+
+
+async def _bind(keeper: Keeper, site: Site) -> object:
+    path = site.container(site.cgroup(IDS), NAMELESS[0])
+    return await keeper.bind(IDS, "one", BindRequest(cgroup=f"/{path}"))
+
+
+def _bind_elsewhere(site: Site) -> None:
+    """Bind a container to a cgroup that is not in its pod's."""
+    bound = site.start_elsewhere("service")
+    request = BindRequest(cgroup=f"/{bound}")
+    with_agent(site, lambda keeper: keeper.bind(EXCLUSIVE, "main", request))
+
+
+CHANGES: Final = {
+    "admit": Change(lambda keeper, _: keeper.admit(NEW_POD)),
+    "remove": Change(lambda keeper, _: keeper.remove(MIXED), _end("own", "rest")),
+    "remove-running": Change(lambda keeper, _: keeper.remove(MIXED)),
+    "remove-bound": Change(lambda keeper, _: keeper.remove(EXCLUSIVE), _bind_elsewhere),
+    "bind": Change(_bind),
+    "repair": Change(lambda keeper, _: keeper.reconcile(), _drift),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What is held, and what the kernel and systemd show when that is in force."""
+
+    held: Held
+    shown: Shown
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """A change on a host that is ready for it: its steps, its answer, and both ends it may have."""
+
+    change: Change
+    scene: Site
+    steps: tuple[Step, ...]
+    answer: object
+    before: End
+    after: End
+
+    def starts(self) -> tuple[Held, Held]:
+        """Return what may be held before the kernel is compared with it."""
+        saved = self.scene.saved()
+        assert saved is not None
+        return held(saved), self.after.held
+
+    def end(self, what: Held) -> End | None:
+        """Return the end at which this is held."""
+        return next((end for end in (self.after, self.before) if end.held == what), None)
+
+
+def rehearse(change: Change, host: Site, *, looks: bool = False) -> Play:
+    """Play a change to its end, without any trouble; the host stays as it is."""
+    scene = host.copy()
+    change.provoke(scene)
+    quiet, done, effects = scene.copy(), scene.copy(), Effects(looks=looks)
+
+    async def compare(keeper: Keeper) -> End:
+        await keeper.reconcile()
+        assert wrongs(quiet, keeper) == []
+        return End(held(keeper.state.held), quiet.shown())
+
+    async def play(keeper: Keeper) -> tuple[object, End]:
+        answer = await change.ask(keeper, done)
+        shown, steps = done.shown(), tuple(effects.log)
+        await keeper.reconcile()
+        assert wrongs(done, keeper) == []
+        assert done.shown() == shown, "the change leaves nothing for later"
+        effects.log[:] = steps
+        return answer, End(held(keeper.state.held), shown)
+
+    before = with_agent(quiet, compare)
+    answer, after = with_agent(done, play, effects)
+    return Play(change, scene, tuple(effects.log), answer, before, after)

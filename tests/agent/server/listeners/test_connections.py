@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from agent.server.listeners import connections
+from agent.server.listeners.connections import TURNS, Connections
+from agent.server.listeners.limits import Caller, Limit, Limits
+from agent.server.listeners.messages import Request, Response
+from agent.server.listeners.sockets import Address, open_tcp, tls_context
+from tests.agent.server.support import in_loop
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+#: One caller for all who come over TCP; the tests of limits need more than one.
+SOMEBODY = Caller("somebody")
+REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+FOREVER = 3600.0
+#: More than any of these tests sends.
+BYTES = Limit(1 << 30, 1 << 30)
+#: Shorter than anybody would wait, so that a test need not.
+AT_ONCE = 0.05
+
+
+def limits(
+    connections: int, *, idle: float = FOREVER, head: float = FOREVER, cut_answers: bool = True
+) -> Limits:
+    bound = Limit(everyone=connections, caller=connections)
+    return Limits(bound, bound, BYTES, BYTES, head, idle, cut_answers=cut_answers)
+
+
+class Door:
+    """A listener on 127.0.0.1 that answers with `answer` once `free` is set."""
+
+    def __init__(self) -> None:
+        self.answer = b"hello"
+        self.free = asyncio.Event()
+        self.free.set()
+        self.asked = asyncio.Event()
+        self.port = 0
+        self.caller = SOMEBODY
+        self.handled: Callable[[], None] = lambda: None
+
+    async def handle(self, _request: Request) -> Response:
+        self.handled()
+        self.asked.set()
+        await self.free.wait()
+        return Response(self.answer)
+
+    async def enter(self) -> Ends:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+@asynccontextmanager
+async def opened(limits: Limits, tls: ssl.SSLContext | None = None) -> AsyncIterator[Door]:
+    door = Door()
+    listening = open_tcp(Address("127.0.0.1", 0))
+    door.port = listening.getsockname()[1]
+    doors = Connections(door.handle, listening, limits, lambda _: door.caller, tls)
+    doors.start()
+    try:
+        yield door
+    finally:
+        door.free.set()
+        await doors.stop(AT_ONCE)
+
+
+async def answered(ends: Ends) -> bool:
+    """Ask, and tell whether the answer is there."""
+    reader, writer = ends
+    writer.write(REQUEST)
+    return (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+
+
+async def left(ends: Ends) -> None:
+    ends[1].close()
+    await ends[1].wait_closed()
+
+
+async def ended(ends: Ends) -> bytes:
+    """Return what comes until the other side ends the connection."""
+    try:
+        return await ends[0].read()
+    except ConnectionResetError:
+        return b""
+
+
+@in_loop
+async def test_one_more_than_may_connect_takes_the_place_of_the_longest_idle() -> None:
+    async with opened(limits(2)) as door:
+        first, second = await door.enter(), await door.enter()
+        assert await answered(first)
+        assert await answered(second)
+        assert await answered(first)  # so the second is idle for longer
+        third = await door.enter()
+        assert await answered(third)
+        assert await ended(second) == b""
+        assert await answered(first)
+        for ends in (first, second, third):
+            await left(ends)
+
+
+@in_loop
+async def test_silent_strangers_lock_out_neither_each_other_nor_root() -> None:
+    async with opened(limits(4)) as door:
+        silent = [await door.enter() for _ in range(12)]
+        visitor = await door.enter()
+        assert await answered(visitor)
+        door.caller = Caller("root", privileged=True)
+        roots = [await door.enter() for _ in range(4)]
+        for ends in roots:
+            assert await answered(ends)
+        assert await answered(visitor)  # root took nobody's place
+        assert [await ended(ends) for ends in silent[:9]] == [b""] * 9
+        for ends in (*silent, visitor, *roots):
+            await left(ends)
+
+
+@in_loop
+async def test_who_waits_for_answers_everywhere_is_told_so_where_answers_matter() -> None:
+    async with opened(limits(2, cut_answers=False)) as door:
+        door.free.clear()
+        patient = [await door.enter() for _ in range(2)]
+        for ends in patient:
+            door.asked.clear()
+            ends[1].write(REQUEST)
+            await door.asked.wait()
+        with capture_logs() as said:
+            too_many = await door.enter()
+            answer = await ended(too_many)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"somebody holds 2 connections" in answer
+        assert [(line["event"], line["held"]) for line in said] == [("too many connections", 2)]
+        door.free.set()
+        for ends in patient:
+            assert (await ends[0].readline()).startswith(b"HTTP/1.1 200")
+        for ends in (*patient, too_many):
+            await left(ends)
+
+
+@in_loop
+async def test_requests_in_a_row_of_many_leave_turns_to_everybody_else() -> None:
+    async with opened(limits(3 * TURNS)) as door:
+        loop = asyncio.get_running_loop()
+        begun = [0]
+
+        def next_turn() -> None:
+            begun.append(0)
+            loop.call_soon(next_turn)
+
+        door.handled = lambda: begun.__setitem__(-1, begun[-1] + 1)
+        pipelining = [await door.enter() for _ in range(3 * TURNS)]
+        loop.call_soon(next_turn)
+        for _, writer in pipelining:
+            writer.write(REQUEST * 20)
+        for reader, _ in pipelining:
+            for _ in range(20):
+                await reader.readuntil(b"hello")
+        assert sum(begun) == 60 * TURNS
+        assert max(begun) == TURNS
+        for ends in pipelining:
+            await left(ends)
+
+
+@in_loop
+async def test_who_sends_no_whole_request_is_closed_and_makes_room() -> None:
+    async with opened(limits(1, head=AT_ONCE)) as door:
+        slow = await door.enter()
+        slow[1].write(REQUEST[:-2])
+        assert await ended(slow) == b""
+        next_one = await door.enter()
+        assert await answered(next_one)
+        await left(slow)
+        await left(next_one)
+
+
+@in_loop
+async def test_who_asks_nothing_any_more_is_closed() -> None:
+    async with opened(limits(1, idle=AT_ONCE)) as door:
+        visitor = await door.enter()
+        assert await answered(visitor)
+        assert await ended(visitor) == b""
+        await left(visitor)
+
+
+@in_loop
+async def test_who_begins_a_head_after_an_answer_has_only_the_time_of_a_head() -> None:
+    async with opened(limits(1, head=AT_ONCE)) as door:
+        slow = await door.enter()
+        assert await answered(slow)
+        slow[1].write(REQUEST[:-2])
+        assert await ended(slow) == b""
+        await left(slow)
+
+
+@in_loop
+async def test_who_does_not_take_the_answer_is_closed() -> None:
+    async with opened(limits(1, idle=AT_ONCE)) as door:
+        door.answer = bytes(64 << 20)
+        with socket.create_connection(("127.0.0.1", door.port)) as deaf:
+            deaf.sendall(REQUEST)
+            await door.asked.wait()
+            door.answer = b"hello"
+            next_one = await door.enter()
+            assert await answered(next_one)
+            await left(next_one)
+
+
+@in_loop
+async def test_who_waits_for_an_answer_is_not_idle() -> None:
+    async with opened(limits(2, head=AT_ONCE)) as door:
+        door.free.clear()
+        patient = await door.enter()
+        patient[1].write(REQUEST)
+        await door.asked.wait()
+        idle = await door.enter()
+        assert await ended(idle) == b""  # which came later and was closed in its time
+        door.free.set()
+        assert (await patient[0].readline()).startswith(b"HTTP/1.1 200")
+        await left(patient)
+        await left(idle)
+
+
+@in_loop
+async def test_a_tls_handshake_that_never_comes_makes_room(certificate: Path) -> None:
+    tls = tls_context(Address("127.0.0.1", 0, certificate, certificate))
+    async with opened(limits(1, head=AT_ONCE), tls) as door:
+        for _ in range(3):
+            silent = await door.enter()
+            assert await ended(silent) == b""
+            await left(silent)
+        garbage = await door.enter()
+        garbage[1].write(b"no handshake at all")
+        await ended(garbage)
+        await left(garbage)
+
+
+@in_loop
+async def test_a_host_without_descriptors_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "PAUSE_SECONDS", 0.0)
+    loop = asyncio.get_running_loop()
+    accept = loop.sock_accept
+    refusals = [errno.EMFILE, errno.ECONNABORTED]
+
+    async def refusing(listening: socket.socket) -> tuple[socket.socket, object]:
+        if refusals:
+            number = refusals.pop(0)
+            raise OSError(number, os.strerror(number))
+        return await accept(listening)
+
+    monkeypatch.setattr(loop, "sock_accept", refusing)
+    with capture_logs() as said:
+        async with opened(limits(1)) as door:
+            visitor = await door.enter()
+            assert await answered(visitor)
+            await left(visitor)
+    assert not refusals
+    assert [line["reason"] for line in said] == ["Too many open files"]
+
+
+@in_loop
+async def test_after_the_end_nobody_is_let_in() -> None:
+    async with opened(limits(1)) as door:
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        await door.enter()

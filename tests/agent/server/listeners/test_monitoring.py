@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+from msgspec.structs import replace
+
+from agent.config.config import MetricsConfig
+from tests.agent.server.support import in_loop, manifest, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.agent.server.support import Running, World
+
+
+async def fetch(agent: Running, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
+    scheme = "http" if tls is None else "https"
+    async with aiohttp.ClientSession() as session:
+        url = f"{scheme}://127.0.0.1:{agent.port}{path}"
+        response = await session.get(url, ssl=tls if tls is not None else True)
+        return response.status, await response.text()
+
+
+@in_loop
+async def test_metrics_are_those_of_the_moment_of_the_scrape(world: World) -> None:
+    async with running(world) as agent:
+        _, before = await fetch(agent, "/metrics")
+        await agent.ask(agent.client.admit, manifest())
+        status, after = await fetch(agent, "/metrics")
+    assert status == 200
+    assert "kubelet_cpu_manager_exclusive_cpu_allocation_count 0.0" in before
+    assert "kubelet_cpu_manager_exclusive_cpu_allocation_count 2.0" in after
+    assert "numawarden_pods 1.0" in after
+    assert "process_resident_memory_bytes" in after
+
+
+@in_loop
+async def test_a_working_agent_is_healthy_and_ready(world: World) -> None:
+    async with running(world) as agent:
+        assert await fetch(agent, "/healthz") == (200, "ok\n")
+        assert await fetch(agent, "/readyz") == (200, "ok\n")
+
+
+@in_loop
+async def test_an_agent_that_does_not_compare_is_not_healthy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(world) as agent:
+        monkeypatch.setattr(agent.keeper, "reconcile", asyncio.Event().wait)
+        world.clock.advance(300)
+        status, text = await fetch(agent, "/healthz")
+    assert status == 503
+    assert "the last comparison with the kernel was 300 s ago" in text
+
+
+@in_loop
+async def test_an_agent_that_restores_is_not_ready(world: World) -> None:
+    async with running(world) as agent:
+        agent.keeper.state.ready = False
+        assert (await fetch(agent, "/readyz"))[0] == 503
+
+
+@in_loop
+async def test_nothing_can_be_changed_there(world: World) -> None:
+    async with running(world) as agent, aiohttp.ClientSession() as session:
+        base = f"http://127.0.0.1:{agent.port}"
+        for path in ("/v1/pods", "/metrics", "/healthz"):
+            response = await session.post(base + path, data=manifest())
+            assert response.status in (404, 405)
+        assert not agent.keeper.state.ledger.grants
+
+
+@in_loop
+async def test_with_a_certificate_it_speaks_tls_alone(world: World, certificate: Path) -> None:
+    metrics = MetricsConfig(port=0, tls_certificate=certificate, tls_key=certificate)
+    world.config = replace(world.config, agent=replace(world.config.agent, metrics=metrics))
+    trusting = ssl.create_default_context(cafile=certificate)
+    async with running(world) as agent:
+        assert (await fetch(agent, "/readyz", trusting))[0] == 200
+        with pytest.raises(aiohttp.ClientError):
+            await fetch(agent, "/readyz")
+
+
+@in_loop
+async def test_many_scrapes_within_a_second_without_a_change_are_one_rendering(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(world) as agent:
+        renderings = 0
+        render = agent.keeper.metrics.render
+
+        def counted() -> bytes:
+            nonlocal renderings
+            renderings += 1
+            return render()
+
+        monkeypatch.setattr(agent.keeper.metrics, "render", counted)
+        world.clock.advance(1)
+        texts = [await fetch(agent, "/metrics") for _ in range(5)]
+        assert (renderings, len(set(texts))) == (1, 1)
+        world.clock.advance(0.9)
+        await fetch(agent, "/metrics")
+        assert renderings == 1
+        world.clock.advance(0.1)
+        await fetch(agent, "/metrics")
+        assert renderings == 2
+
+
+@in_loop
+async def test_a_scrape_after_a_change_shows_it_at_once(world: World) -> None:
+    async with running(world) as agent:
+        shown = []
+        for ask in (None, agent.client.reconcile, agent.client.reconcile):
+            if ask is not None:
+                await agent.ask(ask)
+            _, text = await fetch(agent, "/metrics")
+            shown += [
+                line for line in text.splitlines() if "reconcile_duration_seconds_count" in line
+            ]
+    counts = [float(line.split()[1]) for line in shown]
+    assert [count - counts[0] for count in counts] == [0, 1, 2]

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.server.errors import StartError
+from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_the_socket_is_for_its_owner_and_group_alone(tmp_path: Path) -> None:
+    listening = open_unix(tmp_path / "a.sock", None)
+    assert listening.path.stat().st_mode & 0o777 == 0o660
+    listening.close()
+    assert not listening.path.exists()
+
+
+def test_the_agents_own_group_needs_no_chown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", forbidden)
+    group = tmp_path.stat().st_gid
+    listening = open_unix(tmp_path / "a.sock", group)
+    listening.close()
+    with pytest.raises(StartError, match="Operation not permitted"):
+        open_unix(tmp_path / "a.sock", group + 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_umask_is_as_before(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        open_unix(tmp_path / "a.sock", None).close()
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+
+
+def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    open_unix(path, None).close()
+
+
+def test_a_socket_in_use_is_left_alone_and_said_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    first = open_unix(path, None)
+    with pytest.raises(StartError) as refused:
+        open_unix(path, None)
+    assert str(refused.value) == (
+        f"socket {path}: in use; stop the agent that uses it, or name another path"
+    )
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+    first.close()
+
+
+def test_a_socket_in_use_is_not_taken_for_stale_because_it_is_busy(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as client:
+        busy.bind(str(path))
+        busy.listen(0)
+        client.connect(str(path))
+        with pytest.raises(StartError, match="in use"):
+            open_unix(path, None)
+        assert path.exists()
+
+
+def test_a_file_of_that_name_is_never_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    path.write_text("mine")
+    with pytest.raises(StartError, match="a file of that name exists"):
+        open_unix(path, None)
+    assert path.read_text() == "mine"
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StartError, match="a file of that name exists"):
+        open_unix(path, None)
+
+
+def test_a_missing_directory_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="No such file or directory; create the directory: inst"):
+        open_unix(tmp_path / "no" / "a.sock", None)
+
+
+def test_a_directory_in_which_others_could_replace_the_socket_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(StartError, match=r"can be written by others \(mode 0777\); close it"):
+        open_unix(tmp_path / "a.sock", None)
+
+
+def test_a_directory_above_in_which_others_could_replace_it_is_refused(tmp_path: Path) -> None:
+    inner = tmp_path / "run"
+    inner.mkdir(mode=0o755)
+    tmp_path.chmod(0o777)
+    with pytest.raises(StartError, match=f"{tmp_path} can be written by others"):
+        open_unix(inner / "a.sock", None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 4242, -1)
+    with pytest.raises(StartError, match=f"{tmp_path} belongs to user 4242; give it to root"):
+        open_unix(tmp_path / "a.sock", None)
+
+
+def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="longer than 107 bytes"):
+        open_unix(tmp_path / ("a" * 120), None)
+
+
+def test_a_socket_that_another_process_put_there_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    first = open_unix(path, None)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        first.close()
+        assert path.exists()
+
+
+def test_closing_a_socket_whose_file_is_gone_is_fine(tmp_path: Path) -> None:
+    listening = open_unix(tmp_path / "a.sock", None)
+    listening.path.unlink()
+    listening.close()
+
+
+def test_an_unknown_group_is_named_with_the_remedy() -> None:
+    with pytest.raises(StartError, match="groupadd --system no-such-group"):
+        group_id("no-such-group")
+
+
+def test_a_known_group_is_found() -> None:
+    assert group_id("root") == 0
+
+
+def test_a_port_in_use_is_said_in_a_line() -> None:
+    with open_tcp(Address("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(StartError) as refused:
+            open_tcp(Address("127.0.0.1", port))
+    assert str(refused.value) == (
+        f"metrics listener 127.0.0.1:{port}: Address already in use; "
+        "stop what listens there, or name another address"
+    )
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(StartError, match="Cannot assign requested address"):
+        open_tcp(Address("192.0.2.1", 0))
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(StartError, match="name an address of this machine"):
+        open_tcp(Address("not an address", 1))
+
+
+def test_ipv6_addresses_are_written_in_brackets() -> None:
+    assert str(Address("::1", 9464)) == "[::1]:9464"
+
+
+def test_without_a_certificate_there_is_no_tls() -> None:
+    assert tls_context(Address("127.0.0.1", 0)) is None
+
+
+def test_a_bad_certificate_is_said_in_a_line(tmp_path: Path) -> None:
+    bad = tmp_path / "cert.pem"
+    bad.write_text("nothing")
+    with pytest.raises(StartError, match=r"TLS certificate .*cert\.pem: .*; name a PEM"):
+        tls_context(Address("127.0.0.1", 0, bad, bad))
+    with pytest.raises(StartError, match="No such file or directory"):
+        tls_context(Address("127.0.0.1", 0, tmp_path / "none", tmp_path / "none"))
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o660])
+def test_a_key_that_others_can_read_or_write_is_refused(certificate: Path, mode: int) -> None:
+    key = certificate.with_name(f"key-{mode:o}.pem")
+    key.write_bytes(certificate.read_bytes())
+    key.chmod(mode)
+    with pytest.raises(StartError, match=rf"TLS key .*{key.name}.*\(mode 0{mode:o}\); close it"):
+        tls_context(Address("127.0.0.1", 0, certificate, key))
+
+
+def test_a_key_that_its_group_can_read_is_fine(certificate: Path) -> None:
+    key = certificate.with_name("key-of-a-group.pem")
+    key.write_bytes(certificate.read_bytes())
+    key.chmod(0o640)
+    assert tls_context(Address("127.0.0.1", 0, certificate, key)) is not None
+
+
+def test_nobody_is_asked_for_the_password_of_a_key(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def load(*_: object, password: Callable[[], str]) -> None:
+        asked.append(password())
+        raise ssl.SSLError(1, "bad decrypt")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    monkeypatch.setattr(ssl, "create_default_context", lambda _: context)
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load)
+    with pytest.raises(StartError, match="unencrypted key"):
+        tls_context(Address("127.0.0.1", 0, certificate, certificate))
+    assert asked == [""]
+
+
+def test_a_certificate_and_its_key_give_tls_of_today(certificate: Path) -> None:
+    context = tls_context(Address("127.0.0.1", 0, certificate, certificate))
+    assert context is not None
+    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2

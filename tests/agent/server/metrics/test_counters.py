@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.managers.decision import ALLOCATIONS, CPU_PINNING_REQUESTS, MetricSpec, MetricType
+from agent.server.metrics import names
+from agent.server.metrics.counters import Counters, Histogram, UnknownCounterError
+
+
+def test_known_label_values_are_there_from_the_start() -> None:
+    counters = Counters()
+    families = {family.name: family for family in counters.families()}
+    samples = families["resource_manager_container_assignments"].samples
+    assert len(samples) == 6
+    assert {sample.value for sample in samples} == {0}
+
+
+def test_what_a_decision_caused_is_added() -> None:
+    counters = Counters()
+    key = ("resource_manager_allocations_total", ("cpu", "pod"))
+    counters.add_all({key: 2, ("kubelet_cpu_manager_pinning_requests_total", ()): 1})
+    counters.add_all({key: 1})
+    assert counters.value(ALLOCATIONS, "cpu", "pod") == 3
+    assert counters.value(ALLOCATIONS, "cpu", "node") == 0
+    assert counters.value(CPU_PINNING_REQUESTS) == 1
+
+
+def test_label_values_that_were_not_known_appear_when_they_happen() -> None:
+    counters = Counters()
+    counters.add(names.REFUSALS, "TopologyAffinityError")
+    assert counters.value(names.REFUSALS, "TopologyAffinityError") == 1
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("no_such_counter", ()),
+        ("resource_manager_allocations_total", ("cpu",)),
+        ("numawarden_pods", ()),
+    ],
+)
+def test_a_counter_that_is_not_in_the_table_is_an_error(key: tuple[str, tuple[str, ...]]) -> None:
+    with pytest.raises(UnknownCounterError):
+        Counters().add_key(key, 1)
+
+
+def test_observations_are_counted_in_the_first_bucket_that_holds_them() -> None:
+    metric = MetricSpec("d_seconds", MetricType.HISTOGRAM, "x.", buckets=(1.0, 2.0))
+    histogram = Histogram(metric)
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(value)
+    samples = {
+        (sample.name, sample.labels.get("le")): sample.value
+        for sample in histogram.family().samples
+    }
+    assert samples["d_seconds_bucket", "1"] == 2
+    assert samples["d_seconds_bucket", "2"] == 3
+    assert samples["d_seconds_bucket", "+Inf"] == 4
+    assert samples["d_seconds_count", None] == 4
+    assert samples["d_seconds_sum", None] == 12.0

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.managers.decision import CONTAINER_ASSIGNMENTS
+from agent.server.metrics import names
+from agent.server.metrics.exposition import CONTENT_TYPE, Metrics
+from tests.agent.server.metrics.test_gauges import RULES, reading
+
+
+def rendered() -> str:
+    metrics = Metrics(lambda: reading(RULES.empty_ledger()))
+    metrics.counters.add(CONTAINER_ASSIGNMENTS, "cpu", "pod_shared")
+    metrics.admission_duration.observe(0.02)
+    return metrics.render().decode()
+
+
+def test_a_counter_without_total_keeps_its_name_and_type() -> None:
+    lines = rendered().splitlines()
+    name = "resource_manager_container_assignments"
+    assert f"# TYPE {name} counter" in lines
+    assert f'{name}{{assignment_type="pod_shared",resource_name="cpu"}} 1.0' in lines
+    assert not any(f"{name}_total" in line for line in lines)
+
+
+def test_every_name_of_the_table_stands_in_the_text_with_its_type() -> None:
+    lines = rendered().splitlines()
+    for metric in names.ALL:
+        assert f"# TYPE {metric.name} {metric.type}" in lines
+        assert any(line.startswith(f"# HELP {metric.name} ") for line in lines)
+
+
+def test_the_text_is_what_a_scraper_can_read_and_names_nothing_twice() -> None:
+    families = list(text_string_to_metric_families(rendered()))
+    listed = [family.name for family in families]
+    assert len(set(listed)) == len(listed)
+    assert "_created" not in rendered()
+
+
+def test_the_process_itself_is_measured() -> None:
+    assert "process_resident_memory_bytes" in rendered()
+
+
+def test_the_format_is_the_one_that_allows_such_counters() -> None:
+    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.managers import admission
+from agent.managers.effective_policy import Rules, shared_pool
+from agent.managers.machine import Machine
+from agent.managers.policy import (
+    CpuManagerPolicy,
+    CpuPolicy,
+    MemoryManagerPolicy,
+    MemoryPolicy,
+    NodeFit,
+    PluginDevice,
+    Policy,
+)
+from agent.pods.manifest import load_pod
+from agent.server.metrics import names
+from agent.server.metrics.gauges import Reading, families, samples
+from sysfs.described.shapes import regular_host
+from sysfs.mask import Mask
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import CONTAINER, make_rules
+from tests.agent.pods import pods
+from tests.agent.pods.pods import app, guaranteed, pod
+from tests.agent.server.support import manifest
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import Ledger
+    from agent.pods.model import Container
+
+GIB = 1 << 30
+HOST = regular_host(packages=2, cores_per_node=4, hugepages=((2 << 20, 512),))
+POLICY = Policy(
+    cpu=CpuPolicy(CpuManagerPolicy.STATIC, reserved=Mask.of(0, 8)),
+    memory=MemoryPolicy(
+        MemoryManagerPolicy.STATIC, MappingProxyType({0: MappingProxyType({"memory": GIB})})
+    ),
+    devices=MappingProxyType(
+        {"example.org/nic": (PluginDevice("a"), PluginDevice("b", healthy=False))}
+    ),
+)
+RULES = Rules(Machine.of(HOST), POLICY)
+
+
+def reading(ledger: Ledger) -> Reading:
+    return Reading("1.2.3", HOST, RULES, ledger, shared_pool(RULES, ledger))
+
+
+def values(at: Reading) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {(sample.metric.name, sample.labels): sample.value for sample in samples(at)}
+
+
+def admitted() -> Ledger:
+    wanted = load_pod(manifest(cpu="2", memory="3Gi"), "test")
+    decision = admission.admit(RULES, RULES.empty_ledger(), wanted)
+    assert decision.admitted
+    return decision.ledger
+
+
+def test_what_is_held_is_what_the_ledger_says() -> None:
+    now = values(reading(admitted()))
+    assert now["kubelet_cpu_manager_exclusive_cpu_allocation_count", ()] == 2
+    assert now["kubelet_cpu_manager_shared_pool_size_millicores", ()] == 14_000
+    assert now["kubelet_cpu_manager_allocation_per_numa", ("0",)] == 2
+    assert now["kubelet_cpu_manager_allocation_per_numa", ("1",)] == 0
+    assert now["numawarden_pods", ()] == 1
+    assert now["numawarden_containers", ("container",)] == 1
+    assert now["numawarden_containers", ("host",)] == 0
+    assert now["numawarden_cpus", ("exclusive",)] == 2
+    assert now["numawarden_cpus", ("shared",)] == 14
+    assert now["numawarden_node_memory_bytes", ("0", "memory", "held")] == 3 * GIB
+
+
+def test_every_cpu_and_byte_of_a_node_is_held_reserved_or_free() -> None:
+    now = values(reading(admitted()))
+    states = ("held", "reserved", "free")
+    for node in HOST.nodes:
+        cpus = [now["numawarden_node_cpus", (str(node.id), state)] for state in states]
+        assert sum(cpus) == len(node.cpus)
+        memory = [
+            now["numawarden_node_memory_bytes", (str(node.id), kind, state)]
+            for kind in ("memory", "hugepages-2Mi")
+            for state in states
+        ]
+        assert sum(memory) == node.memory_bytes
+    assert now["numawarden_node_cpus", ("0", "reserved")] == 2
+    assert now["numawarden_node_memory_bytes", ("0", "memory", "reserved")] == GIB
+
+
+def test_memory_that_is_not_known_is_not_told() -> None:
+    host = replace(HOST, nodes=(HOST.nodes[0], replace(HOST.nodes[1], memory_bytes=None)))
+    rules = Rules(Machine.of(host), replace(POLICY, memory=MemoryPolicy()))
+    now = values(replace(reading(admitted()), host=host, rules=rules))
+    told = {labels[0] for name, labels in now
+            if name == "numawarden_node_memory_bytes" and labels[1] == "memory"}  # fmt: skip
+    assert told == {"0"}
+
+
+def test_nothing_stays_behind_when_the_pod_is_gone() -> None:
+    ledger = admitted()
+    (uid,) = ledger.grants
+    before = values(reading(RULES.empty_ledger()))
+    assert values(reading(admission.remove(RULES, ledger, uid))) == before
+
+
+def test_budget_that_no_container_can_use_is_the_sum_over_pods_and_goes_with_them() -> None:
+    rules = make_rules()
+    two = guaranteed("cpu=2 memory=1Gi")
+    ledger = rules.empty_ledger()
+    for uid in ("a", "b"):
+        lonely = pod(app("c", two), of_pod=guaranteed("cpu=5 memory=4Gi"), uid=uid)
+        ledger = admission.admit(rules, ledger, lonely).ledger
+
+    def unused(of: Ledger) -> tuple[float, float]:
+        now = values(Reading("1", HOST, rules, of, shared_pool(rules, of)))
+        memory = now["numawarden_unused_budget_memory_bytes", ("memory",)]
+        return now["numawarden_unused_budget_cpus", ()], memory
+
+    assert unused(ledger) == (6, 6 * GIB)
+    assert unused(admission.remove(rules, ledger, "a")) == (3, 3 * GIB)
+    assert unused(rules.empty_ledger()) == (0, 0)
+
+
+def test_devices_that_are_not_healthy_are_not_free() -> None:
+    now = values(reading(RULES.empty_ledger()))
+    assert now["numawarden_devices", ("example.org/nic", "free")] == 1
+    held = replace(
+        RULES.empty_ledger(), devices=MappingProxyType({"example.org/nic": frozenset("a")})
+    )
+    now = values(reading(held))
+    assert now["numawarden_devices", ("example.org/nic", "held")] == 1
+    assert now["numawarden_devices", ("example.org/nic", "free")] == 0
+
+
+def test_what_pods_may_request_and_do_request_is_told_in_the_same_units() -> None:
+    rules = replace(RULES, policy=replace(POLICY, fit=NodeFit({"cpu": 1500, "memory": GIB})))
+    now = values(replace(reading(admitted()), rules=rules))
+    found = {name: {labels[0]: now[each] for each in now for labels in [each[1]] if each[0] == name}
+             for name in ("numawarden_allocatable", "numawarden_requested")}  # fmt: skip
+    assert found["numawarden_allocatable"] == {
+        "cpu": 14_500,
+        "memory": 29 * GIB,
+        "hugepages-2Mi": 2 * GIB,
+        "example.org/nic": 1,
+        "pods": 110,
+    }
+    assert found["numawarden_requested"] == {
+        "cpu": 2000,
+        "memory": 3 * GIB,
+        "hugepages-2Mi": 0,
+        "example.org/nic": 0,
+        "pods": 1,
+    }
+
+
+def test_without_node_fit_nothing_is_told_of_what_pods_may_request() -> None:
+    now = values(reading(admitted()))
+    assert not [name for name, _ in now if name == "numawarden_allocatable"]
+    assert now["numawarden_requested", ("cpu",)] == 2000
+
+
+def test_the_service_tells_how_it_is() -> None:
+    at = replace(
+        reading(RULES.empty_ledger()),
+        unenforced_pods=2,
+        problems=3,
+        manifests=MappingProxyType({"invalid": 1}),
+        last_reconcile=123.5,
+    )
+    now = values(at)
+    assert now["numawarden_unenforced_pods", ()] == 2
+    assert now["numawarden_problems", ()] == 3
+    assert now["numawarden_manifests", ("invalid",)] == 1
+    assert now["numawarden_reconcile_last_success_timestamp_seconds", ()] == 123.5
+    assert now["numawarden_build_info", ("1.2.3",)] == 1
+
+
+def test_every_gauge_of_the_table_is_exported() -> None:
+    exported = {family.name for family in families(reading(RULES.empty_ledger()))}
+    assert exported == {metric.name for metric in names.GAUGES}
+
+
+class TestAssignments:
+    """What containers hold now, read off the ledger: the same after a restart."""
+
+    GUARANTEED = guaranteed("cpu=2 memory=1Gi")
+    FRACTION = guaranteed("cpu=500m memory=1Gi")
+
+    def counted(self, rules: Rules, *containers: Container) -> dict[str, float]:
+        """Return what is not zero, as `cpu node_exclusive`."""
+        ledger = with_pod(rules, pods.pod(*containers, of_pod=guaranteed("cpu=4 memory=4Gi")))
+        now = Reading("1", regular_host(), rules, ledger, shared_pool(rules, ledger))
+        return {
+            " ".join(sample.labels): sample.value
+            for sample in samples(now)
+            if sample.metric is names.ASSIGNED_CONTAINERS and sample.value
+        }
+
+    def test_of_a_budget_slices_and_the_pods_pool_are_told_apart(self) -> None:
+        mixed = (
+            pods.app("a", self.GUARANTEED),
+            pods.app("b", self.FRACTION),
+            pods.app("c"),
+            pods.app("d", pods.resources("cpu=1", "cpu=1 memory=2Gi")),
+        )
+        assert self.counted(make_rules(), *mixed) == {
+            "cpu pod_exclusive": 1,
+            "cpu pod_shared": 3,
+            "memory pod_exclusive": 2,
+            "memory pod_shared": 2,
+        }
+
+    def test_in_container_scope_the_others_run_in_the_nodes_pool(self) -> None:
+        rules = make_rules(scope=CONTAINER)
+        mixed = pods.app("a", self.GUARANTEED), pods.app("b", self.FRACTION), pods.app("c")
+        assert self.counted(rules, *mixed) == {
+            "cpu node_exclusive": 1,
+            "cpu shared": 2,
+            "memory node_exclusive": 2,
+            "memory shared": 1,
+        }
+
+    def test_every_kind_is_exported_before_there_is_a_pod(self) -> None:
+        now = values(reading(RULES.empty_ledger()))
+        kinds = [key[1] for key in now if key[0] == "numawarden_container_assignments"]
+        assert kinds == [
+            (resource, kind)
+            for resource in ("cpu", "memory")
+            for kind in ("node_exclusive", "pod_exclusive", "pod_shared", "shared")
+        ]

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agent.managers.admission import admit
+from agent.managers.allocations.ledger import ContainerGrant, Isolation, MemoryBlock, PodGrant
+from agent.pods.model import ContainerKind, QosClass
+from agent.server.reporting.allocation_log import (
+    BYTES_TOLD,
+    CONTAINERS_TOLD,
+    DEVICES_TOLD,
+    allocation_fields,
+)
+from sysfs.mask import Mask
+from tests.agent.managers.hosts import make_rules
+from tests.agent.pods.pods import app, guaranteed, pod
+
+POOL = Mask.parse("0,4-7")
+
+
+def told(*containers: ContainerGrant) -> dict[str, Any]:
+    grant = PodGrant("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
+    return dict(allocation_fields(grant, POOL))
+
+
+def test_each_container_is_told_with_what_it_got_and_why() -> None:
+    own = ContainerGrant(
+        "a",
+        ContainerKind.APP,
+        Isolation.CONTAINER,
+        Mask.parse("1-2"),
+        (MemoryBlock("memory", 4096, Mask.of(0)),),
+        {"example.org/nic": ("n0",)},
+        why="Guaranteed",
+    )
+    assert told(own, ContainerGrant("b", ContainerKind.APP, why="a fraction")) == {
+        "containers": [
+            {
+                "name": "a",
+                "cpus": "1-2",
+                "isolation": "container",
+                "sharing": "own",
+                "mems": "0",
+                "devices": {"example.org/nic": ["n0"]},
+                "why": "Guaranteed",
+            },
+            {
+                "name": "b",
+                "cpus": "0,4-7",
+                "isolation": "host",
+                "sharing": "node",
+                "mems": None,
+                "devices": {},
+                "why": "a fraction",
+            },
+        ]
+    }
+
+
+def test_of_very_many_containers_the_first_are_told_and_the_others_counted() -> None:
+    many = [ContainerGrant(f"c{n}", ContainerKind.APP, why="shares") for n in range(1000)]
+    fields = told(*many)
+    assert len(fields["containers"]) == CONTAINERS_TOLD
+    assert fields["containers_left_out"] == 1000 - CONTAINERS_TOLD
+
+
+def test_a_line_stays_short_whatever_is_in_it() -> None:
+    """Sets of every other of 8,192 CPUs, long reasons, very many devices."""
+    odd = Mask(int("01" * 4096, 2))
+    devices = {f"d{n}": tuple(f"{n}-{device}" for device in range(500)) for n in range(3)}
+    many = [
+        ContainerGrant(
+            "c" * 63, ContainerKind.APP, Isolation.CONTAINER, odd, (), devices, why="w" * 9999
+        )
+        for _ in range(1000)
+    ]
+    fields = told(*many)
+    assert 0 < len(json.dumps(fields)) < BYTES_TOLD + 1000
+    shown = fields["containers"][0]["devices"]["d0"]
+    assert shown[DEVICES_TOLD:] == [f"and {500 - DEVICES_TOLD} more"]
+    assert len(fields["containers"]) + fields["containers_left_out"] == 1000
+
+
+def test_budget_that_no_container_can_use_is_told() -> None:
+    rules = make_rules()
+    lonely = pod(app("c", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=5 memory=1Gi"))
+    grant = admit(rules, rules.empty_ledger(), lonely).grant
+    assert grant is not None
+    assert allocation_fields(grant, POOL)["unused_budget"] == {"cpu": 3}

@@ -1,0 +1,319 @@
+"""A host that outlives its agent: what each agent finds, does and leaves there is the same host.
+
+The agent is the real one, put together as for a host; its kernel is emulated, systemd and the disk
+are fakes. All of it can be copied, so that one scene can be played again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec.structs import replace
+
+from agent.config.config import CgroupDriver
+from agent.managers.policy import MemoryManagerPolicy, TopologyManagerScope
+from agent.pods.manifest import load_pod
+from agent.pods.quantity import Quantity
+from agent.server.start.wiring import Assembly, Surrogates
+from agent.state.codec import decode
+from agent.state.store import CHECKPOINT_NAME
+from cgroupfs.controllers import ENABLED
+from cgroupfs.emulated.kernel import EmulatedKernel
+from cgroupfs.names import Driver, Layout, Tier
+from cgroupfs.tree import join
+from sysfs.mask import Mask
+from tests.agent.server.support import PATIENCE, FakeClock, RecordingManager
+from tests.agent.state.disks import MemoryDisk
+from tests.conformance.invariants import broken_invariants
+from tests.fakes.effects import CountedFiles, CountedSystemd, CountedTree, Effects
+from tests.fakes.systemd import FakeSystemd
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+    from agent.config.config import Config
+    from agent.managers.allocations.ledger import PodGrant
+    from agent.pods.model import Pod
+    from agent.server.controller import Keeper
+    from agent.server.state import Holdings
+    from agent.state.checkpoint import State
+
+_Result = TypeVar("_Result")
+_FILES: Final = (
+    "cpuset.cpus",
+    "cpuset.cpus.effective",
+    "cpuset.mems",
+    "cpuset.mems.effective",
+    "cpu.max",
+    "cpu.weight",
+    "memory.max",
+    "hugetlb.2MB.max",
+    ENABLED,
+)
+#: What a cgroup or a unit shows, by its name.
+Shown = dict[str, object]
+
+
+@dataclass
+class Site:
+    """The host: its kernel, systemd where that makes the cgroups, and its disk."""
+
+    config: Config
+    kernel: EmulatedKernel
+    systemd: FakeSystemd | None
+    disk: MemoryDisk
+    processes: int = 100
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(Driver(str(self.config.cgroup_driver)))
+
+    def copy(self) -> Site:
+        """Return a host of its own that looks just the same."""
+        parts = pickle.dumps((self.kernel, self.systemd, self.disk))
+        kernel, systemd, disk = pickle.loads(parts)  # noqa: S301  # our own bytes
+        return Site(self.config, kernel, systemd, disk, self.processes)
+
+    def rebooted(self, disk: MemoryDisk) -> Site:
+        """Return the host after a power failure that left `disk`: no cgroup, no process."""
+        return make_site(self.config, disk)
+
+    def cgroup(self, uid: str, tier: Tier = Tier.GUARANTEED) -> str:
+        return self.layout.pod(uid, tier)
+
+    def start(self, pod: str, name: str) -> str:
+        """Start a process of a pod in a cgroup called `name`, as a container runtime does."""
+        self.processes += 1
+        if self.systemd is not None:
+            unit = f"{name.removesuffix('.scope')}.scope"
+            above = pod.rpartition("/")[2]
+            return self.systemd.start_scope(unit, above, self.processes)
+        path = join(pod, name)
+        self.kernel.mkdir(path)
+        self.kernel.spawn(path, self.processes)
+        return path
+
+    def start_elsewhere(self, name: str) -> str:
+        """Start a process that is in no pod's cgroup, in a cgroup that has sets."""
+        self.processes += 1
+        if self.systemd is not None:
+            return self.systemd.start_scope(f"{name}.scope", "system.slice", self.processes)
+        if not self.kernel.exists("system"):
+            self.kernel.mkdir("system")
+            for path in ("", "system"):
+                self.kernel.write(path, "cgroup.subtree_control", "+cpuset +cpu")
+        self.kernel.mkdir(f"system/{name}")
+        self.kernel.spawn(f"system/{name}", self.processes)
+        return f"system/{name}"
+
+    def container(self, pod: str, name: str) -> str:
+        """Return the cgroup that `start` made, `""` without one."""
+        stem = name.removesuffix(".scope")
+        paths = (f"{pod}/{name}", f"{pod}/{stem}.scope")
+        return next((path for path in paths if self.kernel.exists(path)), "")
+
+    def end(self, path: str) -> None:
+        """End the processes of a cgroup."""
+        for pid in self.kernel.procs(path):
+            self.kernel.exit(pid)
+
+    def saved(self) -> State | None:
+        """Return what the disk holds now."""
+        path = self.config.agent.state_directory / CHECKPOINT_NAME
+        names = self.disk.names(path.parent)
+        return decode(self.disk.read(path), path) if CHECKPOINT_NAME in names else None
+
+    def shown(self) -> Shown:
+        """Return all that the kernel and systemd show, to be compared with another moment."""
+        shown: Shown = {}
+        for path in self.cgroups():
+            texts = dict(zip(_FILES, self.kernel.read_many(path, _FILES), strict=True))
+            if not self.kernel.children(path):
+                # systemd takes controllers back when it next looks, be it now or later.
+                texts.pop(ENABLED)
+            shown[f"/{path}"] = (*texts.values(), self.kernel.procs(path))
+        for unit in () if self.systemd is None else self.systemd.units.values():
+            shown[unit.name] = (unit.path, dict(unit.properties))
+        return shown
+
+    def cgroups(self, above: str = "") -> Iterator[str]:
+        yield above
+        for name in self.kernel.children(above):
+            yield from self.cgroups(join(above, name))
+
+
+def make_site(config: Config, disk: MemoryDisk | None = None) -> Site:
+    """Return a host on which nothing was ever started."""
+    kernel = EmulatedKernel(Mask.parse("0-15"), Mask.of(0, 1))
+    systemd = FakeSystemd(kernel) if config.cgroup_driver is CgroupDriver.SYSTEMD else None
+    return Site(config, kernel, systemd, disk or MemoryDisk())
+
+
+def site_config(config: Config, driver: CgroupDriver) -> Config:
+    """Return a configuration in which every manager has something to do."""
+    return replace(
+        config,
+        cgroup_driver=driver,
+        memory_manager_policy=MemoryManagerPolicy.STATIC,
+        topology_manager_scope=TopologyManagerScope.POD,
+        system_reserved=MappingProxyType({"memory": Quantity.of_bytes(1 << 30)}),
+    )
+
+
+def with_agent(
+    site: Site,
+    action: Callable[[Keeper], Awaitable[_Result]],
+    effects: Effects | None = None,
+    *,
+    from_start: bool = False,
+) -> _Result:
+    """Start an agent on a host, do something with it, and throw it away.
+
+    The steps of the start are counted, and may fail, only with `from_start`.
+    """
+    counted = effects or Effects()
+    fault, counted.fault = counted.fault, counted.fault if from_start else None
+    tree = CountedTree(site.kernel, counted)
+    systemd = None if site.systemd is None else CountedSystemd(site.systemd, counted)
+    files = CountedFiles(site.disk, counted)
+    surrogates = Surrogates(tree=tree, systemd=systemd, live=False, files=files)
+    assembly = Assembly(site.config, RecordingManager(), FakeClock(), surrogates)
+
+    async def live() -> _Result:
+        keeper = assembly.keeper
+        serving = asyncio.create_task(keeper.queue.serve())
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await action(keeper)
+        finally:
+            keeper.queue.stop()
+            await serving
+            keeper.worker.close()
+
+    with assembly:
+        if not from_start:
+            counted.log.clear()
+            counted.fault = fault
+        return asyncio.run(live())
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a ledger says, without how it came about."""
+
+    grants: Mapping[str, PodGrant]
+    bindings: tuple[object, ...]
+    memory: Mapping[int, object]
+
+
+def held(state: State | Holdings) -> Held:
+    """Return what is held in a checkpoint or in an agent's memory."""
+    ledger = state.ledger
+    return Held(dict(ledger.grants), tuple(state.bindings), dict(ledger.memory))
+
+
+def wrongs(site: Site, keeper: Keeper) -> list[str]:
+    """Return what is wrong on a host that should be settled; empty when all is well.
+
+    Told independently of the agent's own verification.
+    """
+    state = keeper.state
+    wrong = [*broken_invariants(state.situation.rules, state.ledger), *state.problems()]
+    saved = site.saved()
+    if saved is not None and held(saved) != held(state.held):
+        wrong.append("memory and checkpoint differ")
+    if (names := site.disk.names(site.config.agent.state_directory)) != [CHECKPOINT_NAME]:
+        wrong.append(f"the state directory holds {names}")
+    for uid, grant in state.ledger.grants.items():
+        pod = site.cgroup(uid, Tier(str(grant.qos)))
+        wrong.extend(_pod_wrongs(site, grant, pod, state.shared_cpus))
+    known = {site.cgroup(uid, Tier(str(g.qos))) for uid, g in state.ledger.grants.items()}
+    for path in site.cgroups():
+        pods = site.layout.parse_pod(path) is not None
+        if pods and path not in known and "populated 0" in site.kernel.read(path, "cgroup.events"):
+            wrong.append(f"/{path} is of no pod")
+    return wrong
+
+
+def _pod_wrongs(site: Site, grant: PodGrant, pod: str, shared: Mask) -> Iterator[str]:
+    if not site.kernel.exists(pod):
+        yield f"/{pod} is missing"
+        return
+    for container in grant.containers:
+        path = site.container(pod, container.name)
+        if not path:
+            continue
+        cpus = str(shared if container.cpus is None else container.cpus)
+        found = [(text or "").strip() for text in site.kernel.read_many(path, _FILES[:4])]
+        mems = [str(container.mems)] * 2 if container.mems else found[2:]
+        if found != [cpus, cpus, *mems]:
+            yield f"/{path} shows {found}, not CPUs {cpus}, memory {mems}"
+
+
+def held_twice(site: Site, grants: Mapping[str, PodGrant]) -> list[str]:
+    """Return whose processes may run on CPUs that are exclusively another pod's, who runs too."""
+    running = [
+        (uid, path, site.kernel.allowed(pid)[0])
+        for path in site.cgroups()
+        for pid in site.kernel.procs(path)
+        for uid in [_pod_of(site, path)]
+    ]
+    owners: dict[str, Mask] = {uid: grant.exclusive_cpus for uid, grant in grants.items()}
+    alive = {uid for uid, _, _ in running}
+    return [
+        f"{path} may use {cpus & own}, which are {owner}'s"
+        for uid, path, cpus in running
+        for owner, own in owners.items()
+        if owner != uid and owner in alive and cpus & own
+    ]
+
+
+def _pod_of(site: Site, path: str) -> str:
+    while path:
+        named = site.layout.parse_pod(path)
+        if named is not None:
+            return named.uid
+        path = path.rpartition("/")[0]
+    return ""
+
+
+def pod_of(name: str, uid: str, containers: str, budget: str = "") -> Pod:
+    """Return a pod of containers `name=cpu` with 1Gi each; `name` alone asks for nothing.
+
+    `name~cpu` asks for CPUs without a limit, `!name=cpu` is an init container. `budget` is the
+    pod's own cpu.
+    """
+    lines = [
+        "apiVersion: v1",
+        "kind: Pod",
+        "metadata:",
+        f"  name: {name}",
+        f"  uid: {uid}",
+        "spec:",
+    ]
+    if budget:
+        total = f"{{cpu: '{budget}', memory: 2Gi}}"
+        lines.append(f"  resources: {{requests: {total}, limits: {total}}}")
+    texts = containers.split()
+    for key, wanted in (("initContainers", True), ("containers", False)):
+        members = [text.removeprefix("!") for text in texts if text.startswith("!") is wanted]
+        lines += [f"  {key}:"] if members else []
+        for text in members:
+            lines += _container(text)
+    return load_pod("\n".join((*lines, "")).encode(), name)
+
+
+def _container(text: str) -> list[str]:
+    name, _, exact = text.partition("=")
+    name, _, least = name.partition("~")
+    lines = [f"  - name: {name}", "    image: example.org/app"]
+    if exact:
+        amounts = f"{{cpu: '{exact}', memory: 1Gi}}"
+        lines.append(f"    resources: {{requests: {amounts}, limits: {amounts}}}")
+    elif least:
+        lines.append(f"    resources: {{requests: {{cpu: '{least}'}}}}")
+    return lines

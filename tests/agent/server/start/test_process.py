@@ -1,0 +1,201 @@
+"""The agent as a process: started by a service manager, told to stop, killed and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.api.client import AgentClient
+from agent.cli.errors import ExitCode
+from tests.agent.server.support import PATIENCE, UID, manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONFIG = """\
+cpuManagerPolicy: static
+reservedSystemCPUs: "0"
+agent:
+  stateDirectory: {directory}/state
+  socketPath: {directory}/agent.sock
+  sysfsRoot: {root}
+  cgroupMount: {directory}/cgroup
+  metrics: {{port: 0}}
+"""
+
+
+@dataclass
+class Process:
+    """A started agent, and the socket on which it tells how it is."""
+
+    child: subprocess.Popen[str]
+    told: socket.socket
+
+    def wait_for(self, state: str) -> str:
+        """Read notifications until one says `state`; return the whole of it."""
+        while True:
+            text = self.told.recv(4096).decode()
+            if state in text.split("\n"):
+                return text
+
+    def end(self, number: signal.Signals) -> tuple[int, list[dict[str, object]]]:
+        """Send a signal; return the exit code and the log."""
+        self.child.send_signal(number)
+        _, log = self.child.communicate(timeout=PATIENCE)
+        return self.child.returncode, [json.loads(line) for line in log.splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path: Path, host_root: Path) -> Path:
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "cgroup").mkdir()
+    (tmp_path / "config.yaml").touch(mode=0o600)
+    (tmp_path / "config.yaml").write_text(CONFIG.format(directory=tmp_path, root=host_root))
+    return tmp_path
+
+
+@contextmanager
+def started(place: Path, *arguments: str) -> Iterator[Process]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        (place / "notify").unlink(missing_ok=True)
+        told.bind(str(place / "notify"))
+        told.settimeout(PATIENCE)
+        environment = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(place / "notify"),
+            "WATCHDOG_USEC": "20000",
+        }
+        command = [sys.executable, "-m", "agent.cli.main", "run", "--emulate-cgroups"]
+        child = subprocess.Popen(
+            [*command, "--config", str(place / "config.yaml"), *arguments],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield Process(child, told)
+        finally:
+            child.kill()
+            child.communicate()
+
+
+def test_it_tells_the_service_manager_that_it_is_ready_alive_and_stopping(place: Path) -> None:
+    with started(place) as process:
+        assert "STATUS=0 pods, 0 exclusive CPUs" in process.wait_for("READY=1")
+        process.wait_for("WATCHDOG=1")
+        process.wait_for("WATCHDOG=1")
+        code, log = process.end(signal.SIGTERM)
+        process.wait_for("STOPPING=1")
+    assert code == ExitCode.OK
+    # The host is this machine, whose files may be odd.
+    told = [e["message"] for e in log if e["message"] != "a file of the host is odd"]
+    assert told == ["starting", "ready", "stopped; every workload stays as it is"]
+    assert not (place / "agent.sock").exists()
+
+
+def test_an_interrupt_stops_it_as_cleanly(place: Path) -> None:
+    with started(place) as process:
+        process.wait_for("READY=1")
+        assert process.end(signal.SIGINT)[0] == ExitCode.OK
+
+
+def test_a_hangup_has_it_look_at_everything_again(place: Path) -> None:
+    manifests = place / "manifests"
+    manifests.mkdir(mode=0o755)
+    with started(place, "--set", f"staticPodPath={manifests}") as process:
+        process.wait_for("READY=1")
+        process.child.send_signal(signal.SIGHUP)
+        (manifests / "web.yaml").write_bytes(manifest())
+        process.wait_for("STATUS=1 pods, 2 exclusive CPUs, shared pool 0,2-8,10-15")
+        code, log = process.end(signal.SIGTERM)
+    assert code == ExitCode.OK
+    assert "looking at everything again" in [entry["message"] for entry in log]
+
+
+def test_one_that_was_killed_leaves_everything_and_the_next_picks_it_up(place: Path) -> None:
+    client = AgentClient(place / "agent.sock", timeout=PATIENCE)
+    with started(place) as process:
+        process.wait_for("READY=1")
+        answer = client.admit(manifest())
+        assert answer.pod is not None
+        process.end(signal.SIGKILL)
+    cpus = place / "cgroup" / "kubepods" / f"pod{UID}" / "cpuset.cpus"
+    assert cpus.read_text().strip() == answer.pod.exclusive_cpus == "1,9"
+    with started(place) as process:
+        assert "STATUS=1 pods, 2 exclusive CPUs" in process.wait_for("READY=1")
+        (pod,) = client.pods()
+        assert pod.exclusive_cpus == "1,9"
+        process.end(signal.SIGTERM)
+    assert cpus.read_text().strip() == "1,9"
+
+
+def test_every_line_of_an_admission_has_its_id_and_no_manifest_is_logged(place: Path) -> None:
+    client = AgentClient(place / "agent.sock", timeout=PATIENCE)
+    secret = manifest().replace(
+        b"image: example.org/app", b"image: a\n    env: [{name: P, value: hunter2}]"
+    )
+    with started(place, "--set", "agent.logging.level=debug") as process:
+        process.wait_for("READY=1")
+        client.admit(secret)
+        client.remove(UID)
+        _, log = process.end(signal.SIGTERM)
+    admitted, removed = (entry for entry in log if "operation" in entry)
+    assert admitted["message"] == "pod admitted"
+    assert admitted["pod"] == "shop/web"
+    assert admitted["operation"] != removed["operation"]
+    assert "hunter2" not in json.dumps(log)
+
+
+def test_what_keeps_it_from_starting_is_one_line_and_an_exit_code(place: Path) -> None:
+    (place / "state").chmod(0o777)
+    command = [sys.executable, "-m", "agent.cli.main", "run", "--emulate-cgroups"]
+    outcome = subprocess.run(
+        [*command, "--config", str(place / "config.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert outcome.returncode == ExitCode.ENVIRONMENT
+    assert "Traceback" not in outcome.stderr
+    assert outcome.stderr.splitlines()[-1].startswith("numawarden: error: state directory")
+
+
+def test_a_configuration_that_others_can_change_is_not_run(place: Path) -> None:
+    (place / "config.yaml").chmod(0o666)
+    command = [sys.executable, "-m", "agent.cli.main", "run", "--emulate-cgroups"]
+    outcome = subprocess.run(
+        [*command, "--config", str(place / "config.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert outcome.returncode == ExitCode.ENVIRONMENT
+    (line,) = outcome.stderr.splitlines()
+    assert "config.yaml can be written by others (mode 0666)" in line
+    assert "chmod go-w" in line
+
+
+def test_on_a_machine_without_cgroup_v2_it_says_so(place: Path) -> None:
+    command = [sys.executable, "-m", "agent.cli.main", "run"]
+    outcome = subprocess.run(
+        [*command, "--config", str(place / "config.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert outcome.returncode == ExitCode.ENVIRONMENT
+    assert "numawarden: error: cgroup v2 at " in outcome.stderr
+    assert ": it is not a cgroup2 file system" in outcome.stderr

@@ -1,0 +1,382 @@
+"""An agent that starts again on another configuration or another host."""
+
+from __future__ import annotations
+
+import asyncio
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+
+from agent.config.errors import ConfigError
+from agent.managers.policy import (
+    CpuManagerPolicy,
+    MemoryManagerPolicy,
+    PluginDevice,
+    TopologyManagerPolicy,
+    TopologyManagerScope,
+)
+from agent.managers.validity import Rule
+from agent.pods.quantity import Quantity
+from agent.server.configured_host import situate
+from agent.server.start import wiring as assembly
+from agent.state.checkpoint import policy_summary
+from agent.state.store import CHECKPOINT_NAME
+from sysfs.described.shapes import regular_host, with_offline
+from sysfs.mask import Mask
+from tests.agent.server.support import (
+    OTHER_UID,
+    UID,
+    in_loop,
+    make_world,
+    manifest,
+    next_event,
+    running,
+    two_packages,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from agent.api.documents import StatusDocument
+    from agent.managers.policy import Policy
+    from sysfs.host import Host
+    from tests.agent.server.support import Running, World
+
+POD = f"kubepods/pod{UID}"
+
+
+async def status(agent: Running) -> StatusDocument:
+    return await asyncio.to_thread(agent.client.status)
+
+
+def rules_of(document: StatusDocument) -> list[str]:
+    return [finding.rule for finding in document.invalid]
+
+
+async def become(agent: Running, host: Host) -> None:
+    """Change the host under the agent, and wait until it has seen all of the change."""
+    with agent.keeper.events.watch() as watcher:
+        agent.world.change_host(host)
+        agent.service.look_again()
+        # Meanwhile it may have looked at files that were not all written yet.
+        while agent.keeper.state.situation.host.online != host.online:
+            await next_event(watcher, "HostChanged")
+    await agent.ask(agent.client.reconcile)
+
+
+CHANGES: Mapping[str, tuple[Mapping[str, object], list[Rule]]] = {
+    "policy none": ({"cpu_manager_policy": CpuManagerPolicy.NONE}, [Rule.CPU_POLICY]),
+    "another reservation": ({"reserved_system_cpus": Mask.of(0, 1)}, [Rule.RESERVED_CPUS]),
+    "an option": (
+        {"cpu_manager_policy_options": MappingProxyType({"full-pcpus-only": "true"})},
+        [],
+    ),
+    "another alignment": (
+        {
+            "topology_manager_policy": TopologyManagerPolicy.SINGLE_NUMA_NODE,
+            "topology_manager_scope": TopologyManagerScope.POD,
+        },
+        [],
+    ),
+    "a gate": ({"feature_gates": MappingProxyType({"PodLevelResourceManagers": False})}, []),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_rules_keep_what_is_held_and_tell_what_is_not_valid(
+    world: World, change: str
+) -> None:
+    changes, expected = CHANGES[change]
+
+    @in_loop
+    async def scenario() -> None:
+        async with running(world) as agent:
+            await agent.ask(agent.client.admit, manifest())
+            world.kernel.mkdir(f"{POD}/c0")
+            world.kernel.spawn(f"{POD}/c0", 4711)
+            await agent.ask(agent.client.reconcile)
+        world.config = replace(world.config, **changes)
+        async with running(world) as agent:
+            told = await status(agent)
+            assert rules_of(told) == expected
+            assert world.cpus_of(f"{POD}/c0") == "1,9"
+            assert told.last_reconcile is not None
+            assert told.last_reconcile.found == {}
+            again = await asyncio.to_thread(agent.client.admit, manifest())
+            assert again.already_admitted
+            other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+            assert other.pod is not None
+            assert not Mask.parse(other.pod.exclusive_cpus) & Mask.of(1, 9)
+
+    scenario()
+
+
+def with_budget(name: str, uid: str) -> bytes:
+    """Return a pod of four CPUs, of which its first container has two for itself."""
+    amounts = "{cpu: '4', memory: 2Gi}"
+    budget = f"spec:\n  resources: {{requests: {amounts}, limits: {amounts}}}\n"
+    text = manifest(name, uid).decode().replace("spec:\n", budget)
+    return f"{text}  - name: c1\n    image: example.org/helper\n".encode()
+
+
+GATE = "PodLevelResourceManagers"
+THIRD_UID = "aaaaaaaa-2222-3333-4444-555555555555"
+
+
+def switch_gate(world: World, *, on: bool) -> None:
+    """Give pods budgets of their own in pod scope, or leave both at what they are without."""
+    scope = TopologyManagerScope.POD if on else TopologyManagerScope.CONTAINER
+    world.config = replace(
+        world.config,
+        topology_manager_scope=scope,
+        feature_gates=MappingProxyType({GATE: on}),
+    )
+
+
+async def assert_kept(agent: Running, *invalid: Rule) -> None:
+    """Assert that the pod with a budget holds what it held, in the ledger and in the kernel."""
+    shown = await asyncio.to_thread(agent.client.pod, UID)
+    assert shown.cpus == "1-2,9-10"
+    assert [container.cpus for container in shown.containers] == ["1,9", "2,10"]
+    assert agent.world.cpus_of(POD) == "1-2,9-10"
+    assert agent.world.cpus_of(f"{POD}/c0") == "1,9"
+    assert agent.world.cpus_of(f"{POD}/c1") == "2,10"
+    told = await status(agent)
+    assert rules_of(told) == list(invalid)
+    assert told.last_reconcile is not None
+    assert told.last_reconcile.found == {}
+
+
+@in_loop
+async def test_a_budget_outlives_its_gate_going_off_and_on_while_new_pods_follow_the_gate(
+    world: World,
+) -> None:
+    switch_gate(world, on=True)
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, with_budget("web", UID))
+        for number, container in enumerate(("c0", "c1")):
+            world.kernel.mkdir(f"{POD}/{container}")
+            world.kernel.spawn(f"{POD}/{container}", 4711 + number)
+        await agent.ask(agent.client.reconcile)
+        await assert_kept(agent)
+    switch_gate(world, on=False)
+    async with running(world) as agent:
+        await assert_kept(agent, Rule.POD_BUDGET)
+        again = await asyncio.to_thread(agent.client.admit, with_budget("web", UID))
+        assert again.already_admitted
+        plain = await asyncio.to_thread(agent.client.admit, with_budget("db", OTHER_UID))
+        assert plain.pod is not None
+        assert plain.pod.cpus is None
+        assert [container.isolation for container in plain.pod.containers] == ["host", "host"]
+        await assert_kept(agent, Rule.POD_BUDGET)
+    switch_gate(world, on=True)
+    async with running(world) as agent:
+        await assert_kept(agent)
+        late = await asyncio.to_thread(agent.client.admit, with_budget("late", THIRD_UID))
+        assert late.pod is not None
+        assert late.pod.cpus is not None
+        assert not Mask.parse(late.pod.cpus) & Mask.parse("1-2,9-10")
+        plain_still = await asyncio.to_thread(agent.client.pod, OTHER_UID)
+        assert plain_still.cpus is None
+        await assert_kept(agent)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_log_says_which_way_a_gate_was_switched(world: World, *, on: bool) -> None:
+    @in_loop
+    async def scenario() -> None:
+        for gate in (not on, on):
+            switch_gate(world, on=gate)
+            async with running(world) as agent:
+                await agent.ask(agent.client.admit, manifest())
+
+    with capture_logs() as lines:
+        scenario()
+    (told,) = [line for line in lines if line["event"].startswith("the rules changed")]
+    after, before = str(on).lower(), str(not on).lower()
+    assert f"featureGates.{GATE} is {after}, it was {before}" in told["changes"]
+
+
+RULES_CHANGED = "the rules changed since the last start; what is held stays"
+
+
+async def changes_at_the_next_start(world: World) -> list[str]:
+    """Start an agent and end it; return which rules it says are others than before."""
+    with capture_logs() as log:
+        async with running(world):
+            pass
+    return [line for entry in log if entry["event"] == RULES_CHANGED for line in entry["changes"]]
+
+
+@in_loop
+async def test_the_first_start_after_an_upgrade_names_no_rule_that_did_not_change(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A summary of an earlier release says only what is on."""
+
+    def only_what_is_on(policy: Policy) -> dict[str, str]:
+        return {key: text for key, text in policy_summary(policy).items() if text != "false"}
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr("agent.server.state.policy_summary", only_what_is_on)
+        async with running(world) as agent:
+            await agent.ask(agent.client.admit, manifest())
+    saved = (world.directory / "state" / CHECKPOINT_NAME).read_text()
+    assert "align-by-socket" not in saved
+    assert await changes_at_the_next_start(world) == []
+
+
+@in_loop
+async def test_what_is_not_valid_is_told_in_show_status_metrics_and_once_as_an_event(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+    world.config = replace(world.config, reserved_system_cpus=Mask.of(0, 1))
+    async with running(world) as agent:
+        told = await status(agent)
+        assert any("which are reserved now (reservedSystemCPUs)" in line for line in told.problems)
+        shown = await asyncio.to_thread(agent.client.pod, UID)
+        assert [finding.message for finding in shown.invalid] == [
+            "holds CPUs 1, which are reserved now"
+        ]
+        text = agent.keeper.metrics.render().decode()
+        assert 'numawarden_invalid_grants{rule="reservedSystemCPUs"} 1.0' in text
+        assert 'numawarden_invalid_grants{rule="CPU offline"} 0.0' in text
+        await agent.ask(agent.client.remove, UID)
+        assert rules_of(await status(agent)) == []
+
+
+@in_loop
+async def test_a_cpu_that_goes_offline_under_a_pod_is_told_and_taken_back(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        with agent.keeper.events.watch() as watcher:
+            await become(agent, with_offline(two_packages(), Mask.of(9)))
+            event = await next_event(watcher, "GrantInvalid")
+        assert "holds CPUs 9, which are offline (CPU offline)" in event.message
+        assert rules_of(await status(agent)) == ["CPU offline"]
+        await become(agent, two_packages())
+        assert rules_of(await status(agent)) == []
+        assert world.cpus_of(POD) == "1,9"
+
+
+@in_loop
+async def test_a_pod_whose_cpus_are_all_offline_runs_on_nobody_elses(tmp_path: Path) -> None:
+    """The kernel would let it run on its parent's CPUs, which are everybody's."""
+    world = make_world(tmp_path)
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
+        world.kernel.mkdir(f"{POD}/c0")
+        await agent.ask(agent.client.reconcile)
+        await become(agent, with_offline(two_packages(), Mask.of(1, 9)))
+        assert world.cpus_of(f"kubepods/pod{OTHER_UID}") == "2,10"
+        assert world.cpus_of(f"{POD}/c0") == "0,3-8,11-15"
+        await become(agent, two_packages())
+        assert world.cpus_of(f"{POD}/c0") == "1,9"
+        # What is wanted anew was undone by nobody.
+        text = agent.keeper.metrics.render().decode()
+        assert 'drift_found_total{cause="unknown"} 0.0' in text
+
+
+@in_loop
+async def test_a_device_that_is_gone_stays_with_its_pod_and_is_told(world: World) -> None:
+    gpus = {"example.org/gpu": (PluginDevice("a"), PluginDevice("b"))}
+    text = manifest().replace(b"memory: 1Gi}", b"memory: 1Gi, example.org/gpu: '1'}")
+
+    def have(devices: Mapping[str, tuple[PluginDevice, ...]]) -> None:
+        agent = replace(world.config.agent, devices=MappingProxyType(devices))
+        world.config = replace(world.config, agent=agent)
+
+    have(gpus)
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, text)
+    have({"example.org/gpu": gpus["example.org/gpu"][1:]})
+    async with running(world) as agent:
+        assert rules_of(await status(agent)) == ["device missing"]
+        shown = await asyncio.to_thread(agent.client.pod, UID)
+        assert shown.containers[0].devices == {"example.org/gpu": ("a",)}
+
+
+@in_loop
+async def test_a_configuration_that_no_longer_fits_keeps_pods_and_admits_no_new_ones(
+    tmp_path: Path,
+) -> None:
+    """The only reserved CPU is gone after a reboot: a crash loop would leave pods unattended."""
+    world = make_world(tmp_path)
+    world.config = replace(world.config, reserved_system_cpus=Mask.of(15))
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+    world.change_host(regular_host(packages=1, cores_per_node=4))
+    async with running(world) as agent:
+        told = await status(agent)
+        assert "this host has no CPU 15" in told.problems[0]
+        assert "no new one is admitted" in told.problems[0]
+        again = await asyncio.to_thread(agent.client.admit, manifest())
+        assert again.already_admitted
+        refused = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+        assert refused.refusal is not None
+        assert "the configuration does not fit this host" in refused.refusal.message
+        await become(agent, two_packages())
+        other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+        assert other.admitted
+        assert not any("new one" in line for line in (await status(agent)).problems)
+
+
+def test_rules_that_fitted_before_stay_in_force_while_the_host_lacks_something(
+    world: World,
+) -> None:
+    config = replace(world.config, reserved_system_cpus=Mask.of(0))
+    before = situate(config, two_packages())
+    after = situate(config, with_offline(two_packages(), Mask.of(0)), before)
+    assert after.rules.policy is before.rules.policy
+    assert not after.frozen
+    assert "the rules of before stay in force" in after.problems()[0]
+
+
+def test_with_nothing_held_a_configuration_that_does_not_fit_is_refused(world: World) -> None:
+    config = replace(world.config, reserved_system_cpus=Mask.of(99))
+    with pytest.raises(ConfigError):
+        situate(config, two_packages())
+
+
+@in_loop
+async def test_after_a_reboot_memory_follows_nodes_that_were_renumbered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(tmp_path)
+    world.config = replace(
+        world.config,
+        memory_manager_policy=MemoryManagerPolicy.STATIC,
+        system_reserved=MappingProxyType({"memory": Quantity.of_bytes(1 << 30)}),
+    )
+    monkeypatch.setattr(assembly, "_boot_id", lambda: "before")
+    async with running(world) as agent:
+        admitted = await asyncio.to_thread(agent.client.admit, manifest())
+        assert admitted.pod is not None
+        assert admitted.pod.containers[0].mems == "0"
+    host = two_packages()
+    first, second = host.nodes
+    world.change_host(
+        replace(
+            host,
+            cpus=tuple(
+                replace(cpu, node=None if cpu.node is None else 1 - cpu.node) for cpu in host.cpus
+            ),
+            nodes=(
+                replace(second, id=0, distances={0: 10, 1: 20}),
+                replace(first, id=1, distances={0: 20, 1: 10}),
+            ),
+        )
+    )
+    monkeypatch.setattr(assembly, "_boot_id", lambda: "after")
+    async with running(world) as agent:
+        shown = await asyncio.to_thread(agent.client.pod, UID)
+        assert (shown.exclusive_cpus, shown.containers[0].mems) == ("1,9", "1")
+        assert rules_of(await status(agent)) == []

@@ -1,0 +1,284 @@
+"""A whole agent in this process: a described host, an emulated kernel, real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import shutil
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ParamSpec
+
+from msgspec.structs import replace
+
+from agent.api.client import AgentClient
+from agent.config.config import AgentConfig, Config, MetricsConfig
+from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
+from agent.server.start.service_manager import ServiceManager
+from agent.server.start.wiring import Assembly, Surrogates
+from cgroupfs.emulated.kernel import EmulatedKernel
+from sysfs.described.shapes import regular_host
+from sysfs.described.tree import write_tree
+from sysfs.mask import Mask
+from systemd.notify import Notifier
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+    from pathlib import Path
+
+    from agent.api.documents import EventDocument
+    from agent.reconcile.intruding_tasks import Task
+    from agent.server.controller import Keeper
+    from agent.server.lifecycle import Service
+    from agent.server.reporting.events import Watcher
+    from sysfs.host import Host
+    from systemd.bus import Systemd
+
+_Params = ParamSpec("_Params")
+
+UID = "11111111-2222-3333-4444-555555555555"
+OTHER_UID = "99999999-2222-3333-4444-555555555555"
+#: No step of a test takes longer, on however busy a machine, unless it hangs; in seconds.
+PATIENCE = 100.0
+
+
+def in_loop(
+    test: Callable[_Params, Coroutine[None, None, None]],
+) -> Callable[_Params, None]:
+    """Run an asynchronous test to its end in a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: _Params.args, **kwargs: _Params.kwargs) -> None:
+        async def limited() -> None:
+            async with asyncio.timeout(PATIENCE):
+                await test(*args, **kwargs)
+
+        asyncio.run(limited())
+
+    return run
+
+
+class FakeClock:
+    """A clock that stands still until it is told to advance; waits of under a second are none."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    def time(self) -> float:
+        return self.now + 1_700_000_000
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds < 1:
+            await asyncio.sleep(0)
+            return
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self.now + seconds, woken))
+        await woken
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for deadline, woken in self._sleepers:
+            if deadline <= self.now and not woken.done():
+                woken.set_result(None)
+        self._sleepers = [entry for entry in self._sleepers if not entry[1].done()]
+
+
+class RecordingManager(ServiceManager):
+    """A service manager that remembers what it was told."""
+
+    def __init__(self, ping_seconds: float | None = None) -> None:
+        super().__init__(Notifier({}), ping_seconds)
+        self.told: list[str] = []
+        self.is_ready = asyncio.Event()
+        self.pinged = asyncio.Event()
+
+    def ready(self, status: str) -> None:
+        self.told.append(f"ready: {status}")
+        self.is_ready.set()
+
+    def status(self, text: str) -> None:
+        self.told.append(f"status: {text}")
+
+    def alive(self) -> None:
+        self.told.append("alive")
+        self.pinged.set()
+
+    def stopping(self) -> None:
+        self.told.append("stopping")
+
+
+@dataclass
+class World:
+    """A host and its kernel, which outlive the agent, and how the agent is configured."""
+
+    directory: Path
+    kernel: EmulatedKernel
+    config: Config
+    clock: FakeClock = field(default_factory=FakeClock)
+    tasks: list[Task] = field(default_factory=list)
+    systemd: Systemd | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.config.agent.socket_path
+
+    @property
+    def runtimes(self) -> Path:
+        """Where the files of container runtimes are."""
+        return self.directory / "runtimes"
+
+    def client(self) -> AgentClient:
+        return AgentClient(self.socket, timeout=PATIENCE)
+
+    def manifest_directory(self) -> Path:
+        """Configure a manifest directory and return it."""
+        directory = self.directory / "manifests"
+        directory.mkdir(mode=0o755)
+        self.config = replace(self.config, static_pod_path=directory)
+        return directory
+
+    def change_host(self, host: Host) -> None:
+        """Describe another host in the place of the one that is there."""
+        root = self.config.agent.sysfs_root
+        shutil.rmtree(root)
+        write_tree(host, root)
+        self.kernel.set_online(host.online)
+
+    def cpus_of(self, cgroup: str) -> str:
+        return self.kernel.read(cgroup, "cpuset.cpus.effective").strip()
+
+
+def two_packages() -> Host:
+    """Return two packages of four cores with two threads each."""
+    return regular_host(packages=2, cores_per_node=4)
+
+
+def make_world(tmp_path: Path, root: Path | None = None) -> World:
+    """Return the world of `two_packages`, whose tree is laid out already at `root` if given."""
+    host = two_packages()
+    (tmp_path / "state").mkdir(mode=0o700)
+    if root is None:
+        root = tmp_path / "host"
+        write_tree(host, root)
+    kernel = EmulatedKernel(host.online, Mask.from_ids(node.id for node in host.nodes))
+    agent = AgentConfig(
+        state_directory=tmp_path / "state",
+        socket_path=tmp_path / "agent.sock",
+        sysfs_root=root,
+        cgroup_mount=tmp_path / "cgroup",
+        metrics=MetricsConfig(port=0),
+    )
+    config = Config(
+        cpu_manager_policy=CpuManagerPolicy.STATIC,
+        topology_manager_policy=TopologyManagerPolicy.BEST_EFFORT,
+        reserved_system_cpus=Mask.of(0),
+        feature_gates=MappingProxyType({"PodLevelResourceManagers": True}),
+        agent=agent,
+    )
+    return World(tmp_path, kernel, config)
+
+
+@dataclass
+class Running:
+    """An agent that is ready."""
+
+    world: World
+    keeper: Keeper
+    service: Service
+    manager: RecordingManager
+    client: AgentClient
+    port: int
+    life: asyncio.Task[None]
+
+    async def ask(
+        self, call: Callable[_Params, object], *args: _Params.args, **kwargs: _Params.kwargs
+    ) -> None:
+        """Call the blocking client in a thread; for its result use `asyncio.to_thread`."""
+        await asyncio.to_thread(call, *args, **kwargs)
+
+    async def stop(self) -> None:
+        self.service.stop()
+        await self.life
+
+
+@asynccontextmanager
+async def running(world: World, manager: RecordingManager | None = None) -> AsyncIterator[Running]:
+    """Run an agent in the world until the block ends."""
+    manager = manager or RecordingManager()
+    surrogates = Surrogates(
+        tree=world.kernel,
+        systemd=world.systemd,
+        live=False,
+        tasks=lambda: world.tasks,
+        runtimes=world.runtimes,
+    )
+    assembly = Assembly(world.config, manager, world.clock, surrogates)
+    with assembly as service:
+        life = asyncio.create_task(service.run())
+        try:
+            await either(manager.is_ready.wait(), life)
+            agent = Running(
+                world,
+                assembly.keeper,
+                service,
+                manager,
+                world.client(),
+                assembly.doors.metrics_port,
+                life,
+            )
+            yield agent
+        finally:
+            service.stop()
+            await life
+
+
+async def either(wanted: Coroutine[None, None, object], life: asyncio.Task[None]) -> None:
+    """Wait for something, or fail with the agent when that ends first."""
+    waiting = asyncio.create_task(wanted)
+    await asyncio.wait((waiting, life), return_when=asyncio.FIRST_COMPLETED)
+    if not waiting.done():
+        waiting.cancel()
+        life.result()
+        raise AssertionError("the agent ended")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everybody else go on until a condition holds."""
+    while not condition():  # noqa: ASYNC110  # it is of threads and sockets, which set no event
+        await asyncio.sleep(0)
+
+
+async def next_event(watcher: Watcher, *kinds: str) -> EventDocument:
+    """Return the next event of one of some types."""
+    async for event in watcher:
+        if event.type in kinds:
+            return event
+    raise AssertionError(f"no {kinds} before the agent ended")
+
+
+def manifest(
+    name: str = "web",
+    uid: str | None = UID,
+    *,
+    cpu: str = "2",
+    memory: str = "1Gi",
+    containers: int = 1,
+) -> bytes:
+    """Return the manifest of a Guaranteed pod with equal containers c0, c1, ..."""
+    lines = ["apiVersion: v1", "kind: Pod", "metadata:", f"  name: {name}", "  namespace: shop"]
+    if uid is not None:
+        lines.append(f"  uid: {uid}")
+    lines += ["spec:", "  containers:"]
+    amounts = f"{{cpu: '{cpu}', memory: {memory}}}"
+    for number in range(containers):
+        lines += [
+            f"  - name: c{number}",
+            "    image: example.org/app",
+            f"    resources: {{requests: {amounts}, limits: {amounts}}}",
+        ]
+    return "\n".join((*lines, "")).encode()

@@ -1,0 +1,305 @@
+"""A checkpoint that cannot be used: what the kernel still shows is adopted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.config.config import Controller
+from agent.managers.policy import MemoryManagerPolicy, PluginDevice
+from agent.pods.quantity import Quantity
+from agent.state.store import CHECKPOINT_NAME
+from agent.state.store import peek as saved_state
+from sysfs.mask import Mask
+from tests.agent.server.support import (
+    OTHER_UID,
+    UID,
+    in_loop,
+    make_world,
+    manifest,
+    running,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.agent.server.support import Running, World
+
+POD = f"kubepods/pod{UID}"
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def of_another_version(number: int) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        document = json.loads(file.read_text())
+        document["version"] = number
+        file.write_text(json.dumps(document))
+
+    return change
+
+
+def of_somebody_else(file: Path) -> None:
+    file.write_text('{"policyName": "static", "defaultCpuSet": "0"}')
+
+
+def removed(file: Path) -> None:
+    file.unlink()
+
+
+def emptied(file: Path) -> None:
+    file.write_text("")
+
+
+def a_directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def a_dangling_link(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("nowhere")
+
+
+def writable_by_others(file: Path) -> None:
+    file.chmod(0o666)
+
+
+DAMAGES = {
+    "a directory": a_directory,
+    "a dangling link": a_dangling_link,
+    "writable by others": writable_by_others,
+    "truncated": truncated,
+    "empty": emptied,
+    "newer": of_another_version(99),
+    "older": of_another_version(0),
+    "foreign": of_somebody_else,
+    "removed": removed,
+}
+
+
+async def with_running_containers(agent: Running, *names: str) -> None:
+    """Admit the pod `web` with containers c0, c1, ... and start them in cgroups of these names."""
+    await agent.ask(agent.client.admit, manifest(containers=len(names)))
+    for number, name in enumerate(names):
+        path = f"{POD}/{name}"
+        agent.world.kernel.mkdir(path)
+        agent.world.kernel.spawn(path, 4711 + number)
+    await agent.ask(agent.client.reconcile)
+
+
+def damage(world: World, how: str = "truncated") -> None:
+    DAMAGES[how](world.config.agent.state_directory / CHECKPOINT_NAME)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) -> None:
+    @in_loop
+    async def scenario() -> None:
+        async with running(world) as agent:
+            await with_running_containers(agent, "c0", "c1")
+            before = {name: world.cpus_of(f"{POD}/{name}") for name in ("c0", "c1")}
+        damage(world, how)
+        async with running(world) as agent:
+            assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
+            status = await asyncio.to_thread(agent.client.status)
+            assert any(f"pod uid {UID} was adopted" in line for line in status.problems)
+            assert any("was set aside" in line for line in status.problems) is (how != "removed")
+            other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+            assert other.pod is not None
+            assert not set(other.pod.exclusive_cpus.split(",")) & {"1", "2", "9", "10"}
+            confirmed = await asyncio.to_thread(agent.client.admit, manifest(containers=2))
+            assert confirmed.already_admitted
+            assert confirmed.pod is not None
+            assert {c.name: c.cpus for c in confirmed.pod.containers} == before
+            assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
+            assert world.kernel.procs(f"{POD}/c0") == (4711,)
+            status = await asyncio.to_thread(agent.client.status)
+            assert not any("was adopted" in line for line in status.problems)
+
+    scenario()
+
+
+@in_loop
+async def test_pods_of_the_manifest_directory_are_confirmed_by_their_files(world: World) -> None:
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        world.kernel.mkdir(f"{POD}/c0")
+        world.kernel.spawn(f"{POD}/c0", 4711)
+        await agent.ask(agent.client.reconcile)
+    damage(world)
+    # What was decided first would be decided first again: another pod has taken its place.
+    (directory / "a-new-one.yaml").write_bytes(manifest("new", OTHER_UID))
+    async with running(world) as agent:
+        pods = {pod.name: pod for pod in await asyncio.to_thread(agent.client.pods)}
+        assert pods["web"].exclusive_cpus == "1,9"
+        assert pods["web"].source == str(directory / "web.yaml")
+        assert pods["new"].exclusive_cpus == "2,10"
+        assert world.cpus_of(f"{POD}/c0") == "1,9"
+
+
+@in_loop
+async def test_what_was_adopted_is_saved_and_freed_by_removing_it(world: World) -> None:
+    async with running(world) as agent:
+        await with_running_containers(agent, "cri-containerd-0123456789ab.scope")
+    damage(world)
+    async with running(world):
+        pass
+    saved = saved_state(world.config.agent.state_directory)
+    assert saved is not None
+    assert str(saved.ledger.exclusive_cpus) == "1,9"
+    async with running(world) as agent:
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert (pod.namespace, pod.exclusive_cpus) == ("adopted", "1,9")
+        await agent.ask(agent.client.remove, UID)
+        assert world.kernel.procs(f"{POD}/cri-containerd-0123456789ab.scope") == (4711,)
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.exclusive_cpus == ""
+
+
+@in_loop
+async def test_a_pod_that_does_not_run_is_not_adopted(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+    damage(world)
+    async with running(world) as agent:
+        assert await asyncio.to_thread(agent.client.pods) == ()
+        assert not world.kernel.exists(POD)
+
+
+@in_loop
+async def test_containers_that_only_ids_name_keep_their_cpus_over_a_restart(world: World) -> None:
+    """Bound explicitly before; the checkpoint with the bindings is lost."""
+    ids = ("cri-containerd-aaa.scope", "cri-containerd-bbb.scope")
+    async with running(world) as agent:
+        await with_running_containers(agent, *ids)
+        for number, name in enumerate(ids):
+            from agent.api.documents import BindRequest  # noqa: PLC0415
+
+            request = BindRequest(cgroup=f"/{POD}/{name}")
+            await agent.ask(agent.client.bind, UID, f"c{number}", request)
+        before = [world.cpus_of(f"{POD}/{name}") for name in ids]
+        assert before == ["1,9", "2,10"]
+    damage(world)
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest(containers=2))
+        await agent.ask(agent.client.reconcile)
+        assert [world.cpus_of(f"{POD}/{name}") for name in ids] == before
+        shown = await asyncio.to_thread(agent.client.pod, UID)
+        cgroups = {c.name: [k.cgroup for k in c.kernel] for c in shown.containers}
+        assert cgroups == {f"c{n}": [f"/{POD}/{name}"] for n, name in enumerate(ids)}
+
+
+@in_loop
+async def test_a_damaged_file_is_kept_and_told_after_every_start_until_it_is_gone(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+    damage(world)
+    async with running(world):
+        pass
+    names = {path.name for path in world.config.agent.state_directory.iterdir()}
+    assert any(name.startswith(f"{CHECKPOINT_NAME}.") for name in names)
+
+
+@in_loop
+async def test_pods_run_on_without_a_checkpoint_under_a_configuration_that_does_not_fit(
+    tmp_path: Path,
+) -> None:
+    """Their CPUs are at stake although nothing on the disk says so."""
+    world = make_world(tmp_path)
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0")
+    damage(world, "removed")
+    world.config = replace(world.config, reserved_system_cpus=Mask.of(99))
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert "this host has no CPU 99" in " ".join(status.problems)
+        assert status.exclusive_cpus == "1,9"
+
+
+@in_loop
+async def test_a_checkpoint_that_is_damaged_again_and_again_costs_neither_pods_nor_the_disk(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0")
+    for _ in range(15):
+        damage(world)
+        async with running(world) as agent:
+            status = await asyncio.to_thread(agent.client.status)
+            assert status.exclusive_cpus == "1,9"
+    names = [path.name for path in world.config.agent.state_directory.iterdir()]
+    assert len([name for name in names if "damaged" in name]) == 10
+
+
+@in_loop
+async def test_devices_that_running_pods_may_have_are_named(world: World) -> None:
+    agent_config = replace(
+        world.config.agent, devices=MappingProxyType({"example.org/gpu": (PluginDevice("a"),)})
+    )
+    world.config = replace(world.config, agent=agent_config)
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0")
+        status = await asyncio.to_thread(agent.client.status)
+        assert not any("example.org/gpu" in line for line in status.problems)
+    damage(world)
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert any("which devices (example.org/gpu) they hold" in line for line in status.problems)
+
+
+def with_static_memory(world: World, *controllers: Controller) -> None:
+    world.config = replace(
+        world.config,
+        memory_manager_policy=MemoryManagerPolicy.STATIC,
+        system_reserved=MappingProxyType({"memory": Quantity.of_bytes(1 << 30)}),
+        agent=replace(world.config.agent, enforce=frozenset(controllers)),
+    )
+
+
+def reserved(agent: Running) -> dict[int, dict[str, int]]:
+    memory = agent.keeper.state.ledger.memory
+    return {node: dict(one.reserved) for node, one in memory.items()}
+
+
+@in_loop
+async def test_memory_that_nobody_limits_is_not_counted_and_that_is_said(world: World) -> None:
+    with_static_memory(world, Controller.CPUSET, Controller.CPU)
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0")
+        charged = reserved(agent)
+    damage(world)
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        line = next(line for line in status.problems if "was adopted" in line)
+        assert "CPUs 1,9, memory on nodes 0, how much of it is not known and not counted" in line
+        assert reserved(agent) != charged
+
+
+@in_loop
+async def test_memory_is_counted_by_its_limits(world: World) -> None:
+    with_static_memory(world, *Controller)
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0", "c1")
+        charged = reserved(agent)
+        assert world.kernel.read(f"{POD}/c0", "memory.max") == f"{1 << 30}\n"
+        assert world.kernel.read(POD, "memory.max") == f"{2 << 30}\n"
+    damage(world)
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        line = next(line for line in status.problems if "was adopted" in line)
+        assert "memory on nodes 0; admit it" in line
+        assert reserved(agent) == charged
+        await agent.ask(agent.client.admit, manifest(containers=2))
+        assert reserved(agent) == charged

@@ -1,0 +1,592 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+from msgspec.structs import replace
+
+from agent.api.documents import AdmissionDocument, ErrorDocument, EventDocument, PodDocument, decode
+from agent.server import api as api_module
+from agent.server.listeners.peer import Peer
+from agent.server.metrics import names
+from agent.server.reporting.events import QUEUE_LENGTH
+from agent.state.store import CHECKPOINT_NAME
+from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.agent.server.support import Running, World
+
+POD = f"kubepods/pod{UID}"
+
+
+async def ask(
+    agent: Running, method: str, path: str, body: bytes | str | None = None
+) -> tuple[int, bytes]:
+    """Send one request as any HTTP client would; return the status and the body."""
+    connector = aiohttp.UnixConnector(str(agent.world.socket))
+    async with aiohttp.ClientSession(connector=connector) as session:
+        response = await session.request(method, f"http://agent{path}", data=body)
+        return response.status, await response.read()
+
+
+async def error_of(agent: Running, method: str, path: str, body: bytes | str | None = None) -> str:
+    status, answer = await ask(agent, method, path, body)
+    return f"{status} {decode(answer, ErrorDocument).error.code}"
+
+
+def kernel_text(world: World) -> dict[str, str]:
+    """Return everything that an agent could have written."""
+    paths = [""]
+    for path in paths:
+        names = world.kernel.children(path)
+        paths.extend(f"{path}/{name}" if path else name for name in names)
+    files = ("cpuset.cpus", "cpuset.mems", "cpu.max")
+    return {
+        f"{path}/{file}": str(world.kernel.read_many(path, (file,))[0])
+        for path in paths
+        for file in files
+    }
+
+
+@in_loop
+async def test_a_pod_is_admitted_listed_shown_and_removed(world: World) -> None:
+    async with running(world) as agent:
+        status, body = await ask(agent, "POST", "/v1/pods", manifest())
+        assert status == 201
+        assert decode(body, AdmissionDocument).admitted
+        status, body = await ask(agent, "GET", f"/v1/pods/{UID}")
+        shown = decode(body, PodDocument)
+        assert shown.explanation is not None
+        assert [cgroup.cgroup for cgroup in shown.kernel] == [f"/{POD}"]
+        assert (await ask(agent, "DELETE", f"/v1/pods/{UID}"))[0] == 200
+        assert await ask(agent, "GET", "/v1/pods") == (200, b'{"pods":[]}\n')
+    assert not world.kernel.exists(POD)
+
+
+@in_loop
+async def test_json_manifests_are_taken_as_well(world: World) -> None:
+    pod = (
+        b'{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","uid":"u-1"},'
+        b'"spec":{"containers":[{"name":"c","image":"i"}]}}'
+    )
+    async with running(world) as agent:
+        assert (await ask(agent, "POST", "/v1/pods", pod))[0] == 201
+
+
+@in_loop
+async def test_asking_again_gives_the_same_grant(world: World) -> None:
+    async with running(world) as agent:
+        _, first = await ask(agent, "POST", "/v1/pods", manifest())
+        status, second = await ask(agent, "POST", "/v1/pods", manifest())
+        assert status == 200
+        again = decode(second, AdmissionDocument)
+        assert again.already_admitted
+        assert again.pod == decode(first, AdmissionDocument).pod
+        text = agent.keeper.metrics.render().decode()
+        assert 'numawarden_admissions_total{result="repeated"} 1.0' in text
+
+
+@in_loop
+async def test_the_same_uid_with_another_spec_is_a_conflict(world: World) -> None:
+    async with running(world) as agent:
+        await ask(agent, "POST", "/v1/pods", manifest())
+        status, body = await ask(agent, "POST", "/v1/pods", manifest(cpu="4"))
+        answer = decode(body, AdmissionDocument)
+        assert status == 409
+        assert answer.error is not None
+        assert answer.error.code == "PodConflict"
+        (pod,) = agent.keeper.pods()
+        assert pod.exclusive_cpus == "1,9"
+
+
+@in_loop
+async def test_a_refused_pod_changes_nothing_and_is_explained(world: World) -> None:
+    async with running(world) as agent:
+        await ask(agent, "POST", "/v1/pods", manifest())
+        before = kernel_text(world), agent.keeper.state.ledger
+        saved = (world.directory / "state" / CHECKPOINT_NAME).read_bytes()
+        status, body = await ask(agent, "POST", "/v1/pods", manifest("big", OTHER_UID, cpu="64"))
+        answer = decode(body, AdmissionDocument)
+        assert status == 409
+        assert answer.refusal is not None
+        assert answer.explanation is not None
+        assert answer.error is not None
+        assert answer.error.code == answer.refusal.reason
+        assert (kernel_text(world), agent.keeper.state.ledger) == before
+        assert (world.directory / "state" / CHECKPOINT_NAME).read_bytes() == saved
+        status_now = await asyncio.to_thread(agent.client.status)
+        assert [refused.uid for refused in status_now.refused] == [OTHER_UID]
+
+
+@in_loop
+async def test_a_pod_that_the_node_has_no_room_for_is_refused_and_counted(world: World) -> None:
+    async with running(world) as agent:
+        before = kernel_text(world)
+        for query in ("?dryRun=true", ""):
+            status, body = await ask(agent, "POST", f"/v1/pods{query}", manifest(cpu="1000"))
+            answer = decode(body, AdmissionDocument)
+            assert status == 409
+            assert answer.error is not None
+            assert answer.refusal is not None
+            assert (answer.error.code, answer.refusal.reason) == ("OutOfcpu", "OutOfcpu")
+            assert (answer.refusal.asked, answer.refusal.free) == (None, {})
+            (shortage,) = answer.refusal.shortages
+            assert (shortage.resource, shortage.asked) == ("cpu", 1_000_000)
+            assert (shortage.allocatable, shortage.requested) == (15_000, 0)
+            assert answer.explanation is not None
+            assert [item.container for item in answer.explanation.eligibility] == ["c0"]
+        assert kernel_text(world) == before
+        text = agent.keeper.metrics.render().decode()
+        assert 'numawarden_refusals_total{reason="OutOfcpu"} 1.0' in text
+        assert 'numawarden_allocatable{resource="cpu"} 15000.0' in text
+        assert 'numawarden_requested{resource="cpu"} 0.0' in text
+
+
+@in_loop
+async def test_a_dry_run_decides_and_changes_nothing(world: World) -> None:
+    async with running(world) as agent:
+        before = kernel_text(world)
+        status, body = await ask(agent, "POST", "/v1/pods?dryRun=true", manifest())
+        answer = decode(body, AdmissionDocument)
+        assert status == 200
+        assert answer.dry_run
+        assert answer.pod is not None
+        assert answer.pod.exclusive_cpus == "1,9"
+        status, _ = await ask(agent, "POST", "/v1/pods?dryRun=1", manifest(cpu="64"))
+        assert status == 409
+        assert kernel_text(world) == before
+        assert not agent.keeper.state.ledger.grants
+        text = agent.keeper.metrics.render().decode()
+        assert 'numawarden_admissions_total{result="admitted"} 0.0' in text
+        assert "kubelet_topology_manager_admission_requests_total 0.0" in text
+    assert not (world.directory / "state" / CHECKPOINT_NAME).exists()
+
+
+@in_loop
+async def test_every_mistake_in_a_manifest_is_named_with_its_path(world: World) -> None:
+    bad = manifest().replace(b"'2'", b"'-2'").replace(b"name: c0", b"name: C_0")
+    async with running(world) as agent:
+        status, body = await ask(agent, "POST", "/v1/pods", bad)
+        error = decode(body, ErrorDocument).error
+    assert (status, error.code) == (422, "InvalidManifest")
+    paths = [detail.path for detail in error.details]
+    assert "spec.containers[0].name" in paths
+    assert any(path.startswith("spec.containers[0].resources") for path in paths)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xff\xfe", b"[]", b"{", b"a: &x 1\nb: *x\n", b"kind: Node\n", b"\0", b"--- 1\n--- 2\n"],
+)
+@in_loop
+async def test_what_is_no_manifest_is_refused(world: World, body: bytes) -> None:
+    async with running(world) as agent:
+        assert await error_of(agent, "POST", "/v1/pods", body) == "422 InvalidManifest"
+        assert not agent.keeper.state.ledger.grants
+
+
+@in_loop
+async def test_a_body_above_the_limit_is_refused(world: World) -> None:
+    limits = replace(world.config.agent.limits, message_bytes=2048)
+    world.config = replace(world.config, agent=replace(world.config.agent, limits=limits))
+    async with running(world) as agent:
+        assert await error_of(agent, "POST", "/v1/pods", b"#" * 2049) == "413 TooLarge"
+        assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "expected"),
+    [
+        ("GET", "/", None, "404 NotFound"),
+        ("GET", "/v2/pods", None, "404 NotFound"),
+        ("PUT", "/v1/pods", None, "405 MethodNotAllowed"),
+        ("POST", "/v1/status", None, "405 MethodNotAllowed"),
+        ("POST", "/v1/pods?dryrun=true", b"", "400 InvalidRequest"),
+        ("POST", "/v1/pods?dryRun=maybe", b"", "400 InvalidRequest"),
+        ("GET", "/v1/pods/nobody", None, "404 PodNotFound"),
+        ("GET", "/v1/pods/..%2F..%2Fetc", None, "404 PodNotFound"),
+        ("DELETE", "/v1/pods/nobody", None, "404 PodNotFound"),
+        ("POST", "/v1/pods/nobody/containers/c0/bind", b'{"pid": 1}', "404 PodNotFound"),
+        ("POST", f"/v1/pods/{UID}/containers/zz/bind", b'{"pid": 1}', "404 ContainerNotFound"),
+        ("DELETE", "/v1/pods/nobody/containers/c0/bind", None, "404 PodNotFound"),
+        ("DELETE", f"/v1/pods/{UID}/containers/zz/bind", None, "404 ContainerNotFound"),
+        ("DELETE", f"/v1/pods/{UID}/containers/c0/bind", None, "404 BindingNotFound"),
+        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b"", "422 InvalidBinding"),
+        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b"[1]", "422 InvalidBinding"),
+        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b"{}", "422 InvalidBinding"),
+        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"pid": "x"}', "422 InvalidBinding"),
+        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"pid": 0}', "422 InvalidBinding"),
+        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"pdi": 1}', "422 InvalidBinding"),
+        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"\xffid": 1}', "422 InvalidBinding"),
+        (
+            "POST",
+            f"/v1/pods/{UID}/containers/c0/bind",
+            b'{"pid": 1, "cgroup": "/a"}',
+            "422 InvalidBinding",
+        ),
+        (
+            "POST",
+            f"/v1/pods/{UID}/containers/c0/bind",
+            b'{"cgroup": "/../../etc"}',
+            "422 InvalidBinding",
+        ),
+        (
+            "POST",
+            f"/v1/pods/{UID}/containers/c0/bind",
+            b'{"cgroup": "/not/there"}',
+            "422 InvalidBinding",
+        ),
+    ],
+)
+@in_loop
+async def test_bad_requests_get_one_clear_error(
+    world: World, method: str, path: str, body: bytes | None, expected: str
+) -> None:
+    async with running(world) as agent:
+        await ask(agent, "POST", "/v1/pods", manifest())
+        held = agent.keeper.state.held
+        assert await error_of(agent, method, path, body) == expected
+        assert agent.keeper.state.held is held
+
+
+#: Every resource that is asked for without parameters, and how it answers then.
+BARE = [
+    ("GET", "/v1/pods"),
+    ("GET", f"/v1/pods/{UID}"),
+    ("DELETE", f"/v1/pods/{UID}"),
+    ("POST", f"/v1/pods/{UID}/containers/c0/bind"),
+    ("DELETE", f"/v1/pods/{UID}/containers/c0/bind"),
+    ("GET", "/v1/watch"),
+    ("GET", "/v1/status"),
+    ("GET", "/v1/verify"),
+    ("GET", "/v1/topology"),
+    ("POST", "/v1/reconcile"),
+]
+
+
+def test_every_resource_is_tried_with_parameters() -> None:
+    routes = re.findall(r'\("([A-Z]+)", "(/v1/[^"]+)", self', Path(api_module.__file__).read_text())
+    tried = {(method, path.replace(UID, "{uid}").replace("c0", "{name}")) for method, path in BARE}
+    assert set(routes) == tried | {("POST", "/v1/pods")}
+
+
+@in_loop
+async def test_a_parameter_that_a_resource_does_not_know_changes_nothing(world: World) -> None:
+    async with running(world) as agent:
+        await ask(agent, "POST", "/v1/pods", manifest())
+        held, before = agent.keeper.state.held, kernel_text(world)
+        for method, path in (*BARE, ("POST", "/v1/pods")):
+            for query in ("dryRun=true", "dryrun=1", "namespace="):
+                if (path, query) == ("/v1/pods", "dryRun=true") and method == "POST":
+                    continue
+                status, body = await ask(agent, method, f"{path}?{query}", manifest("b", OTHER_UID))
+                error = decode(body, ErrorDocument).error
+                assert (status, error.code) == (400, "InvalidRequest")
+                assert [detail.path for detail in error.details] == [query.partition("=")[0]]
+        assert agent.keeper.state.held is held
+        assert kernel_text(world) == before
+
+
+@in_loop
+async def test_a_bound_container_is_pinned_and_stays_bound_after_a_restart(world: World) -> None:
+    world.kernel.mkdir("jobs")
+    world.kernel.mkdir("jobs/batch.scope")
+    async with running(world) as agent:
+        await ask(agent, "POST", "/v1/pods", manifest())
+        path = f"/v1/pods/{UID}/containers/c0/bind"
+        status, _ = await ask(agent, "POST", path, b'{"cgroup": "/jobs/batch.scope"}')
+        assert status == 200
+        assert world.cpus_of("jobs/batch.scope") == "1,9"
+    world.kernel.write("jobs/batch.scope", "cpuset.cpus", "0-15")
+    async with running(world):
+        assert world.cpus_of("jobs/batch.scope") == "1,9"
+
+
+@in_loop
+async def test_watching_gives_every_event_as_a_line_until_the_agent_stops(world: World) -> None:
+    async with running(world) as agent:
+        connector = aiohttp.UnixConnector(str(world.socket))
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.get("http://agent/v1/watch") as response,
+        ):
+            await ask(agent, "POST", "/v1/pods", manifest())
+            await ask(agent, "POST", "/v1/pods", manifest("big", OTHER_UID, cpu="64"))
+            await ask(agent, "DELETE", f"/v1/pods/{UID}")
+            await agent.stop()
+            lines = [line async for line in response.content]
+    seen = [decode(line, EventDocument).type for line in lines]
+    assert seen == ["PodAdmitted", "PodRefused", "PodRemoved"]
+
+
+@in_loop
+async def test_events_carry_the_operation_that_caused_them(world: World) -> None:
+    async with running(world) as agent:
+        with agent.keeper.events.watch() as watcher:
+            await ask(agent, "POST", "/v1/pods", manifest())
+            first = await next_event(watcher, "PodAdmitted")
+            await ask(agent, "DELETE", f"/v1/pods/{UID}")
+            second = await next_event(watcher, "PodRemoved")
+    assert first.operation
+    assert second.operation
+    assert first.operation != second.operation
+    assert (first.uid, first.pod) == (UID, "shop/web")
+
+
+@in_loop
+async def test_the_topology_is_that_of_the_host(world: World) -> None:
+    async with running(world) as agent:
+        status, body = await ask(agent, "GET", "/v1/topology")
+    assert status == 200
+    assert b'"totals"' in body
+
+
+@in_loop
+async def test_reconciling_on_demand_tells_what_was_found(world: World) -> None:
+    async with running(world) as agent:
+        await ask(agent, "POST", "/v1/pods", manifest())
+        world.kernel.write(POD, "cpuset.cpus", "3")
+        answer = await asyncio.to_thread(agent.client.reconcile)
+    assert answer.found == {"unknown": 1}
+    assert answer.repaired == {"unknown": 1}
+    assert answer.problems == ()
+
+
+@in_loop
+async def test_others_than_root_and_the_group_are_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strangers = Peer(pid=1, uid=4242, groups=frozenset({4242, 100}))
+    async with running(world) as agent:
+        monkeypatch.setattr(api_module, "peer_of", lambda _: strangers)
+        for method, path in (("GET", "/v1/status"), ("POST", "/v1/pods"), ("GET", "/nowhere")):
+            assert await error_of(agent, method, path, manifest()) == "403 Forbidden"
+        assert not agent.keeper.state.ledger.grants
+
+
+@in_loop
+async def test_a_member_of_the_group_may_ask(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.server.start.wiring.group_id", lambda _: 777)
+    monkeypatch.setattr(os, "chown", lambda *_: None)
+    world.config = replace(world.config, agent=replace(world.config.agent, socket_group="wardens"))
+    member = Peer(pid=1, uid=4242, groups=frozenset({4242, 777}))
+    async with running(world) as agent:
+        monkeypatch.setattr(api_module, "peer_of", lambda _: member)
+        assert (await ask(agent, "GET", "/v1/status"))[0] == 200
+
+
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """Make a directory that every user may enter, unlike those of pytest."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+#: The interpreter starts as root: a checkout in a private directory is closed to any other user.
+ASK_STATUS = """
+import http.client, os, socket, sys
+path, user, *groups = sys.argv[1:]
+os.setgroups([int(group) for group in groups])
+os.setgid(int(user))
+os.setuid(int(user))
+connection = http.client.HTTPConnection("agent")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect(path)
+connection.request("GET", "/v1/status")
+print(connection.getresponse().status)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(
+    ("user", "groups", "expected"), [(65534, [], "403"), (65534, [54321], "200"), (0, [], "200")]
+)
+@in_loop
+async def test_the_kernel_tells_who_asks(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    user: int,
+    groups: list[int],
+    expected: str,
+) -> None:
+    monkeypatch.setattr("agent.server.start.wiring.group_id", lambda _: 54321)
+    with open_directory() as directory:
+        path = directory / "agent.sock"
+        settings = replace(world.config.agent, socket_path=path, socket_group="wardens")
+        world.config = replace(world.config, agent=settings)
+        async with running(world):
+            assert path.stat().st_mode & 0o777 == 0o660
+            assert path.stat().st_gid == 54321
+            path.chmod(0o666)  # so that the agent, not the file system, has to refuse
+            who = [str(each) for each in (user, *groups)]
+            command = [sys.executable, "-I", "-c", ASK_STATUS, str(path), *who]
+            outcome = await asyncio.to_thread(
+                subprocess.run,
+                command,
+                cwd="/",
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=20,
+            )
+    assert outcome.stdout.strip() == expected
+
+
+@in_loop
+async def test_what_is_not_http_does_not_disturb(world: World) -> None:
+    async with running(world) as agent:
+        for garbage in (
+            b"\0" * 64,
+            b"GET\r\n\r\n",
+            b"POST /v1/pods HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        ):
+            reader, writer = await asyncio.open_unix_connection(str(world.socket))
+            writer.write(garbage)
+            writer.write_eof()
+            assert not (await reader.read()).startswith(b"HTTP/1.1 2")
+            writer.close()
+            await writer.wait_closed()
+        assert (await ask(agent, "GET", "/v1/status"))[0] == 200
+
+
+@in_loop
+async def test_a_client_that_goes_away_does_not_stop_its_admission(world: World) -> None:
+    async with running(world) as agent:
+        with agent.keeper.events.watch() as watcher:
+            body = manifest()
+            head = f"POST /v1/pods HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(world.socket))
+                client.sendall(head.encode() + body)
+            event = await next_event(watcher, "PodAdmitted")
+        assert event.uid == UID
+
+
+async def say(world: World, *parts: bytes) -> bytes:
+    """Send bytes as they are and return all that comes back."""
+    reader, writer = await asyncio.open_unix_connection(str(world.socket))
+    for part in parts:
+        writer.write(part)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+def posting(path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    lines = (f"POST {path} HTTP/1.1", "Host: a", "Connection: close", f"Content-Length: {size}")
+    return "\r\n".join((*lines, *headers, "", "")).encode() + body
+
+
+@in_loop
+async def test_a_body_that_does_not_arrive_is_given_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_module, "BODY_SECONDS", 0.01)
+    async with running(world) as agent:
+        for path in ("/v1/pods", f"/v1/pods/{UID}/containers/c0/bind"):
+            answer = await say(world, posting(path, manifest(), length=10_000))
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b'"code":"TooSlow"' in answer
+        assert not agent.keeper.state.ledger.grants
+
+
+@in_loop
+async def test_a_compressed_body_is_not_unpacked(world: World) -> None:
+    async with running(world) as agent:
+        packed = zlib.compress(manifest())
+        answer = await say(world, posting("/v1/pods", packed, "Content-Encoding: deflate"))
+        assert answer.startswith(b"HTTP/1.1 422 ")
+        assert not agent.keeper.state.ledger.grants
+
+
+@pytest.mark.parametrize("headers", [["X-A: b"] * 10_000, ["X-A: " + "b" * 100_000]])
+@in_loop
+async def test_too_many_and_too_long_headers_are_refused(world: World, headers: list[str]) -> None:
+    async with running(world) as agent:
+        answer = await say(world, posting("/v1/pods", manifest(), *headers))
+        assert b" 431 " in answer.partition(b"\r\n")[0]
+        assert not agent.keeper.state.ledger.grants
+
+
+@pytest.mark.parametrize("path", ["/v1/pods/{}", "/v1/{}", "/v1/pods/{}/containers/c/bind"])
+@in_loop
+async def test_nothing_that_is_asked_for_becomes_a_header_or_a_line_of_its_own(
+    world: World, path: str
+) -> None:
+    evil = "x%0d%0aX-Evil:%201%0d%0a%0d%0a%1b[2J"
+    async with running(world):
+        head, _, body = (await say(world, posting(path.format(evil), b"{}"))).partition(b"\r\n\r\n")
+    assert b"X-Evil" not in head
+    assert body.count(b"\n") == 1
+    assert b"\x1b" not in body
+    assert decode(body, ErrorDocument).error.code
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 500_000,
+        b'{"a":' * 100_000,
+        b"- " * 400_000,
+        b"a: &a [*a,*a]",
+        b'{"pid":' + b"9" * 5000,
+    ],
+)
+@in_loop
+async def test_what_is_nested_or_counted_without_end_is_one_mistake(
+    world: World, body: bytes
+) -> None:
+    async with running(world) as agent:
+        assert await error_of(agent, "POST", "/v1/pods", body) == "422 InvalidManifest"
+        assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201
+        bind = f"/v1/pods/{UID}/containers/c0/bind"
+        assert await error_of(agent, "POST", bind, body) == "422 InvalidBinding"
+
+
+@in_loop
+async def test_the_path_of_a_binding_is_answered_in_short(world: World) -> None:
+    async with running(world) as agent:
+        await ask(agent, "POST", "/v1/pods", manifest())
+        bind = f"/v1/pods/{UID}/containers/c0/bind"
+        body = b'{"cgroup": "' + b"/a" * 100_000 + b'"}'
+        status, answer = await ask(agent, "POST", bind, body)
+    assert status == 422
+    assert len(answer) < 500
+
+
+@in_loop
+async def test_a_watcher_that_never_reads_holds_nobody_up(world: World) -> None:
+    text = "x" * 1000
+    async with running(world) as agent:
+        with socket.socket(socket.AF_UNIX) as deaf, agent.keeper.events.watch() as other:
+            deaf.connect(str(world.socket))
+            deaf.sendall(b"GET /v1/watch HTTP/1.1\r\nHost: a\r\n\r\n")
+            while (await ask(agent, "GET", "/v1/status"))[0] != 200 or watchers(agent) < 2:
+                pass
+            events = aiter(other)
+            for _ in range(4 * QUEUE_LENGTH):
+                agent.keeper.tell("Test", message=text)
+                await anext(events)  # the loop runs, and writes to whoever reads
+            assert agent.keeper.metrics.counters.value(names.EVENTS_DROPPED) > 0
+            assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201
+
+
+def watchers(agent: Running) -> int:
+    return len(agent.keeper.events._watchers)

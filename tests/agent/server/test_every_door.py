@@ -1,0 +1,335 @@
+"""Pods, containers and bindings come and go through every door, and no CPU is two pods'.
+
+Seeded sequences on a host whose kernel is emulated and on which processes live: admissions, also of
+pods that were there before, removals, bindings of right and wrong cgroups, bindings given up,
+restarts, an older checkpoint or none, an import of the kubelet's state, and what goes on around the
+agent. What runs with CPUs of its own keeps them whatever checkpoint is found.
+`NUMAWARDEN_STORIES` says how many (README.md, "Tests"), half of them with each driver.
+
+What was bound outside of all pods is known from the checkpoint alone: where that is lost, older or
+imported, such a cgroup is not looked at here until it is bound again (docs/operations.md says so).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from agent.api.documents import BindRequest
+from agent.config.config import CgroupDriver
+from agent.managers.allocations.ledger import Isolation
+from agent.pods.model import ContainerKind
+from agent.reconcile.errors import BindingError
+from agent.server.errors import BindingNotFoundError
+from agent.state.checkpoint import State
+from agent.state.store import CHECKPOINT_NAME, Store
+from agent.tools.kubelet_state.errors import KubeletStateError
+from agent.tools.kubelet_state.exporting import kubelet_state
+from agent.tools.kubelet_state.importing import take_over
+from cgroupfs.names import Tier
+from sysfs.discover import discover
+from sysfs.mask import EMPTY, Mask
+from tests.agent.server.sites import make_site, pod_of, site_config, with_agent
+from tests.agent.server.support import make_world
+from tests.conformance.invariants import broken_invariants
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Container, Iterator
+    from pathlib import Path
+
+    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.effective_policy import Rules
+    from agent.pods.model import Pod
+    from agent.server.controller import Keeper
+    from tests.agent.server.sites import Site
+    from tests.agent.state.disks import MemoryDisk
+
+STORIES: Final = int(os.environ.get("NUMAWARDEN_STORIES", "40"))
+#: How often an agent is started in a sequence, and how much happens in the life of one.
+LIVES: Final = 3
+STEPS: Final = 8
+#: Containers and budget of pods, as `pod_of` takes them.
+KINDS: Final = (
+    ("a=2", ""),
+    ("a=1 b=2", ""),
+    ("a=1 b", "2"),
+    ("a=1 b c=1", "4"),
+    ("a~1 b", ""),
+    ("!i=1 a=1", ""),
+)
+WRITTEN: Final = ("0", "0-15", "3,11", "5-7")
+
+
+@dataclass
+class Story:
+    """A host, what is known of it from outside of the agent, and what happens there."""
+
+    site: Site
+    random: Random
+    pods: int = 0
+    specs: dict[str, Pod] = field(default_factory=dict)
+    #: Cgroups outside of all pods in which processes were started, to be bound or not.
+    elsewhere: list[str] = field(default_factory=list)
+    #: Of these, the ones of which no checkpoint tells any more that they were bound.
+    forgotten: set[str] = field(default_factory=set)
+    #: Disks as they once were, and the rules in force.
+    backups: list[bytes] = field(default_factory=list)
+    rules: Rules | None = None
+    #: What running pods' containers had alone when the last agent ended, by uid.
+    alone: dict[str, Mask] = field(default_factory=dict)
+    done: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        for life in range(LIVES):
+            if life:
+                self.between()
+            with_agent(self.site, self.live)
+
+    async def live(self, keeper: Keeper) -> None:
+        """Compare once, as an agent does before it serves anybody; then let things happen."""
+        self.rules = keeper.state.situation.rules
+        known = keeper.state.held.bindings
+        self.forgotten = {*self.elsewhere} - {*known.released, *(each.cgroup for each in known)}
+        assert list(self.lost(keeper)) == [], self.done
+        await keeper.reconcile()
+        self.check(keeper, "start")
+        for _ in range(STEPS):
+            step = self.random.choice(self.steps())
+            await step(keeper)
+            self.check(keeper, step.__name__)
+        self.alone = dict(self.running_alone(keeper))
+        self.backups.append(pickle.dumps(self.site.disk))
+
+    def check(self, keeper: Keeper, step: str) -> None:
+        self.done.append(step)
+        state = keeper.state
+        assert broken_invariants(state.situation.rules, state.ledger) == [], self.done
+        assert list(intruders(self.site, keeper, self.forgotten)) == [], self.done
+
+    def steps(self) -> list[Callable[[Keeper], Awaitable[None]]]:
+        own = [self.admit] * 4 + [self.remove] * 2 + [self.bind] * 4 + [self.reconcile] * 2
+        own += [self.admit_again] * 2 + [self.unbind] * 2
+        return [*own, *[self.start] * 3, *[self.start_elsewhere] * 2, self.end, self.meddle]
+
+    # --- what the agent is asked for ------------------------------------------------------------
+
+    async def admit(self, keeper: Keeper) -> None:
+        self.pods += 1
+        containers, budget = self.random.choice(KINDS)
+        uid = f"{self.pods:08d}-2222-3333-4444-555555555555"
+        self.specs[uid] = pod_of(f"p{self.pods}", uid, containers, budget)
+        await keeper.admit(self.specs[uid])
+
+    async def admit_again(self, keeper: Keeper) -> None:
+        """Ask for a pod that was asked for before: it is there, recovered, displaced or removed."""
+        if uid := self.any_of(sorted(self.specs)):
+            await keeper.admit(self.specs[uid])
+
+    async def remove(self, keeper: Keeper) -> None:
+        """Remove a pod, whose processes may live on: what is left is an orphan."""
+        if uid := self.any_of(list(keeper.state.ledger.grants)):
+            await keeper.remove(uid)
+
+    async def bind(self, keeper: Keeper) -> None:
+        """Bind a container to some cgroup, be it the right one, a wrong one or another's."""
+        uid = self.any_of(list(keeper.state.ledger.grants))
+        cgroup = self.any_of([*self.elsewhere * 2, *self.inside()])
+        if not uid or not cgroup:
+            return
+        container = self.random.choice(keeper.state.ledger.grants[uid].containers).name
+        try:
+            await keeper.bind(uid, container, BindRequest(cgroup=f"/{cgroup}"))
+            self.forgotten.discard(cgroup)
+        except BindingError as error:
+            self.done.append(str(error))
+
+    async def unbind(self, keeper: Keeper) -> None:
+        """Give up a binding, or ask for that where there is none."""
+        bound = sorted((each.pod_uid, each.container) for each in keeper.state.held.bindings)
+        some = [(uid, name) for uid, name in bound if uid in keeper.state.ledger.grants]
+        if some and self.random.random() < 0.9:
+            await keeper.unbind(*self.random.choice(some))
+        elif uid := self.any_of(list(keeper.state.ledger.grants)):
+            container = self.random.choice(keeper.state.ledger.grants[uid].containers).name
+            if (uid, container) not in bound:
+                with pytest.raises(BindingNotFoundError):
+                    await keeper.unbind(uid, container)
+
+    async def reconcile(self, keeper: Keeper) -> None:
+        await keeper.reconcile()
+
+    # --- what others do -------------------------------------------------------------------------
+
+    async def start(self, keeper: Keeper) -> None:
+        """Start a container of a pod, under a name that tells which or under none."""
+        uid = self.any_of(list(keeper.state.ledger.grants))
+        if not uid:
+            return
+        grant = keeper.state.ledger.grants[uid]
+        number = self.site.processes
+        name = self.random.choice((f"x{number}-{self.random.choice(grant.containers).name}",
+                                   f"cri-containerd-{number:x}.scope"))  # fmt: skip
+        self.site.start(self.site.cgroup(uid, Tier(str(grant.qos))), name)
+
+    async def start_elsewhere(self, keeper: Keeper) -> None:
+        """Start a process outside of all pods, where one ended or in a new cgroup."""
+        del keeper
+        empty = [path for path in self.elsewhere if self.is_empty(path)]
+        if (path := self.any_of(empty)) and self.random.random() < 0.6:
+            self.site.processes += 1
+            self.site.kernel.spawn(path, self.site.processes)
+        else:
+            self.elsewhere.append(self.site.start_elsewhere(f"service{self.site.processes}"))
+
+    async def end(self, keeper: Keeper) -> None:
+        """End what runs in a cgroup."""
+        del keeper
+        if path := self.any_of([*self.elsewhere, *self.inside()]):
+            self.site.end(path)
+
+    async def meddle(self, keeper: Keeper) -> None:
+        """Write into a cgroup of a pod; the agent repairs it at once."""
+        paths = [p for p in self.inside() if self.site.kernel.read_many(p, ("cpuset.cpus",))[0]]
+        if path := self.any_of(paths):
+            self.site.kernel.write(path, "cpuset.cpus", self.random.choice(WRITTEN))
+        await keeper.reconcile(insist=True)
+
+    # --- what happens while no agent runs -------------------------------------------------------
+
+    def between(self) -> None:
+        change = self.random.choice((self.restart, self.restart, self.roll_back, self.lose,
+                                     self.import_state))  # fmt: skip
+        change()
+        self.done.append(change.__name__)
+
+    def restart(self) -> None:
+        """Change nothing."""
+
+    def roll_back(self) -> None:
+        """Put an older checkpoint in place of the last one."""
+        disk: MemoryDisk = pickle.loads(self.random.choice(self.backups))  # noqa: S301  # our own
+        self.site.disk = disk
+
+    def lose(self) -> None:
+        """Remove the checkpoint."""
+        path = self.site.config.agent.state_directory / CHECKPOINT_NAME
+        if path.name in self.site.disk.names(path.parent):
+            self.site.disk.remove(path)
+
+    def import_state(self) -> None:
+        """Begin anew with what the kubelet's files would say of the pods."""
+        saved = self.site.saved()
+        if saved is None or self.rules is None:
+            return
+        try:
+            ledger = take_over(
+                self.rules, kubelet_state(self.rules, saved.ledger), self.specs
+            ).ledger
+        except KubeletStateError:
+            return
+        with Store(self.site.config.agent.state_directory, self.site.disk) as store:
+            store.save(State(ledger=ledger, boot_id=saved.boot_id, host=saved.host))
+
+    # --- what runs and what a start makes of it -------------------------------------------------
+
+    def running_alone(self, keeper: Keeper) -> Iterator[tuple[str, Mask]]:
+        """Yield the pods in whose cgroups containers run on CPUs that no other pod's show."""
+        shown: dict[str, Mask] = {}
+        for path in self.inside():
+            text = self.site.kernel.read_many(path, ("cpuset.cpus",))[0] or ""
+            if self.site.kernel.procs(path) and text.strip():
+                pod = path.rpartition("/")[0]
+                shown[pod] = shown.get(pod, EMPTY) | Mask.parse(text.strip())
+        for uid, grant in keeper.state.ledger.grants.items():
+            home = self.site.cgroup(uid, Tier(str(grant.qos)))
+            own = shown.get(home, EMPTY)
+            others = [cpus for pod, cpus in shown.items() if pod != home]
+            if own and own <= grant.exclusive_cpus and not any(own & each for each in others):
+                yield uid, own
+
+    def lost(self, keeper: Keeper) -> Iterator[str]:
+        """Yield what ran on CPUs of its own and does not hold them after a start.
+
+        A pod that the checkpoint knows has what that says, unless another one runs there; one that
+        it knows to be removed has nothing.
+        """
+        saved, held = self.site.saved(), keeper.state.held
+        known = () if saved is None else saved.ledger.grants
+        for uid, cpus in self.alone.items():
+            others = (grant for other, grant in held.ledger.grants.items() if other != uid)
+            if uid not in known and uid not in held.orphaned:
+                grant = held.ledger.grants.get(uid)
+                if grant is None or not cpus <= grant.exclusive_cpus:
+                    yield f"{uid} ran on {cpus} and holds them no longer"
+                elif any(other.exclusive_cpus & cpus for other in others):
+                    yield f"{uid} runs on {cpus}, which another pod holds"
+
+    # --- helpers --------------------------------------------------------------------------------
+
+    def any_of(self, choices: list[str]) -> str:
+        return self.random.choice(choices) if choices else ""
+
+    def inside(self) -> list[str]:
+        """Return the cgroups in pods' cgroups."""
+        pods = (path for path in self.site.cgroups() if self.site.layout.parse_pod(path))
+        return [f"{pod}/{name}" for pod in pods for name in self.site.kernel.children(pod)]
+
+    def is_empty(self, path: str) -> bool:
+        return self.site.kernel.exists(path) and not self.site.kernel.procs(path)
+
+
+def intruders(site: Site, keeper: Keeper, unknown: Container[str]) -> Iterator[str]:
+    """Yield who may run on CPUs that the ledger gives exclusively to somebody else.
+
+    A process that is in no pod, and in no cgroup whose set was written, is not the agent's; nor is
+    one in an `unknown` cgroup.
+    """
+    grants = keeper.state.ledger.grants
+    bound = {each.cgroup: (each.pod_uid, each.container) for each in keeper.state.held.bindings}
+    for path in site.cgroups():
+        named = site.layout.parse_pod(path.rpartition("/")[0])
+        own = (named.uid, path.rpartition("-")[2].removesuffix(".scope")) if named else ("", "")
+        uid, name = bound.get(path, own)
+        written = bool((site.kernel.read_many(path, ("cpuset.cpus",))[0] or "").strip())
+        if not uid and not written:
+            continue
+        for pid in () if path in unknown else site.kernel.procs(path):
+            allowed = site.kernel.allowed(pid)[0]
+            for other, grant in grants.items():
+                # What has just been started follows its pod's cgroup until it is found.
+                inside = _of_others(grant, name) if written else EMPTY
+                theirs = inside if other == uid else grant.exclusive_cpus
+                if allowed & theirs:
+                    yield f"/{path} ({uid or 'no pod'}) is on {allowed & theirs} of {other}"
+
+
+def _of_others(grant: PodGrant, name: str) -> Mask:
+    """Return the CPUs of the containers of a pod that none but they may run on."""
+    cpus = EMPTY
+    one = grant.container(name)
+    # An init container's CPUs are those of the containers after it.
+    if one is None or one.kind is not ContainerKind.APP:
+        return cpus
+    for container in grant.containers:
+        own = container.isolation is Isolation.CONTAINER and container.kind is ContainerKind.APP
+        if own and container.name != name and container.cpus is not None:
+            cpus |= container.cpus
+    return cpus
+
+
+@pytest.mark.parametrize("driver", CgroupDriver)
+@pytest.mark.timeout(max(120, STORIES))
+def test_no_process_ever_runs_on_a_cpu_that_is_somebody_elses(
+    tmp_path: Path, host_root: Path, monkeypatch: pytest.MonkeyPatch, driver: CgroupDriver
+) -> None:
+    # The host stays the same; reading it again would take most of the time.
+    monkeypatch.setattr("agent.server.start.wiring.discover", functools.cache(discover))
+    config = site_config(make_world(tmp_path, host_root).config, driver)
+    for seed in range(STORIES // 2):
+        Story(make_site(config), Random(f"{driver} {seed}")).run()  # noqa: S311  # no secret

@@ -1,0 +1,156 @@
+"""What is large is parsed and written aside: everybody else is answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from agent.api import documents as wire
+from agent.parsing.errors import MISTAKES_TOLD
+from agent.pods.manifest import load_pod
+from agent.server import api
+from tests.agent.server.support import UID, in_loop, make_world, manifest, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.agent.server.support import Running, World
+
+LARGE = manifest() + b"#" * api.SMALL_BYTES
+BINDING = b'{"cgroup": "/a"}' + b" " * api.SMALL_BYTES
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return make_world(tmp_path)
+
+
+class Gate:
+    """A call that does not go on before it may; `reached` once it waits."""
+
+    def __init__(self, call: Callable[..., object]) -> None:
+        self._call = call
+        self._open = threading.Event()
+        self.reached = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        self._loop.call_soon_threadsafe(self.reached.set)
+        # On the loop itself this would wait for what only the loop can do.
+        assert threading.current_thread() is not threading.main_thread()
+        assert self._open.wait(15)
+        return self._call(*args, **kwargs)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@contextmanager
+def gate_at(
+    monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[..., object]
+) -> Iterator[Gate]:
+    gate = Gate(call)
+    monkeypatch.setattr(name, gate)
+    try:
+        yield gate
+    finally:
+        gate.open()
+
+
+async def ask(agent: Running, method: str, path: str, body: bytes | None = None) -> int:
+    connector = aiohttp.UnixConnector(str(agent.world.socket))
+    async with aiohttp.ClientSession(connector=connector) as session:
+        response = await session.request(method, f"http://agent{path}", data=body)
+        await response.read()
+        return response.status
+
+
+async def others_are_answered(agent: Running) -> None:
+    """Ask what needs no large parsing, and admit and remove a small pod."""
+    async with aiohttp.ClientSession() as session:
+        for path in ("healthz", "metrics"):
+            response = await session.get(f"http://127.0.0.1:{agent.port}/{path}")
+            assert response.status == HTTPStatus.OK
+    assert await ask(agent, "GET", "/v1/pods/nobody") == HTTPStatus.NOT_FOUND
+    assert await ask(agent, "DELETE", "/v1/pods/nobody") == HTTPStatus.NOT_FOUND
+    report = await agent.keeper.reconcile()
+    assert not report.problems
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "path", "body", "status"),
+    [
+        ("load_pod", load_pod, "/v1/pods", LARGE, HTTPStatus.CREATED),
+        ("load_pod", load_pod, "/v1/pods?dryRun=true", LARGE, HTTPStatus.OK),
+        ("_bind_request", api._bind_request, f"/v1/pods/{UID}/containers/a/bind", BINDING,
+         HTTPStatus.NOT_FOUND),
+    ],
+)  # fmt: skip
+@in_loop
+async def test_while_a_large_body_is_parsed_others_are_answered(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    call: Callable[..., object],
+    path: str,
+    body: bytes,
+    status: int,
+) -> None:
+    async with running(world) as agent:
+        with gate_at(monkeypatch, f"agent.server.api.{name}", call) as gate:
+            asked = asyncio.create_task(ask(agent, "POST", path, body))
+            await gate.reached.wait()
+            await others_are_answered(agent)
+            assert not asked.done()
+            gate.open()
+            assert await asked == status
+
+
+@pytest.mark.parametrize("path", ["/v1/pods", "/v1/status", "/v1/verify"])
+@in_loop
+async def test_while_a_large_answer_is_written_others_are_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    async with running(world) as agent:
+        with gate_at(monkeypatch, "agent.server.api._json", api._json) as gate:
+            asked = asyncio.create_task(ask(agent, "GET", path))
+            await gate.reached.wait()
+            monkeypatch.undo()
+            await others_are_answered(agent)
+            assert not asked.done()
+            gate.open()
+            assert await asked == HTTPStatus.OK
+
+
+@in_loop
+async def test_a_small_manifest_does_not_wait_for_a_large_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(world) as agent:
+        with gate_at(monkeypatch, "agent.server.api.load_pod", load_pod) as gate:
+            asked = asyncio.create_task(ask(agent, "POST", "/v1/pods", LARGE))
+            await gate.reached.wait()
+            monkeypatch.undo()
+            assert await ask(agent, "POST", "/v1/pods", manifest()) == HTTPStatus.CREATED
+            gate.open()
+            assert await asked == HTTPStatus.OK  # the same pod
+
+
+@in_loop
+async def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(world: World) -> None:
+    mistakes = b"".join(b"  - name: C_%d\n" % number for number in range(300))
+    body = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n" + mistakes
+    connector = aiohttp.UnixConnector(str(world.socket))
+    async with running(world) as agent, aiohttp.ClientSession(connector=connector) as session:
+        response = await session.post("http://agent/v1/pods", data=body)
+        error = wire.decode(await response.read(), wire.ErrorDocument).error
+        assert error.message == "300 mistakes in the manifest, of which the first 100 are told"
+        assert len(error.details) == MISTAKES_TOLD
+        assert not agent.keeper.state.ledger.grants

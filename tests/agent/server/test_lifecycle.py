@@ -1,0 +1,531 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.api.client import AgentRefused
+from agent.server import lifecycle as service_module
+from agent.server.configured_host import decide
+from agent.server.start.wiring import Assembly, Surrogates
+from agent.state.store import CHECKPOINT_NAME
+from sysfs.described.shapes import with_offline
+from sysfs.mask import Mask
+from tests.agent.server.support import (
+    OTHER_UID,
+    UID,
+    RecordingManager,
+    in_loop,
+    make_world,
+    manifest,
+    next_event,
+    running,
+    two_packages,
+    until,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Iterable
+
+    from agent.api.documents import ReconcileDocument
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.decision import Decision
+    from agent.pods.model import Pod
+    from agent.server.configured_host import Situation
+    from agent.server.lifecycle import Service
+    from tests.agent.server.support import Running, World
+
+POD = f"kubepods/pod{UID}"
+
+
+@in_loop
+async def test_it_is_ready_only_after_the_first_comparison(world: World) -> None:
+    async with running(world) as agent:
+        assert agent.keeper.state.last_reconcile is not None
+        assert agent.manager.told[-1].startswith("ready: 0 pods")
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.ready
+        assert status.shared_pool == "0-15"
+
+
+@in_loop
+async def test_an_admitted_pod_is_pinned_before_the_answer(world: World) -> None:
+    async with running(world) as agent:
+        answer = await asyncio.to_thread(agent.client.admit, manifest())
+        assert answer.pod is not None
+        assert answer.pod.exclusive_cpus == "1,9"
+        assert answer.pod.enforcement.enforced
+        assert world.cpus_of(POD) == "1,9"
+
+
+@in_loop
+async def test_a_restart_picks_everything_up_again_and_moves_nothing(world: World) -> None:
+    async with running(world) as agent:
+        before = await asyncio.to_thread(agent.client.admit, manifest())
+    assert world.cpus_of(POD) == "1,9"
+    async with running(world) as agent:
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert before.pod is not None
+        assert (pod.uid, pod.exclusive_cpus) == (UID, before.pod.exclusive_cpus)
+        assert pod.source == "checkpoint"
+        again = await asyncio.to_thread(agent.client.admit, manifest())
+        assert again.already_admitted
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.last_reconcile is not None
+        assert status.last_reconcile.found == {}
+
+
+@in_loop
+async def test_stopping_leaves_every_workload_as_it_is(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        world.kernel.mkdir(f"{POD}/c0")
+        world.kernel.spawn(f"{POD}/c0", 4711)
+        await agent.ask(agent.client.reconcile)
+        written = world.kernel.read(f"{POD}/c0", "cpuset.cpus")
+        await agent.stop()
+        assert world.kernel.procs(f"{POD}/c0") == (4711,)
+        assert world.kernel.read(f"{POD}/c0", "cpuset.cpus") == written == "1,9\n"
+        assert agent.manager.told[-1] == "stopping"
+    assert not world.socket.exists()
+
+
+@asynccontextmanager
+async def busy(agent: Running) -> AsyncIterator[asyncio.Event]:
+    """Have an action under way until the event is set."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        began.set()
+        await go_on.wait()
+
+    hanging = asyncio.create_task(agent.keeper.queue.run(hang))
+    await began.wait()
+    yield go_on
+    await hanging
+
+
+@in_loop
+async def test_stopping_finishes_what_has_begun_and_answers_all_else_with_503(
+    world: World,
+) -> None:
+    async with running(world) as agent, busy(agent) as go_on:
+        uids = [f"{number:08d}-2222-3333-4444-555555555555" for number in range(4)]
+        asked = [
+            asyncio.create_task(asyncio.to_thread(world.client().admit, manifest(uid=uid)))
+            for uid in uids
+        ]
+        await until(lambda: agent.keeper.queue.waiting == len(asked))
+        agent.service.stop()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        # All were answered while the action was still under way.
+        assert not agent.life.done()
+        go_on.set()
+        await agent.life
+        assert agent.keeper.state.ledger.grants == {}
+    refused = [each for each in answers if isinstance(each, AgentRefused)]
+    assert len(refused) == len(asked)
+    assert {(each.status, each.error.code) for each in refused} == {(503, "Stopping")}
+
+
+@in_loop
+async def test_the_periodic_comparison_overtakes_the_changes_that_wait(world: World) -> None:
+    async with running(world) as agent:
+        started = agent.keeper.metrics.reconcile_duration.count
+        compared: list[int] = []
+
+        async def change() -> None:
+            compared.append(agent.keeper.metrics.reconcile_duration.count - started)
+
+        async with busy(agent) as go_on:
+            asked = [asyncio.create_task(agent.keeper.queue.run(change)) for _ in range(9)]
+            await until(lambda: agent.keeper.queue.waiting == len(asked))
+            world.clock.advance(10)
+            await until(lambda: agent.keeper.queue.waiting > len(asked))
+            go_on.set()
+        await asyncio.gather(*asked)
+    # One may have had its turn before.
+    assert compared[1] == 1
+
+
+@in_loop
+async def test_drift_is_repaired_at_the_next_period_and_counted(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        with agent.keeper.events.watch() as watcher:
+            world.kernel.write(POD, "cpuset.cpus", "0-15")
+            world.clock.advance(10)
+            event = await next_event(watcher, "DriftFound")
+        assert "unknown" in event.message
+        assert world.cpus_of(POD) == "1,9"
+        text = agent.keeper.metrics.render().decode()
+        assert 'numawarden_drift_found_total{cause="unknown"} 1.0' in text
+        assert 'numawarden_drift_repaired_total{cause="unknown"} 1.0' in text
+
+
+@in_loop
+async def test_a_container_that_appears_is_pinned_by_a_comparison(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest(containers=2))
+        for name in ("c0", "c1"):
+            world.kernel.mkdir(f"{POD}/{name}")
+        compared = await asyncio.to_thread(agent.client.reconcile)
+        assert compared.found == {}
+        shown = await asyncio.to_thread(agent.client.pod, UID)
+    cpus = [container.kernel[0].cpus_effective for container in shown.containers]
+    assert cpus == [container.cpus for container in shown.containers]
+    assert cpus[0] != cpus[1]
+
+
+@in_loop
+async def test_cpus_that_go_offline_are_noticed_and_no_longer_given(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    async with running(world) as agent:
+        with agent.keeper.events.watch() as watcher:
+            world.change_host(with_offline(two_packages(), Mask.of(1, 9)))
+            world.clock.advance(10)
+            event = await next_event(watcher, "HostChanged")
+        assert "1,9 are no longer online" in event.message
+        answer = await asyncio.to_thread(agent.client.admit, manifest())
+        assert answer.pod is not None
+        assert answer.pod.exclusive_cpus == "2,10"
+
+
+@in_loop
+async def test_the_watchdog_hears_of_an_agent_that_works(world: World) -> None:
+    manager = RecordingManager(ping_seconds=5)
+    async with running(world, manager):
+        await manager.pinged.wait()
+        manager.pinged.clear()
+        world.clock.advance(5)
+        await manager.pinged.wait()
+
+
+@in_loop
+async def test_the_watchdog_hears_nothing_while_an_action_hangs(world: World) -> None:
+    manager = RecordingManager(ping_seconds=5)
+    began, released = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        began.set()
+        await released.wait()
+
+    async with running(world, manager) as agent:
+        await manager.pinged.wait()
+        hanging = asyncio.create_task(agent.keeper.queue.run(hang))
+        await began.wait()
+        manager.pinged.clear()
+        world.clock.advance(61)
+        problem = agent.service.health.problem()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        pinged = manager.pinged.is_set()
+        released.set()
+        await hanging
+    assert problem is not None
+    assert "has been running for 61 s" in problem
+    assert not pinged
+
+
+@in_loop
+async def test_manifests_are_admitted_before_it_is_ready(world: World) -> None:
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert pod.source == str(directory / "web.yaml")
+
+
+@in_loop
+async def test_a_file_that_appears_or_goes_admits_or_releases_its_pod_at_once(
+    world: World,
+) -> None:
+    directory = world.manifest_directory()
+    async with running(world) as agent:
+        with agent.keeper.events.watch() as watcher:
+            (directory / "web.yaml").write_bytes(manifest())
+            assert (await next_event(watcher, "PodAdmitted")).uid == UID
+            (directory / "web.yaml").unlink()
+            assert (await next_event(watcher, "PodRemoved")).uid == UID
+        assert await asyncio.to_thread(agent.client.pods) == ()
+
+
+@in_loop
+async def test_a_file_deleted_while_the_agent_was_down_releases_its_pod(world: World) -> None:
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest())
+    async with running(world):
+        pass
+    (directory / "web.yaml").unlink()
+    async with running(world) as agent:
+        assert await asyncio.to_thread(agent.client.pods) == ()
+
+
+@in_loop
+async def test_a_pod_of_a_file_is_not_removed_over_the_socket(world: World) -> None:
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        with pytest.raises(AgentRefused, match="delete that file") as refused:
+            await asyncio.to_thread(agent.client.remove, UID)
+        assert refused.value.error.code == "ManagedByManifest"
+        assert len(await asyncio.to_thread(agent.client.pods)) == 1
+
+
+@in_loop
+async def test_a_manifest_directory_open_to_others_is_reported_and_nothing_is_read(
+    world: World,
+) -> None:
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest())
+    directory.chmod(0o777)
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.pods == 0
+        (problem,) = status.problems
+        assert "can be written by others (mode 0777), who could make any pod run" in problem
+        assert f"close it: chmod go-w {directory}" in problem
+
+
+@in_loop
+async def test_a_bad_manifest_is_reported_and_the_others_are_admitted(world: World) -> None:
+    directory = world.manifest_directory()
+    (directory / "a.yaml").write_text("kind: Pod\n")
+    (directory / "b.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.pods == 1
+        assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
+        assert any("a.yaml is invalid" in problem for problem in status.problems)
+        text = agent.keeper.metrics.render().decode()
+        assert 'numawarden_manifests{state="invalid"} 1.0' in text
+
+
+@in_loop
+async def test_a_file_with_any_name_leaves_the_others_and_every_answer_alone(world: World) -> None:
+    directory = world.manifest_directory()
+    for name, uid in ((b"caf\xe9.yaml", None), (b"caf\xe8.yaml", OTHER_UID)):
+        (directory / os.fsdecode(name)).write_bytes(manifest(uid=uid))
+    (directory / os.fsdecode(b"bad-\xff.yaml")).write_text("kind: Pod\n")
+    (directory / "good.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert [pod.uid for pod in await asyncio.to_thread(agent.client.pods)] == [UID]
+        states = {Path(entry.file).name: entry.state for entry in status.manifests}
+        assert states == {
+            "bad-\\xff.yaml": "invalid",
+            "caf\\xe8.yaml": "invalid",
+            "caf\\xe9.yaml": "invalid",
+            "good.yaml": "admitted",
+        }
+        (directory / "good.yaml").unlink()
+        with agent.keeper.events.watch() as watcher:
+            assert (await next_event(watcher, "PodRemoved")).uid == UID
+
+
+@in_loop
+async def test_an_unforeseen_failure_of_one_pod_leaves_the_other_files_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = world.manifest_directory()
+    (directory / "a.yaml").write_bytes(manifest(uid=OTHER_UID, name="bad"))
+    (directory / "b.yaml").write_bytes(manifest())
+
+    def failing(situation: Situation, ledger: Ledger, pod: Pod) -> Decision:
+        if pod.name == "bad":
+            raise KeyError("a mistake in the managers")
+        return decide(situation, ledger, pod)
+
+    monkeypatch.setattr("agent.server.controller.decide", failing)
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
+        assert any("the agent failed at it (KeyError)" in line for line in status.problems)
+
+
+@in_loop
+async def test_a_manifest_that_turns_bad_is_told_to_watchers_once(world: World) -> None:
+    directory = world.manifest_directory()
+    async with running(world) as agent:
+        with agent.keeper.events.watch() as watcher:
+            (directory / "a.yaml").write_text("kind: Pod\n")
+            event = await next_event(watcher, "ManifestInvalid")
+            assert str(directory / "a.yaml") in event.message
+            world.clock.advance(service_module.MANIFEST_PERIOD)
+            (directory / "b.yaml").write_bytes(manifest())
+            assert (await next_event(watcher, "ManifestInvalid", "PodAdmitted")).uid == UID
+
+
+@in_loop
+async def test_a_refused_manifest_is_admitted_once_another_pod_ends(world: World) -> None:
+    directory = world.manifest_directory()
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest("big", OTHER_UID, cpu="14"))
+        with agent.keeper.events.watch() as watcher:
+            (directory / "web.yaml").write_bytes(manifest())
+            await next_event(watcher, "PodRefused")
+            await agent.ask(agent.client.remove, OTHER_UID)
+            world.clock.advance(service_module.MANIFEST_PERIOD)
+            assert (await next_event(watcher, "PodAdmitted")).uid == UID
+
+
+@in_loop
+async def test_a_damaged_checkpoint_is_kept_aside_and_reported(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+    (world.directory / "state" / CHECKPOINT_NAME).write_text("{")
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert any("set aside" in problem for problem in status.problems)
+        kept = [path.name for path in (world.directory / "state").iterdir()]
+        assert any(name.startswith("checkpoint.json.damaged") for name in kept)
+
+
+@in_loop
+async def test_a_stream_of_changes_that_breaks_is_reported_and_opened_again(
+    world: World,
+) -> None:
+    directory = world.manifest_directory()
+    async with running(world) as agent:
+        troubles = agent.keeper.state.troubles
+        opened: list[int] = []
+        again = asyncio.Event()
+
+        async def broken() -> AsyncIterator[object]:
+            opened.append(1)
+            if len(opened) == 1:
+                raise OSError(24, "Too many open files")
+            again.set()
+            yield None
+            await asyncio.Event().wait()
+
+        asked = asyncio.Event()
+        pump = asyncio.create_task(agent.service._pump("test changes", broken, asked))
+        await asked.wait()
+        assert "Too many open files" in troubles["test changes"]
+        world.clock.advance(service_module.REOPEN_SECONDS)
+        await again.wait()
+        assert "test changes" not in troubles
+        pump.cancel()
+    assert directory.is_dir()
+
+
+@in_loop
+async def test_a_failing_periodic_action_is_reported_and_does_not_end_the_agent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(world) as agent:
+        fail = asyncio.Event()
+
+        async def broken(**_: bool) -> None:
+            fail.set()
+            raise RuntimeError("boom")
+
+        monkeypatch.setattr(agent.keeper, "reconcile", broken)
+        world.clock.advance(10)
+        await fail.wait()
+        monkeypatch.undo()
+        status = await asyncio.to_thread(agent.client.status)
+        assert any("boom" in problem for problem in status.problems)
+        with agent.keeper.events.watch() as watcher:
+            await agent.ask(agent.client.admit, manifest())
+            await next_event(watcher, "PodAdmitted")
+
+
+@asynccontextmanager
+async def restoring(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[RecordingManager, Service, asyncio.Event]]:
+    """Run an agent whose first comparison lasts until the event is set."""
+    manager = RecordingManager()
+    assembly = Assembly(world.config, manager, world.clock, Surrogates(world.kernel, live=False))
+    began, go_on = asyncio.Event(), asyncio.Event()
+    compare = assembly.keeper.reconcile
+
+    async def wait_and_compare(**_: bool) -> ReconcileDocument:
+        began.set()
+        await go_on.wait()
+        return await compare()
+
+    with assembly as service:
+        monkeypatch.setattr(assembly.keeper, "reconcile", wait_and_compare)
+        life = asyncio.create_task(service.run())
+        try:
+            await began.wait()
+            yield manager, service, go_on
+        finally:
+            service.stop()
+            await life
+
+
+@in_loop
+async def test_an_agent_told_to_stop_while_it_restores_stops(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with restoring(world, monkeypatch) as (manager, service, _):
+        service.stop()
+    assert manager.told == ["stopping"]
+
+
+@in_loop
+async def test_while_it_restores_everybody_may_look_and_nobody_change_anything(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = world.client()
+    async with restoring(world, monkeypatch) as (manager, _, go_on):
+        assert not (await asyncio.to_thread(client.status)).ready
+        with pytest.raises(AgentRefused, match="ask again soon") as refused:
+            await asyncio.to_thread(client.admit, manifest())
+        assert (refused.value.status, refused.value.error.code) == (503, "NotReady")
+        go_on.set()
+        await manager.is_ready.wait()
+        assert (await asyncio.to_thread(client.admit, manifest())).admitted
+
+
+class FullWatch:
+    """Watches until the kernel grants no more."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.watched: set[str] = set()
+
+    def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
+        """Watch these alone."""
+        self.watched.clear()
+        self.also({*cgroups, *renewed})
+
+    def also(self, cgroups: Iterable[str]) -> None:
+        """Watch these as well."""
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.watched.update(cgroups)
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Tell of nothing."""
+        await asyncio.Event().wait()
+        yield
+
+
+@in_loop
+async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_told_until_it_is_over(
+    world: World,
+) -> None:
+    watch = FullWatch()
+    async with running(world) as agent:
+        agent.service._around = replace(agent.service._around, cgroups=watch)
+        await agent.ask(agent.client.admit, manifest())
+        assert watch.watched == {POD}
+        watch.full = True
+        await agent.ask(agent.client.admit, manifest("other", OTHER_UID))
+        status = await asyncio.to_thread(agent.client.status)
+        assert any("raise fs.inotify.max_user_watches" in line for line in status.problems)
+        watch.full = False
+        await agent.service._reconcile()
+        assert agent.keeper.state.troubles == {}
+        assert watch.watched == {POD, f"kubepods/pod{OTHER_UID}"}

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextvars import ContextVar
+from functools import partial
+
+import pytest
+
+from agent.server.queue import SerialQueue, Stopped, Worker
+from tests.agent.server.support import FakeClock, in_loop
+
+asked_by: ContextVar[str] = ContextVar("asked_by", default="")
+
+
+@in_loop
+async def test_actions_run_one_after_another_in_the_order_of_arrival() -> None:
+    queue = SerialQueue(FakeClock())
+    serving = asyncio.create_task(queue.serve())
+    log: list[str] = []
+
+    async def action(name: str) -> str:
+        log.append(f"{name} begins")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        log.append(f"{name} ends")
+        return name
+
+    names = ["a", "b", "c"]
+    results = await asyncio.gather(*(queue.run(partial(action, name)) for name in names))
+    queue.stop()
+    await serving
+    assert results == names
+    assert log == [f"{name} {what}" for name in names for what in ("begins", "ends")]
+
+
+@in_loop
+async def test_whoever_asked_gets_the_error_and_the_queue_goes_on() -> None:
+    queue = SerialQueue(FakeClock())
+    serving = asyncio.create_task(queue.serve())
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def succeed() -> int:
+        return 7
+
+    with pytest.raises(ValueError, match="no"):
+        await queue.run(fail)
+    assert await queue.run(succeed) == 7
+    queue.stop()
+    await serving
+
+
+@in_loop
+async def test_an_action_whose_asker_went_away_is_finished() -> None:
+    queue = SerialQueue(FakeClock())
+    serving = asyncio.create_task(queue.serve())
+    began, go_on, finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def action() -> None:
+        began.set()
+        await go_on.wait()
+        finished.set()
+
+    asking = asyncio.create_task(queue.run(action))
+    await began.wait()
+    asking.cancel()
+    go_on.set()
+    await finished.wait()
+    queue.stop()
+    await serving
+
+
+@in_loop
+async def test_a_stop_finishes_what_has_begun_and_refuses_all_that_waits() -> None:
+    queue = SerialQueue(FakeClock())
+    serving = asyncio.create_task(queue.serve())
+    began, go_on, done = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def first() -> str:
+        began.set()
+        await go_on.wait()
+        return "first"
+
+    async def later() -> None:
+        done.append("later")
+
+    asking = asyncio.create_task(queue.run(first))
+    await began.wait()
+    asked = [asyncio.create_task(queue.run(later, ahead=number % 2 == 0)) for number in range(9)]
+    await asyncio.sleep(0)
+    assert queue.waiting == 9
+    queue.stop()
+    refused = await asyncio.gather(*asked, return_exceptions=True)
+    assert {type(each) for each in refused} == {Stopped}
+    with pytest.raises(Stopped):
+        await queue.run(later)
+    assert not serving.done()
+    go_on.set()
+    assert await asking == "first"
+    await serving
+    assert done == []
+
+
+@in_loop
+async def test_what_goes_ahead_and_what_waits_take_turns() -> None:
+    queue, log = SerialQueue(FakeClock()), list[str]()
+
+    async def action(name: str) -> None:
+        log.append(name)
+
+    asked = [asyncio.create_task(queue.run(partial(action, f"w{n}"))) for n in range(3)]
+    asked += [
+        asyncio.create_task(queue.run(partial(action, f"a{n}"), ahead=True)) for n in range(3)
+    ]
+    await asyncio.sleep(0)
+    serving = asyncio.create_task(queue.serve())
+    await asyncio.gather(*asked)
+    assert log == ["a0", "w0", "a1", "w1", "a2", "w2"]
+    queue.stop()
+    await serving
+
+
+@in_loop
+async def test_one_that_asks_to_go_ahead_again_and_again_does_not_keep_others_waiting() -> None:
+    queue, log = SerialQueue(FakeClock()), list[str]()
+    serving = asyncio.create_task(queue.serve())
+
+    async def again() -> None:
+        log.append("again")
+        if len(log) < 50:
+            asked.append(asyncio.create_task(queue.run(again, ahead=True)))
+
+    async def waits() -> int:
+        return len(log)
+
+    asked = [asyncio.create_task(queue.run(again, ahead=True))]
+    await asyncio.sleep(0)
+    assert await queue.run(waits) <= 2
+    queue.stop()
+    await serving
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+@in_loop
+async def test_it_tells_for_how_long_an_action_has_been_running() -> None:
+    clock = FakeClock()
+    queue = SerialQueue(clock)
+    serving = asyncio.create_task(queue.serve())
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def action() -> None:
+        began.set()
+        await go_on.wait()
+
+    assert queue.busy_seconds() == 0
+    asking = asyncio.create_task(queue.run(action))
+    await began.wait()
+    clock.advance(42)
+    assert queue.busy_seconds() == 42
+    go_on.set()
+    await asking
+    queue.stop()
+    await serving
+    assert queue.busy_seconds() == 0
+
+
+@in_loop
+async def test_an_action_sees_the_context_of_whoever_asked_also_in_the_thread() -> None:
+    queue, worker = SerialQueue(FakeClock()), Worker(FakeClock())
+    serving = asyncio.create_task(queue.serve())
+
+    async def action() -> str:
+        return await worker.run(asked_by.get)
+
+    async def ask(name: str) -> str:
+        asked_by.set(name)
+        return await queue.run(action)
+
+    one, two = await asyncio.gather(ask("one"), ask("two"))
+    assert (one, two) == ("one", "two")
+    queue.stop()
+    await serving
+    worker.close()
+
+
+@in_loop
+async def test_blocking_work_runs_in_one_thread_that_is_not_the_loops() -> None:
+    worker = Worker(FakeClock())
+    threads = await asyncio.gather(*(worker.run(threading.get_ident) for _ in range(5)))
+    worker.close()
+    assert len(set(threads)) == 1
+    assert threads[0] != threading.get_ident()
+
+
+@in_loop
+async def test_the_worker_tells_for_how_long_a_call_has_been_running() -> None:
+    clock = FakeClock()
+    worker, began, go_on = Worker(clock), threading.Event(), threading.Event()
+
+    def call() -> None:
+        began.set()
+        go_on.wait(10)
+
+    assert worker.busy_seconds() == 0
+    running = asyncio.create_task(worker.run(call))
+    await asyncio.to_thread(began.wait, 10)
+    clock.now += 42
+    assert worker.busy_seconds() == 42
+    go_on.set()
+    await running
+    assert worker.busy_seconds() == 0
+    worker.close()

@@ -1,0 +1,419 @@
+"""An older checkpoint (a backup, a snapshot, a rollback) beside pods that run."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.api.documents import BindRequest
+from agent.config.config import CgroupDriver
+from agent.server.start import wiring as assembly
+from agent.state.store import CHECKPOINT_NAME
+from cgroupfs.names import Tier
+from sysfs.mask import Mask
+from tests.agent.server.sites import make_site, pod_of, site_config, with_agent
+from tests.agent.server.support import (
+    OTHER_UID,
+    UID,
+    in_loop,
+    make_world,
+    manifest,
+    next_event,
+    running,
+)
+from tests.fakes.effects import Effects, die_before
+from tests.fakes.kernel import Died
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from agent.server.controller import Keeper
+    from tests.agent.server.sites import Site
+    from tests.agent.server.support import World
+    from tests.fakes.effects import Step
+
+ONE, TWO, THREE = (f"{digit}0000000-2222-3333-4444-555555555555" for digit in (1, 2, 3))
+NAMES = {ONE: "one", TWO: "two", THREE: "three"}
+
+
+@pytest.fixture(params=list(CgroupDriver))
+def site(request: pytest.FixtureRequest, tmp_path: Path, host_root: Path) -> Site:
+    return make_site(site_config(make_world(tmp_path, host_root).config, request.param))
+
+
+def cpus(site: Site, uid: str) -> Mask:
+    """Return where the process of a pod may run."""
+    pod = site.cgroup(uid)
+    (pid,) = (
+        pid for name in site.kernel.children(pod) for pid in site.kernel.procs(f"{pod}/{name}")
+    )
+    return site.kernel.allowed(pid)[0]
+
+
+def run(site: Site, uid: str) -> None:
+    """Start a process of the container of a pod."""
+    site.start(site.cgroup(uid), f"{NAMES[uid]}-main")
+
+
+async def admit(keeper: Keeper, uid: str) -> None:
+    """Admit a pod of one container with two CPUs."""
+    assert (await keeper.admit(pod_of(NAMES[uid], uid, "main=2"))).admitted
+
+
+def put_back(site: Site, backup: bytes) -> None:
+    site.disk = pickle.loads(backup)  # noqa: S301  # our own bytes
+
+
+def held(keeper: Keeper) -> dict[str, str]:
+    return {uid: str(grant.exclusive_cpus) for uid, grant in keeper.state.ledger.grants.items()}
+
+
+def with_pod_one(site: Site) -> bytes:
+    """Let pod one run; return a backup of the checkpoint."""
+
+    async def begin(keeper: Keeper) -> bytes:
+        await admit(keeper, ONE)
+        run(site, ONE)
+        await keeper.reconcile()
+        return pickle.dumps(site.disk)
+
+    return with_agent(site, begin)
+
+
+def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -> None:
+    backup = with_pod_one(site)
+
+    async def add_another(keeper: Keeper) -> None:
+        await admit(keeper, TWO)
+        run(site, TWO)
+        await keeper.reconcile()
+        assert cpus(site, TWO) == Mask.of(2, 10)
+
+    async def begin_again(keeper: Keeper) -> None:
+        assert held(keeper) == {ONE: "1,9", TWO: "2,10"}
+        await keeper.reconcile()
+        assert keeper.state.reading().problems == 1
+        (problem,) = keeper.state.problems()
+        assert f"pod uid {TWO} was adopted from its cgroups with CPUs 2,10" in problem
+        with keeper.events.watch() as watcher:
+            keeper.note_recovered()
+            assert (await next_event(watcher, "PodRecovered")).uid == TWO
+        await admit(keeper, THREE)
+        assert held(keeper) == {ONE: "1,9", TWO: "2,10", THREE: "3,11"}
+        assert (cpus(site, ONE), cpus(site, TWO)) == (Mask.of(1, 9), Mask.of(2, 10))
+        saved = site.saved()
+        assert saved is not None
+        assert TWO in saved.ledger.grants
+        await admit(keeper, TWO)
+        assert keeper.state.problems() == ()
+        assert held(keeper)[TWO] == "2,10"
+        assert keeper.state.ledger.grants[TWO].name == "two"
+
+    with_agent(site, add_another)
+    put_back(site, backup)
+    with_agent(site, begin_again)
+
+
+def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site: Site) -> None:
+    async def begin(keeper: Keeper) -> bytes:
+        await admit(keeper, ONE)
+        return pickle.dumps(site.disk)
+
+    async def take_its_place(keeper: Keeper) -> None:
+        await keeper.remove(ONE)
+        await admit(keeper, TWO)
+        run(site, TWO)
+        await keeper.reconcile()
+        assert cpus(site, TWO) == Mask.of(1, 9)
+
+    async def begin_again(keeper: Keeper) -> None:
+        assert held(keeper) == {TWO: "1,9"}
+        problem = next(line for line in keeper.state.problems() if ONE in line)
+        assert problem == (
+            f"pod default/one (uid {ONE}) was given CPUs 1,9 by the checkpoint, but pod {TWO} runs "
+            "there: it holds nothing any more, and what runs of it is in the node's shared pool; "
+            "admit it again"
+        )
+        with keeper.events.watch() as watcher:
+            keeper.note_recovered()
+            assert (await next_event(watcher, "AllocationDisplaced")).uid == ONE
+        await keeper.reconcile()
+        assert cpus(site, TWO) == Mask.of(1, 9)
+        # What the problem advises.
+        await admit(keeper, ONE)
+        assert held(keeper) == {TWO: "1,9", ONE: "2,10"}
+        assert not any(ONE in line for line in keeper.state.problems())
+
+    backup = with_agent(site, begin)
+    with_agent(site, take_its_place)
+    put_back(site, backup)
+    with_agent(site, begin_again)
+
+
+def test_two_pods_that_both_run_stay_where_they_are(site: Site) -> None:
+    """The checkpoint gives pod one the CPUs on which two runs now; both live."""
+    backup = with_pod_one(site)
+
+    async def exchange(keeper: Keeper) -> None:
+        site.end(site.container(site.cgroup(ONE), "one-main"))
+        await keeper.remove(ONE)
+        for uid in (TWO, ONE):
+            await admit(keeper, uid)
+            run(site, uid)
+        await keeper.reconcile()
+        assert (cpus(site, ONE), cpus(site, TWO)) == (Mask.of(2, 10), Mask.of(1, 9))
+
+    async def begin_again(keeper: Keeper) -> None:
+        assert held(keeper) == {TWO: "1,9", ONE: "2,10"}
+        lines = keeper.state.problems()
+        assert any("its own cgroups show CPUs 2,10, which it keeps" in line for line in lines)
+        await keeper.reconcile()
+        assert (cpus(site, ONE), cpus(site, TWO)) == (Mask.of(2, 10), Mask.of(1, 9))
+        for uid in (ONE, TWO):
+            await admit(keeper, uid)
+        assert keeper.state.problems() == ()
+        assert held(keeper) == {TWO: "1,9", ONE: "2,10"}
+
+    with_agent(site, exchange)
+    put_back(site, backup)
+    with_agent(site, begin_again)
+
+
+def test_a_removed_pod_that_runs_on_is_not_resurrected_wherever_the_agent_dies(site: Site) -> None:
+    with_pod_one(site)
+    effects = Effects(looks=False)
+    with_agent(site.copy(), lambda keeper: keeper.remove(ONE), effects)
+    saved = next(step for step in effects.log if step.name == "sync_directory")
+    later = [step for step in effects.log if step.number > saved.number]
+    assert later, "the pod is confined after it was saved"
+    for step in later:
+        scene = site.copy()
+        with pytest.raises(Died):
+            with_agent(
+                scene,
+                lambda keeper: keeper.remove(ONE),
+                Effects(die_before(step.number), looks=False),
+            )
+        assert find_nothing(scene) == Mask.parse("0-15")
+
+
+def find_nothing(site: Site) -> Mask:
+    """Start an agent that holds nothing; return where pod one runs then."""
+
+    async def compare(keeper: Keeper) -> None:
+        assert held(keeper) == {}
+        assert keeper.state.problems() == ()
+        await keeper.reconcile()
+
+    with_agent(site, compare)
+    return cpus(site, ONE)
+
+
+def test_a_removed_pod_is_remembered_until_its_cgroup_is_gone(site: Site) -> None:
+    with_pod_one(site)
+
+    def orphaned() -> frozenset[str]:
+        saved = site.saved()
+        assert saved is not None
+        return saved.orphaned
+
+    async def remove(keeper: Keeper) -> None:
+        await keeper.remove(ONE)
+        await keeper.reconcile()
+
+    async def end(keeper: Keeper) -> None:
+        site.end(site.container(site.cgroup(ONE), "one-main"))
+        await keeper.reconcile()
+
+    with_agent(site, remove)
+    assert orphaned() == {ONE}
+    with_agent(site, end)
+    assert orphaned() == frozenset()
+
+
+def test_a_pod_that_was_removed_and_admitted_again_is_no_orphan(site: Site) -> None:
+    with_pod_one(site)
+
+    async def again(keeper: Keeper) -> bytes:
+        await keeper.remove(ONE)
+        await keeper.reconcile()
+        await admit(keeper, ONE)
+        return pickle.dumps(site.disk)
+
+    async def keep(keeper: Keeper) -> None:
+        assert keeper.state.held.orphaned == frozenset()
+        assert held(keeper) == {ONE: "1,9"}
+
+    with_agent(site, again)
+    with_agent(site, keep)
+
+
+def test_a_rejected_pod_that_runs_holds_nothing_after_a_restart(
+    tmp_path: Path, host_root: Path
+) -> None:
+    """With a strict reservation the shared pool looks like an allocation (`managers.adoption`)."""
+    config = site_config(make_world(tmp_path, host_root).config, CgroupDriver.CGROUPFS)
+    options = {**config.cpu_manager_policy_options, "strict-cpu-reservation": "true"}
+    strict = make_site(replace(config, cpu_manager_policy_options=options))
+
+    async def run_anyway(keeper: Keeper) -> None:
+        await admit(keeper, ONE)
+        pod = strict.cgroup(TWO)
+        strict.kernel.mkdir(pod)
+        strict.start(pod, "main")
+        await keeper.reconcile()
+        assert cpus(strict, TWO) == Mask.parse("2-8,10-15")
+
+    async def compare(keeper: Keeper) -> None:
+        assert held(keeper) == {ONE: "1,9"}
+
+    with_agent(strict, run_anyway)
+    with_agent(strict, compare)
+
+
+def test_after_a_reboot_every_allocation_is_as_it_was(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "_boot_id", lambda: "before")
+    with_pod_one(site)
+
+    async def leave_an_orphan(keeper: Keeper) -> None:
+        await admit(keeper, TWO)
+        await keeper.remove(ONE)
+        await keeper.reconcile()
+        assert keeper.state.held.orphaned == {ONE}
+
+    async def compare(keeper: Keeper) -> None:
+        assert held(keeper) == {TWO: "2,10"}
+        assert keeper.state.held.orphaned == frozenset(), "no cgroup outlives a reboot"
+        assert keeper.state.problems() == ()
+
+    with_agent(site, leave_an_orphan)
+    monkeypatch.setattr(assembly, "_boot_id", lambda: "after")
+    with_agent(site.rebooted(site.disk), compare)
+
+
+def test_bindings_of_the_older_checkpoint_never_lead_to_cpus_of_a_running_pod(site: Site) -> None:
+    bound = site.start_elsewhere("service")
+
+    async def bind(keeper: Keeper) -> bytes:
+        await admit(keeper, ONE)
+        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
+        return pickle.dumps(site.disk)
+
+    async def take_its_place(keeper: Keeper) -> None:
+        await keeper.remove(ONE)
+        await admit(keeper, TWO)
+        run(site, TWO)
+        await keeper.reconcile()
+
+    async def begin_again(keeper: Keeper) -> None:
+        assert held(keeper) == {TWO: "1,9"}
+        await keeper.reconcile()
+        (pid,) = site.kernel.procs(bound)
+        assert site.kernel.allowed(pid)[0] == Mask.parse("0,2-8,10-15")
+        assert cpus(site, TWO) == Mask.of(1, 9)
+
+    backup = with_agent(site, bind)
+    with_agent(site, take_its_place)
+    put_back(site, backup)
+    with_agent(site, begin_again)
+
+
+def test_a_tree_that_cannot_be_read_at_the_start_is_a_problem_and_no_end(site: Site) -> None:
+    with_pod_one(site)
+
+    def unreadable(step: Step, do: Callable[[], object]) -> object:
+        if step.where == "cgroup" and step.name == "children":
+            raise OSError(5, "Input/output error", step.subject)
+        return do()
+
+    async def look(keeper: Keeper) -> tuple[str, ...]:
+        assert held(keeper) == {ONE: "1,9"}
+        return keeper.state.problems()
+
+    lines = with_agent(site, look, Effects(unreadable), from_start=True)
+    assert any("the cgroups of running pods cannot be read" in line for line in lines)
+
+
+@in_loop
+async def test_pods_of_the_manifest_directory_are_confirmed_or_admitted_again(world: World) -> None:
+    directory = world.manifest_directory()
+    path = world.config.agent.state_directory / CHECKPOINT_NAME
+    (directory / "web.yaml").write_bytes(manifest())
+    async with running(world):
+        pass
+    older = path.read_bytes()
+    (directory / "web.yaml").unlink()
+    (directory / "db.yaml").write_bytes(manifest("db", OTHER_UID))
+    async with running(world) as agent:
+        pod = f"kubepods/pod{OTHER_UID}"
+        world.kernel.mkdir(f"{pod}/c0")
+        world.kernel.spawn(f"{pod}/c0", 4711)
+        await agent.ask(agent.client.reconcile)
+        assert world.cpus_of(f"{pod}/c0") == "1,9"
+    path.write_bytes(older)
+    (directory / "web.yaml").write_bytes(manifest())
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert status.problems == ()
+        grants = agent.keeper.state.ledger.grants
+        assert {uid: str(grant.exclusive_cpus) for uid, grant in grants.items()} == {
+            OTHER_UID: "1,9",
+            UID: "2,10",
+        }
+        owners = agent.keeper.state.held.manifests
+        assert owners == {
+            OTHER_UID: str(directory / "db.yaml"),
+            UID: str(directory / "web.yaml"),
+        }
+        assert world.cpus_of(f"{pod}/c0") == "1,9"
+
+
+def test_the_tier_of_a_pod_is_part_of_what_runs(site: Site) -> None:
+    """A cgroup of the same uid in another class is not the pod's."""
+    backup = with_pod_one(site)
+
+    async def begin_again(keeper: Keeper) -> None:
+        assert held(keeper) == {ONE: "1,9"}
+        await keeper.reconcile()
+        assert cpus(site, ONE) == Mask.of(1, 9)
+
+    burstable = site.cgroup(ONE, Tier.BURSTABLE)
+    if site.systemd is None:
+        site.kernel.mkdir(burstable.rpartition("/")[0])
+        site.kernel.mkdir(burstable)
+    site.start(burstable, "other")
+    put_back(site, backup)
+    with_agent(site, begin_again)
+
+
+def test_a_binding_of_a_recovered_container_ends_when_the_pod_has_no_such_container(
+    site: Site,
+) -> None:
+    """Until it is admitted again a recovered pod has containers by the names of their cgroups."""
+    backup = with_pod_one(site)
+    bound = site.start_elsewhere("service")
+
+    async def add_another(keeper: Keeper) -> None:
+        await admit(keeper, TWO)
+        run(site, TWO)
+        await keeper.reconcile()
+
+    async def bind_and_confirm(keeper: Keeper) -> None:
+        (shown,) = keeper.state.ledger.grants[TWO].containers
+        assert shown.name.startswith("two-main")
+        await keeper.bind(TWO, shown.name, BindRequest(cgroup=f"/{bound}"))
+        await admit(keeper, TWO)
+        assert keeper.state.held.bindings.released == (bound,)
+        (pid,) = site.kernel.procs(bound)
+        assert site.kernel.allowed(pid)[0] == Mask.parse("0,3-8,11-15")
+
+    with_agent(site, add_another)
+    put_back(site, backup)
+    with_agent(site, bind_and_confirm)

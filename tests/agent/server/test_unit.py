@@ -1,0 +1,43 @@
+"""The systemd unit leaves the agent what it needs, and no more."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agent.server.lifecycle import SHUTDOWN_SECONDS
+from systemd.bus import PATIENCE_SECONDS
+
+UNIT = Path(__file__).resolve().parents[3] / "deploy" / "numawarden.service"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def settings() -> dict[str, str]:
+    lines = (line for line in UNIT.read_text().splitlines() if re.match(r"\w+=", line))
+    return dict(line.split("=", 1) for line in lines)
+
+
+def size(text: str) -> int:
+    return int(text.removesuffix("M")) * MIB
+
+
+def test_a_stop_ends_before_systemd_kills(settings: dict[str, str]) -> None:
+    # What has begun waits for the bus at most, and answers that are under way for the doors.
+    assert max(PATIENCE_SECONDS, SHUTDOWN_SECONDS) < 10 < int(settings["TimeoutStopSec"])
+
+
+def test_memory_is_taken_back_before_the_agent_is_ended(settings: dict[str, str]) -> None:
+    measured = 303 * MIB
+    assert 1.5 * measured < size(settings["MemoryHigh"]) < size(settings["MemoryMax"])
+
+
+def test_there_are_descriptors_for_every_connection(settings: dict[str, str]) -> None:
+    measured = 329
+    assert int(settings["LimitNOFILE"]) > 2 * measured
+
+
+def test_threads_are_bounded(settings: dict[str, str]) -> None:
+    assert 2 < int(settings["TasksMax"]) <= 64

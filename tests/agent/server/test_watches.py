@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.server.watches import CgroupChanges, directory_changes
+from tests.agent.server.support import in_loop
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+async def begun(stream: AsyncIterator[None]) -> asyncio.Task[None]:
+    """Wait for the next change from now on."""
+
+    async def next_change() -> None:
+        await anext(stream)
+
+    task = asyncio.create_task(next_change())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return task
+
+
+@in_loop
+async def test_a_file_that_was_written_moved_or_removed_is_noticed(tmp_path: Path) -> None:
+    stream = aiter(directory_changes(tmp_path))
+    path = tmp_path / "a.yaml"
+    for change in (
+        lambda: path.write_text("a"),
+        lambda: path.rename(tmp_path / "b.yaml"),
+        (tmp_path / "b.yaml").unlink,
+    ):
+        waiting = await begun(stream)
+        change()
+        await waiting
+
+
+@in_loop
+async def test_a_directory_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await anext(aiter(directory_changes(tmp_path / "none")))
+
+
+@in_loop
+async def test_new_cgroups_and_foreign_writes_are_noticed(tmp_path: Path) -> None:
+    pod = tmp_path / "pod1"
+    pod.mkdir()
+    (pod / "cpuset.cpus").write_text("0\n")
+    changes = CgroupChanges(tmp_path)
+    changes.follow(["pod1", "gone"])
+    stream = aiter(changes.changes())
+    waiting = await begun(stream)
+    (pod / "container").mkdir()
+    await waiting
+    waiting = await begun(stream)
+    (pod / "cpuset.cpus").write_text("1\n")
+    await waiting
+    other = tmp_path / "pod2"
+    other.mkdir()
+    changes.also(["pod2", "gone"])
+    waiting = await begun(stream)
+    (other / "container").mkdir()
+    await waiting
+    changes.follow([])
+    (pod / "other").mkdir()
+    (other / "more").mkdir()
+    waiting = await begun(stream)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    changes.close()
+
+
+@in_loop
+async def test_files_that_were_made_anew_are_noticed_again(tmp_path: Path) -> None:
+    """Taking a controller away removes its files; enabling it makes others of the same names."""
+    pod = tmp_path / "kubepods/pod1"
+    pod.mkdir(parents=True)
+    file = pod / "cpuset.cpus"
+    file.write_text("0\n")
+    changes = CgroupChanges(tmp_path)
+    changes.follow(["kubepods/pod1"])
+    file.rename(pod / "gone")
+    file.write_text("0\n")
+    changes.follow(["kubepods/pod1"], {"kubepods"})
+    stream = aiter(changes.changes())
+    waiting = await begun(stream)
+    file.write_text("1\n")
+    await waiting
+    changes.close()

@@ -1,0 +1,204 @@
+"""States for the tests of the checkpoint: examples and a Hypothesis strategy."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from hypothesis import strategies as st
+
+from agent.managers.allocations.bindings import Binding, Bindings
+from agent.managers.allocations.ledger import (
+    ContainerGrant,
+    CpuLimits,
+    Isolation,
+    Ledger,
+    MemoryBlock,
+    NodeMemory,
+    PodGrant,
+)
+from agent.managers.topology.hints import Hint
+from agent.pods.model import ContainerKind, QosClass
+from agent.state.checkpoint import HostFacts, NodeFacts, State
+from sysfs.mask import EMPTY, Mask
+from tests.strategies import built
+
+
+def ledger_of(*grants: PodGrant, memory: dict[int, NodeMemory] | None = None) -> Ledger:
+    return Ledger.of(grants, MappingProxyType(memory or {}))
+
+
+def mixed_pod(uid: str = "11111111-2222-3333-4444-555555555555") -> PodGrant:
+    """Return a pod with a budget, an exclusive and a pod-shared container, and devices."""
+    nodes = Mask.of(0)
+    block = MemoryBlock("memory", 4 << 30, nodes)
+    return PodGrant(
+        uid=uid,
+        name="mixed",
+        namespace="default",
+        qos=QosClass.GUARANTEED,
+        spec_digest="3f1c",
+        cpus=Mask.parse("2-7"),
+        memory=(block, MemoryBlock("hugepages-2Mi", 64 << 20, nodes)),
+        cpu=CpuLimits(6000, 6000),
+        quota_disabled=True,
+        containers=(
+            ContainerGrant(
+                name="db",
+                kind=ContainerKind.APP,
+                isolation=Isolation.CONTAINER,
+                cpus=Mask.parse("2-5"),
+                memory=(MemoryBlock("memory", 3 << 30, nodes),),
+                devices=MappingProxyType({"example.com/nic": ("nic0", "nic1")}),
+                hint=Hint(0b01, preferred=True),
+                cpu=CpuLimits(4000, 4000),
+                quota_disabled=True,
+            ),
+            ContainerGrant(
+                name="backup",
+                kind=ContainerKind.SIDECAR,
+                isolation=Isolation.POD,
+                cpus=Mask.parse("6-7"),
+                memory=(MemoryBlock("memory", 1 << 30, nodes),),
+                hint=Hint(None, preferred=True),
+            ),
+        ),
+    )
+
+
+def example() -> State:
+    charge = NodeMemory(2, Mask.of(0), MappingProxyType({"memory": 4 << 30}))
+    return State(
+        ledger=ledger_of(mixed_pod(), memory={0: charge}),
+        bindings=Bindings(
+            (Binding(mixed_pod().uid, "db", "kubepods.slice/kubepods-pod1.slice/db.scope"),)
+        ),
+        boot_id="5e7d2c1e-0000-4000-8000-000000000001",
+        host=HostFacts(
+            Mask.parse("0-15"),
+            EMPTY,
+            (
+                NodeFacts(0, Mask.parse("0-7"), 8 << 30, MappingProxyType({2 << 20: 512})),
+                NodeFacts(1, Mask.parse("8-15"), 8 << 30),
+            ),
+        ),
+        policy=MappingProxyType({"cpuManagerPolicy": "static", "reservedSystemCPUs": "0-1"}),
+        agent_version="0.1.0",
+        manifests=MappingProxyType({mixed_pod().uid: "mixed.yaml"}),
+    )
+
+
+def plain_pods(count: int, containers: int = 3) -> Ledger:
+    """`count` pods whose containers run in the node's shared pool, with pinned memory."""
+    kinds = (ContainerKind.APP,) * containers
+    block = MemoryBlock("memory", 64 << 20, Mask.of(0))
+    return ledger_of(
+        *(
+            PodGrant(
+                uid=f"pod-{number}",
+                name=f"pod-{number}",
+                namespace="default",
+                qos=QosClass.GUARANTEED,
+                spec_digest=f"{number:064x}",
+                containers=tuple(
+                    ContainerGrant(
+                        name=f"c{index}",
+                        kind=kind,
+                        isolation=Isolation.CONTAINER,
+                        cpus=Mask.of(number * containers + index),
+                        memory=(block,),
+                        hint=Hint(1, preferred=True),
+                        cpu=CpuLimits(1000, 1000),
+                        quota_disabled=True,
+                    )
+                    for index, kind in enumerate(kinds)
+                ),
+                cpu=CpuLimits(1000 * containers, 1000 * containers),
+            )
+            for number in range(count)
+        )
+    )
+
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+masks = st.frozensets(st.integers(0, 70), max_size=6).map(Mask.from_ids)
+sizes = st.integers(0, 1 << 70)
+limits = built(CpuLimits, st.none() | sizes, st.none() | sizes)
+amounts = st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)
+blocks = st.lists(built(MemoryBlock, names, sizes, masks), max_size=2).map(tuple)
+hints = st.builds(
+    lambda nodes, preferred: Hint(nodes, preferred=preferred),
+    st.none() | st.integers(0, 255),
+    st.booleans(),
+)
+devices = st.dictionaries(
+    names, st.lists(names, max_size=2, unique=True).map(tuple), max_size=2
+).map(MappingProxyType)
+
+
+containers = built(
+    ContainerGrant,
+    name=names,
+    kind=st.sampled_from(ContainerKind),
+    isolation=st.sampled_from(Isolation),
+    cpus=st.none() | masks,
+    memory=blocks,
+    devices=devices,
+    hint=hints,
+    cpu=limits,
+    quota_disabled=st.booleans(),
+    limits=amounts,
+    why=st.text(max_size=8),
+)
+pods = built(
+    PodGrant,
+    uid=names,
+    name=names,
+    namespace=names,
+    qos=st.sampled_from(QosClass),
+    spec_digest=st.text(max_size=8),
+    containers=st.lists(containers, max_size=3, unique_by=lambda c: c.name).map(tuple),
+    cpus=st.none() | masks,
+    memory=blocks,
+    cpu=limits,
+    quota_disabled=st.booleans(),
+    requests=amounts,
+    limits=amounts,
+    recovered=st.booleans(),
+)
+charges = built(
+    NodeMemory, sizes, masks, st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)
+)
+ledgers = st.builds(
+    lambda grants, memory: ledger_of(*grants, memory=memory),
+    st.lists(pods, max_size=3, unique_by=lambda p: p.uid),
+    st.dictionaries(st.integers(0, 63), charges, max_size=2),
+)
+states = built(
+    State,
+    ledger=ledgers,
+    bindings=built(
+        Bindings,
+        st.lists(built(Binding, names, names, names), max_size=2).map(tuple),
+        st.lists(names, max_size=2).map(tuple),
+    ),
+    boot_id=st.text(max_size=8),
+    orphaned=st.frozensets(names, max_size=2),
+    host=built(
+        HostFacts,
+        masks,
+        masks,
+        st.lists(
+            built(
+                NodeFacts,
+                st.integers(0, 63),
+                masks,
+                st.one_of(st.none(), sizes),
+                st.dictionaries(sizes, sizes, max_size=2).map(MappingProxyType),
+            ),
+            max_size=2,
+        ).map(tuple),
+    ),
+    policy=st.dictionaries(names, st.text(max_size=8), max_size=3).map(MappingProxyType),
+    agent_version=st.text(max_size=8),
+    manifests=st.dictionaries(names, names, max_size=2).map(MappingProxyType),
+)

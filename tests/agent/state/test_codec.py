@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.managers.allocations.ledger import Ledger
+from agent.state import codec
+from agent.state.checkpoint import State
+from agent.state.codec import Encoder, decode, encode
+from agent.state.errors import (
+    DamagedCheckpointError,
+    ForeignCheckpointError,
+    NewerCheckpointError,
+    OlderCheckpointError,
+    UnusableCheckpointError,
+)
+from tests.agent.state.states import example, ledger_of, mixed_pod, plain_pods, states
+
+if TYPE_CHECKING:
+    import msgspec
+
+FILE = Path("/var/lib/numawarden/checkpoint.json")
+
+
+def with_body(body: str) -> bytes:
+    """Return a document whose checksum fits its content, whatever that is."""
+    data = body.encode()
+    return b'{"format":"numawarden-checkpoint","version":1,"checksum":"sha256:%s","state":%s}' % (
+        hashlib.sha256(data).hexdigest().encode(),
+        data,
+    )
+
+
+def altered(*path: str | int, to: object) -> bytes:
+    """Return the example with one value replaced and the checksum made to fit."""
+    document = json.loads(encode(example()))
+    place = document["state"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = to
+    return with_body(json.dumps(document["state"]))
+
+
+@settings(deadline=None)
+@given(states)
+def test_what_was_encoded_is_decoded(state: State) -> None:
+    assert decode(encode(state), FILE) == state
+
+
+@settings(max_examples=30, deadline=None)
+@given(states)
+def test_pods_keep_their_order_of_admission(state: State) -> None:
+    assert list(decode(encode(state), FILE).ledger.grants) == list(state.ledger.grants)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(states, max_size=3))
+def test_bytes_do_not_depend_on_what_was_encoded_before(sequence: list[State]) -> None:
+    encoder = Encoder()
+    for state in sequence:
+        assert encoder.encode(state) == encode(state)
+
+
+def test_order_of_unordered_parts_does_not_change_the_bytes() -> None:
+    state = example()
+    turned = MappingProxyType(dict(reversed(list(state.policy.items()))))
+    assert list(turned) != list(state.policy)
+    assert encode(replace(state, policy=turned)) == encode(state)
+
+
+def test_a_changed_grant_of_the_same_uid_is_encoded_anew() -> None:
+    encoder = Encoder()
+    pod = mixed_pod()
+    encoder.encode(State(ledger_of(pod)))
+    renamed = State(ledger_of(replace(pod, name="renamed")))
+    assert decode(encoder.encode(renamed), FILE) == renamed
+
+
+def test_grants_that_stay_are_not_encoded_again() -> None:
+    encoder = Encoder()
+    ledger = plain_pods(3)
+    encoder.encode(State(ledger))
+    before = dict(encoder._known)
+    more = Ledger(MappingProxyType({**ledger.grants, "new": mixed_pod("new")}))
+    encoder.encode(State(more))
+    assert all(encoder._known[uid][1] is before[uid][1] for uid in before)
+
+
+def test_the_document_is_json_that_a_person_can_read() -> None:
+    document = json.loads(encode(example()))
+    assert document["format"] == "numawarden-checkpoint"
+    assert document["version"] == 1
+    pod = document["state"]["pods"][0]
+    assert pod["cpus"] == "2-7"
+    assert pod["containers"][0]["isolation"] == "container"
+    assert pod["containers"][0]["hint_nodes"] == "0"
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_flipped_byte_is_found(data: st.DataObject) -> None:
+    intact = encode(example())
+    at = data.draw(st.integers(0, len(intact) - 2))
+    byte = data.draw(st.integers(0, 255).filter(lambda value: value != intact[at]))
+    broken = intact[:at] + bytes([byte]) + intact[at + 1 :]
+    with pytest.raises(UnusableCheckpointError):
+        decode(broken, FILE)
+
+
+def test_any_truncation_is_found() -> None:
+    intact = encode(example())
+    for length in range(len(intact) - 1):
+        with pytest.raises(DamagedCheckpointError) as caught:
+            decode(intact[:length], FILE)
+        assert str(FILE) in str(caught.value)
+
+
+def test_a_bit_that_flipped_in_any_byte_is_found() -> None:
+    intact = encode(example())
+    for at, byte in enumerate(intact):
+        broken = intact[:at] + bytes([byte ^ (1 << at % 8)]) + intact[at + 1 :]
+        with pytest.raises(UnusableCheckpointError):
+            decode(broken, FILE)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(UnusableCheckpointError):
+        decode(data, FILE)
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (b"", "$"),
+        (b"[" * 100_000, "$"),
+        (b"null", "$"),
+        (b"{} trailing", "$"),
+        (b'{"format":"numawarden-checkpoint"}', "$.version"),
+        (b'{"format":"numawarden-checkpoint","version":1}', "$"),
+        (b'{"format":"numawarden-checkpoint","version":"one"}', "$.version"),
+        (altered("pods", 0, "cpus", to="7-2"), "$.pods[0].cpus"),
+        (altered("pods", 0, "cpus", to=[2, 3]), "$.pods[0].cpus"),
+        (altered("pods", 0, "qos", to="Golden"), "$.pods[0].qos"),
+        (altered("pods", 0, "memory", 0, "size", to=-1), "$.pods[0].memory[0].size"),
+        (altered("pods", 0, "containers", 1, "name", to=""), "$.pods[0].containers[1].name"),
+        (altered("pods", 0, "containers", 1, "name", to="db"), "$.state.pods[0].containers"),
+        (altered("pods", to=[json.loads(encode(example()))["state"]["pods"][0]] * 2),
+         "$.state.pods"),
+        (altered("memory", 0, "cells", to="x"), "$.memory[0].cells"),
+        (altered("surplus", to=1), "$"),
+    ],
+)  # fmt: skip
+def test_damage_names_file_field_and_remedy(data: bytes, field: str) -> None:
+    with pytest.raises(DamagedCheckpointError) as caught:
+        decode(data, FILE)
+    assert caught.value.field == field
+    message = str(caught.value)
+    assert str(FILE) in message
+    assert "kept aside" in message
+    assert "\n" not in message
+
+
+def test_a_checkpoint_of_the_kubelet_is_foreign() -> None:
+    with pytest.raises(ForeignCheckpointError, match="state import"):
+        decode(b'{"policyName":"static","defaultCpuSet":"0-3","checksum":1}', FILE)
+
+
+def test_a_newer_format_is_named_as_such_whatever_else_it_holds() -> None:
+    data = b'{"format":"numawarden-checkpoint","version":2,"body":{"new":[]}}'
+    with pytest.raises(NewerCheckpointError, match="format 2") as caught:
+        decode(data, FILE)
+    assert caught.value.label == "newer"
+
+
+def test_a_format_before_the_first_is_older() -> None:
+    with pytest.raises(OlderCheckpointError, match="format 0"):
+        decode(b'{"format":"numawarden-checkpoint","version":0}', FILE)
+
+
+def test_a_wrong_checksum_says_both() -> None:
+    broken = encode(example()).replace(b"2-7", b"2-8")
+    with pytest.raises(DamagedCheckpointError, match="says sha256:") as caught:
+        decode(broken, FILE)
+    assert caught.value.field == "$.checksum"
+
+
+def test_files_of_format_1_stay_readable_and_are_still_written_the_same() -> None:
+    recorded = (Path(__file__).parent / "format1.json").read_bytes()
+    assert decode(recorded, FILE) == example()
+    assert encode(example()) == recorded
+
+
+def test_what_pods_of_older_files_hold_counts_as_their_requests() -> None:
+    held = decode((Path(__file__).parent / "format1.json").read_bytes(), FILE).ledger
+    (grant,) = held.grants.values()
+    assert grant.requests == {}
+    assert held.requests["cpu"] == 6000
+    assert held.requests["memory"] == 4 << 30
+    stated = replace(grant, requests=MappingProxyType({"cpu": 6500}))
+    saved = decode(encode(State(ledger_of(stated))), FILE)
+    assert saved.ledger.requests == {"cpu": 6500}
+
+
+def test_a_format_of_before_is_read_by_its_own_reader_when_a_later_one_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bytes] = []
+
+    def read2(body: msgspec.Raw) -> State:
+        asked.append(bytes(body))
+        return State(Ledger(), agent_version="2")
+
+    monkeypatch.setattr(codec, "VERSION", 2)
+    monkeypatch.setitem(codec.READERS, 2, read2)
+    recorded = (Path(__file__).parent / "format1.json").read_bytes()
+    assert decode(recorded, FILE) == example()
+    assert asked == []
+    assert decode(encode(example()), FILE).agent_version == "2"
+    assert len(asked) == 1
+    monkeypatch.delitem(codec.READERS, 1)
+    with pytest.raises(OlderCheckpointError, match="format 1, this release reads 2 and writes 2"):
+        decode(recorded, FILE)

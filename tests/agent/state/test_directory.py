@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.state.directory import DirectoryLock, check_directory
+from agent.state.errors import StateDirectoryError, StateDirectoryLockedError
+from agent.state.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_missing_directory_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(StateDirectoryError, match=r"does not exist; create it: install -d"):
+        check_directory(tmp_path / "state")
+
+
+def test_a_file_is_not_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    with pytest.raises(StateDirectoryError, match="not a directory"):
+        check_directory(tmp_path / "state")
+    with pytest.raises(StateDirectoryError, match="accessible"):
+        check_directory(tmp_path / "state" / "below")
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_directory_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(StateDirectoryError, match="chmod go-w"):
+        check_directory(tmp_path)
+
+
+def test_a_directory_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(StateDirectoryError, match=f"runs as user {other}"):
+        check_directory(tmp_path)
+
+
+def test_a_directory_that_others_could_replace_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "above/state"
+    directory.mkdir(parents=True, mode=0o700)
+    directory.parent.chmod(0o777)
+    with pytest.raises(StateDirectoryError, match=f"{directory.parent} can be written by others"):
+        check_directory(directory)
+
+
+def test_an_unwritable_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # root may write anywhere, so the kernel's answer is stood in for
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    with pytest.raises(StateDirectoryError, match="not writable"):
+        check_directory(tmp_path)
+
+
+def test_the_second_user_of_a_directory_is_told_who_has_it(tmp_path: Path) -> None:
+    with DirectoryLock(tmp_path), pytest.raises(StateDirectoryLockedError) as caught:
+        DirectoryLock(tmp_path)
+    assert caught.value.holder == os.getpid()
+    assert f"in use by process {os.getpid()}" in str(caught.value)
+
+
+def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
+    with Store(tmp_path), pytest.raises(StateDirectoryLockedError):
+        Store(tmp_path)
+    with Store(tmp_path) as store:
+        assert store.load().state is None
+
+
+def test_the_lock_ends_with_its_holder(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path;"
+        "from agent.state.directory import DirectoryLock;"
+        "DirectoryLock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert killed.returncode == -9
+    DirectoryLock(tmp_path).release()
+
+
+def test_a_damaged_lock_file_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_bytes(b"\xff\x00no number")
+    DirectoryLock(tmp_path).release()
+
+
+def test_a_lock_file_that_is_a_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(StateDirectoryError, match="cannot open lock"):
+        DirectoryLock(tmp_path)
+
+
+def test_a_full_disk_does_not_keep_the_lock_from_being_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with DirectoryLock(tmp_path), pytest.raises(StateDirectoryLockedError, match="another process"):
+        DirectoryLock(tmp_path)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent import safe_files as trust
+from agent.safe_files import UntrustedError, doubt_above, doubt_of, read_trusted, trusted_users
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+STRANGER = 4242
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return a directory in two others, all of them closed to others."""
+    directory = tmp_path / "above/within/directory"
+    for each in (tmp_path, *reversed(directory.parents[:2]), directory):
+        each.mkdir(mode=0o755, exist_ok=True)
+        each.chmod(0o755)
+    return directory
+
+
+@pytest.fixture
+def owned_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Let a file or link belong to a stranger, which needs no root."""
+    strangers: set[str] = set()
+    lstat = os.lstat
+
+    def told(path: str | Path) -> os.stat_result:
+        status = lstat(path)
+        if str(path) not in strangers:
+            return status
+        return os.stat_result((*status[:4], STRANGER, *status[5:]))
+
+    def stat(path: str | Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os_stat(path) if follow_symlinks else told(path)
+
+    os_stat = os.stat
+    monkeypatch.setattr(os, "lstat", told)
+    monkeypatch.setattr(os, "stat", stat)
+    return lambda path: strangers.add(str(path))
+
+
+def test_root_and_the_agents_user_are_trusted() -> None:
+    assert trusted_users() == {0, os.geteuid()}
+
+
+def test_what_is_closed_to_others_is_beyond_doubt(place: Path) -> None:
+    assert doubt_of(place, place.stat()) is None
+    assert doubt_above(place) is None
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+def test_what_others_can_write_is_doubted_with_the_remedy(place: Path, mode: int) -> None:
+    place.chmod(mode)
+    doubt = doubt_of(place, place.stat())
+    assert doubt is not None
+    assert str(doubt) == f"{place} can be written by others (mode 0{mode:o})"
+    assert doubt.remedy == f"close it: chmod go-w {place}"
+
+
+def test_what_belongs_to_another_is_doubted_with_the_remedy(
+    place: Path, owned_by: Callable[[Path], None]
+) -> None:
+    owned_by(place)
+    doubt = doubt_of(place, place.lstat())
+    assert doubt is not None
+    assert str(doubt) == f"{place} belongs to user {STRANGER}"
+    assert doubt.remedy == f"give it to root: chown root {place}"
+
+
+@pytest.mark.parametrize("above", [0, 1])
+def test_a_directory_above_that_others_can_write_is_doubted(place: Path, above: int) -> None:
+    place.parents[above].chmod(0o777)
+    doubt = doubt_above(place)
+    assert doubt is not None
+    assert doubt.path == place.parents[above]
+
+
+@pytest.mark.parametrize("above", [0, 1])
+def test_a_directory_above_of_another_is_doubted(
+    place: Path, owned_by: Callable[[Path], None], above: int
+) -> None:
+    owned_by(place.parents[above])
+    doubt = doubt_above(place)
+    assert doubt is not None
+    assert doubt.path == place.parents[above]
+
+
+def test_where_everybody_keeps_what_is_his_there_is_no_doubt(place: Path) -> None:
+    place.parent.chmod(0o1777)
+    assert doubt_above(place) is None
+
+
+def test_a_link_is_followed_step_by_step(place: Path) -> None:
+    links = place.parents[1] / "links"
+    links.mkdir(mode=0o755)
+    (links / "second").symlink_to(place.parent)
+    (place.parents[1] / "first").symlink_to("links/second")
+    named = place.parents[1] / "first/directory"
+    assert named.samefile(place)
+    assert doubt_above(named) is None
+    links.chmod(0o777)  # whoever writes there decides where `second` leads
+    doubt = doubt_above(named)
+    assert doubt is not None
+    assert doubt.path == links
+
+
+def test_a_path_that_is_a_link_itself_leads_through_where_it_leads(place: Path) -> None:
+    link = place.parents[1] / "link"
+    link.symlink_to("within/../within/directory")
+    assert doubt_above(link) is None
+    place.parent.chmod(0o777)
+    doubt = doubt_above(link)
+    assert doubt is not None
+    assert doubt.path == place.parent
+
+
+def test_a_link_of_another_is_doubted(place: Path, owned_by: Callable[[Path], None]) -> None:
+    place.parents[1].chmod(0o1777)  # in which he may make one
+    link = place.parents[1] / "link"
+    link.symlink_to(place.parent)
+    assert doubt_above(link / "directory") is None
+    owned_by(link)
+    doubt = doubt_above(link / "directory")
+    assert doubt is not None
+    assert doubt.path == link
+
+
+def test_what_is_missing_is_no_doubt(place: Path) -> None:
+    assert doubt_above(place / "none/file") is None
+
+
+def test_a_loop_of_links_ends(place: Path) -> None:
+    (place / "one").symlink_to(place / "two")
+    (place / "two").symlink_to(place / "one")
+    assert doubt_above(place / "one/file") is None
+
+
+def test_a_file_that_nobody_else_decides_is_read(place: Path) -> None:
+    (place / "file").write_bytes(b"content")
+    assert read_trusted(place / "file", 7) == b"content"
+    with pytest.raises(OSError, match="larger than 6 bytes"):
+        read_trusted(place / "file", 6)
+
+
+def test_a_file_that_others_can_write_is_not_read(place: Path) -> None:
+    (place / "file").touch()
+    (place / "file").chmod(0o666)
+    with pytest.raises(UntrustedError, match=r"file can be written by others \(mode 0666\)"):
+        read_trusted(place / "file", 1)
+
+
+def test_a_file_that_others_can_replace_is_not_read(place: Path) -> None:
+    (place / "file").touch()
+    place.parent.chmod(0o777)
+    said = rf"{place}/file: {place.parent} can be written by others \(mode 0777\)"
+    with pytest.raises(UntrustedError, match=said):
+        read_trusted(place / "file", 1)
+
+
+@pytest.mark.parametrize("opened", ["good", "evil"])
+def test_what_is_judged_is_what_was_opened_whatever_stands_there_then(
+    place: Path, monkeypatch: pytest.MonkeyPatch, opened: str
+) -> None:
+    for name in ("good", "evil"):
+        (place / name).write_text(name)
+        (place / name).chmod(0o600)
+    (place / "evil").chmod(0o666)
+    link = place / "link"
+    link.symlink_to(opened)
+
+    def flip(_path: Path) -> None:
+        link.unlink()
+        link.symlink_to("evil" if opened == "good" else "good")
+
+    monkeypatch.setattr(trust, "doubt_above", flip)
+    if opened == "good":
+        assert read_trusted(link, 9) == b"good"
+    else:
+        with pytest.raises(UntrustedError, match="can be written by others"):
+            read_trusted(link, 9)
+
+
+def test_a_pipe_is_no_file_and_nobody_waits_for_its_writer(place: Path) -> None:
+    os.mkfifo(place / "pipe", 0o600)
+    with pytest.raises(OSError, match="it is no regular file"):
+        read_trusted(place / "pipe", 9)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.managers.admission import admit, remove, start_container
+from agent.managers.machine import Machine
+from agent.managers.topology.hints import NO_AFFINITY
+from agent.tools.kubelet_state.cpu_file import read_cpu_state
+from agent.tools.kubelet_state.errors import CannotExportError
+from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
+from agent.tools.kubelet_state.files import KubeletState, encode_files
+from agent.tools.kubelet_state.importing import take_over
+from agent.tools.kubelet_state.memory_file import read_memory_state
+from sysfs.described.shapes import regular_host
+from tests.agent.managers.hosts import make_rules
+from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
+from tests.agent.pods.pods import app, guaranteed, pod
+from tests.agent.tools.kubelet_state.machines import PATH, admitted
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import Ledger, PodGrant
+    from agent.managers.effective_policy import Rules
+    from agent.pods.model import Pod
+
+BUDGET = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=2 memory=1Gi"))
+
+
+def through_files(rules: Rules, ledger: Ledger) -> tuple[KubeletState, dict[str, bytes]]:
+    """Return what is read from the files of a ledger, and the files."""
+    contents = encode_files(kubelet_state(rules, ledger), pod_level=rules.policy.pod_level_managers)
+    cpu = read_cpu_state(contents["cpu_manager_state"], PATH)
+    return KubeletState(cpu, read_memory_state(contents["memory_manager_state"], PATH)), contents
+
+
+@given(rules=rule_sets(), data=st.data())
+@EVERY_SEQUENCE
+def test_there_and_back_is_the_same_and_the_pods_confirm_it(
+    rules: Rules, data: st.DataObject
+) -> None:
+    asked: dict[str, Pod] = {}
+    ledger = rules.empty_ledger()
+    for number in range(data.draw(st.integers(1, 6))):
+        one = data.draw(pods(f"u-{number}"))
+        decision = admit(rules, ledger, one)
+        if decision.admitted:
+            asked[one.uid] = one
+        ledger = decision.ledger
+    removing, starting = data.draw(st.booleans()), data.draw(st.booleans())
+    if asked and removing:
+        ledger = remove(rules, ledger, data.draw(st.sampled_from(sorted(asked))))
+    if ledger.grants and starting:
+        uid = data.draw(st.sampled_from(sorted(ledger.grants)))
+        last = ledger.grants[uid].containers[-1].name
+        ledger = start_container(rules, ledger, uid, last)
+
+    read, contents = through_files(rules, ledger)
+    taken = take_over(rules, read)
+
+    assert taken.ledger.exclusive_cpus == ledger.exclusive_cpus
+    assert taken.ledger.memory == ledger.memory
+    assert through_files(rules, taken.ledger)[1] == contents
+    for uid in taken.ledger.grants:
+        confirmed = admit(rules, taken.ledger, asked[uid])
+        assert confirmed.already_admitted, confirmed.refusal
+        assert confirmed.grant == without_hints(ledger.grants[uid])
+        assert through_files(rules, confirmed.ledger)[1] == contents
+    completed = take_over(rules, read, asked).ledger
+    assert {uid: replace(grant, spec_digest=ledger.grants[uid].spec_digest)
+            for uid, grant in completed.grants.items()} == {
+        uid: without_hints(ledger.grants[uid]) for uid in completed.grants
+    }  # fmt: skip
+
+
+def without_hints(grant: PodGrant) -> PodGrant:
+    """Return a grant without what only the topology manager's memory holds."""
+    return replace(grant, containers=tuple(replace(c, hint=NO_AFFINITY) for c in grant.containers))
+
+
+def test_a_budget_cannot_be_written_without_the_gate() -> None:
+    rules = make_rules()
+    ledger = admitted(rules, BUDGET)
+    with pytest.raises(CannotExportError, match="PodLevelResourceManagers: true"):
+        kubelet_state(make_rules(managed=False), ledger)
+
+
+def test_grants_that_the_host_cannot_honour_are_not_written() -> None:
+    ledger = admitted(make_rules(), BUDGET)
+    smaller = make_rules(Machine.of(regular_host(cores_per_node=1, threads=1)))
+    with pytest.raises(CannotExportError, match=r"CPUs .* are in the state but not online"):
+        kubelet_state(smaller, ledger)
+
+
+def test_an_empty_shared_pool_is_told() -> None:
+    rules = make_rules(memory=False, strict_cpu_reservation=True)
+    ledger = admitted(rules, pod(app("a", guaranteed("cpu=15 memory=1Gi"))))
+    (note,) = export_notes(kubelet_state(rules, ledger))
+    assert note.startswith("the shared pool is empty")
+    assert list(export_notes(kubelet_state(rules, rules.empty_ledger()))) == []

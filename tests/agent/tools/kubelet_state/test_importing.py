@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.managers.admission import admit, remove
+from agent.managers.allocations.ledger import Isolation
+from agent.managers.decision import Reason
+from agent.managers.effective_policy import shared_pool
+from agent.pods.digest import spec_digest
+from agent.pods.model import ContainerKind, QosClass
+from agent.tools.kubelet_state.errors import UnfitStateError
+from agent.tools.kubelet_state.files import KubeletState
+from agent.tools.kubelet_state.importing import take_over
+from agent.tools.kubelet_state.memory_file import MemoryState
+from sysfs.mask import Mask
+from tests.agent.managers.hosts import make_rules
+from tests.agent.pods.pods import app, guaranteed, pod, resources, sidecar
+from tests.agent.tools.kubelet_state.machines import RULES, cpu_state, files
+from tests.conformance.invariants import broken_invariants
+
+TWO = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b", guaranteed("cpu=500m memory=1Gi")))
+SHARING = pod(
+    sidecar("log", guaranteed("cpu=1 memory=64Mi")),
+    app("db", guaranteed("cpu=2 memory=1Gi")),
+    app("web", resources("cpu=100m")),
+    of_pod=guaranteed("cpu=4 memory=4Gi"),
+)
+SHARED_FILES = files(
+    "0,5-15", {"u-1": {"db": "2-3", "log": "1", "web": "4"}}, {"u-1": "1-4"}
+)  # fmt: skip
+
+
+def test_cpus_are_taken_over_and_out_of_the_shared_pool() -> None:
+    ledger = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}})).ledger
+    grant = ledger.grants["u-1"]
+    assert (grant.name, grant.namespace, grant.qos) == ("u-1", "imported", QosClass.GUARANTEED)
+    assert (grant.spec_digest, grant.cpus) == ("", None)
+    (container,) = grant.containers
+    assert (container.name, container.cpus) == ("a", Mask.parse("1-2"))
+    assert (container.isolation, container.quota_disabled) == (Isolation.CONTAINER, True)
+    assert str(shared_pool(RULES, ledger)) == "0,3-15"
+    assert broken_invariants(RULES, ledger) == []
+
+
+def test_an_imported_pod_is_removed_like_any_other() -> None:
+    ledger = take_over(RULES, SHARED_FILES).ledger
+    assert remove(RULES, ledger, "u-1") == RULES.empty_ledger()
+
+
+def test_the_first_specification_that_fits_completes_the_grant_and_changes_no_cpu() -> None:
+    ledger = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}})).ledger
+    decision = admit(RULES, ledger, TWO)
+    assert decision.already_admitted
+    grant = decision.grant
+    assert grant is not None
+    assert decision.ledger.grants["u-1"] == grant
+    assert (grant.name, grant.spec_digest) == ("p", spec_digest(TWO))
+    assert [(c.name, c.cpus) for c in grant.containers] == [("a", Mask.parse("1-2")), ("b", None)]
+    assert grant.cpu.limit_millis == 2500
+    assert decision.ledger.exclusive_cpus == ledger.exclusive_cpus
+    again = admit(RULES, decision.ledger, TWO)
+    assert (again.grant, again.ledger) == (grant, decision.ledger)
+
+
+@pytest.mark.parametrize(
+    ("asked", "difference"),
+    [
+        (pod(app("a", guaranteed("cpu=3 memory=1Gi"))), "asks for 3 exclusive CPUs, it holds 1-2"),
+        (pod(app("a", resources("cpu=2"))), "asks for 0 exclusive CPUs, it holds 1-2"),
+        (pod(app("x", guaranteed("cpu=2 memory=1Gi"))), "it has no container a, which holds"),
+    ],
+)
+def test_another_specification_conflicts_and_changes_nothing(
+    asked: object, difference: str
+) -> None:
+    ledger = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}})).ledger
+    decision = admit(RULES, ledger, asked)  # type: ignore[arg-type]  # parametrized
+    assert decision.ledger is ledger
+    assert decision.refusal is not None
+    assert decision.refusal.reason is Reason.CONFLICT
+    assert difference in decision.refusal.message
+
+
+def test_inside_a_budget_nothing_is_said_of_quotas_until_the_pod_is_known() -> None:
+    (grant,) = take_over(RULES, SHARED_FILES).ledger.grants.values()
+    assert grant.cpus == Mask.parse("1-4")
+    assert not any(container.quota_disabled for container in grant.containers)
+
+
+def test_manifests_complete_kinds_isolation_and_limits() -> None:
+    taken = take_over(RULES, SHARED_FILES, {"u-1": SHARING})
+    (grant,) = taken.ledger.grants.values()
+    assert taken.notes == ()
+    assert [(c.name, c.kind, c.isolation) for c in grant.containers] == [
+        ("log", ContainerKind.SIDECAR, Isolation.CONTAINER),
+        ("db", ContainerKind.APP, Isolation.CONTAINER),
+        ("web", ContainerKind.APP, Isolation.POD),
+    ]
+    assert grant.cpu.limit_millis == 4000
+    assert grant.spec_digest == ""
+    assert admit(RULES, taken.ledger, SHARING).already_admitted
+
+
+def test_manifests_that_do_not_fit_are_refused_by_name() -> None:
+    with pytest.raises(UnfitStateError, match=r"pod default/p \(u-1\): by its manifest it has no"):
+        take_over(RULES, SHARED_FILES, {"u-1": TWO})
+
+
+def test_all_reasons_are_told_at_once_with_their_files() -> None:
+    broken = KubeletState(cpu_state("0-14", {"u": {"a": "5"}}), MemoryState("Static"))
+    with pytest.raises(UnfitStateError) as caught:
+        take_over(RULES, broken)
+    assert [reason.split(":")[0] for reason in caught.value.reasons] == [
+        "cpu_manager_state",
+        "cpu_manager_state",
+        "memory_manager_state",
+    ]
+
+
+def test_a_budget_without_containers_binds_its_cpus_only_while_they_are_not_shared() -> None:
+    kept = take_over(RULES, files("0,5-15", {}, {"u": "1-4"}))
+    assert str(kept.ledger.exclusive_cpus) == "1-4"
+    assert any("'numawarden remove u' frees them" in note for note in kept.notes)
+    inert = take_over(RULES, files("0-15", {}, {"u": "1-4"}))
+    assert inert.ledger == RULES.empty_ledger()
+    assert any("pod u is left out" in note for note in inert.notes)
+
+
+def test_a_missing_file_is_told() -> None:
+    rules = make_rules()
+    notes = take_over(rules, KubeletState(cpu_state("0-15"))).notes
+    assert notes == ("there is no memory_manager_state: no pod holds pinned memory",)
+    notes = take_over(rules, KubeletState(memory=MemoryState("Static"))).notes
+    assert notes == ("there is no cpu_manager_state: no pod holds CPUs of its own",)
+
+
+def test_pods_that_nobody_described_are_listed() -> None:
+    notes = take_over(RULES, files("0,3-15", {"u": {"a": "1-2"}})).notes
+    assert notes == ("known by uid alone until they are asked for: 1 pods (u)",)
+
+
+@pytest.mark.parametrize("uid", ["../../x", "a/b", "..", "a\x1b]0;b", "n\nb", "\u202e", "a" * 300])
+def test_a_uid_that_no_cgroup_can_have_is_not_taken_over_and_is_shown_escaped(uid: str) -> None:
+    with pytest.raises(UnfitStateError, match="is not a valid uid") as caught:
+        take_over(RULES, files("0,3-15", {uid: {"a": "1-2"}}))
+    (reason,) = caught.value.reasons
+    assert reason.isprintable()
+    with pytest.raises(UnfitStateError, match="is not a valid uid"):
+        take_over(RULES, files("0,3-15", {}, {uid: "1-2"}))
+
+
+@pytest.mark.parametrize("name", ["../x", "A", "a\x1b[2J", "c" * 1000])
+def test_a_container_whose_name_is_none_is_not_taken_over(name: str) -> None:
+    with pytest.raises(UnfitStateError, match="is not a valid name of a container") as caught:
+        take_over(RULES, files("0,3-15", {"u-1": {name: "1-2"}}))
+    assert all(reason.isprintable() and len(reason) < 300 for reason in caught.value.reasons)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
+from sysfs.host import HugePages
+from sysfs.mask import Mask
+
+
+def test_threads_are_numbered_after_all_cores() -> None:
+    host = regular_host(packages=2, cores_per_node=4, threads=2)
+    assert [str(node.cpus) for node in host.nodes] == ["0-3,8-11", "4-7,12-15"]
+    assert {cpu.id: cpu.core for cpu in host.cpus}[13] == 5
+
+
+def test_threads_can_be_numbered_side_by_side() -> None:
+    host = regular_host(packages=2, cores_per_node=4, threads=2, adjacent_threads=True)
+    assert [str(node.cpus) for node in host.nodes] == ["0-7", "8-15"]
+    assert {cpu.id: cpu.core for cpu in host.cpus}[13] == 12
+
+
+def test_cpus_are_in_order_of_their_ids() -> None:
+    host = regular_host(packages=3, cores_per_node=5, threads=4)
+    assert [cpu.id for cpu in host.cpus] == list(range(60))
+
+
+def test_packages_hold_their_nodes_and_are_one_die() -> None:
+    host = regular_host(packages=2, nodes_per_package=2, cores_per_node=2, threads=1)
+    assert [(cpu.package, cpu.node, cpu.die) for cpu in host.cpus] == [
+        (0, 0, 0),
+        (0, 0, 0),
+        (0, 1, 0),
+        (0, 1, 0),
+        (1, 2, 4),
+        (1, 2, 4),
+        (1, 3, 4),
+        (1, 3, 4),
+    ]
+
+
+def test_caches_take_a_nodes_cores_in_order_and_the_last_takes_the_rest() -> None:
+    host = regular_host(packages=1, cores_per_node=5, threads=1, uncores_per_node=2)
+    assert [cpu.uncore for cpu in host.cpus] == [0, 0, 0, 3, 3]
+
+
+def test_distances_grow_from_node_to_package_to_machine() -> None:
+    host = regular_host(packages=2, nodes_per_package=2)
+    assert dict(host.nodes[1].distances) == {0: 12, 1: 10, 2: 21, 3: 21}
+
+
+def test_every_node_has_the_memory_and_the_pools() -> None:
+    host = regular_host(memory_bytes=1 << 30, hugepages=[(1 << 30, 1), (2 << 20, 8)])
+    assert {node.memory_bytes for node in host.nodes} == {1 << 30}
+    assert host.nodes[1].hugepages == (HugePages(2 << 20, 8), HugePages(1 << 30, 1))
+
+
+def test_going_offline_takes_topology_and_renames_what_is_left() -> None:
+    host = with_offline(regular_host(packages=1, cores_per_node=2, threads=2), Mask.of(0))
+    first, _, second, _ = host.cpus
+    assert (first.online, first.core, first.die, first.package, first.node) == (
+        False,
+        None,
+        None,
+        None,
+        0,
+    )
+    assert (second.core, second.die, second.uncore) == (2, 1, 1)
+    assert str(host.nodes[0].cpus) == "1-3"
+
+
+def test_memory_only_nodes_follow_the_others_and_are_far_from_all() -> None:
+    host = with_memory_only_nodes(regular_host(packages=2), [7 << 30])
+    added = host.nodes[2]
+    assert (added.id, str(added.cpus), added.memory_bytes) == (2, "", 7 << 30)
+    assert dict(added.distances) == {0: 28, 1: 28, 2: 10}
+    assert dict(host.nodes[0].distances) == {0: 10, 1: 21, 2: 28}
