@@ -1,3 +1,3 @@
-"""Numawarden: admits pods on a NUMA host and makes the kernel honour what they were given."""
+"""Numawarden: admits pods on a NUMA host and makes the kernel enforce what they were given."""
 
 __version__ = "0.1.0"

@@ -20,7 +20,7 @@ _ROOT: Final = Path("/")
 _MOST_LINKS: Final = 40
 
 
-class Doubt(Struct, frozen=True):
+class PathRisk(Struct, frozen=True):
     """A file or directory that others can change, why, and the command that ends that."""
 
     path: Path
@@ -31,10 +31,10 @@ class Doubt(Struct, frozen=True):
         return f"{self.path} {self.found}"
 
 
-class UntrustedError(Exception):
+class UntrustedPathError(Exception):
     """Others could change what stands at a path; `doubt` says how."""
 
-    def __init__(self, path: Path, doubt: Doubt) -> None:
+    def __init__(self, path: Path, doubt: PathRisk) -> None:
         where = "" if doubt.path == path else f"{path}: "
         super().__init__(f"{where}{doubt}")
         self.doubt = doubt
@@ -45,15 +45,15 @@ def trusted_users() -> frozenset[int]:
     return frozenset((0, os.geteuid()))
 
 
-def doubt_of(path: Path, status: os.stat_result) -> Doubt | None:
+def doubt_of(path: Path, status: os.stat_result) -> PathRisk | None:
     """Tell what lets others change one file or directory; None when nothing does."""
     if status.st_uid not in trusted_users():
-        return Doubt(
+        return PathRisk(
             path, f"belongs to user {status.st_uid}", f"give it to root: chown root {path}"
         )
     if status.st_mode & OTHERS_WRITE and not stat.S_ISLNK(status.st_mode):
         found = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
-        return Doubt(path, found, f"close it: chmod go-w {path}")
+        return PathRisk(path, found, f"close it: chmod go-w {path}")
     return None
 
 
@@ -62,14 +62,14 @@ def read_trusted(path: Path, limit: int) -> bytes:
 
     It is opened once, without waiting for a pipe's writer, and judged by what was opened: whoever
     may flip a link or rename a file cannot show one file to the judge and another to the reader.
-    Raises `UntrustedError`, and `OSError` (EINVAL where it is no regular file, EFBIG above the
+    Raises `UntrustedPathError`, and `OSError` (EINVAL where it is no regular file, EFBIG above the
     limit).
     """
     with open(path, "rb", opener=_open) as file:  # Path.open takes no opener
         status = os.fstat(file.fileno())
         doubt = doubt_above(path) or doubt_of(path, status)
         if doubt is not None:
-            raise UntrustedError(path, doubt)
+            raise UntrustedPathError(path, doubt)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         return take(file, limit, str(path))
@@ -79,7 +79,7 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def doubt_above(path: Path) -> Doubt | None:
+def doubt_above(path: Path) -> PathRisk | None:
     """Tell what lets others put something else at a path: a directory above it, or a link.
 
     Links are gone through one by one. A directory that everybody may write but where everybody

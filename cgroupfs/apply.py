@@ -1,8 +1,8 @@
 """Carrying out a plan: each write, then what the kernel made of it.
 
 The kernel's success is not taken at its word: after every write the file and its `.effective`
-are read back (`cgroupfs.plan` says why). Nothing is raised for what the kernel refuses; every
-write has an `Outcome`, so that the caller can report all of them and decide.
+are read back (`cgroupfs.plan` says why). Nothing is raised for what the kernel rejects; every
+write has an `WriteOutcome`, so that the caller can report all of them and decide.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from cgroupfs.ordering import Stage
+from cgroupfs.ordering import WriteStage
 from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, EVENTS, MEMS, MEMS_EFFECTIVE
 from cgroupfs.verify import Cause, why_not_effective
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from cgroupfs.plan import Plan, Write
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 _EFFECTIVE: Final = {CPUS: CPUS_EFFECTIVE, MEMS: MEMS_EFFECTIVE}
 #: The cgroup went away between planning and writing: whoever lived there uses nothing any more.
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 
 
-class Result(StrEnum):
+class WriteResult(StrEnum):
     """What became of one write."""
 
     OK = "ok"
@@ -38,16 +38,16 @@ class Result(StrEnum):
     SKIPPED = "skipped"
 
 
-class Outcome(Struct, frozen=True):
+class WriteOutcome(Struct, frozen=True):
     """One write and what the kernel shows after it.
 
     `shown` is the file's text, `effective` that of its `.effective` (None where there is none).
-    `error` is the errno of a refusal. `detail` is one sentence with cause and remedy, empty when
+    `error` is the errno of a rejection. `detail` is one sentence with cause and remedy, empty when
     all is well.
     """
 
     write: Write
-    result: Result
+    result: WriteResult
     shown: str | None = None
     effective: str | None = None
     cause: Cause | None = None
@@ -58,28 +58,28 @@ class Outcome(Struct, frozen=True):
 class Applied(Struct, frozen=True):
     """The outcomes of a plan, in its order."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[WriteOutcome, ...]
 
     @property
     def ok(self) -> bool:
         """Whether the kernel shows everything as planned."""
-        return all(outcome.result is Result.OK for outcome in self.outcomes)
+        return all(outcome.result is WriteResult.OK for outcome in self.outcomes)
 
     @property
-    def problems(self) -> tuple[Outcome, ...]:
+    def problems(self) -> tuple[WriteOutcome, ...]:
         """What did not end as planned."""
-        return tuple(outcome for outcome in self.outcomes if outcome.result is not Result.OK)
+        return tuple(outcome for outcome in self.outcomes if outcome.result is not WriteResult.OK)
 
 
-def apply(tree: Tree, plan: Plan) -> Applied:
+def apply(tree: CgroupTree, plan: Plan) -> Applied:
     """Write the plan in its order and read everything back.
 
     When somebody who should shrink or be confined still uses more than that, the stages after it
     are skipped: nobody is given what another still has. All other trouble is only recorded.
     """
-    outcomes: list[Outcome] = []
-    blocker: Outcome | None = None
-    blocked_after = Stage.SETTLE
+    outcomes: list[WriteOutcome] = []
+    blocker: WriteOutcome | None = None
+    blocked_after = WriteStage.SETTLE
     for write in plan.writes:
         if blocker is not None and write.stage > blocked_after:
             outcomes.append(_skipped(write, blocker))
@@ -91,8 +91,8 @@ def apply(tree: Tree, plan: Plan) -> Applied:
     return Applied(tuple(outcomes))
 
 
-def apply_write(tree: Tree, write: Write) -> Outcome:
-    """Do one write and read it back; never raises for a refusal of the kernel."""
+def apply_write(tree: CgroupTree, write: Write) -> WriteOutcome:
+    """Do one write and read it back; never raises for a rejection of the kernel."""
     try:
         if write.file == MEMS:
             _write_mems(tree, write)
@@ -106,7 +106,7 @@ def apply_write(tree: Tree, write: Write) -> Outcome:
         return _failed(tree, write, error)
 
 
-def _write_mems(tree: Tree, write: Write) -> None:
+def _write_mems(tree: CgroupTree, write: Write) -> None:
     """Write memory nodes so that the pages of whoever runs there move along.
 
     The kernel (6.12) moves pages from the nodes that a cgroup had before, and of a cgroup whose
@@ -121,7 +121,7 @@ def _write_mems(tree: Tree, write: Write) -> None:
         tree.write(write.cgroup, MEMS, write.value)
 
 
-def _read_back(tree: Tree, write: Write) -> Outcome:
+def _read_back(tree: CgroupTree, write: Write) -> WriteOutcome:
     effective_file = _EFFECTIVE.get(write.file)
     files = (write.file,) if effective_file is None else (write.file, effective_file)
     texts = [None if text is None else text.strip() for text in tree.read_many(write.cgroup, files)]
@@ -132,15 +132,19 @@ def _read_back(tree: Tree, write: Write) -> Outcome:
         detail = (
             f"{write.file} of /{write.cgroup} shows {shown!r} after {write.value!r} was written"
         )
-        return Outcome(write, Result.FAILED, shown, effective, Cause.UNKNOWN, detail=detail)
+        return WriteOutcome(
+            write, WriteResult.FAILED, shown, effective, Cause.UNKNOWN, detail=detail
+        )
     if effective is None or effective == write.value:
-        return Outcome(write, Result.OK, shown, effective)
-    wanted, found = Mask.parse(write.value), Mask.parse(effective)
-    why = why_not_effective(tree, write.cgroup, write.file, wanted, found)
-    return Outcome(write, Result.NOT_EFFECTIVE, shown, effective, why.cause, detail=why.detail)
+        return WriteOutcome(write, WriteResult.OK, shown, effective)
+    desired, found = Mask.parse(write.value), Mask.parse(effective)
+    why = why_not_effective(tree, write.cgroup, write.file, desired, found)
+    return WriteOutcome(
+        write, WriteResult.NOT_EFFECTIVE, shown, effective, why.cause, detail=why.detail
+    )
 
 
-def _failed(tree: Tree, write: Write, error: OSError) -> Outcome:
+def _failed(tree: CgroupTree, write: Write, error: OSError) -> WriteOutcome:
     number = error.errno or 0
     if number in _GONE:
         return _controller_lost(write) if tree.exists(write.cgroup) else _gone(write, number)
@@ -149,38 +153,38 @@ def _failed(tree: Tree, write: Write, error: OSError) -> Outcome:
         f"writing {write.value!r} to {write.file} of /{write.cgroup} failed: "
         f"{os.strerror(number)}; {remedy}"
     )
-    return Outcome(write, Result.FAILED, error=number, detail=detail)
+    return WriteOutcome(write, WriteResult.FAILED, error=number, detail=detail)
 
 
-def _gone(write: Write, number: int) -> Outcome:
+def _gone(write: Write, number: int) -> WriteOutcome:
     detail = f"/{write.cgroup} is gone, so nothing in it needs {write.file} any more"
-    return Outcome(write, Result.GONE, error=number, detail=detail)
+    return WriteOutcome(write, WriteResult.GONE, error=number, detail=detail)
 
 
-def _controller_lost(write: Write) -> Outcome:
+def _controller_lost(write: Write) -> WriteOutcome:
     detail = (
         f"/{write.cgroup} has no {write.file}: its controller was disabled in "
         "cgroup.subtree_control of an ancestor; enable it again"
     )
-    return Outcome(write, Result.FAILED, cause=Cause.CONTROLLER_LOST, detail=detail)
+    return WriteOutcome(write, WriteResult.FAILED, cause=Cause.CONTROLLER_LOST, detail=detail)
 
 
-def _skipped(write: Write, blocker: Outcome) -> Outcome:
+def _skipped(write: Write, blocker: WriteOutcome) -> WriteOutcome:
     first = blocker.write
     detail = (
         f"not written because {first.file} of /{first.cgroup} could not be narrowed to "
         f"{first.value}: {blocker.detail}"
     )
-    return Outcome(write, Result.SKIPPED, cause=blocker.cause, detail=detail)
+    return WriteOutcome(write, WriteResult.SKIPPED, cause=blocker.cause, detail=detail)
 
 
-def _blocks(outcome: Outcome) -> bool:
+def _blocks(outcome: WriteOutcome) -> bool:
     write = outcome.write
-    if write.stage > Stage.CONFINE or write.file == CPU_MAX:
+    if write.stage > WriteStage.CONFINE or write.file == CPU_MAX:
         return False
-    if outcome.result is Result.NOT_EFFECTIVE and outcome.effective is not None:
+    if outcome.result is WriteResult.NOT_EFFECTIVE and outcome.effective is not None:
         return not Mask.parse(outcome.effective) <= Mask.parse(write.value)
-    return outcome.result is Result.FAILED
+    return outcome.result is WriteResult.FAILED
 
 
 _REMEDIES: Final = {

@@ -10,13 +10,13 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Final
 
-from cgroupfs.errors import ControllerRefusedError, ControllerUnavailableError
+from cgroupfs.errors import ControllerRejectedError, ControllerUnavailableError
 from cgroupfs.tree import ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 CPUSET: Final = "cpuset"
 NEEDED: Final = (CPUSET, "cpu")
@@ -26,26 +26,26 @@ AVAILABLE: Final = "cgroup.controllers"
 ENABLED: Final = "cgroup.subtree_control"
 
 
-def enable(tree: Tree, path: str, needed: Sequence[str] = NEEDED) -> tuple[str, ...]:
+def enable(tree: CgroupTree, path: str, needed: Sequence[str] = NEEDED) -> tuple[str, ...]:
     """Enable controllers for the cgroup `path` in every ancestor, from the root down.
 
     Writes only where something is missing and reads back. Returns the ancestors that were
     written. Raises `ControllerUnavailableError` naming the first ancestor that does not have the
-    controller itself, `ControllerRefusedError` when the kernel refuses (processes in it, gone).
+    controller itself, `ControllerRejectedError` when the kernel rejects (processes in it, gone).
     """
     return tuple(above for above in ancestors(path) if _enable_in(tree, path, above, needed))
 
 
-def lacking(tree: Tree, path: str, needed: Iterable[str] = NEEDED) -> tuple[str, ...]:
+def lacking(tree: CgroupTree, path: str, needed: Iterable[str] = NEEDED) -> tuple[str, ...]:
     """Return the ancestors of `path`, root first, that do not pass on all of `needed`.
 
     An ancestor that is gone counts as lacking.
     """
-    wanted = set(needed)
-    return tuple(above for above in ancestors(path) if not wanted <= enabled(tree, above))
+    desired = set(needed)
+    return tuple(above for above in ancestors(path) if not desired <= enabled(tree, above))
 
 
-def enabled(tree: Tree, path: str) -> frozenset[str]:
+def enabled(tree: CgroupTree, path: str) -> frozenset[str]:
     """Return what `path` passes on to its children, nothing when it is gone."""
     try:
         return frozenset(tree.read(path, ENABLED).split())
@@ -53,12 +53,12 @@ def enabled(tree: Tree, path: str) -> frozenset[str]:
         return frozenset()
 
 
-def available(tree: Tree) -> frozenset[str]:
+def available(tree: CgroupTree) -> frozenset[str]:
     """Return the controllers that the root has: what the kernel offers here."""
     return frozenset(tree.read("", AVAILABLE).split())
 
 
-def _enable_in(tree: Tree, path: str, above: str, needed: Sequence[str]) -> bool:
+def _enable_in(tree: CgroupTree, path: str, above: str, needed: Sequence[str]) -> bool:
     have, on = _words(tree, path, above, AVAILABLE), _words(tree, path, above, ENABLED)
     missing = [name for name in needed if name not in on]
     if not missing:
@@ -69,18 +69,18 @@ def _enable_in(tree: Tree, path: str, above: str, needed: Sequence[str]) -> bool
     try:
         tree.write(above, ENABLED, " ".join(f"+{name}" for name in missing))
     except OSError as error:
-        raise ControllerRefusedError(path, above, error, _remedy(error)) from error
+        raise ControllerRejectedError(path, above, error, _remedy(error)) from error
     still = [name for name in missing if name not in _words(tree, path, above, ENABLED)]
     if still:
         raise ControllerUnavailableError(path, above, still, "another writer removed it at once")
     return True
 
 
-def _words(tree: Tree, path: str, above: str, file: str) -> list[str]:
+def _words(tree: CgroupTree, path: str, above: str, file: str) -> list[str]:
     try:
         return tree.read(above, file).split()
     except OSError as error:
-        raise ControllerRefusedError(path, above, error, _remedy(error)) from error
+        raise ControllerRejectedError(path, above, error, _remedy(error)) from error
 
 
 def _why_absent(above: str) -> str:

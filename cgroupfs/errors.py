@@ -1,6 +1,6 @@
 """What can be wrong with a cgroup tree, a path in it, or a value for it.
 
-A refusal of the kernel itself stays an `OSError` with its errno; these are the errors that need
+A rejection of the kernel itself stays an `OSError` with its errno; these are the errors that need
 more words. Every message says what was asked, what was found and what to do next.
 """
 
@@ -22,7 +22,7 @@ class CgroupPathError(CgroupError):
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
-            f"cgroup path {path!r} is refused: {why}; give a path relative to the cgroup root, "
+            f"cgroup path {path!r} is rejected: {why}; give a path relative to the cgroup root, "
             "such as kubepods.slice/kubepods-pod1.slice"
         )
         self.path = path
@@ -67,8 +67,8 @@ class ControllerUnavailableError(CgroupError):
         )
 
 
-class ControllerRefusedError(CgroupError):
-    """The kernel refused a write to `cgroup.subtree_control` of an ancestor."""
+class ControllerRejectedError(CgroupError):
+    """The kernel rejected a write to `cgroup.subtree_control` of an ancestor."""
 
     def __init__(self, path: str, ancestor: str, error: OSError, remedy: str) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class CgroupNameError(CgroupError):
 
 
 class CgroupValueError(CgroupError, ValueError):
-    """A value that the kernel would refuse, or text that it would not have written."""
+    """A value that the kernel would reject, or text that it would not have written."""
 
     def __init__(self, what: str, value: str, why: str) -> None:
         super().__init__(f"{what} {value!r} is not valid: {why}")

@@ -18,7 +18,7 @@ from cgroupfs.errors import CgroupNameError, CgroupPathError
 from cgroupfs.tree import check_path, join
 
 if TYPE_CHECKING:
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 _PODS: Final = "kubepods"
 _UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -205,7 +205,7 @@ def _stem(name: str) -> str | None:
     return None if name.endswith((".slice", ".mount", ".swap", ".socket")) else name
 
 
-def containers(tree: Tree, pod: str) -> tuple[str, ...]:
+def containers(tree: CgroupTree, pod: str) -> tuple[str, ...]:
     """Return the paths of the container cgroups directly in the pod cgroup `pod`, sorted.
 
     Empty when the pod cgroup is gone. A sandbox (pause) of a container runtime is among them: its

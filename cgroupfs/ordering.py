@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-class Stage(IntEnum):
+class WriteStage(IntEnum):
     """The part of a plan that a write belongs to; see `cgroupfs.plan`."""
 
     SHRINK = 1
@@ -31,10 +31,10 @@ class Stage(IntEnum):
     SETTLE = 4
 
 
-class Node(Struct, eq=False):
+class OrderedCgroup(Struct, eq=False):
     """One cgroup's set on its way.
 
-    `old` is in effect now, `written` is what its file says (empty: unset), `new` is wanted.
+    `old` is in effect now, `written` is what its file says (empty: unset), `new` is desired.
     `late` nodes are narrowed after the others. `above` is the nearest planned ancestor.
     """
 
@@ -43,7 +43,7 @@ class Node(Struct, eq=False):
     written: Mask
     new: Mask
     late: bool = False
-    above: Node | None = None
+    above: OrderedCgroup | None = None
     #: Must be given a set of its own before its parent gains, or it would gain as much.
     pinned: bool = False
     #: What it still holds after everyone was narrowed, and the widest it has to be meanwhile.
@@ -69,10 +69,10 @@ class Node(Struct, eq=False):
 
 
 #: One step: the stage, the cgroup's path, the set to write.
-Step = tuple[Stage, str, Mask]
+Step = tuple[WriteStage, str, Mask]
 
 
-def order(nodes: Sequence[Node]) -> Iterator[Step]:
+def order(nodes: Sequence[OrderedCgroup]) -> Iterator[Step]:
     """Yield the steps that bring every node from `old` to `new`.
 
     `nodes` stand parents before children, each `new` is inside that of `above`. The nodes are
@@ -80,25 +80,25 @@ def order(nodes: Sequence[Node]) -> Iterator[Step]:
     """
     _decide_pins(nodes)
     _decide_keeps(nodes)
-    for stage, late in ((Stage.SHRINK, False), (Stage.CONFINE, True)):
+    for stage, late in ((WriteStage.SHRINK, False), (WriteStage.CONFINE, True)):
         for node in reversed(nodes):
             if node.late is late and node.narrows:
                 yield _step(stage, node, node.keep)
     _decide_widths(nodes)
     for node in _giving_order(nodes):
-        yield _step(Stage.GIVE, node, node.wide)
+        yield _step(WriteStage.GIVE, node, node.wide)
     for node in reversed(nodes):
         if node.written != node.new:
-            yield _step(Stage.SETTLE, node, node.new)
+            yield _step(WriteStage.SETTLE, node, node.new)
 
 
-def _step(stage: Stage, node: Node, mask: Mask) -> Step:
+def _step(stage: WriteStage, node: OrderedCgroup, mask: Mask) -> Step:
     node.written = mask
     node.old = mask
     return stage, node.path, mask
 
 
-def _decide_pins(nodes: Sequence[Node]) -> None:
+def _decide_pins(nodes: Sequence[OrderedCgroup]) -> None:
     for node in nodes:
         if node.above is not None:
             node.above.inner = True
@@ -106,7 +106,7 @@ def _decide_pins(nodes: Sequence[Node]) -> None:
             node.pinned = gains_with_parent and node.written != node.new
 
 
-def _decide_keeps(nodes: Sequence[Node]) -> None:
+def _decide_keeps(nodes: Sequence[OrderedCgroup]) -> None:
     """Set `keep`: what a node has of its new set, and what its children keep of theirs.
 
     A node whose new set is disjoint from the old one keeps the old until it can jump.
@@ -119,7 +119,7 @@ def _decide_keeps(nodes: Sequence[Node]) -> None:
             needed[node.above.path] = needed.get(node.above.path, EMPTY) | node.keep
 
 
-def _decide_widths(nodes: Sequence[Node]) -> None:
+def _decide_widths(nodes: Sequence[OrderedCgroup]) -> None:
     """Set `wide`: the new set, and what children hold until they have moved."""
     for node in nodes:
         node.wide = node.new
@@ -128,7 +128,7 @@ def _decide_widths(nodes: Sequence[Node]) -> None:
             node.above.wide |= node.keep
 
 
-def _giving_order(nodes: Sequence[Node]) -> Iterator[Node]:
+def _giving_order(nodes: Sequence[OrderedCgroup]) -> Iterator[OrderedCgroup]:
     """Yield who must be written: parents first, and losers before those who gain from them."""
     waiting = {node.path: node for node in nodes if node.written != node.wide}
     while waiting:
@@ -144,7 +144,7 @@ def _giving_order(nodes: Sequence[Node]) -> Iterator[Node]:
             yield waiting.pop(node.path)
 
 
-def _least_harm(waiting: Mapping[str, Node]) -> Node:
+def _least_harm(waiting: Mapping[str, OrderedCgroup]) -> OrderedCgroup:
     """Choose who goes first where everyone waits for another.
 
     Widening an inner cgroup gives nobody below a CPU: they have sets of their own by now.
@@ -153,7 +153,7 @@ def _least_harm(waiting: Mapping[str, Node]) -> Node:
     return next((node for node in free if node.inner), free[0])
 
 
-def _above_waits(node: Node, waiting: Mapping[str, Node]) -> bool:
+def _above_waits(node: OrderedCgroup, waiting: Mapping[str, OrderedCgroup]) -> bool:
     above = node.above
     while above is not None:
         if above.path in waiting:

@@ -1,4 +1,4 @@
-"""From what the kernel shows and what is wanted to an ordered list of writes.
+"""From what the kernel shows and what is desired to an ordered list of writes.
 
 The kernel accepts a CPU list outside the parent's and then silently uses the parent's instead, and
 it has no transactions. So the order of writes is what keeps workloads right in between:
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from cgroupfs.ordering import Node, Stage, order
+from cgroupfs.ordering import OrderedCgroup, WriteStage, order
 from cgroupfs.state import CPU_MAX, CPUS, MEMS, NO_LIMIT
 from cgroupfs.tree import parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from cgroupfs.state import CpuMax, State
+    from cgroupfs.state import CgroupState, CpuMax
     from sysfs.mask import Mask
 
 
@@ -66,13 +66,13 @@ class Setting(Struct, frozen=True):
         """Return the sets that the cgroup should have, given those that it shows."""
         return self._beside(self.cpus, cpus), self._beside(self.mems, mems)
 
-    def _beside(self, wanted: Mask | None, shown: Mask | None) -> Mask | None:
-        if not self.or_unset or wanted is None:
-            return wanted
+    def _beside(self, desired: Mask | None, shown: Mask | None) -> Mask | None:
+        if not self.or_unset or desired is None:
+            return desired
         if not shown:
             return None
-        wide = wanted <= shown
-        return shown if wide else wanted
+        wide = desired <= shown
+        return shown if wide else desired
 
     def values_beside(self, shown: Mapping[str, str]) -> Mapping[str, str]:
         """Return the values that the cgroup should have, given those that it shows."""
@@ -85,7 +85,7 @@ class Setting(Struct, frozen=True):
 class Write(Struct, frozen=True):
     """One write; `value` is in the form in which the kernel shows it again."""
 
-    stage: Stage
+    stage: WriteStage
     cgroup: str
     file: str
     value: str
@@ -101,14 +101,14 @@ class Plan(Struct, frozen=True):
     withheld: tuple[Write, ...] = ()
 
 
-def make_plan(current: Mapping[str, State], wanted: Iterable[Setting]) -> Plan:
-    """Order the writes that turn `current` into `wanted`; only what differs is written.
+def make_plan(current: Mapping[str, CgroupState], desired: Iterable[Setting]) -> Plan:
+    """Order the writes that turn `current` into `desired`; only what differs is written.
 
-    `current` holds what was read, by cgroup path; a wanted cgroup that is not in it (gone) or
-    lacks the controller's file gets no write. Raises `ValueError` when a cgroup is wanted twice
-    or a wanted child does not fit into its wanted parent.
+    `current` holds what was read, by cgroup path; a desired cgroup that is not in it (gone) or
+    lacks the controller's file gets no write. Raises `ValueError` when a cgroup is desired twice
+    or a desired child does not fit into its desired parent.
     """
-    settings = _by_path(wanted)
+    settings = _by_path(desired)
     withheld = tuple(_withheld(current, settings))
     held = {write.cgroup for write in withheld}
     movable = {path: setting for path, setting in settings.items() if path not in held}
@@ -126,11 +126,11 @@ def make_plan(current: Mapping[str, State], wanted: Iterable[Setting]) -> Plan:
     return Plan(tuple(sorted(writes, key=lambda write: write.stage)), withheld)
 
 
-def _by_path(wanted: Iterable[Setting]) -> dict[str, Setting]:
+def _by_path(desired: Iterable[Setting]) -> dict[str, Setting]:
     settings: dict[str, Setting] = {}
-    for setting in wanted:
+    for setting in desired:
         if setting.cgroup in settings:
-            raise ValueError(f"{setting.cgroup} is wanted twice in one plan")
+            raise ValueError(f"{setting.cgroup} is desired twice in one plan")
         settings[setting.cgroup] = setting
     return dict(sorted(settings.items(), key=lambda item: _depth(item[0])))
 
@@ -139,14 +139,16 @@ def _depth(path: str) -> tuple[int, str]:
     return path.count("/") + bool(path), path
 
 
-def _withheld(current: Mapping[str, State], settings: Mapping[str, Setting]) -> Iterator[Write]:
+def _withheld(
+    current: Mapping[str, CgroupState], settings: Mapping[str, Setting]
+) -> Iterator[Write]:
     for path, setting in settings.items():
         state = current.get(path)
         if state is None or setting.mems is None or setting.move_memory or not state.populated:
             continue
         # Making explicit what is in effect anyway moves no page.
         if state.mems is not None and state.mems_effective != setting.mems:
-            yield Write(Stage.GIVE, path, MEMS, str(setting.mems))
+            yield Write(WriteStage.GIVE, path, MEMS, str(setting.mems))
 
 
 def _late(settings: Mapping[str, Setting]) -> frozenset[str]:
@@ -167,12 +169,12 @@ def _planned_above(path: str, settings: Mapping[str, object]) -> Iterator[str]:
 
 
 def _nodes(
-    current: Mapping[str, State],
+    current: Mapping[str, CgroupState],
     settings: Mapping[str, Setting],
     file: str,
     late: frozenset[str],
-) -> list[Node]:
-    nodes: dict[str, Node] = {}
+) -> list[OrderedCgroup]:
+    nodes: dict[str, OrderedCgroup] = {}
     for path, setting in settings.items():
         node = _node(setting, current.get(path), file, late=path in late)
         if node is None:
@@ -180,14 +182,16 @@ def _nodes(
         node.above = next((nodes[a] for a in _planned_above(path, settings) if a in nodes), None)
         if node.above is not None and not node.new <= node.above.new:
             raise ValueError(
-                f"{file} {node.new} wanted for {path} is outside {node.above.new}, "
-                f"wanted for its ancestor {node.above.path}"
+                f"{file} {node.new} desired for {path} is outside {node.above.new}, "
+                f"desired for its ancestor {node.above.path}"
             )
         nodes[path] = node
     return list(nodes.values())
 
 
-def _node(setting: Setting, state: State | None, file: str, *, late: bool) -> Node | None:
+def _node(
+    setting: Setting, state: CgroupState | None, file: str, *, late: bool
+) -> OrderedCgroup | None:
     if state is None:
         return None
     if file == CPUS:
@@ -198,29 +202,31 @@ def _node(setting: Setting, state: State | None, file: str, *, late: bool) -> No
         return None
     if setting.or_unset and (not written or new <= written):
         return None
-    return Node(setting.cgroup, old=old, written=written, new=new, late=late)
+    return OrderedCgroup(setting.cgroup, old=old, written=written, new=new, late=late)
 
 
-def _ordered(file: str, nodes: list[Node]) -> Iterator[Write]:
+def _ordered(file: str, nodes: list[OrderedCgroup]) -> Iterator[Write]:
     for stage, path, mask in order(nodes):
         yield Write(stage, path, file, str(mask))
 
 
-def _quota_writes(current: Mapping[str, State], settings: Mapping[str, Setting]) -> Iterator[Write]:
+def _quota_writes(
+    current: Mapping[str, CgroupState], settings: Mapping[str, Setting]
+) -> Iterator[Write]:
     lower: list[Write] = []
     for path, setting in settings.items():
         state, new = current.get(path), setting.cpu_max
         if state is None or new is None or state.cpu_max in (None, new):
             continue
         if new.allows(state.cpu_max):
-            yield Write(Stage.GIVE, path, CPU_MAX, str(new))
+            yield Write(WriteStage.GIVE, path, CPU_MAX, str(new))
         else:
-            lower.append(Write(Stage.SETTLE, path, CPU_MAX, str(new)))
+            lower.append(Write(WriteStage.SETTLE, path, CPU_MAX, str(new)))
     yield from reversed(lower)
 
 
 def _value_writes(
-    current: Mapping[str, State], settings: Mapping[str, Setting]
+    current: Mapping[str, CgroupState], settings: Mapping[str, Setting]
 ) -> Iterator[tuple[Write, bool]]:
     """Yield the writes of single values, and whether each is a limit below what is in use."""
     for path, setting in settings.items():
@@ -229,9 +235,12 @@ def _value_writes(
             continue
         for file, text in setting.values_beside(state.values).items():
             if state.values.get(file, text) != text:
-                yield Write(Stage.GIVE, path, file, text), is_below_use(text, state.in_use, file)
+                yield (
+                    Write(WriteStage.GIVE, path, file, text),
+                    is_below_use(text, state.in_use, file),
+                )
 
 
 def is_below_use(text: str, in_use: Mapping[str, int], file: str) -> bool:
-    """Tell whether a limit is below what is in use of it."""
+    """Return whether a limit is below what is in use of it."""
     return text != NO_LIMIT and in_use.get(file, 0) > int(text)

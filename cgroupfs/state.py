@@ -16,7 +16,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 #: Bounds of `cpu.max` in microseconds (kernel/sched/core.c: min_cfs_quota_period and
 #: max_cfs_quota_period; Documentation/admin-guide/cgroup-v2.rst, CPU).
@@ -76,7 +76,7 @@ class CpuMax(Struct, frozen=True):
         return f"{quota} {self.period_us}"
 
     def allows(self, other: CpuMax) -> bool:
-        """Tell whether this limit is at least as wide as `other`, in CPUs per unit of time."""
+        """Return whether this limit is at least as wide as `other`, in CPUs per unit of time."""
         if self.quota_us is None:
             return True
         if other.quota_us is None:
@@ -132,7 +132,7 @@ _FILES: Final = (CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, CPU_MAX, EVENTS)
 VALUES: Final = (CPU_WEIGHT, MEMORY_MAX)
 
 
-class State(Struct, frozen=True):
+class CgroupState(Struct, frozen=True):
     """One cgroup as read: empty `cpus`/`mems` is unset, that is the parent's.
 
     None stands for a file that is not there because the controller is not enabled. `values` holds
@@ -150,7 +150,7 @@ class State(Struct, frozen=True):
     in_use: Mapping[str, int] = MappingProxyType({})
 
 
-def read_state(tree: Tree, path: str, values: tuple[str, ...] = VALUES) -> State | None:
+def read_state(tree: CgroupTree, path: str, values: tuple[str, ...] = VALUES) -> CgroupState | None:
     """Read one cgroup, None when it is gone. Raises `OSError` for anything but its absence.
 
     `values` are the files of one value that are read as well.
@@ -161,7 +161,7 @@ def read_state(tree: Tree, path: str, values: tuple[str, ...] = VALUES) -> State
         return None
     cpus, cpus_now, mems, mems_now, cpu_max, events = texts[: len(_FILES)]
     shown = zip(values, texts[len(_FILES) :], strict=True)
-    return State(
+    return CgroupState(
         cpus=_mask(cpus),
         cpus_effective=_mask(cpus_now),
         mems=_mask(mems),
@@ -173,19 +173,19 @@ def read_state(tree: Tree, path: str, values: tuple[str, ...] = VALUES) -> State
 
 
 def read_states(
-    tree: Tree, paths: Iterable[str], values: tuple[str, ...] = VALUES
-) -> dict[str, State]:
+    tree: CgroupTree, paths: Iterable[str], values: tuple[str, ...] = VALUES
+) -> dict[str, CgroupState]:
     """Read several cgroups by path; those that are gone are left out."""
     found = ((path, read_state(tree, path, values)) for path in paths)
     return {path: state for path, state in found if state is not None}
 
 
-def with_use(tree: Tree, path: str, state: State, limits: Iterable[str]) -> State:
+def with_use(tree: CgroupTree, path: str, state: CgroupState, limits: Iterable[str]) -> CgroupState:
     """Return the state with how many bytes of these limits are in use; see `read_state`."""
     return replace(state, in_use=read_use(tree, path, limits))
 
 
-def read_use(tree: Tree, path: str, limits: Iterable[str]) -> dict[str, int]:
+def read_use(tree: CgroupTree, path: str, limits: Iterable[str]) -> dict[str, int]:
     """Return how many bytes of these limits (files) are in use, 0 where the kernel does not say."""
     files = {limit: use for limit in limits if (use := use_of(limit)) is not None}
     try:

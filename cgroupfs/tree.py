@@ -1,7 +1,7 @@
 """The cgroup v2 tree as the rest of the project sees it, and the kernel's own.
 
-A cgroup path is a POSIX path relative to the root, `""` is the root itself. Methods raise
-`OSError` exactly as the kernel refuses: a `Tree` adds no opinion of its own, so the emulated tree
+A cgroup path is a POSIX path relative to the root, `""` is the root itself. Methods raise `OSError`
+exactly as the kernel rejects: a `CgroupTree` adds no opinion of its own, so the emulated tree
 (`cgroupfs.emulated`) and the kernel's can stand in for each other.
 """
 
@@ -34,7 +34,7 @@ _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _ONE_PAGE: Final = 2048
 
 
-class Tree(Protocol):
+class CgroupTree(Protocol):
     """A cgroup v2 hierarchy: the kernel's or an emulated one."""
 
     def read(self, path: str, file: str) -> str:
@@ -65,7 +65,7 @@ class Tree(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Tell whether the cgroup exists."""
+        """Return whether the cgroup exists."""
         ...
 
     def children(self, path: str) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ def _check_part(path: str, part: str) -> None:
 
 
 def _is_surrogate(character: str) -> bool:
-    """Tell whether a character stands for a byte that is no UTF-8 (`os.fsdecode`)."""
+    """Return whether a character stands for a byte that is no UTF-8 (`os.fsdecode`)."""
     return "\ud800" <= character <= "\udfff"
 
 
@@ -138,7 +138,7 @@ def ancestors(path: str) -> tuple[str, ...]:
 
 
 def is_within(path: str, places: Collection[str]) -> bool:
-    """Tell whether a path is one of `places` or lies below one."""
+    """Return whether a path is one of `places` or lies below one."""
     return bool(places) and (path in places or any(above in places for above in ancestors(path)))
 
 
@@ -167,12 +167,12 @@ class KernelTree:
             self._fd = -1
 
     def read(self, path: str, file: str) -> str:
-        """Return the text of one file; see `Tree.read`."""
+        """Return the text of one file; see `CgroupTree.read`."""
         full = join(check_path(path), check_file(file))
         return _read_all(open_beneath(self._fd, full, os.O_RDONLY))
 
     def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-        """Return several files of one cgroup with one walk of the path; see `Tree.read_many`."""
+        """Return several files of one cgroup with one walk; see `CgroupTree.read_many`."""
         directory = open_beneath(self._fd, check_path(path), DIRECTORY)
         try:
             return tuple(_read_in(directory, check_file(file)) for file in files)
@@ -180,7 +180,7 @@ class KernelTree:
             os.close(directory)
 
     def write(self, path: str, file: str, value: str) -> None:
-        """Give one file a value; see `Tree.write`."""
+        """Give one file a value; see `CgroupTree.write`."""
         check_value(value)
         data = value.encode()
         full = join(check_path(path), check_file(file))
@@ -197,17 +197,17 @@ class KernelTree:
             raise OSError(errno.EIO, f"the kernel took {written} of {len(data)} bytes", full)
 
     def mkdir(self, path: str) -> None:
-        """Create one cgroup (mode 0755); see `Tree.mkdir`."""
+        """Create one cgroup (mode 0755); see `CgroupTree.mkdir`."""
         with self._parent_of(path) as (directory, name):
             os.mkdir(name, 0o755, dir_fd=directory)
 
     def rmdir(self, path: str) -> None:
-        """Remove one cgroup; see `Tree.rmdir`."""
+        """Remove one cgroup; see `CgroupTree.rmdir`."""
         with self._parent_of(path) as (directory, name):
             os.rmdir(name, dir_fd=directory)
 
     def exists(self, path: str) -> bool:
-        """Tell whether the cgroup exists; see `Tree.exists`."""
+        """Return whether the cgroup exists; see `CgroupTree.exists`."""
         try:
             os.close(open_beneath(self._fd, check_path(path), DIRECTORY))
         except (FileNotFoundError, NotADirectoryError):
@@ -215,7 +215,7 @@ class KernelTree:
         return True
 
     def children(self, path: str) -> tuple[str, ...]:
-        """Return the names of the child cgroups; see `Tree.children`."""
+        """Return the names of the child cgroups; see `CgroupTree.children`."""
         fd = open_beneath(self._fd, check_path(path), os.O_RDONLY | os.O_DIRECTORY)
         try:
             with os.scandir(fd) as entries:
@@ -225,11 +225,11 @@ class KernelTree:
             os.close(fd)
 
     def procs(self, path: str) -> tuple[int, ...]:
-        """Return the process ids in this cgroup; see `Tree.procs`."""
+        """Return the process ids in this cgroup; see `CgroupTree.procs`."""
         return tuple(sorted({int(line) for line in self.read(path, "cgroup.procs").split()}))
 
     def lock(self) -> TreeLock:
-        """Take the tree for this process alone; see `Tree.lock`."""
+        """Take the tree for this process alone; see `CgroupTree.lock`."""
         return FlockedTree(self.root, self._fd)
 
     @contextmanager

@@ -1,14 +1,14 @@
-"""Is the kernel's truth still what is wanted? The differences, each with its likely cause.
+"""Is the kernel's truth still what is desired? The differences, each with its likely cause.
 
 Nothing is written. A cgroup that is right costs one walk of its path and five short reads, so a
 pass over hundreds of containers stays within milliseconds.
 
 Who undid a setting cannot be read from the kernel. It is deduced from facts that the caller hands
-in (`Records`): what systemd would write from its unit properties, and what the container runtime
-set last or would send again. The rules, first match wins:
+in (`WriterRecords`): what systemd would write from its unit properties, and what the container
+runtime set last or would send again. The rules, first match wins:
 
 1. the file is missing: `controller lost` (an ancestor does not pass it on any more);
-2. the file shows what was wanted but the effective set differs: `CPU offline` or
+2. the file shows what was desired but the effective set differs: `CPU offline` or
    `parent too narrow`, see `cgroupfs.verify`; a limit of memory is not there because more is in
    use: `in use`;
 3. the file shows the runtime's value: `runtime update`, also where systemd has the same. A runtime
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
     from cgroupfs.plan import Setting
     from cgroupfs.state import CpuMax
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 _ISOLATED: Final = "cpuset.cpus.isolated"
 
 
 class Cause(StrEnum):
-    """Why a cgroup differs from what is wanted."""
+    """Why a cgroup differs from what is desired."""
 
     REVERTED_BY_SYSTEMD = "reverted by systemd"
     RUNTIME_UPDATE = "runtime update"
@@ -63,7 +63,7 @@ class Diagnosis(Struct, frozen=True):
     detail: str
 
 
-def online(tree: Tree) -> Mask:
+def online(tree: CgroupTree) -> Mask:
     """Return the CPUs the kernel can give: the root's effective set and what partitions took.
 
     Empty when the root does not show them (the controller is missing everywhere).
@@ -72,48 +72,50 @@ def online(tree: Tree) -> Mask:
     return Mask.parse(root or "") | Mask.parse(isolated or "")
 
 
-def why_not_effective(tree: Tree, path: str, file: str, wanted: Mask, effective: Mask) -> Diagnosis:
-    """Tell why `effective` of `file` is not the `wanted` that was written.
+def why_not_effective(
+    tree: CgroupTree, path: str, file: str, desired: Mask, effective: Mask
+) -> Diagnosis:
+    """Return why `effective` of `file` is not the `desired` that was written.
 
     `file` is `cpuset.cpus` or `cpuset.mems`. Looked at in this order: CPUs that are offline, the
     topmost ancestor that lacks some of the set (those below it cannot have more), a partition that
     took them.
     """
     if file == CPUS:
-        offline = wanted - online(tree)
-        if offline and (wanted - offline or effective) == effective:
-            return Diagnosis(Cause.CPU_OFFLINE, _offline(offline, wanted, effective))
-    narrow = _too_narrow(tree, path, file, wanted)
+        offline = desired - online(tree)
+        if offline and (desired - offline or effective) == effective:
+            return Diagnosis(Cause.CPU_OFFLINE, _offline(offline, desired, effective))
+    narrow = _too_narrow(tree, path, file, desired)
     if narrow is not None:
         above, has = narrow
         detail = (
-            f"/{above} has only {has} of {wanted} (missing {wanted - has}), so the kernel uses "
+            f"/{above} has only {has} of {desired} (missing {desired - has}), so the kernel uses "
             f"{effective} without an error; widen /{above} first"
         )
         return Diagnosis(Cause.PARENT_TOO_NARROW, detail)
     detail = (
-        f"the kernel uses {effective} instead of {wanted} though no cgroup above is narrower; "
+        f"the kernel uses {effective} instead of {desired} though no cgroup above is narrower; "
         "look for a cpuset partition or a memory node gone offline"
     )
     return Diagnosis(Cause.UNKNOWN, detail)
 
 
-def _offline(offline: Mask, wanted: Mask, effective: Mask) -> str:
-    if offline == wanted:
+def _offline(offline: Mask, desired: Mask, effective: Mask) -> str:
+    if offline == desired:
         return (
-            f"all of {wanted} is offline, so the kernel uses the parent's {effective}; "
+            f"all of {desired} is offline, so the kernel uses the parent's {effective}; "
             "bring the CPUs online or remove the pod"
         )
-    return f"{offline} of {wanted} is offline; bring it online or remove the pod"
+    return f"{offline} of {desired} is offline; bring it online or remove the pod"
 
 
-def _too_narrow(tree: Tree, path: str, file: str, wanted: Mask) -> tuple[str, Mask] | None:
+def _too_narrow(tree: CgroupTree, path: str, file: str, desired: Mask) -> tuple[str, Mask] | None:
     """Return the topmost ancestor that is too narrow, None when it is the root: nobody set that."""
     effective = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
     for above in ancestors(path):
         text = tree.read_many(above, (effective,))[0]
         has = EMPTY if text is None else Mask.parse(text)
-        if text is not None and not wanted <= has:
+        if text is not None and not desired <= has:
             return (above, has) if above else None
     return None
 
@@ -123,7 +125,7 @@ _FILES: Final = (CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, CPU_MAX)
 GONE: Final = ""
 
 
-class Record(Struct, frozen=True):
+class WriterRecord(Struct, frozen=True):
     """What somebody else would write into a cgroup; None where they would not write."""
 
     cpus: Mask | None = None
@@ -132,47 +134,47 @@ class Record(Struct, frozen=True):
     values: Mapping[str, str] = MappingProxyType({})
 
     def has(self, file: str, text: str) -> bool:
-        """Tell whether `text` of `file` is what this record would write."""
+        """Return whether `text` of `file` is what this record would write."""
         value = {CPUS: self.cpus, MEMS: self.mems, CPU_MAX: self.cpu_max, **self.values}.get(file)
         return value is not None and str(value) == text
 
 
-class Records(Struct, frozen=True):
+class WriterRecords(Struct, frozen=True):
     """What systemd (unit properties) and the runtime (its state or spec) have on record."""
 
-    systemd: Record | None = None
-    runtime: Record | None = None
+    systemd: WriterRecord | None = None
+    runtime: WriterRecord | None = None
 
 
-class Drift(Struct, frozen=True):
-    """One difference between what is wanted and what the kernel shows.
+class CgroupDifference(Struct, frozen=True):
+    """One difference between what is desired and what the kernel shows.
 
     `file` is the file that differs (`*.effective` when the setting is there but not in effect,
     `cgroup.subtree_control` for an ancestor that lost a controller, `""` when the cgroup is gone);
-    `wanted` and `found` are its texts, `found` None when it is not there.
+    `desired` and `found` are its texts, `found` None when it is not there.
     """
 
     cgroup: str
     file: str
-    wanted: str
+    desired: str
     found: str | None
     cause: Cause
     detail: str
 
 
 def verify(
-    tree: Tree,
-    wanted: Iterable[Setting],
+    tree: CgroupTree,
+    desired: Iterable[Setting],
     *,
-    records: Mapping[str, Records] | None = None,
+    records: Mapping[str, WriterRecords] | None = None,
     needed: Sequence[str] = controllers.NEEDED,
-) -> tuple[Drift, ...]:
-    """Compare the kernel with what is wanted; nothing found is an empty tuple.
+) -> tuple[CgroupDifference, ...]:
+    """Compare the kernel with what is desired; nothing found is an empty tuple.
 
     `records` holds what others have on record for a cgroup, by its path. Raises `OSError` only
-    when the kernel refuses to be read.
+    when the kernel rejects to be read.
     """
-    settings = tuple(wanted)
+    settings = tuple(desired)
     drifts = _lost_controllers(tree, settings, needed)
     for setting in settings:
         drifts.extend(_check(tree, setting))
@@ -180,13 +182,13 @@ def verify(
 
 
 def _lost_controllers(
-    tree: Tree, settings: Sequence[Setting], needed: Sequence[str]
-) -> list[Drift]:
+    tree: CgroupTree, settings: Sequence[Setting], needed: Sequence[str]
+) -> list[CgroupDifference]:
     above = dict.fromkeys(a for setting in settings for a in ancestors(setting.cgroup))
     return [drift for path in above if (drift := _lost(tree, path, needed)) is not None]
 
 
-def _lost(tree: Tree, path: str, needed: Sequence[str]) -> Drift | None:
+def _lost(tree: CgroupTree, path: str, needed: Sequence[str]) -> CgroupDifference | None:
     try:
         found = tree.read(path, controllers.ENABLED).split()
     except FileNotFoundError:
@@ -196,19 +198,19 @@ def _lost(tree: Tree, path: str, needed: Sequence[str]) -> Drift | None:
         return None
     names = " and ".join(lost)
     detail = f"/{path} does not pass {names} on to its children any more; enable it again"
-    return Drift(
+    return CgroupDifference(
         path, controllers.ENABLED, " ".join(needed), " ".join(found), Cause.CONTROLLER_LOST, detail
     )
 
 
-def _check(tree: Tree, setting: Setting) -> list[Drift]:
+def _check(tree: CgroupTree, setting: Setting) -> list[CgroupDifference]:
     files = (*setting.values, *setting.defaults)
     try:
         texts = tree.read_many(setting.cgroup, (*_FILES, *files))
     except FileNotFoundError:
         return [_gone(setting.cgroup)]
     cpus, cpus_now, mems, mems_now, cpu_max = texts[: len(_FILES)]
-    found: list[Drift | None] = []
+    found: list[CgroupDifference | None] = []
     for file, mask, shown in (
         (CPUS, setting.cpus, (cpus, cpus_now)),
         (MEMS, setting.mems, (mems, mems_now)),
@@ -225,67 +227,72 @@ def _check(tree: Tree, setting: Setting) -> list[Drift]:
     return [drift for drift in found if drift is not None]
 
 
-def _gone(path: str) -> Drift:
+def _gone(path: str) -> CgroupDifference:
     detail = f"/{path} does not exist; it was removed, or never created"
-    return Drift(path, GONE, "", None, Cause.UNKNOWN, detail)
+    return CgroupDifference(path, GONE, "", None, Cause.UNKNOWN, detail)
 
 
 def _check_set(
-    tree: Tree,
+    tree: CgroupTree,
     path: str,
     file: str,
-    wanted: Mask,
+    desired: Mask,
     texts: tuple[str | None, str | None],
     *,
     or_unset: bool,
-) -> Drift | None:
+) -> CgroupDifference | None:
     text, now = texts
     shown = Mask.parse(text or "")
-    if or_unset and (not shown or wanted <= shown):
+    if or_unset and (not shown or desired <= shown):
         return None
-    goal = str(wanted)
+    goal = str(desired)
     drift = _check_text(path, file, goal, text)
     if drift is not None or now is None or now.strip() == goal:
         return drift
     effective = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
-    why = why_not_effective(tree, path, file, wanted, Mask.parse(now))
-    return Drift(path, effective, goal, now.strip(), why.cause, why.detail)
+    why = why_not_effective(tree, path, file, desired, Mask.parse(now))
+    return CgroupDifference(path, effective, goal, now.strip(), why.cause, why.detail)
 
 
-def _check_values(tree: Tree, setting: Setting, texts: Mapping[str, str | None]) -> Iterator[Drift]:
+def _check_values(
+    tree: CgroupTree, setting: Setting, texts: Mapping[str, str | None]
+) -> Iterator[CgroupDifference]:
     shown = {file: text.strip() for file, text in texts.items() if text is not None}
-    wanted = setting.values_beside(shown)
-    found = [_check_text(setting.cgroup, file, wanted[file], texts[file]) for file in wanted]
+    desired = setting.values_beside(shown)
+    found = [_check_text(setting.cgroup, file, desired[file], texts[file]) for file in desired]
     differing = [drift for drift in found if drift is not None]
     in_use = read_use(tree, setting.cgroup, [drift.file for drift in differing])
     for drift in differing:
-        if drift.found is not None and is_below_use(drift.wanted, in_use, drift.file):
+        if drift.found is not None and is_below_use(drift.desired, in_use, drift.file):
             yield replace(drift, cause=Cause.IN_USE, detail=_in_use(drift))
         else:
             yield drift
 
 
-def _in_use(drift: Drift) -> str:
+def _in_use(drift: CgroupDifference) -> str:
     # How much is in use changes all the time, and what does not change is told once.
     return (
-        f"{drift.file} of /{drift.cgroup} shows {drift.found} instead of {drift.wanted}: more than "
+        f"{drift.file} of /{drift.cgroup} shows {drift.found} instead of {drift.desired}: "
+        "more than "
         "that is in use, and processes would be killed for the limit; it is written once less is "
         "in use"
     )
 
 
-def _check_text(path: str, file: str, goal: str, text: str | None) -> Drift | None:
+def _check_text(path: str, file: str, goal: str, text: str | None) -> CgroupDifference | None:
     if text is None:
         detail = f"/{path} has no {file}: its controller was disabled above it"
-        return Drift(path, file, goal, None, Cause.CONTROLLER_LOST, detail)
+        return CgroupDifference(path, file, goal, None, Cause.CONTROLLER_LOST, detail)
     shown = text.strip()
     if shown == goal:
         return None
     detail = f"{file} of /{path} shows {shown or 'nothing'} instead of {goal}"
-    return Drift(path, file, goal, shown, Cause.UNKNOWN, detail)
+    return CgroupDifference(path, file, goal, shown, Cause.UNKNOWN, detail)
 
 
-def name_writers(drifts: Iterable[Drift], records: Mapping[str, Records]) -> tuple[Drift, ...]:
+def name_writers(
+    drifts: Iterable[CgroupDifference], records: Mapping[str, WriterRecords]
+) -> tuple[CgroupDifference, ...]:
     """Return the drifts with `unknown` replaced by who is likely to have written.
 
     `records` holds what others have on record for a cgroup, by its path.
@@ -296,7 +303,7 @@ def name_writers(drifts: Iterable[Drift], records: Mapping[str, Records]) -> tup
     )
 
 
-def _named(drift: Drift, known: Records) -> Drift:
+def _named(drift: CgroupDifference, known: WriterRecords) -> CgroupDifference:
     if _has(known.runtime, drift):
         cause, who = Cause.RUNTIME_UPDATE, "the container runtime has on record for the container"
     elif _has(known.systemd, drift):
@@ -306,7 +313,7 @@ def _named(drift: Drift, known: Records) -> Drift:
     return replace(drift, cause=cause, detail=f"{drift.detail}: that is what {who}")
 
 
-def _has(record: Record | None, drift: Drift) -> bool:
+def _has(record: WriterRecord | None, drift: CgroupDifference) -> bool:
     if record is None or drift.found is None:
         return False
     return record.has(drift.file, drift.found)

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from sysfs.cpus import HYBRID_PMUS, MIDR, read_cpu_sets
 from sysfs.discover import read_devices
-from sysfs.files import Tree
+from sysfs.files import SysfsTree
 from sysfs.net import KIND as NET
 from sysfs.net import NET_DIRECTORY
 from sysfs.nodes import HOST_HUGEPAGES, HOST_MEMINFO, NODE_DIRECTORY, find_memory_total, pool_sizes
@@ -72,7 +72,7 @@ def capture(root: Path, target: Path | BinaryIO) -> Captured:
     """
     if isinstance(target, Path):
         _check_replaceable(target)
-    content = Contents(Tree(root))
+    content = Contents(SysfsTree(root))
     sets = read_cpu_sets(content.tree)
     _add_cpus(content, sets.present, sets.online)
     _add_nodes(content)
@@ -87,7 +87,7 @@ def capture(root: Path, target: Path | BinaryIO) -> Captured:
 class Contents:
     """What goes into an archive: files by name with their text, directories, links."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: SysfsTree) -> None:
         self.tree = tree
         self.files: dict[str, str] = {}
         self.directories: set[str] = set()

@@ -16,7 +16,7 @@ from sysfs.siblings import CPU_DIRECTORY
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sysfs.files import Tree
+    from sysfs.files import SysfsTree
 
 #: PMUs of hybrid x86 processors, each with the list of its cores (kernel 5.13 and later).
 HYBRID_PMUS: Final = (
@@ -43,7 +43,7 @@ class CpuSets(Struct, frozen=True):
     nohz_full: Mask
 
 
-def read_cpu_sets(tree: Tree) -> CpuSets:
+def read_cpu_sets(tree: SysfsTree) -> CpuSets:
     """Read which CPUs exist and in which state they are.
 
     Fallbacks: without `present`, the `cpuN` directories; without `online`, `cpuN/online`, and
@@ -72,7 +72,7 @@ def read_cpu_sets(tree: Tree) -> CpuSets:
     )
 
 
-def _no_cpu(tree: Tree) -> SysfsError:
+def _no_cpu(tree: SysfsTree) -> SysfsError:
     name = f"{CPU_DIRECTORY}/online"
     if tree.exists(name):
         found = "no online CPU was found, neither in it nor in cpuN/online"
@@ -81,7 +81,7 @@ def _no_cpu(tree: Tree) -> SysfsError:
     return MissingFile(tree.path(name), remedy)
 
 
-def _some(tree: Tree, state: str, without: str) -> Mask | None:
+def _some(tree: SysfsTree, state: str, without: str) -> Mask | None:
     name = f"{CPU_DIRECTORY}/{state}"
     found = tree.optional(lambda: tree.find_list(name), None, without)
     if found is not None and not found:
@@ -89,12 +89,12 @@ def _some(tree: Tree, state: str, without: str) -> Mask | None:
     return found or None
 
 
-def _state(tree: Tree, state: str, without: str) -> Mask:
+def _state(tree: SysfsTree, state: str, without: str) -> Mask:
     name = f"{CPU_DIRECTORY}/{state}"
     return tree.optional(lambda: tree.find_list(name), None, without) or EMPTY
 
 
-def read_core_kinds(tree: Tree, online: Mask) -> dict[int, CoreKind]:
+def read_core_kinds(tree: SysfsTree, online: Mask) -> dict[int, CoreKind]:
     """Return the kind of each CPU that is not STANDARD, by CPU id.
 
     On x86 the lists of the PMUs `cpu_core` and `cpu_atom`. On Arm the model that each CPU states
@@ -110,7 +110,7 @@ def read_core_kinds(tree: Tree, online: Mask) -> dict[int, CoreKind]:
     return kinds or _kinds_by_capacity(tree, online)
 
 
-def _kinds_by_capacity(tree: Tree, online: Mask) -> dict[int, CoreKind]:
+def _kinds_by_capacity(tree: SysfsTree, online: Mask) -> dict[int, CoreKind]:
     capacities = _of_cpus(tree, online, "cpu_capacity", tree.find_integer)
     if len(set(capacities.values())) <= 1:
         return {}
@@ -128,7 +128,9 @@ def _kinds_by_capacity(tree: Tree, online: Mask) -> dict[int, CoreKind]:
     return {cpu: CoreKind.PERFORMANCE if cpu in fast else CoreKind.EFFICIENCY for cpu in known}
 
 
-def _of_cpus(tree: Tree, online: Mask, name: str, find: Callable[[str], T | None]) -> dict[int, T]:
+def _of_cpus(
+    tree: SysfsTree, online: Mask, name: str, find: Callable[[str], T | None]
+) -> dict[int, T]:
     """Return what a file of each CPU's directory says, by CPU id, where it says something."""
     # All CPUs have the file or none has (arch_topology), so one look spares 4,095 more.
     if not tree.exists(f"{CPU_DIRECTORY}/cpu{online.lowest}/{name}"):
@@ -140,7 +142,7 @@ def _of_cpus(tree: Tree, online: Mask, name: str, find: Callable[[str], T | None
     return {cpu: value for cpu, value in found.items() if value is not None}
 
 
-def _model(tree: Tree, name: str) -> int | None:
+def _model(tree: SysfsTree, name: str) -> int | None:
     """Return implementer and part number of a MIDR_EL1; variant and revision are no model."""
     text = tree.find(name)
     if text is None:
@@ -169,12 +171,12 @@ def _clearly_fastest(capacities: Mapping[int, int]) -> Mask:
     return Mask.from_ids(cpu for cpu, capacity in capacities.items() if capacity >= lowest)
 
 
-def _is_online(tree: Tree, cpu: int) -> bool:
+def _is_online(tree: SysfsTree, cpu: int) -> bool:
     name = f"{CPU_DIRECTORY}/cpu{cpu}"
     without = "a CPU with a topology counts as online"
     state = tree.optional(lambda: _find_switch(tree, f"{name}/online"), None, without)
     return tree.is_directory(f"{name}/topology") if state is None else state
 
 
-def _find_switch(tree: Tree, name: str) -> bool | None:
+def _find_switch(tree: SysfsTree, name: str) -> bool | None:
     return tree.find_integer(name) == 1 if tree.find(name) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sysfs.cpus import read_core_kinds, read_cpu_sets
-from sysfs.files import Tree
+from sysfs.files import SysfsTree
 from sysfs.host import CoreKind, Cpu, Host
 from sysfs.net import read_interfaces
 from sysfs.nodes import nodes_of_cpus, read_nodes
@@ -32,10 +32,10 @@ def discover(root: Path, *, devices: bool = True) -> Host:
     where the tree does not describe a host: no CPU online, an online CPU without its core, a
     node without its CPUs.
     """
-    return read_host(Tree(root), live=str(root) == "/", devices=devices)
+    return read_host(SysfsTree(root), live=str(root) == "/", devices=devices)
 
 
-def read_host(tree: Tree, *, live: bool = False, devices: bool = True) -> Host:
+def read_host(tree: SysfsTree, *, live: bool = False, devices: bool = True) -> Host:
     """Return the host of a tree; `live` asks netlink for the interfaces as well."""
     sets = read_cpu_sets(tree)
     nodes = read_nodes(tree, sets.online)
@@ -48,7 +48,7 @@ def read_host(tree: Tree, *, live: bool = False, devices: bool = True) -> Host:
     )
 
 
-def _cpus(tree: Tree, sets: CpuSets, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:
+def _cpus(tree: SysfsTree, sets: CpuSets, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:
     topology = read_topology(tree, sets.online)
     uncore = read_uncore(tree, sets.online)
     kinds = read_core_kinds(tree, sets.online)
@@ -70,7 +70,7 @@ def _cpus(tree: Tree, sets: CpuSets, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]
     )
 
 
-def read_devices(tree: Tree, online: Mask, *, live: bool = False) -> tuple[Device, ...]:
+def read_devices(tree: SysfsTree, online: Mask, *, live: bool = False) -> tuple[Device, ...]:
     """Return the PCI devices and the network interfaces of a tree."""
     return read_pci_devices(tree, online) + read_interfaces(tree, online, _links(live=live))
 

@@ -34,7 +34,7 @@ class MissingFile(SysfsError):  # noqa: N818  # named for what is at fault, as i
 
 
 class UnreadableFile(SysfsError):  # noqa: N818  # as above
-    """The operating system refuses to read a file or to list a directory."""
+    """The operating system rejects to read a file or to list a directory."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(

@@ -31,10 +31,10 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 
-class Tree:
+class SysfsTree:
     """The files below one root directory, named by their path without a leading slash.
 
-    Every method that reads raises `UnreadableFile` where the system refuses or a link leads out
+    Every method that reads raises `UnreadableFile` where the system rejects or a link leads out
     of the root, and `MalformedFile` where the content is not of the named form. What stands
     outside of the root belongs to another host and is never read.
     """
@@ -93,7 +93,7 @@ class Tree:
             raise MalformedFile(path, content.decode("latin-1"), "plain text") from error
 
     def exists(self, name: str) -> bool:
-        """Tell whether there is anything of this name, be it odd."""
+        """Return whether there is anything of this name, be it odd."""
         return os.path.lexists(self._place(name.rpartition("/")[0]) + "/" + name.rpartition("/")[2])
 
     def text(self, name: str, remedy: str) -> str:
@@ -178,7 +178,7 @@ class Tree:
         return sorted(found)
 
     def is_directory(self, name: str) -> bool:
-        """Tell whether a directory is there."""
+        """Return whether a directory is there."""
         return os.path.isdir(self._place(name))  # noqa: PTH112  # as above
 
     def resolved(self, name: str) -> str | None:

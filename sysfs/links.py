@@ -13,7 +13,7 @@ def read_links() -> tuple[tuple[str, str], ...]:
 
     The address is that of `IFLA_PARENT_DEV_NAME` (kernel 5.14 and later); links of older
     kernels and of other buses have "" and are placed by `sys/class/net`. Empty where the system
-    refuses netlink (a sandbox without AF_NETLINK): `sys/class/net` then has to do alone.
+    rejects netlink (a sandbox without AF_NETLINK): `sys/class/net` then has to do alone.
     """
     # pyroute2 costs 0.2 s and 17 MiB to import; whoever reads another root must not pay that.
     from pyroute2 import IPRoute  # noqa: PLC0415

@@ -80,7 +80,7 @@ class Mask:
         return self.bits.bit_length() - 1
 
     def isdisjoint(self, other: Mask) -> bool:
-        """Tell whether the two sets share no member."""
+        """Return whether the two sets share no member."""
         return not self.bits & other.bits
 
     def __and__(self, other: Mask) -> Mask:
@@ -132,7 +132,7 @@ class Mask:
         return Mask, (self.bits,)
 
 
-#: Past `Mask.__setattr__`, which refuses.
+#: Past `Mask.__setattr__`, which rejects.
 _set_bits: Final = Mask.bits.__set__  # type: ignore[attr-defined,misc]  # the slot itself
 
 EMPTY: Final = Mask(0)
@@ -195,7 +195,7 @@ def _range_bits(part: str) -> int:
 def _member(text: str, part: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{_shown(part)} is not a number or a range of numbers such as 0-3")
-    # Counted first: int() refuses thousands of digits with an error of its own.
+    # Counted first: int() rejects thousands of digits with an error of its own.
     if len(text) > _LONGEST_PART or int(text) > MAX_ID:
         raise ValueError(f"{_shown(part)} names an id above {MAX_ID}")
     return int(text)

@@ -11,7 +11,7 @@ from sysfs.pci import ADDRESS, PCI_DIRECTORY, read_local_cpus, read_node
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sysfs.files import Tree
+    from sysfs.files import SysfsTree
     from sysfs.mask import Mask
 
 NET_DIRECTORY: Final = "sys/class/net"
@@ -22,7 +22,7 @@ _VIRTUAL: Final = "sys/devices/virtual/"
 
 
 def read_interfaces(
-    tree: Tree, online: Mask, links: Iterable[tuple[str, str]] = ()
+    tree: SysfsTree, online: Mask, links: Iterable[tuple[str, str]] = ()
 ) -> tuple[Device, ...]:
     """Return every network interface that a device is behind, by name.
 
@@ -42,7 +42,7 @@ def _can_be_a_name(name: str) -> bool:
     return name.isprintable() and len(name.encode()) <= _LONGEST_NAME
 
 
-def _interface(tree: Tree, name: str, address: str, online: Mask) -> Device | None:
+def _interface(tree: SysfsTree, name: str, address: str, online: Mask) -> Device | None:
     place = tree.optional(lambda: _place(tree, name), "", "the interface has no known place")
     address = address or _pci_address(place)
     if address:
@@ -54,7 +54,7 @@ def _interface(tree: Tree, name: str, address: str, online: Mask) -> Device | No
     return Device(KIND, name, "", read_node(tree, place), EMPTY)
 
 
-def _place(tree: Tree, name: str) -> str:
+def _place(tree: SysfsTree, name: str) -> str:
     """Return the directory of the device behind an interface, "" where there is none."""
     directory = f"{NET_DIRECTORY}/{name}"
     if tree.is_directory(f"{directory}/device"):

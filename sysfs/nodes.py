@@ -15,7 +15,7 @@ from sysfs.siblings import CPU_DIRECTORY
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sysfs.files import Tree
+    from sysfs.files import SysfsTree
 
 NODE_DIRECTORY: Final = "sys/devices/system/node"
 #: What the kernel shows where the firmware has no SLIT (include/linux/topology.h).
@@ -26,7 +26,7 @@ REMOTE_DISTANCE: Final = 20
 _DISTANCE: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
-def read_nodes(tree: Tree, online: Mask) -> tuple[Node, ...]:
+def read_nodes(tree: SysfsTree, online: Mask) -> tuple[Node, ...]:
     """Read every `nodeN` directory, ascending; ids may have gaps.
 
     Fallbacks: no node directory at all (a kernel without NUMA): one node 0 with every online
@@ -40,7 +40,7 @@ def read_nodes(tree: Tree, online: Mask) -> tuple[Node, ...]:
     return tuple(_node(tree, node, ids, online) for node in ids)
 
 
-def nodes_of_cpus(tree: Tree, nodes: Sequence[Node], present: Mask) -> dict[int, int]:
+def nodes_of_cpus(tree: SysfsTree, nodes: Sequence[Node], present: Mask) -> dict[int, int]:
     """Return the node of each CPU, by CPU id; a CPU of no known node is not a key.
 
     A CPU that exactly one node lists is that node's. For any other (offline, or firmware that
@@ -63,7 +63,7 @@ def nodes_of_cpus(tree: Tree, nodes: Sequence[Node], present: Mask) -> dict[int,
     return owner
 
 
-def _whole_host(tree: Tree, online: Mask) -> Node:
+def _whole_host(tree: SysfsTree, online: Mask) -> Node:
     return Node(
         id=0,
         cpus=online,
@@ -73,7 +73,7 @@ def _whole_host(tree: Tree, online: Mask) -> Node:
     )
 
 
-def _node(tree: Tree, node: int, ids: Sequence[int], online: Mask) -> Node:
+def _node(tree: SysfsTree, node: int, ids: Sequence[int], online: Mask) -> Node:
     directory = f"{NODE_DIRECTORY}/node{node}"
     cpus = tree.find_set((f"{directory}/cpulist",), (f"{directory}/cpumap",))
     if cpus is None:
@@ -89,19 +89,19 @@ def _node(tree: Tree, node: int, ids: Sequence[int], online: Mask) -> Node:
     )
 
 
-def _memory(tree: Tree, directory: str, ids: Sequence[int]) -> int | None:
+def _memory(tree: SysfsTree, directory: str, ids: Sequence[int]) -> int | None:
     total = _total(tree, f"{directory}/meminfo")
     if total is None and len(ids) == 1:
         return _total(tree, HOST_MEMINFO)
     return total
 
 
-def _total(tree: Tree, name: str) -> int | None:
+def _total(tree: SysfsTree, name: str) -> int | None:
     without = "the memory is not known by it"
     return tree.optional(lambda: find_memory_total(tree, name), None, without)
 
 
-def _distances(tree: Tree, node: int, ids: Sequence[int]) -> Mapping[int, int]:
+def _distances(tree: SysfsTree, node: int, ids: Sequence[int]) -> Mapping[int, int]:
     without = f"{LOCAL_DISTANCE} to itself and {REMOTE_DISTANCE} to all others are taken"
     row = tree.optional(lambda: _find_distances(tree, node, ids), None, without)
     if row is None:
@@ -109,7 +109,7 @@ def _distances(tree: Tree, node: int, ids: Sequence[int]) -> Mapping[int, int]:
     return MappingProxyType(row)
 
 
-def _find_distances(tree: Tree, node: int, ids: Sequence[int]) -> dict[int, int] | None:
+def _find_distances(tree: SysfsTree, node: int, ids: Sequence[int]) -> dict[int, int] | None:
     name = f"{NODE_DIRECTORY}/node{node}/distance"
     text = tree.find(name)
     if text is None:
@@ -124,7 +124,7 @@ def _find_distances(tree: Tree, node: int, ids: Sequence[int]) -> dict[int, int]
     return {other: row[other] for other in ids}
 
 
-def _columns(tree: Tree, ids: Sequence[int], count: int) -> Sequence[int] | None:
+def _columns(tree: SysfsTree, ids: Sequence[int], count: int) -> Sequence[int] | None:
     """Name the nodes of a row: those with a directory, else those online, else the possible."""
     if len(ids) == count:
         return ids
@@ -145,7 +145,7 @@ _TOTAL: Final = re.compile(r"^(?:Node\s+[0-9]+\s+)?MemTotal:\s+([0-9]{1,15}) kB\
 _POOL: Final = re.compile(r"hugepages-([1-9][0-9]{0,11})kB", re.ASCII)
 
 
-def find_memory_total(tree: Tree, name: str) -> int | None:
+def find_memory_total(tree: SysfsTree, name: str) -> int | None:
     """Return `MemTotal` of a `meminfo` file in bytes; None if the file is absent.
 
     Raises `MalformedFile` if the file has no line `MemTotal: <number> kB`.
@@ -159,7 +159,7 @@ def find_memory_total(tree: Tree, name: str) -> int | None:
     return int(match[1]) * 1024
 
 
-def read_hugepages(tree: Tree, directory: str) -> tuple[HugePages, ...]:
+def read_hugepages(tree: SysfsTree, directory: str) -> tuple[HugePages, ...]:
     """Return the pools below a `hugepages` directory by ascending page size, empty ones too.
 
     None if the directory is absent (a kernel without hugetlbfs). A pool without `nr_hugepages`
@@ -171,7 +171,7 @@ def read_hugepages(tree: Tree, directory: str) -> tuple[HugePages, ...]:
     )
 
 
-def _pages(tree: Tree, directory: str, size_kib: int) -> int:
+def _pages(tree: SysfsTree, directory: str, size_kib: int) -> int:
     file = f"{directory}/hugepages-{size_kib}kB/nr_hugepages"
 
     def read() -> int:
@@ -183,7 +183,7 @@ def _pages(tree: Tree, directory: str, size_kib: int) -> int:
     return tree.optional(read, 0, "no huge pages are known by it")
 
 
-def pool_sizes(tree: Tree, directory: str) -> list[int]:
+def pool_sizes(tree: SysfsTree, directory: str) -> list[int]:
     """Return the page sizes in KiB that have a pool below a `hugepages` directory, ascending."""
     matches = map(_POOL.fullmatch, tree.names(directory))
     return sorted(int(match[1]) for match in matches if match is not None)

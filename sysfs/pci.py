@@ -10,7 +10,7 @@ from sysfs.host import Device
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from sysfs.files import Tree
+    from sysfs.files import SysfsTree
 
 PCI_DIRECTORY: Final = "sys/bus/pci/devices"
 KIND: Final = "pci"
@@ -20,7 +20,7 @@ ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.
 _NUMBER: Final = re.compile(r"0x[0-9a-f]{1,8}", re.ASCII)
 
 
-def read_pci_devices(tree: Tree, online: Mask) -> tuple[Device, ...]:
+def read_pci_devices(tree: SysfsTree, online: Mask) -> tuple[Device, ...]:
     """Return every PCI device, by address; none where the tree has no PCI bus.
 
     The node is that of the first directory with a `numa_node`, from the device up; the CPUs are
@@ -31,7 +31,7 @@ def read_pci_devices(tree: Tree, online: Mask) -> tuple[Device, ...]:
     return tuple(_device(tree, address, online) for address in names if ADDRESS.fullmatch(address))
 
 
-def read_node(tree: Tree, directory: str) -> int | None:
+def read_node(tree: SysfsTree, directory: str) -> int | None:
     """Return the node of the first directory with a `numa_node`, from this one up to `sys`.
 
     Links are followed to the device's own place first. None where the kernel says -1, where
@@ -40,7 +40,7 @@ def read_node(tree: Tree, directory: str) -> int | None:
     return tree.optional(lambda: _find_node(tree, directory), None, "the device has no known node")
 
 
-def _find_node(tree: Tree, directory: str) -> int | None:
+def _find_node(tree: SysfsTree, directory: str) -> int | None:
     place = tree.resolved(directory)
     if place is None:
         raise UnreadableFile(tree.path(directory), "it leads out of the tree")
@@ -52,7 +52,7 @@ def _find_node(tree: Tree, directory: str) -> int | None:
     return None
 
 
-def read_local_cpus(tree: Tree, directory: str, online: Mask) -> Mask:
+def read_local_cpus(tree: SysfsTree, directory: str, online: Mask) -> Mask:
     """Return the online CPUs near a device, by its `local_cpulist` or `local_cpus`."""
     lists, maps = (f"{directory}/local_cpulist",), (f"{directory}/local_cpus",)
     local = tree.optional(
@@ -61,7 +61,7 @@ def read_local_cpus(tree: Tree, directory: str, online: Mask) -> Mask:
     return (local or EMPTY) & online
 
 
-def _device(tree: Tree, address: str, online: Mask) -> Device:
+def _device(tree: SysfsTree, address: str, online: Mask) -> Device:
     directory = f"{PCI_DIRECTORY}/{address}"
     return Device(
         kind=KIND,
@@ -75,7 +75,7 @@ def _device(tree: Tree, address: str, online: Mask) -> Device:
     )
 
 
-def _number(tree: Tree, name: str) -> str:
+def _number(tree: SysfsTree, name: str) -> str:
     def read() -> str:
         text = tree.find(name)
         if text and not _NUMBER.fullmatch(text):

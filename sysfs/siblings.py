@@ -13,7 +13,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sysfs.files import Tree
+    from sysfs.files import SysfsTree
 
 CPU_DIRECTORY: Final = "sys/devices/system/cpu"
 
@@ -49,7 +49,7 @@ class Topology(Struct, frozen=True):
     packages: dict[int, int]
 
 
-def read_topology(tree: Tree, online: Mask) -> Topology:
+def read_topology(tree: SysfsTree, online: Mask) -> Topology:
     """Read `cpuN/topology` of every online CPU.
 
     Each group is read once, from its lowest online CPU: the kernel keeps sibling sets
@@ -101,7 +101,7 @@ def sibling_groups(online: Mask, read: Callable[[int], tuple[str, Mask] | None])
 
 
 def optional_groups(
-    tree: Tree, online: Mask, read: Callable[[int], tuple[str, Mask] | None], without: str
+    tree: SysfsTree, online: Mask, read: Callable[[int], tuple[str, Mask] | None], without: str
 ) -> tuple[Mask, ...]:
     """Return the groups as `sibling_groups` does, where no group is worth the whole host.
 
@@ -141,7 +141,7 @@ def _overlaps(group: Mask, common: Mask) -> str:
 
 
 def _siblings(
-    tree: Tree, cpu: int, lists: tuple[str, ...], maps: tuple[str, ...]
+    tree: SysfsTree, cpu: int, lists: tuple[str, ...], maps: tuple[str, ...]
 ) -> tuple[str, Mask] | None:
     directory = f"{CPU_DIRECTORY}/cpu{cpu}/topology/"
     return tree.find_named_set(
@@ -149,7 +149,7 @@ def _siblings(
     )
 
 
-def _threads(tree: Tree, cpu: int) -> tuple[str, Mask]:
+def _threads(tree: SysfsTree, cpu: int) -> tuple[str, Mask]:
     found = _siblings(tree, cpu, CORE_LISTS, CORE_MAPS)
     if found is None:
         path = tree.path(f"{CPU_DIRECTORY}/cpu{cpu}/topology/{CORE_LISTS[0]}")
@@ -157,7 +157,7 @@ def _threads(tree: Tree, cpu: int) -> tuple[str, Mask]:
     return found
 
 
-def _cores(tree: Tree, groups: Iterable[Mask], packages: dict[int, int]) -> dict[int, int]:
+def _cores(tree: SysfsTree, groups: Iterable[Mask], packages: dict[int, int]) -> dict[int, int]:
     cores: dict[int, int] = {}
     for group in groups:
         if len({packages[cpu] for cpu in group}) > 1:
@@ -167,7 +167,7 @@ def _cores(tree: Tree, groups: Iterable[Mask], packages: dict[int, int]) -> dict
     return cores
 
 
-def _packages(tree: Tree, online: Mask, cores: Iterable[Mask]) -> dict[int, int]:
+def _packages(tree: SysfsTree, online: Mask, cores: Iterable[Mask]) -> dict[int, int]:
     """Return the package id of each CPU, -1 without one.
 
     The lists only spare reading the id of every CPU: one that is odd costs nothing. A CPU whose
@@ -188,7 +188,7 @@ def _packages(tree: Tree, online: Mask, cores: Iterable[Mask]) -> dict[int, int]
     return packages
 
 
-def _package_mates(tree: Tree, cpu: int) -> Mask:
+def _package_mates(tree: SysfsTree, cpu: int) -> Mask:
     own = Mask(1 << cpu)
     without = "packages go by physical_package_id alone"
     found = tree.optional(lambda: _siblings(tree, cpu, PACKAGE_LISTS, PACKAGE_MAPS), None, without)
@@ -201,7 +201,7 @@ def _package_mates(tree: Tree, cpu: int) -> Mask:
     return mates
 
 
-def _package_id(tree: Tree, cpu: int) -> int | None:
+def _package_id(tree: SysfsTree, cpu: int) -> int | None:
     """Return the kernel's id, -1 without one, None where it is odd."""
     name = f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id"
 
@@ -226,7 +226,7 @@ def _named_packages(packages: dict[int, int]) -> dict[int, int]:
     return {cpu: free if package < 0 else package for cpu, package in packages.items()}
 
 
-def _clusters(tree: Tree, online: Mask) -> dict[int, int]:
+def _clusters(tree: SysfsTree, online: Mask) -> dict[int, int]:
     clusters: dict[int, int] = {}
     without = "no cluster is known by it"
     for group in optional_groups(
@@ -238,7 +238,7 @@ def _clusters(tree: Tree, online: Mask) -> dict[int, int]:
     return clusters
 
 
-def _dies(tree: Tree, online: Mask, packages: dict[int, int]) -> dict[int, int]:
+def _dies(tree: SysfsTree, online: Mask, packages: dict[int, int]) -> dict[int, int]:
     """Group by package and `die_id`: on Arm `die_cpus_list` holds one CPU and the id is -1."""
     first: dict[tuple[int, int], int] = {}
     dies: dict[int, int] = {}
@@ -254,7 +254,7 @@ def _dies(tree: Tree, online: Mask, packages: dict[int, int]) -> dict[int, int]:
     return dies
 
 
-def _group_id(tree: Tree, cpu: int, name: str, without: str) -> int | None:
+def _group_id(tree: SysfsTree, cpu: int, name: str, without: str) -> int | None:
     file = f"{CPU_DIRECTORY}/cpu{cpu}/topology/{name}"
     return tree.optional(lambda: tree.find_integer(file), None, without)
 
@@ -264,7 +264,7 @@ UNCORE_LEVEL: Final = 3
 _USUAL_INDEX: Final = 3
 
 
-def read_uncore(tree: Tree, online: Mask) -> dict[int, int]:
+def read_uncore(tree: SysfsTree, online: Mask) -> dict[int, int]:
     """Return the lowest online CPU that shares the level 3 cache, by CPU id.
 
     A CPU whose `cache` directory is absent or has no level 3 is not a key: it has no uncore
@@ -278,7 +278,7 @@ def read_uncore(tree: Tree, online: Mask) -> dict[int, int]:
     return groups
 
 
-def _shared(tree: Tree, cpu: int) -> tuple[str, Mask] | None:
+def _shared(tree: SysfsTree, cpu: int) -> tuple[str, Mask] | None:
     directory = f"{CPU_DIRECTORY}/cpu{cpu}/cache"
     index = _uncore_index(tree, directory)
     if index is None:
@@ -287,7 +287,7 @@ def _shared(tree: Tree, cpu: int) -> tuple[str, Mask] | None:
     return tree.find_named_set((f"{name}_list",), (f"{name}_map",))
 
 
-def _uncore_index(tree: Tree, directory: str) -> int | None:
+def _uncore_index(tree: SysfsTree, directory: str) -> int | None:
     if _is_uncore(tree, directory, _USUAL_INDEX):
         return _USUAL_INDEX
     for index in tree.numbered(directory, "index"):
@@ -296,5 +296,5 @@ def _uncore_index(tree: Tree, directory: str) -> int | None:
     return None
 
 
-def _is_uncore(tree: Tree, directory: str, index: int) -> bool:
+def _is_uncore(tree: SysfsTree, directory: str, index: int) -> bool:
     return tree.find_integer(f"{directory}/index{index}/level") == UNCORE_LEVEL

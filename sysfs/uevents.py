@@ -38,8 +38,8 @@ async def watch_hotplug() -> AsyncGenerator[Hotplug, None]:
     """Yield hotplug events of CPUs, memory and nodes from now on, until it is closed.
 
     The events say that facts changed, not what they are: read the host again. Other
-    subsystems' events are dropped. Raises `OSError` if the system refuses the socket or events
-    were lost: read the host, then watch anew.
+    subsystems' events are dropped. Raises `OSError` if the system rejects the socket or events
+    were lost: read the host, then watch again.
     """
     # Not through pyroute2, whose import costs 18 MiB and 0.2 s, for a service that stays.
     loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """systemd's manager over D-Bus: the few calls that resource control needs (systemd1(5)).
 
-systemd answers a property change with success even when the kernel refuses the value (seen with
+systemd answers a property change with success even when the kernel rejects the value (seen with
 systemd 257: AllowedCPUs=100 gives no error), so whoever calls this reads the cgroup's files back.
 """
 
@@ -19,7 +19,7 @@ from systemd.errors import (
     ProtocolError,
 )
 from systemd.escape import check_unit
-from systemd.wire import SYSTEM_BUS, Connection
+from systemd.wire import SYSTEM_BUS, BusConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -111,7 +111,7 @@ class SystemBus:
     def __init__(self, address: str = SYSTEM_BUS, *, timeout: float = PATIENCE_SECONDS) -> None:
         self._address = address
         self._timeout = timeout
-        self._open: Connection | None = None
+        self._open: BusConnection | None = None
 
     def close(self) -> None:
         """End the connection; the next call makes a new one."""
@@ -205,15 +205,15 @@ class SystemBus:
                 raise ProtocolError(f"Get {name}", reply)
 
     @contextmanager
-    def _connected(self) -> Iterator[Connection]:
+    def _connected(self) -> Iterator[BusConnection]:
         try:
             yield self._open or self._connect()
         except (BusUnavailableError, BusTimeoutError):
             self.close()
             raise
 
-    def _connect(self) -> Connection:
-        self._open = Connection(self._address, self._timeout)
+    def _connect(self) -> BusConnection:
+        self._open = BusConnection(self._address, self._timeout)
         # Without a subscriber systemd sends no JobRemoved.
         address = (_NAME, _MANAGER_PATH, _MANAGER)
         self._open.call(address, "Subscribe", "", (), self._timeout)

@@ -1,7 +1,7 @@
 """What can go wrong with systemd: its bus, its units, their names.
 
 A D-Bus error keeps its name (`org.freedesktop.systemd1.NoSuchUnit`), so that a caller can tell
-refusals apart.
+rejections apart.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BusError(SystemdError):
     """systemd answered with an error."""
 
     def __init__(self, what: str, name: str, message: str) -> None:
-        super().__init__(f"systemd refused {what}: {message or 'no reason given'} ({name})")
+        super().__init__(f"systemd rejected {what}: {message or 'no reason given'} ({name})")
         self.what = what
         self.name = name
         self.message = message

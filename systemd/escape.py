@@ -78,7 +78,7 @@ def unescape(text: str) -> str:
 def slice_path(name: str) -> str:
     """Return the cgroup path of a slice, relative to the root: `a-b.slice` is `a.slice/a-b.slice`.
 
-    Raises `UnitNameError` for a name that systemd refuses: another unit type, a leading or
+    Raises `UnitNameError` for a name that systemd rejects: another unit type, a leading or
     trailing `-`, or `--`. The root slice `-.slice` is `""`.
     """
     check_unit(name, "slice")

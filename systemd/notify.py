@@ -72,7 +72,7 @@ class Notifier:
         self._send("WATCHDOG=1", wait=False)
 
     def main_pid(self, pid: int) -> None:
-        """Tell which process is the service."""
+        """Return which process is the service."""
         self._send(f"MAINPID={pid}")
 
     def extend_timeout(self, microseconds: int) -> None:

@@ -46,7 +46,7 @@ class Signals(Protocol):
         ...
 
 
-class Connection:
+class BusConnection:
     """One connection to a message bus. Blocking; use it from one thread.
 
     `address` is a D-Bus address such as `unix:path=/run/dbus/system_bus_socket`. Raises
@@ -165,7 +165,7 @@ class _Reply(Protocol):
 
 
 class _Signals:
-    def __init__(self, connection: Connection, found: deque[object]) -> None:
+    def __init__(self, connection: BusConnection, found: deque[object]) -> None:
         self._connection = connection
         self._found = found
 

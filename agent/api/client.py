@@ -33,7 +33,7 @@ class Unreachable(Exception):  # noqa: N818  # named for what it tells
         self.why = why
 
 
-class AgentRefused(Exception):  # noqa: N818  # named for what it tells
+class AgentError(Exception):  # named for what it tells
     """The agent answered with an error; `status` is the HTTP status, `body` the whole answer."""
 
     def __init__(self, status: int, error: wire.ErrorBody, body: bytes) -> None:
@@ -65,12 +65,12 @@ class AgentClient:
         self._timeout = timeout
 
     def admit(self, manifest: bytes, *, dry_run: bool = False) -> wire.AdmissionDocument:
-        """Ask to admit the pod of a manifest (YAML or JSON); a refusal is an answer, no error."""
+        """Ask to admit the pod of a manifest (YAML or JSON); a rejection is an answer, no error."""
         query = "?dryRun=true" if dry_run else ""
         try:
             return self._call("POST", f"/v1/pods{query}", wire.AdmissionDocument, manifest)
-        except AgentRefused as refused:
-            decided = _as(refused.body, wire.AdmissionDocument)
+        except AgentError as rejected:
+            decided = _as(rejected.body, wire.AdmissionDocument)
             if decided is None:
                 raise
             return decided
@@ -91,14 +91,14 @@ class AgentClient:
         """Return the status of a pod that was rejected, None when it is not (or not kept)."""
         try:
             answer = self._request("GET", f"/v1/pods/{_segment(uid)}", None)
-        except AgentRefused as refused:
-            if refused.status == http.HTTPStatus.NOT_FOUND:
+        except AgentError as rejected:
+            if rejected.status == http.HTTPStatus.NOT_FOUND:
                 return None
             raise
         return _as(answer, wire.FailedPodDocument)
 
     def bind(self, uid: str, container: str, request: wire.BindRequest) -> wire.BindDocument:
-        """Tell which cgroup a container got."""
+        """Return which cgroup a container got."""
         path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"
         return self._call("POST", path, wire.BindDocument, wire.encode(request))
 
@@ -129,7 +129,7 @@ class AgentClient:
         try:
             response = self._open(connection, "GET", "/v1/watch", None)
             if response.status != http.HTTPStatus.OK:
-                raise _refused(self._path, response.status, response.read())
+                raise _rejected(self._path, response.status, response.read())
             while line := response.readline():
                 yield wire.decode(line, wire.EventDocument)
         except (OSError, http.client.HTTPException) as error:
@@ -156,7 +156,7 @@ class AgentClient:
         finally:
             connection.close()
         if response.status >= http.HTTPStatus.BAD_REQUEST:
-            raise _refused(self._path, response.status, answer)
+            raise _rejected(self._path, response.status, answer)
         return answer
 
     @staticmethod
@@ -191,11 +191,11 @@ def _as(body: bytes, kind: type[_Document]) -> _Document | None:
         return None
 
 
-def _refused(path: str, status: int, body: bytes) -> Exception:
+def _rejected(path: str, status: int, body: bytes) -> Exception:
     document = _as(body, wire.ErrorDocument)
     if document is None:
         return Unreachable(path, f"it answered with HTTP status {status} and no explanation")
-    return AgentRefused(status, document.error, body)
+    return AgentError(status, document.error, body)
 
 
 _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (

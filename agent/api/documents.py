@@ -115,7 +115,7 @@ class UnusedBudgetDocument(Document, frozen=True):
 
 
 class EnforcementDocument(Document, frozen=True):
-    """Whether the kernel honours a grant; `problems` says what is missing, one line each.
+    """Whether the kernel enforces an allocation; `problems` says what is missing, one line each.
 
     `notes` are facts worth knowing that are no failure (processes that still run, say).
     """
@@ -138,8 +138,8 @@ class ShortageDocument(Document, frozen=True):
     requested: int
 
 
-class RefusalDocument(Document, frozen=True):
-    """Why a pod was refused; `asked` and `free` (by NUMA node) are in the resource's unit.
+class RejectionDocument(Document, frozen=True):
+    """Why a pod was rejected; `asked` and `free` (by NUMA node) are in the resource's unit.
 
     Of the reasons `OutOf<resource>` these two are null and empty: `shortages` has the amounts.
     """
@@ -194,7 +194,7 @@ class ExplanationDocument(Document, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-class FindingDocument(Document, frozen=True):
+class ViolationDocument(Document, frozen=True):
     """Something that a pod holds and the rules in force would not give.
 
     `rule` is a key of the configuration or a fact of the host, `pod` is namespace/name.
@@ -230,7 +230,7 @@ class PodDocument(Document, frozen=True):
     enforcement: EnforcementDocument
     explanation: ExplanationDocument | None = None
     kernel: tuple[KernelDocument, ...] = ()
-    invalid: tuple[FindingDocument, ...] = ()
+    invalid: tuple[ViolationDocument, ...] = ()
     phase: str = "Admitted"
     unused_budget: tuple[UnusedBudgetDocument, ...] = ()
 
@@ -239,7 +239,7 @@ class FailedPodDocument(Document, frozen=True):
     """The status of a pod that was rejected, or whose manifest is invalid.
 
     `phase`, `reason` and `message` are those of v1.PodStatus, `time` is Unix seconds. `uid`, `name`
-    and `namespace` are "" where the manifest does not tell them. A rejected pod has `refusal` and
+    and `namespace` are "" where the manifest does not tell them. A rejected pod has `rejection` and
     `explanation`, an invalid one the first of its mistakes in `details`.
     """
 
@@ -252,7 +252,7 @@ class FailedPodDocument(Document, frozen=True):
     source: str
     phase: str = "Failed"
     details: tuple[ErrorDetail, ...] = ()
-    refusal: RefusalDocument | None = None
+    rejection: RejectionDocument | None = None
     explanation: ExplanationDocument | None = None
 
 
@@ -265,7 +265,8 @@ class PodListDocument(Document, frozen=True):
 class AdmissionDocument(Document, frozen=True):
     """The answer to an admission.
 
-    Admitted: `pod` is set. Refused: `refusal` and `error` are set. `dry_run`: nothing was changed.
+    Admitted: `pod` is set. Rejected: `rejection` and `error` are set. `dry_run`: nothing was
+    changed.
     """
 
     uid: str
@@ -275,7 +276,7 @@ class AdmissionDocument(Document, frozen=True):
     dry_run: bool = False
     already_admitted: bool = False
     pod: PodDocument | None = None
-    refusal: RefusalDocument | None = None
+    rejection: RejectionDocument | None = None
     explanation: ExplanationDocument | None = None
     error: ErrorBody | None = None
 
@@ -342,7 +343,7 @@ class DriftDocument(Document, frozen=True):
 
 
 class ManifestDocument(Document, frozen=True):
-    """One file of the manifest directory: `state` is admitted, refused, conflict or invalid.
+    """One file of the manifest directory: `state` is admitted, rejected, conflict or invalid.
 
     `uid`, `name` and `namespace` are those of its pod as far as they can be read.
     """
@@ -369,7 +370,7 @@ class PolicyDocument(Document, frozen=True):
 class StatusDocument(Document, frozen=True):
     """How the agent is doing; `problems` is what an operator should look at, one line each.
 
-    `failed` are the latest pods that were rejected or invalid, those decided also in `refused`,
+    `failed` are the latest pods that were rejected or invalid, those decided also in `rejected`,
     `drift` the latest settings that somebody undid.
     """
 
@@ -384,17 +385,17 @@ class StatusDocument(Document, frozen=True):
     exclusive_cpus: str
     pods: int
     containers: int
-    refused: tuple[AdmissionDocument, ...]
+    rejected: tuple[AdmissionDocument, ...]
     last_reconcile: ReconcileDocument | None
     manifests: tuple[ManifestDocument, ...]
     problems: tuple[str, ...]
-    invalid: tuple[FindingDocument, ...] = ()
+    invalid: tuple[ViolationDocument, ...] = ()
     failed: tuple[FailedPodDocument, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
 
 
 class DifferenceDocument(Document, frozen=True):
-    """One file of a cgroup that differs from what is wanted ("" for the cgroup itself)."""
+    """One file of a cgroup that differs from what is desired ("" for the cgroup itself)."""
 
     file: str
     cause: str
@@ -404,9 +405,9 @@ class DifferenceDocument(Document, frozen=True):
 class VerifiedDocument(Document, frozen=True):
     """One cgroup: what the ledger wants of it (null: nothing) beside what the kernel shows.
 
-    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `leftover`, `qos class`
-    or `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts wanted of other
-    files. Of the last two no set is wanted, unless they have one.
+    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `leftover`, `qos class` or
+    `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts desired of other
+    files. Of the last two no set is desired, unless they have one.
     """
 
     uid: str
@@ -429,7 +430,7 @@ class AncestorDocument(Document, frozen=True):
     lacking: tuple[str, ...]
 
 
-class ForeignDocument(Document, frozen=True):
+class IntrudingTaskDocument(Document, frozen=True):
     """Threads of one process that may run on `cpus`, which belong to other `pods` (uids)."""
 
     pid: int
@@ -452,8 +453,8 @@ class VerificationDocument(Document, frozen=True):
     agrees: bool
     cgroups: tuple[VerifiedDocument, ...]
     ancestors: tuple[AncestorDocument, ...]
-    foreign: tuple[ForeignDocument, ...]
-    unconfined: tuple[ForeignDocument, ...]
+    foreign: tuple[IntrudingTaskDocument, ...]
+    unconfined: tuple[IntrudingTaskDocument, ...]
     unconfined_tasks: int
     kernel_threads: int
     problems: tuple[str, ...]
@@ -463,9 +464,9 @@ class VerificationDocument(Document, frozen=True):
 class EventDocument(Document, frozen=True):
     """One line of `watch`.
 
-    `type` is one of `PodAdmitted`, `PodRefused`, `PodInvalid`, `PodRemoved`, `PodNotEnforced`,
+    `type` is one of `PodAdmitted`, `PodRejected`, `PodInvalid`, `PodRemoved`, `PodNotEnforced`,
     `ContainerBound`, `ContainerUnbound`, `PodRecovered`, `AllocationDisplaced`, `DriftFound`,
-    `DriftContested`, `GrantInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
+    `DriftContested`, `AllocationInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
     """
 
     type: str

@@ -13,57 +13,57 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from agent.managers.allocations.ledger import ContainerGrant, MemoryBlock, PodGrant
+    from agent.managers.allocations.ledger import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.allocations.sharing import Share
     from agent.managers.allocations.unused_budget import UnusedBudget
-    from agent.managers.decision import Decision, Eligibility, HintTrace, Refusal
+    from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection
     from agent.managers.policy import Policy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
-    from agent.managers.validity import Finding
+    from agent.managers.validity import Violation
 
 #: A provider may offer hundreds of hints on a large host; the best few tell the story.
 BEST_HINTS: Final = 8
 
 
 def pod_document(
-    grant: PodGrant,
+    allocation: PodAllocation,
     shared_pool: Mask,
     *,
     source: str,
     problems: Sequence[str] = (),
     explanation: wire.ExplanationDocument | None = None,
     kernel: Mapping[str | None, tuple[wire.KernelDocument, ...]] | None = None,
-    invalid: Iterable[Finding] = (),
+    invalid: Iterable[Violation] = (),
 ) -> wire.PodDocument:
     """Return one pod; `kernel` holds cgroups by container (None: the pod's own)."""
     seen = kernel or {}
     containers = tuple(
         _container(container, share, shared_pool, seen.get(container.name, ()))
-        for container, share in zip(grant.containers, shares(grant), strict=True)
+        for container, share in zip(allocation.containers, shares(allocation), strict=True)
     )
     return wire.PodDocument(
-        uid=grant.uid,
-        name=grant.name,
-        namespace=grant.namespace,
-        qos=str(grant.qos),
+        uid=allocation.uid,
+        name=allocation.name,
+        namespace=allocation.namespace,
+        qos=str(allocation.qos),
         source=source,
-        spec_digest=grant.spec_digest,
-        cpus=str(grant.cpus) if grant.cpus is not None else None,
-        memory=_memory(grant.memory),
-        exclusive_cpus=str(grant.exclusive_cpus),
+        spec_digest=allocation.spec_digest,
+        cpus=str(allocation.cpus) if allocation.cpus is not None else None,
+        memory=_memory(allocation.memory),
+        exclusive_cpus=str(allocation.exclusive_cpus),
         containers=containers,
         enforcement=enforcement_document(problems),
         explanation=explanation,
         kernel=seen.get(None, ()),
-        invalid=tuple(finding_document(f) for f in invalid if f.uid == grant.uid),
-        unused_budget=tuple(_unused(each) for each in unused_budget(grant)),
+        invalid=tuple(finding_document(f) for f in invalid if f.uid == allocation.uid),
+        unused_budget=tuple(_unused(each) for each in unused_budget(allocation)),
     )
 
 
-def finding_document(finding: Finding) -> wire.FindingDocument:
+def finding_document(finding: Violation) -> wire.ViolationDocument:
     """Return something that a pod holds and the rules in force would not give."""
-    return wire.FindingDocument(
+    return wire.ViolationDocument(
         uid=finding.uid,
         pod=finding.pod,
         container=finding.container,
@@ -76,21 +76,21 @@ def finding_document(finding: Finding) -> wire.FindingDocument:
 def enforcement_document(
     problems: Iterable[str], notes: tuple[str, ...] = ()
 ) -> wire.EnforcementDocument:
-    """Return whether a grant is honoured: it is when there are no problems."""
+    """Return whether an allocation is enforced: it is when there are no problems."""
     found = tuple(problems)
     return wire.EnforcementDocument(enforced=not found, problems=found, notes=notes)
 
 
-def refusal_document(refusal: Refusal) -> wire.RefusalDocument:
-    """Return why a pod was refused."""
-    return wire.RefusalDocument(
-        reason=str(refusal.reason),
-        message=refusal.message,
-        remedy=refusal.remedy,
-        resource=refusal.resource,
-        container=refusal.container,
-        asked=refusal.asked,
-        free={str(node): amount for node, amount in sorted(refusal.free.items())},
+def rejection_document(rejection: Rejection) -> wire.RejectionDocument:
+    """Return why a pod was rejected."""
+    return wire.RejectionDocument(
+        reason=str(rejection.reason),
+        message=rejection.message,
+        remedy=rejection.remedy,
+        resource=rejection.resource,
+        container=rejection.container,
+        asked=rejection.asked,
+        free={str(node): amount for node, amount in sorted(rejection.free.items())},
         shortages=tuple(
             wire.ShortageDocument(
                 resource=shortage.resource,
@@ -98,7 +98,7 @@ def refusal_document(refusal: Refusal) -> wire.RefusalDocument:
                 allocatable=shortage.allocatable,
                 requested=shortage.requested,
             )
-            for shortage in refusal.shortages
+            for shortage in rejection.shortages
         ),
     )
 
@@ -124,20 +124,23 @@ def policy_document(policy: Policy) -> wire.PolicyDocument:
 
 
 def _container(
-    grant: ContainerGrant, share: Share, shared_pool: Mask, kernel: tuple[wire.KernelDocument, ...]
+    allocation: ContainerAllocation,
+    share: Share,
+    shared_pool: Mask,
+    kernel: tuple[wire.KernelDocument, ...],
 ) -> wire.ContainerDocument:
     return wire.ContainerDocument(
-        name=grant.name,
-        kind=str(grant.kind),
-        isolation=str(grant.isolation),
-        cpus=str(shared_pool if grant.cpus is None else grant.cpus),
-        mems=str(grant.mems) if grant.memory else None,
-        memory=_memory(grant.memory),
-        devices={resource: tuple(ids) for resource, ids in sorted(grant.devices.items())},
-        hint=_hint(grant.hint),
-        quota_disabled=grant.quota_disabled,
+        name=allocation.name,
+        kind=str(allocation.kind),
+        isolation=str(allocation.isolation),
+        cpus=str(shared_pool if allocation.cpus is None else allocation.cpus),
+        mems=str(allocation.mems) if allocation.memory else None,
+        memory=_memory(allocation.memory),
+        devices={resource: tuple(ids) for resource, ids in sorted(allocation.devices.items())},
+        hint=_hint(allocation.hint),
+        quota_disabled=allocation.quota_disabled,
         kernel=kernel,
-        why=grant.why,
+        why=allocation.why,
         sharing=str(share.sharing),
         shared_cpus=str(share.cpus),
         shared_with=share.others,

@@ -25,7 +25,7 @@ _CODES: Final = {
     "PodNotFound": ExitCode.NOT_FOUND,
     "ContainerNotFound": ExitCode.NOT_FOUND,
     "BindingNotFound": ExitCode.NOT_FOUND,
-    "ManagedByManifest": ExitCode.REFUSED,
+    "ManagedByManifest": ExitCode.REJECTED,
     "InvalidManifest": ExitCode.BAD_INPUT,
     "InvalidBinding": ExitCode.BAD_INPUT,
     "InvalidRequest": ExitCode.BAD_INPUT,
@@ -62,15 +62,15 @@ def output_option(command: _Command) -> _Command:
 
 @contextmanager
 def agent_at(socket_path: str) -> Iterator[AgentClient]:
-    """Speak to the agent; its refusals become errors with the exit code that fits."""
+    """Speak to the agent; its rejections become errors with the exit code that fits."""
     # Imported here: help and completion do not speak to the agent.
-    from agent.api.client import AgentClient, AgentRefused  # noqa: PLC0415
+    from agent.api.client import AgentClient, AgentError  # noqa: PLC0415
 
     try:
         yield AgentClient(socket_path)
-    except AgentRefused as refused:
-        code = _CODES.get(refused.error.code, ExitCode.AGENT_FAILED)
-        raise CommandError(str(refused), code) from refused
+    except AgentError as rejected:
+        code = _CODES.get(rejected.error.code, ExitCode.AGENT_FAILED)
+        raise CommandError(str(rejected), code) from rejected
 
 
 def find_pod(agent: AgentClient, named: str) -> PodDocument:

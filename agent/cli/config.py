@@ -89,24 +89,24 @@ def check(
     lines, valid = _against(directory or loaded.agent.state_directory, host, policy)
     for line in lines:
         click.echo(line)
-    return ExitCode.OK if valid else ExitCode.REFUSED
+    return ExitCode.OK if valid else ExitCode.REJECTED
 
 
 def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bool]:
     """Return what a policy would make of a saved state, and whether all of it would be valid."""
-    from agent.managers.effective_policy import Rules, shared_pool  # noqa: PLC0415
+    from agent.managers.effective_policy import EffectivePolicy, shared_pool  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
     from agent.managers.readmission import restored  # noqa: PLC0415
-    from agent.managers.validity import invalid_grants  # noqa: PLC0415
+    from agent.managers.validity import invalid_allocations  # noqa: PLC0415
     from agent.state.store import CHECKPOINT_NAME, peek  # noqa: PLC0415
 
     saved = peek(directory)
     if saved is None:
         return [f"{directory / CHECKPOINT_NAME}: no state, nothing is held"], True
-    rules = Rules(Machine.of(host), policy)
+    rules = EffectivePolicy(Machine.of(host), policy)
     ledger = restored(rules, saved.ledger)
-    found = invalid_grants(rules, ledger, host.offline)
-    pods, affected = len(ledger.grants), len({finding.uid for finding in found})
+    found = invalid_allocations(rules, ledger, host.offline)
+    pods, affected = len(ledger.allocations), len({finding.uid for finding in found})
     lines = [
         f"{directory / CHECKPOINT_NAME}: {pods} pods, all of them keep what they hold",
         f"  valid             {pods - affected} of {pods} pods",
@@ -118,7 +118,7 @@ def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bo
 
 
 def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
-    from agent.config.config import Controller  # noqa: PLC0415
+    from agent.config.config import EnforcedController  # noqa: PLC0415
 
     yield f"  CPU manager       {policy.cpu.policy}{_options(loaded.cpu_manager_policy_options)}"
     if policy.cpu.reserved:
@@ -131,7 +131,7 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
     options = _options(loaded.topology_manager_policy_options)
     yield f"  topology manager  {topology.policy}, scope {topology.scope}{options}"
     yield f"  cgroups           {loaded.cgroup_driver} driver below {loaded.cgroup_root}"
-    enforced = [name for name in Controller if name in loaded.agent.enforce]
+    enforced = [name for name in EnforcedController if name in loaded.agent.enforce]
     yield f"  enforced          {', '.join(enforced) or 'nothing'}"
     manifests = loaded.static_pod_path or "none, pods come over the socket alone"
     yield f"  manifests         {manifests}"

@@ -16,8 +16,8 @@ class ExitCode(IntEnum):
     """The exit status of every command."""
 
     OK = 0
-    #: The answer is no: the pod was refused, what was compared differs, the agent has problems.
-    REFUSED = 1
+    #: The answer is no: the pod was rejected, what was compared differs, the agent has problems.
+    REJECTED = 1
     #: The command line is wrong.
     USAGE = 2
     #: A manifest, configuration, state or host tree is wrong, or a file cannot be read.
@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
     ENVIRONMENT = 5
     #: The agent knows no such pod or container.
     NOT_FOUND = 6
-    #: The pod is admitted, but the kernel does not yet honour its grant.
+    #: The pod is admitted, but the kernel does not yet enforce its allocation.
     NOT_ENFORCED = 7
     #: The agent answered that it failed; its log says more.
     AGENT_FAILED = 8

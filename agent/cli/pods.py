@@ -41,8 +41,8 @@ _Shown = TypeVar("_Shown", bound="Document")
 def admit(file: Path, output: str, socket_path: str, *, dry_run: bool) -> int:
     """Admit the pod of a manifest (YAML or JSON; - reads standard input).
 
-    Exits with 0 once the kernel honours the pod's grant, 1 when it is refused, and 7 when it is
-    admitted but not enforced.
+    Exits with 0 once the kernel enforces the pod's allocation, 1 when it is rejected, and 7 when it
+    is admitted but not enforced.
     """
     # Imported here: help needs none of it.
     from agent.safe_files import LARGEST, read_bounded, take  # noqa: PLC0415
@@ -80,7 +80,7 @@ def remove(pod: str, output: str, socket_path: str) -> int:
 @output_option
 @socket_option
 def list_pods(output: str, socket_path: str) -> None:
-    """List the admitted pods, what their containers hold, and whether the kernel honours it."""
+    """List the admitted pods, what their containers hold, and whether the kernel enforces it."""
     with agent_at(socket_path) as agent:
         pods = agent.pods()
     if output == "json":
@@ -100,7 +100,7 @@ def list_pods(output: str, socket_path: str) -> None:
 def show(pod: str, output: str, socket_path: str) -> int:
     """Show a POD (uid, name or namespace/name): what it holds, why, and what the kernel says.
 
-    A pod that was refused lately, or whose manifest was invalid, is shown too, with why; the exit
+    A pod that was rejected lately, or whose manifest was invalid, is shown too, with why; the exit
     code is that of its admission then, 1 or 3.
     """
     from agent.api.documents import INVALID_MANIFEST  # noqa: PLC0415
@@ -112,7 +112,7 @@ def show(pod: str, output: str, socket_path: str) -> int:
     if found is None:
         _print(failed, output, failed_lines)
         invalid = failed is not None and failed.reason == INVALID_MANIFEST
-        return ExitCode.BAD_INPUT if invalid else ExitCode.REFUSED
+        return ExitCode.BAD_INPUT if invalid else ExitCode.REJECTED
     _print(found, output, pod_lines)
     return _enforcement_code(found.enforcement)
 
@@ -127,7 +127,7 @@ def show(pod: str, output: str, socket_path: str) -> int:
 def bind(
     pod: str, container: str, cgroup: str | None, pid: int | None, output: str, socket_path: str
 ) -> int:
-    """Tell which cgroup a CONTAINER of a POD got, when it cannot be told from its name."""
+    """Return which cgroup a CONTAINER of a POD got, when it cannot be told from its name."""
     if (cgroup is None) == (pid is None):
         raise click.UsageError("give either --cgroup or --pid")
     from agent.api.documents import BindRequest  # noqa: PLC0415
@@ -189,7 +189,7 @@ def _failed(agent: AgentClient, named: str) -> FailedPodDocument | None:
 
 def _admission_code(answer: AdmissionDocument) -> ExitCode:
     if answer.pod is None:
-        return ExitCode.REFUSED
+        return ExitCode.REJECTED
     return _enforcement_code(answer.pod.enforcement)
 
 

@@ -13,7 +13,7 @@ from agent.cli.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.tools.replay.steps import Sequence
+    from agent.tools.replay.steps import ReplaySequence
 
 
 @click.command()
@@ -35,7 +35,7 @@ def replay(files: tuple[Path, ...], output: str) -> int:
     """Decide sequences of pods on described hosts, changing nothing.
 
     A FILE is a sequence in YAML or JSON (docs/replay.md), or one of recorded sequences (*.jsonl,
-    *.jsonl.gz), a line each. Exits with 0 when every pod was admitted, 1 when any was refused or
+    *.jsonl.gz), a line each. Exits with 0 when every pod was admitted, 1 when any was rejected or
     the agent would not start, and 3 when a file is wrong; nothing is decided of that file then.
     """
     # Imported here: help and completion decide nothing.
@@ -50,7 +50,7 @@ def replay(files: tuple[Path, ...], output: str) -> int:
             click.echo(title(file, sequence))
         for outcome in play(sequence):
             if outcome.state is None or (outcome.decision and not outcome.decision.admitted):
-                code = ExitCode.REFUSED
+                code = ExitCode.REJECTED
             if output == "jsonl":
                 click.echo(encode(step_line(str(file), sequence.name, outcome)))
             else:
@@ -58,7 +58,7 @@ def replay(files: tuple[Path, ...], output: str) -> int:
     return code
 
 
-def _sequences(files: tuple[Path, ...]) -> Iterator[tuple[Path, Sequence]]:
+def _sequences(files: tuple[Path, ...]) -> Iterator[tuple[Path, ReplaySequence]]:
     from agent.tools.replay.reading import load_sequence  # noqa: PLC0415
     from agent.tools.replay.recorded import SUFFIXES, recorded_sequences  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ from agent.cli.errors import CommandError, ExitCode, text_of
 
 if TYPE_CHECKING:
     from agent.config.config import Config
-    from agent.server.start.wiring import Surrogates
+    from agent.server.start.wiring import Fakes
 
 
 @click.command()
@@ -53,30 +53,28 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     try:
         run_agent(config, surrogates)
     except OSError as error:
-        # No file that was named wrongly: the host refused something, and may not the next time.
+        # No file that was named wrongly: the host rejected something, and may not the next time.
         raise CommandError(text_of(error), ExitCode.ENVIRONMENT) from error
 
 
 def _content(file: Path) -> bytes:
     """Return a configuration; raises `CommandError` where others could change what it says."""
     from agent.parsing.reader import DEFAULT_MAX_BYTES  # noqa: PLC0415
-    from agent.safe_files import UntrustedError, read_trusted  # noqa: PLC0415
+    from agent.safe_files import UntrustedPathError, read_trusted  # noqa: PLC0415
 
     try:
         return read_trusted(file, DEFAULT_MAX_BYTES)
-    except UntrustedError as error:
+    except UntrustedPathError as error:
         message = f"configuration {error}, who could make the agent do anything; "
         raise CommandError(message + error.doubt.remedy, ExitCode.ENVIRONMENT) from error
 
 
-def _emulated(config: Config) -> Surrogates:
-    from agent.server.start.wiring import Surrogates  # noqa: PLC0415
+def _emulated(config: Config) -> Fakes:
+    from agent.server.start.wiring import Fakes  # noqa: PLC0415
     from cgroupfs.emulated.directory import DirectoryTree  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
     from sysfs.mask import Mask  # noqa: PLC0415
 
     host = discover(config.agent.sysfs_root, devices=False)
     possible = Mask.from_ids(cpu.id for cpu in host.cpus)
-    return Surrogates(
-        tree=DirectoryTree(config.agent.cgroup_mount, possible, host.nodes_with_memory)
-    )
+    return Fakes(tree=DirectoryTree(config.agent.cgroup_mount, possible, host.nodes_with_memory))

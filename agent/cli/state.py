@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from agent.config.config import Config
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.state.checkpoint import State
+    from agent.state.checkpoint import Checkpoint
     from agent.state.store import Store
     from agent.tools.kubelet_state.files import KubeletState
     from sysfs.host import Host
@@ -47,7 +47,7 @@ def _common_options(command: _Command) -> _Command:
         click.option(
             "--root",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="Reckon with the host whose sys/ stands here [default: agent.sysfsRoot].",
+            help="Compute with the host whose sys/ stands here [default: agent.sysfsRoot].",
         ),
         click.option(
             "--config",
@@ -108,7 +108,7 @@ def import_(
         ids = None if containers_path is None else read_container_ids(containers_path)
         found = read_directory(directory, ids)
         taken = take_over(place.rules, found, _pods(pods_path, found, place.rules))
-        _refuse_replacing(store, force=force)
+        _reject_replacing(store, force=force)
         store.save(_state_of(place, taken.ledger))
     _tell(_summary(place.rules, taken.ledger), taken.notes)
 
@@ -141,14 +141,14 @@ class _Place(Struct, frozen=True):
 
     config: Config
     host: Host
-    rules: Rules
+    rules: EffectivePolicy
 
 
 def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place:
     from agent.cli.access import warn  # noqa: PLC0415
     from agent.config.loader import load_config_file  # noqa: PLC0415
     from agent.config.resolve import resolve  # noqa: PLC0415
-    from agent.managers.effective_policy import Rules  # noqa: PLC0415
+    from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
 
@@ -157,7 +157,7 @@ def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place
     warn(host.warnings)
     machine = Machine.of(host)
     policy = resolve(config, machine, offline=host.offline, source=str(file))
-    return _Place(config, host, Rules(machine, policy))
+    return _Place(config, host, EffectivePolicy(machine, policy))
 
 
 @contextmanager
@@ -176,22 +176,22 @@ def _opened(config: Config) -> Iterator[Store]:
         yield store
 
 
-def _pods(path: Path | None, found: KubeletState, rules: Rules) -> Mapping[str, Pod]:
+def _pods(path: Path | None, found: KubeletState, rules: EffectivePolicy) -> Mapping[str, Pod]:
     from agent.tools.kubelet_state.lists import read_pods  # noqa: PLC0415
 
     if path is None:
         return {}
-    wanted: set[str] = set()
+    desired: set[str] = set()
     for part in (found.cpu, found.memory):
         if part is not None:
-            wanted |= {*part.containers, *part.pods}
-    return read_pods(path, wanted, pod_level=rules.policy.gates.pod_level_resources)
+            desired |= {*part.containers, *part.pods}
+    return read_pods(path, desired, pod_level=rules.policy.gates.pod_level_resources)
 
 
-def _refuse_replacing(store: Store, *, force: bool) -> None:
+def _reject_replacing(store: Store, *, force: bool) -> None:
     """Look at the state that is there: an unusable one is set aside, one with pods is kept."""
     loaded = store.load()
-    held = 0 if loaded.state is None else len(loaded.state.ledger.grants)
+    held = 0 if loaded.state is None else len(loaded.state.ledger.allocations)
     if held and not force:
         message = f"{store.path}: holds {held} pods already; --force replaces them"
         raise CommandError(message, ExitCode.BAD_INPUT)
@@ -199,7 +199,7 @@ def _refuse_replacing(store: Store, *, force: bool) -> None:
         click.echo(f"note: the previous checkpoint was not usable and is kept as {loaded.kept_as}")
 
 
-def _saved_ledger(store: Store, rules: Rules) -> Ledger:
+def _saved_ledger(store: Store, rules: EffectivePolicy) -> Ledger:
     """Return the ledger of the checkpoint, seen by the rules in force; nothing is set aside."""
     from agent.managers.readmission import restored  # noqa: PLC0415
     from agent.state.store import peek  # noqa: PLC0415
@@ -211,11 +211,11 @@ def _saved_ledger(store: Store, rules: Rules) -> Ledger:
     return restored(rules, saved.ledger)
 
 
-def _state_of(place: _Place, ledger: Ledger) -> State:
+def _state_of(place: _Place, ledger: Ledger) -> Checkpoint:
     from agent import __version__  # noqa: PLC0415
-    from agent.state.checkpoint import State, host_facts, policy_summary  # noqa: PLC0415
+    from agent.state.checkpoint import Checkpoint, host_facts, policy_summary  # noqa: PLC0415
 
-    return State(
+    return Checkpoint(
         ledger=ledger,
         host=host_facts(place.host),
         policy=policy_summary(place.rules.policy),
@@ -223,10 +223,10 @@ def _state_of(place: _Place, ledger: Ledger) -> State:
     )
 
 
-def _summary(rules: Rules, ledger: Ledger) -> Iterator[str]:
+def _summary(rules: EffectivePolicy, ledger: Ledger) -> Iterator[str]:
     from agent.managers.effective_policy import shared_pool  # noqa: PLC0415
 
-    yield f"{len(ledger.grants)} pods taken over"
+    yield f"{len(ledger.allocations)} pods taken over"
     if rules.static_cpus:
         held = ledger.exclusive_cpus or "none"
         yield f"  exclusive CPUs  {held}"

@@ -50,7 +50,7 @@ def status(output: str, socket_path: str) -> int:
     else:
         print_lines(_lines(answer))
     well = answer.ready and not answer.problems
-    return ExitCode.OK if well else ExitCode.REFUSED
+    return ExitCode.OK if well else ExitCode.REJECTED
 
 
 def _lines(answer: StatusDocument) -> Iterator[str]:
@@ -67,7 +67,9 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     yield f"  shared     {answer.shared_pool or 'none'}"
     yield f"  nodes      {answer.nodes}"
     yield f"  pods       {answer.pods} with {answer.containers} containers"
-    yield f"  refused    {len(answer.refused)} lately" if answer.refused else "  refused    none"
+    yield (
+        f"  rejected    {len(answer.rejected)} lately" if answer.rejected else "  rejected    none"
+    )
     yield from _failed(answer.failed)
     yield f"  reconcile  {_reconcile(answer.last_reconcile)}"
     yield from _drift(answer.drift)

@@ -12,7 +12,7 @@ from agent.cli.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.documents import ForeignDocument, VerificationDocument, VerifiedDocument
+    from agent.api.documents import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
 
 
 @click.command()
@@ -34,7 +34,7 @@ def verify(output: str, socket_path: str) -> ExitCode:
         print_json(answer)
     else:
         print_lines(_lines(answer))
-    return ExitCode.OK if answer.agrees else ExitCode.REFUSED
+    return ExitCode.OK if answer.agrees else ExitCode.REJECTED
 
 
 def _lines(answer: VerificationDocument) -> Iterator[str]:
@@ -69,19 +69,19 @@ def _cgroup(cgroup: VerifiedDocument) -> Iterator[str]:
     kernel = cgroup.kernel
     what = cgroup.container or cgroup.role
     yield f"  {what}  {kernel.cgroup}"
-    for name, wanted, shown, effective in (
+    for name, desired, shown, effective in (
         ("cpuset.cpus", cgroup.cpus, kernel.cpus, kernel.cpus_effective),
         ("cpuset.mems", cgroup.mems, kernel.mems, kernel.mems_effective),
         ("cpu.max", cgroup.cpu_max, kernel.cpu_max, None),
     ):
         there = "is not there" if shown is None else shown or "unset"
         now = f", effective {effective}" if effective is not None else ""
-        yield f"    {name:11}  ledger {wanted or 'any'}; kernel {there}{now}"
+        yield f"    {name:11}  ledger {desired or 'any'}; kernel {there}{now}"
     for difference in cgroup.differences:
         yield f"    DIFFERS   {difference.detail} ({difference.cause})"
 
 
-def _foreign(task: ForeignDocument) -> str:
+def _foreign(task: IntrudingTaskDocument) -> str:
     where = task.cgroup or "no known cgroup"
     return (
         f"process {task.pid} ({task.name}, {task.threads} threads in {where}) may run on CPUs "

@@ -57,13 +57,13 @@ class AmountReader(Reader):
         for name, entry in self.entries(field).items():
             if name not in _RESERVABLE and not is_memory_type(name):
                 known = ", ".join(_RESERVABLE)
-                self.refuse(
+                self.reject(
                     entry,
                     f"{shown(name)} cannot be reserved; {known} and hugepages-* can"
                     f"{guess(name, _RESERVABLE)}",
                 )
             elif name != "pid":
-                self._refuse_name(entry, name)
+                self._reject_name(entry, name)
             amounts[name] = self.quantity(entry)
         return MappingProxyType(amounts)
 
@@ -88,7 +88,7 @@ class AmountReader(Reader):
         for signal, entry in self.entries(field).items():
             if signal not in _SIGNALS:
                 hint = guess(signal, _SIGNALS)
-                self.refuse(entry, f"{shown(signal)} is not an eviction signal{hint}")
+                self.reject(entry, f"{shown(signal)} is not an eviction signal{hint}")
             found[signal] = self._threshold(entry)
         return MappingProxyType(found)
 
@@ -100,10 +100,10 @@ class AmountReader(Reader):
         try:
             quantity = Quantity.parse(text)
         except QuantityError as error:
-            self.refuse(field, f"{shown(error.text)} is not a quantity: {error.reason}")
+            self.reject(field, f"{shown(error.text)} is not a quantity: {error.reason}")
             return ZERO
         if quantity < ZERO:
-            self.refuse(field, f"{text} is negative; an amount is zero or more")
+            self.reject(field, f"{text} is negative; an amount is zero or more")
             return ZERO
         return quantity
 
@@ -116,7 +116,7 @@ class AmountReader(Reader):
         whole = quantity.as_int64()
         if whole is None or not lowest <= whole <= highest:
             low, high = Quantity.of_bytes(lowest), Quantity.of_bytes(highest)
-            self.refuse(field, f"{quantity} is not a number of bytes from {low} to {high}")
+            self.reject(field, f"{quantity} is not a number of bytes from {low} to {high}")
             return base
         return whole
 
@@ -128,34 +128,34 @@ class AmountReader(Reader):
 
     def _reservation(self, item: Field, seen: set[tuple[int, str]]) -> MemoryReservation:
         self.entries(item)
-        self.refuse_unknown(item, RESERVED_MEMORY_KEYS)
+        self.reject_unknown(item, RESERVED_MEMORY_KEYS)
         for key in RESERVED_MEMORY_KEYS:
             if item.child(key) is None:
-                self.refuse(item, f"{key} is missing")
+                self.reject(item, f"{key} is missing")
         node_field, limits = item.child("numaNode"), item.child("limits")
         node = self.integer(node_field, 0, MAX_ID) if node_field is not None else None
         entries = self.entries(limits) if limits is not None else {}
         amounts = {name: self._reserved_amount(name, entry) for name, entry in entries.items()}
         for name, entry in entries.items():
             if node is not None and (node, name) in seen:
-                self.refuse(entry, f"{name} of node {node} is reserved twice")
+                self.reject(entry, f"{name} of node {node} is reserved twice")
             seen.add((-1 if node is None else node, name))
         return MemoryReservation(node or 0, MappingProxyType(amounts))
 
     def _reserved_amount(self, name: str, entry: Field) -> Quantity:
         if not is_memory_type(name):
-            self.refuse(entry, f"{shown(name)} is not a memory type; memory and hugepages-* are")
+            self.reject(entry, f"{shown(name)} is not a memory type; memory and hugepages-* are")
             return ZERO
-        self._refuse_name(entry, name)
+        self._reject_name(entry, name)
         amount = self.quantity(entry)
         if not amount or amount.as_int64() is None:
-            self.refuse(entry, f"{amount} is not a positive whole number of bytes")
+            self.reject(entry, f"{amount} is not a positive whole number of bytes")
         return amount
 
-    def _refuse_name(self, entry: Field, name: str) -> None:
+    def _reject_name(self, entry: Field, name: str) -> None:
         fault = resource_name_fault(name)
         if fault is not None:
-            self.refuse(entry, f"{shown(name)} is not a resource: {fault}")
+            self.reject(entry, f"{shown(name)} is not a resource: {fault}")
 
     def _threshold(self, field: Field) -> Threshold:
         text = self.amount(field)
@@ -165,7 +165,7 @@ class AmountReader(Reader):
             return Threshold(self.quantity(field))
         share = text.removesuffix("%")
         if not _PERCENT.fullmatch(share) or float(share) > _WHOLE:
-            self.refuse(field, f"{shown(text)} is not a share from 0% to 100%")
+            self.reject(field, f"{shown(text)} is not a share from 0% to 100%")
             return Threshold(ZERO)
         return Threshold(percent=share)
 

@@ -13,7 +13,7 @@ from agent.config.options import (
 )
 from agent.config.reservations import reserved_millicpus
 from agent.managers.policy import CpuManagerPolicy
-from agent.parsing.errors import Problem
+from agent.parsing.errors import Mistake
 from agent.parsing.nodes import join
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
 _TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
-_Check: TypeAlias = "Callable[[Config], Iterable[Problem]]"
+_Check: TypeAlias = "Callable[[Config], Iterable[Mistake]]"
 
 
-def find_problems(config: Config, unread: frozenset[str] = frozenset()) -> list[Problem]:
+def find_problems(config: Config, unread: frozenset[str] = frozenset()) -> list[Mistake]:
     """Return every contradiction within a configuration, with the path of a field to change.
 
     `unread` are keys whose values could not be read; what depends on one of them is not judged.
@@ -36,32 +36,32 @@ def find_problems(config: Config, unread: frozenset[str] = frozenset()) -> list[
     ]
 
 
-def _at(section: str, found: Iterable[tuple[str, str]]) -> Iterator[Problem]:
-    return (Problem(join(section, key), message) for key, message in found)
+def _at(section: str, found: Iterable[tuple[str, str]]) -> Iterator[Mistake]:
+    return (Mistake(join(section, key), message) for key, message in found)
 
 
-def _gate_problems(config: Config) -> Iterator[Problem]:
+def _gate_problems(config: Config) -> Iterator[Mistake]:
     return _at("featureGates", gate_problems(config.feature_gates))
 
 
-def _cpu_option_problems(config: Config) -> Iterator[Problem]:
+def _cpu_option_problems(config: Config) -> Iterator[Mistake]:
     return _at(_CPU_OPTIONS, cpu_option_problems(config.cpu_manager_policy_options, config.gates))
 
 
-def _alignment_problems(config: Config) -> Iterator[Problem]:
+def _alignment_problems(config: Config) -> Iterator[Mistake]:
     options = cpu_options(config.cpu_manager_policy_options)
     return _at(_CPU_OPTIONS, host_problems(options, config.topology_manager_policy, 0, 0))
 
 
-def _topology_option_problems(config: Config) -> Iterator[Problem]:
+def _topology_option_problems(config: Config) -> Iterator[Mistake]:
     found = topology_option_problems(config.topology_manager_policy_options)
     return _at(_TOPOLOGY_OPTIONS, found)
 
 
-def _cpu_problems(config: Config) -> Iterator[Problem]:
+def _cpu_problems(config: Config) -> Iterator[Mistake]:
     if config.cpu_manager_policy is not CpuManagerPolicy.STATIC:
         if config.cpu_manager_policy_options:
-            yield Problem(
+            yield Mistake(
                 _CPU_OPTIONS,
                 "options need the static policy; set cpuManagerPolicy to static or remove them",
             )
@@ -69,13 +69,13 @@ def _cpu_problems(config: Config) -> Iterator[Problem]:
     millis = reserved_millicpus(config)
     listed = config.reserved_system_cpus
     if listed is None and not millis:
-        yield Problem(
+        yield Mistake(
             "cpuManagerPolicy",
             "the static policy needs CPUs for the system: set reservedSystemCPUs to a list such as "
             "0-1, or systemReserved.cpu and kubeReserved.cpu to amounts above zero",
         )
     if listed is not None and millis and len(listed) != -(-millis // 1000):
-        yield Problem(
+        yield Mistake(
             "reservedSystemCPUs",
             f"the list {listed} has {len(listed)} CPUs, but systemReserved.cpu and "
             f"kubeReserved.cpu together reserve {millis}m, which is {-(-millis // 1000)}; make "
@@ -83,21 +83,21 @@ def _cpu_problems(config: Config) -> Iterator[Problem]:
         )
 
 
-def _ignored_problems(config: Config) -> Iterator[Problem]:
+def _ignored_problems(config: Config) -> Iterator[Mistake]:
     for resource in config.agent.ignored_resources:
         if resource in config.agent.devices:
-            yield Problem(
+            yield Mistake(
                 "agent.ignoredResources",
                 f"{resource} has devices in agent.devices, so the agent provides it; remove it "
                 "from one of the two",
             )
 
 
-def _tls_problems(config: Config) -> Iterator[Problem]:
+def _tls_problems(config: Config) -> Iterator[Mistake]:
     metrics = config.agent.metrics
     if (metrics.tls_certificate is None) != (metrics.tls_key is None):
         missing = "tlsKey" if metrics.tls_key is None else "tlsCertificate"
-        yield Problem("agent.metrics", f"{missing} is missing: TLS needs tlsCertificate and tlsKey")
+        yield Mistake("agent.metrics", f"{missing} is missing: TLS needs tlsCertificate and tlsKey")
 
 
 #: Each check with the keys that it goes by.

@@ -36,7 +36,7 @@ class CgroupDriver(StrEnum):
     CGROUPFS = "cgroupfs"
 
 
-class Controller(StrEnum):
+class EnforcedController(StrEnum):
     """`agent.enforce`: a controller of the kernel whose files of pods' cgroups the agent sets."""
 
     CPUSET = "cpuset"
@@ -64,7 +64,7 @@ class LogLevel(StrEnum):
 class Threshold(Struct, frozen=True):
     """An eviction threshold: an amount, or a share of the capacity in percent.
 
-    `percent` is kept as text because the kubelet reckons it in single precision.
+    `percent` is kept as text because the kubelet computes it in single precision.
     """
 
     amount: Quantity | None = None
@@ -98,7 +98,7 @@ class LoggingConfig(Struct, frozen=True):
 
 
 class LimitsConfig(Struct, frozen=True):
-    """What is refused for its size: bytes of a manifest file and of one message."""
+    """What is rejected for its size: bytes of a manifest file and of one message."""
 
     manifest_bytes: int = _MIB
     message_bytes: int = 4 * _MIB
@@ -118,7 +118,7 @@ class AgentConfig(Struct, frozen=True):
     socket_group: str | None = None
     sysfs_root: Path = Path("/")
     cgroup_mount: Path = Path("/sys/fs/cgroup")
-    enforce: frozenset[Controller] = frozenset(Controller)
+    enforce: frozenset[EnforcedController] = frozenset(EnforcedController)
     metrics: MetricsConfig = MetricsConfig()
     logging: LoggingConfig = LoggingConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -6,6 +6,6 @@ from agent.parsing.errors import DocumentError
 
 
 class ConfigError(DocumentError):
-    """A configuration was refused; `problems` holds every mistake in it with path and line."""
+    """A configuration was rejected; `problems` holds every mistake in it with path and line."""
 
     what = "configuration"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-class Stage(StrEnum):
+class GateStage(StrEnum):
     """How mature a feature is; AllAlpha and AllBeta switch whole stages."""
 
     ALPHA = "alpha"
@@ -27,7 +27,7 @@ class Gate(NamedTuple):
     """A gate that changes a decision: its field in `FeatureGates`, and its stage."""
 
     field: str
-    stage: Stage
+    stage: GateStage
 
 
 POD_LEVEL_RESOURCES: Final = "PodLevelResources"
@@ -35,16 +35,16 @@ POD_LEVEL_RESOURCES: Final = "PodLevelResources"
 POD_LEVEL_RESOURCE_MANAGERS: Final = "PodLevelResourceManagers"
 
 GATES: Final[Mapping[str, Gate]] = {
-    POD_LEVEL_RESOURCES: Gate("pod_level_resources", Stage.BETA),
-    POD_LEVEL_RESOURCE_MANAGERS: Gate("pod_level_resource_managers", Stage.ALPHA),
+    POD_LEVEL_RESOURCES: Gate("pod_level_resources", GateStage.BETA),
+    POD_LEVEL_RESOURCE_MANAGERS: Gate("pod_level_resource_managers", GateStage.ALPHA),
     "DisableCPUQuotaWithExclusiveCPUs": Gate(
-        "disable_cpu_quota_with_exclusive_cpus", Stage.DEPRECATED
+        "disable_cpu_quota_with_exclusive_cpus", GateStage.DEPRECATED
     ),
-    "CPUManagerPolicyAlphaOptions": Gate("cpu_manager_policy_alpha_options", Stage.ALPHA),
-    "CPUManagerPolicyBetaOptions": Gate("cpu_manager_policy_beta_options", Stage.BETA),
+    "CPUManagerPolicyAlphaOptions": Gate("cpu_manager_policy_alpha_options", GateStage.ALPHA),
+    "CPUManagerPolicyBetaOptions": Gate("cpu_manager_policy_beta_options", GateStage.BETA),
 }
 
-_WHOLE_STAGES: Final = {"AllAlpha": Stage.ALPHA, "AllBeta": Stage.BETA}
+_WHOLE_STAGES: Final = {"AllAlpha": GateStage.ALPHA, "AllBeta": GateStage.BETA}
 
 #: Features that graduated: they are on and stay on.
 LOCKED_ON: Final = frozenset(

@@ -17,7 +17,7 @@ from agent.config.errors import ConfigError
 from agent.config.sections import ConfigReader
 from agent.config.settings import document_of_settings
 from agent.parsing.fields import Field
-from agent.parsing.nodes import Mapping, places
+from agent.parsing.nodes import MappingNode, places
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.safe_files import read_bounded
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from agent.parsing.errors import Problem
+    from agent.parsing.errors import Mistake
     from agent.parsing.nodes import Node
 
 
@@ -83,10 +83,10 @@ def _override(config: Config, settings: Sequence[str], source: str) -> Config:
     changed = reader.config(Field("", document), config)
     # Settings stand on no line; the one within a single value would mislead.
     misread = [replace(problem, line=None) for problem in reader.problems]
-    return _checked(changed, misread, source, Mapping({}))
+    return _checked(changed, misread, source, MappingNode({}))
 
 
-def _checked(config: Config, misread: Sequence[Problem], source: str, document: Node) -> Config:
+def _checked(config: Config, misread: Sequence[Mistake], source: str, document: Node) -> Config:
     unread = frozenset(_first_key(problem.path) for problem in misread)
     found = tuple(find_problems(config, unread))
     lines = places(document, [problem.path for problem in found])
@@ -101,5 +101,5 @@ def _first_key(path: str) -> str:
     return path.partition(".")[0].partition("[")[0]
 
 
-def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def _in_order(problems: Iterable[Mistake]) -> tuple[Mistake, ...]:
     return tuple(sorted(problems, key=lambda problem: problem.line or 0))

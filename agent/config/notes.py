@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
-from agent.config.config import MEMORY_AVAILABLE, Config, Controller
+from agent.config.config import MEMORY_AVAILABLE, Config, EnforcedController
 from agent.config.features import ignored_gates
 from agent.config.options import ALIGN_BY_SOCKET, MAX_NODES, cpu_options
 from agent.managers.policy import (
@@ -45,14 +45,14 @@ def notes_on(config: Config) -> Iterator[str]:
 
 #: What nobody holds the kernel to where a controller is not among `agent.enforce`.
 _LEFT: Final = {
-    Controller.CPUSET: "exclusive CPUs and memory nodes are decided but not written",
-    Controller.CPU: "neither quotas nor weights of pods are written",
-    Controller.MEMORY: "memory.max of pods is not written",
-    Controller.HUGETLB: "limits of huge pages of pods are not written",
+    EnforcedController.CPUSET: "exclusive CPUs and memory nodes are decided but not written",
+    EnforcedController.CPU: "neither quotas nor weights of pods are written",
+    EnforcedController.MEMORY: "memory.max of pods is not written",
+    EnforcedController.HUGETLB: "limits of huge pages of pods are not written",
 }
 
 
-def _left_to_others(enforce: Collection[Controller]) -> Iterator[str]:
+def _left_to_others(enforce: Collection[EnforcedController]) -> Iterator[str]:
     for controller, left in _LEFT.items():
         if controller not in enforce:
             yield f"agent.enforce leaves {controller} to others: {left}"

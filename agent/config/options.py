@@ -99,7 +99,7 @@ def topology_option_problems(options: Mapping[str, str]) -> Iterator[tuple[str, 
 
 
 def prefers_closest(options: Mapping[str, str]) -> bool:
-    """Tell whether valid options ask for the closest nodes."""
+    """Return whether valid options ask for the closest nodes."""
     return _is_on(options, PREFER_CLOSEST)
 
 

@@ -45,7 +45,7 @@ def reserved_totals(config: Config, capacity: int) -> dict[str, int]:
 
 
 def threshold_bytes(threshold: Threshold, capacity: int) -> int:
-    """Return a threshold in bytes; a share of the capacity is reckoned as the kubelet does.
+    """Return a threshold in bytes; a share of the capacity is computed as the kubelet does.
 
     The kubelet keeps the share in single precision and multiplies in double precision
     (`evictionapi.GetThresholdQuantity`).

@@ -29,7 +29,7 @@ from agent.managers.policy import (
     TopologyPolicy,
 )
 from agent.managers.topology.manager import require_distances
-from agent.parsing.errors import Problem
+from agent.parsing.errors import Mistake
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import Quantity
 from sysfs.mask import EMPTY, Mask
@@ -188,7 +188,7 @@ def _memory_policy(config: Config, machine: Machine) -> MemoryPolicy:
     return MemoryPolicy(MemoryManagerPolicy.STATIC, reserved_memory(config, machine))
 
 
-def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Problem]:
+def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Mistake]:
     if config.cpu_manager_policy is not CpuManagerPolicy.STATIC:
         return
     options = cpu_options(config.cpu_manager_policy_options)
@@ -196,57 +196,57 @@ def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[P
     for name, message in host_problems(
         options, config.topology_manager_policy, counts.sockets, counts.nodes
     ):
-        yield Problem(f"cpuManagerPolicyOptions.{name}", message)
+        yield Mistake(f"cpuManagerPolicyOptions.{name}", message)
     yield from _reservation_problems(config, machine.cpus.all, offline)
 
 
-def _reservation_problems(config: Config, online: Mask, offline: Mask) -> Iterator[Problem]:
+def _reservation_problems(config: Config, online: Mask, offline: Mask) -> Iterator[Mistake]:
     listed = config.reserved_system_cpus
-    wanted = -(-reserved_millicpus(config) // 1000)
+    desired = -(-reserved_millicpus(config) // 1000)
     if listed is None:
-        if wanted > len(online):
-            yield Problem(
+        if desired > len(online):
+            yield Mistake(
                 "systemReserved",
-                f"systemReserved.cpu and kubeReserved.cpu reserve {wanted} CPUs, this host has "
+                f"systemReserved.cpu and kubeReserved.cpu reserve {desired} CPUs, this host has "
                 f"{len(online)}; lower them",
             )
         return
     unknown = listed - online - offline
     if unknown:
-        yield Problem(
+        yield Mistake(
             "reservedSystemCPUs",
             f"this host has no CPU {unknown}; its CPUs are {online | offline}",
         )
     elif not listed - offline:
-        yield Problem("reservedSystemCPUs", f"all of its CPUs ({listed}) are offline; name others")
+        yield Mistake("reservedSystemCPUs", f"all of its CPUs ({listed}) are offline; name others")
 
 
-def _unknown_memory_problems(config: Config, machine: Machine) -> Iterator[Problem]:
+def _unknown_memory_problems(config: Config, machine: Machine) -> Iterator[Mistake]:
     """Yield what cannot be managed because a node does not tell how much memory it has."""
     if not machine.unknown_memory:
         return
     which = f"the memory of node {machine.unknown_memory} of this host is not known"
     repair = "look why its meminfo tells no MemTotal, or"
     if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
-        yield Problem(
+        yield Mistake(
             "memoryManagerPolicy",
             f"{which}, and the Static policy gives out what nodes have; {repair} set None",
         )
     if MEMORY not in config.agent.ignored_resources:
-        yield Problem(
+        yield Mistake(
             "agent.ignoredResources",
             f"{which}, so nobody can say whether the memory that pods request fits; {repair} add "
             "memory here, then it is not looked at",
         )
 
 
-def _memory_problems(config: Config, machine: Machine) -> Iterator[Problem]:
+def _memory_problems(config: Config, machine: Machine) -> Iterator[Mistake]:
     if config.memory_manager_policy is not MemoryManagerPolicy.STATIC or machine.unknown_memory:
         return
     totals = _totals(config, machine)
     stated = bool(config.reserved_memory)
     if not totals.get(MEMORY) and not stated:
-        yield Problem(
+        yield Mistake(
             "memoryManagerPolicy",
             "the Static policy needs memory for the system: set systemReserved.memory, "
             "kubeReserved.memory or evictionHard memory.available to an amount above zero",
@@ -258,7 +258,7 @@ def _memory_problems(config: Config, machine: Machine) -> Iterator[Problem]:
         yield from _sum_problems(config, machine, totals)
 
 
-def _sum_problems(config: Config, machine: Machine, totals: Mapping[str, int]) -> Iterator[Problem]:
+def _sum_problems(config: Config, machine: Machine, totals: Mapping[str, int]) -> Iterator[Mistake]:
     reserved = [
         types
         for node, types in reserved_memory(config, machine).items()
@@ -266,61 +266,61 @@ def _sum_problems(config: Config, machine: Machine, totals: Mapping[str, int]) -
     ]
     for memory_type in sorted({*totals, *(name for types in reserved for name in types)}):
         found = sum(types.get(memory_type, 0) for types in reserved)
-        wanted = totals.get(memory_type, 0)
-        if found != wanted and page_size(machine, memory_type) is not None:
-            yield Problem(
+        desired = totals.get(memory_type, 0)
+        if found != desired and page_size(machine, memory_type) is not None:
+            yield Mistake(
                 "reservedMemory",
                 f"the nodes together reserve {_text(found)} of {memory_type}, but systemReserved, "
-                f"kubeReserved and evictionHard together reserve {_text(wanted)}; make them equal, "
+                f"kubeReserved and evictionHard reserve {_text(desired)} in all; make them equal, "
                 "or leave reservedMemory out to have it derived",
             )
 
 
 def _type_problems(
     machine: Machine, totals: Mapping[str, int], reserved: Mapping[int, Mapping[str, int]]
-) -> Iterator[Problem]:
+) -> Iterator[Mistake]:
     stated = {name: "reservedMemory" for types in reserved.values() for name in types}
     for memory_type, path in (dict.fromkeys(totals, "systemReserved") | stated).items():
         unit = page_size(machine, memory_type)
         if unit is None:
-            yield Problem(path, f"{memory_type}: no NUMA node of this host has pages of this size")
+            yield Mistake(path, f"{memory_type}: no NUMA node of this host has pages of this size")
         elif memory_type != MEMORY:
             sizes = (*(types.get(memory_type, 0) for types in reserved.values()),)
             if any(size % unit for size in (totals.get(memory_type, 0), *sizes)):
-                yield Problem(path, f"{memory_type}: an amount is not a whole number of pages")
+                yield Mistake(path, f"{memory_type}: an amount is not a whole number of pages")
 
 
 def _node_problems(
     machine: Machine, reserved: Mapping[int, Mapping[str, int]]
-) -> Iterator[Problem]:
+) -> Iterator[Mistake]:
     for node in reserved:
         if node not in machine.node_mask:
-            yield Problem(
+            yield Mistake(
                 "reservedMemory",
                 f"this host has no NUMA node {node}; its nodes are {machine.node_mask}",
             )
 
 
-def _device_problems(config: Config, machine: Machine) -> Iterator[Problem]:
+def _device_problems(config: Config, machine: Machine) -> Iterator[Mistake]:
     for resource, devices in config.agent.devices.items():
         for device in devices:
             unknown = device.nodes - machine.node_mask
             if unknown:
-                yield Problem(
+                yield Mistake(
                     f'agent.devices["{resource}"]',
                     f"device {device.id}: this host has no NUMA node {unknown}; its nodes are "
                     f"{machine.node_mask}",
                 )
 
 
-def _distance_problems(config: Config, machine: Machine) -> Iterator[Problem]:
+def _distance_problems(config: Config, machine: Machine) -> Iterator[Mistake]:
     """Policy none compares no distances, so it does not need any."""
     if config.topology_manager_policy is TopologyManagerPolicy.NONE:
         return
     try:
         require_distances(machine.nodes, _topology_policy(config))
     except NodeDistancesError as error:
-        yield Problem("topologyManagerPolicyOptions.prefer-closest-numa-nodes", str(error))
+        yield Mistake("topologyManagerPolicyOptions.prefer-closest-numa-nodes", str(error))
 
 
 def _text(size: int) -> str:

@@ -17,7 +17,7 @@ from agent.config.config import (
     AgentConfig,
     CgroupDriver,
     Config,
-    Controller,
+    EnforcedController,
     LimitsConfig,
     LogFormat,
     LoggingConfig,
@@ -64,7 +64,7 @@ class ConfigReader(AmountReader):
     def config(self, root: Field, base: Config) -> Config:
         """Return the base with what the document says laid over it."""
         self.entries(root)
-        self.refuse_unknown(root, KEYS)
+        self.reject_unknown(root, KEYS)
         self._stated(root, "apiVersion", _API_VERSIONS)
         self._stated(root, "kind", _KINDS)
         return replace(self._managers(self._reservations(root, base), root), agent=self._agent(
@@ -128,12 +128,14 @@ class ConfigReader(AmountReader):
             ignored_resources=self._ignored(section, base.ignored_resources),
         )
 
-    def _enforce(self, section: Field, base: frozenset[Controller]) -> frozenset[Controller]:
+    def _enforce(
+        self, section: Field, base: frozenset[EnforcedController]
+    ) -> frozenset[EnforcedController]:
         field = section.child("enforce")
         if field is None:
             return base
-        names = (self.choice(item, Controller) for item in self.items(field))
-        return frozenset(Controller(name) for name in names if name is not None)
+        names = (self.choice(item, EnforcedController) for item in self.items(field))
+        return frozenset(EnforcedController(name) for name in names if name is not None)
 
     def _metrics(self, section: Field | None, base: MetricsConfig) -> MetricsConfig:
         if section is None:
@@ -178,7 +180,7 @@ class ConfigReader(AmountReader):
         for resource, entry in self.entries(field).items():
             fault = extended_resource_fault(resource)
             if fault is not None:
-                self.refuse(entry, f"{shown(resource)} is not a resource of devices: {fault}")
+                self.reject(entry, f"{shown(resource)} is not a resource of devices: {fault}")
             found[resource] = self._inventory(entry)
         return MappingProxyType(found)
 
@@ -191,9 +193,9 @@ class ConfigReader(AmountReader):
             name = self.text(item)
             fault = None if name is None else _fault_of_ignored(name)
             if name is not None and fault is not None:
-                self.refuse(item, f"{shown(name)} cannot be ignored: {fault}")
+                self.reject(item, f"{shown(name)} cannot be ignored: {fault}")
             elif name in found:
-                self.refuse(item, f"{shown(name)} is listed twice")
+                self.reject(item, f"{shown(name)} is listed twice")
             elif name is not None:
                 found.append(name)
         return tuple(found)
@@ -202,10 +204,10 @@ class ConfigReader(AmountReader):
         devices: dict[str, PluginDevice] = {}
         for item in self.items(field):
             self.entries(item)
-            self.refuse_unknown(item, DEVICE_KEYS)
+            self.reject_unknown(item, DEVICE_KEYS)
             identity = self._device_id(item)
             if identity in devices:
-                self.refuse(item, f"device {shown(identity)} is listed twice")
+                self.reject(item, f"device {shown(identity)} is listed twice")
             devices[identity] = PluginDevice(
                 identity, self._device_nodes(item), healthy=self._flag(item, "healthy")
             )
@@ -214,7 +216,7 @@ class ConfigReader(AmountReader):
     def _device_id(self, item: Field) -> str:
         field = item.child("id")
         if field is None:
-            self.refuse(item, "id is missing; give the device a name")
+            self.reject(item, "id is missing; give the device a name")
             return item.path
         return self.text(field) or item.path
 
@@ -234,7 +236,7 @@ class ConfigReader(AmountReader):
         for name in names:
             keys = keys[name]
         self.entries(section)
-        self.refuse_unknown(section, keys)
+        self.reject_unknown(section, keys)
 
     def _stated(self, root: Field, key: str, allowed: tuple[str, ...]) -> None:
         field = root.child(key)
@@ -255,7 +257,7 @@ class ConfigReader(AmountReader):
         policy = by_folded.get(text.lower())
         if policy is None:
             windows = " (BestEffort is for Windows)" if text.lower() == "besteffort" else ""
-            self.refuse(field, f"{shown(text)} is not one of None, Static{windows}")
+            self.reject(field, f"{shown(text)} is not one of None, Static{windows}")
         return policy or base
 
     def _options(self, root: Field, key: str, base: Mapping[str, str]) -> Mapping[str, str]:
@@ -284,7 +286,7 @@ class ConfigReader(AmountReader):
         try:
             return Mask.parse(text) or None
         except ValueError as error:
-            self.refuse(field, f"{shown(text)} is not a list of CPUs such as 0-1,8: {error}")
+            self.reject(field, f"{shown(text)} is not a list of CPUs such as 0-1,8: {error}")
             return base
 
     def _period(self, root: Field, base: float) -> float:
@@ -294,9 +296,9 @@ class ConfigReader(AmountReader):
             return base
         seconds = seconds_of(text)
         if seconds is None:
-            self.refuse(field, f"{shown(text)} is not a duration; write one such as 10s or 1m30s")
+            self.reject(field, f"{shown(text)} is not a duration; write one such as 10s or 1m30s")
         elif not _SHORTEST_PERIOD <= seconds <= _LONGEST_PERIOD:
-            self.refuse(field, f"{shown(text)} is not between 100ms and 24h")
+            self.reject(field, f"{shown(text)} is not between 100ms and 24h")
         return base if seconds is None else seconds
 
     def _integer(self, parent: Field, key: str, base: int, lowest: int, highest: int) -> int:
@@ -317,14 +319,14 @@ class ConfigReader(AmountReader):
             return None
         path = Path(text)
         if not path.is_absolute() or ".." in path.parts or not text.isprintable():
-            self.refuse(field, f"{shown(text)} is not an absolute path without '..'")
+            self.reject(field, f"{shown(text)} is not an absolute path without '..'")
         return path
 
     def _socket(self, section: Field, base: Path) -> Path:
         path = self._directory(section, "socketPath", base)
         field = section.child("socketPath")
         if field is not None and len(str(path).encode()) > _MAX_SOCKET_PATH:
-            self.refuse(field, f"the path of a socket has at most {_MAX_SOCKET_PATH} bytes")
+            self.reject(field, f"the path of a socket has at most {_MAX_SOCKET_PATH} bytes")
         return path
 
     def _group(self, section: Field, base: str | None) -> str | None:
@@ -333,7 +335,7 @@ class ConfigReader(AmountReader):
         if field is None or text is None:
             return base
         if text and not _GROUP.fullmatch(text):
-            self.refuse(field, f"{shown(text)} is not the name of a group")
+            self.reject(field, f"{shown(text)} is not the name of a group")
         return text or None
 
     def _address(self, section: Field, base: str) -> str:
@@ -344,7 +346,7 @@ class ConfigReader(AmountReader):
         try:
             return str(ipaddress.ip_address(text))
         except ValueError:
-            self.refuse(field, f"{shown(text)} is not an IP address such as 127.0.0.1 or ::1")
+            self.reject(field, f"{shown(text)} is not an IP address such as 127.0.0.1 or ::1")
             return base
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from agent.parsing.errors import Problem
-from agent.parsing.nodes import Mapping, Scalar, shown
+from agent.parsing.errors import Mistake
+from agent.parsing.nodes import MappingNode, ScalarNode, shown
 from agent.parsing.reader import UnreadableError, read_document
 
 if TYPE_CHECKING:
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 def document_of_settings(
     settings: collections.abc.Iterable[str],
-) -> tuple[Mapping, list[Problem]]:
+) -> tuple[MappingNode, list[Mistake]]:
     """Return a document with all settings in it, and what was no setting at all."""
     root: dict[str, Node] = {}
-    problems: list[Problem] = []
+    problems: list[Mistake] = []
     for setting in settings:
         path, equals, value = setting.partition("=")
         if not equals or not path:
             problems.append(
-                Problem("", f"{shown(setting)} is not a setting; write key=value, such as "
+                Mistake("", f"{shown(setting)} is not a setting; write key=value, such as "
                         "cgroupDriver=systemd")
             )  # fmt: skip
             continue
         try:
             _put(root, _split(path, KEYS), _value(value))
         except UnreadableError as error:
-            problems.append(Problem(path, error.problem.message))
-    return Mapping(root), problems
+            problems.append(Mistake(path, error.problem.message))
+    return MappingNode(root), problems
 
 
 def _split(path: str, keys: Keys) -> list[str]:
@@ -49,7 +49,7 @@ def _split(path: str, keys: Keys) -> list[str]:
 
 
 def _value(text: str) -> Node:
-    return read_document(text) if text else Scalar("")
+    return read_document(text) if text else ScalarNode("")
 
 
 def _put(root: dict[str, Node], parts: list[str], value: Node) -> None:
@@ -58,8 +58,8 @@ def _put(root: dict[str, Node], parts: list[str], value: Node) -> None:
     for section in sections:
         inner = entries.get(section)
         # A fresh copy: mappings of a document are not shared with the one that is built here.
-        nested = dict(inner.entries) if isinstance(inner, Mapping) else {}
-        entries[section] = Mapping(nested)
+        nested = dict(inner.entries) if isinstance(inner, MappingNode) else {}
+        entries[section] = MappingNode(nested)
         entries = nested
     entries[last] = value
 

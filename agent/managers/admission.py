@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.managers import node_fit
-from agent.managers.allocations.allocation import Held, make_grant
+from agent.managers.allocations.allocation import PodResources, make_allocation
 from agent.managers.allocations.demand import demand_of, explain_eligibility
 from agent.managers.allocations.draft import Draft
 from agent.managers.cpu.manager import CpuManager
-from agent.managers.decision import Decision, Reason, Refusal
+from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.device.manager import DeviceManager
-from agent.managers.manager import HintProvider, Refused
+from agent.managers.manager import HintProvider, Rejected
 from agent.managers.memory.assignment import release_finished
 from agent.managers.memory.manager import MemoryManager, release_memory
-from agent.managers.memory.state import charge_grant
-from agent.managers.readmission import NotConfirmedError, confirm
-from agent.managers.recovery.from_cgroups import complete, is_adopted
+from agent.managers.memory.state import charge_allocation
+from agent.managers.readmission import NotMatchedError, confirm
+from agent.managers.recovery.from_cgroups import complete, is_recovered
 from agent.managers.topology.scope import align_and_allocate
 from agent.pods.digest import spec_digest
 from agent.pods.model import ContainerKind
@@ -28,154 +28,160 @@ from agent.pods.validation import find_warnings
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from agent.managers.allocations.ledger import Ledger, PodGrant
-    from agent.managers.effective_policy import Rules
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
 #: The kubelet's order: it decides both who is asked first and who allocates first.
 PROVIDERS: Final[tuple[HintProvider, ...]] = (DeviceManager(), CpuManager(), MemoryManager())
 
 
-def admit(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
+def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     """Decide whether a pod fits and what each of its containers gets.
 
-    Pure: the same arguments give the same decision. A pod that already holds a grant keeps it (one
-    that was imported is completed by the first specification that it fits); a refused pod changes
-    nothing. The order of steps: node fit, eligibility, hints, merge, allocation.
+    Pure: the same arguments give the same decision. A pod that already holds an allocation keeps it
+    (one that was imported is completed by the first specification that it fits); a rejected pod
+    changes nothing. The order of steps: node fit, eligibility, hints, merge, allocation.
     """
-    known = pod.uid in ledger.grants
+    known = pod.uid in ledger.allocations
     decision = _repeated(rules, ledger, pod) if known else _decided(rules, ledger, pod)
     warnings = find_warnings(pod)
     return replace(decision, warnings=warnings) if warnings else decision
 
 
-def _decided(rules: Rules, ledger: Ledger, pod: Pod, *, holds: bool = False) -> Decision:
+def _decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod, *, holds: bool = False) -> Decision:
     """Decide on a pod; one that `holds` an allocation already is not asked whether it fits."""
     demand = demand_of(rules.policy, pod)
     eligibility = explain_eligibility(rules.policy, demand)
-    unfit = None if holds else node_fit.refusal(rules, ledger, demand.requests)
+    unfit = None if holds else node_fit.rejection(rules, ledger, demand.requests)
     if unfit is not None:
         return Decision(pod.uid, ledger, cause=unfit, eligibility=eligibility)
     draft = Draft.start(rules, ledger, demand)
     try:
         align_and_allocate(draft, PROVIDERS)
-    except Refused as refused:
+    except Rejected as rejected:
         return Decision(
             pod.uid,
             ledger,
-            cause=refused.cause,
+            cause=rejected.cause,
             hints=tuple(draft.traces),
             eligibility=eligibility,
             counters=MappingProxyType(draft.counters),
         )
-    grant = _grant(draft)
+    allocation = _allocation(draft)
     return Decision(
         pod.uid,
-        draft.ledger.with_grant(grant).with_memory(draft.node_memory),
-        grant=grant,
+        draft.ledger.with_allocation(allocation).with_memory(draft.node_memory),
+        allocation=allocation,
         hints=tuple(draft.traces),
         eligibility=eligibility,
         counters=MappingProxyType(draft.counters),
     )
 
 
-def remove(rules: Rules, ledger: Ledger, uid: str) -> Ledger:
+def remove(rules: EffectivePolicy, ledger: Ledger, uid: str) -> Ledger:
     """Return the ledger without a pod; everything that it alone held is free again.
 
     What a checkpoint or an import holds twice (`Finding`s tell) stays with the other pod. One that
     is not in the ledger changes nothing.
     """
-    grant = ledger.grants.get(uid)
-    if grant is None:
+    allocation = ledger.allocations.get(uid)
+    if allocation is None:
         return ledger
-    return ledger.without_grant(uid).with_memory(release_memory(rules, ledger.memory, grant))
+    return ledger.without_allocation(uid).with_memory(
+        release_memory(rules, ledger.memory, allocation)
+    )
 
 
-def start_container(rules: Rules, ledger: Ledger, uid: str, name: str) -> Ledger:
+def start_container(rules: EffectivePolicy, ledger: Ledger, uid: str, name: str) -> Ledger:
     """Return the ledger once a container started: init containers before it are over.
 
     Their pinned memory is free again (kubelet v1.36, memorymanager AddContainer); what a pod with
     a pod-level budget holds stays whole until it ends (KEP-5526). Their CPUs stay with the pod.
     An unknown pod or container changes nothing.
     """
-    grant = ledger.grants.get(uid)
-    if grant is None or grant.memory or grant.container(name) is None:
+    allocation = ledger.allocations.get(uid)
+    if allocation is None or allocation.memory or allocation.container(name) is None:
         return ledger
     finished: list[str] = []
-    for container in grant.containers:
+    for container in allocation.containers:
         if container.name == name:
             break
         if container.kind is ContainerKind.INIT and container.memory:
             finished.append(container.name)
     if not finished:
         return ledger
-    return _without_memory_of(rules, ledger, grant, finished)
+    return _without_memory_of(rules, ledger, allocation, finished)
 
 
 def _without_memory_of(
-    rules: Rules, ledger: Ledger, grant: PodGrant, finished: Collection[str]
+    rules: EffectivePolicy, ledger: Ledger, allocation: PodAllocation, finished: Collection[str]
 ) -> Ledger:
-    over = [c for c in grant.containers if c.name in finished]
-    containers = tuple(replace(c, memory=()) if c in over else c for c in grant.containers)
-    rest = replace(grant, containers=containers)
+    over = [c for c in allocation.containers if c.name in finished]
+    containers = tuple(replace(c, memory=()) if c in over else c for c in allocation.containers)
+    rest = replace(allocation, containers=containers)
     memory = release_finished(rules.memory, ledger.memory, [c.memory for c in over])
-    return ledger.with_grant(rest).with_memory(memory)
+    return ledger.with_allocation(rest).with_memory(memory)
 
 
-def _repeated(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
-    held = ledger.grants[pod.uid]
+def _repeated(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
+    held = ledger.allocations[pod.uid]
     if held.spec_digest == spec_digest(pod):
-        return Decision(pod.uid, ledger, grant=held, already_admitted=True)
-    if is_adopted(held):
+        return Decision(pod.uid, ledger, allocation=held, already_admitted=True)
+    if is_recovered(held):
         return _completed(rules, ledger, held, pod)
     if not held.spec_digest:
         return _confirmed(rules, ledger, held, pod)
-    refusal = Refusal(
+    rejection = Rejection(
         Reason.CONFLICT,
         f"pod {held.namespace}/{held.name} already holds uid {pod.uid} with another specification",
         remedy="remove the pod first, or give the new one a uid of its own",
     )
-    return Decision(pod.uid, ledger, cause=refusal)
+    return Decision(pod.uid, ledger, cause=rejection)
 
 
-def _confirmed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
-    """Complete an imported grant by the specification that it fits; what it holds stays."""
+def _confirmed(rules: EffectivePolicy, ledger: Ledger, held: PodAllocation, pod: Pod) -> Decision:
+    """Complete an imported allocation by the specification that it fits; what it holds stays."""
     try:
-        grant = confirm(rules.policy, held, pod)
-    except NotConfirmedError as error:
-        refusal = Refusal(
+        allocation = confirm(rules.policy, held, pod)
+    except NotMatchedError as error:
+        rejection = Rejection(
             Reason.CONFLICT,
             f"pod uid {pod.uid} was imported from the kubelet and does not fit this specification:"
             f" {error}",
             remedy="ask with the specification that the kubelet ran, or remove the pod first",
         )
-        return Decision(pod.uid, ledger, cause=refusal)
-    return Decision(pod.uid, ledger.with_grant(grant), grant=grant, already_admitted=True)
+        return Decision(pod.uid, ledger, cause=rejection)
+    return Decision(
+        pod.uid, ledger.with_allocation(allocation), allocation=allocation, already_admitted=True
+    )
 
 
-def _completed(rules: Rules, ledger: Ledger, held: PodGrant, pod: Pod) -> Decision:
-    """Complete a grant that the kernel showed by the specification that it fits."""
+def _completed(rules: EffectivePolicy, ledger: Ledger, held: PodAllocation, pod: Pod) -> Decision:
+    """Complete an allocation that the kernel showed by the specification that it fits."""
     rest = remove(rules, ledger, held.uid)
     try:
-        grant = complete(rules, held, pod)
-    except NotConfirmedError as error:
-        refusal = Refusal(
+        allocation = complete(rules, held, pod)
+    except NotMatchedError as error:
+        rejection = Rejection(
             Reason.CONFLICT,
-            f"pod uid {pod.uid} was adopted with what its cgroups show, which does not fit this "
+            f"pod uid {pod.uid} was recovered with what its cgroups show, which does not fit this "
             f"specification: {error}",
             remedy="ask with the specification that it was started with, or remove the pod first",
         )
-        return Decision(pod.uid, ledger, cause=refusal)
-    if grant is None:
+        return Decision(pod.uid, ledger, cause=rejection)
+    if allocation is None:
         decision = _decided(rules, rest, pod, holds=True)
         return decision if decision.admitted else replace(decision, ledger=ledger)
-    memory = charge_grant(rules.memory, rest.memory, grant) if rest.memory else rest.memory
-    completed = rest.with_grant(grant).with_memory(memory)
-    return Decision(pod.uid, completed, grant=grant, already_admitted=True)
+    memory = (
+        charge_allocation(rules.memory, rest.memory, allocation) if rest.memory else rest.memory
+    )
+    completed = rest.with_allocation(allocation).with_memory(memory)
+    return Decision(pod.uid, completed, allocation=allocation, already_admitted=True)
 
 
-def _grant(draft: Draft) -> PodGrant:
-    held = Held(
+def _allocation(draft: Draft) -> PodAllocation:
+    held = PodResources(
         cpus=draft.cpus,
         memory=draft.memory,
         devices=draft.devices,
@@ -183,4 +189,4 @@ def _grant(draft: Draft) -> PodGrant:
         pod_cpus=draft.pod_cpus,
         pod_memory=draft.pod_memory,
     )
-    return make_grant(draft.rules.policy, draft.demand, held)
+    return make_allocation(draft.rules.policy, draft.demand, held)

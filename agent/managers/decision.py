@@ -1,4 +1,4 @@
-"""The outcome of one admission: a new ledger or a refusal, with its explanation."""
+"""The outcome of one admission: a new ledger or a rejection, with its explanation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent.managers.topology.hints import NO_AFFINITY, Hint
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import Ledger, PodGrant
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.topology.implicit_hints import ProviderHints
 
 #: One sample of a counter: its full name and its label values, in the order of the metric.
@@ -28,7 +28,7 @@ CounterKey: TypeAlias = tuple[str, tuple[str, ...]]
 
 
 class Reason(StrEnum):
-    """Why a pod was refused; the kubelet's reasons keep their names.
+    """Why a pod was rejected; the kubelet's reasons keep their names.
 
     Beside these there is one for every resource of which the node has too little (`out_of`).
     """
@@ -60,13 +60,13 @@ class Shortage(Struct, frozen=True):
     requested: int
 
 
-class Refusal(Struct, frozen=True):
-    """Why a pod was refused, for a program and a person.
+class Rejection(Struct, frozen=True):
+    """Why a pod was rejected, for a program and a person.
 
     `reason` is a `Reason` or `out_of` a resource; `shortages` holds every resource of which the
     node has too little, `resource` names the first. Otherwise `asked` is CPUs for `cpu`, bytes for
     memory types and a number of devices; `free` is the same unit by NUMA node. `container` is None
-    when the pod as a whole was refused.
+    when the pod as a whole was rejected.
     """
 
     reason: str
@@ -78,16 +78,16 @@ class Refusal(Struct, frozen=True):
     free: Mapping[int, int] = MappingProxyType({})
     shortages: tuple[Shortage, ...] = ()
 
-    def explain(self) -> Refusal:
-        """Return the refusal itself: it is made."""
+    def explain(self) -> Rejection:
+        """Return the rejection itself: it is made."""
         return self
 
 
 class RejectionCause(Protocol):
-    """Why a pod was refused, as a `Refusal` or as the facts to make one of when it is asked for."""
+    """Why a pod was rejected: a `Rejection`, or the facts to make one of when it is read."""
 
-    def explain(self) -> Refusal:
-        """Return the refusal; the same facts give the same."""
+    def explain(self) -> Rejection:
+        """Return the rejection; the same facts give the same."""
         ...
 
 
@@ -110,16 +110,16 @@ class Eligibility(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True, dict=True):
-    """Admitted (`grant` set, `cause` and `refusal` None) or refused (the reverse).
+    """Admitted (`allocation` set, `cause` and `rejection` None) or rejected (the reverse).
 
-    `ledger` is the ledger after the decision; a refusal returns the one it was given.
+    `ledger` is the ledger after the decision; a rejection returns the one it was given.
     `counters` are the increments of the kubelet's metrics that this admission causes. `warnings`
     say what in the pod is read otherwise than it was probably meant.
     """
 
     uid: str
     ledger: Ledger
-    grant: PodGrant | None = None
+    allocation: PodAllocation | None = None
     cause: RejectionCause | None = None
     hints: tuple[HintTrace, ...] = ()
     eligibility: tuple[Eligibility, ...] = ()
@@ -128,14 +128,14 @@ class Decision(Struct, frozen=True, dict=True):
     warnings: tuple[str, ...] = ()
 
     @cached_property
-    def refusal(self) -> Refusal | None:
-        """Why the pod was refused, said when it is first asked for; None when it was admitted."""
+    def rejection(self) -> Rejection | None:
+        """Why the pod was rejected, said when it is first asked for; None when it was admitted."""
         return None if self.cause is None else self.cause.explain()
 
     @property
     def admitted(self) -> bool:
         """Whether the pod was admitted."""
-        return self.grant is not None
+        return self.allocation is not None
 
 
 class MetricType(StrEnum):
@@ -220,7 +220,7 @@ TOPOLOGY_ADMISSION_REQUESTS: Final = _counter(
 
 TOPOLOGY_ADMISSION_ERRORS: Final = _counter(
     "kubelet_topology_manager_admission_errors_total",
-    "Admissions that the topology manager refused.",
+    "Admissions that the topology manager rejected.",
 )
 
 

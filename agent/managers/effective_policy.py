@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-class Rules(Struct, frozen=True, dict=True):
+class EffectivePolicy(Struct, frozen=True, dict=True):
     """What every decision is made by; make it again when the host or the configuration changes."""
 
     machine: Machine
@@ -60,7 +60,7 @@ class Rules(Struct, frozen=True, dict=True):
         return Ledger(memory=initial_memory(self.memory) if self.static_memory else {})
 
 
-def shared_pool(rules: Rules, ledger: Ledger) -> Mask:
+def shared_pool(rules: EffectivePolicy, ledger: Ledger) -> Mask:
     """Return the node's shared pool (the kubelet's default CPU set).
 
     All online CPUs that nobody holds exclusively; the reserved ones belong to it unless
@@ -72,7 +72,7 @@ def shared_pool(rules: Rules, ledger: Ledger) -> Mask:
     return pool
 
 
-def shared_cpus(rules: Rules, ledger: Ledger) -> Mask:
+def shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
     """Return the CPUs on which containers without CPUs of their own run; never empty.
 
     The shared pool, or the reserved CPUs when `strict-cpu-reservation` has left it empty: the

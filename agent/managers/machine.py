@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class MachineNode(Struct, frozen=True):
     """One NUMA node: its memory in bytes, its huge pages as {page size in bytes: count}.
 
-    `memory_bytes` is None where the host does not tell. A policy that manages memory is refused
+    `memory_bytes` is None where the host does not tell. A policy that manages memory is rejected
     then (`agent.config.resolve`), so what is left of such a node for sums is `known_memory`, 0.
     `distances` maps node ids to ACPI SLIT distances, this node included.
     """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agent.managers.topology.implicit_hints import ProviderHints
 
 
-class Refused(Exception):  # noqa: N818  (not an error of the program: the pod's refusal)
+class Rejected(Exception):  # noqa: N818  (not an error of the program: the pod's rejection)
     """The pod cannot be admitted; `cause` says why."""
 
     def __init__(self, cause: RejectionCause) -> None:
@@ -27,7 +27,7 @@ class HintProvider(Protocol):
     """One resource manager that the topology manager coordinates (KEP-693, HintProvider).
 
     Hints are asked for one container, or for the pod as a whole in pod scope. Allocation changes
-    the draft, or raises `Refused`. `allocate_pod` is asked once, and only in pod scope, for pods
+    the draft, or raises `Rejected`. `allocate_pod` is asked once, and only in pod scope, for pods
     with pod-level resources (KEP-5526, AllocatePod).
     """
 

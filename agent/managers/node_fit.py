@@ -9,7 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.decision import Refusal, Shortage, out_of
+from agent.managers.decision import Rejection, Shortage, out_of
 from agent.managers.errors import size_text
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
 from agent.pods.names import is_native_resource
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.allocatable import Allocatable
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
 
 PODS: Final = "pods"
 #: What the agent knows nothing of: how much of it the node has is not looked at.
@@ -31,11 +31,14 @@ _FIRST: Final = (CPU, MEMORY)
 _NAMED: Final = 8
 
 
-def refusal(rules: Rules, ledger: Ledger, requests: Mapping[str, int]) -> Refusal | None:
+def rejection(
+    rules: EffectivePolicy, ledger: Ledger, requests: Mapping[str, int]
+) -> Rejection | None:
     """Say why a pod with these effective requests does not fit the node; None when it does.
 
-    `requests` are in the units of `PodGrant.requests`. The reason is that of the first resource in
-    the kubelet's order (pods, cpu, memory, others by name), the message names all of them.
+    `requests` are in the units of `PodAllocation.requests`. The reason is that of the first
+    resource in the kubelet's order (pods, cpu, memory, others by name), the message names all of
+    them.
     """
     limits = rules.allocatable
     if limits is None:
@@ -44,7 +47,7 @@ def refusal(rules: Rules, ledger: Ledger, requests: Mapping[str, int]) -> Refusa
     if not shortages:
         return None
     details = "; ".join(_describe(limits, shortage) for shortage in shortages)
-    return Refusal(
+    return Rejection(
         out_of(shortages[0].resource),
         f"the node has no room for the pod: {details}",
         remedy="; ".join(filter(None, (_remedy(limits, shortage) for shortage in shortages))),
@@ -63,7 +66,7 @@ def node_amount_text(resource: str, amount: int) -> str:
 def _shortages(
     limits: Allocatable, ledger: Ledger, requests: Mapping[str, int]
 ) -> Iterator[Shortage]:
-    pods = len(ledger.grants)
+    pods = len(ledger.allocations)
     if pods >= limits.pods:
         yield Shortage(PODS, 1, limits.pods, pods)
     for name in sorted(requests, key=_order):

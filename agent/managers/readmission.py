@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import Held, make_grant
+from agent.managers.allocations.allocation import PodResources, make_allocation
 from agent.managers.allocations.demand import demand_of
-from agent.managers.memory.state import charge_grant
+from agent.managers.memory.state import charge_allocation
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.allocations.demand import ContainerDemand, PodDemand
-    from agent.managers.allocations.ledger import Ledger, MemoryBlock, NodeMemory, PodGrant
-    from agent.managers.effective_policy import Rules
+    from agent.managers.allocations.ledger import Ledger, MemoryBlock, NodeMemory, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import Policy
     from agent.pods.model import Pod
 
 
-class NotConfirmedError(Exception):
+class NotMatchedError(Exception):
     """A pod asks for something else than what is held in its name; `differences` say what."""
 
     def __init__(self, differences: tuple[str, ...]) -> None:
@@ -40,58 +40,58 @@ class NotConfirmedError(Exception):
         self.differences = differences
 
 
-def confirm(policy: Policy, held: PodGrant, pod: Pod) -> PodGrant:
-    """Return an imported grant completed by a specification that asks for what it holds.
+def confirm(policy: Policy, held: PodAllocation, pod: Pod) -> PodAllocation:
+    """Return an imported allocation completed by a specification that asks for what it holds.
 
-    Raises `NotConfirmedError` when the specification asks for anything else.
+    Raises `NotMatchedError` when the specification asks for anything else.
     """
     demand = demand_of(policy, pod)
     differences = tuple(_differences(policy, held, demand))
     if differences:
-        raise NotConfirmedError(differences)
-    return make_grant(policy, demand, _held(held))
+        raise NotMatchedError(differences)
+    return make_allocation(policy, demand, _held(held))
 
 
-def _held(grant: PodGrant) -> Held:
-    return Held(
-        cpus={c.name: c.cpus for c in grant.containers if c.cpus is not None},
-        memory={c.name: c.memory for c in grant.containers},
-        devices={c.name: c.devices for c in grant.containers},
-        hints={c.name: c.hint for c in grant.containers},
-        pod_cpus=grant.cpus,
-        pod_memory=grant.memory,
+def _held(allocation: PodAllocation) -> PodResources:
+    return PodResources(
+        cpus={c.name: c.cpus for c in allocation.containers if c.cpus is not None},
+        memory={c.name: c.memory for c in allocation.containers},
+        devices={c.name: c.devices for c in allocation.containers},
+        hints={c.name: c.hint for c in allocation.containers},
+        pod_cpus=allocation.cpus,
+        pod_memory=allocation.memory,
     )
 
 
-def _differences(policy: Policy, held: PodGrant, demand: PodDemand) -> Iterator[str]:
+def _differences(policy: Policy, held: PodAllocation, demand: PodDemand) -> Iterator[str]:
     names = {container.name for container in demand.containers}
-    for grant in held.containers:
-        if grant.name not in names:
-            yield f"it has no container {grant.name}, which holds resources"
+    for allocation in held.containers:
+        if allocation.name not in names:
+            yield f"it has no container {allocation.name}, which holds resources"
     if policy.cpu.policy is CpuManagerPolicy.STATIC:
         yield from _cpu_differences(policy, held, demand)
     if policy.memory.policy is MemoryManagerPolicy.STATIC:
         yield from _memory_differences(held, demand)
 
 
-def _cpu_differences(policy: Policy, held: PodGrant, demand: PodDemand) -> Iterator[str]:
+def _cpu_differences(policy: Policy, held: PodAllocation, demand: PodDemand) -> Iterator[str]:
     if held.cpus is not None:
         asked = demand.cpus if demand.pod_level else 0
         if len(held.cpus) != asked:
             yield f"it has a pod-level budget of {asked} exclusive CPUs, it holds {held.cpus}"
     for container in demand.containers:
-        grant = held.container(container.name)
+        allocation = held.container(container.name)
         if held.cpus is not None and not container.cpus:
             continue  # it shares the pod's CPUs, as many as are left
         asked = container.cpus if gets_cpus(policy, demand) else 0
-        cpus = grant.cpus if grant is not None else None
+        cpus = allocation.cpus if allocation is not None else None
         if (0 if cpus is None else len(cpus)) != asked:
             found = "none" if cpus is None else cpus
             yield f"container {container.name} asks for {asked} exclusive CPUs, it holds {found}"
 
 
 def gets_cpus(policy: Policy, demand: PodDemand) -> bool:
-    """Tell whether exclusive CPUs are given to this pod's containers at all."""
+    """Return whether exclusive CPUs are given to this pod's containers at all."""
     if demand.unmanaged or not demand.guaranteed:
         return False
     of_pod = (
@@ -102,14 +102,14 @@ def gets_cpus(policy: Policy, demand: PodDemand) -> bool:
     return demand.cpus > 0 or not of_pod
 
 
-def _memory_differences(held: PodGrant, demand: PodDemand) -> Iterator[str]:
+def _memory_differences(held: PodAllocation, demand: PodDemand) -> Iterator[str]:
     if held.memory:
         asked = demand.memory if demand.pod_level else {}
         if _sizes(held.memory) != _positive(asked):
             yield f"it has a pod-level budget of {_shown(asked)}, it holds {_blocks(held.memory)}"
     for container in demand.containers:
-        grant = held.container(container.name)
-        blocks = grant.memory if grant is not None else ()
+        allocation = held.container(container.name)
+        blocks = allocation.memory if allocation is not None else ()
         if held.memory and not container.memory:
             continue  # it shares the pod's memory, as much as is left
         asked = container.memory if demand.guaranteed and not demand.unmanaged else {}
@@ -149,20 +149,20 @@ def _blocks(blocks: Iterable[MemoryBlock]) -> str:
     return _shown(_sizes(blocks))
 
 
-def restored(rules: Rules, ledger: Ledger) -> Ledger:
-    """Return a saved ledger as the rules in force see it; every grant is kept as it is.
+def restored(rules: EffectivePolicy, ledger: Ledger) -> Ledger:
+    """Return a saved ledger as the rules in force see it; every allocation is kept as it is.
 
-    The charge by node is kept where it is of the same nodes and memory types, for its division
-    over groups of nodes is history. Otherwise (another memory policy, another machine) it is made
-    anew from the grants: in full, also where a node has less than is held there, so that nobody
-    is given memory of another's. Nodes that the machine no longer has are left out.
+    The charge by node is kept where it is of the same nodes and memory types, for its division over
+    groups of nodes is history. Otherwise (another memory policy, another machine) it is made again
+    from the allocations: in full, also where a node has less than is held there, so that nobody is
+    given memory of another's. Nodes that the machine no longer has are left out.
     """
     fresh = rules.empty_ledger().memory
     if _same_shape(fresh, ledger.memory):
         return ledger
     charged: Mapping[int, NodeMemory] = fresh
-    for grant in ledger.grants.values():
-        charged = charge_grant(rules.memory, charged, grant) if fresh else charged
+    for allocation in ledger.allocations.values():
+        charged = charge_allocation(rules.memory, charged, allocation) if fresh else charged
     return ledger if charged == ledger.memory else replace(ledger, memory=charged)
 
 

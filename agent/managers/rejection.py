@@ -1,4 +1,4 @@
-"""What a refusal says beyond its reason: what was asked, what is free where, what is in the way.
+"""What a rejection says beyond its reason: what was asked, what is free where, what is in the way.
 
 What would help is not said: nothing is advised that was not tried.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.managers.cpu.pod_level import empty_pool_problem
-from agent.managers.decision import Reason, Refusal
+from agent.managers.decision import Reason, Rejection
 from agent.managers.errors import size_text
 from agent.managers.memory.pod_level import empty_memory_pool
 from agent.managers.memory.state import free_memory
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from agent.managers.allocations.draft import Draft
     from agent.managers.allocations.ledger import NodeMemory
     from agent.managers.decision import RejectionCause
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
 
-#: How many of a provider's hints a refusal names.
+#: How many of a provider's hints a rejection names.
 _NAMED_HINTS: Final = 3
 
 
-class Room(Struct, frozen=True):
+class FreeRoom(Struct, frozen=True):
     """What is free for a pod under admission, what its finished init containers leave included.
 
     `cpus` are free, `memory` is the charge by node, and `devices` are held, by resource.
     """
 
-    rules: Rules
+    rules: EffectivePolicy
     cpus: Mask
     memory: Mapping[int, NodeMemory]
     devices: Mapping[str, frozenset[str]]
 
     @classmethod
-    def of(cls, draft: Draft) -> Room:
+    def of(cls, draft: Draft) -> FreeRoom:
         """Return what is free now; the draft may be changed afterwards."""
         held = draft.ledger.devices
         if draft.devices:
@@ -81,16 +81,16 @@ class Unaligned(Struct, frozen=True):
     demand: PodDemand
     container: str | None
     hints: tuple[tuple[str, ProviderHints], ...]
-    room: Room
+    room: FreeRoom
 
-    def explain(self) -> Refusal:
+    def explain(self) -> Rejection:
         """Say of each resource what was asked, where it fits and what is free."""
         policy = self.room.rules.policy.topology.policy
         offers = _best_by_resource(self.hints)
         blocked = next((name for name, best in offers if _blocks(policy, best)), None)
         subject = "the pod" if self.container is None else f"container {self.container}"
         details = "; ".join(self._describe(name, best) for name, best in offers)
-        return Refusal(
+        return Rejection(
             Reason.TOPOLOGY_AFFINITY,
             f"{subject} cannot be aligned as topology policy {policy} demands: {details}",
             resource=blocked,
@@ -111,19 +111,19 @@ class Unaligned(Struct, frozen=True):
             fit = f"fits best on {' or '.join(preferred)}"
         else:
             fit = f"fits only across {' or '.join(map(_nodes, best))}"
-        wanted = amount_text(resource, asked(self.demand, self.container, resource))
-        return f"{wanted} of {resource} {fit} (free: {free})"
+        desired = amount_text(resource, asked(self.demand, self.container, resource))
+        return f"{desired} of {resource} {fit} (free: {free})"
 
 
 def affinity_rejection(
     draft: Draft, container: str | None, hints: tuple[tuple[str, ProviderHints], ...]
 ) -> RejectionCause:
     """Return why the hints of a container (None: the pod) could not be merged acceptably."""
-    empty = empty_pool_refusal(draft, Reason.TOPOLOGY_AFFINITY) if container is None else None
-    return empty or Unaligned(draft.demand, container, hints, Room.of(draft))
+    empty = empty_pool_rejection(draft, Reason.TOPOLOGY_AFFINITY) if container is None else None
+    return empty or Unaligned(draft.demand, container, hints, FreeRoom.of(draft))
 
 
-def empty_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
+def empty_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
     """Explain why containers of a pod would be left without CPUs or memory; None if none would.
 
     Both managers look before they give hints and again when they allocate: with restricted and
@@ -131,18 +131,18 @@ def empty_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
     """
     if not draft.demand.pod_level:
         return None
-    return empty_cpu_pool_refusal(draft, reason) or empty_memory_pool_refusal(draft, reason)
+    return empty_cpu_pool_rejection(draft, reason) or empty_memory_pool_rejection(draft, reason)
 
 
-def empty_cpu_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
+def empty_cpu_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
     """Explain why containers of a pod would be left without CPUs."""
     problem = empty_pool_problem(draft.demand) if draft.demand.cpus else None
     if problem is None or not draft.rules.static_cpus:
         return None
-    return Refusal(reason, problem, resource=CPU)
+    return Rejection(reason, problem, resource=CPU)
 
 
-def empty_memory_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
+def empty_memory_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
     """Explain why containers of a pod would be left without memory of some type.
 
     Only a Guaranteed pod has a pool: of any other pod no memory is pinned.
@@ -150,7 +150,7 @@ def empty_memory_pool_refusal(draft: Draft, reason: Reason) -> Refusal | None:
     problem = empty_memory_pool(draft.demand) if draft.demand.guaranteed else None
     if problem is None or not draft.rules.static_memory:
         return None
-    return Refusal(reason, problem.message, resource=problem.resource)
+    return Rejection(reason, problem.message, resource=problem.resource)
 
 
 def asked(demand: PodDemand, container: str | None, resource: str) -> int:
@@ -171,7 +171,7 @@ def held_devices(draft: Draft, resource: str) -> frozenset[str]:
     return held.union(*(devices.get(resource, ()) for devices in draft.devices.values()))
 
 
-def free_cpus_by_node(rules: Rules, free: Mask) -> dict[int, int]:
+def free_cpus_by_node(rules: EffectivePolicy, free: Mask) -> dict[int, int]:
     """Return how many of the given CPUs each NUMA node has."""
     nodes = rules.machine.cpus.nodes
     return {node.id: (node.cpus & free.bits).bit_count() for node in nodes}

@@ -11,7 +11,7 @@ from msgspec import Struct
 MISTAKES_TOLD: Final = 100
 
 
-class Problem(Struct, frozen=True):
+class Mistake(Struct, frozen=True):
     """One mistake: the field's path (`spec.containers[1].name`), its line if known, what to do.
 
     An empty path means the document as a whole; lines count from 1.
@@ -28,13 +28,13 @@ class Problem(Struct, frozen=True):
 
 @dataclass
 class DocumentError(Exception):
-    """A document was refused: `source` names it, `problems` are all mistakes in document order.
+    """A document was rejected: `source` names it, `problems` are all mistakes in document order.
 
     Its text has the first 100 of them, and how many there are.
     """
 
     source: str
-    problems: tuple[Problem, ...]
+    problems: tuple[Mistake, ...]
 
     what: ClassVar[str] = "document"
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from agent.parsing.errors import Problem
+from agent.parsing.errors import Mistake
 from agent.parsing.nodes import (
     SHOWN_LENGTH,
-    Mapping,
+    MappingNode,
     Number,
-    Scalar,
-    Sequence,
+    ScalarNode,
+    SequenceNode,
     Unclear,
     join,
     shown,
@@ -34,14 +34,14 @@ class Field(Struct, frozen=True):
     @property
     def is_null(self) -> bool:
         """Whether the document gives no value here (`key:` or `key: null`)."""
-        return isinstance(self.node, Scalar) and self.node.value is None
+        return isinstance(self.node, ScalarNode) and self.node.value is None
 
     def child(self, key: str) -> Field | None:
         """Return the entry of a mapping; None when absent, null, or this is no mapping."""
-        if not isinstance(self.node, Mapping):
+        if not isinstance(self.node, MappingNode):
             return None
         node = self.node.entries.get(key)
-        if node is None or (isinstance(node, Scalar) and node.value is None):
+        if node is None or (isinstance(node, ScalarNode) and node.value is None):
             return None
         return Field(join(self.path, key), node)
 
@@ -52,18 +52,18 @@ class Reader(Struct):
     A null is an absent value, as in Kubernetes.
     """
 
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Mistake] = field(default_factory=list)
 
-    def refuse(self, where: Field, message: str) -> None:
+    def reject(self, where: Field, message: str) -> None:
         """Note a mistake at a field."""
-        self.problems.append(Problem(where.path, message, where.node.line))
+        self.problems.append(Mistake(where.path, message, where.node.line))
 
     def entries(self, where: Field) -> dict[str, Field]:
         """Return the entries of a mapping, without those that are null."""
         if where.is_null:
             return {}
-        if not isinstance(where.node, Mapping):
-            self.refuse(where, f"expected a mapping, found {describe(where.node)}")
+        if not isinstance(where.node, MappingNode):
+            self.reject(where, f"expected a mapping, found {describe(where.node)}")
             return {}
         found = {key: Field(join(where.path, key), n) for key, n in where.node.entries.items()}
         return {key: entry for key, entry in found.items() if not entry.is_null}
@@ -72,53 +72,53 @@ class Reader(Struct):
         """Yield the items of a list."""
         if where.is_null:
             return
-        if not isinstance(where.node, Sequence):
-            self.refuse(where, f"expected a list, found {describe(where.node)}")
+        if not isinstance(where.node, SequenceNode):
+            self.reject(where, f"expected a list, found {describe(where.node)}")
             return
         for index, node in enumerate(where.node.items):
             yield Field(f"{where.path}[{index}]", node)
 
     def text(self, where: Field) -> str | None:
         """Return a text."""
-        if isinstance(where.node, Scalar) and isinstance(where.node.value, str):
+        if isinstance(where.node, ScalarNode) and isinstance(where.node.value, str):
             return where.node.value
-        hint = "; put it in quotes" if isinstance(where.node, Scalar) else ""
-        self.refuse(where, f"expected a text, found {describe(where.node)}{hint}")
+        hint = "; put it in quotes" if isinstance(where.node, ScalarNode) else ""
+        self.reject(where, f"expected a text, found {describe(where.node)}{hint}")
         return None
 
     def amount(self, where: Field) -> str | None:
         """Return the text of something written as a number or as a text (`2`, `0.5`, `"500m"`)."""
-        if isinstance(where.node, Scalar):
+        if isinstance(where.node, ScalarNode):
             value = where.node.value
             if isinstance(value, Number):
                 return value.text
             if isinstance(value, str):
                 return value
-        unclear = isinstance(where.node, Scalar) and isinstance(where.node.value, Unclear)
+        unclear = isinstance(where.node, ScalarNode) and isinstance(where.node.value, Unclear)
         hint = "; put it in quotes if it is meant as it stands" if unclear else ""
-        self.refuse(where, f"expected a number or a text, found {describe(where.node)}{hint}")
+        self.reject(where, f"expected a number or a text, found {describe(where.node)}{hint}")
         return None
 
     def boolean(self, where: Field) -> bool | None:
         """Return a boolean."""
-        if isinstance(where.node, Scalar) and isinstance(where.node.value, bool):
+        if isinstance(where.node, ScalarNode) and isinstance(where.node.value, bool):
             return where.node.value
-        self.refuse(where, f"expected true or false, found {describe(where.node)}")
+        self.reject(where, f"expected true or false, found {describe(where.node)}")
         return None
 
     def is_boolean(self, where: Field) -> bool:
-        """Tell whether a field holds a boolean."""
-        return isinstance(where.node, Scalar) and isinstance(where.node.value, bool)
+        """Return whether a field holds a boolean."""
+        return isinstance(where.node, ScalarNode) and isinstance(where.node.value, bool)
 
     def integer(self, where: Field, lowest: int, highest: int) -> int | None:
         """Return a whole number within bounds, both included."""
-        value = where.node.value if isinstance(where.node, Scalar) else None
+        value = where.node.value if isinstance(where.node, ScalarNode) else None
         if isinstance(value, Number) and len(value.text) < SHOWN_LENGTH and _is_whole(value.text):
             number = int(value.text)
             if lowest <= number <= highest:
                 return number
         found = describe(where.node)
-        self.refuse(where, f"expected a whole number from {lowest} to {highest}, found {found}")
+        self.reject(where, f"expected a whole number from {lowest} to {highest}, found {found}")
         return None
 
     def choice(self, where: Field, allowed: Iterable[str]) -> str | None:
@@ -127,17 +127,17 @@ class Reader(Struct):
         value = self.text(where)
         if value is None or value in names:
             return value
-        self.refuse(where, f"{shown(value)} is not one of {', '.join(names)}{guess(value, names)}")
+        self.reject(where, f"{shown(value)} is not one of {', '.join(names)}{guess(value, names)}")
         return None
 
-    def refuse_unknown(self, where: Field, known: Iterable[str]) -> None:
+    def reject_unknown(self, where: Field, known: Iterable[str]) -> None:
         """Note every key of a mapping that is not a known one, with the nearest known name."""
         names = tuple(known)
-        if isinstance(where.node, Mapping):
+        if isinstance(where.node, MappingNode):
             for key, node in where.node.entries.items():
                 if key not in names:
                     entry = Field(join(where.path, key), node)
-                    self.refuse(entry, f"unknown key {shown(key)}{guess(key, names)}")
+                    self.reject(entry, f"unknown key {shown(key)}{guess(key, names)}")
 
 
 def guess(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
@@ -149,12 +149,12 @@ def guess(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
 
 def describe(node: Node) -> str:
     """Say what a node is, for a message."""
-    if isinstance(node, Scalar):
+    if isinstance(node, ScalarNode):
         return _describe_scalar(node)
-    return "a mapping" if isinstance(node, Mapping) else "a list"
+    return "a mapping" if isinstance(node, MappingNode) else "a list"
 
 
-def _describe_scalar(scalar: Scalar) -> str:
+def _describe_scalar(scalar: ScalarNode) -> str:
     match scalar.value:
         case None:
             text = "nothing"

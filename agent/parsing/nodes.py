@@ -28,28 +28,28 @@ class Unclear(Struct, frozen=True):
     reason: str
 
 
-class Scalar(Struct, frozen=True):
+class ScalarNode(Struct, frozen=True):
     """A single value; `line` counts from 1 and is None where the format gives none (JSON)."""
 
     value: bool | str | Number | Unclear | None
     line: int | None = None
 
 
-class Sequence(Struct, frozen=True):
+class SequenceNode(Struct, frozen=True):
     """A list."""
 
     items: tuple[Node, ...]
     line: int | None = None
 
 
-class Mapping(Struct, frozen=True):
+class MappingNode(Struct, frozen=True):
     """An object with unique text keys in document order."""
 
     entries: collections.abc.Mapping[str, Node]
     line: int | None = None
 
 
-Node: TypeAlias = Scalar | Sequence | Mapping
+Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 #: A document without its places: what `json` could write.
 Plain: TypeAlias = "bool | str | int | float | list[Plain] | dict[str, Plain] | None"
@@ -57,9 +57,9 @@ Plain: TypeAlias = "bool | str | int | float | list[Plain] | dict[str, Plain] | 
 
 def plain(node: Node) -> Plain:
     """Return a document without its lines; numbers and unclear scalars as their text."""
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return [plain(item) for item in node.items]
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return {key: plain(value) for key, value in node.entries.items()}
     value = node.value
     return value.text if isinstance(value, Number | Unclear) else value
@@ -68,12 +68,12 @@ def plain(node: Node) -> Plain:
 def from_plain(value: Plain) -> Node:
     """Return a document without lines for values as `json` reads them."""
     if isinstance(value, dict):
-        return Mapping({key: from_plain(item) for key, item in value.items()})
+        return MappingNode({key: from_plain(item) for key, item in value.items()})
     if isinstance(value, list):
-        return Sequence(tuple(map(from_plain, value)))
+        return SequenceNode(tuple(map(from_plain, value)))
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return Scalar(Number(str(value)))
-    return Scalar(value)
+        return ScalarNode(Number(str(value)))
+    return ScalarNode(value)
 
 
 def places(document: Node, paths: Collection[str]) -> dict[str, int | None]:
@@ -112,9 +112,9 @@ def _lines(document: Node, longest: int) -> dict[str, int | None]:
 
 
 def _inside(path: str, node: Node) -> Iterator[tuple[str, Node]]:
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return ((join(path, key), value) for key, value in node.entries.items())
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return ((f"{path}[{index}]", item) for index, item in enumerate(node.items))
     return iter(())
 

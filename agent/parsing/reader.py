@@ -1,7 +1,7 @@
 """Read one YAML or JSON document into nodes that know their line.
 
 PyYAML's C parser is used for its events only: nothing is constructed from tags, anchors and
-aliases are refused, and nesting, size and duplicates are checked here. A text that begins with
+aliases are rejected, and nesting, size and duplicates are checked here. A text that begins with
 `{` is JSON, as for kubectl.
 """
 
@@ -25,14 +25,14 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from agent.parsing.errors import Problem
+from agent.parsing.errors import Mistake
 from agent.parsing.nodes import (
     SHOWN_LENGTH,
-    Mapping,
+    MappingNode,
     Node,
     Number,
-    Scalar,
-    Sequence,
+    ScalarNode,
+    SequenceNode,
     Unclear,
 )
 from agent.parsing.scalars import resolve
@@ -57,7 +57,7 @@ class UnreadableError(Exception):
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
-        self.problem = Problem("", message, line)
+        self.problem = Mistake("", message, line)
 
 
 def read_document(text: str | bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Node:
@@ -119,16 +119,16 @@ def _only_document(events: Iterator[Event]) -> Node:
 def _node(event: Event, events: Iterator[Event], depth: int) -> Node:
     if depth > MAX_DEPTH:
         raise UnreadableError(_TOO_DEEP, _line(event))
-    _refuse_features(event)
+    _reject_features(event)
     if isinstance(event, ScalarEvent):
         value = event.value if event.style else resolve(event.value)
-        return Scalar(value, _line(event))
+        return ScalarNode(value, _line(event))
     if isinstance(event, SequenceStartEvent):
-        return Sequence(tuple(_items(events, depth)), _line(event))
-    return Mapping(_entries(events, depth), _line(event))
+        return SequenceNode(tuple(_items(events, depth)), _line(event))
+    return MappingNode(_entries(events, depth), _line(event))
 
 
-def _refuse_features(event: Event) -> None:
+def _reject_features(event: Event) -> None:
     if isinstance(event, AliasEvent):
         raise UnreadableError(
             f"alias *{_short(event.anchor or '')}: write the value out", _line(event)
@@ -164,7 +164,7 @@ def _entries(events: Iterator[Event], depth: int) -> dict[str, Node]:
 
 
 def _key(event: Event) -> str:
-    _refuse_features(event)
+    _reject_features(event)
     if not isinstance(event, ScalarEvent):
         raise UnreadableError("a key must be a text, not a list or mapping", _line(event))
     if event.style:
@@ -192,7 +192,7 @@ class _Pairs(list[tuple[str, "_Json"]]):
     """The members of a JSON object in order, duplicates included."""
 
 
-def _refuse_constant(text: str) -> NoReturn:
+def _reject_constant(text: str) -> NoReturn:
     raise UnreadableError(f"this is not JSON: {text} is not a number")
 
 
@@ -200,21 +200,21 @@ def _read_json(content: str) -> Node:
     # There is no more than one value, one for each comma and one for each bracket.
     many = 1 + content.count(",") + content.count("[") + content.count("{") > MAX_VALUES
     if many:
-        _refuse_unread(content)
+        _reject_unread(content)
     try:
         value = json.loads(
             content,
             object_pairs_hook=_Pairs,
             parse_int=Number,
             parse_float=Number,
-            parse_constant=_refuse_constant,
+            parse_constant=_reject_constant,
         )
     except json.JSONDecodeError as error:
         raise UnreadableError(f"this is not JSON: {error.msg}", error.lineno) from error
     except RecursionError as error:
         raise UnreadableError(_TOO_DEEP) from error
     if many:
-        _refuse_many(cast("_Json", value))
+        _reject_many(cast("_Json", value))
     return _json_node(cast("_Json", value), 0)
 
 
@@ -222,7 +222,7 @@ def _read_json(content: str) -> Node:
 _TEXT: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
-def _refuse_unread(content: str) -> None:
+def _reject_unread(content: str) -> None:
     """Raise when a text holds certainly too many values, before a million of them are made.
 
     Outside of its texts, every bracket begins a value, and every comma stands between two.
@@ -236,7 +236,7 @@ def _refuse_unread(content: str) -> None:
         at = end
 
 
-def _refuse_many(value: _Json) -> None:
+def _reject_many(value: _Json) -> None:
     """Raise when a value holds too many; nesting is no concern of this walk."""
     stack, seen = [value], 0
     while stack:
@@ -259,13 +259,13 @@ def _json_node(value: _Json, depth: int) -> Node:
     if isinstance(value, _Pairs):
         return _json_mapping(value, depth)
     if isinstance(value, list):
-        return Sequence(tuple(_json_node(cast("_Json", item), depth + 1) for item in value))
+        return SequenceNode(tuple(_json_node(cast("_Json", item), depth + 1) for item in value))
     if isinstance(value, str) and _SURROGATE.search(value):
         raise UnreadableError(f"text {_short(value)!r} holds half of a surrogate pair")
-    return Scalar(value)
+    return ScalarNode(value)
 
 
-def _json_mapping(pairs: _Pairs, depth: int) -> Mapping:
+def _json_mapping(pairs: _Pairs, depth: int) -> MappingNode:
     entries: dict[str, Node] = {}
     for key, value in pairs:
         if key in entries:
@@ -273,4 +273,4 @@ def _json_mapping(pairs: _Pairs, depth: int) -> Mapping:
         if _SURROGATE.search(key):
             raise UnreadableError(f"key {_short(key)!r} holds half of a surrogate pair")
         entries[key] = _json_node(value, depth + 1)
-    return Mapping(entries)
+    return MappingNode(entries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.parsing.errors import DocumentError
-from agent.pods.identity import NOBODY, Identity
+from agent.pods.identity import NOBODY, PodIdentity
 
 
 @dataclass
@@ -21,11 +21,11 @@ class QuantityError(ValueError):
 
 @dataclass
 class ManifestError(DocumentError):
-    """A pod manifest was refused; `problems` holds every mistake in it with path and line.
+    """A pod manifest was rejected; `problems` holds every mistake in it with path and line.
 
     `identity` is whom it speaks of, as far as it could be read.
     """
 
-    identity: Identity = NOBODY
+    identity: PodIdentity = NOBODY
 
     what = "pod manifest"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.parsing.nodes import Mapping, Scalar
+from agent.parsing.nodes import MappingNode, ScalarNode
 from agent.pods.names import uid_fault
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LONGEST: Final = 253
 
 
-class Identity(Struct, frozen=True):
+class PodIdentity(Struct, frozen=True):
     """What a manifest states of its pod; "" for what it does not state, or not legibly."""
 
     uid: str = ""
@@ -24,20 +24,20 @@ class Identity(Struct, frozen=True):
     namespace: str = ""
 
 
-NOBODY: Final = Identity()
+NOBODY: Final = PodIdentity()
 
 
-def identity_of(document: Node, default_namespace: str) -> Identity:
+def identity_of(document: Node, default_namespace: str) -> PodIdentity:
     """Return whom a document speaks of; a pod that is named without a namespace is in the default.
 
     What is no uid names nobody, nor does a text that is longer than any name or could speak to a
     terminal.
     """
-    entries = document.entries if isinstance(document, Mapping) else {}
+    entries = document.entries if isinstance(document, MappingNode) else {}
     metadata = entries.get("metadata")
-    stated = metadata.entries if isinstance(metadata, Mapping) else {}
+    stated = metadata.entries if isinstance(metadata, MappingNode) else {}
     uid, name, namespace = (_text(stated.get(key)) for key in ("uid", "name", "namespace"))
-    return Identity(
+    return PodIdentity(
         uid="" if uid_fault(uid) else uid,
         name=name,
         namespace=namespace or (default_namespace if name else ""),
@@ -45,7 +45,7 @@ def identity_of(document: Node, default_namespace: str) -> Identity:
 
 
 def _text(node: Node | None) -> str:
-    text = node.value if isinstance(node, Scalar) else None
+    text = node.value if isinstance(node, ScalarNode) else None
     if not isinstance(text, str) or len(text) > _LONGEST or not text.isprintable():
         return ""
     return text

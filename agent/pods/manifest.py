@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.parsing.errors import Problem
+from agent.parsing.errors import Mistake
 from agent.parsing.fields import Field, Reader, guess
 from agent.parsing.nodes import from_plain, places, plain, shown
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
@@ -71,7 +71,7 @@ def pod_from_document(
     try:
         document = from_plain(value)
     except RecursionError as error:
-        raise ManifestError(source, (Problem("", "values are nested too deep"),)) from error
+        raise ManifestError(source, (Mistake("", "values are nested too deep"),)) from error
     return checked_pod(document, source, defaults=defaults, pod_level=pod_level)
 
 
@@ -117,24 +117,24 @@ def derived_uid(document: Node, source: str) -> str:
     return hashlib.sha256(f"{source}\0{content}".encode()).hexdigest()[:32]
 
 
-def _in_order(problems: Iterator[Problem] | list[Problem]) -> tuple[Problem, ...]:
+def _in_order(problems: Iterator[Mistake] | list[Mistake]) -> tuple[Mistake, ...]:
     return tuple(sorted(problems, key=lambda problem: problem.line or 0))
 
 
-def _kind_problems(root: Field) -> Iterator[Problem]:
+def _kind_problems(root: Field) -> Iterator[Mistake]:
     reader = Reader()
     reader.entries(root)
     yield from reader.problems
     if reader.problems:
         return
-    for key, wanted in (("apiVersion", "v1"), ("kind", "Pod")):
+    for key, desired in (("apiVersion", "v1"), ("kind", "Pod")):
         field = root.child(key)
         found = reader.text(field) if field is not None else None
-        if found == wanted:
+        if found == desired:
             continue
         line = field.node.line if field is not None else root.node.line
         was = f"found {shown(found)}" if found is not None else "it is missing"
-        yield Problem(key, f"expected {wanted}, {was}; give an ordinary Pod manifest", line)
+        yield Mistake(key, f"expected {desired}, {was}; give an ordinary Pod manifest", line)
 
 
 class _Manifest:
@@ -148,10 +148,10 @@ class _Manifest:
         metadata, spec = root.child("metadata"), root.child("spec")
         for key, part in (("metadata", metadata), ("spec", spec)):
             if part is None:
-                self._reader.refuse(root, f"{key} is missing; give an ordinary Pod manifest")
+                self._reader.reject(root, f"{key} is missing; give an ordinary Pod manifest")
         if metadata is None or spec is None:
             return None
-        self._refuse_slips(spec, _READ_IN_SPEC)
+        self._reject_slips(spec, _READ_IN_SPEC)
         return Pod(
             uid=self._text(metadata, "uid") or derived_uid(root.node, self._source),
             name=self._required(metadata, "name"),
@@ -167,7 +167,7 @@ class _Manifest:
     def _required(self, parent: Field, key: str) -> str:
         if parent.child(key) is None:
             self._reader.entries(parent)
-            self._reader.refuse(parent, f"{key} is missing")
+            self._reader.reject(parent, f"{key} is missing")
         return self._text(parent, key) or ""
 
     def _text(self, parent: Field, key: str) -> str | None:
@@ -176,7 +176,7 @@ class _Manifest:
             return None
         text = self._reader.text(field)
         if text == "":
-            self._reader.refuse(field, "it is empty; leave it out or give a value")
+            self._reader.reject(field, "it is empty; leave it out or give a value")
         return text
 
     def _annotations(self, metadata: Field) -> Mapping[str, str]:
@@ -197,7 +197,7 @@ class _Manifest:
         field = spec.child("containers")
         apps = tuple(self._items(field, "containers")) if field is not None else ()
         if field is None or (not apps and not self._reader.problems):
-            self._reader.refuse(field or spec, "containers: a pod has at least one container")
+            self._reader.reject(field or spec, "containers: a pod has at least one container")
         return tuple(self._container(item, ContainerKind.APP) for item in apps)
 
     def _init_containers(self, spec: Field) -> tuple[Container, ...]:
@@ -209,7 +209,7 @@ class _Manifest:
         items = tuple(self._reader.items(field))
         if len(items) <= _MAX_CONTAINERS:
             return items
-        self._reader.refuse(field, f"{len(items)} {what} are more than {_MAX_CONTAINERS}")
+        self._reader.reject(field, f"{len(items)} {what} are more than {_MAX_CONTAINERS}")
         return ()
 
     def _init_kind(self, item: Field) -> ContainerKind:
@@ -218,7 +218,7 @@ class _Manifest:
         return ContainerKind.SIDECAR if policy == "Always" else ContainerKind.INIT
 
     def _container(self, item: Field, kind: ContainerKind) -> Container:
-        self._refuse_slips(item, _READ_IN_CONTAINER)
+        self._reject_slips(item, _READ_IN_CONTAINER)
         return Container(
             name=self._required(item, "name"),
             kind=kind,
@@ -231,7 +231,7 @@ class _Manifest:
             return None
         self._reader.entries(field)
         claims = () if of_pod else ("claims",)
-        self._reader.refuse_unknown(field, ("requests", "limits", *claims))
+        self._reader.reject_unknown(field, ("requests", "limits", *claims))
         return Resources(self._amounts(field, "requests"), self._amounts(field, "limits"))
 
     def _amounts(self, parent: Field, key: str) -> Mapping[str, Quantity]:
@@ -247,11 +247,11 @@ class _Manifest:
         try:
             return Quantity.parse(text)
         except QuantityError as error:
-            self._reader.refuse(field, f"{shown(error.text)} is not a quantity: {error.reason}")
+            self._reader.reject(field, f"{shown(error.text)} is not a quantity: {error.reason}")
             return None
 
-    def _refuse_slips(self, parent: Field, read: tuple[str, ...]) -> None:
+    def _reject_slips(self, parent: Field, read: tuple[str, ...]) -> None:
         for key, entry in self._reader.entries(parent).items():
             hint = guess(key, read, cutoff=0.85) if key not in _NEIGHBOURS else ""
             if hint and key not in read:
-                self._reader.refuse(entry, f"unknown field{hint}")
+                self._reader.reject(entry, f"unknown field{hint}")

@@ -73,12 +73,12 @@ def prefixed_resource_fault(text: str) -> str | None:
 
 
 def is_native_resource(text: str) -> bool:
-    """Tell whether a name with a domain is in one of Kubernetes' own (IsPrefixedNativeResource)."""
+    """Return whether a name is in a domain of Kubernetes itself (IsPrefixedNativeResource)."""
     return _NATIVE in text
 
 
 def _is_prefixed(text: str) -> bool:
-    """Tell whether a text is a qualified name with a domain (IsQualifiedName)."""
+    """Return whether a text is a qualified name with a domain (IsQualifiedName)."""
     domain, slash, name = text.partition("/")
     if not slash or subdomain_fault(domain):
         return False

@@ -34,7 +34,7 @@ def qos_class(pod: Pod, *, pod_level_resources: bool) -> QosClass:
 
 
 def is_container_guaranteed(container: Container) -> bool:
-    """Tell whether requests equal limits, neither of them zero, for cpu and for memory.
+    """Return whether requests equal limits, neither of them zero, for cpu and for memory.
 
     KEP-5526: only such a container of a pod with pod-level resources can hold exclusive ones.
     """

@@ -24,17 +24,17 @@ _Amount = TypeVar("_Amount", Quantity, int)
 
 
 def is_memory_type(resource: str) -> bool:
-    """Tell whether the memory manager handles this resource (`memory`, `hugepages-*`)."""
+    """Return whether the memory manager handles this resource (`memory`, `hugepages-*`)."""
     return resource == MEMORY or resource.startswith(HUGEPAGES_PREFIX)
 
 
 def is_pod_level_resource(resource: str) -> bool:
-    """Tell whether `spec.resources` may hold this resource (KEP-2837)."""
+    """Return whether `spec.resources` may hold this resource (KEP-2837)."""
     return resource == CPU or is_memory_type(resource)
 
 
 def has_pod_level_resources(pod: Pod) -> bool:
-    """Tell whether `spec.resources` states any supported amount (IsPodLevelResourcesSet)."""
+    """Return whether `spec.resources` states any supported amount (IsPodLevelResourcesSet)."""
     if pod.resources is None:
         return False
     stated = chain(pod.resources.requests, pod.resources.limits)
@@ -81,7 +81,7 @@ def memory_requests(pod: Pod, container: Container, *, pod_level_managers: bool)
     """Return the bytes that the memory manager pins for a container, by memory type.
 
     In a pod with pod-level resources a container that is not itself Guaranteed has none. What is
-    not a whole number of bytes is rounded up, where the kubelet refuses the pod.
+    not a whole number of bytes is rounded up, where the kubelet rejects the pod.
     """
     if (
         pod_level_managers
@@ -113,7 +113,7 @@ def pod_requests(
     """Return the requests of a pod by resource: pod-level where stated, else aggregated.
 
     The pod's overhead is added (KEP-688). `pod_level_resources` is the gate PodLevelResources;
-    `only` the resources that are wanted.
+    `only` the resources that are desired.
     """
     amounts = _pod_amounts(pod, _requests, of_pod=pod_level_resources, only=only)
     if not pod.overhead:
@@ -174,7 +174,7 @@ def _pod_amounts(
     of_pod: bool,
     only: Collection[str] | None,
 ) -> dict[str, Quantity]:
-    def wanted(resources: Resources) -> Mapping[str, Quantity]:
+    def desired(resources: Resources) -> Mapping[str, Quantity]:
         amounts = side(resources)
         return (
             amounts if only is None else {name: amounts[name] for name in only if name in amounts}
@@ -182,10 +182,10 @@ def _pod_amounts(
 
     stated: dict[str, Quantity] = {}
     if of_pod and pod.resources is not None:
-        stated = _supported(wanted(pod.resources))
+        stated = _supported(desired(pod.resources))
     if only is not None and len(stated) == len(only):
         return stated
-    return aggregate(pod, lambda container: wanted(container.resources)) | stated
+    return aggregate(pod, lambda container: desired(container.resources)) | stated
 
 
 def _whole(amount: Quantity) -> int:

@@ -1,4 +1,4 @@
-"""What the API server would refuse in a pod, said before anything is decided.
+"""What the API server would reject in a pod, said before anything is decided.
 
 Sources: k8s.io/kubernetes `pkg/apis/core/validation/validation.go`
 (ValidateContainerResourceRequirements, validatePodResources, validatePodResourceConsistency) and
@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from agent.parsing.errors import Problem
+from agent.parsing.errors import Mistake
 from agent.parsing.nodes import join, shown
 from agent.pods.errors import QuantityError
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
@@ -33,8 +33,8 @@ _OVERCOMMITTABLE: Final = (CPU, MEMORY, "ephemeral-storage")
 _POD_RESOURCES: Final = "spec.resources"
 
 
-def find_problems(pod: Pod) -> list[Problem]:
-    """Return everything that the API server would refuse, with the field's path."""
+def find_problems(pod: Pod) -> list[Mistake]:
+    """Return everything that the API server would reject, with the field's path."""
     return list(
         chain(
             _metadata(pod),
@@ -88,59 +88,59 @@ def _has_fractions(resources: Resources) -> bool:
     return not all(amount.is_whole for amount in amounts)
 
 
-def _metadata(pod: Pod) -> Iterator[Problem]:
+def _metadata(pod: Pod) -> Iterator[Mistake]:
     for field, text, fault in (
         ("name", pod.name, subdomain_fault(pod.name)),
         ("namespace", pod.namespace, label_fault(pod.namespace)),
         ("uid", pod.uid, uid_fault(pod.uid)),
     ):
         if fault is not None:
-            yield Problem(f"metadata.{field}", f"{shown(text)} is not a valid {field}: {fault}")
+            yield Mistake(f"metadata.{field}", f"{shown(text)} is not a valid {field}: {fault}")
 
 
-def _container_names(pod: Pod) -> Iterator[Problem]:
+def _container_names(pod: Pod) -> Iterator[Mistake]:
     first: dict[str, str] = {}
     for resources_path, container in _containers(pod):
         path = resources_path.removesuffix(".resources") + ".name"
         fault = label_fault(container.name)
         if fault is not None:
-            yield Problem(path, f"{shown(container.name)} is not a valid name: {fault}")
+            yield Mistake(path, f"{shown(container.name)} is not a valid name: {fault}")
         elif container.name in first:
             other = first[container.name]
-            yield Problem(
+            yield Mistake(
                 path, f"{shown(container.name)} is also {other}; give each container its own name"
             )
         first.setdefault(container.name, path)
 
 
-def _resources(resources: Resources, path: str) -> Iterator[Problem]:
+def _resources(resources: Resources, path: str) -> Iterator[Mistake]:
     for field, amounts in (("requests", resources.requests), ("limits", resources.limits)):
         for name, amount in amounts.items():
             yield from _amount(name, amount, f"{path}.{field}")
     yield from _requests_within_limits(resources, path)
     names = {*resources.requests, *resources.limits}
     if any(name.startswith(HUGEPAGES_PREFIX) for name in names) and not names & {CPU, MEMORY}:
-        yield Problem(path, "huge pages need a request or limit of cpu or memory beside them")
+        yield Mistake(path, "huge pages need a request or limit of cpu or memory beside them")
 
 
-def _amount(name: str, amount: Quantity, path: str) -> Iterator[Problem]:
+def _amount(name: str, amount: Quantity, path: str) -> Iterator[Mistake]:
     where = join(path, name)
     fault = resource_name_fault(name)
     if fault is not None:
-        yield Problem(where, f"{shown(name)} is not a resource: {fault}")
+        yield Mistake(where, f"{shown(name)} is not a resource: {fault}")
         return
     if amount < ZERO:
-        yield Problem(where, f"{amount} is negative; an amount is zero or more")
+        yield Mistake(where, f"{amount} is negative; an amount is zero or more")
     elif name.startswith(HUGEPAGES_PREFIX):
         yield from _whole_pages(name, amount, where)
     elif not amount.is_whole and not _may_be_shared(name) and not _is_size(name):
-        yield Problem(where, f"{amount} is not a whole number; {name} is counted in whole units")
+        yield Mistake(where, f"{amount} is not a whole number; {name} is counted in whole units")
 
 
-def _whole_pages(name: str, amount: Quantity, where: str) -> Iterator[Problem]:
+def _whole_pages(name: str, amount: Quantity, where: str) -> Iterator[Mistake]:
     page = Quantity.parse(name.removeprefix(HUGEPAGES_PREFIX))
     if amount.rounded_to_units().nano % page.nano:
-        yield Problem(where, f"{amount} is not a whole number of pages of {page}")
+        yield Mistake(where, f"{amount} is not a whole number of pages of {page}")
 
 
 def resource_name_fault(name: str) -> str | None:
@@ -164,26 +164,26 @@ def _is_size(name: str) -> bool:
 
 
 def _may_be_shared(name: str) -> bool:
-    """Tell whether requests may be below limits (IsOvercommitAllowed)."""
+    """Return whether requests may be below limits (IsOvercommitAllowed)."""
     return name in _OVERCOMMITTABLE or is_native_resource(name)
 
 
-def _requests_within_limits(resources: Resources, path: str) -> Iterator[Problem]:
+def _requests_within_limits(resources: Resources, path: str) -> Iterator[Mistake]:
     for name, request in resources.requests.items():
         limit = resources.limits.get(name)
         where = join(f"{path}.requests", name)
         if _may_be_shared(name):
             if limit is not None and limit < request:
-                yield Problem(where, f"the request of {request} is above the limit of {limit}")
+                yield Mistake(where, f"the request of {request} is above the limit of {limit}")
         elif limit is None:
-            yield Problem(where, f"{name} cannot be overcommitted: set a limit of {request} too")
+            yield Mistake(where, f"{name} cannot be overcommitted: set a limit of {request} too")
         elif limit != request:
-            yield Problem(
+            yield Mistake(
                 where, f"{name} cannot be overcommitted: request {request} and limit {limit} differ"
             )
 
 
-def _pod_level(pod: Pod) -> Iterator[Problem]:
+def _pod_level(pod: Pod) -> Iterator[Mistake]:
     if pod.resources is None:
         return
     unsupported = list(_unsupported(pod.resources))
@@ -192,37 +192,37 @@ def _pod_level(pod: Pod) -> Iterator[Problem]:
     yield from _containers_within_limits(pod, pod.resources.limits)
 
 
-def _unsupported(resources: Resources) -> Iterator[Problem]:
+def _unsupported(resources: Resources) -> Iterator[Mistake]:
     for field, amounts in (("requests", resources.requests), ("limits", resources.limits)):
         for name in amounts:
             if not is_pod_level_resource(name):
-                yield Problem(
+                yield Mistake(
                     join(f"{_POD_RESOURCES}.{field}", name),
                     f"{shown(name)} cannot be a pod-level resource; only cpu, memory and hugepages-"
                     "* can",
                 )
 
 
-def _containers_within_requests(pod: Pod, requests: Mapping[str, Quantity]) -> Iterator[Problem]:
+def _containers_within_requests(pod: Pod, requests: Mapping[str, Quantity]) -> Iterator[Mistake]:
     together = aggregate(pod, lambda container: container.resources.requests)
     for name, budget in requests.items():
         asked = together.get(name, ZERO)
         if budget < asked:
-            yield Problem(
+            yield Mistake(
                 join(f"{_POD_RESOURCES}.requests", name),
                 f"the containers together request {asked}, more than the pod-level request of "
                 f"{budget}",
             )
 
 
-def _containers_within_limits(pod: Pod, limits: Mapping[str, Quantity]) -> Iterator[Problem]:
+def _containers_within_limits(pod: Pod, limits: Mapping[str, Quantity]) -> Iterator[Mistake]:
     """Check the app containers alone, as the API server does (ValidatePodCreate)."""
     for index, container in enumerate(pod.containers):
         path = f"spec.containers[{index}].resources"
         for name, limit in container.resources.limits.items():
             budget = limits.get(name)
             if budget is not None and budget < limit:
-                yield Problem(
+                yield Mistake(
                     join(f"{path}.limits", name),
                     f"the container's limit of {limit} is above the pod-level limit of {budget}",
                 )

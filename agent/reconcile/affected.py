@@ -3,8 +3,8 @@
 Looking at everything costs as much as there is on the host, while most changes concern one pod.
 What is left out is not compared with anything, so nothing that a change gives may depend on it:
 
-- memory counts only after everything was looked at and honoured, and as long as each change since
-  was honoured too. After any trouble the next look is at everything;
+- memory counts only after everything was looked at and enforced, and as long as each change since
+  was enforced too. After any trouble the next look is at everything;
 - as soon as a pod that changed, or that somebody asks for, holds exclusive CPUs, everything is
   looked at. Anybody may be on CPUs that are about to be given away: a shared container, one that
   started meanwhile, an exclusive one that somebody widened. Nobody is trusted to be elsewhere
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.managers.allocations.bindings import Binding, Bindings
-    from agent.managers.allocations.ledger import PodGrant
-    from agent.reconcile.desired.state import Target
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.reconcile.desired.state import Desired
     from sysfs.mask import Mask
 
 
-class Scope(Struct, frozen=True):
+class AffectedPods(Struct, frozen=True):
     """A part of the tree: the cgroups of `pods` (uids) and of `gone` pods.
 
     With `leftovers` those of all pods that are not in the ledger.
     """
 
     pods: frozenset[str]
-    gone: tuple[PodGrant, ...] = ()
+    gone: tuple[PodAllocation, ...] = ()
     leftovers: bool = False
 
 
 def scope_of(
-    before: Target | None,
-    after: Target,
+    before: Desired | None,
+    after: Desired,
     uid: str | None,
     shares: Callable[[str, Mask], bool],
-) -> Scope | None:
-    """Return what has to be looked at so that the kernel honours `after`; None is everything.
+) -> AffectedPods | None:
+    """Return what has to be looked at so that the kernel enforces `after`; None is everything.
 
-    `before` was honoured in full (None: nothing is known to be), `uid` is looked at in any case,
+    `before` was enforced in full (None: nothing is known to be), `uid` is looked at in any case,
     `shares` tells of a pod (uid) whether something in it runs in a shared pool.
     """
     if before is None:
         return None
-    old, new = before.ledger.grants, after.ledger.grants
-    # Equal grants may be made anew; nearly all are the very same.
+    old, new = before.ledger.allocations, after.ledger.allocations
+    # Equal allocations may be made again; nearly all are the very same.
     changed = [each for each in differences(old, new) if old.get(each) != new.get(each)]
     concerned = {*changed, *_rebound(before.bindings, after.bindings)}
     if uid is not None:
@@ -72,9 +72,9 @@ def scope_of(
         return None
     gone = tuple(old[each] for each in changed if each in old)
     if before.shared_pool == after.shared_pool:
-        return Scope(frozenset(pods), gone)
+        return AffectedPods(frozenset(pods), gone)
     pods.update(each for each in new if shares(each, before.shared_pool))
-    return Scope(frozenset(pods), gone, leftovers=True)
+    return AffectedPods(frozenset(pods), gone, leftovers=True)
 
 
 def _rebound(old: Bindings, new: Bindings) -> set[str]:

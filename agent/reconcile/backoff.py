@@ -3,7 +3,7 @@
 The first repairs of a cgroup are made at once. When it differs again soon after each of them,
 somebody else wants something else, and repairing at every look would only heat the machine and
 fill the log: the next repair waits, twice as long every time, up to some minutes. A cgroup that is
-left alone for long enough is forgotten. What is wanted of it matters too: when that changes,
+left alone for long enough is forgotten. What is desired of it matters too: when that changes,
 nothing waits, for it is another question then. And so does what was found: several different
 changes in a row are no contest yet, the same one again is.
 """
@@ -29,7 +29,7 @@ IN_A_ROW: Final = 60.0
 _DIFFERENT: Final = 16
 
 
-class Contest(Struct, frozen=True):
+class WriterConflict(Struct, frozen=True):
     """A cgroup that differed after it was repaired: how often, and how long it rests (seconds).
 
     `times` counts how often something was found that had been found before (`seen`).
@@ -51,18 +51,20 @@ class Backoff:
     """Remembers which cgroups had to be repaired, and which of them rest (seconds)."""
 
     def __init__(self) -> None:
-        self._contests: dict[str, Contest] = {}
+        self._contests: dict[str, WriterConflict] = {}
 
-    def resting(self, now: float) -> Mapping[str, Contest]:
+    def resting(self, now: float) -> Mapping[str, WriterConflict]:
         """Return the cgroups that are not to be repaired yet."""
         return {path: one for path, one in self._contests.items() if now < one.ends}
 
-    def note(self, repaired: Iterable[tuple[Setting, str]], now: float) -> Mapping[str, Contest]:
+    def note(
+        self, repaired: Iterable[tuple[Setting, str]], now: float
+    ) -> Mapping[str, WriterConflict]:
         """Note what had to be repaired just now and how it differed; return whose rest begins."""
         self._contests = {
             path: one for path, one in self._contests.items() if now < one.ends + IN_A_ROW
         }
-        begun: dict[str, Contest] = {}
+        begun: dict[str, WriterConflict] = {}
         for setting, found in repaired:
             contest = _next(self._contests.get(setting.cgroup), setting, found, now)
             self._contests[setting.cgroup] = contest
@@ -71,13 +73,15 @@ class Backoff:
         return begun
 
 
-def _next(before: Contest | None, setting: Setting, found: str, now: float) -> Contest:
+def _next(
+    before: WriterConflict | None, setting: Setting, found: str, now: float
+) -> WriterConflict:
     if before is None or before.setting != setting:
-        return Contest(setting, 1, now, 0.0, frozenset((found,)))
+        return WriterConflict(setting, 1, now, 0.0, frozenset((found,)))
     again = found in before.seen or len(before.seen) >= _DIFFERENT
     times = before.times + 1 if again else before.times
     seen = before.seen if again else before.seen | {found}
-    return Contest(setting, times, now, _pause(times) if again else 0.0, seen)
+    return WriterConflict(setting, times, now, _pause(times) if again else 0.0, seen)
 
 
 def _pause(times: int) -> float:

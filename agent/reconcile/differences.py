@@ -1,4 +1,4 @@
-"""Comparing the kernel with what is wanted: problems with their cause and the pod they concern."""
+"""Comparing the kernel with what is desired: problems with their cause and the pod they concern."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.report import Problem
+from agent.reconcile.report import Difference
 from cgroupfs.controllers import NEEDED
 from cgroupfs.verify import GONE, Cause, name_writers, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from agent.reconcile.desired.settings import Wanted
+    from agent.reconcile.desired.settings import DesiredCgroup
     from cgroupfs.plan import Setting
-    from cgroupfs.state import State
-    from cgroupfs.tree import Tree
-    from cgroupfs.verify import Drift, Records
+    from cgroupfs.state import CgroupState
+    from cgroupfs.tree import CgroupTree
+    from cgroupfs.verify import CgroupDifference, WriterRecords
     from sysfs.mask import Mask
 
 #: A runtime enables what it likes for its subgroup; only the sets matter there.
@@ -26,21 +26,21 @@ _SUBGROUP_NEEDS: Final = ("cpuset",)
 
 
 def assess(
-    tree: Tree,
-    recorded: Callable[[str], Records],
-    wanted: Sequence[Wanted],
+    tree: CgroupTree,
+    recorded: Callable[[str], WriterRecords],
+    desired: Sequence[DesiredCgroup],
     needed: Sequence[str] = NEEDED,
-) -> tuple[Problem, ...]:
-    """Return what the kernel does not honour.
+) -> tuple[Difference, ...]:
+    """Return what the kernel does not enforce.
 
     `recorded` tells what others have on record of a cgroup; it is asked for those that differ.
     `needed` are the controllers without which no cgroup is as it should be.
     A container's cgroup that is gone is no problem: the container has ended.
     """
-    drifts = _drifts(tree, wanted, needed)
+    drifts = _drifts(tree, desired, needed)
     unexplained = {drift.cgroup for drift in drifts if _may_be_explained(drift)}
     drifts = name_writers(drifts, {path: recorded(path) for path in unexplained})
-    owners = {item.setting.cgroup: item for item in wanted}
+    owners = {item.setting.cgroup: item for item in desired}
     return tuple(
         _problem(drift, owners.get(drift.cgroup))
         for drift in drifts
@@ -48,8 +48,8 @@ def assess(
     )
 
 
-def as_wanted(setting: Setting, state: State) -> bool:
-    """Tell whether a cgroup that was read shows exactly what is wanted, in effect too."""
+def as_desired(setting: Setting, state: CgroupState) -> bool:
+    """Return whether a cgroup that was read shows exactly what is desired, in effect too."""
     free = setting.or_unset
     return (
         _has_set(setting.cpus, state.cpus, state.cpus_effective, or_unset=free)
@@ -59,24 +59,26 @@ def as_wanted(setting: Setting, state: State) -> bool:
     )
 
 
-def _has_set(wanted: Mask | None, file: Mask | None, now: Mask | None, *, or_unset: bool) -> bool:
-    if wanted is None or wanted == file == now:
+def _has_set(desired: Mask | None, file: Mask | None, now: Mask | None, *, or_unset: bool) -> bool:
+    if desired is None or desired == file == now:
         return True
-    return or_unset and (not file or wanted <= file)
+    return or_unset and (not file or desired <= file)
 
 
-def differing_values(setting: Setting, state: State) -> tuple[str, ...]:
-    """Return the files of one value that show something else than is wanted."""
+def differing_values(setting: Setting, state: CgroupState) -> tuple[str, ...]:
+    """Return the files of one value that show something else than is desired."""
     if not (setting.values or setting.defaults):
         return ()
-    wanted, shown = setting.values_beside(state.values), state.values
-    return tuple(file for file in wanted if shown.get(file) != wanted[file])
+    desired, shown = setting.values_beside(state.values), state.values
+    return tuple(file for file in desired if shown.get(file) != desired[file])
 
 
-def _drifts(tree: Tree, wanted: Iterable[Wanted], needed: Sequence[str]) -> tuple[Drift, ...]:
+def _drifts(
+    tree: CgroupTree, desired: Iterable[DesiredCgroup], needed: Sequence[str]
+) -> tuple[CgroupDifference, ...]:
     main: list[Setting] = []
     inner: list[Setting] = []
-    for item in wanted:
+    for item in desired:
         (inner if item.role is Role.SUBGROUP else main).append(item.setting)
     found = verify(tree, main, needed=needed)
     if not inner:
@@ -85,24 +87,24 @@ def _drifts(tree: Tree, wanted: Iterable[Wanted], needed: Sequence[str]) -> tupl
     return (*found, *verify(tree, inner, needed=of_subgroups))
 
 
-def _ended(tree: Tree, drift: Drift, owner: Wanted | None) -> bool:
+def _ended(tree: CgroupTree, drift: CgroupDifference, owner: DesiredCgroup | None) -> bool:
     # A cgroup on its way out may still be there for the directory and not for its files.
     if owner is None or owner.role is Role.POD or drift.found is not None:
         return False
     return drift.file == GONE or not tree.exists(drift.cgroup)
 
 
-def _may_be_explained(drift: Drift) -> bool:
+def _may_be_explained(drift: CgroupDifference) -> bool:
     return drift.cause is Cause.UNKNOWN and drift.found is not None
 
 
-def _problem(drift: Drift, owner: Wanted | None) -> Problem:
-    problem = Problem(
+def _problem(drift: CgroupDifference, owner: DesiredCgroup | None) -> Difference:
+    problem = Difference(
         drift.cgroup,
         drift.detail,
         drift.cause,
         file=drift.file,
-        wanted=drift.wanted,
+        desired=drift.desired,
         found=drift.found,
     )
     if owner is None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.reconcile.affected import Scope, scope_of
-from agent.reconcile.cache import Recollection
-from agent.reconcile.desired.limits import EVERYTHING, Enforced
+from agent.reconcile.affected import AffectedPods, scope_of
+from agent.reconcile.cache import ObservationCache
+from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.differences import assess
 from agent.reconcile.drivers.pod_cgroups import CreateError
@@ -38,13 +38,19 @@ from agent.reconcile.remarks import (
 )
 from agent.reconcile.report import (
     CgroupReport,
+    Difference,
     EnforcementReport,
-    Problem,
     ReleaseReport,
     WriteRecord,
     write_record,
 )
-from agent.reconcile.snapshot import ANY_CHILD, Need, Scene, steadily, still_resting
+from agent.reconcile.snapshot import (
+    ANY_CHILD,
+    NeededControllers,
+    Observation,
+    steadily,
+    still_resting,
+)
 from cgroupfs.apply import apply
 from cgroupfs.controllers import ENABLED, available, enable, enabled
 from cgroupfs.errors import CgroupError, CgroupNameError
@@ -59,25 +65,25 @@ from cgroupfs.state import (
     MEMS_EFFECTIVE,
     NO_LIMIT,
     UNLIMITED,
-    State,
+    CgroupState,
 )
 from cgroupfs.tree import ancestors, is_within, join
-from cgroupfs.verify import Cause, Record, Records
+from cgroupfs.verify import Cause, WriterRecord, WriterRecords
 from sysfs.mask import EMPTY, Mask
 from systemd.errors import BusTimeoutError, BusUnavailableError, NotAskedError, SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from agent.managers.allocations.ledger import PodGrant
-    from agent.reconcile.desired.settings import Wanted
-    from agent.reconcile.desired.state import Target
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.reconcile.desired.settings import DesiredCgroup
+    from agent.reconcile.desired.state import Desired
     from agent.reconcile.drivers.pod_cgroups import PodCgroups
-    from agent.runtimes.identifier import ContainerFinder
-    from cgroupfs.apply import Outcome
+    from agent.runtimes.identifier import ContainerIdentifier
+    from cgroupfs.apply import WriteOutcome
     from cgroupfs.names import Layout
     from cgroupfs.plan import Setting
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 
 _SETS: Final = (CPUS, MEMS)
@@ -85,22 +91,22 @@ _NOBODY: Final[Mapping[str, Setting]] = MappingProxyType({})
 
 
 class _Repair(Struct, frozen=True):
-    """What was done: how it looks then, what was last written and in all, what was refused.
+    """What was done: how it looks then, what was last written and in all, what was rejected.
 
     `created` and `enabled` are cgroups, `recorded` the units that systemd was told of.
     """
 
-    scene: Scene
+    scene: Observation
     plan: Plan
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[WriteOutcome, ...]
     created: Sequence[str]
     enabled: Sequence[str]
     recorded: Sequence[str]
-    refused: Sequence[Problem]
+    rejected: Sequence[Difference]
 
 
 class Enforcer:
-    """Makes the kernel honour a ledger.
+    """Makes the kernel enforce a ledger.
 
     `pods` is the driver (`SliceCgroups`, `DirectoryCgroups`), `finder` knows more about containers
     than their cgroups' names tell, `enforced` is what is set at all.
@@ -108,36 +114,36 @@ class Enforcer:
 
     def __init__(
         self,
-        tree: Tree,
+        tree: CgroupTree,
         layout: Layout,
         pods: PodCgroups,
-        finder: ContainerFinder | None = None,
-        enforced: Enforced = EVERYTHING,
+        finder: ContainerIdentifier | None = None,
+        enforced: EnforcedControllers = EVERYTHING,
     ) -> None:
         self._tree = tree
         self._layout = layout
         self._pods = pods
         self._finder = finder
         self._enforced = enforced
-        self._memory = Recollection()
-        self._left: frozenset[Problem] = frozenset()
-        #: What was last honoured in full, None as soon as anything is not.
-        self._last: Target | None = None
+        self._memory = ObservationCache()
+        self._left: frozenset[Difference] = frozenset()
+        #: What was last enforced in full, None as soon as anything is not.
+        self._last: Desired | None = None
 
     def prepare(self) -> EnforcementReport:
         """Make the cgroup of all pods with its controllers; call it once at the start.
 
-        Raises `EnforcementStartError` when the driver cannot work; what the kernel refuses is in
+        Raises `EnforcementStartError` when the driver cannot work; what the kernel rejects is in
         the report.
         """
         self._pods.check()
         path = self._layout.pods()
         asked, self._enforced = self._enforced, self._enforced.among(available(self._tree))
-        created, refused = self._create({path: ""})
-        need = Need("", self._enforced.needed, self._enforced.further)
+        created, rejected = self._create({path: ""})
+        need = NeededControllers("", self._enforced.needed, self._enforced.further)
         enabled, lacking = self._enable({join(path, ANY_CHILD): need})
         return EnforcementReport(
-            problems=(*refused, *lacking),
+            problems=(*rejected, *lacking),
             created=tuple(created),
             enabled=tuple(enabled),
             notes=tuple(not_offered(asked.controllers - self._enforced.controllers)),
@@ -145,19 +151,19 @@ class Enforcer:
 
     def enforce(
         self,
-        target: Target,
+        target: Desired,
         *,
         move_memory: bool = False,
         resting: Mapping[str, Setting] = _NOBODY,
     ) -> EnforcementReport:
-        """Do what is left to do so that the kernel honours `target`.
+        """Do what is left to do so that the kernel enforces `target`.
 
         Shared containers shrink and are verified, then exclusive CPUs are given, pods first;
         systemd is told; everything is read back. Pod cgroups that are missing are made.
         `cpuset.mems` is written where it was unset; a set that somebody wrote in a running
         container is rewritten (which migrates its memory) only with `move_memory`. A limit below
         what is in use is never set: the kernel would kill processes for it. A cgroup of `resting`
-        is left alone, as is what is inside it, as long as that very setting is wanted.
+        is left alone, as is what is inside it, as long as that very setting is desired.
 
         A systemd that did not answer is asked again, here and by `verify`, and by no other call:
         however many changes follow each other, it costs them one deadline.
@@ -165,25 +171,27 @@ class Enforcer:
         self._pods.try_again()
         return self._enforce(target, None, resting, move_memory=move_memory)
 
-    def enforce_change(self, target: Target, uid: str | None = None) -> EnforcementReport:
-        """Enforce `target`, looking only at what differs from the last one that was honoured.
+    def enforce_change(self, target: Desired, uid: str | None = None) -> EnforcementReport:
+        """Enforce `target`, looking only at what differs from the last one that was enforced.
 
         The pod `uid` is looked at in any case. The report is about `EnforcementReport.pods`; all
-        others were honoured when they were last looked at. Raises `OSError` as `enforce` does.
+        others were enforced when they were last looked at. Raises `OSError` as `enforce` does.
         """
         scope = scope_of(self._last, target, uid, self._memory.shares)
         return self._enforce(target, scope, _NOBODY, move_memory=False)
 
-    def repair(self, target: Target, resting: Mapping[str, Setting] = _NOBODY) -> EnforcementReport:
+    def repair(
+        self, target: Desired, resting: Mapping[str, Setting] = _NOBODY
+    ) -> EnforcementReport:
         """Enforce, memory nodes that were changed under a running container included."""
         return self.enforce(target, move_memory=True, resting=resting)
 
-    def verify(self, target: Target) -> EnforcementReport:
+    def verify(self, target: Desired) -> EnforcementReport:
         """Compare the kernel with `target`; nothing is written."""
         self._pods.try_again()
         return self._verify(target, None)
 
-    def preview(self, target: Target) -> EnforcementReport:
+    def preview(self, target: Desired) -> EnforcementReport:
         """Return what `enforce` would write and make; nothing is written.
 
         The new pods' cgroups are taken as they will be when just made.
@@ -204,7 +212,7 @@ class Enforcer:
             notes=tuple(notes(scene)),
         )
 
-    def release(self, pod: PodGrant) -> ReleaseReport:
+    def release(self, pod: PodAllocation) -> ReleaseReport:
         """Remove the cgroup of a pod that is no longer in the ledger.
 
         It stays while processes live in it: nothing is ever ended. The next `enforce` then
@@ -216,19 +224,19 @@ class Enforcer:
             # It never had one.
             return ReleaseReport("", removed=True)
 
-    def release_leftovers(self, target: Target) -> tuple[ReleaseReport, ...]:
+    def release_leftovers(self, target: Desired) -> tuple[ReleaseReport, ...]:
         """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
         found = leftovers(self._tree, self._layout, target.ledger)
         return tuple(self._remove("", leftover.cgroup) for leftover in found)
 
-    def release_bound(self, target: Target) -> frozenset[str]:
+    def release_bound(self, target: Desired) -> frozenset[str]:
         """Clear the sets of cgroups that were bound and in which nothing runs any more.
 
         Whatever starts there afterwards is nobody's container, so it must not start on CPUs that
         are somebody's. Returns the cgroups of which nothing has to be remembered: these, and those
         that no longer exist.
         """
-        bindings, living = target.bindings, target.ledger.grants
+        bindings, living = target.bindings, target.ledger.allocations
         elsewhere = given_up(self._layout, target.ledger, bindings)
         return frozenset(
             path
@@ -253,15 +261,15 @@ class Enforcer:
             return False
         return True
 
-    def cgroups_of(self, target: Target, uid: str) -> tuple[CgroupReport, ...]:
+    def cgroups_of(self, target: Desired, uid: str) -> tuple[CgroupReport, ...]:
         """Return a pod's cgroups as they are; nothing is written."""
-        scope = Scope(frozenset({uid} & target.ledger.grants.keys()))
+        scope = AffectedPods(frozenset({uid} & target.ledger.allocations.keys()))
         return self._verify(target, scope).of_pod(uid)
 
     def _enforce(
         self,
-        target: Target,
-        scope: Scope | None,
+        target: Desired,
+        scope: AffectedPods | None,
         resting: Mapping[str, Setting],
         *,
         move_memory: bool,
@@ -286,7 +294,7 @@ class Enforcer:
             drift=drift,
             postponed=postponed,
             problems=(
-                *done.refused,
+                *done.rejected,
                 *skipped(done.scene, done.outcomes),
                 *beside(done.scene, left),
             ),
@@ -301,17 +309,17 @@ class Enforcer:
 
     def _repair(
         self,
-        scene: Scene,
+        scene: Observation,
         resting: Collection[str],
-        found: Iterable[Problem],
+        found: Iterable[Difference],
         *,
         differs: bool,
         move_memory: bool,
     ) -> _Repair:
         """Make what is missing, write what differs, and have the drivers remember it."""
         plan = Plan()
-        outcomes: tuple[Outcome, ...] = ()
-        created, enabled, refused = self._make_room(scene)
+        outcomes: tuple[WriteOutcome, ...] = ()
+        created, enabled, rejected = self._make_room(scene)
         if created or enabled:
             scene = self._again(scene, {*created, *enabled})
         if differs or created or enabled:
@@ -322,9 +330,9 @@ class Enforcer:
             # it may bring the units beside up to date.
             scene, plan, more = self._write(self._again(scene), resting, move_memory=move_memory)
             outcomes += more
-        return _Repair(scene, plan, outcomes, created, enabled, recorded, refused + untold)
+        return _Repair(scene, plan, outcomes, created, enabled, recorded, rejected + untold)
 
-    def _verify(self, target: Target, scope: Scope | None) -> EnforcementReport:
+    def _verify(self, target: Desired, scope: AffectedPods | None) -> EnforcementReport:
         scene = self._look(target, scope)
         found = self._assess(scene.differing())
         return EnforcementReport(
@@ -336,26 +344,30 @@ class Enforcer:
             notes=tuple(notes(scene)),
         )
 
-    def _look(self, target: Target, scope: Scope | None = None) -> Scene:
+    def _look(self, target: Desired, scope: AffectedPods | None = None) -> Observation:
         return steadily(
-            lambda: Scene.of(self._tree, self._layout, target, self._finder, scope, self._enforced)
+            lambda: Observation.of(
+                self._tree, self._layout, target, self._finder, scope, self._enforced
+            )
         )
 
-    def _again(self, scene: Scene, touched: Collection[str] = ("",)) -> Scene:
+    def _again(self, scene: Observation, touched: Collection[str] = ("",)) -> Observation:
         return steadily(lambda: scene.again(self._tree, touched))
 
-    def _recorded(self, cgroup: str) -> Records:
+    def _recorded(self, cgroup: str) -> WriterRecords:
         runtime = None if self._finder is None else self._finder.remembered(cgroup)
-        return Records(self._pods.remembered(cgroup), runtime)
+        return WriterRecords(self._pods.remembered(cgroup), runtime)
 
-    def _assess(self, differing: Sequence[Wanted]) -> tuple[Problem, ...]:
-        """Tell what the kernel does not honour of what was seen to differ."""
+    def _assess(self, differing: Sequence[DesiredCgroup]) -> tuple[Difference, ...]:
+        """Tell what the kernel does not enforce of what was seen to differ."""
         if not differing:
             return ()
         needed = self._enforced.needed
         return steadily(lambda: assess(self._tree, self._recorded, differing, needed))
 
-    def _not_as_asked(self, scene: Scene, differing: Sequence[Wanted]) -> tuple[Wanted, ...]:
+    def _not_as_asked(
+        self, scene: Observation, differing: Sequence[DesiredCgroup]
+    ) -> tuple[DesiredCgroup, ...]:
         """Leave out what shows what was asked before: only the wish has changed."""
         return tuple(
             item
@@ -363,23 +375,23 @@ class Enforcer:
             if not self._memory.shows_former(item, scene.states.get(item.setting.cgroup))
         )
 
-    def _drift(self, scene: Scene, found: Iterable[Problem]) -> tuple[Problem, ...]:
+    def _drift(self, scene: Observation, found: Iterable[Difference]) -> tuple[Difference, ...]:
         """Return what somebody undid: the rest is new, or nobody could repair it the last time."""
         if not found:
             return ()
-        same = {item.setting.cgroup for item in scene.wanted if self._memory.was_asked(item)}
+        same = {item.setting.cgroup for item in scene.desired if self._memory.was_asked(item)}
         return tuple(p for p in found if p not in self._left and concerns(p, same))
 
-    def _make_room(self, scene: Scene) -> tuple[list[str], list[str], list[Problem]]:
-        """Make missing pod cgroups and enable controllers; return both, and what was refused."""
-        created, refused = self._create(scene.missing())
-        unmade = {problem.cgroup for problem in refused}
+    def _make_room(self, scene: Observation) -> tuple[list[str], list[str], list[Difference]]:
+        """Make missing pod cgroups and enable controllers; return both, and what was rejected."""
+        created, rejected = self._create(scene.missing())
+        unmade = {problem.cgroup for problem in rejected}
         enabled, lacking = self._enable(scene.lacking(self._tree, unmade))
-        return created, enabled, refused + lacking
+        return created, enabled, rejected + lacking
 
     def _write(
-        self, scene: Scene, resting: Collection[str], *, move_memory: bool
-    ) -> tuple[Scene, Plan, tuple[Outcome, ...]]:
+        self, scene: Observation, resting: Collection[str], *, move_memory: bool
+    ) -> tuple[Observation, Plan, tuple[WriteOutcome, ...]]:
         """Write what differs, in the safe order; return how it looks then."""
         settings = scene.settings(move_memory=move_memory)
         awake = (each for each in settings if not is_within(each.cgroup, resting))
@@ -388,24 +400,24 @@ class Enforcer:
         written = {outcome.write.cgroup for outcome in outcomes}
         return (self._again(scene, written) if written else scene), plan, outcomes
 
-    def _create(self, owners: Mapping[str, str]) -> tuple[list[str], list[Problem]]:
+    def _create(self, owners: Mapping[str, str]) -> tuple[list[str], list[Difference]]:
         """Make the cgroups that `owners` maps to pod uids."""
         created: list[str] = []
-        problems: list[Problem] = []
+        problems: list[Difference] = []
         for cgroup, uid in owners.items():
             try:
                 created.extend(self._pods.create(cgroup))
             except CreateError as error:
-                problems.append(Problem(cgroup, str(error), Cause.UNKNOWN, uid))
+                problems.append(Difference(cgroup, str(error), Cause.UNKNOWN, uid))
         return created, problems
 
-    def _enable(self, needs: Mapping[str, Need]) -> tuple[list[str], list[Problem]]:
+    def _enable(self, needs: Mapping[str, NeededControllers]) -> tuple[list[str], list[Difference]]:
         """Enable the controllers on the way to each cgroup; every ancestor is looked at once.
 
         What not every cgroup needs is enabled by itself: that may fail where the rest does not.
         """
         written: list[str] = []
-        problems: list[Problem] = []
+        problems: list[Difference] = []
         passes: dict[str, set[str]] = {}
         for cgroup, need in needs.items():
             above = ancestors(cgroup)
@@ -418,22 +430,24 @@ class Enforcer:
                 try:
                     written.extend(enable(self._tree, cgroup, controllers))
                 except CgroupError as error:
-                    problems.append(Problem(cgroup, str(error), Cause.CONTROLLER_LOST, need.pod))
+                    problems.append(Difference(cgroup, str(error), Cause.CONTROLLER_LOST, need.pod))
                 else:
                     for path in above:
                         passes[path].update(controllers)
         return list(dict.fromkeys(written)), problems
 
-    def _tell(self, scene: Scene, suspect: Collection[str]) -> tuple[list[str], list[Problem]]:
+    def _tell(
+        self, scene: Observation, suspect: Collection[str]
+    ) -> tuple[list[str], list[Difference]]:
         """Have the settings of every cgroup remembered; return the units told and what failed.
 
         Of a `suspect` they are compared with what is remembered: that may be what undid them.
         """
         recorded: list[str] = []
-        problems: list[Problem] = []
-        told: list[tuple[Wanted, Record]] = []
+        problems: list[Difference] = []
+        told: list[tuple[DesiredCgroup, WriterRecord]] = []
         silence: list[SystemdError] = []
-        for item in scene.wanted:
+        for item in scene.desired:
             cgroup, state = item.setting.cgroup, scene.states.get(item.setting.cgroup)
             if state is None or item.role is Role.SUBGROUP:
                 continue
@@ -460,28 +474,28 @@ class Enforcer:
             return ReleaseReport(cgroup, removed=True)
         return self._pods.remove(cgroup)
 
-    def _fresh_state(self) -> State:
+    def _fresh_state(self) -> CgroupState:
         texts = self._tree.read_many("", (CPUS_EFFECTIVE, MEMS_EFFECTIVE))
         cpus, mems = (Mask.parse(text or "") for text in texts)
         values = {MEMORY_MAX: NO_LIMIT, CPU_WEIGHT: DEFAULT_WEIGHT}
         values |= dict.fromkeys(self._enforced.files, NO_LIMIT)
-        return State(EMPTY, cpus, EMPTY, mems, UNLIMITED, populated=False, values=values)
+        return CgroupState(EMPTY, cpus, EMPTY, mems, UNLIMITED, populated=False, values=values)
 
 
-def _to_tell(item: Wanted, state: State) -> Record:
+def _to_tell(item: DesiredCgroup, state: CgroupState) -> WriterRecord:
     """Return what systemd must hold.
 
     It rewrites `cpu.max`, `cpu.weight` and `memory.max` always, so what is there is told as well.
     """
     setting, shown = item.setting, state.values
     kept = {f: shown[f] for f, unset in _UNSET.items() if shown.get(f, unset) != unset}
-    wanted = {
+    desired = {
         file: text
         for file, text in setting.values_beside(shown).items()
         if file in _UNSET and not is_below_use(text, state.in_use, file)
     }
     cpus, mems = setting.sets_beside(state.cpus, state.mems)
-    return Record(cpus, mems, setting.cpu_max or state.cpu_max, kept | wanted)
+    return WriterRecord(cpus, mems, setting.cpu_max or state.cpu_max, kept | desired)
 
 
 _UNSET: Final = {CPU_WEIGHT: DEFAULT_WEIGHT, MEMORY_MAX: NO_LIMIT}

@@ -6,7 +6,7 @@ that are bound to a single CPU (`ksoftirqd/3`, `migration/3`): no setting moves 
 kernel threads are counted by themselves, for cpusets do not confine them; `isolcpus=` does.
 
 A task that may run on every CPU was never confined by anybody: such is the whole system as long
-as nothing keeps it off the exclusive CPUs. It is told apart from one that was put there.
+as nothing keeps it off the exclusive CPUs. It is distinguished from one that was put there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Task(Struct, frozen=True):
     kernel: bool = False
 
 
-class Territory(Struct, frozen=True):
+class ExclusiveTerritory(Struct, frozen=True):
     """What is a pod's alone: its exclusive CPUs, and the cgroups that may run on them."""
 
     pod: str
@@ -47,13 +47,13 @@ class Territory(Struct, frozen=True):
     cgroups: tuple[str, ...]
 
     def holds(self, cgroup: str | None) -> bool:
-        """Tell whether a cgroup is the pod's or below one of it."""
+        """Return whether a cgroup is the pod's or below one of it."""
         return cgroup is not None and any(
             cgroup == own or cgroup.startswith(f"{own}/") for own in self.cgroups
         )
 
 
-class Foreign(Struct, frozen=True):
+class IntrudingTask(Struct, frozen=True):
     """A task, the exclusive CPUs of others that it may use, and the uids of their pods.
 
     `confined` is False when it may run on every online CPU.
@@ -66,14 +66,14 @@ class Foreign(Struct, frozen=True):
 
 
 def foreign_tasks(
-    tasks: Iterable[Task], territories: Iterable[Territory], online: Mask
-) -> tuple[Foreign, ...]:
+    tasks: Iterable[Task], territories: Iterable[ExclusiveTerritory], online: Mask
+) -> tuple[IntrudingTask, ...]:
     """Return the tasks that may run on CPUs of pods they do not belong to."""
     lands = tuple(territories)
     return tuple(found for task in tasks if (found := _foreign(task, lands, online)) is not None)
 
 
-def _foreign(task: Task, lands: Iterable[Territory], online: Mask) -> Foreign | None:
+def _foreign(task: Task, lands: Iterable[ExclusiveTerritory], online: Mask) -> IntrudingTask | None:
     if task.kernel and len(task.affinity) == 1:
         return None
     entered = [land for land in lands if land.cpus & task.affinity and not land.holds(task.cgroup)]
@@ -83,7 +83,7 @@ def _foreign(task: Task, lands: Iterable[Territory], online: Mask) -> Foreign | 
     if not cpus:
         return None
     confined = not online <= task.affinity
-    return Foreign(task, cpus, tuple(land.pod for land in entered), confined)
+    return IntrudingTask(task, cpus, tuple(land.pod for land in entered), confined)
 
 
 def read_tasks(proc: Path) -> Iterator[Task]:

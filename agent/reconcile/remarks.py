@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.report import CgroupReport, Problem
-from cgroupfs.apply import Result
+from agent.reconcile.report import CgroupReport, Difference
+from cgroupfs.apply import WriteResult
 from cgroupfs.controllers import ENABLED
 from cgroupfs.state import MEMS
 from cgroupfs.tree import is_within
@@ -16,9 +16,9 @@ from systemd.errors import NotAskedError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from agent.reconcile.desired.settings import Wanted
-    from agent.reconcile.snapshot import Scene
-    from cgroupfs.apply import Outcome
+    from agent.reconcile.desired.settings import DesiredCgroup
+    from agent.reconcile.snapshot import Observation
+    from cgroupfs.apply import WriteOutcome
     from cgroupfs.plan import Plan
     from systemd.errors import SystemdError
 
@@ -42,35 +42,37 @@ def not_offered(controllers: Collection[str]) -> Iterator[str]:
         )
 
 
-def not_told(item: Wanted, error: SystemdError) -> Problem:
+def not_told(item: DesiredCgroup, error: SystemdError) -> Difference:
     """Return the problem that systemd does not hold the settings of a cgroup."""
     cgroup = item.setting.cgroup
     detail = f"systemd was not told of /{cgroup} and may undo its settings: {error}"
-    return Problem(cgroup, detail, Cause.REVERTED_BY_SYSTEMD, item.pod, item.container)
+    return Difference(cgroup, detail, Cause.REVERTED_BY_SYSTEMD, item.pod, item.container)
 
 
-def none_told(cgroups: int, error: SystemdError) -> Problem:
+def none_told(cgroups: int, error: SystemdError) -> Difference:
     """Return the one problem of all cgroups of whose settings a silent systemd was not told."""
     why = error.silence if isinstance(error, NotAskedError) else error
     detail = (
         f"systemd was not told of the settings of {cgroups} cgroups and may undo them; they are "
         f"in force, and it is told at a later comparison: {why}"
     )
-    return Problem("", detail, Cause.REVERTED_BY_SYSTEMD)
+    return Difference("", detail, Cause.REVERTED_BY_SYSTEMD)
 
 
-def skipped(scene: Scene, outcomes: Iterable[Outcome]) -> Iterator[Problem]:
+def skipped(scene: Observation, outcomes: Iterable[WriteOutcome]) -> Iterator[Difference]:
     """Explain what was not written because somebody could not be narrowed first."""
-    owners = {item.setting.cgroup: item for item in scene.wanted}
+    owners = {item.setting.cgroup: item for item in scene.desired}
     for outcome in outcomes:
-        if outcome.result is Result.SKIPPED:
+        if outcome.result is WriteResult.SKIPPED:
             write, item = outcome.write, owners[outcome.write.cgroup]
             cause = outcome.cause or Cause.UNKNOWN
-            yield Problem(write.cgroup, outcome.detail, cause, item.pod, item.container, write.file)
+            yield Difference(
+                write.cgroup, outcome.detail, cause, item.pod, item.container, write.file
+            )
 
 
-def concerns(problem: Problem, cgroups: Collection[str]) -> bool:
-    """Tell whether a problem is one of these cgroups; a lost controller is one of those inside."""
+def concerns(problem: Difference, cgroups: Collection[str]) -> bool:
+    """Return whether a problem is of these cgroups; a lost controller is of those inside."""
     if problem.file != ENABLED:
         return problem.cgroup in cgroups
     inside = f"{problem.cgroup}/" if problem.cgroup else ""
@@ -78,9 +80,9 @@ def concerns(problem: Problem, cgroups: Collection[str]) -> bool:
 
 
 def beyond_repair(
-    left: Iterable[Problem], outcomes: Iterable[Outcome], resting: Collection[str]
-) -> Iterator[Problem]:
-    """Yield what the kernel does not honour whatever is written (a CPU that is offline).
+    left: Iterable[Difference], outcomes: Iterable[WriteOutcome], resting: Collection[str]
+) -> Iterator[Difference]:
+    """Yield what the kernel does not enforce whatever is written (a CPU that is offline).
 
     It is not what waits, nor what shows another value than the kernel took: that somebody undid.
     """
@@ -90,29 +92,29 @@ def beyond_repair(
             yield problem
 
 
-def reports(scene: Scene, problems: Iterable[Problem]) -> tuple[CgroupReport, ...]:
+def reports(scene: Observation, problems: Iterable[Difference]) -> tuple[CgroupReport, ...]:
     """Return each cgroup with what is wrong in it; one that has ended is left out."""
-    mine: dict[str, list[Problem]] = {}
+    mine: dict[str, list[Difference]] = {}
     for problem in problems:
         mine.setdefault(problem.cgroup, []).append(problem)
     return tuple(
         CgroupReport(item, scene.states.get(cgroup), tuple(mine.get(cgroup, ())))
-        for item in scene.wanted
+        for item in scene.desired
         if (cgroup := item.setting.cgroup) in scene.states or cgroup in mine
     )
 
 
-def beside(scene: Scene, problems: Iterable[Problem]) -> Iterator[Problem]:
+def beside(scene: Observation, problems: Iterable[Difference]) -> Iterator[Difference]:
     """Yield the problems of no cgroup of ours: an ancestor's controllers, a pod without a name."""
     for uid, why in scene.landscape.unnamed.items():
-        yield Problem("", f"the pod cannot have a cgroup: {why}", Cause.UNKNOWN, uid)
-    own = {item.setting.cgroup for item in scene.wanted}
+        yield Difference("", f"the pod cannot have a cgroup: {why}", Cause.UNKNOWN, uid)
+    own = {item.setting.cgroup for item in scene.desired}
     yield from (problem for problem in problems if problem.cgroup not in own)
 
 
-def notes(scene: Scene) -> Iterator[str]:
+def notes(scene: Observation) -> Iterator[str]:
     """Tell of the cgroups that nobody can name, and of what is left of removed pods."""
-    for item in scene.wanted:
+    for item in scene.desired:
         if item.role is Role.UNIDENTIFIED and item.setting.cgroup in scene.states:
             yield (
                 f"/{item.setting.cgroup} in pod {item.pod} cannot be told to be one of its "

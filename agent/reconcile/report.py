@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from cgroupfs.apply import Result
+from cgroupfs.apply import WriteResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.reconcile.desired.settings import Wanted
-    from cgroupfs.apply import Outcome
-    from cgroupfs.ordering import Stage
-    from cgroupfs.state import State
+    from agent.reconcile.desired.settings import DesiredCgroup
+    from cgroupfs.apply import WriteOutcome
+    from cgroupfs.ordering import WriteStage
+    from cgroupfs.state import CgroupState
     from cgroupfs.verify import Cause
 
 
-class Problem(Struct, frozen=True):
-    """One thing that the kernel or systemd does not honour.
+class Difference(Struct, frozen=True):
+    """One thing that the kernel or systemd does not enforce.
 
     `pod` is the uid, "" where it concerns no pod of the ledger. `file` is the cgroup's file, ""
-    where it is not about one; of one that differs `wanted` and `found` are the texts (None: it is
+    where it is not about one; of one that differs `desired` and `found` are the texts (None: it is
     not there). `detail` is one line with cause and remedy.
     """
 
@@ -34,7 +34,7 @@ class Problem(Struct, frozen=True):
     pod: str = ""
     container: str | None = None
     file: str = ""
-    wanted: str = ""
+    desired: str = ""
     found: str | None = None
 
 
@@ -44,20 +44,20 @@ class WriteRecord(Struct, frozen=True):
     cgroup: str
     file: str
     value: str
-    stage: Stage
+    stage: WriteStage
     ok: bool | None = None
 
 
 class CgroupReport(Struct, frozen=True):
-    """What is wanted of one cgroup, what the kernel shows (None: gone), what is wrong."""
+    """What is desired of one cgroup, what the kernel shows (None: gone), what is wrong."""
 
-    wanted: Wanted
-    state: State | None
-    problems: tuple[Problem, ...] = ()
+    desired: DesiredCgroup
+    state: CgroupState | None
+    problems: tuple[Difference, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether the kernel honours everything that is wanted."""
+        """Whether the kernel enforces everything that is desired."""
         return not self.problems
 
 
@@ -76,10 +76,10 @@ class EnforcementReport(Struct, frozen=True):
     """
 
     cgroups: tuple[CgroupReport, ...] = ()
-    found: tuple[Problem, ...] = ()
-    drift: tuple[Problem, ...] = ()
-    postponed: tuple[Problem, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    found: tuple[Difference, ...] = ()
+    drift: tuple[Difference, ...] = ()
+    postponed: tuple[Difference, ...] = ()
+    problems: tuple[Difference, ...] = ()
     writes: tuple[WriteRecord, ...] = ()
     created: tuple[str, ...] = ()
     enabled: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class EnforcementReport(Struct, frozen=True):
     pods: frozenset[str] | None = None
 
     @property
-    def remaining(self) -> tuple[Problem, ...]:
+    def remaining(self) -> tuple[Difference, ...]:
         """All that is not enforced now."""
         return (*self.problems, *(p for cgroup in self.cgroups for p in cgroup.problems))
 
@@ -111,10 +111,10 @@ class EnforcementReport(Struct, frozen=True):
 
     def of_pod(self, uid: str) -> tuple[CgroupReport, ...]:
         """Return the cgroups of one pod, its own first."""
-        return tuple(cgroup for cgroup in self.cgroups if cgroup.wanted.pod == uid)
+        return tuple(cgroup for cgroup in self.cgroups if cgroup.desired.pod == uid)
 
 
-def count_causes(problems: Iterable[Problem]) -> Mapping[str, int]:
+def count_causes(problems: Iterable[Difference]) -> Mapping[str, int]:
     """Return how many problems there are by cause."""
     return MappingProxyType(dict(Counter(str(problem.cause) for problem in problems)))
 
@@ -125,10 +125,10 @@ def repaired(report: EnforcementReport) -> Mapping[str, int]:
     return count_causes(p for p in report.drift if (p.cgroup, p.file) not in left)
 
 
-def write_record(outcome: Outcome) -> WriteRecord:
+def write_record(outcome: WriteOutcome) -> WriteRecord:
     """Return an applied write as a record."""
     write = outcome.write
-    ok = outcome.result is Result.OK
+    ok = outcome.result is WriteResult.OK
     return WriteRecord(write.cgroup, write.file, write.value, write.stage, ok)
 
 

@@ -16,9 +16,9 @@ from cgroupfs.tree import KernelTree
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.reconcile.desired.limits import Enforced
-    from agent.runtimes.identifier import ContainerFinder
-    from cgroupfs.tree import Tree
+    from agent.reconcile.desired.limits import EnforcedControllers
+    from agent.runtimes.identifier import ContainerIdentifier
+    from cgroupfs.tree import CgroupTree
     from systemd.bus import Systemd
 
 
@@ -53,11 +53,11 @@ def make_layout(driver: str, root: str = "/") -> Layout:
 
 
 def make_enforcer(
-    tree: Tree,
+    tree: CgroupTree,
     layout: Layout,
     systemd: Systemd | None,
-    finder: ContainerFinder | None = None,
-    enforced: Enforced = EVERYTHING,
+    finder: ContainerIdentifier | None = None,
+    enforced: EnforcedControllers = EVERYTHING,
 ) -> Enforcer:
     """Return the enforcer of a driver; `systemd` may be None for cgroupfs.
 

@@ -15,14 +15,14 @@ from msgspec import Struct, field
 
 from agent.runtimes.files import RuntimeFileError, read_json
 from agent.runtimes.records import recorded
-from cgroupfs.verify import Record
+from cgroupfs.verify import WriterRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from agent.runtimes.identifier import NamedPod
-    from agent.runtimes.places import Keys
+    from agent.runtimes.places import RuntimeKeys
 
 _SANDBOX: Final = "sandbox"
 _CONTAINER: Final = "container"
@@ -50,7 +50,7 @@ class _Spec(Struct):
     linux: _Linux | None = None
 
 
-class Claim(Struct, frozen=True):
+class RuntimeClaim(Struct, frozen=True):
     """What a runtime says that a container is; `container` is None for a pod's sandbox.
 
     `uid` is "" where the runtime does not write it.
@@ -62,7 +62,7 @@ class Claim(Struct, frozen=True):
     namespace: str
 
     def is_of(self, pod: NamedPod) -> bool:
-        """Tell whether it is said of a container of this pod: by uid, else by full name."""
+        """Return whether it is said of a container of this pod: by uid, else by full name."""
         if self.uid:
             return self.uid == pod.uid
         return bool(self.name) and (self.namespace, self.name) == (pod.namespace, pod.name)
@@ -74,13 +74,13 @@ class Claim(Struct, frozen=True):
         return f"{name} (uid {self.uid[:_SHOWN]!r})" if self.uid else name
 
 
-def read_claim(path: Path, keys: Keys) -> Claim:
+def read_claim(path: Path, keys: RuntimeKeys) -> RuntimeClaim:
     """Return what a bundle's `config.json` says.
 
     Raises `RuntimeFileError` when it says nothing usable, `FileNotFoundError` when there is none.
     """
     annotations = read_json(path, _Spec).annotations
-    return Claim(
+    return RuntimeClaim(
         _container(path, keys, annotations),
         annotations.get(keys.uid, ""),
         annotations.get(keys.name, ""),
@@ -88,7 +88,7 @@ def read_claim(path: Path, keys: Keys) -> Claim:
     )
 
 
-def _container(path: Path, keys: Keys, annotations: Mapping[str, str]) -> str | None:
+def _container(path: Path, keys: RuntimeKeys, annotations: Mapping[str, str]) -> str | None:
     kind = annotations.get(keys.kind)
     if kind == _SANDBOX:
         return None
@@ -99,11 +99,11 @@ def _container(path: Path, keys: Keys, annotations: Mapping[str, str]) -> str | 
     return name
 
 
-def read_spec(path: Path) -> Record:
+def read_spec(path: Path) -> WriterRecord:
     """Return the settings that a container was made with; raises as `read_claim` does."""
     spec = read_json(path, _Spec)
     resources = None if spec.linux is None else spec.linux.resources
     cpu = None if resources is None else resources.cpu
     if cpu is None:
-        return Record()
+        return WriterRecord()
     return recorded(path, cpu.cpus, cpu.mems, cpu.quota or 0, cpu.period or 0)

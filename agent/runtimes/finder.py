@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from agent.runtimes.bundle import read_claim, read_spec
 from agent.runtimes.files import RuntimeFileError, stamp_of
-from agent.runtimes.identifier import Told
+from agent.runtimes.identifier import RuntimeName
 from agent.runtimes.places import PLACES
 from agent.runtimes.records import read_state
 from cgroupfs.names import parse_container
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.runtimes.bundle import Claim
+    from agent.runtimes.bundle import RuntimeClaim
     from agent.runtimes.files import Stamp
     from agent.runtimes.identifier import NamedPod
-    from agent.runtimes.places import Place
-    from cgroupfs.verify import Record
+    from agent.runtimes.places import RuntimeDirectory
+    from cgroupfs.verify import WriterRecord
 
 #: What every runtime here takes for an id; nothing else becomes part of a path.
 _ID: Final = re.compile(r"[0-9a-f]{64}")
@@ -37,11 +37,11 @@ class _Known(Struct, frozen=True):
 
     file: str
     stamp: Stamp
-    claim: Claim | None
+    claim: RuntimeClaim | None
 
 
 class RuntimeFiles:
-    """The containers of containerd and CRI-O by their bundles (`locate.ContainerFinder`).
+    """The containers of containerd and CRI-O by their bundles (`locate.ContainerIdentifier`).
 
     `root` is where the host's file system stands. A bundle is read once, and again when it is
     another file. What cannot be used is told once, one line each: `tell` gets the container's id
@@ -54,7 +54,7 @@ class RuntimeFiles:
         self._known: dict[str, _Known] = {}
         self._told: dict[str, str] = {}
 
-    def container_of(self, pod: NamedPod, cgroup: str) -> Told | None:
+    def container_of(self, pod: NamedPod, cgroup: str) -> RuntimeName | None:
         """Return what the runtime calls a container cgroup of `pod`, None if nothing is known.
 
         What is said of another pod's container counts for nothing.
@@ -70,9 +70,9 @@ class RuntimeFiles:
                 f"{claim.pod}; what the runtime says is passed over",
             )
             return None
-        return Told(claim.container)
+        return RuntimeName(claim.container)
 
-    def remembered(self, cgroup: str) -> Record | None:
+    def remembered(self, cgroup: str) -> WriterRecord | None:
         """Return what the runtime last set in a container cgroup, None if it keeps no record.
 
         runc records every update. Of another runtime there is only what the container was made
@@ -92,7 +92,7 @@ class RuntimeFiles:
                 return record
         return None
 
-    def _claim(self, directory: str) -> Claim | None:
+    def _claim(self, directory: str) -> RuntimeClaim | None:
         known = self._known.get(directory)
         if known is not None and stamp_of(known.file) == known.stamp:
             return known.claim
@@ -106,7 +106,7 @@ class RuntimeFiles:
         self._tell_missing(*found)
         return None
 
-    def _read(self, id_: str, places: tuple[Place, ...]) -> _Known | None:
+    def _read(self, id_: str, places: tuple[RuntimeDirectory, ...]) -> _Known | None:
         """Return the first bundle that there is."""
         for place, file in self._bundles(id_, places):
             stamp = stamp_of(str(file))
@@ -121,7 +121,7 @@ class RuntimeFiles:
                 return _Known(str(file), stamp, None)
         return None
 
-    def _record(self, file: Path, read: Callable[[Path], Record]) -> Record | None:
+    def _record(self, file: Path, read: Callable[[Path], WriterRecord]) -> WriterRecord | None:
         try:
             return read(file)
         except FileNotFoundError:
@@ -130,15 +130,17 @@ class RuntimeFiles:
             self._tell_once(str(file), f"{error}; who changed the container's cgroup is not known")
             return None
 
-    def _bundles(self, id_: str, places: tuple[Place, ...]) -> Iterator[tuple[Place, Path]]:
+    def _bundles(
+        self, id_: str, places: tuple[RuntimeDirectory, ...]
+    ) -> Iterator[tuple[RuntimeDirectory, Path]]:
         for place in places:
             yield place, self._root / place.bundles / id_ / f"{place.inside}config.json"
 
-    def _states(self, id_: str, places: tuple[Place, ...]) -> Iterator[Path]:
+    def _states(self, id_: str, places: tuple[RuntimeDirectory, ...]) -> Iterator[Path]:
         for states in dict.fromkeys(place.states for place in places):
             yield self._root / states / id_ / "state.json"
 
-    def _tell_missing(self, id_: str, places: tuple[Place, ...]) -> None:
+    def _tell_missing(self, id_: str, places: tuple[RuntimeDirectory, ...]) -> None:
         if id_ in self._told:
             return
         _keep(self._told, id_, "")
@@ -163,7 +165,7 @@ class RuntimeFiles:
             self._tell(what)
 
 
-def _container_id(directory: str) -> tuple[str, tuple[Place, ...]] | None:
+def _container_id(directory: str) -> tuple[str, tuple[RuntimeDirectory, ...]] | None:
     named = parse_container(directory)
     if named is None or named.runtime not in PLACES or not _ID.fullmatch(named.id):
         return None

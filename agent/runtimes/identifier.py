@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from cgroupfs.verify import Record
+    from cgroupfs.verify import WriterRecord
 
 
-class Told(Struct, frozen=True):
+class RuntimeName(Struct, frozen=True):
     """What a runtime calls a cgroup; `container` is None for a pod's sandbox."""
 
     container: str | None
@@ -35,13 +35,13 @@ class NamedPod(Protocol):
         ...
 
 
-class ContainerFinder(Protocol):
+class ContainerIdentifier(Protocol):
     """Knows from elsewhere what cgroups are, such as a container runtime's files."""
 
-    def container_of(self, pod: NamedPod, cgroup: str) -> Told | None:
+    def container_of(self, pod: NamedPod, cgroup: str) -> RuntimeName | None:
         """Return what lives in `cgroup`, a container's cgroup of `pod`; None if unknown."""
         ...
 
-    def remembered(self, cgroup: str) -> Record | None:
+    def remembered(self, cgroup: str) -> WriterRecord | None:
         """Return what the runtime last set in `cgroup`, None if it keeps no record of it."""
         ...

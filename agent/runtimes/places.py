@@ -9,7 +9,7 @@ from msgspec import Struct
 from cgroupfs.names import Runtime
 
 
-class Keys(Struct, frozen=True):
+class RuntimeKeys(Struct, frozen=True):
     """The annotations by which a runtime names a container and its pod."""
 
     kind: str
@@ -19,7 +19,7 @@ class Keys(Struct, frozen=True):
     namespace: str
 
 
-class Place(Struct, frozen=True):
+class RuntimeDirectory(Struct, frozen=True):
     """One runtime's directories, below the root of the host.
 
     A bundle is `bundles`/ID/`inside`config.json, the state of runc `states`/ID/state.json.
@@ -29,11 +29,11 @@ class Place(Struct, frozen=True):
     bundles: str
     inside: str
     states: str
-    keys: Keys
+    keys: RuntimeKeys
 
 
 #: containerd pkg/cri/annotations; older versions write no uid.
-_CRI: Final = Keys(
+_CRI: Final = RuntimeKeys(
     kind="io.kubernetes.cri.container-type",
     container="io.kubernetes.cri.container-name",
     uid="io.kubernetes.cri.sandbox-uid",
@@ -41,7 +41,7 @@ _CRI: Final = Keys(
     namespace="io.kubernetes.cri.sandbox-namespace",
 )
 #: CRI-O pkg/annotations, and the kubelet's labels, which CRI-O makes annotations too.
-_CRIO: Final = Keys(
+_CRIO: Final = RuntimeKeys(
     kind="io.kubernetes.cri-o.ContainerType",
     container="io.kubernetes.container.name",
     uid="io.kubernetes.pod.uid",
@@ -54,10 +54,10 @@ _RUNC_OF_CONTAINERD: Final = "run/containerd/runc/k8s.io"
 
 #: containerd by itself, as K3s and RKE2 run it, as k0s does.
 _CONTAINERD: Final = tuple(
-    Place("containerd", f"{state}/{_TASKS}", "", _RUNC_OF_CONTAINERD, _CRI)
+    RuntimeDirectory("containerd", f"{state}/{_TASKS}", "", _RUNC_OF_CONTAINERD, _CRI)
     for state in ("run/containerd", "run/k3s/containerd", "run/k0s/containerd")
 )
-_CRIO_PLACE: Final = Place(
+_CRIO_PLACE: Final = RuntimeDirectory(
     "CRI-O", "run/containers/storage/overlay-containers", "userdata/", "run/runc", _CRIO
 )
 

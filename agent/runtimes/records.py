@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from agent.runtimes.files import RuntimeFileError, read_json
 from cgroupfs.state import DEFAULT_PERIOD_US, CpuMax
-from cgroupfs.verify import Record
+from cgroupfs.verify import WriterRecord
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _State(Struct):
     config: _Config
 
 
-def read_state(path: Path) -> Record:
+def read_state(path: Path) -> WriterRecord:
     """Return what runc's `state.json` says.
 
     Raises `RuntimeFileError` when it is of no use, `FileNotFoundError` when there is none.
@@ -46,14 +46,16 @@ def read_state(path: Path) -> Record:
     )
 
 
-def recorded(path: Path, cpus: str, mems: str, quota: int, period: int) -> Record:
+def recorded(path: Path, cpus: str, mems: str, quota: int, period: int) -> WriterRecord:
     """Return settings as a record.
 
     A runtime leaves alone what is "" or 0; a quota of -1 is none. Raises `RuntimeFileError` on
     values that the kernel would not take.
     """
     try:
-        return Record(Mask.parse(cpus) or None, Mask.parse(mems) or None, _cpu_max(quota, period))
+        return WriterRecord(
+            Mask.parse(cpus) or None, Mask.parse(mems) or None, _cpu_max(quota, period)
+        )
     except ValueError as error:
         raise RuntimeFileError(path, f"it is damaged ({error})") from error
 

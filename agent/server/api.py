@@ -29,7 +29,7 @@ from agent.server.listeners.messages import Response, Stream
 from agent.server.listeners.peer import own_user, peer_of
 from agent.server.listeners.room import NoRoomError
 from agent.server.listeners.routes import Routes
-from agent.server.queue import Stopped, Worker
+from agent.server.queue import QueueStopped, Worker
 from agent.server.reporting.events import operation
 from agent.server.reporting.status import status_document
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from agent.pods.model import Pod
-    from agent.server.controller import Keeper
+    from agent.server.controller import Controller
     from agent.server.listeners.messages import Answer, Request
     from sysfs.host import Host
 
@@ -89,17 +89,17 @@ class Api:
 
     def __init__(
         self,
-        keeper: Keeper,
+        controller: Controller,
         topology: Callable[[Host], bytes],
         group: int | None = None,
         max_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        self._keeper = keeper
+        self._controller = controller
         self._group = group
         self._topology = topology
         self.max_bytes = max_bytes
-        # Not the keeper's thread, in which cgroups are written: that may take seconds.
-        self._aside = Worker(keeper.worker.clock, "parser")
+        # Not the controller's thread, in which cgroups are written: that may take seconds.
+        self._aside = Worker(controller.worker.clock, "parser")
         self._lines = LimitedLog(log)
         self._routes = Routes(
             [
@@ -136,7 +136,7 @@ class Api:
             return _failed(status, error.code, error.message, error.details)
         except BindingError as error:
             return _failed(HTTPStatus.UNPROCESSABLE_ENTITY, "InvalidBinding", str(error))
-        except Stopped as error:
+        except QueueStopped as error:
             return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "Stopping", str(error))
         except HttpError as error:
             code = _CODE.get(type(error), "InvalidRequest")
@@ -154,10 +154,10 @@ class Api:
             return _failed(HTTPStatus.FORBIDDEN, "Forbidden", "the connection is closed")
         peer = peer_of(request.connection)
         if not peer.may_ask(own_user(), self._group):
-            self._lines.warning("request refused", peer_pid=peer.pid, peer_uid=peer.uid)
+            self._lines.warning("request rejected", peer_pid=peer.pid, peer_uid=peer.uid)
             message = f"user {peer.uid} is neither root nor a member of the agent's group"
             return _failed(HTTPStatus.FORBIDDEN, "Forbidden", message)
-        if request.method != "GET" and not self._keeper.state.ready:
+        if request.method != "GET" and not self._controller.state.ready:
             raise errors.NotReadyError
         return await self._routes(request)
 
@@ -169,54 +169,54 @@ class Api:
         except errors.InvalidManifestError as error:
             if not dry_run:
                 with operation("admit"):
-                    self._keeper.rejections.invalid_request(error)
+                    self._controller.rejections.invalid_request(error)
             raise
-        answer = self._keeper.preview(pod) if dry_run else await self._keeper.admit(pod)
+        answer = self._controller.preview(pod) if dry_run else await self._controller.admit(pod)
         return _json(answer, _admission_status(answer))
 
     async def _list(self, _request: Request) -> Response:
-        pods = self._keeper.pods_now()
+        pods = self._controller.pods_now()
         return await self._aside.run(lambda: _json(wire.PodListDocument(pods=pods())))
 
     async def _get(self, request: Request) -> Response:
-        return _json(await self._keeper.pod(request.parameters["uid"]))
+        return _json(await self._controller.pod(request.parameters["uid"]))
 
     async def _remove(self, request: Request) -> Response:
-        return _json(await self._keeper.remove(request.parameters["uid"]))
+        return _json(await self._controller.remove(request.parameters["uid"]))
 
     async def _bind(self, request: Request) -> Response:
         uid, name = request.parameters["uid"], request.parameters["name"]
         body = await _body(request)
-        wanted = await self._parsed(body, partial(_bind_request, body))
-        return _json(await self._keeper.bind(uid, name, wanted))
+        desired = await self._parsed(body, partial(_bind_request, body))
+        return _json(await self._controller.bind(uid, name, desired))
 
     async def _unbind(self, request: Request) -> Response:
         uid, name = request.parameters["uid"], request.parameters["name"]
-        return _json(await self._keeper.unbind(uid, name))
+        return _json(await self._controller.unbind(uid, name))
 
     async def _watch(self, _request: Request) -> Stream:
         return Stream(self._events, "application/jsonl")
 
     @contextmanager
     def _events(self) -> Iterator[AsyncIterator[bytes]]:
-        with self._keeper.events.watch() as watcher:
+        with self._controller.events.watch() as watcher:
             yield (wire.encode(event) + b"\n" async for event in watcher)
 
     async def _status(self, _request: Request) -> Response:
-        return await self._aside.run(_json, status_document(self._keeper.state))
+        return await self._aside.run(_json, status_document(self._controller.state))
 
     async def _verify(self, _request: Request) -> Response:
-        return await self._aside.run(_json, await self._keeper.verify())
+        return await self._aside.run(_json, await self._controller.verify())
 
     async def _get_topology(self, _request: Request) -> Response:
-        body = await self._aside.run(self._topology, self._keeper.state.situation.host)
+        body = await self._aside.run(self._topology, self._controller.state.situation.host)
         return Response(body, content_type=JSON)
 
     async def _reconcile(self, _request: Request) -> Response:
-        return _json(await self._keeper.reconcile(insist=True))
+        return _json(await self._controller.reconcile(insist=True))
 
     async def _pod_of(self, body: bytes) -> Pod:
-        gates = self._keeper.state.situation.rules.policy.gates
+        gates = self._controller.state.situation.rules.policy.gates
         load = partial(
             load_pod, body, SOURCE, max_bytes=self.max_bytes, pod_level=gates.pod_level_resources
         )
@@ -250,13 +250,13 @@ async def _body(request: Request) -> bytes:
 
 def _bind_request(body: bytes) -> wire.BindRequest:
     try:
-        wanted = wire.decode(body, wire.BindRequest)
+        desired = wire.decode(body, wire.BindRequest)
     except msgspec.DecodeError as error:
         expected = 'expected {"cgroup": "/path"} or {"pid": 123}'
         raise errors.BindError(f"{error}; {expected}") from error
-    if (wanted.cgroup is None) == (wanted.pid is None):
+    if (desired.cgroup is None) == (desired.pid is None):
         raise errors.BindError("name either the container's cgroup or one of its pids, not both")
-    return wanted
+    return desired
 
 
 def _flag(request: Request, name: str) -> bool:

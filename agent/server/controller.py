@@ -1,9 +1,9 @@
 """The one owner of the ledger: everything that changes it goes through here, one at a time.
 
 The order of an admission: decide, save the checkpoint, enforce, verify, tell, answer. When the
-kernel refuses after the save the pod stays admitted and is reported as not enforced: part of the
-grant may already be in force, so giving its CPUs to somebody else could let two pods hold them.
-Every reconcile tries again; the caller sees the exact reason and may remove the pod.
+kernel rejects after the save the pod stays admitted and is reported as not enforced: part of the
+allocation may already be in force, so giving its CPUs to somebody else could let two pods hold
+them. Every reconcile tries again; the caller sees the exact reason and may remove the pod.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agent.api.documents import (
 from agent.managers import admission
 from agent.managers.effective_policy import shared_cpus
 from agent.managers.readmission import restored
-from agent.managers.recovery.from_cgroups import describe_adopted, is_adopted
+from agent.managers.recovery.from_cgroups import describe_recovered, is_recovered
 from agent.server.configured_host import decide
 from agent.server.errors import (
     BindingNotFoundError,
@@ -42,10 +42,10 @@ from agent.server.metrics import names
 from agent.server.metrics.exposition import Metrics
 from agent.server.queue import SerialQueue, Worker
 from agent.server.reporting.allocation_log import allocation_fields
-from agent.server.reporting.drift import Drifts
-from agent.server.reporting.events import EventHub, Teller, operation
+from agent.server.reporting.drift import DriftReporter
+from agent.server.reporting.events import EventHub, EventReporter, operation
 from agent.server.reporting.records import API, PodRecord
-from agent.server.reporting.rejections import Rejections, refusal_answer
+from agent.server.reporting.rejections import RejectionReporter, rejection_answer
 from agent.server.saving import Saving
 from agent.server.state import COMPARISON
 from agent.state.checkpoint import host_changes, host_facts
@@ -55,30 +55,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from agent.managers.allocations.bindings import Binding
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import Decision
-    from agent.managers.validity import Finding
+    from agent.managers.validity import Violation
     from agent.pods.model import Pod
     from agent.server.clock import Clock
-    from agent.server.configured_host import Situation
-    from agent.server.kernel.ports import Kernel, Outcome, Saver
-    from agent.server.state import AgentState, Holdings
+    from agent.server.configured_host import ConfiguredHost
+    from agent.server.kernel.ports import Enforcement, ReconcileResult, Saver
+    from agent.server.state import AgentState, DurableState
 
 log = structlog.get_logger(__name__)
 
 
-class Keeper:
+class Controller:
     """Owns the state: decides, saves, enforces, and answers with documents."""
 
-    def __init__(self, state: AgentState, kernel: Kernel, saver: Saver, clock: Clock) -> None:
+    def __init__(self, state: AgentState, kernel: Enforcement, saver: Saver, clock: Clock) -> None:
         self.state = state
         self.metrics = Metrics(state.reading)
         self.events = EventHub(lambda: self.metrics.counters.add(names.EVENTS_DROPPED))
-        teller = Teller(self.events, clock)
+        teller = EventReporter(self.events, clock)
         #: Gives an event to everybody who watches.
         self.tell = teller.tell
-        self.drifts = Drifts(state, self.metrics.counters, teller, clock)
-        self.rejections = Rejections(state, self.metrics.counters, teller, clock)
+        self.drifts = DriftReporter(state, self.metrics.counters, teller, clock)
+        self.rejections = RejectionReporter(state, self.metrics.counters, teller, clock)
         self.queue = SerialQueue(clock)
         self.worker = Worker(clock)
         #: The cgroups that were last looked at: what is worth watching.
@@ -90,16 +90,16 @@ class Keeper:
         self._kernel = kernel
         self._saving = Saving(state, saver, self.worker, self.metrics.counters)
         self._clock = clock
-        self._told_invalid: frozenset[Finding] = frozenset()
+        self._told_invalid: frozenset[Violation] = frozenset()
         #: One look at a time is with the worker, so that an action waits for one at most.
         self._looking = asyncio.Lock()
 
     # --- what may be asked ----------------------------------------------------------------------
 
     async def admit(self, pod: Pod, manifest: str | None = None) -> AdmissionDocument:
-        """Admit a pod or refuse it; raises `CheckpointFailedError` when it cannot be saved.
+        """Admit a pod or reject it; raises `CheckpointFailedError` when it cannot be saved.
 
-        The same pod asked for again gets the same grant; a refused pod changes nothing. A pod
+        The same pod asked for again gets the same allocation; a rejected pod changes nothing. A pod
         that is asked for by a file (`manifest`, its path) belongs to that file from then on.
         """
         with operation("admit", uid=pod.uid, pod=_full_name(pod)):
@@ -111,9 +111,9 @@ class Keeper:
     def preview(self, pod: Pod) -> AdmissionDocument:
         """Decide as `admit` would now, changing and counting nothing."""
         decision = decide(self.state.situation, self.state.ledger, pod)
-        if decision.grant is None:
-            return refusal_answer(pod, decision, dry_run=True)
-        return self._admission(decision, decision.grant, PodRecord(API), dry_run=True)
+        if decision.allocation is None:
+            return rejection_answer(pod, decision, dry_run=True)
+        return self._admission(decision, decision.allocation, PodRecord(API), dry_run=True)
 
     async def remove(self, uid: str) -> RemovalDocument:
         """Remove a pod and free what it holds; raises `PodNotFoundError`, `ManifestPodError`."""
@@ -151,7 +151,7 @@ class Keeper:
         with operation("verify"):
             return await self.queue.run(self._verify)
 
-    async def take_over(self, discover: Callable[[], Situation]) -> bool:
+    async def take_over(self, discover: Callable[[], ConfiguredHost]) -> bool:
         """Read the host again; take it over when it changed, and tell whether it did."""
         with operation("rediscover"):
             return await self.queue.run(lambda: self._take_over(discover))
@@ -161,15 +161,20 @@ class Keeper:
         found = self.state.invalid
         for finding in found:
             if finding not in self._told_invalid:
-                log.warning("grant not valid any more", uid=finding.uid, finding=str(finding))
-                self.tell("GrantInvalid", finding.uid, finding.pod, str(finding))
+                log.warning("allocation not valid any more", uid=finding.uid, finding=str(finding))
+                self.tell("AllocationInvalid", finding.uid, finding.pod, str(finding))
         self._told_invalid = frozenset(found)
 
     def note_recovered(self) -> None:
         """Tell of what the start took from cgroups, and what of the checkpoint gave way to it."""
-        for grant in self.state.ledger.grants.values():
-            if is_adopted(grant):
-                self.tell("PodRecovered", grant.uid, _full_name(grant), describe_adopted(grant))
+        for allocation in self.state.ledger.allocations.values():
+            if is_recovered(allocation):
+                self.tell(
+                    "PodRecovered",
+                    allocation.uid,
+                    _full_name(allocation),
+                    describe_recovered(allocation),
+                )
         for uid, displaced in self.state.displaced.items():
             name = f"{displaced.namespace}/{displaced.name}"
             self.tell("AllocationDisplaced", uid, name, str(displaced))
@@ -181,16 +186,16 @@ class Keeper:
     def pods_now(self) -> Callable[[], tuple[PodDocument, ...]]:
         """Return what makes the documents of all pods as they are now, in any thread."""
         state, pool = self.state, self.state.shared_cpus
-        invalid: dict[str, list[Finding]] = defaultdict(list)
+        invalid: dict[str, list[Violation]] = defaultdict(list)
         for finding in state.invalid:
             invalid[finding.uid].append(finding)
         known = [
-            (grant, state.source_of(uid), state.records.of(uid).problems, invalid.get(uid, ()))
-            for uid, grant in state.ledger.grants.items()
+            (allocation, state.source_of(uid), state.records.of(uid).problems, invalid.get(uid, ()))
+            for uid, allocation in state.ledger.allocations.items()
         ]
         return lambda: tuple(
-            views.pod_document(grant, pool, source=source, problems=problems, invalid=found)
-            for grant, source, problems, found in known
+            views.pod_document(allocation, pool, source=source, problems=problems, invalid=found)
+            for allocation, source, problems, found in known
         )
 
     async def pod(self, uid: str) -> PodDocument | FailedPodDocument:
@@ -199,14 +204,14 @@ class Keeper:
         Raises `PodNotFoundError`.
         """
         failed = self.state.records.failed(uid)
-        if failed is not None and uid not in self.state.ledger.grants:
+        if failed is not None and uid not in self.state.ledger.allocations:
             return failed
-        grant = self._grant(uid)
+        allocation = self._allocation(uid)
         async with self._looking:
-            seen = await self.worker.run(self._kernel.observe, self.state.target(), grant)
+            seen = await self.worker.run(self._kernel.observe, self.state.target(), allocation)
         record = self.state.records.of(uid)
         return views.pod_document(
-            grant,
+            allocation,
             self.state.shared_cpus,
             source=self.state.source_of(uid),
             problems=record.problems,
@@ -219,84 +224,88 @@ class Keeper:
 
     async def _admit(self, pod: Pod, manifest: str | None) -> AdmissionDocument:
         decision = self._decide(pod)
-        if decision.grant is None:
+        if decision.allocation is None:
             return self.rejections.rejected(pod, decision, manifest or API)
         if decision.already_admitted:
-            return await self._repeat(decision, decision.grant, manifest)
+            return await self._repeat(decision, decision.allocation, manifest)
         await self._commit_admission(
             self.state.held.with_manifest(decision.ledger, pod.uid, manifest)
         )
         record = PodRecord(API, views.explanation_document(decision))
         self.state.records.pods[pod.uid] = record
-        self.rejections.admitted(decision.grant)
+        self.rejections.admitted(decision.allocation)
         self.state.displaced.pop(pod.uid, None)
         await self._enforce(pod.uid)
         self._count_admission("admitted")
         log.info(
-            "pod admitted", enforced=not record.problems, **self._allocation_fields(decision.grant)
+            "pod admitted",
+            enforced=not record.problems,
+            **self._allocation_fields(decision.allocation),
         )
         self.tell("PodAdmitted", pod.uid, _full_name(pod))
-        return self._admission(decision, decision.grant, record)
+        return self._admission(decision, decision.allocation, record)
 
     async def _repeat(
-        self, decision: Decision, grant: PodGrant, manifest: str | None
+        self, decision: Decision, allocation: PodAllocation, manifest: str | None
     ) -> AdmissionDocument:
         held = self.state.held
         confirmed = decision.ledger is not held.ledger
-        if confirmed or (manifest is not None and held.manifests.get(grant.uid) != manifest):
-            await self._saving.commit(held.with_manifest(decision.ledger, grant.uid, manifest))
-        record = self.state.records.of(grant.uid)
+        if confirmed or (manifest is not None and held.manifests.get(allocation.uid) != manifest):
+            await self._saving.commit(held.with_manifest(decision.ledger, allocation.uid, manifest))
+        record = self.state.records.of(allocation.uid)
         if record.problems or confirmed:
-            await self._enforce(grant.uid)
-            record = self.state.records.of(grant.uid)
+            await self._enforce(allocation.uid)
+            record = self.state.records.of(allocation.uid)
         if confirmed:
-            self.state.displaced.pop(grant.uid, None)
-            fields = self._allocation_fields(grant)
+            self.state.displaced.pop(allocation.uid, None)
+            fields = self._allocation_fields(allocation)
             log.info("pod matched", enforced=not record.problems, **fields)
         self._count_admission("repeated")
-        return self._admission(decision, grant, record)
+        return self._admission(decision, allocation, record)
 
     async def _remove(self, uid: str) -> RemovalDocument:
-        grant = self._grant(uid)
+        allocation = self._allocation(uid)
         ledger = admission.remove(self.state.situation.rules, self.state.ledger, uid)
         await self._saving.commit(self.state.held.without_pod(ledger, uid))
         self.state.records.forget(uid)
         self.state.displaced.pop(uid, None)
         self.state.releases += 1
-        outcome = await self.worker.run(self._kernel.removed, self.state.target(), grant)
+        outcome = await self.worker.run(self._kernel.removed, self.state.target(), allocation)
         self._note(outcome)
         self.metrics.counters.add(names.REMOVALS)
         problems = (*outcome.unenforced.get(uid, ()), *outcome.problems)
-        log.info("pod removed", pod=_full_name(grant), problems=problems)
-        self.tell("PodRemoved", uid, _full_name(grant))
+        log.info("pod removed", pod=_full_name(allocation), problems=problems)
+        self.tell("PodRemoved", uid, _full_name(allocation))
         return RemovalDocument(
             uid=uid,
-            name=grant.name,
-            namespace=grant.namespace,
+            name=allocation.name,
+            namespace=allocation.namespace,
             enforcement=views.enforcement_document(problems, outcome.notes),
         )
 
     async def _bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
-        grant = self._grant(uid, container)
+        allocation = self._allocation(uid, container)
         held, target = self.state.held, self.state.target()
-        binding = await self.worker.run(self._kernel.locate, target, grant, container, request)
+        binding = await self.worker.run(self._kernel.locate, target, allocation, container, request)
         await self._saving.commit(replace(held, bindings=held.bindings.with_binding(binding)))
         await self._enforce(uid)
         log.info("container bound", cgroup=f"/{binding.cgroup}")
-        self.tell("ContainerBound", uid, _full_name(grant), f"{container} is /{binding.cgroup}")
+        self.tell(
+            "ContainerBound", uid, _full_name(allocation), f"{container} is /{binding.cgroup}"
+        )
         return self._bound(binding)
 
     async def _unbind(self, uid: str, container: str) -> BindDocument:
-        grant, held = self._grant(uid, container), self.state.held
+        allocation, held = self._allocation(uid, container), self.state.held
         binding = held.bindings.of_container(uid, container)
         if binding is None:
-            raise BindingNotFoundError(_full_name(grant), container)
+            raise BindingNotFoundError(_full_name(allocation), container)
         await self._saving.commit(replace(held, bindings=held.bindings.without_binding(binding)))
         # What was bound is confined before anybody else may be given the container's CPUs.
         await self._enforce(uid)
         cgroup = f"/{binding.cgroup}"
         log.info("container unbound", cgroup=cgroup)
-        self.tell("ContainerUnbound", uid, _full_name(grant), f"{container} was {cgroup}")
+        self.tell("ContainerUnbound", uid, _full_name(allocation), f"{container} was {cgroup}")
         return self._bound(binding)
 
     def _bound(self, binding: Binding) -> BindDocument:
@@ -327,7 +336,7 @@ class Keeper:
         online = self.state.situation.host.online
         return await self.worker.run(self._kernel.verify, self.state.target(), online)
 
-    async def _take_over(self, discover: Callable[[], Situation]) -> bool:
+    async def _take_over(self, discover: Callable[[], ConfiguredHost]) -> bool:
         before = host_facts(self.state.situation.host)
         found = await self.worker.run(discover)
         self.state.situation = found
@@ -355,11 +364,11 @@ class Keeper:
     async def _enforce(self, uid: str) -> None:
         self._note(await self.worker.run(self._kernel.admitted, self.state.target(), uid))
 
-    def _allocation_fields(self, grant: PodGrant) -> dict[str, object]:
-        fields = allocation_fields(grant, self.state.shared_cpus)
-        return {"source": self.state.source_of(grant.uid), **fields}
+    def _allocation_fields(self, allocation: PodAllocation) -> dict[str, object]:
+        fields = allocation_fields(allocation, self.state.shared_cpus)
+        return {"source": self.state.source_of(allocation.uid), **fields}
 
-    async def _commit_admission(self, held: Holdings) -> None:
+    async def _commit_admission(self, held: DurableState) -> None:
         try:
             await self._saving.commit(held)
         except CheckpointFailedError:
@@ -367,42 +376,44 @@ class Keeper:
             raise
 
     async def _fit_ledger(self) -> None:
-        """Reckon anew what follows from grants and rules, after these changed."""
+        """Compute again what follows from allocations and rules, after these changed."""
         ledger = restored(self.state.situation.rules, self.state.ledger)
         if ledger is not self.state.ledger:
             # Decisions need it whether or not it can be saved at once.
             await self._saving.note(replace(self.state.held, ledger=ledger))
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: ReconcileResult) -> None:
         """Count and tell what a change or a comparison brought to light."""
         counters = self.metrics.counters
         self._note_cgroups(outcome)
         if outcome.settled:
             log.info("new cgroups settled", cgroups=outcome.settled)
         self.drifts.note(outcome)
-        grants = self.state.ledger.grants
-        news = self.state.records.note_unenforced(outcome.unenforced, grants)
+        allocations = self.state.ledger.allocations
+        news = self.state.records.note_unenforced(outcome.unenforced, allocations)
         for uid, problems in news.items():
             counters.add(names.ENFORCEMENT_FAILURES)
-            log.error("pod not enforced", uid=uid, pod=_full_name(grants[uid]), problems=problems)
-            self.tell("PodNotEnforced", uid, _full_name(grants[uid]), "; ".join(problems))
+            log.error(
+                "pod not enforced", uid=uid, pod=_full_name(allocations[uid]), problems=problems
+            )
+            self.tell("PodNotEnforced", uid, _full_name(allocations[uid]), "; ".join(problems))
         if outcome.problems and outcome.problems != self.state.kernel_problems:
             log.error("not enforced", problems=outcome.problems)
         self.state.kernel_problems = outcome.problems
 
-    def _note_cgroups(self, outcome: Outcome) -> None:
+    def _note_cgroups(self, outcome: ReconcileResult) -> None:
         self.renewed.update(outcome.renewed)
         if outcome.pods is not None:
             self.cgroups.update(outcome.cgroups)
         elif outcome.cgroups:
             self.cgroups = set(outcome.cgroups)
             if self.renewed:
-                # What is gone need not be watched anew; without watches this would only grow.
+                # What is gone need not be watched again; without watches this would only grow.
                 around = {above for cgroup in self.cgroups for above in ancestors(cgroup)}
                 self.renewed &= self.cgroups | around
         self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
 
-    def _note_contest(self, outcome: Outcome) -> None:
+    def _note_contest(self, outcome: ReconcileResult) -> None:
         """Tell once of every pause before the next repair of what somebody else rewrites."""
         self.state.contested = outcome.contested
         for why in outcome.given_way:
@@ -410,7 +421,7 @@ class Keeper:
             log.warning("somebody rewrites a cgroup again and again", why=why)
             self.tell("DriftContested", message=why)
 
-    async def _note_started(self, outcome: Outcome) -> None:
+    async def _note_started(self, outcome: ReconcileResult) -> None:
         """Free what init containers held whose successors run (the kubelet's AddContainer)."""
         rules, ledger = self.state.situation.rules, self.state.ledger
         for uid, container in outcome.running:
@@ -419,18 +430,18 @@ class Keeper:
             await self._saving.note(replace(self.state.held, ledger=ledger))
             self.state.releases += 1
 
-    async def _note_ended(self, outcome: Outcome) -> None:
+    async def _note_ended(self, outcome: ReconcileResult) -> None:
         """Forget bindings of removed pods and replaced ones when what ran there has ended.
 
         And remember which cgroups are of no pod: after a restart they are not taken for one's.
         """
         held = self.state.held
-        bindings = held.bindings.without(outcome.ended, held.ledger.grants)
+        bindings = held.bindings.without(outcome.ended, held.ledger.allocations)
         orphaned = held.orphaned if outcome.orphaned is None else outcome.orphaned
         if (bindings, orphaned) != (held.bindings, held.orphaned):
             await self._saving.note(replace(held, bindings=bindings, orphaned=orphaned))
 
-    def _reconciled(self, outcome: Outcome, seconds: float) -> ReconcileDocument:
+    def _reconciled(self, outcome: ReconcileResult, seconds: float) -> ReconcileDocument:
         by_pod = (problem for lines in outcome.unenforced.values() for problem in lines)
         problems = (*outcome.problems, *by_pod)
         result = "failed" if problems else "repaired" if outcome.found else "clean"
@@ -450,29 +461,34 @@ class Keeper:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _grant(self, uid: str, container: str | None = None) -> PodGrant:
+    def _allocation(self, uid: str, container: str | None = None) -> PodAllocation:
         """Return what a pod holds, which has the `container` if one is named."""
-        grant = self.state.ledger.grants.get(uid)
-        if grant is None:
+        allocation = self.state.ledger.allocations.get(uid)
+        if allocation is None:
             raise PodNotFoundError(uid)
-        if container is not None and grant.container(container) is None:
-            known = tuple(member.name for member in grant.containers)
-            raise ContainerNotFoundError(_full_name(grant), container, known)
-        return grant
+        if container is not None and allocation.container(container) is None:
+            known = tuple(member.name for member in allocation.containers)
+            raise ContainerNotFoundError(_full_name(allocation), container, known)
+        return allocation
 
     def _admission(
-        self, decision: Decision, grant: PodGrant, record: PodRecord, *, dry_run: bool = False
+        self,
+        decision: Decision,
+        allocation: PodAllocation,
+        record: PodRecord,
+        *,
+        dry_run: bool = False,
     ) -> AdmissionDocument:
         pool = shared_cpus(self.state.situation.rules, decision.ledger)
-        source = API if dry_run else self.state.source_of(grant.uid)
+        source = API if dry_run else self.state.source_of(allocation.uid)
         return AdmissionDocument(
-            uid=grant.uid,
-            name=grant.name,
-            namespace=grant.namespace,
+            uid=allocation.uid,
+            name=allocation.name,
+            namespace=allocation.namespace,
             admitted=True,
             dry_run=dry_run,
             already_admitted=decision.already_admitted,
-            pod=views.pod_document(grant, pool, source=source, problems=record.problems),
+            pod=views.pod_document(allocation, pool, source=source, problems=record.problems),
             explanation=record.explanation or views.explanation_document(decision),
         )
 
@@ -484,5 +500,5 @@ def _watch_nothing(_cgroups: Iterable[str]) -> None:
     """Leave it to the next comparison, where nobody watches cgroups."""
 
 
-def _full_name(pod: Pod | PodGrant) -> str:
+def _full_name(pod: Pod | PodAllocation) -> str:
     return f"{pod.namespace}/{pod.name}"

@@ -10,7 +10,7 @@ from agent.pods.identity import NOBODY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.pods.identity import Identity
+    from agent.pods.identity import PodIdentity
 
 
 class StartError(Exception):
@@ -52,7 +52,7 @@ class InvalidManifestError(RequestError):
         self,
         message: str,
         details: tuple[tuple[str, str], ...] = (),
-        identity: Identity = NOBODY,
+        identity: PodIdentity = NOBODY,
     ) -> None:
         super().__init__(message, details)
         self.identity = identity

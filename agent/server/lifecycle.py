@@ -14,7 +14,7 @@ from agent.server.listeners.connections import Connections
 from agent.server.listeners.limits import Limit, Limits
 from agent.server.listeners.monitoring import Monitoring
 from agent.server.listeners.peer import address_caller, user_caller
-from agent.server.queue import Stopped
+from agent.server.queue import QueueStopped
 from agent.server.reporting.health import Health
 from agent.server.state import COMPARISON
 from agent.sources.manifests import INVALID
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from agent.server.api import Api
     from agent.server.clock import Clock
-    from agent.server.configured_host import Situation
-    from agent.server.controller import Keeper
+    from agent.server.configured_host import ConfiguredHost
+    from agent.server.controller import Controller
     from agent.server.start.service_manager import ServiceManager
     from agent.sources.manifests import ManifestSource
 
@@ -81,11 +81,11 @@ ADMISSION_LIMITS: Final = Limits(
 )
 
 
-class Follows(Protocol):
+class CgroupFollower(Protocol):
     """Notices changes in cgroups (`agent.server.watches.CgroupChanges`)."""
 
     def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
-        """Watch exactly these cgroups, those at and below `renewed` anew; raises `OSError`."""
+        """Watch exactly these cgroups, those at and below `renewed` again; raises `OSError`."""
 
     def also(self, cgroups: Iterable[str]) -> None:
         """Watch these cgroups beside those that are watched; raises `OSError`."""
@@ -94,7 +94,7 @@ class Follows(Protocol):
         """Yield whenever something changed."""
 
 
-class Doors(Struct, frozen=True):
+class Listeners(Struct, frozen=True):
     """The listening sockets, and the TLS settings of the metrics listener."""
 
     admission: socket.socket
@@ -107,36 +107,36 @@ class Doors(Struct, frozen=True):
         return 0 if self.metrics is None else int(self.metrics.getsockname()[1])
 
 
-class Surroundings(Struct, frozen=True):
+class HostInputs(Struct, frozen=True):
     """Everything that the service looks at beside the kernel; what is None is not looked at.
 
     `fingerprint` is cheap and changes when CPUs or nodes come and go; `discover` reads the host.
     Both block. `hotplug` and `manifest_changes` open streams that yield when something changed.
     """
 
-    discover: Callable[[], Situation] | None = None
+    discover: Callable[[], ConfiguredHost] | None = None
     fingerprint: Callable[[], str] | None = None
     hotplug: Callable[[], AsyncIterator[object]] | None = None
-    cgroups: Follows | None = None
+    cgroups: CgroupFollower | None = None
     manifests: ManifestSource | None = None
     manifest_changes: Callable[[], AsyncIterator[object]] | None = None
 
 
 class Service:
-    """Runs the keeper's queue, both doors, and all that is periodic (`period` in seconds)."""
+    """Runs the controller's queue, both doors, and all that is periodic (`period` in seconds)."""
 
     def __init__(
         self,
-        keeper: Keeper,
+        controller: Controller,
         api: Api,
-        doors: Doors,
-        around: Surroundings,
+        doors: Listeners,
+        around: HostInputs,
         manager: ServiceManager,
         clock: Clock,
         period: float,
     ) -> None:
-        self.health = Health(keeper.queue, keeper.worker, clock, period)
-        self._keeper = keeper
+        self.health = Health(controller.queue, controller.worker, clock, period)
+        self._controller = controller
         self._api = api
         self._doors = doors
         self._around = around
@@ -147,9 +147,9 @@ class Service:
         self._compare = asyncio.Event()
         self._rescan = asyncio.Event()
         self._rediscover = asyncio.Event()
-        keeper.watch = self._follow_also
+        controller.watch = self._follow_also
         self._fingerprint: str | None = None
-        pending = keeper.state.pending
+        pending = controller.state.pending
         pending[COMPARISON] = "the kernel has not been compared with the ledger yet"
         if around.manifests is not None:
             pending[_MANIFESTS] = "the manifest directory has not been read yet"
@@ -166,20 +166,20 @@ class Service:
 
     async def run(self) -> None:
         """Live until `stop`: restored, compared, ready, watching."""
-        keeper = self._keeper
-        serving = asyncio.create_task(keeper.queue.serve())
+        controller = self._controller
+        serving = asyncio.create_task(controller.queue.serve())
         served: list[Connections] = []
         try:
             await self._until_stopped(self._live(served))
         finally:
             self._manager.stopping()
-            keeper.state.ready = False
-            keeper.events.close()
+            controller.state.ready = False
+            controller.events.close()
             # First of all, so that whoever waits for what has not begun is told so.
-            keeper.queue.stop()
+            controller.queue.stop()
             await asyncio.gather(*(door.stop(SHUTDOWN_SECONDS) for door in served))
             await serving
-            keeper.worker.close()
+            controller.worker.close()
             self._api.close()
             log.info("stopped; every workload stays as it is")
 
@@ -189,11 +189,11 @@ class Service:
             door.start()
         await self._remember_host()
         await self._attempt(self._reconcile)
-        self._keeper.note_recovered()
+        self._controller.note_recovered()
         await self._attempt(self._sync_manifests)
-        self._keeper.state.ready = True
+        self._controller.state.ready = True
         self._manager.ready(self._status())
-        log.info("ready", pods=len(self._keeper.state.ledger.grants))
+        log.info("ready", pods=len(self._controller.state.ledger.allocations))
         async with asyncio.TaskGroup() as group:
             for loop in self._loops():
                 group.create_task(loop)
@@ -221,7 +221,7 @@ class Service:
     async def _reconcile(self) -> None:
         if await self._host_moved():
             self._rediscover.set()
-        await self._keeper.reconcile(ahead=True)
+        await self._controller.reconcile(ahead=True)
         self.health.reconciled()
         self._follow_cgroups()
         self._manager.status(self._status())
@@ -232,37 +232,37 @@ class Service:
             return
         documents = await source.sync()
         for file, document in documents.items():
-            if document != self._keeper.state.manifests.get(file) and document.state == INVALID:
-                self._keeper.rejections.invalid_file(document)
-        self._keeper.rejections.files(documents)
-        self._keeper.state.manifests = documents
-        self._keeper.state.pending.pop(_MANIFESTS, None)
+            if document != self._controller.state.manifests.get(file) and document.state == INVALID:
+                self._controller.rejections.invalid_file(document)
+        self._controller.rejections.files(documents)
+        self._controller.state.manifests = documents
+        self._controller.state.pending.pop(_MANIFESTS, None)
         self._follow_cgroups()
 
     async def _take_over(self) -> None:
         if self._around.discover is None:
             return
-        if await self._keeper.take_over(self._around.discover):
+        if await self._controller.take_over(self._around.discover):
             self._compare.set()
             self._rescan.set()
         await self._remember_host()
 
     async def _remember_host(self) -> None:
         if self._around.fingerprint is not None:
-            self._fingerprint = await self._keeper.worker.run(self._around.fingerprint)
+            self._fingerprint = await self._controller.worker.run(self._around.fingerprint)
 
     async def _host_moved(self) -> bool:
         if self._around.fingerprint is None:
             return False
-        return await self._keeper.worker.run(self._around.fingerprint) != self._fingerprint
+        return await self._controller.worker.run(self._around.fingerprint) != self._fingerprint
 
     def _follow_cgroups(self) -> None:
-        watched, keeper = self._around.cgroups, self._keeper
+        watched, controller = self._around.cgroups, self._controller
         if watched is not None and self._watching(
-            lambda: watched.follow(keeper.cgroups, keeper.renewed)
+            lambda: watched.follow(controller.cgroups, controller.renewed)
         ):
-            keeper.renewed.clear()
-            keeper.state.troubles.pop(_INOTIFY, None)
+            controller.renewed.clear()
+            controller.state.troubles.pop(_INOTIFY, None)
 
     def _follow_also(self, cgroups: Iterable[str]) -> None:
         watched = self._around.cgroups
@@ -274,7 +274,7 @@ class Service:
             watch()
         except OSError as error:
             hint = "raise fs.inotify.max_user_watches"
-            self._keeper.state.troubles[_INOTIFY] = (
+            self._controller.state.troubles[_INOTIFY] = (
                 f"not all cgroups are watched: {error.strerror}; {hint}"
             )
             return False
@@ -313,10 +313,10 @@ class Service:
     async def _attempt(self, action: Callable[[], Awaitable[None]]) -> None:
         """Do something; that it failed is reported, and it is tried again in its time."""
         subject = action.__name__.strip("_").replace("_", " ")
-        troubles = self._keeper.state.troubles
+        troubles = self._controller.state.troubles
         try:
             await action()
-        except Stopped:
+        except QueueStopped:
             return
         except Exception as error:
             log.exception("failed", what=subject)
@@ -328,7 +328,7 @@ class Service:
         self, name: str, stream: Callable[[], AsyncIterator[object]], asked: asyncio.Event
     ) -> None:
         """Ask for something whenever a stream yields; open it again when it breaks."""
-        troubles = self._keeper.state.troubles
+        troubles = self._controller.state.troubles
         while True:
             try:
                 troubles.pop(name, None)
@@ -351,9 +351,9 @@ class Service:
     def _make_doors(self) -> Iterator[Connections]:
         doors = self._doors
         if doors.metrics is not None:
-            keeper = self._keeper
+            controller = self._controller
             monitoring = Monitoring(
-                keeper.metrics, self.health, keeper.state, keeper.queue, self._clock
+                controller.metrics, self.health, controller.state, controller.queue, self._clock
             )
             routes = monitoring.routes()
             yield Connections(routes, doors.metrics, METRICS_LIMITS, address_caller, doors.tls)
@@ -366,8 +366,8 @@ class Service:
         )
 
     def _status(self) -> str:
-        state = self._keeper.state
-        pods, cpus = len(state.ledger.grants), len(state.ledger.exclusive_cpus)
+        state = self._controller.state
+        pods, cpus = len(state.ledger.allocations), len(state.ledger.exclusive_cpus)
         text = f"{pods} pods, {cpus} exclusive CPUs, shared pool {state.shared_pool or 'empty'}"
         unenforced = state.records.unenforced
         return f"{text}, {unenforced} pods not enforced" if unenforced else text

@@ -1,4 +1,4 @@
-"""How the manifest directory asks the keeper."""
+"""How the manifest directory asks the controller."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from agent.server.errors import PodNotFoundError, RequestError
-from agent.server.queue import Stopped
+from agent.server.queue import QueueStopped
 from agent.sources.errors import FileFailedError
 from agent.sources.files import scan
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
     from agent.api.documents import AdmissionDocument
     from agent.pods.model import Pod
-    from agent.server.controller import Keeper
-    from agent.sources.files import Format, ManifestFile
+    from agent.server.controller import Controller
+    from agent.sources.files import ManifestFile, ManifestFormat
 
 
 log = structlog.get_logger(__name__)
 
 
-class KeeperIntake:
-    """Admits and removes through the keeper (`agent.sources.manifests.Intake`)."""
+class ControllerIntake:
+    """Admits and removes through the controller (`agent.sources.manifests.PodIntake`)."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
 
     async def admit(self, pod: Pod, manifest: str) -> AdmissionDocument:
         """Admit a pod of a file; the file owns it from then on."""
         try:
-            return await self._keeper.admit(pod, manifest)
-        except (RequestError, Stopped):
+            return await self._controller.admit(pod, manifest)
+        except (RequestError, QueueStopped):
             raise
         except Exception as error:
             log.exception("manifest failed", file=manifest, error=type(error).__name__)
@@ -44,28 +44,30 @@ class KeeperIntake:
         """Remove a pod whose file is gone."""
         file = self.owners().get(uid, "")
         try:
-            await self._keeper.release(uid)
+            await self._controller.release(uid)
         except PodNotFoundError:  # somebody else removed it meanwhile
             return
-        except (RequestError, Stopped):
+        except (RequestError, QueueStopped):
             raise
         except Exception as error:
             log.exception("manifest failed", file=file, error=type(error).__name__)
             raise FileFailedError(file, error) from error
 
     async def scan(
-        self, directory: Path, known: Mapping[Path, ManifestFile], form: Format
+        self, directory: Path, known: Mapping[Path, ManifestFile], form: ManifestFormat
     ) -> list[ManifestFile]:
         """Read the directory in the worker thread."""
-        return await self._keeper.worker.run(scan, directory, known, form)
+        return await self._controller.worker.run(scan, directory, known, form)
 
     def owners(self) -> Mapping[str, str]:
         """Return the file of every admitted pod that came from one, by uid."""
-        state = self._keeper.state
+        state = self._controller.state
         return {
-            uid: file for uid, file in state.held.manifests.items() if uid in state.ledger.grants
+            uid: file
+            for uid, file in state.held.manifests.items()
+            if uid in state.ledger.allocations
         }
 
     def generation(self) -> int:
         """Return how often something was freed, or the host changed."""
-        return self._keeper.state.releases
+        return self._controller.state.releases

@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 _Params = ParamSpec("_Params")
 
 
-class Stopped(Exception):  # noqa: N818  # named for what it tells
+class QueueStopped(Exception):  # noqa: N818  # named for what it tells
     """Asked after the service began to stop; nothing was done."""
 
     def __init__(self) -> None:
@@ -111,9 +111,9 @@ class SerialQueue:
     async def run(
         self, action: Callable[[], Coroutine[None, None, _Result]], *, ahead: bool = False
     ) -> _Result:
-        """Do an action when its turn comes and return its result; raises `Stopped`."""
+        """Do an action when its turn comes and return its result; raises `QueueStopped`."""
         if self._stopping:
-            raise Stopped
+            raise QueueStopped
         outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
         line = self._ahead if ahead else self._waiting
         line.append(_Job(action, outcome))  # type: ignore[arg-type]  # a queue of any
@@ -131,13 +131,13 @@ class SerialQueue:
                 self.finished += 1
 
     def stop(self) -> None:
-        """Take no more actions; whoever waits for one that has not begun gets `Stopped`."""
+        """Take no more actions; whoever waits for one that has not begun gets `QueueStopped`."""
         self._stopping = True
         for line in (self._ahead, self._waiting):
             while line:
                 outcome = line.popleft().outcome
                 if not outcome.done():
-                    outcome.set_exception(Stopped())
+                    outcome.set_exception(QueueStopped())
         self._woken.set()
 
     async def _next(self) -> _Job[object] | None:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from agent.server.kernel.ports import Saver
     from agent.server.metrics.counters import Counters
     from agent.server.queue import Worker
-    from agent.server.state import AgentState, Holdings
+    from agent.server.state import AgentState, DurableState
 
 log = structlog.get_logger(__name__)
 
 
 class Saving:
-    """Saves the holdings of a state; only the keeper does, one at a time."""
+    """Saves the holdings of a state; only the controller does, one at a time."""
 
     def __init__(self, state: AgentState, saver: Saver, worker: Worker, counters: Counters) -> None:
         self._state = state
@@ -29,7 +29,7 @@ class Saving:
         self._worker = worker
         self._counters = counters
 
-    async def commit(self, held: Holdings) -> None:
+    async def commit(self, held: DurableState) -> None:
         """Save, then take over; a save that left the previous checkpoint in place undoes nothing.
 
         When the new one is in place but perhaps not yet durable, memory and disk agree, so the
@@ -50,7 +50,7 @@ class Saving:
             raise
         self._state.held = held
 
-    async def note(self, held: Holdings) -> None:
+    async def note(self, held: DurableState) -> None:
         """Take over what was observed, whether or not it can be saved at once.
 
         It is so whatever the disk does, and an older checkpoint only says more than is still true.

@@ -42,21 +42,21 @@ class CgroupChanges:
     def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
         """Watch exactly these cgroups; those that are gone are left out.
 
-        A controller that was taken away and enabled again makes files anew, and a cgroup that was
+        A controller that was taken away and enabled again makes files again, and a cgroup that was
         removed and made again is another one: what is at or below one of `renewed` is watched
-        anew. Raises `OSError` (ENOSPC) when the kernel grants no more watches.
+        again. Raises `OSError` (ENOSPC) when the kernel allocations no more watches.
         """
-        wanted = frozenset(cgroups)
-        for cgroup in self._watched - wanted:
+        desired = frozenset(cgroups)
+        for cgroup in self._watched - desired:
             self._watch.remove(cgroup)
-        kept = {cgroup for cgroup in self._watched & wanted if not is_within(cgroup, renewed)}
-        added = {cgroup for cgroup in wanted - kept if self._watch.add(cgroup)}
+        kept = {cgroup for cgroup in self._watched & desired if not is_within(cgroup, renewed)}
+        added = {cgroup for cgroup in desired - kept if self._watch.add(cgroup)}
         self._watched = kept | added
 
     def also(self, cgroups: Iterable[str]) -> None:
-        """Watch these cgroups beside the others, anew if need be; those that are gone are left out.
+        """Watch these cgroups too, again if need be; those that are gone are left out.
 
-        Raises `OSError` (ENOSPC) when the kernel grants no more watches.
+        Raises `OSError` (ENOSPC) when the kernel allocations no more watches.
         """
         self._watched.update(cgroup for cgroup in cgroups if self._watch.add(cgroup))
 

@@ -39,14 +39,14 @@ Load: TypeAlias = "Callable[[bytes, str], Pod]"
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Format(Struct, frozen=True):
+class ManifestFormat(Struct, frozen=True):
     """How manifests are read: the parser, and the size in bytes above which none is."""
 
     load: Load
     max_bytes: int
 
 
-class Stamp(Struct, frozen=True):
+class FileStamp(Struct, frozen=True):
     """What changes when a file's content does."""
 
     inode: int
@@ -55,7 +55,7 @@ class Stamp(Struct, frozen=True):
     changed_ns: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Stamp:
+    def of(cls, status: os.stat_result) -> FileStamp:
         """Return the stamp of a file."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -64,7 +64,7 @@ class ManifestFile(Struct, frozen=True):
     """One file: the pod in it, or what is wrong with it."""
 
     path: Path
-    stamp: Stamp
+    stamp: FileStamp
     pod: Pod | None = None
     error: ManifestError | ManifestFileError | FileFailedError | None = None
 
@@ -96,7 +96,9 @@ def check_directory(directory: Path) -> None:
         raise ManifestDirectoryError(directory, found, doubt.remedy)
 
 
-def scan(directory: Path, known: Mapping[Path, ManifestFile], form: Format) -> list[ManifestFile]:
+def scan(
+    directory: Path, known: Mapping[Path, ManifestFile], form: ManifestFormat
+) -> list[ManifestFile]:
     """Return the files of a directory in order of their names.
 
     A file that did not change since `known` is not read again. Raises `ManifestDirectoryError`;
@@ -111,13 +113,13 @@ def scan(directory: Path, known: Mapping[Path, ManifestFile], form: Format) -> l
     return [file for path in paths if (file := _read(path, known.get(path), form)) is not None]
 
 
-def _read(path: Path, known: ManifestFile | None, form: Format) -> ManifestFile | None:
+def _read(path: Path, known: ManifestFile | None, form: ManifestFormat) -> ManifestFile | None:
     """Return one file, None for a directory and for a file that vanished meanwhile."""
     try:
         status = path.lstat()
         if stat.S_ISDIR(status.st_mode):
             return None
-        stamp = Stamp.of(status)
+        stamp = FileStamp.of(status)
         # What failed for no known reason may succeed, although the file is the same.
         if known is not None and known.stamp == stamp and not _failed(known):
             return known
@@ -126,7 +128,7 @@ def _read(path: Path, known: ManifestFile | None, form: Format) -> ManifestFile 
         return None
 
 
-def _parse(path: Path, stamp: Stamp, form: Format) -> ManifestFile:
+def _parse(path: Path, stamp: FileStamp, form: ManifestFormat) -> ManifestFile:
     try:
         _check_name(path)
         return ManifestFile(path, stamp, pod=form.load(_content(path, form.max_bytes), str(path)))
@@ -148,7 +150,7 @@ def _failed(file: ManifestFile) -> bool:
 
 
 def _check_name(path: Path) -> None:
-    """Refuse a name that no answer, no line of the log and no terminal could show as it is."""
+    """Reject a name that no answer, no line of the log and no terminal could show as it is."""
     try:
         path.name.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """The manifest directory (`staticPodPath`): a file is a pod that should run, its end the pod's.
 
 A running pod is never re-decided. So a file that was edited and states the uid of its running pod
-is a conflict, which is reported; delete the file, then write it anew. A file without a uid gets
+is a conflict, which is reported; delete the file, then write it again. A file without a uid gets
 another one with every change (as with the kubelet), which ends the old pod and admits the new one.
 A file that can no longer be read or parsed keeps its pod, and so does a directory that vanished:
 only a file that is certainly gone releases anything.
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
     from agent.api.documents import AdmissionDocument
     from agent.pods.model import Pod
-    from agent.sources.files import Format, ManifestFile, Stamp
+    from agent.sources.files import FileStamp, ManifestFile, ManifestFormat
 
 ADMITTED: Final = "admitted"
-REFUSED: Final = "refused"
+REJECTED: Final = "rejected"
 CONFLICT: Final = "conflict"
 INVALID: Final = "invalid"
 
 
-class Intake(Protocol):
+class PodIntake(Protocol):
     """Who admits and removes, and remembers which file a pod came from.
 
     `admit` and `release` raise `FileFailedError` when they fail at this one pod for no reason that
@@ -48,7 +48,7 @@ class Intake(Protocol):
         """Remove a pod whose file is gone."""
 
     async def scan(
-        self, directory: Path, known: Mapping[Path, ManifestFile], form: Format
+        self, directory: Path, known: Mapping[Path, ManifestFile], form: ManifestFormat
     ) -> list[ManifestFile]:
         """Run `files.scan` where it may block."""
 
@@ -56,13 +56,13 @@ class Intake(Protocol):
         """Return the file of every admitted pod that came from one, by uid."""
 
     def generation(self) -> int:
-        """Return a number that changes whenever a refused pod might fit now."""
+        """Return a number that changes whenever a rejected pod might fit now."""
 
 
 class _Tried(Struct, frozen=True):
     """What came of a file when it was last tried, and under which circumstances."""
 
-    stamp: Stamp
+    stamp: FileStamp
     generation: int
     document: ManifestDocument
 
@@ -70,7 +70,7 @@ class _Tried(Struct, frozen=True):
 class ManifestSource:
     """Keeps the ledger's pods in step with one directory."""
 
-    def __init__(self, directory: Path, intake: Intake, form: Format) -> None:
+    def __init__(self, directory: Path, intake: PodIntake, form: ManifestFormat) -> None:
         self.directory = directory
         self._intake = intake
         self._form = form
@@ -137,7 +137,7 @@ class ManifestSource:
         file = self._known.get(Path(owner))
         return file is not None and (file.pod is None or file.pod.uid == uid)
 
-    def _worth_trying(self, uid: str, stamp: Stamp, tried: _Tried) -> bool:
+    def _worth_trying(self, uid: str, stamp: FileStamp, tried: _Tried) -> bool:
         if tried.stamp != stamp:
             return True
         if tried.document.state == ADMITTED:
@@ -152,10 +152,10 @@ class ManifestSource:
 
 
 def _outcome(file: ManifestFile, answer: AdmissionDocument) -> ManifestDocument:
-    if answer.refusal is None:
+    if answer.rejection is None:
         return _document(file, ADMITTED, "")
-    state = CONFLICT if answer.refusal.reason == Reason.CONFLICT else REFUSED
-    return _document(file, state, f"{answer.refusal.reason}: {answer.refusal.message}")
+    state = CONFLICT if answer.rejection.reason == Reason.CONFLICT else REJECTED
+    return _document(file, state, f"{answer.rejection.reason}: {answer.rejection.message}")
 
 
 def _document(file: ManifestFile, state: str, message: str) -> ManifestDocument:

@@ -34,14 +34,14 @@ class NodeFacts(Struct, frozen=True):
 
 
 class HostFacts(Struct, frozen=True):
-    """What of a host decides whether a grant is still valid there."""
+    """What of a host decides whether an allocation is still valid there."""
 
     online: Mask = EMPTY
     offline: Mask = EMPTY
     nodes: tuple[NodeFacts, ...] = ()
 
 
-class State(Struct, frozen=True):
+class Checkpoint(Struct, frozen=True):
     """Everything that outlives the process.
 
     `boot_id` is the kernel's random boot id. `policy` is the policy under which the last decision

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from agent.managers.allocations.ledger import PodGrant
-    from agent.state.checkpoint import State
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.state.checkpoint import Checkpoint
 
 FORMAT: Final = "numawarden-checkpoint"
 VERSION: Final = 1
@@ -54,19 +54,20 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Encoder:
-    """Encodes states; the encoded form of a grant is kept as long as the grant itself is held.
+    """Encodes checkpoints; an allocation is encoded once, as long as it does not change.
 
-    Grants are immutable and survive from one ledger to the next, so that an admission on a full
-    host encodes one pod, not all of them. The bytes do not depend on what was encoded before.
+    Allocations are immutable and survive from one ledger to the next, so that an admission on a
+    full host encodes one pod, not all of them. The bytes do not depend on what was encoded before.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[PodGrant, msgspec.Raw]] = {}
+        self._known: dict[str, tuple[PodAllocation, msgspec.Raw]] = {}
 
-    def encode(self, state: State) -> bytes:
+    def encode(self, state: Checkpoint) -> bytes:
         """Return the bytes of a checkpoint that holds `state`."""
         self._known = {
-            uid: self._fragment(uid, grant) for uid, grant in state.ledger.grants.items()
+            uid: self._fragment(uid, allocation)
+            for uid, allocation in state.ledger.allocations.items()
         }
         pods = [fragment for _, fragment in self._known.values()]
         body = _ENCODER.encode(format1.state_to_wire(state, pods))
@@ -77,19 +78,19 @@ class Encoder:
             body,
         )
 
-    def _fragment(self, uid: str, grant: PodGrant) -> tuple[PodGrant, msgspec.Raw]:
+    def _fragment(self, uid: str, allocation: PodAllocation) -> tuple[PodAllocation, msgspec.Raw]:
         known = self._known.get(uid)
-        if known is not None and known[0] is grant:
+        if known is not None and known[0] is allocation:
             return known
-        return grant, msgspec.Raw(_ENCODER.encode(format1.pod_to_wire(grant)))
+        return allocation, msgspec.Raw(_ENCODER.encode(format1.pod_to_wire(allocation)))
 
 
-def encode(state: State) -> bytes:
+def encode(state: Checkpoint) -> bytes:
     """Return the bytes of a checkpoint that holds `state`."""
     return Encoder().encode(state)
 
 
-def decode(data: bytes, path: Path) -> State:
+def decode(data: bytes, path: Path) -> Checkpoint:
     """Return the state that a checkpoint holds; `path` is only named in errors.
 
     Raises a subclass of `UnusableCheckpointError`: Damaged, Foreign, Newer or Older.
@@ -184,9 +185,9 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_enc_hook, order="deterministic"
 _DECODER1: Final = msgspec.json.Decoder(format1.StateV1[format1.PodV1], dec_hook=_dec_hook)
 
 
-def _read1(body: msgspec.Raw) -> State:
+def _read1(body: msgspec.Raw) -> Checkpoint:
     return format1.state_from_wire(_DECODER1.decode(body))
 
 
 #: The reader of each format: it returns the state of the value of `state`.
-READERS: Final[dict[int, Callable[[msgspec.Raw], State]]] = {1: _read1}
+READERS: Final[dict[int, Callable[[msgspec.Raw], Checkpoint]]] = {1: _read1}

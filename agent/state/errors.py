@@ -74,7 +74,7 @@ class UntrustedCheckpointError(UnusableCheckpointError):
 class CheckpointIOError(CheckpointError):
     """An operation on the checkpoint's files failed.
 
-    `replaced` tells whether the new checkpoint may already be the one a restart would find:
+    `replaced` says whether the new checkpoint may already be the one a restart would find:
     False means that the previous one is intact and still in place, unless it is `uncertain` which
     of them is there.
     """

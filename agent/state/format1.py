@@ -16,17 +16,17 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.allocations.ledger import (
-    ContainerGrant,
+    ContainerAllocation,
     CpuLimits,
     Isolation,
     Ledger,
     MemoryBlock,
     NodeMemory,
-    PodGrant,
+    PodAllocation,
 )
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.model import ContainerKind, QosClass  # noqa: TC001 - msgspec reads annotations
-from agent.state.checkpoint import HostFacts, NodeFacts, State
+from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
 from sysfs.mask import Mask
 
 Name = Annotated[str, Meta(min_length=1)]
@@ -50,7 +50,7 @@ class CpuV1(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True)
 
 
 class ContainerV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One container's grant; `hint_nodes` is absent where any node would do."""
+    """One container's allocation; `hint_nodes` is absent where any node would do."""
 
     name: Name
     kind: ContainerKind
@@ -67,7 +67,7 @@ class ContainerV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One pod's grant."""
+    """One pod's allocation."""
 
     uid: Name
     name: Name
@@ -140,26 +140,26 @@ class StateV1(Struct, Generic[PodT], forbid_unknown_fields=True):
     orphaned: list[Name] | UnsetType = UNSET
 
 
-def pod_to_wire(grant: PodGrant) -> PodV1:
-    """Return the wire form of one pod's grant."""
+def pod_to_wire(allocation: PodAllocation) -> PodV1:
+    """Return the wire form of one pod's allocation."""
     return PodV1(
-        uid=grant.uid,
-        name=grant.name,
-        namespace=grant.namespace,
-        qos=grant.qos,
-        spec_digest=grant.spec_digest,
-        containers=[_container_to_wire(container) for container in grant.containers],
-        cpus=grant.cpus,
-        memory=_blocks_to_wire(grant.memory),
-        cpu=_cpu_to_wire(grant.cpu),
-        quota_disabled=grant.quota_disabled,
-        requests=dict(grant.requests),
-        limits=dict(grant.limits),
-        recovered=grant.recovered,
+        uid=allocation.uid,
+        name=allocation.name,
+        namespace=allocation.namespace,
+        qos=allocation.qos,
+        spec_digest=allocation.spec_digest,
+        containers=[_container_to_wire(container) for container in allocation.containers],
+        cpus=allocation.cpus,
+        memory=_blocks_to_wire(allocation.memory),
+        cpu=_cpu_to_wire(allocation.cpu),
+        quota_disabled=allocation.quota_disabled,
+        requests=dict(allocation.requests),
+        limits=dict(allocation.limits),
+        recovered=allocation.recovered,
     )
 
 
-def state_to_wire(state: State, pods: list[msgspec.Raw]) -> StateV1[msgspec.Raw]:
+def state_to_wire(state: Checkpoint, pods: list[msgspec.Raw]) -> StateV1[msgspec.Raw]:
     """Return the wire form of a state whose pods are already encoded, in order of admission."""
     return StateV1(
         agent_version=state.agent_version,
@@ -178,16 +178,16 @@ def state_to_wire(state: State, pods: list[msgspec.Raw]) -> StateV1[msgspec.Raw]
     )
 
 
-def state_from_wire(wire: StateV1[PodV1]) -> State:
+def state_from_wire(wire: StateV1[PodV1]) -> Checkpoint:
     """Return the state of a document; raises `ValueError(field, problem)` on contradictions."""
-    grants = {pod.uid: _pod_from_wire(pod) for pod in wire.pods}
+    allocations = {pod.uid: _pod_from_wire(pod) for pod in wire.pods}
     _demand_unique("$.state.pods", "pod", [pod.uid for pod in wire.pods])
     _demand_unique("$.state.memory", "node", [str(charge.node) for charge in wire.memory])
     for index, pod in enumerate(wire.pods):
         names = [container.name for container in pod.containers]
         _demand_unique(f"$.state.pods[{index}].containers", "container", names)
-    return State(
-        ledger=_ledger(grants, wire.memory),
+    return Checkpoint(
+        ledger=_ledger(allocations, wire.memory),
         bindings=_bindings_from_wire(wire),
         boot_id=wire.boot_id,
         host=_host_from_wire(wire.host),
@@ -203,34 +203,34 @@ def _bindings_from_wire(wire: StateV1[PodV1]) -> Bindings:
     return Bindings(tuple(entries), () if wire.released is UNSET else tuple(wire.released))
 
 
-def _ledger(grants: dict[str, PodGrant], charges: list[ChargeV1]) -> Ledger:
+def _ledger(allocations: dict[str, PodAllocation], charges: list[ChargeV1]) -> Ledger:
     memory = {
         charge.node: NodeMemory(charge.assignments, charge.cells, MappingProxyType(charge.reserved))
         for charge in charges
     }
-    return Ledger.of(grants.values(), MappingProxyType(memory))
+    return Ledger.of(allocations.values(), MappingProxyType(memory))
 
 
-def _container_to_wire(grant: ContainerGrant) -> ContainerV1:
-    nodes = grant.hint.nodes
+def _container_to_wire(allocation: ContainerAllocation) -> ContainerV1:
+    nodes = allocation.hint.nodes
     return ContainerV1(
-        name=grant.name,
-        kind=grant.kind,
-        isolation=grant.isolation,
-        cpus=grant.cpus,
-        memory=_blocks_to_wire(grant.memory),
-        devices={resource: list(ids) for resource, ids in grant.devices.items()},
+        name=allocation.name,
+        kind=allocation.kind,
+        isolation=allocation.isolation,
+        cpus=allocation.cpus,
+        memory=_blocks_to_wire(allocation.memory),
+        devices={resource: list(ids) for resource, ids in allocation.devices.items()},
         hint_nodes=UNSET if nodes is None else Mask(nodes),
-        hint_preferred=grant.hint.preferred,
-        cpu=_cpu_to_wire(grant.cpu),
-        quota_disabled=grant.quota_disabled,
-        limits=dict(grant.limits),
-        why=grant.why,
+        hint_preferred=allocation.hint.preferred,
+        cpu=_cpu_to_wire(allocation.cpu),
+        quota_disabled=allocation.quota_disabled,
+        limits=dict(allocation.limits),
+        why=allocation.why,
     )
 
 
-def _pod_from_wire(wire: PodV1) -> PodGrant:
-    return PodGrant(
+def _pod_from_wire(wire: PodV1) -> PodAllocation:
+    return PodAllocation(
         uid=wire.uid,
         name=wire.name,
         namespace=wire.namespace,
@@ -247,9 +247,9 @@ def _pod_from_wire(wire: PodV1) -> PodGrant:
     )
 
 
-def _container_from_wire(wire: ContainerV1) -> ContainerGrant:
+def _container_from_wire(wire: ContainerV1) -> ContainerAllocation:
     devices = {resource: tuple(ids) for resource, ids in wire.devices.items()}
-    return ContainerGrant(
+    return ContainerAllocation(
         name=wire.name,
         kind=wire.kind,
         isolation=wire.isolation,

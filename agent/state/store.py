@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from agent.state.checkpoint import State
+    from agent.state.checkpoint import Checkpoint
 
 CHECKPOINT_NAME: Final = "checkpoint.json"
 TEMPORARY_NAME: Final = "checkpoint.json.new"
@@ -35,13 +35,13 @@ class LoadResult(Struct, frozen=True):
     stays where it is. `set_aside` lists all such files, of this and earlier starts.
     """
 
-    state: State | None = None
+    state: Checkpoint | None = None
     problem: UnusableCheckpointError | None = None
     kept_as: Path | None = None
     set_aside: tuple[Path, ...] = ()
 
 
-def peek(directory: Path, files: Files | None = None) -> State | None:
+def peek(directory: Path, files: Files | None = None) -> Checkpoint | None:
     """Return the state that is saved in a directory, None without one; nothing is changed.
 
     An agent may be running on it: a save replaces the file as a whole. Raises
@@ -76,7 +76,7 @@ class Store:
         self._to_keep: str | None = None
         self._lock = DirectoryLock(directory)
 
-    def save(self, state: State) -> int:
+    def save(self, state: Checkpoint) -> int:
         """Make `state` the one that a restart finds; return the size in bytes.
 
         On return it is on the disk. Raises `CheckpointIOError`; where its `replaced` and its
@@ -199,7 +199,7 @@ class Store:
             ) from error
 
     def _is_there(self, data: bytes) -> bool | None:
-        """Tell whether the checkpoint is `data`, None when it cannot be read."""
+        """Return whether the checkpoint is `data`, None when it cannot be read."""
         try:
             return self._files.read(self.path) == data
         except FileNotFoundError:

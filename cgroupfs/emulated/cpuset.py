@@ -54,7 +54,7 @@ def settle_partitions(root: Group, partitions: Iterable[Group]) -> None:
 
 
 def overlaps_sibling(group: Group, exclusive: Mask) -> bool:
-    """Tell whether exclusive CPUs would collide with those of a sibling (EINVAL)."""
+    """Return whether exclusive CPUs would collide with those of a sibling (EINVAL)."""
     return any(not exclusive.isdisjoint(sibling.exclusive) for sibling in _siblings(group))
 
 

@@ -2,7 +2,7 @@
 
 Every change is written out as the files a kernel would show, so people and other processes can
 look at them; what others change there (a value, a new or removed directory) is taken in before
-the next operation, under the kernel's rules: a value that the kernel would refuse is put back.
+the next operation, under the kernel's rules: a value that the kernel would reject is put back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class DirectoryTree:
     """An emulated cgroup v2 hierarchy in the directory `root`; a `cgroupfs.tree.Tree`.
 
-    A directory without `cgroup.controllers` is laid out anew for the CPUs `possible` and the
+    A directory without `cgroup.controllers` is laid out again for the CPUs `possible` and the
     memory nodes `memory`; one with it is taken over with everything in it (a restart). Raises
     `CgroupRootError` when `root` holds something else.
     """
@@ -74,7 +74,7 @@ class DirectoryTree:
         self._show()
 
     def exists(self, path: str) -> bool:
-        """Tell whether the cgroup exists; see `cgroupfs.tree.Tree`."""
+        """Return whether the cgroup exists; see `cgroupfs.tree.Tree`."""
         self._absorb()
         return self._kernel.exists(path)
 
@@ -131,16 +131,16 @@ class DirectoryTree:
     def _absorb(self) -> None:
         """Take in what others did to the files since they were last written out."""
         seen = set()
-        refused = False
+        rejected = False
         for path, directory in self._directories():
             seen.add(path)
             if path and not self._kernel.exists(path):
                 self._kernel.mkdir(path)
-            refused |= self._absorb_values(path, directory)
+            rejected |= self._absorb_values(path, directory)
         gone = [group for group in self._kernel.root.walk() if group.path not in seen]
         for group in reversed(gone):
             self._forget(group)
-        if refused or gone or seen != set(self._shown):
+        if rejected or gone or seen != set(self._shown):
             self._show()
 
     def _absorb_values(self, path: str, directory: Path) -> bool:
@@ -196,10 +196,10 @@ class DirectoryTree:
 
     def _show(self) -> None:
         """Write out every file whose text changed; remove what is no more."""
-        wanted = {group.path: self._kernel.texts(group) for group in self._kernel.root.walk()}
-        for path in sorted(set(self._shown) - set(wanted)):
+        desired = {group.path: self._kernel.texts(group) for group in self._kernel.root.walk()}
+        for path in sorted(set(self._shown) - set(desired)):
             shutil.rmtree(self.root / path, ignore_errors=True)
-        for path, texts in wanted.items():
+        for path, texts in desired.items():
             directory = self.root / path
             directory.mkdir(exist_ok=True)
             shown = self._shown.get(path, {})
@@ -208,7 +208,7 @@ class DirectoryTree:
             for file, text in texts.items():
                 if _text(directory / file) != text:
                     (directory / file).write_text(text)
-        self._shown = wanted
+        self._shown = desired
 
 
 def _text(file: Path) -> str | None:

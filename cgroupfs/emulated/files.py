@@ -16,7 +16,7 @@ from cgroupfs.emulated.lists import (
     parse_bandwidth,
     parse_list,
     parse_number,
-    refuse,
+    reject,
 )
 from cgroupfs.state import MAX_QUOTA_US, MEMORY_MAX, NO_LIMIT, hugetlb_max, limit_text, use_of
 from sysfs.mask import EMPTY
@@ -38,7 +38,7 @@ _LIMITS: Final = {
 }
 
 
-class Kernel(Protocol):
+class FileContext(Protocol):
     """What the files need of the emulated kernel around them."""
 
     controllers: tuple[str, ...]
@@ -75,54 +75,54 @@ class File(Struct, frozen=True):
     """One file: its controller (None: always there), its text, and what a write does."""
 
     controller: str | None
-    show: Callable[[Kernel, Group], str]
-    store: Callable[[Kernel, Group, str], None] | None = None
+    show: Callable[[FileContext, Group], str]
+    store: Callable[[FileContext, Group, str], None] | None = None
 
     def offered(self, controllers: Container[str]) -> bool:
-        """Tell whether the file is there when these controllers are enabled."""
+        """Return whether the file is there when these controllers are enabled."""
         return self.controller is None or self.controller in controllers
 
 
-def _store_cpus(kernel: Kernel, group: Group, text: str) -> None:
+def _store_cpus(kernel: FileContext, group: Group, text: str) -> None:
     cpus = parse_list(text, kernel.cpu_limit)
-    _refuse_clearing(group, group.cpus, cpus)
+    _reject_clearing(group, group.cpus, cpus)
     group.cpus = cpus
     if kernel.partitioned:
         cpuset.break_siblings(group)
     kernel.changed(group)
 
 
-def _store_mems(kernel: Kernel, group: Group, text: str) -> None:
+def _store_mems(kernel: FileContext, group: Group, text: str) -> None:
     mems = parse_list(text, MAX_NODES)
     if not mems <= kernel.root.mems:
-        raise refuse(errno.EINVAL)
-    _refuse_clearing(group, group.mems, mems)
+        raise reject(errno.EINVAL)
+    _reject_clearing(group, group.mems, mems)
     group.mems = mems
     kernel.changed(group)
 
 
-def _refuse_clearing(group: Group, old: Mask, new: Mask) -> None:
+def _reject_clearing(group: Group, old: Mask, new: Mask) -> None:
     if old and not new and group.populated:
-        raise refuse(errno.ENOSPC)
+        raise reject(errno.ENOSPC)
 
 
-def _store_exclusive(kernel: Kernel, group: Group, text: str) -> None:
+def _store_exclusive(kernel: FileContext, group: Group, text: str) -> None:
     cpus = parse_list(text, kernel.cpu_limit)
     if cpuset.overlaps_sibling(group, cpus):
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     group.exclusive = cpus
     kernel.changed(group)
 
 
-def _store_partition(kernel: Kernel, group: Group, text: str) -> None:
+def _store_partition(kernel: FileContext, group: Group, text: str) -> None:
     word = text.strip()
     if word not in cpuset.PARTITIONS:
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     group.partition, group.broken = word, False
     kernel.changed(group)
 
 
-def _show_partition(_kernel: Kernel, group: Group) -> str:
+def _show_partition(_kernel: FileContext, group: Group) -> str:
     if group.broken:
         return f"{group.partition} invalid\n"
     if group.invalid:
@@ -130,7 +130,7 @@ def _show_partition(_kernel: Kernel, group: Group) -> str:
     return group.partition + "\n"
 
 
-def _show_isolated(kernel: Kernel, _group: Group) -> str:
+def _show_isolated(kernel: FileContext, _group: Group) -> str:
     taken = EMPTY
     for group in kernel.root.walk():
         if group.partition == cpuset.ISOLATED and group.is_partition:
@@ -138,29 +138,29 @@ def _show_isolated(kernel: Kernel, _group: Group) -> str:
     return f"{taken}\n"
 
 
-def _store_cpu_max(_kernel: Kernel, group: Group, text: str) -> None:
+def _store_cpu_max(_kernel: FileContext, group: Group, text: str) -> None:
     quota, period = parse_bandwidth(text, group.period)
     if quota is not None and group.burst > quota:
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     group.quota, group.period = quota, period
 
 
-def _show_cpu_max(_kernel: Kernel, group: Group) -> str:
+def _show_cpu_max(_kernel: FileContext, group: Group) -> str:
     return f"{'max' if group.quota is None else group.quota} {group.period}\n"
 
 
-def _store_burst(_kernel: Kernel, group: Group, text: str) -> None:
+def _store_burst(_kernel: FileContext, group: Group, text: str) -> None:
     burst = parse_number(text, 0, MAX_QUOTA_US, errno.EINVAL)
     if group.quota is not None and burst > group.quota:
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     group.burst = burst
 
 
-def _store_weight(_kernel: Kernel, group: Group, text: str) -> None:
+def _store_weight(_kernel: FileContext, group: Group, text: str) -> None:
     group.weight = parse_number(text, 1, _MAX_WEIGHT, errno.ERANGE)
 
 
-def _store_limit(file: str, kernel: Kernel, group: Group, text: str) -> None:
+def _store_limit(file: str, kernel: FileContext, group: Group, text: str) -> None:
     controller, unit = _LIMITS[file]
     word = text.strip()
     if word == NO_LIMIT:
@@ -175,7 +175,7 @@ def _store_limit(file: str, kernel: Kernel, group: Group, text: str) -> None:
         _kill(kernel, group, file)
 
 
-def _kill(kernel: Kernel, group: Group, file: str) -> None:
+def _kill(kernel: FileContext, group: Group, file: str) -> None:
     """Kill for memory until what is used fits, as the kernel does when nothing can be reclaimed."""
     for one in group.walk():
         for pid in sorted(one.procs):
@@ -183,11 +183,11 @@ def _kill(kernel: Kernel, group: Group, file: str) -> None:
         one.used.pop(file, None)
 
 
-def _show_limit(file: str, _kernel: Kernel, group: Group) -> str:
+def _show_limit(file: str, _kernel: FileContext, group: Group) -> str:
     return f"{group.limits.get(file, NO_LIMIT)}\n"
 
 
-def _show_use(file: str, _kernel: Kernel, group: Group) -> str:
+def _show_use(file: str, _kernel: FileContext, group: Group) -> str:
     return f"{group.in_use(file)}\n"
 
 
@@ -199,31 +199,31 @@ def _limit_files() -> dict[str, File]:
     return files
 
 
-def _store_procs(kernel: Kernel, group: Group, text: str) -> None:
+def _store_procs(kernel: FileContext, group: Group, text: str) -> None:
     kernel.move(parse_number(text, 0, _PID_MAX, errno.ESRCH), group)
 
 
-def _store_subtree(kernel: Kernel, group: Group, text: str) -> None:
+def _store_subtree(kernel: FileContext, group: Group, text: str) -> None:
     on: set[str] = set()
     off: set[str] = set()
     for word in text.split():
         sign, name = word[0], word[1:]
         if sign not in "+-" or name not in kernel.controllers:
-            raise refuse(errno.EINVAL)
+            raise reject(errno.EINVAL)
         (on if sign == "+" else off).add(name)
         (off if sign == "+" else on).discard(name)
     kernel.enable(group, on, off)
 
 
-def _show_subtree(_kernel: Kernel, group: Group) -> str:
+def _show_subtree(_kernel: FileContext, group: Group) -> str:
     return " ".join(name for name in CONTROLLERS if name in group.subtree) + "\n"
 
 
-def _show_procs(_kernel: Kernel, group: Group) -> str:
+def _show_procs(_kernel: FileContext, group: Group) -> str:
     return "".join(f"{pid}\n" for pid in sorted(group.procs))
 
 
-def _show_type(_kernel: Kernel, group: Group) -> str:
+def _show_type(_kernel: FileContext, group: Group) -> str:
     if not group.valid_domain:
         return "domain invalid\n"
     return "domain threaded\n" if group.thread_root else "domain\n"

@@ -77,7 +77,7 @@ class Group(Struct, eq=False):
         return bool(self.procs) or any(child.populated for child in self.children.values())
 
     def has(self, controller: str) -> bool:
-        """Tell whether the controller is enabled for this cgroup (never for the root's files)."""
+        """Return whether the controller is enabled for this cgroup (never for the root's files)."""
         return self.parent is not None and controller in self.parent.subtree
 
     def reset(self, controller: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from cgroupfs.emulated import cpuset
 from cgroupfs.emulated.files import FILES, ROOT_FILES
 from cgroupfs.emulated.group import CONTROLLERS, MEMBER, THREADED, Group
-from cgroupfs.emulated.lists import refuse
+from cgroupfs.emulated.lists import reject
 from cgroupfs.errors import CgroupPathError, TreeLockedError
 from cgroupfs.tree import check_file, check_path, check_value, join
 
@@ -98,7 +98,7 @@ class EmulatedKernel:
             return
         try:
             if target.store is None:
-                raise refuse(errno.EINVAL)
+                raise reject(errno.EINVAL)
             target.store(self, group, value)
         except OSError as error:
             error.filename = join(path, file)
@@ -108,7 +108,7 @@ class EmulatedKernel:
         """Create one cgroup; see `cgroupfs.tree.Tree`."""
         above, name = self._split(path)
         if name in above.children or name in self.files(above):
-            raise self._refuse(errno.EEXIST, path)
+            raise self._reject(errno.EEXIST, path)
         group = above.children[name] = Group(name, above)
         self._settle(group)
 
@@ -118,16 +118,16 @@ class EmulatedKernel:
         group = above.children.get(name)
         if group is None:
             number = errno.ENOTDIR if name in self.files(above) else errno.ENOENT
-            raise self._refuse(number, path)
+            raise self._reject(number, path)
         if group.procs or group.children:
-            raise self._refuse(errno.EBUSY, path)
+            raise self._reject(errno.EBUSY, path)
         del above.children[name]
         if group in self._partitions:
             self._partitions.discard(group)
             self._settle(self.root)
 
     def exists(self, path: str) -> bool:
-        """Tell whether the cgroup exists; see `cgroupfs.tree.Tree`."""
+        """Return whether the cgroup exists; see `cgroupfs.tree.Tree`."""
         return self._find(path) is not None
 
     def children(self, path: str) -> tuple[str, ...]:
@@ -222,9 +222,9 @@ class EmulatedKernel:
         """Change `cgroup.subtree_control`; raises what the kernel would."""
         on, off = on - group.subtree, off & group.subtree
         if on - set(self.available(group)):
-            raise refuse(errno.ENOENT)
+            raise reject(errno.ENOENT)
         if any(off & child.subtree for child in group.children.values()):
-            raise refuse(errno.EBUSY)
+            raise reject(errno.EBUSY)
         if on:
             self._check_enable(group, on)
         group.subtree |= on
@@ -238,7 +238,7 @@ class EmulatedKernel:
         """Move a process; raises ESRCH for one that does not run, and what the kernel would."""
         home = self._homes.get(pid)
         if home is None:
-            raise refuse(errno.ESRCH)
+            raise reject(errno.ESRCH)
         self.check_home(group)
         home.procs.discard(pid)
         group.procs.add(pid)
@@ -248,23 +248,23 @@ class EmulatedKernel:
     def check_home(group: Group) -> None:
         """Raise unless processes may live in this cgroup (cgroup_migrate_vet_dst)."""
         if not group.valid_domain:
-            raise refuse(errno.EOPNOTSUPP)
+            raise reject(errno.EOPNOTSUPP)
         if group.subtree and not group.may_be_thread_root:
-            raise refuse(errno.EBUSY)
+            raise reject(errno.EBUSY)
 
     @staticmethod
     def _check_enable(group: Group, on: set[str]) -> None:
         if group.parent is None:
             return
         if not group.valid_domain:
-            raise refuse(errno.EOPNOTSUPP)
+            raise reject(errno.EOPNOTSUPP)
         if on <= THREADED:
             if group.may_be_thread_root:
                 return
         elif group.thread_root:
-            raise refuse(errno.EOPNOTSUPP)
+            raise reject(errno.EOPNOTSUPP)
         if group.procs:
-            raise refuse(errno.EBUSY)
+            raise reject(errno.EBUSY)
 
     def _settle(self, group: Group) -> None:
         if self._partitions:
@@ -283,7 +283,7 @@ class EmulatedKernel:
     def _group(self, path: str) -> Group:
         group = self._find(path)
         if group is None:
-            raise self._refuse(errno.ENOENT, path)
+            raise self._reject(errno.ENOENT, path)
         return group
 
     def _split(self, path: str) -> tuple[Group, str]:
@@ -295,7 +295,7 @@ class EmulatedKernel:
     def _file(self, group: Group, path: str, file: str) -> File:
         found = self._lookup(group, check_file(file))
         if found is None:
-            raise self._refuse(errno.ENOENT, join(path, file))
+            raise self._reject(errno.ENOENT, join(path, file))
         return found
 
     def _lookup(self, group: Group, file: str) -> File | None:
@@ -310,7 +310,7 @@ class EmulatedKernel:
         return FILES, group.parent.subtree
 
     @staticmethod
-    def _refuse(number: int, path: str) -> OSError:
-        error = refuse(number)
+    def _reject(number: int, path: str) -> OSError:
+        error = reject(number)
         error.filename = path
         return error

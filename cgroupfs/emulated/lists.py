@@ -1,4 +1,4 @@
-"""Parsing what is written to cgroup files, with the kernel's errors for what it refuses."""
+"""Parsing what is written to cgroup files, with the kernel's errors for what it rejects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BETWEEN: Final = re.compile(r"[\s,]+")
 _LEADING_NUMBER: Final = re.compile(r"\+?(\d+)")
 
 
-def refuse(number: int) -> OSError:
+def reject(number: int) -> OSError:
     """Return the `OSError` of an errno."""
     return OSError(number, os.strerror(number))
 
@@ -41,13 +41,13 @@ def _parse_region(region: str, limit: int) -> Mask:
         return Mask((1 << limit) - 1)
     match = _REGION.fullmatch(region.replace("N", str(limit - 1)))
     if match is None:
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     first, last = int(match["first"]), int(match["last"] or match["first"])
     used, group = int(match["used"] or 1), int(match["group"] or 1)
     if first > last or group == 0 or used > group:
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     if last >= limit:
-        raise refuse(errno.ERANGE)
+        raise reject(errno.ERANGE)
     return Mask.from_ids(n for n in range(first, last + 1) if (n - first) % group < used)
 
 
@@ -58,18 +58,18 @@ def parse_bandwidth(text: str, period: int) -> tuple[int | None, int]:
     """
     words = text.split()
     if not words:
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     number = _LEADING_NUMBER.match(words[0])
     if number is None and words[0] != "max":
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     quota = None if number is None else int(number[1])
     second = _LEADING_NUMBER.match(words[1]) if len(words) > 1 else None
     if second is not None:
         period = int(second[1])
     if quota is not None and not MIN_QUOTA_US <= quota <= MAX_QUOTA_US:
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     if not MIN_PERIOD_US <= period <= MAX_PERIOD_US:
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     return quota, period
 
 
@@ -77,8 +77,8 @@ def parse_number(text: str, low: int, high: int, outside: int) -> int:
     """Parse a decimal number; EINVAL for anything else, errno `outside` out of the bounds."""
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdigit()):
-        raise refuse(errno.EINVAL)
+        raise reject(errno.EINVAL)
     number = int(stripped)
     if not low <= number <= high:
-        raise refuse(outside)
+        raise reject(outside)
     return number

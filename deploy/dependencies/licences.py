@@ -127,7 +127,7 @@ def _installed(locked: Locked) -> Distribution:
     if distribution.version != locked.version:
         raise DependencyError(
             f"{locked.name} {locked.version} is in the lock file, {distribution.version} is"
-            " installed; lock deploy/requirements/dev.txt anew and run: make setup"
+            " installed; lock deploy/requirements/dev.txt again and run: make setup"
         )
     return distribution
 

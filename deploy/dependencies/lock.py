@@ -46,7 +46,7 @@ def read(path: Path = RUN) -> tuple[Locked, ...]:
 
 
 def holds_on_linux(marker: Marker | None) -> bool:
-    """Tell whether an environment marker is true on Linux with any supported Python, no extra."""
+    """Return whether an environment marker is true on Linux with any supported Python, no extra."""
     return marker is None or any(marker.evaluate(_linux(python)) for python in PYTHONS)
 
 

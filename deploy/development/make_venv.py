@@ -40,9 +40,9 @@ def main() -> int:
 
 def _check_python() -> None:
     if sys.version_info < OLDEST:
-        wanted = ".".join(map(str, OLDEST))
+        desired = ".".join(map(str, OLDEST))
         raise SetupError(
-            f"Python {wanted} or later is needed, this is {sys.version.split()[0]};"
+            f"Python {desired} or later is needed, this is {sys.version.split()[0]};"
             " name another one with: make PYTHON=python3.12 ..."
         )
 
@@ -67,7 +67,7 @@ def _make() -> None:
 
 
 def _usable() -> bool:
-    """Tell whether `.venv` already runs on this very Python, so that it need not be emptied."""
+    """Return whether `.venv` already runs on this very Python, so that it need not be emptied."""
     return (VENV / "bin" / "python").exists() and _runs(
         [str(VENV / "bin" / "python"), "-c", f"import sys; assert sys.version == {sys.version!r}"]
     )

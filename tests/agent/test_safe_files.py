@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent import safe_files as trust
-from agent.safe_files import UntrustedError, doubt_above, doubt_of, read_trusted, trusted_users
+from agent.safe_files import UntrustedPathError, doubt_above, doubt_of, read_trusted, trusted_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,7 +152,7 @@ def test_a_file_that_nobody_else_decides_is_read(place: Path) -> None:
 def test_a_file_that_others_can_write_is_not_read(place: Path) -> None:
     (place / "file").touch()
     (place / "file").chmod(0o666)
-    with pytest.raises(UntrustedError, match=r"file can be written by others \(mode 0666\)"):
+    with pytest.raises(UntrustedPathError, match=r"file can be written by others \(mode 0666\)"):
         read_trusted(place / "file", 1)
 
 
@@ -160,7 +160,7 @@ def test_a_file_that_others_can_replace_is_not_read(place: Path) -> None:
     (place / "file").touch()
     place.parent.chmod(0o777)
     said = rf"{place}/file: {place.parent} can be written by others \(mode 0777\)"
-    with pytest.raises(UntrustedError, match=said):
+    with pytest.raises(UntrustedPathError, match=said):
         read_trusted(place / "file", 1)
 
 
@@ -183,7 +183,7 @@ def test_what_is_judged_is_what_was_opened_whatever_stands_there_then(
     if opened == "good":
         assert read_trusted(link, 9) == b"good"
     else:
-        with pytest.raises(UntrustedError, match="can be written by others"):
+        with pytest.raises(UntrustedPathError, match="can be written by others"):
             read_trusted(link, 9)
 
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from agent.managers.admission import admit as decide_on
 from agent.server.configured_host import situate
 from agent.server.start.process import settle_memory
-from agent.state.checkpoint import State, host_facts, policy_summary
+from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 from agent.state.store import Store
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described.tree import write_tree
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
     from tests.agent.server.support import Running, World
     from tests.bench.measure import Figure
@@ -110,18 +110,18 @@ class CountingKernel(EmulatedKernel):
         super().write(path, file, value)
 
     def is_set(self, path: str) -> bool:
-        """Tell whether a cgroup was given CPUs."""
+        """Return whether a cgroup was given CPUs."""
         return bool(self.read(path, "cpuset.cpus").strip())
 
 
-def _decide_and_save(rules: Rules, ledger: Ledger, store: Store, asked: Pod) -> None:
+def _decide_and_save(rules: EffectivePolicy, ledger: Ledger, store: Store, asked: Pod) -> None:
     store.save(state_of(rules, decide_on(rules, ledger, asked).ledger))
 
 
-def state_of(rules: Rules, ledger: Ledger) -> State:
+def state_of(rules: EffectivePolicy, ledger: Ledger) -> Checkpoint:
     """Return what a checkpoint of a ledger holds."""
     facts = host_facts(hosts.host(_HOST))
-    return State(ledger, boot_id=_boot_id(), host=facts, policy=policy_summary(rules.policy))
+    return Checkpoint(ledger, boot_id=_boot_id(), host=facts, policy=policy_summary(rules.policy))
 
 
 def _boot_id() -> str:
@@ -169,7 +169,7 @@ async def _started(pods: int, admissions: int) -> tuple[int, list[int]]:
         started = perf_counter_ns()
         async with running(world) as agent:
             ready = perf_counter_ns() - started
-            await agent.keeper.reconcile()
+            await agent.controller.reconcile()
             settle_memory()
             return ready, [await _admitted(agent, 10_000 + n) for n in range(admissions)]
 
@@ -178,11 +178,11 @@ async def _admitted(agent: Running, number: int) -> int:
     """Return how long an admission took; the pod is removed again."""
     pod = hosts.guaranteed_pod(_UID.format(number), 4)
     started = perf_counter_ns()
-    answer = await agent.keeper.admit(pod)
+    answer = await agent.controller.admit(pod)
     taken = perf_counter_ns() - started
     if not answer.admitted:
-        raise RuntimeError(f"the pod of a figure was not admitted: {answer.refusal}")
-    await agent.keeper.remove(pod.uid)
+        raise RuntimeError(f"the pod of a figure was not admitted: {answer.rejection}")
+    await agent.controller.remove(pod.uid)
     return taken
 
 
@@ -194,8 +194,8 @@ async def _reconciling(pods: int) -> Figure:
         async with running(world) as agent:
             for number in range(pods):
                 await _run_pod(agent, _UID.format(number))
-            await agent.keeper.reconcile()
-            await agent.keeper.reconcile()
+            await agent.controller.reconcile()
+            await agent.controller.reconcile()
             settled = sum(map(kernel.is_set, _cgroups(pods)))
             kernel.writes = 0
             samples = [await _pass(agent) for _ in range(30)]
@@ -208,7 +208,7 @@ async def _reconciling(pods: int) -> Figure:
 
 async def _run_pod(agent: Running, uid: str) -> None:
     members = [app(f"c{place}", resources("cpu=10m", "cpu=20m")) for place in range(_CONTAINERS)]
-    await agent.keeper.admit(pod(*members, uid=uid))
+    await agent.controller.admit(pod(*members, uid=uid))
     for place, cgroup in enumerate(_containers(uid)):
         agent.world.kernel.mkdir(cgroup)
         agent.world.kernel.spawn(cgroup, int(uid[-12:]) * 10 + place + 2)
@@ -225,7 +225,7 @@ def _containers(uid: str) -> list[str]:
 
 async def _pass(agent: Running) -> int:
     started = perf_counter_ns()
-    document = await agent.keeper.reconcile()
+    document = await agent.controller.reconcile()
     taken = perf_counter_ns() - started
     if document.found or document.problems:
         raise RuntimeError(f"there was something to repair: {document}")

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.topology.implicit_hints import ProviderHints
     from agent.pods.model import Pod
-    from agent.state.checkpoint import State
+    from agent.state.checkpoint import Checkpoint
     from tests.bench.measure import Rest
 
 #: A variant of a figure, and what is timed.
@@ -118,7 +118,7 @@ def removal() -> Iterator[Figure]:
 
 
 def rejections() -> Iterator[Figure]:
-    """Refuse what a half-full host cannot align, alone and with its reason put into words."""
+    """Reject what a half-full host cannot align, alone and with its reason put into words."""
     for name in ("2n128c", "8n256c"):
         cases: list[Case] = []
         for policy in (TopologyManagerPolicy.RESTRICTED, TopologyManagerPolicy.SINGLE_NUMA_NODE):
@@ -131,9 +131,9 @@ def rejections() -> Iterator[Figure]:
         yield from in_turns(cases)
 
 
-def _said(rules: Rules, ledger: Ledger, pod: Pod) -> str:
-    refusal = admit(rules, ledger, pod).refusal
-    return "" if refusal is None else refusal.message
+def _said(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> str:
+    rejection = admit(rules, ledger, pod).rejection
+    return "" if rejection is None else rejection.message
 
 
 def hints() -> Iterator[Figure]:
@@ -149,7 +149,7 @@ def merges() -> Iterator[Figure]:
         yield measure(f"merge/{name}/fragmented-{number}r", run)
 
 
-def _drafts() -> Iterator[tuple[str, int, Rules, Draft]]:
+def _drafts() -> Iterator[tuple[str, int, EffectivePolicy, Draft]]:
     for name in hosts.HOSTS:
         rules = hosts.rules(name)
         ledger = hosts.held_on(name, "fragmented")
@@ -198,7 +198,7 @@ def loading() -> Iterator[Figure]:
         yield measure(f"load/2n128c/held{pods}", store.load, most=50)
 
 
-def _stores() -> Iterator[tuple[int, Store, State]]:
+def _stores() -> Iterator[tuple[int, Store, Checkpoint]]:
     rules = hosts.rules("2n128c")
     for pods in agents.HELD:
         with agents.on_tmpfs() as folder, Store(folder) as store:

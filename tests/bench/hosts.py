@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.effective_policy import Rules
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -93,7 +93,7 @@ def rules(
     closest: bool = False,
     memory: bool = True,
     **options: bool,
-) -> Rules:
+) -> EffectivePolicy:
     """Return static policies on one of the machines, with a core reserved.
 
     Two GPUs are on every node that has CPUs, a network card on every other one of these.
@@ -111,11 +111,11 @@ def rules_of(
     closest: bool = False,
     memory: bool = True,
     **options: bool,
-) -> Rules:
+) -> EffectivePolicy:
     """Return static policies on any machine, as `rules` does."""
     first = Mask(machine.cpus.cores[0].cpus)
     kept = {node.id: {"memory": GIB} for node in machine.nodes}
-    return Rules(
+    return EffectivePolicy(
         machine,
         Policy(
             cpu=CpuPolicy(CpuManagerPolicy.STATIC, CpuPolicyOptions(**options), first),
@@ -154,7 +154,7 @@ def pod_level_pod(uid: str) -> Pod:
     return pod(exclusive, app("side"), app("logs"), of_pod=budget, uid=uid)
 
 
-def unalignable(rules_in_force: Rules, ledger: Ledger) -> Iterator[tuple[str, str]]:
+def unalignable(rules_in_force: EffectivePolicy, ledger: Ledger) -> Iterator[tuple[str, str]]:
     """Yield what pods ask for that fit on a host but on no set of nodes as they should.
 
     More CPUs than are free; more than any node has free; either of them with all six resources.
@@ -173,33 +173,33 @@ def shared_pod(uid: str) -> Pod:
     return pod(app("main"), uid=uid)
 
 
-def filled(rules_in_force: Rules, share: float) -> Ledger:
+def filled(rules_in_force: EffectivePolicy, share: float) -> Ledger:
     """Return a ledger with this share of the CPUs held by pods of many sizes.
 
     They ask for two to a dozen CPUs, for memory, and some for huge pages and devices. Those that
     do not fit are left out.
     """
     ledger = rules_in_force.empty_ledger()
-    wanted = int(len(rules_in_force.assignable_cpus) * share)
+    desired = int(len(rules_in_force.assignable_cpus) * share)
     draw = Random(7)  # noqa: S311  (the same ledger in every run)
-    for number in range(wanted):
-        if len(ledger.exclusive_cpus) >= wanted:
+    for number in range(desired):
+        if len(ledger.exclusive_cpus) >= desired:
             break
         ledger = admit(rules_in_force, ledger, pod_of(f"held-{number}", _some(draw))).ledger
     return ledger
 
 
-def fragmented(rules_in_force: Rules) -> Ledger:
+def fragmented(rules_in_force: EffectivePolicy) -> Ledger:
     """Return a ledger with about half of the CPUs held: many pods came, every other one ended."""
     ledger = filled(rules_in_force, 0.95)
     draw = Random(11)  # noqa: S311  (the same ledger in every run)
-    uids = list(ledger.grants)
+    uids = list(ledger.allocations)
     for uid in draw.sample(uids, len(uids) // 2):
         ledger = remove(rules_in_force, ledger, uid)
     return ledger
 
 
-def grouped(rules_in_force: Rules) -> Ledger:
+def grouped(rules_in_force: EffectivePolicy) -> Ledger:
     """Return a ledger with wide pods on groups of nodes and narrow ones between, half of them gone.
 
     Best-effort has let the wide ones in wherever they fitted.
@@ -210,13 +210,13 @@ def grouped(rules_in_force: Rules) -> Ledger:
     for number in range(3 * len(rules_in_force.machine.nodes)):
         asked = _wide(draw, rules_in_force) if number % 3 == 0 else _some(draw)
         ledger = admit(rules_of_them, ledger, pod_of(f"held-{number}", asked)).ledger
-    uids = list(ledger.grants)
+    uids = list(ledger.allocations)
     for uid in draw.sample(uids, len(uids) // 2):
         ledger = remove(rules_in_force, ledger, uid)
     return ledger
 
 
-def scattered(rules_in_force: Rules) -> Ledger:
+def scattered(rules_in_force: EffectivePolicy) -> Ledger:
     """Return a ledger that leaves every node another number of CPUs and no node in use whole.
 
     Without memory: so memory can be had from any set of nodes, CPUs hardly from any.
@@ -231,8 +231,8 @@ def scattered(rules_in_force: Rules) -> Ledger:
 
 
 #: What is held on a host, by the name that figures carry.
-STATES: Final[dict[str, Callable[[Rules], Ledger]]] = {
-    "empty": Rules.empty_ledger,
+STATES: Final[dict[str, Callable[[EffectivePolicy], Ledger]]] = {
+    "empty": EffectivePolicy.empty_ledger,
     "half": lambda rules_in_force: filled(rules_in_force, 0.5),
     "fragmented": fragmented,
     "full90": lambda rules_in_force: filled(rules_in_force, 0.9),
@@ -247,12 +247,12 @@ def held_on(name: str, state: str) -> Ledger:
     return STATES[state](rules(name))
 
 
-def _with_policy(rules_in_force: Rules, policy: TopologyManagerPolicy) -> Rules:
+def _with_policy(rules_in_force: EffectivePolicy, policy: TopologyManagerPolicy) -> EffectivePolicy:
     topology = replace(rules_in_force.policy.topology, policy=policy)
     return replace(rules_in_force, policy=replace(rules_in_force.policy, topology=topology))
 
 
-def _wide(draw: Random, rules_in_force: Rules) -> str:
+def _wide(draw: Random, rules_in_force: EffectivePolicy) -> str:
     """Return what a pod asks that needs two to a quarter of the nodes."""
     nodes = rules_in_force.machine.cpus.nodes
     number = draw.randint(2, max(2, len(nodes) // 4))
@@ -271,7 +271,7 @@ def _some(draw: Random) -> str:
     return asked
 
 
-def held(rules_in_force: Rules, pods: int) -> Ledger:
+def held(rules_in_force: EffectivePolicy, pods: int) -> Ledger:
     """Return a ledger with this many pods, most of which share."""
     ledger = rules_in_force.empty_ledger()
     for number in range(pods):

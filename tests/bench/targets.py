@@ -64,8 +64,8 @@ def verdicts(figures: Sequence[Figure], rest: Rest | None) -> Iterator[str]:
     if rest is not None:
         mib, percent = rest.resident_bytes / _MIB, rest.cpu_percent
         yield _line("memory at rest", f"<= {REST_MIB} MiB", f"{mib:.1f} MiB", mib <= REST_MIB)
-        wanted = f"<= {REST_PERCENT} %"
-        yield _line("CPU at rest", wanted, f"{percent:.2f} %", percent <= REST_PERCENT)
+        desired = f"<= {REST_PERCENT} %"
+        yield _line("CPU at rest", desired, f"{percent:.2f} %", percent <= REST_PERCENT)
 
 
 def _verdict(target: Target, figures: Sequence[Figure]) -> str:
@@ -73,12 +73,12 @@ def _verdict(target: Target, figures: Sequence[Figure]) -> str:
     tail = max(figures, key=lambda figure: figure.p99_us)
     met = median.p50_us <= target.limit_ms * 1000
     found = f"p50 {median.p50_us / 1000:.2f} ms ({median.name})"
-    wanted = f"<= {target.limit_ms:g} ms"
+    desired = f"<= {target.limit_ms:g} ms"
     if target.tail:
         met = met and tail.p99_us <= _TAIL * target.limit_ms * 1000
         found += f", p99 {tail.p99_us / 1000:.2f} ms ({tail.name})"
-        wanted += f", p99 <= {_TAIL * target.limit_ms:g} ms"
-    return _line(target.text, wanted, found, met)
+        desired += f", p99 <= {_TAIL * target.limit_ms:g} ms"
+    return _line(target.text, desired, found, met)
 
 
 def _growth(what: str, family: str, medians: dict[str, float]) -> Iterator[str]:
@@ -92,9 +92,9 @@ def _growth(what: str, family: str, medians: dict[str, float]) -> Iterator[str]:
     if ratios:
         worst = max(ratios, key=ratios.__getitem__)
         found = f"{ratios[worst]:.2f} times ({worst})"
-        wanted = f"<= {MOST_GROWTH} times 10 held"
-        yield _line(f"{what} with 2,500 pods held", wanted, found, ratios[worst] <= MOST_GROWTH)
+        desired = f"<= {MOST_GROWTH} times 10 held"
+        yield _line(f"{what} with 2,500 pods held", desired, found, ratios[worst] <= MOST_GROWTH)
 
 
-def _line(text: str, wanted: str, found: str, met: bool) -> str:  # noqa: FBT001
-    return f"{'met   ' if met else 'MISSED'}  {text:35} {wanted:30} {found}"
+def _line(text: str, desired: str, found: str, met: bool) -> str:  # noqa: FBT001
+    return f"{'met   ' if met else 'MISSED'}  {text:35} {desired:30} {found}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
 
@@ -37,7 +37,7 @@ class Case:
     """One drawn decision: its rules, what is held (a state by name), and the pod."""
 
     number: int
-    rules: Rules
+    rules: EffectivePolicy
     state: str
     pod: Pod
     text: str
@@ -58,7 +58,7 @@ class Finding:
     admitted: bool
 
     def __str__(self) -> str:
-        outcome = "admitted" if self.admitted else "refused"
+        outcome = "admitted" if self.admitted else "rejected"
         bounded = f", {self.bounded} bounded" if self.bounded else ""
         return (
             f"{self.micros / 1000:8.2f} ms #{self.case.number} {self.case.text}: {outcome}{bounded}"
@@ -111,7 +111,7 @@ def drawn(name: str, number: int, seed: int) -> Case:
     return Case(number, rules, state, asked, " ".join(words))
 
 
-def _pod(draw: Random, rules: Rules) -> tuple[Pod, str]:
+def _pod(draw: Random, rules: EffectivePolicy) -> tuple[Pod, str]:
     """Draw a pod of one to three containers, or one with a budget that they share."""
     parts = draw.choice((1, 1, 1, 2, 3))
     cpus = max(1, int(len(rules.assignable_cpus) ** draw.random()))

@@ -17,7 +17,7 @@ import pytest
 
 from cgroupfs.controllers import HUGETLB, MEMORY, enable
 from cgroupfs.state import limit_text
-from cgroupfs.tree import KernelTree, Tree, join
+from cgroupfs.tree import CgroupTree, KernelTree, join
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Lab(Protocol):
     """A hierarchy under test, with the means to act around it."""
 
-    tree: Tree
+    tree: CgroupTree
     #: An empty cgroup with +cpuset +cpu for its children, not yet any child.
     top: str
 
@@ -48,7 +48,7 @@ class Lab(Protocol):
         ...
 
 
-class Emulation(Tree, Protocol):
+class Emulation(CgroupTree, Protocol):
     """An emulated hierarchy, in memory or in files."""
 
     def spawn(self, path: str, pid: int) -> None: ...
@@ -63,7 +63,7 @@ class EmulatedLab:
 
     def __init__(self, tree: Emulation) -> None:
         self.kernel = tree
-        self.tree: Tree = tree
+        self.tree: CgroupTree = tree
         self.top = "lab"
         self._next = 100
         prepare(self.tree, self.top)
@@ -100,7 +100,7 @@ class KernelLab:
 
     def __init__(self, root: Path) -> None:
         self.real = KernelTree(root)
-        self.tree: Tree = self.real
+        self.tree: CgroupTree = self.real
         self.top = "numawarden-contract"
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._offline: set[int] = set()
@@ -136,14 +136,14 @@ class KernelLab:
         self.real.close()
 
 
-def prepare(tree: Tree, top: str) -> None:
+def prepare(tree: CgroupTree, top: str) -> None:
     """Create the empty `top` with the controllers enabled down to its children."""
     tree.write("", "cgroup.subtree_control", "+cpuset +cpu")
     tree.mkdir(top)
     tree.write(top, "cgroup.subtree_control", "+cpuset +cpu")
 
 
-def remove(tree: Tree, path: str) -> None:
+def remove(tree: CgroupTree, path: str) -> None:
     """Remove a cgroup and everything below it."""
     for name in tree.children(path):
         remove(tree, join(path, name))
@@ -170,8 +170,8 @@ def shown(lab: Lab, path: str, file: str) -> str:
     return lab.tree.read(path, file).strip()
 
 
-def refused(lab: Lab, path: str, file: str, value: str) -> int:
-    """Write what must be refused and return the errno."""
+def rejected(lab: Lab, path: str, file: str, value: str) -> int:
+    """Write what must be rejected and return the errno."""
     with pytest.raises(OSError) as caught:  # noqa: PT011 - the caller compares the errno
         lab.tree.write(path, file, value)
     assert caught.value.errno is not None
@@ -223,7 +223,7 @@ class Contract:
         lab.tree.write(pod, "cpuset.cpus", "0-3")
         assert shown(lab, child, "cpuset.cpus.effective") == "0-1"
 
-    def test_shrinking_the_parent_under_its_child_is_not_refused(self, lab: Lab) -> None:
+    def test_shrinking_the_parent_under_its_child_is_not_rejected(self, lab: Lab) -> None:
         pod = make(lab, "pod", cpus="0-3")
         lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
         child = make(lab, "pod/app", cpus="3")
@@ -241,17 +241,17 @@ class Contract:
             ("-1", errno.EINVAL),
         ],
     )
-    def test_a_bad_cpu_list_is_refused_and_changes_nothing(
+    def test_a_bad_cpu_list_is_rejected_and_changes_nothing(
         self, lab: Lab, value: str, number: int
     ) -> None:
         path = make(lab, "pod", cpus="1")
-        assert refused(lab, path, "cpuset.cpus", value) == number
+        assert rejected(lab, path, "cpuset.cpus", value) == number
         assert shown(lab, path, "cpuset.cpus") == "1"
 
     def test_a_node_that_does_not_exist_is_invalid(self, lab: Lab) -> None:
         path = make(lab, "pod", mems="0")
-        assert refused(lab, path, "cpuset.mems", "9") == errno.EINVAL
-        assert refused(lab, path, "cpuset.mems", "60000") == errno.ERANGE
+        assert rejected(lab, path, "cpuset.mems", "9") == errno.EINVAL
+        assert rejected(lab, path, "cpuset.mems", "60000") == errno.ERANGE
         assert shown(lab, path, "cpuset.mems") == "0"
 
     @pytest.mark.parametrize("blank", ["\n", " "])
@@ -267,8 +267,8 @@ class Contract:
     def test_a_set_in_use_cannot_be_cleared(self, lab: Lab) -> None:
         path = make(lab, "pod", cpus="1", mems="0")
         lab.spawn(path)
-        assert refused(lab, path, "cpuset.cpus", "\n") == errno.ENOSPC
-        assert refused(lab, path, "cpuset.mems", "\n") == errno.ENOSPC
+        assert rejected(lab, path, "cpuset.cpus", "\n") == errno.ENOSPC
+        assert rejected(lab, path, "cpuset.mems", "\n") == errno.ENOSPC
         assert shown(lab, path, "cpuset.cpus") == "1"
 
     def test_a_set_that_was_never_written_may_be_cleared_again(self, lab: Lab) -> None:
@@ -277,7 +277,7 @@ class Contract:
         lab.tree.write(path, "cpuset.cpus", "\n")
         assert shown(lab, path, "cpuset.cpus") == ""
 
-    def test_no_bytes_are_refused_before_the_kernel_ignores_them(self, lab: Lab) -> None:
+    def test_no_bytes_are_rejected_before_the_kernel_ignores_them(self, lab: Lab) -> None:
         path = make(lab, "pod", cpus="1")
         with pytest.raises(ValueError, match="empty write"):
             lab.tree.write(path, "cpuset.cpus", "")
@@ -285,7 +285,7 @@ class Contract:
 
     def test_what_is_in_effect_cannot_be_written(self, lab: Lab) -> None:
         path = make(lab, "pod")
-        assert refused(lab, path, "cpuset.cpus.effective", "1") == errno.EINVAL
+        assert rejected(lab, path, "cpuset.cpus.effective", "1") == errno.EINVAL
 
     def test_an_offline_cpu_leaves_and_comes_back(self, lab: Lab) -> None:
         path = make(lab, "pod", cpus="2-3")
@@ -314,7 +314,7 @@ class Contract:
         lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
         one, two = make(lab, "one"), make(lab, "two")
         lab.tree.write(one, "cpuset.cpus.exclusive", "2-3")
-        assert refused(lab, two, "cpuset.cpus.exclusive", "3") == errno.EINVAL
+        assert rejected(lab, two, "cpuset.cpus.exclusive", "3") == errno.EINVAL
 
     def test_an_isolated_partition_takes_its_cpus_from_everyone_else(self, lab: Lab) -> None:
         everyone = make(lab, "everyone")
@@ -331,9 +331,9 @@ class Contract:
         lab.tree.write(pod, "cpuset.cpus.partition", "member")
         assert taken <= Mask.parse(shown(lab, everyone, "cpuset.cpus.effective"))
 
-    def test_a_bad_partition_word_is_refused_and_an_impossible_one_is_not(self, lab: Lab) -> None:
+    def test_a_bad_partition_word_is_rejected_and_an_impossible_one_is_not(self, lab: Lab) -> None:
         pod = make(lab, "pod", cpus="2")
-        assert refused(lab, pod, "cpuset.cpus.partition", "mine") == errno.EINVAL
+        assert rejected(lab, pod, "cpuset.cpus.partition", "mine") == errno.EINVAL
         lab.tree.write(pod, "cpuset.cpus.partition", "isolated")
         assert shown(lab, pod, "cpuset.cpus.partition").startswith("isolated invalid (")
 
@@ -379,7 +379,7 @@ class Contract:
     )
     def test_a_bandwidth_out_of_bounds_is_invalid(self, lab: Lab, value: str) -> None:
         path = make(lab, "pod", max="30000 50000")
-        assert refused(lab, path, "cpu.max", value) == errno.EINVAL
+        assert rejected(lab, path, "cpu.max", value) == errno.EINVAL
         assert shown(lab, path, "cpu.max") == "30000 50000"
 
     def test_a_child_may_have_more_bandwidth_than_its_parent(self, lab: Lab) -> None:
@@ -390,9 +390,9 @@ class Contract:
 
     def test_burst_and_quota_bound_each_other(self, lab: Lab) -> None:
         path = make(lab, "pod", max="30000 100000")
-        assert refused(lab, path, "cpu.max.burst", "30001") == errno.EINVAL
+        assert rejected(lab, path, "cpu.max.burst", "30001") == errno.EINVAL
         lab.tree.write(path, "cpu.max.burst", "20000")
-        assert refused(lab, path, "cpu.max", "19999 100000") == errno.EINVAL
+        assert rejected(lab, path, "cpu.max", "19999 100000") == errno.EINVAL
 
     @pytest.mark.parametrize(
         ("value", "number"),
@@ -400,7 +400,7 @@ class Contract:
     )
     def test_a_weight_has_bounds(self, lab: Lab, value: str, number: int) -> None:
         path = make(lab, "pod")
-        assert refused(lab, path, "cpu.weight", value) == number
+        assert rejected(lab, path, "cpu.weight", value) == number
         lab.tree.write(path, "cpu.weight", "10000")
         assert shown(lab, path, "cpu.weight") == "10000"
 
@@ -423,7 +423,7 @@ class Contract:
             assert shown(lab, path, file) == str(text)
             if isinstance(written, int):
                 assert limit_text(written, unit) == str(text)
-        assert refused(lab, path, file, "-1") == errno.EINVAL
+        assert rejected(lab, path, file, "-1") == errno.EINVAL
 
     def test_a_disabled_controller_forgets_its_limits(self, lab: Lab) -> None:
         path = make_limited(lab, "pod")
@@ -442,23 +442,23 @@ class Contract:
         assert [text is None for text in lab.tree.read_many(child, files)] == [True, True, False]
         with pytest.raises(FileNotFoundError):
             lab.tree.read(child, "cpuset.cpus")
-        assert refused(lab, child, "cpu.max", "max") == errno.ENOENT
+        assert rejected(lab, child, "cpu.max", "max") == errno.ENOENT
 
     def test_what_the_parent_does_not_pass_on_cannot_be_enabled(self, lab: Lab) -> None:
         make(lab, "pod")
         child = make(lab, "pod/app")
-        assert refused(lab, child, "cgroup.subtree_control", "+cpuset") == errno.ENOENT
+        assert rejected(lab, child, "cgroup.subtree_control", "+cpuset") == errno.ENOENT
 
     @pytest.mark.parametrize("value", ["+nothing", "cpuset", "*cpuset"])
     def test_an_unknown_word_in_subtree_control_is_invalid(self, lab: Lab, value: str) -> None:
         path = make(lab, "pod")
-        assert refused(lab, path, "cgroup.subtree_control", value) == errno.EINVAL
+        assert rejected(lab, path, "cgroup.subtree_control", value) == errno.EINVAL
 
     def test_a_controller_in_use_below_cannot_be_disabled(self, lab: Lab) -> None:
         pod = make(lab, "pod")
         lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
         make(lab, "pod/app")
-        assert refused(lab, lab.top, "cgroup.subtree_control", "-cpuset") == errno.EBUSY
+        assert rejected(lab, lab.top, "cgroup.subtree_control", "-cpuset") == errno.EBUSY
 
     def test_disabling_a_controller_removes_the_files_and_forgets_the_values(
         self, lab: Lab
@@ -508,8 +508,8 @@ class Contract:
 
     def test_a_process_that_does_not_run_cannot_be_moved(self, lab: Lab) -> None:
         path = make(lab, "pod")
-        assert refused(lab, path, "cgroup.procs", "4194000") == errno.ESRCH
-        assert refused(lab, path, "cgroup.procs", "abc") == errno.EINVAL
+        assert rejected(lab, path, "cgroup.procs", "4194000") == errno.ESRCH
+        assert rejected(lab, path, "cgroup.procs", "abc") == errno.EINVAL
 
     # --- directories ------------------------------------------------------------------------
 
@@ -538,7 +538,7 @@ class Contract:
     def test_a_cgroup_that_is_gone_is_not_found(self, lab: Lab) -> None:
         path = make(lab, "pod")
         lab.tree.rmdir(path)
-        assert refused(lab, path, "cpuset.cpus", "1") == errno.ENOENT
+        assert rejected(lab, path, "cpuset.cpus", "1") == errno.ENOENT
         for act in (
             lambda: lab.tree.rmdir(path),
             lambda: lab.tree.read_many(path, ("cpuset.cpus",)),

@@ -4,14 +4,14 @@ import errno
 
 import pytest
 
-from cgroupfs.apply import Result, apply, apply_write
+from cgroupfs.apply import WriteResult, apply, apply_write
 from cgroupfs.emulated.kernel import EmulatedKernel
-from cgroupfs.ordering import Stage
+from cgroupfs.ordering import WriteStage
 from cgroupfs.plan import Plan, Setting, Write, make_plan
 from cgroupfs.state import CpuMax, read_states
 from cgroupfs.verify import Cause
 from sysfs.mask import Mask
-from tests.fakes.kernel import Died, FaultyTree, die_at, refuse_writes
+from tests.fakes.kernel import Died, FaultyTree, die_at, reject_writes
 
 
 @pytest.fixture
@@ -24,16 +24,16 @@ def kernel() -> EmulatedKernel:
     return kernel
 
 
-def write(path: str, file: str, value: str, stage: Stage = Stage.GIVE) -> Write:
+def write(path: str, file: str, value: str, stage: WriteStage = WriteStage.GIVE) -> Write:
     return Write(stage, path, file, value)
 
 
 def test_a_plan_is_carried_out_and_shown(kernel: EmulatedKernel) -> None:
-    wanted = (
+    desired = (
         Setting("pods/a", cpus=Mask.parse("2-3"), mems=Mask.of(1), exclusive=True),
         Setting("pods/b", cpus=Mask.parse("0-1,4-7"), cpu_max=CpuMax(150_000)),
     )
-    plan = make_plan(read_states(kernel, ("pods/a", "pods/b")), wanted)
+    plan = make_plan(read_states(kernel, ("pods/a", "pods/b")), desired)
     done = apply(kernel, plan)
     assert done.ok
     assert done.problems == ()
@@ -45,7 +45,7 @@ def test_a_plan_is_carried_out_and_shown(kernel: EmulatedKernel) -> None:
 def test_a_set_outside_the_parent_is_reported_with_the_parent(kernel: EmulatedKernel) -> None:
     kernel.write("pods", "cpuset.cpus", "4-5")
     outcome = apply_write(kernel, write("pods/a", "cpuset.cpus", "1-2"))
-    assert outcome.result is Result.NOT_EFFECTIVE
+    assert outcome.result is WriteResult.NOT_EFFECTIVE
     assert outcome.cause is Cause.PARENT_TOO_NARROW
     assert (outcome.shown, outcome.effective) == ("1-2", "4-5")
     assert "/pods has only 4-5 of 1-2" in outcome.detail
@@ -54,7 +54,7 @@ def test_a_set_outside_the_parent_is_reported_with_the_parent(kernel: EmulatedKe
 def test_memory_nodes_outside_the_parent_are_reported_too(kernel: EmulatedKernel) -> None:
     kernel.write("pods", "cpuset.mems", "0")
     outcome = apply_write(kernel, write("pods/a", "cpuset.mems", "1"))
-    assert (outcome.result, outcome.cause) == (Result.NOT_EFFECTIVE, Cause.PARENT_TOO_NARROW)
+    assert (outcome.result, outcome.cause) == (WriteResult.NOT_EFFECTIVE, Cause.PARENT_TOO_NARROW)
     assert outcome.effective == "0"
 
 
@@ -75,11 +75,11 @@ def test_an_offline_cpu_is_reported_as_such(kernel: EmulatedKernel) -> None:
         ("cpu.max", "10 100000", errno.EINVAL, "does not take this value"),
     ],
 )
-def test_a_refusal_has_its_errno_and_a_remedy(
+def test_a_rejection_has_its_errno_and_a_remedy(
     kernel: EmulatedKernel, file: str, value: str, number: int, remedy: str
 ) -> None:
     outcome = apply_write(kernel, write("pods/a", file, value))
-    assert (outcome.result, outcome.error) == (Result.FAILED, number)
+    assert (outcome.result, outcome.error) == (WriteResult.FAILED, number)
     assert remedy in outcome.detail
     assert "/pods/a failed: " in outcome.detail
 
@@ -95,7 +95,7 @@ def test_clearing_a_set_in_use_is_explained(kernel: EmulatedKernel) -> None:
 
 def test_a_cgroup_that_went_away_is_no_failure(kernel: EmulatedKernel) -> None:
     outcome = apply_write(kernel, write("pods/gone", "cpuset.cpus", "1"))
-    assert (outcome.result, outcome.error) == (Result.GONE, errno.ENOENT)
+    assert (outcome.result, outcome.error) == (WriteResult.GONE, errno.ENOENT)
 
 
 def test_a_cgroup_without_the_controller_says_so(kernel: EmulatedKernel) -> None:
@@ -104,18 +104,21 @@ def test_a_cgroup_without_the_controller_says_so(kernel: EmulatedKernel) -> None
         kernel.write(path, "cgroup.subtree_control", "-cpuset -cpu")
     kernel.write("pods", "cgroup.subtree_control", "-cpuset -cpu")
     outcome = apply_write(kernel, write("pods/a", "cpuset.cpus", "1"))
-    assert (outcome.result, outcome.cause) == (Result.FAILED, Cause.CONTROLLER_LOST)
+    assert (outcome.result, outcome.cause) == (WriteResult.FAILED, Cause.CONTROLLER_LOST)
 
 
 def test_nothing_is_given_while_somebody_could_not_be_shrunk(kernel: EmulatedKernel) -> None:
-    tree = FaultyTree(kernel, refuse_writes("pods/b", "cpuset.cpus", errno.EINVAL))
-    wanted = (
+    tree = FaultyTree(kernel, reject_writes("pods/b", "cpuset.cpus", errno.EINVAL))
+    desired = (
         Setting("pods/a", cpus=Mask.parse("2-3"), exclusive=True),
         Setting("pods/b", cpus=Mask.parse("0-1")),
     )
-    done = apply(tree, make_plan(read_states(kernel, ("pods/a", "pods/b")), wanted))
+    done = apply(tree, make_plan(read_states(kernel, ("pods/a", "pods/b")), desired))
     assert not done.ok
-    assert [outcome.result for outcome in done.outcomes] == [Result.FAILED, Result.SKIPPED]
+    assert [outcome.result for outcome in done.outcomes] == [
+        WriteResult.FAILED,
+        WriteResult.SKIPPED,
+    ]
     assert kernel.read("pods/a", "cpuset.cpus") == "\n"
     assert "could not be narrowed to 0-1" in done.problems[1].detail
 
@@ -124,40 +127,46 @@ def test_who_shrinks_into_offline_cpus_only_spills_and_blocks(kernel: EmulatedKe
     kernel.set_online(Mask.parse("0-6"))
     plan = Plan(
         (
-            write("pods/b", "cpuset.cpus", "7", Stage.SHRINK),
-            write("pods/a", "cpuset.cpus", "2", Stage.CONFINE),
+            write("pods/b", "cpuset.cpus", "7", WriteStage.SHRINK),
+            write("pods/a", "cpuset.cpus", "2", WriteStage.CONFINE),
         )
     )
     done = apply(kernel, plan)
-    assert [outcome.result for outcome in done.outcomes] == [Result.NOT_EFFECTIVE, Result.SKIPPED]
+    assert [outcome.result for outcome in done.outcomes] == [
+        WriteResult.NOT_EFFECTIVE,
+        WriteResult.SKIPPED,
+    ]
 
 
 def test_who_shrinks_with_one_offline_cpu_blocks_nobody(kernel: EmulatedKernel) -> None:
     kernel.set_online(Mask.parse("0-6"))
     plan = Plan(
         (
-            write("pods/b", "cpuset.cpus", "6-7", Stage.SHRINK),
-            write("pods/a", "cpuset.cpus", "2", Stage.CONFINE),
+            write("pods/b", "cpuset.cpus", "6-7", WriteStage.SHRINK),
+            write("pods/a", "cpuset.cpus", "2", WriteStage.CONFINE),
         )
     )
     done = apply(kernel, plan)
-    assert [outcome.result for outcome in done.outcomes] == [Result.NOT_EFFECTIVE, Result.OK]
+    assert [outcome.result for outcome in done.outcomes] == [
+        WriteResult.NOT_EFFECTIVE,
+        WriteResult.OK,
+    ]
 
 
 def test_who_is_gone_needs_no_shrinking(kernel: EmulatedKernel) -> None:
     plan = Plan(
         (
-            write("pods/gone", "cpuset.cpus", "1", Stage.SHRINK),
-            write("pods/a", "cpuset.cpus", "2", Stage.CONFINE),
+            write("pods/gone", "cpuset.cpus", "1", WriteStage.SHRINK),
+            write("pods/a", "cpuset.cpus", "2", WriteStage.CONFINE),
         )
     )
     done = apply(kernel, plan)
-    assert [outcome.result for outcome in done.outcomes] == [Result.GONE, Result.OK]
+    assert [outcome.result for outcome in done.outcomes] == [WriteResult.GONE, WriteResult.OK]
 
 
 def test_a_crash_at_any_write_is_repaired_by_the_next_plan(kernel: EmulatedKernel) -> None:
     paths = ("pods/a", "pods/b")
-    wanted = (
+    desired = (
         Setting("pods/a", cpus=Mask.parse("2-3"), exclusive=True),
         Setting("pods/b", cpus=Mask.parse("0-1,4-7"), cpu_max=CpuMax(10_000)),
     )
@@ -166,9 +175,9 @@ def test_a_crash_at_any_write_is_repaired_by_the_next_plan(kernel: EmulatedKerne
         for path in paths:
             kernel.write(path, "cpuset.cpus", "0-7")
         try:
-            apply(tree, make_plan(read_states(kernel, paths), wanted))
+            apply(tree, make_plan(read_states(kernel, paths), desired))
         except Died:
-            assert apply(kernel, make_plan(read_states(kernel, paths), wanted)).ok
+            assert apply(kernel, make_plan(read_states(kernel, paths), desired)).ok
         assert kernel.read("pods/a", "cpuset.cpus.effective") == "2-3\n"
         assert kernel.read("pods/b", "cpuset.cpus.effective") == "0-1,4-7\n"
 
@@ -179,7 +188,7 @@ class TestMemoryOfWhoeverRunsThere:
     def written(self, kernel: EmulatedKernel) -> list[str]:
         tree = FaultyTree(kernel)
         outcome = apply_write(tree, write("pods/a", "cpuset.mems", "0"))
-        assert outcome.result is Result.OK
+        assert outcome.result is WriteResult.OK
         return [value for _, file, value in tree.writes if file == "cpuset.mems"]
 
     def test_it_moves_along_because_the_nodes_are_left_and_taken_again(

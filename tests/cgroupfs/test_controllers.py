@@ -6,9 +6,9 @@ import pytest
 
 from cgroupfs.controllers import enable, lacking
 from cgroupfs.emulated.kernel import EmulatedKernel
-from cgroupfs.errors import ControllerRefusedError, ControllerUnavailableError
+from cgroupfs.errors import ControllerRejectedError, ControllerUnavailableError
 from sysfs.mask import Mask
-from tests.fakes.kernel import FaultyTree, refuse_writes
+from tests.fakes.kernel import FaultyTree, reject_writes
 
 PATH = "pods/a/app"
 
@@ -65,9 +65,9 @@ def test_a_controller_the_kernel_does_not_offer_is_named_with_its_ancestor() -> 
     assert "cgroup_disable=" in str(e.value)
 
 
-def test_a_refusal_is_named_with_its_ancestor_and_a_remedy(kernel: EmulatedKernel) -> None:
-    tree = FaultyTree(kernel, refuse_writes("pods", "cgroup.subtree_control", errno.EBUSY))
-    with pytest.raises(ControllerRefusedError, match="move them into a child") as caught:
+def test_a_rejection_is_named_with_its_ancestor_and_a_remedy(kernel: EmulatedKernel) -> None:
+    tree = FaultyTree(kernel, reject_writes("pods", "cgroup.subtree_control", errno.EBUSY))
+    with pytest.raises(ControllerRejectedError, match="move them into a child") as caught:
         enable(tree, PATH)
     assert (caught.value.ancestor, caught.value.errno) == ("pods", errno.EBUSY)
 
@@ -83,5 +83,5 @@ def test_a_controller_that_vanishes_at_once_is_noticed(kernel: EmulatedKernel) -
 
 
 def test_an_ancestor_that_is_gone_is_named(kernel: EmulatedKernel) -> None:
-    with pytest.raises(ControllerRefusedError, match=r"/gone failed.*create it and try again"):
+    with pytest.raises(ControllerRejectedError, match=r"/gone failed.*create it and try again"):
         enable(kernel, "gone/x")

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 CPUS, NODES = Mask.parse("0-3"), Mask.of(0)
-Opened = tuple["Tree", "Callable[[], Tree]"]
+Opened = tuple["CgroupTree", "Callable[[], CgroupTree]"]
 
 
 @pytest.fixture(params=["kernel", "unreadable file", "files", "memory"])

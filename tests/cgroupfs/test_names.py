@@ -87,19 +87,19 @@ def test_other_cgroups_are_no_pods(path: str) -> None:
 @pytest.mark.parametrize(
     "uid", ["", "a/b", "..", "a..b", "-a", "a_b", "a\n", "é", "x" * 129, "a b"]
 )
-def test_a_uid_that_could_leave_its_place_is_refused(uid: str) -> None:
+def test_a_uid_that_could_leave_its_place_is_rejected(uid: str) -> None:
     for layout in (SYSTEMD, CGROUPFS):
         with pytest.raises(CgroupNameError, match="pod uid"):
             layout.pod(uid, Tier.GUARANTEED)
 
 
 @pytest.mark.parametrize("root", ["/..", "/a/./b", "/a b", "/ü"])
-def test_a_root_that_is_no_plain_path_is_refused(root: str) -> None:
+def test_a_root_that_is_no_plain_path_is_rejected(root: str) -> None:
     with pytest.raises(CgroupNameError, match="cgroupRoot"):
         Layout(Driver.CGROUPFS, root)
 
 
-def test_a_name_longer_than_the_kernel_allows_is_refused() -> None:
+def test_a_name_longer_than_the_kernel_allows_is_rejected() -> None:
     with pytest.raises(CgroupNameError, match="would exceed 255 bytes"):
         Layout(Driver.SYSTEMD, "/" + "r" * 150).pod("u" * 128, Tier.GUARANTEED)
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cgroupfs.emulated.kernel import EmulatedKernel
-from cgroupfs.ordering import Stage
+from cgroupfs.ordering import WriteStage
 from cgroupfs.plan import Plan, Setting, make_plan
 from cgroupfs.state import CPUS, read_states
 from cgroupfs.tree import parent
@@ -21,10 +21,10 @@ PODS = "pods"
 
 @dataclass(frozen=True)
 class Case:
-    """What is written in the tree at first, and what is wanted."""
+    """What is written in the tree at first, and what is desired."""
 
     before: dict[str, Mask]
-    wanted: tuple[Setting, ...]
+    desired: tuple[Setting, ...]
 
 
 def subset(mask: Mask) -> st.SearchStrategy[Mask]:
@@ -34,18 +34,18 @@ def subset(mask: Mask) -> st.SearchStrategy[Mask]:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     before: dict[str, Mask] = {PODS: Mask(0)}
-    wanted: list[Setting] = []
+    desired: list[Setting] = []
     for pod in range(draw(st.integers(1, 4))):
         path = f"{PODS}/pod{pod}"
         before[path] = draw(st.just(Mask(0)) | subset(HOST))
         new = draw(subset(HOST))
-        wanted.append(Setting(path, cpus=new, exclusive=draw(st.booleans())))
+        desired.append(Setting(path, cpus=new, exclusive=draw(st.booleans())))
         for app in range(draw(st.integers(0, 3))):
             inner = f"{path}/app{app}"
             before[inner] = draw(st.just(Mask(0)) | subset(before[path] or HOST))
             goal = draw(subset(new))
-            wanted.append(Setting(inner, cpus=goal, exclusive=draw(st.booleans())))
-    return Case(before, tuple(wanted))
+            desired.append(Setting(inner, cpus=goal, exclusive=draw(st.booleans())))
+    return Case(before, tuple(desired))
 
 
 def build(case: Case) -> EmulatedKernel:
@@ -60,7 +60,7 @@ def build(case: Case) -> EmulatedKernel:
 
 
 def plan_of(kernel: EmulatedKernel, case: Case) -> Plan:
-    return make_plan(read_states(kernel, case.before), case.wanted)
+    return make_plan(read_states(kernel, case.before), case.desired)
 
 
 def effective(kernel: EmulatedKernel, path: str) -> Mask:
@@ -82,7 +82,7 @@ def leaves(case: Case) -> list[str]:
 
 
 def has_circle(case: Case, first: dict[str, Mask], goal: dict[str, Mask]) -> bool:
-    """Tell whether leaves wait for each other in a circle: nobody could go first."""
+    """Return whether leaves wait for each other in a circle: nobody could go first."""
     waits = {
         gainer: {
             loser
@@ -101,10 +101,10 @@ def has_circle(case: Case, first: dict[str, Mask], goal: dict[str, Mask]) -> boo
 
 @given(cases())
 @settings(max_examples=120, deadline=None)
-def test_a_plan_ends_with_what_is_wanted_and_a_second_one_is_empty(case: Case) -> None:
+def test_a_plan_ends_with_what_is_desired_and_a_second_one_is_empty(case: Case) -> None:
     kernel = build(case)
     snapshots(kernel, case, plan_of(kernel, case))
-    for setting in case.wanted:
+    for setting in case.desired:
         assert kernel.read(setting.cgroup, CPUS).strip() == str(setting.cpus)
         assert effective(kernel, setting.cgroup) == setting.cpus
     assert plan_of(kernel, case).writes == ()
@@ -154,5 +154,5 @@ def test_stages_come_in_order_and_exclusive_holders_are_confined_after_the_shrin
 ) -> None:
     plan = plan_of(build(case), case)
     assert all(one.stage <= two.stage for one, two in pairwise(plan.writes))
-    exclusive = {setting.cgroup for setting in case.wanted if setting.exclusive}
-    assert all(w.cgroup not in exclusive for w in plan.writes if w.stage is Stage.SHRINK)
+    exclusive = {setting.cgroup for setting in case.desired if setting.exclusive}
+    assert all(w.cgroup not in exclusive for w in plan.writes if w.stage is WriteStage.SHRINK)

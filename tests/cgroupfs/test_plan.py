@@ -3,17 +3,17 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from cgroupfs.ordering import Stage
+from cgroupfs.ordering import WriteStage
 from cgroupfs.plan import Plan, Setting, Write, make_plan
-from cgroupfs.state import UNLIMITED, CpuMax, State
+from cgroupfs.state import UNLIMITED, CgroupState, CpuMax
 from sysfs.mask import EMPTY, Mask
 
 ALL = Mask.parse("0-7")
 NODES = Mask.parse("0-1")
-FRESH = State(EMPTY, ALL, EMPTY, NODES, UNLIMITED, populated=False)
+FRESH = CgroupState(EMPTY, ALL, EMPTY, NODES, UNLIMITED, populated=False)
 
 
-def cpus(text: str, effective: str | None = None) -> State:
+def cpus(text: str, effective: str | None = None) -> CgroupState:
     return replace(FRESH, cpus=Mask.parse(text), cpus_effective=Mask.parse(effective or text))
 
 
@@ -23,13 +23,13 @@ def lines(plan: Plan) -> list[tuple[str, str, str]]:
 
 def test_shared_containers_shrink_before_the_pod_and_its_container_are_confined() -> None:
     current = {"a": cpus("0-7"), "a/shared": cpus("0-7"), "b": FRESH, "b/one": FRESH}
-    wanted = (
+    desired = (
         Setting("b", cpus=Mask.parse("2-3"), exclusive=True),
         Setting("b/one", cpus=Mask.parse("2-3"), exclusive=True),
         Setting("a", cpus=ALL),
         Setting("a/shared", cpus=Mask.parse("0-1,4-7")),
     )
-    assert lines(make_plan(current, wanted)) == [
+    assert lines(make_plan(current, desired)) == [
         ("SHRINK", "a/shared", "0-1,4-7"),
         ("CONFINE", "b/one", "2-3"),
         ("CONFINE", "b", "2-3"),
@@ -38,14 +38,14 @@ def test_shared_containers_shrink_before_the_pod_and_its_container_are_confined(
 
 def test_a_released_set_goes_back_from_the_pod_down() -> None:
     current = {"a": cpus("0-1"), "a/shared": cpus("0-1")}
-    wanted = (Setting("a/shared", cpus=ALL), Setting("a", cpus=ALL))
-    assert lines(make_plan(current, wanted)) == [("GIVE", "a", "0-7"), ("GIVE", "a/shared", "0-7")]
+    desired = (Setting("a/shared", cpus=ALL), Setting("a", cpus=ALL))
+    assert lines(make_plan(current, desired)) == [("GIVE", "a", "0-7"), ("GIVE", "a/shared", "0-7")]
 
 
 def test_a_pod_that_moves_is_wider_for_as_long_as_its_container_needs() -> None:
     current = {"a": cpus("0-1"), "a/app": cpus("0-1")}
-    wanted = (Setting("a", cpus=Mask.parse("4-5")), Setting("a/app", cpus=Mask.parse("4-5")))
-    assert lines(make_plan(current, wanted)) == [
+    desired = (Setting("a", cpus=Mask.parse("4-5")), Setting("a/app", cpus=Mask.parse("4-5")))
+    assert lines(make_plan(current, desired)) == [
         ("GIVE", "a", "0-1,4-5"),
         ("GIVE", "a/app", "4-5"),
         ("SETTLE", "a", "4-5"),
@@ -54,14 +54,14 @@ def test_a_pod_that_moves_is_wider_for_as_long_as_its_container_needs() -> None:
 
 def test_sets_that_change_places_are_written_once_each() -> None:
     current = {"a": cpus("0"), "b": cpus("1")}
-    wanted = (Setting("a", cpus=Mask.of(1)), Setting("b", cpus=Mask.of(0)))
-    assert sorted(lines(make_plan(current, wanted))) == [("GIVE", "a", "1"), ("GIVE", "b", "0")]
+    desired = (Setting("a", cpus=Mask.of(1)), Setting("b", cpus=Mask.of(0)))
+    assert sorted(lines(make_plan(current, desired))) == [("GIVE", "a", "1"), ("GIVE", "b", "0")]
 
 
 def test_who_moves_away_goes_before_who_comes() -> None:
     current = {"a": cpus("0"), "b": cpus("1")}
-    wanted = (Setting("a", cpus=Mask.of(1)), Setting("b", cpus=Mask.of(2)))
-    assert lines(make_plan(current, wanted)) == [("GIVE", "b", "2"), ("GIVE", "a", "1")]
+    desired = (Setting("a", cpus=Mask.of(1)), Setting("b", cpus=Mask.of(2)))
+    assert lines(make_plan(current, desired)) == [("GIVE", "b", "2"), ("GIVE", "a", "1")]
 
 
 def test_an_offline_cpu_in_a_set_that_stays_is_not_rewritten() -> None:
@@ -71,31 +71,31 @@ def test_an_offline_cpu_in_a_set_that_stays_is_not_rewritten() -> None:
 
 def test_a_shrinking_set_keeps_its_offline_cpu_in_one_write() -> None:
     current = {"a": cpus("0-7", effective="0-2,4-7")}
-    wanted = (Setting("a", cpus=Mask.parse("0-3")),)
-    assert lines(make_plan(current, wanted)) == [("SHRINK", "a", "0-3")]
+    desired = (Setting("a", cpus=Mask.parse("0-3")),)
+    assert lines(make_plan(current, desired)) == [("SHRINK", "a", "0-3")]
 
 
 def test_what_is_right_already_is_not_written() -> None:
-    state = State(Mask.of(1), Mask.of(1), Mask.of(0), Mask.of(0), UNLIMITED, populated=True)
-    wanted = (Setting("a", cpus=Mask.of(1), mems=Mask.of(0), cpu_max=UNLIMITED),)
-    assert make_plan({"a": state}, wanted) == Plan()
+    state = CgroupState(Mask.of(1), Mask.of(1), Mask.of(0), Mask.of(0), UNLIMITED, populated=True)
+    desired = (Setting("a", cpus=Mask.of(1), mems=Mask.of(0), cpu_max=UNLIMITED),)
+    assert make_plan({"a": state}, desired) == Plan()
 
 
 def test_a_cgroup_that_is_gone_or_lacks_the_controller_gets_no_write() -> None:
-    bare = State(None, None, None, None, None, populated=True)
-    wanted = (
+    bare = CgroupState(None, None, None, None, None, populated=True)
+    desired = (
         Setting("gone", cpus=Mask.of(1), mems=Mask.of(0), cpu_max=UNLIMITED),
         Setting("bare", cpus=Mask.of(1), mems=Mask.of(0), cpu_max=UNLIMITED),
     )
-    assert make_plan({"bare": bare}, wanted) == Plan()
+    assert make_plan({"bare": bare}, desired) == Plan()
 
 
 def test_memory_of_running_processes_is_not_moved_unasked() -> None:
     running = replace(FRESH, populated=True)
-    wanted = Setting("a", mems=Mask.of(0))
-    held = Write(Stage.GIVE, "a", "cpuset.mems", "0")
-    assert make_plan({"a": running}, (wanted,)) == Plan(withheld=(held,))
-    asked = make_plan({"a": running}, (replace(wanted, move_memory=True),))
+    desired = Setting("a", mems=Mask.of(0))
+    held = Write(WriteStage.GIVE, "a", "cpuset.mems", "0")
+    assert make_plan({"a": running}, (desired,)) == Plan(withheld=(held,))
+    asked = make_plan({"a": running}, (replace(desired, move_memory=True),))
     assert [(w.file, w.value) for w in asked.writes] == [("cpuset.mems", "0")]
     assert asked.withheld == ()
 
@@ -122,23 +122,25 @@ def test_higher_quotas_are_given_from_above_and_lower_ones_settled_from_below() 
 
 
 def test_within_a_stage_memory_nodes_come_before_cpus_and_cpus_before_quotas() -> None:
-    state = State(Mask.of(0), Mask.of(0), Mask.of(0), Mask.of(0), CpuMax(5_000), populated=False)
-    wanted = (Setting("a", cpus=ALL, mems=NODES, cpu_max=UNLIMITED),)
-    files = [write.file for write in make_plan({"a": state}, wanted).writes]
+    state = CgroupState(
+        Mask.of(0), Mask.of(0), Mask.of(0), Mask.of(0), CpuMax(5_000), populated=False
+    )
+    desired = (Setting("a", cpus=ALL, mems=NODES, cpu_max=UNLIMITED),)
+    files = [write.file for write in make_plan({"a": state}, desired).writes]
     assert files == ["cpuset.mems", "cpuset.cpus", "cpu.max"]
 
 
-def test_an_empty_set_cannot_be_wanted() -> None:
+def test_an_empty_set_cannot_be_desired() -> None:
     with pytest.raises(ValueError, match=r"cpuset\.cpus of a must not be empty"):
         Setting("a", cpus=EMPTY)
 
 
-def test_a_child_wanted_outside_its_parent_is_a_mistake() -> None:
-    wanted = (Setting("a", cpus=Mask.of(1)), Setting("a/app", cpus=Mask.of(2)))
-    with pytest.raises(ValueError, match=r"2 wanted for a/app is outside 1"):
-        make_plan({"a": FRESH, "a/app": FRESH}, wanted)
+def test_a_child_desired_outside_its_parent_is_a_mistake() -> None:
+    desired = (Setting("a", cpus=Mask.of(1)), Setting("a/app", cpus=Mask.of(2)))
+    with pytest.raises(ValueError, match=r"2 desired for a/app is outside 1"):
+        make_plan({"a": FRESH, "a/app": FRESH}, desired)
 
 
-def test_a_cgroup_wanted_twice_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="a is wanted twice"):
+def test_a_cgroup_desired_twice_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="a is desired twice"):
         make_plan({}, (Setting("a"), Setting("a")))

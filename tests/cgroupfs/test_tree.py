@@ -39,7 +39,7 @@ BAD = ["/pods", "pods/", "pods//a", "..", "../secret", "pods/../../secret", ".",
 
 
 @pytest.mark.parametrize("path", BAD)
-def test_a_path_that_could_leave_the_root_is_refused(tree: KernelTree, path: str) -> None:
+def test_a_path_that_could_leave_the_root_is_rejected(tree: KernelTree, path: str) -> None:
     for act in (
         lambda: tree.read(path, "cpuset.cpus"),
         lambda: tree.read_many(path, ("cpuset.cpus",)),
@@ -153,7 +153,7 @@ def test_paths_are_taken_apart_and_put_together() -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "..", ".", "", "b.slice", "/"]), max_size=5).map("/".join))
-def test_a_path_is_clean_or_refused(path: str) -> None:
+def test_a_path_is_clean_or_rejected(path: str) -> None:
     try:
         check_path(path)
     except CgroupPathError:

@@ -26,13 +26,13 @@ def test_no_limit_is_max() -> None:
     ("quota", "period"),
     [(999, 100_000), (0, 100_000), (None, 999), (None, 1_000_001), (2**44, 1_000)],
 )
-def test_what_the_kernel_would_refuse_is_refused(quota: int | None, period: int) -> None:
+def test_what_the_kernel_would_reject_is_rejected(quota: int | None, period: int) -> None:
     with pytest.raises(CgroupValueError, match="between"):
         CpuMax(quota, period)
 
 
 @pytest.mark.parametrize("text", ["", "max", "100000", "max max", "-1 100000", "1 2 3", "x 100000"])
-def test_text_that_no_kernel_writes_is_refused(text: str) -> None:
+def test_text_that_no_kernel_writes_is_rejected(text: str) -> None:
     with pytest.raises(CgroupValueError):
         CpuMax.parse(text)
 

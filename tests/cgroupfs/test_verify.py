@@ -7,7 +7,7 @@ from cgroupfs.controllers import enable
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.plan import Setting
 from cgroupfs.state import UNLIMITED, CpuMax
-from cgroupfs.verify import GONE, Cause, Drift, Record, Records, verify
+from cgroupfs.verify import GONE, Cause, CgroupDifference, WriterRecord, WriterRecords, verify
 from sysfs.mask import Mask
 from systemd import slices
 from systemd.properties import allowed_cpus, cpu_quota
@@ -17,7 +17,7 @@ from tests.fakes.systemd import FakeSystemd
 POD = "pods/a"
 APP = "pods/a/app"
 CPUS = Mask.parse("2-3")
-WANTED = (
+DESIRED = (
     Setting(POD, cpus=CPUS, mems=Mask.of(1), cpu_max=UNLIMITED),
     Setting(APP, cpus=CPUS, mems=Mask.of(1), cpu_max=CpuMax(50_000)),
 )
@@ -36,48 +36,48 @@ def kernel() -> EmulatedKernel:
     return kernel
 
 
-def only(drifts: tuple[Drift, ...]) -> Drift:
+def only(drifts: tuple[CgroupDifference, ...]) -> CgroupDifference:
     (drift,) = drifts
     return drift
 
 
 def test_what_is_right_is_no_drift_and_nothing_is_written(kernel: EmulatedKernel) -> None:
     tree = FaultyTree(kernel)
-    assert verify(tree, WANTED) == ()
+    assert verify(tree, DESIRED) == ()
     assert tree.writes == []
 
 
 def test_a_right_cgroup_costs_one_read_and_each_ancestor_one(kernel: EmulatedKernel) -> None:
     tree = FaultyTree(kernel)
-    verify(tree, WANTED)
-    assert len(tree.log) == len(("", "pods", POD)) + len(WANTED)
+    verify(tree, DESIRED)
+    assert len(tree.log) == len(("", "pods", POD)) + len(DESIRED)
 
 
 @pytest.mark.parametrize(
-    ("file", "value", "wanted"),
+    ("file", "value", "desired"),
     [
         ("cpuset.cpus", "3", "2-3"),
         ("cpuset.mems", "0-1", "1"),
         ("cpu.max", "max 100000", "50000 100000"),
     ],
 )
-def test_a_changed_file_is_shown_beside_what_is_wanted(
-    kernel: EmulatedKernel, file: str, value: str, wanted: str
+def test_a_changed_file_is_shown_beside_what_is_desired(
+    kernel: EmulatedKernel, file: str, value: str, desired: str
 ) -> None:
     kernel.write(APP, file, value)
-    drift = only(verify(kernel, WANTED))
+    drift = only(verify(kernel, DESIRED))
     assert (drift.cgroup, drift.file) == (APP, file)
-    assert (drift.wanted, drift.found, drift.cause) == (wanted, value, Cause.UNKNOWN)
+    assert (drift.desired, drift.found, drift.cause) == (desired, value, Cause.UNKNOWN)
 
 
-def test_what_is_not_wanted_is_not_looked_at(kernel: EmulatedKernel) -> None:
+def test_what_is_not_desired_is_not_looked_at(kernel: EmulatedKernel) -> None:
     kernel.write(APP, "cpu.max", "max")
     assert verify(kernel, (Setting(APP, cpus=CPUS),)) == ()
 
 
 def test_a_parent_that_became_too_narrow_is_named(kernel: EmulatedKernel) -> None:
     kernel.write("pods", "cpuset.cpus", "0-2")
-    drifts = verify(kernel, WANTED)
+    drifts = verify(kernel, DESIRED)
     assert {drift.cgroup for drift in drifts} == {POD, APP}
     assert {drift.cause for drift in drifts} == {Cause.PARENT_TOO_NARROW}
     assert all(drift.file == "cpuset.cpus.effective" for drift in drifts)
@@ -92,7 +92,7 @@ def test_an_offline_cpu_is_the_cause_also_when_none_is_left(
     kernel: EmulatedKernel, online: str, found: str
 ) -> None:
     kernel.set_online(Mask.parse(online))
-    drifts = verify(kernel, WANTED)
+    drifts = verify(kernel, DESIRED)
     assert {(drift.cause, drift.found) for drift in drifts} == {(Cause.CPU_OFFLINE, found)}
 
 
@@ -108,7 +108,7 @@ def test_a_partition_is_neither_offline_nor_a_narrow_parent(kernel: EmulatedKern
 
 def test_a_lost_controller_is_reported_at_the_ancestor_and_below(kernel: EmulatedKernel) -> None:
     kernel.write(POD, "cgroup.subtree_control", "-cpuset")
-    drifts = verify(kernel, WANTED)
+    drifts = verify(kernel, DESIRED)
     assert {drift.cause for drift in drifts} == {Cause.CONTROLLER_LOST}
     assert [(d.cgroup, d.file, d.found) for d in drifts] == [
         (POD, "cgroup.subtree_control", "cpu"),
@@ -119,43 +119,43 @@ def test_a_lost_controller_is_reported_at_the_ancestor_and_below(kernel: Emulate
 
 def test_a_cgroup_that_is_gone_is_one_drift(kernel: EmulatedKernel) -> None:
     kernel.rmdir(APP)
-    drift = only(verify(kernel, WANTED))
+    drift = only(verify(kernel, DESIRED))
     assert (drift.cgroup, drift.file, drift.found) == (APP, GONE, None)
 
 
-SYSTEMD = Record(cpus=Mask.parse("0-7"), cpu_max=UNLIMITED)
-SPEC = Record(cpu_max=CpuMax(140_000))
+SYSTEMD = WriterRecord(cpus=Mask.parse("0-7"), cpu_max=UNLIMITED)
+SPEC = WriterRecord(cpu_max=CpuMax(140_000))
 
 
 @pytest.mark.parametrize(
     ("records", "file", "value", "cause"),
     [
-        (Records(systemd=SYSTEMD), "cpuset.cpus", "0-7", Cause.REVERTED_BY_SYSTEMD),
-        (Records(systemd=SYSTEMD, runtime=SPEC), "cpu.max", "max", Cause.REVERTED_BY_SYSTEMD),
-        (Records(systemd=SYSTEMD, runtime=SPEC), "cpu.max", "140000", Cause.RUNTIME_UPDATE),
-        (Records(systemd=SPEC, runtime=SPEC), "cpu.max", "140000", Cause.RUNTIME_UPDATE),
-        (Records(systemd=SYSTEMD, runtime=SPEC), "cpu.max", "9000", Cause.UNKNOWN),
-        (Records(systemd=SYSTEMD), "cpuset.mems", "0", Cause.UNKNOWN),
+        (WriterRecords(systemd=SYSTEMD), "cpuset.cpus", "0-7", Cause.REVERTED_BY_SYSTEMD),
+        (WriterRecords(systemd=SYSTEMD, runtime=SPEC), "cpu.max", "max", Cause.REVERTED_BY_SYSTEMD),
+        (WriterRecords(systemd=SYSTEMD, runtime=SPEC), "cpu.max", "140000", Cause.RUNTIME_UPDATE),
+        (WriterRecords(systemd=SPEC, runtime=SPEC), "cpu.max", "140000", Cause.RUNTIME_UPDATE),
+        (WriterRecords(systemd=SYSTEMD, runtime=SPEC), "cpu.max", "9000", Cause.UNKNOWN),
+        (WriterRecords(systemd=SYSTEMD), "cpuset.mems", "0", Cause.UNKNOWN),
     ],
 )
 def test_the_writer_is_deduced_from_what_others_have_on_record(
-    kernel: EmulatedKernel, records: Records, file: str, value: str, cause: Cause
+    kernel: EmulatedKernel, records: WriterRecords, file: str, value: str, cause: Cause
 ) -> None:
     kernel.write(POD, "cpuset.cpus", "0-7")
     kernel.write(APP, file, value)
-    wanted = (replace(WANTED[1]),)
-    assert only(verify(kernel, wanted, records={APP: records})).cause is cause
+    desired = (replace(DESIRED[1]),)
+    assert only(verify(kernel, desired, records={APP: records})).cause is cause
 
 
 def test_containers_that_a_runtime_updated_one_after_the_other_are_not_laid_at_systemds_door(
     kernel: EmulatedKernel,
 ) -> None:
     kernel.mkdir("pods/a/side")
-    both = Records(systemd=SPEC, runtime=SPEC)
-    wanted = (WANTED[1], Setting("pods/a/side", cpu_max=CpuMax(20_000)))
+    both = WriterRecords(systemd=SPEC, runtime=SPEC)
+    desired = (DESIRED[1], Setting("pods/a/side", cpu_max=CpuMax(20_000)))
     for path in (APP, "pods/a/side"):
         kernel.write(path, "cpu.max", "140000")
-    drifts = verify(kernel, wanted, records={APP: both, "pods/a/side": both})
+    drifts = verify(kernel, desired, records={APP: both, "pods/a/side": both})
     assert [drift.cause for drift in drifts] == [Cause.RUNTIME_UPDATE] * 2
 
 
@@ -165,10 +165,14 @@ def test_a_reverting_systemd_is_recognised_by_its_own_record() -> None:
     slices.ensure(systemd, "pods.slice", (allowed_cpus(Mask.parse("0-7")), *cpu_quota(None)))
     app = systemd.start_scope("app.scope", "pods.slice", 5, delegate=True)
     kernel.write(app, "cpu.max", "50000 100000")
-    wanted = (Setting(app, cpu_max=CpuMax(50_000)),)
-    assert verify(kernel, wanted) == ()
+    desired = (Setting(app, cpu_max=CpuMax(50_000)),)
+    assert verify(kernel, desired) == ()
     systemd.daemon_reload()
     systemd.start_scope("other.scope", "pods.slice", 6, delegate=True)
-    drift = only(verify(kernel, wanted, records={app: Records(systemd=Record(cpu_max=UNLIMITED))}))
+    drift = only(
+        verify(
+            kernel, desired, records={app: WriterRecords(systemd=WriterRecord(cpu_max=UNLIMITED))}
+        )
+    )
     assert drift.cause is Cause.REVERTED_BY_SYSTEMD
     assert "systemd has on record for the unit" in drift.detail

@@ -86,6 +86,6 @@ def test_lost_events_ask_for_a_rescan(watch: CgroupWatch, monkeypatch: pytest.Mo
     assert watch.read() == (Rescan(),)
 
 
-def test_a_path_that_leaves_the_root_is_refused(watch: CgroupWatch) -> None:
+def test_a_path_that_leaves_the_root_is_rejected(watch: CgroupWatch) -> None:
     with pytest.raises(CgroupPathError):
         watch.add("../x")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.config.errors import ConfigError
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.decision import DECISION_COUNTERS
-from agent.managers.effective_policy import Rules, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, shared_pool
 from agent.managers.memory.state import free_memory
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import pod_from_document
@@ -22,15 +22,15 @@ from tests.conformance.invariants import NOTHING, Before, broken_invariants
 from tests.conformance.memory_instead import (
     counts_init_memory,
     pins_no_shared_memory,
-    refused_for_own_demand,
+    rejected_for_own_demand,
 )
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import machine_of
 from tests.conformance.recorded_config import resolved_policy, start_problems
-from tests.conformance.start_errors import refuses_what_none_ignores, start_is_refused
+from tests.conformance.start_errors import rejects_what_none_ignores, start_is_rejected
 from tests.conformance.valid_instead import (
     UNCORE_ALIGNED,
-    caches_of_refused,
+    caches_of_rejected,
     evenly_distributed,
     evenly_reserved,
     is_invalid,
@@ -45,7 +45,12 @@ from tests.conformance.valid_instead import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocations.ledger import ContainerGrant, Ledger, MemoryBlock, PodGrant
+    from agent.managers.allocations.ledger import (
+        ContainerAllocation,
+        Ledger,
+        MemoryBlock,
+        PodAllocation,
+    )
     from agent.managers.decision import Decision
     from agent.managers.topology.hints import Hint
     from agent.pods.model import Pod
@@ -72,12 +77,12 @@ class Replay:
     taken from the kubelet's state. `parted` is set where that can be no ledger of ours (it gave
     something twice, or crashed): from there on only the invariants are checked. `rules_used` are
     the reasons that have names; two of them, which leave the ledgers alike, only change what is
-    compared with. `leftovers` is set once the kubelet refused a pod that had got something: it
+    compared with. `leftovers` is set once the kubelet rejected a pod that had got something: it
     gives that back in another order than it was taken, ours is as if the pod had never been.
     """
 
     case: Case
-    rules: Rules
+    rules: EffectivePolicy
     ledger: Ledger
     before: Before = NOTHING
     right: bool = False
@@ -110,7 +115,7 @@ class Replay:
 
     def _start(self, expected: Step) -> list[str]:
         if self.rules.static_memory and self.rules.memory.overcommitted:
-            self.parted = True  # the kubelet reckons with unsigned numbers: it sees 16 EiB free
+            self.parted = True  # the kubelet computes with unsigned numbers: it sees 16 EiB free
             return []
         differences = list(_initial_differences(self, expected))
         if not differences or not self._may_reserve(expected):
@@ -119,7 +124,7 @@ class Replay:
         if self.case.get("irregular"):
             self.rules_used.add("uneven host")
         cpu = replace(self.rules.policy.cpu, reserved=Mask.parse(expected["reserved"]))
-        theirs = Rules(self.rules.machine, replace(self.rules.policy, cpu=cpu))
+        theirs = EffectivePolicy(self.rules.machine, replace(self.rules.policy, cpu=cpu))
         self.rules = theirs
         self.parted = bool(list(_initial_differences(self, expected)))
         return []
@@ -154,15 +159,15 @@ class Replay:
         except ManifestError as error:
             if invalid or is_invalid(step["pod"]):
                 return self._goes_on(before, None, answer)
-            return [f"pod {uid} is refused as invalid: {error}"]
+            return [f"pod {uid} is rejected as invalid: {error}"]
         if invalid:
-            return [f"pod {uid} is accepted, the API server would refuse it"]
+            return [f"pod {uid} is accepted, the API server would reject it"]
         decision = admit(self.rules, self.ledger, pod)
         self.ledger = decision.ledger
         if self.case.get("doc_deviation", {}).get("step") == number:
-            if decision.admitted or refused_for_own_demand(self.rules, pod, decision):
+            if decision.admitted or rejected_for_own_demand(self.rules, pod, decision):
                 return self._goes_on(before, pod, answer)
-            return [f"refused: {decision.refusal}"]
+            return [f"rejected: {decision.rejection}"]
         return self._compare_decision(before, pod, decision, step, answer)
 
     def _pod(self, step: Step) -> Pod:
@@ -217,16 +222,16 @@ class Replay:
         counters = right_counters(self.case["config"], document, answer)
         if counters != answer["metrics"]:
             self.rules_used.add("counters")
-        caches = caches_of_refused(self.rules, decision, answer)
+        caches = caches_of_rejected(self.rules, decision, answer)
         if caches is not None:
             self.rules_used.add("fewer sockets")
             counters[UNCORE_ALIGNED] = caches
         return {**right, "metrics": counters}
 
     def _may_differ(self, before: Ledger, pod: Pod, decision: Decision, answer: Step) -> bool:
-        """Tell whether another answer is right here; the reasons stand in the documentation."""
+        """Return whether another answer is right here; the reasons stand in the documentation."""
         if decision.already_admitted:
-            return decision.grant == before.grants[decision.uid]
+            return decision.allocation == before.allocations[decision.uid]
         if self.case.get("irregular") and valid_instead(self.rules, before, pod, decision, answer):
             self.rules_used.add("uneven host")
             return True
@@ -267,7 +272,7 @@ class Replay:
         for key in ("config", "gates", "topology"):
             if key in step:
                 self.case = {**self.case, key: step[key]}
-        self.before = Before(frozenset(self.ledger.grants), self.ledger.memory)
+        self.before = Before(frozenset(self.ledger.allocations), self.ledger.memory)
         try:
             self.rules = _rules(self.case)
         except ConfigError as error:
@@ -288,20 +293,20 @@ class Replay:
 def run_case(case: Case) -> Outcome:
     """Replay one recorded sequence and compare every step."""
     if "start_error" in case["expected"]:
-        return start_is_refused(case)
+        return start_is_rejected(case)
     problems = start_problems(case)
     if problems:
-        ignored = refuses_what_none_ignores(case, problems)
+        ignored = rejects_what_none_ignores(case, problems)
         return Outcome.right_instead() if ignored else Outcome.wrong(*problems)
     return Replay.of(case).run()
 
 
-def _rules(case: Case) -> Rules:
-    return Rules(machine_of(case["topology"]), resolved_policy(case))
+def _rules(case: Case) -> EffectivePolicy:
+    return EffectivePolicy(machine_of(case["topology"]), resolved_policy(case))
 
 
 def _differs_beyond_memory(replay: Replay, decision: Decision, answer: Step) -> bool:
-    """Tell whether more differs than how a group's charge is spread over its nodes."""
+    """Return whether more differs than how a group's charge is spread over its nodes."""
     without = {**answer, "state": {**answer["state"], "mem_nodes": {}}}
     differs = any(_decision_differences(replay, decision, without))
     return differs or not same_memory_in_all(replay.ledger, answer["state"])
@@ -325,26 +330,26 @@ def _decision_differences(replay: Replay, decision: Decision, expected: Step) ->
     if decision.admitted != expected["admitted"]:
         yield (
             f"admitted {decision.admitted}, expected {expected['admitted']}:"
-            f" {decision.refusal or decision.grant} / {expected.get('message')}"
+            f" {decision.rejection or decision.allocation} / {expected.get('message')}"
         )
         return
-    if decision.refusal is not None:
-        yield from _differ("reason", str(decision.refusal.reason), expected["reason"])
-    if decision.grant is not None:
-        yield from _grant_differences(replay, decision, decision.grant, expected["pod"])
+    if decision.rejection is not None:
+        yield from _differ("reason", str(decision.rejection.reason), expected["reason"])
+    if decision.allocation is not None:
+        yield from _allocation_differences(replay, decision, decision.allocation, expected["pod"])
     yield from _state_differences(replay, expected["state"])
     if not decision.already_admitted:
         yield from _differ("counters", _counters(decision), _expected_counters(expected))
 
 
-def _grant_differences(
-    replay: Replay, decision: Decision, grant: PodGrant, expected: Step
+def _allocation_differences(
+    replay: Replay, decision: Decision, allocation: PodAllocation, expected: Step
 ) -> Iterator[str]:
-    yield from _differ("qos", grant.qos.value, expected["qos"])
-    yield from _differ("pod cpus", _text(grant.cpus), expected["cpus"])
-    yield from _differ("pod memory", _blocks(grant.memory), expected["memory"])
-    yield from _differ("pod quota_disabled", grant.quota_disabled, expected["quota_disabled"])
-    for container in grant.containers:
+    yield from _differ("qos", allocation.qos.value, expected["qos"])
+    yield from _differ("pod cpus", _text(allocation.cpus), expected["cpus"])
+    yield from _differ("pod memory", _blocks(allocation.memory), expected["memory"])
+    yield from _differ("pod quota_disabled", allocation.quota_disabled, expected["quota_disabled"])
+    for container in allocation.containers:
         theirs = expected["containers"][container.name]
         ours = _container(replay, container)
         keys = [key for key in theirs if not (key == "hint" and decision.already_admitted)]
@@ -353,20 +358,20 @@ def _grant_differences(
             yield from _differ(f"container {container.name} {key}", ours[key], answer)
 
 
-def _container(replay: Replay, grant: ContainerGrant) -> dict[str, object]:
+def _container(replay: Replay, allocation: ContainerAllocation) -> dict[str, object]:
     return {
-        "cpus": _text(grant.cpus),
+        "cpus": _text(allocation.cpus),
         "effective": str(
-            shared_pool(replay.rules, replay.ledger) if grant.cpus is None else grant.cpus
+            shared_pool(replay.rules, replay.ledger) if allocation.cpus is None else allocation.cpus
         )
         if replay.rules.static_cpus
         else "",
-        "isolation": grant.isolation.value,
-        "quota_disabled": grant.quota_disabled,
-        "memory": _blocks(grant.memory),
-        "mems": ",".join(map(str, grant.mems)),
-        "hint": _hint(grant.hint),
-        "devices": {resource: list(ids) for resource, ids in grant.devices.items()},
+        "isolation": allocation.isolation.value,
+        "quota_disabled": allocation.quota_disabled,
+        "memory": _blocks(allocation.memory),
+        "mems": ",".join(map(str, allocation.mems)),
+        "hint": _hint(allocation.hint),
+        "devices": {resource: list(ids) for resource, ids in allocation.devices.items()},
     }
 
 

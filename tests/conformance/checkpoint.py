@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.tools.kubelet_state.cpu_file import (
-    CpuDocument,
     CpuFileVersion,
+    CpuStateDocument,
     cpu_hash_text,
     encode_cpu_document,
     read_cpu_state,
     write_cpu_state,
 )
 from agent.tools.kubelet_state.memory_file import (
-    MemoryDocument,
     MemoryFileVersion,
+    MemoryStateDocument,
     encode_memory_document,
     memory_hash_text,
     read_memory_state,
@@ -62,7 +62,7 @@ def _cpu_file(case: Case) -> tuple[str, str, str] | None:
         "entries": entries,
         "podEntries": pods,
     }
-    document = msgspec.convert(described, CpuDocument)
+    document = msgspec.convert(described, CpuStateDocument)
     try:
         file = encode_cpu_document(document, version)
     except ValueError:
@@ -82,7 +82,7 @@ def _memory_file(case: Case) -> tuple[str, str, str]:
         "entries": case["mem_entries"],
         "podEntries": case["mem_pod_entries"],
     }
-    document = msgspec.convert(described, MemoryDocument)
+    document = msgspec.convert(described, MemoryStateDocument)
     file = encode_memory_document(document, version)
     again = write_memory_state(read_memory_state(file, _PATH), version)
     return memory_hash_text(document, version), file.decode(), again.decode()

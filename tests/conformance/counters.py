@@ -52,26 +52,26 @@ def _add(counters: dict[str, int], name: str, by: int) -> None:
 def _sharing(pod: Document, answer: Document) -> dict[str, int]:
     """Return how many containers got the pod's shared pool, by resource.
 
-    Read off the recorded grant; of a refused pod there is none, so there it is the kubelet's own
-    count of containers in the pool, from before it gave up.
+    Read off the recorded allocation; of a rejected pod there is none, so there it is the kubelet's
+    own count of containers in the pool, from before it gave up.
     """
     if not answer["admitted"]:
         name = "pod_shared"
         counted = answer["metrics"]
         return {each: counted.get(_ASSIGNMENTS.format(name, each), 0) for each in ("cpu", "memory")}
-    grant, stated = answer["pod"], {one["name"]: one for one in containers_of(pod)}
-    in_pool = [each["isolation"] == "pod" for each in grant["containers"].values()]
-    unpinned = [not is_guaranteed(stated[name]) for name in grant["containers"]]
+    allocation, stated = answer["pod"], {one["name"]: one for one in containers_of(pod)}
+    in_pool = [each["isolation"] == "pod" for each in allocation["containers"].values()]
+    unpinned = [not is_guaranteed(stated[name]) for name in allocation["containers"]]
     return {
-        "cpu": sum(in_pool) if grant["cpus"] else 0,
-        "memory": sum(unpinned) if grant["memory"] else 0,
+        "cpu": sum(in_pool) if allocation["cpus"] else 0,
+        "memory": sum(unpinned) if allocation["memory"] else 0,
     }
 
 
 def _without_memory(pod: Document, theirs: Mapping[str, int]) -> int:
     """Return how many of the containers that the kubelet counted have no memory of their own.
 
-    It counts them in the order of admission, until one is refused.
+    It counts them in the order of admission, until one is rejected.
     """
     counted = theirs.get(_ASSIGNMENTS.format("node_exclusive", "memory"), 0)
     has_budget = bool(pod["spec"].get("resources"))
@@ -81,7 +81,7 @@ def _without_memory(pod: Document, theirs: Mapping[str, int]) -> int:
 
 
 def _budget_failed(theirs: Mapping[str, int], answer: Document) -> bool:
-    """Tell whether a budget of CPUs was refused for want of whole cores or of CPUs."""
+    """Return whether a budget of CPUs was rejected for want of whole cores or of CPUs."""
     if answer["admitted"] or answer["reason"] == "EmptyPodSharedPoolError":
         return False
     return theirs.get(_ERRORS.format("cpu"), 0) > 0

@@ -23,9 +23,9 @@ def run_case(case: Case) -> Outcome:
     )
     expected = case["expected"]
     counts, policy = topology.counts, TopologyManagerPolicy.NONE
-    refusals = tuple(host_problems(options, policy, counts.sockets, counts.nodes))
-    if refusals:
-        return _same(f"refused: {refusals}", "policy_error" in expected, expected)
+    rejections = tuple(host_problems(options, policy, counts.sockets, counts.nodes))
+    if rejections:
+        return _same(f"rejected: {rejections}", "policy_error" in expected, expected)
     hints = cpu_hints(
         topology,
         options,

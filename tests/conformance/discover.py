@@ -17,8 +17,8 @@ def run_case(case: Case) -> Outcome:
     try:
         topology = CpuTopology.from_rows(tuple(row) for row in case["topology"]["cpus"])
     except CpuTopologyError as error:
-        refused = "error" in expected
-        return Outcome.equal() if refused else Outcome.wrong(f"refused: {error}")
+        rejected = "error" in expected
+        return Outcome.equal() if rejected else Outcome.wrong(f"rejected: {error}")
     counted = topology.counted
     ours = {
         "cpus_per_core": topology.cpus_per_core,

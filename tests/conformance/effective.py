@@ -33,7 +33,7 @@ def containers_of(pod: Document) -> list[Document]:
 
 
 def is_guaranteed(container: Document) -> bool:
-    """Tell whether a container asks for as much as it is limited to, of cpu and of memory."""
+    """Return whether a container asks for as much as it is limited to, of cpu and of memory."""
     asked, limits = _requests(container), _amounts(container, "limits")
     return all(asked.get(name, ZERO) and asked[name] == limits.get(name) for name in _COMPUTE)
 

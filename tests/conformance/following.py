@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from agent.managers.allocations.allocation import Held, make_grant
+from agent.managers.allocations.allocation import PodResources, make_allocation
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.ledger import MemoryBlock, NodeMemory
 from agent.managers.effective_policy import shared_pool
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
     from tests.conformance.invariants import Before
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def followed(
-    rules: Rules, ledger: Ledger, start: Before, pod: Pod | None, answer: Document
+    rules: EffectivePolicy, ledger: Ledger, start: Before, pod: Pod | None, answer: Document
 ) -> Ledger | None:
     """Return the kubelet's state after a recorded admission as a ledger of ours.
 
@@ -38,9 +38,11 @@ def followed(
         if pod is None:
             return None
         held = _held(answer["pod"])
-        after = ledger.with_grant(make_grant(rules.policy, demand_of(rules.policy, pod), held))
-    elif pod is not None and pod.uid in ledger.grants:
-        after = ledger.without_grant(pod.uid)  # a running pod that is refused after a restart
+        after = ledger.with_allocation(
+            make_allocation(rules.policy, demand_of(rules.policy, pod), held)
+        )
+    elif pod is not None and pod.uid in ledger.allocations:
+        after = ledger.without_allocation(pod.uid)  # a running pod that is rejected after a restart
     after = after.with_memory(recorded_memory(ledger, answer["state"]))
     if rules.static_cpus and str(shared_pool(rules, after)) != answer["state"]["default"]:
         return None
@@ -63,9 +65,9 @@ def recorded_memory(ledger: Ledger, state: Document) -> Mapping[int, NodeMemory]
     )
 
 
-def _held(grant: Document) -> Held:
-    containers: Mapping[str, Document] = grant["containers"]
-    return Held(
+def _held(allocation: Document) -> PodResources:
+    containers: Mapping[str, Document] = allocation["containers"]
+    return PodResources(
         cpus={
             name: Mask.parse(one["cpus"])
             for name, one in containers.items()
@@ -74,8 +76,8 @@ def _held(grant: Document) -> Held:
         memory={name: _blocks(one["memory"]) for name, one in containers.items()},
         devices={name: _devices(one) for name, one in containers.items()},
         hints={name: _hint(one["hint"]) for name, one in containers.items()},
-        pod_cpus=None if grant["cpus"] is None else Mask.parse(grant["cpus"]),
-        pod_memory=_blocks(grant["memory"]),
+        pod_cpus=None if allocation["cpus"] is None else Mask.parse(allocation["cpus"]),
+        pod_memory=_blocks(allocation["memory"]),
     )
 
 

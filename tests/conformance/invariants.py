@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from agent.managers.allocations.ledger import NodeMemory
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
     """What was there when the agent was last started: facts, whatever the rules are now.
 
-    `uids` are the pods that held grants, `memory` the charge by node.
+    `uids` are the pods that held allocations, `memory` the charge by node.
     """
 
     uids: Collection[str] = ()
@@ -32,7 +32,9 @@ class Before:
 NOTHING: Final = Before()
 
 
-def broken_invariants(rules: Rules, ledger: Ledger, before: Before = NOTHING) -> list[str]:
+def broken_invariants(
+    rules: EffectivePolicy, ledger: Ledger, before: Before = NOTHING
+) -> list[str]:
     """Return what does not hold; empty when all is well."""
     return [
         *_overlapping_pods(ledger),
@@ -48,41 +50,41 @@ def broken_invariants(rules: Rules, ledger: Ledger, before: Before = NOTHING) ->
 
 def _overlapping_pods(ledger: Ledger) -> Iterator[str]:
     seen = EMPTY
-    for grant in ledger.grants.values():
-        both = seen & grant.exclusive_cpus
+    for allocation in ledger.allocations.values():
+        both = seen & allocation.exclusive_cpus
         if both:
-            yield f"CPUs {both} of pod {grant.uid} are held by another pod as well"
-        seen |= grant.exclusive_cpus
+            yield f"CPUs {both} of pod {allocation.uid} are held by another pod as well"
+        seen |= allocation.exclusive_cpus
 
 
 def _overlapping_containers(ledger: Ledger) -> Iterator[str]:
     """Exclusive containers that run at the same time share no CPU with anybody of their pod."""
-    for grant in ledger.grants.values():
-        running = [c for c in grant.containers if c.kind is not ContainerKind.INIT]
+    for allocation in ledger.allocations.values():
+        running = [c for c in allocation.containers if c.kind is not ContainerKind.INIT]
         for one, other in combinations(running, 2):
             if one.cpus is None or other.cpus is None:
                 continue
             exclusive = Isolation.CONTAINER in (one.isolation, other.isolation)
             if exclusive and one.cpus & other.cpus:
-                yield f"containers {one.name} and {other.name} of {grant.uid} overlap"
+                yield f"containers {one.name} and {other.name} of {allocation.uid} overlap"
 
 
-def _outside_the_machine(rules: Rules, ledger: Ledger, before: Before) -> Iterator[str]:
-    for grant in ledger.grants.values():
-        outside = grant.exclusive_cpus - rules.assignable_cpus
-        if outside and grant.uid not in before.uids:
-            yield f"CPUs {outside} of pod {grant.uid} are reserved or not online"
+def _outside_the_machine(rules: EffectivePolicy, ledger: Ledger, before: Before) -> Iterator[str]:
+    for allocation in ledger.allocations.values():
+        outside = allocation.exclusive_cpus - rules.assignable_cpus
+        if outside and allocation.uid not in before.uids:
+            yield f"CPUs {outside} of pod {allocation.uid} are reserved or not online"
 
 
-def _unrunnable_containers(rules: Rules, ledger: Ledger) -> Iterator[str]:
+def _unrunnable_containers(rules: EffectivePolicy, ledger: Ledger) -> Iterator[str]:
     pool = shared_cpus(rules, ledger)
-    for grant in ledger.grants.values():
-        for container in grant.containers:
+    for allocation in ledger.allocations.values():
+        for container in allocation.containers:
             if not (pool if container.cpus is None else container.cpus):
-                yield f"container {container.name} of {grant.uid} has no CPU to run on"
+                yield f"container {container.name} of {allocation.uid} has no CPU to run on"
 
 
-def _overcharged_memory(rules: Rules, ledger: Ledger, before: Before) -> Iterator[str]:
+def _overcharged_memory(rules: EffectivePolicy, ledger: Ledger, before: Before) -> Iterator[str]:
     for node, memory in ledger.memory.items():
         for kind, size in memory.reserved.items():
             held = before.memory[node].reserved.get(kind, 0) if node in before.memory else 0
@@ -91,26 +93,26 @@ def _overcharged_memory(rules: Rules, ledger: Ledger, before: Before) -> Iterato
                 yield f"node {node} is charged {size} of {capacity} bytes of {kind}"
 
 
-def _devices_of_two_pods(rules: Rules, ledger: Ledger, before: Before) -> Iterator[str]:
+def _devices_of_two_pods(rules: EffectivePolicy, ledger: Ledger, before: Before) -> Iterator[str]:
     """Containers of one pod may use a device one after the other, two pods never."""
     seen: set[tuple[str, str]] = set()
-    for grant in ledger.grants.values():
+    for allocation in ledger.allocations.values():
         own = {
             (resource, device)
-            for container in grant.containers
+            for container in allocation.containers
             for resource, devices in container.devices.items()
             for device in devices
         }
         if own & seen:
-            yield f"devices {own & seen} of pod {grant.uid} are held by another pod as well"
+            yield f"devices {own & seen} of pod {allocation.uid} are held by another pod as well"
         seen |= own
-        if grant.uid not in before.uids and own - _healthy(rules):
-            yield f"pod {grant.uid} got devices {own - _healthy(rules)} that are not healthy"
+        if allocation.uid not in before.uids and own - _healthy(rules):
+            yield f"pod {allocation.uid} got devices {own - _healthy(rules)} that are not healthy"
     if seen != {(name, device) for name, devices in ledger.devices.items() for device in devices}:
-        yield f"the ledger says {ledger.devices} are held, its grants say {seen}"
+        yield f"the ledger says {ledger.devices} are held, its allocations say {seen}"
 
 
-def _healthy(rules: Rules) -> set[tuple[str, str]]:
+def _healthy(rules: EffectivePolicy) -> set[tuple[str, str]]:
     return {
         (resource, device.id)
         for resource, devices in rules.policy.devices.items()
@@ -121,22 +123,22 @@ def _healthy(rules: Rules) -> set[tuple[str, str]]:
 
 def _derived_values(ledger: Ledger) -> Iterator[str]:
     union = Mask(0)
-    for grant in ledger.grants.values():
-        union |= grant.exclusive_cpus
+    for allocation in ledger.allocations.values():
+        union |= allocation.exclusive_cpus
     if union != ledger.exclusive_cpus:
-        yield f"the ledger says {ledger.exclusive_cpus} are exclusive, its grants say {union}"
-    again = Ledger.of(ledger.grants.values(), ledger.memory).held_again
+        yield f"the ledger says {ledger.exclusive_cpus} are exclusive, its allocations say {union}"
+    again = Ledger.of(ledger.allocations.values(), ledger.memory).held_again
     if again != ledger.held_again:
-        yield f"the ledger says {ledger.held_again} are held again, its grants say {again}"
-    requested = total_requests(ledger.grants.values())
+        yield f"the ledger says {ledger.held_again} are held again, its allocations say {again}"
+    requested = total_requests(ledger.allocations.values())
     if requested != ledger.requests:
-        yield f"the ledger says {ledger.requests} are requested, its grants say {requested}"
+        yield f"the ledger says {ledger.requests} are requested, its allocations say {requested}"
 
 
 def _outside_their_budget(ledger: Ledger) -> Iterator[str]:
-    for grant in ledger.grants.values():
-        for container in grant.containers:
-            if grant.cpus is not None and container.cpus is not None:
-                outside = container.cpus - grant.cpus
+    for allocation in ledger.allocations.values():
+        for container in allocation.containers:
+            if allocation.cpus is not None and container.cpus is not None:
+                outside = container.cpus - allocation.cpus
                 if outside:
-                    yield f"CPUs {outside} of {container.name} are not in {grant.uid}'s budget"
+                    yield f"CPUs {outside} of {container.name} are not in {allocation.uid}'s budget"

@@ -20,56 +20,56 @@ from tests.conformance.valid_instead import as_many_as_asked
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import ContainerGrant
+    from agent.managers.allocations.ledger import ContainerAllocation
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
-#: How the kubelet refuses a container for its memory.
+#: How the kubelet rejects a container for its memory.
 _FOR_MEMORY: Final = "Allocate failed due to [memorymanager]"
 
 
 def counts_init_memory(
-    rules: Rules,
+    rules: EffectivePolicy,
     pod: Pod,
     decision: Decision,
     expected: Mapping[str, Any],
     document: Mapping[str, Any],
 ) -> bool:
-    """Tell whether an answer may differ for a memory type that only init containers ask for.
+    """Return whether an answer may differ for a memory type that only init containers ask for.
 
     It counts for a Guaranteed pod without a managed budget in pod scope (KEP-693, effective
-    request). Admitted, every container has as many CPUs, bytes and devices as it asks for. Refused,
-    the kubelet refuses the pod, too, or it admits it against the hint: some container's memory lies
-    outside of the nodes that the kubelet aligned the pod to.
+    request). Admitted, every container has as many CPUs, bytes and devices as it asks for.
+    Rejected, the kubelet rejects the pod, too, or it admits it against the hint: some container's
+    memory lies outside of the nodes that the kubelet aligned the pod to.
     """
     topology = rules.policy.topology
     concerned = topology.is_pod_scope and rules.static_memory and not pod.resources
     if not concerned or not asks_in_init_only(document):
         return False
-    if decision.grant is None:
+    if decision.allocation is None:
         return not expected["admitted"] or _memory_beside_the_hint(expected["pod"])
     stated = {one["name"]: one for one in containers_of(document)}
     return as_many_as_asked(rules, decision, pod) and all(
         _has_memory(one, asked_memory(stated[one.name]))
         and _has_devices(rules, one, stated[one.name])
-        for one in decision.grant.containers
+        for one in decision.allocation.containers
     )
 
 
 def pins_no_shared_memory(
-    rules: Rules,
+    rules: EffectivePolicy,
     pod: Pod,
     decision: Decision,
     expected: Mapping[str, Any],
     document: Mapping[str, Any],
 ) -> bool:
-    """Tell whether an answer may differ since the kubelet pins memory for a shared container.
+    """Return whether an answer may differ since the kubelet pins memory for a shared container.
 
     A container of a Guaranteed pod with a managed budget that is not Guaranteed itself has no
     memory of its own (KEP-5526). The kubelet asks for it nevertheless, unless the pod is served as
-    one: in container scope, and with topology policy none. It has then refused the pod for memory;
-    we may admit it, with all that is asked for, or refuse it for what a container demands itself.
+    one: in container scope, and with topology policy none. It has then rejected the pod for memory;
+    we may admit it, with all that is asked for, or reject it for what a container demands itself.
     """
     policy = rules.policy
     as_one = policy.topology.is_pod_scope
@@ -80,22 +80,22 @@ def pins_no_shared_memory(
     stated = {one["name"]: one for one in containers_of(document)}
     if not for_memory or all(map(is_guaranteed, stated.values())):
         return False
-    if decision.grant is None:
-        return refused_for_own_demand(rules, pod, decision)
+    if decision.allocation is None:
+        return rejected_for_own_demand(rules, pod, decision)
     return as_many_as_asked(rules, decision, pod) and all(
         _has_memory(one, asked_memory(stated[one.name], of_budget=True))
         and _has_devices(rules, one, stated[one.name])
-        for one in decision.grant.containers
+        for one in decision.allocation.containers
     )
 
 
-def refused_for_own_demand(rules: Rules, pod: Pod, decision: Decision) -> bool:
-    """Tell whether a refusal names a container that demands CPUs, memory or devices itself.
+def rejected_for_own_demand(rules: EffectivePolicy, pod: Pod, decision: Decision) -> bool:
+    """Return whether a rejection names a container that demands CPUs, memory or devices itself.
 
     A pod that the documents admit may still lack the room, or the whole cores, for one of its
-    containers with exclusive resources. It must never be refused for the sake of the others.
+    containers with exclusive resources. It must never be rejected for the sake of the others.
     """
-    named = decision.refusal.container if decision.refusal else None
+    named = decision.rejection.container if decision.rejection else None
     return any(
         bool(container.cpus or container.memory or container.devices)
         for container in demand_of(rules.policy, pod).containers
@@ -103,8 +103,8 @@ def refused_for_own_demand(rules: Rules, pod: Pod, decision: Decision) -> bool:
     )
 
 
-def _has_memory(container: ContainerGrant, asked: Mapping[str, int]) -> bool:
-    """Tell whether blocks add up to what is asked; of init containers later ones may have some."""
+def _has_memory(container: ContainerAllocation, asked: Mapping[str, int]) -> bool:
+    """Return whether blocks add up to the request; later init containers may have some."""
     held: dict[str, int] = {}
     for block in container.memory:
         held[block.type] = held.get(block.type, 0) + block.size
@@ -113,15 +113,17 @@ def _has_memory(container: ContainerGrant, asked: Mapping[str, int]) -> bool:
     return {name: size for name, size in held.items() if size} == asked
 
 
-def _has_devices(rules: Rules, container: ContainerGrant, stated: Mapping[str, Any]) -> bool:
+def _has_devices(
+    rules: EffectivePolicy, container: ContainerAllocation, stated: Mapping[str, Any]
+) -> bool:
     limits = (stated.get("resources") or {}).get("limits") or {}
     asked = {name: int(limits[name]) for name in rules.policy.devices if name in limits}
     return {name: len(ids) for name, ids in container.devices.items()} == asked
 
 
-def _memory_beside_the_hint(grant: Mapping[str, Any]) -> bool:
+def _memory_beside_the_hint(allocation: Mapping[str, Any]) -> bool:
     return any(
         set(block["numa"]) - set(container["hint"]["mask"] or ())
-        for container in grant["containers"].values()
+        for container in allocation["containers"].values()
         for block in container["memory"] or ()
     )

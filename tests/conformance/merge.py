@@ -30,9 +30,9 @@ def run_case(case: Case) -> Outcome:
     try:
         require_distances(nodes, policy)
     except NodeDistancesError as error:
-        return Outcome.equal() if "error" in expected else Outcome.wrong(f"refused: {error}")
+        return Outcome.equal() if "error" in expected else Outcome.wrong(f"rejected: {error}")
     if "error" in expected:
-        return Outcome.wrong(f"not refused, expected: {expected['error']}")
+        return Outcome.wrong(f"not rejected, expected: {expected['error']}")
     hint, admitted = merge_hints(
         Mask.from_ids(node.id for node in nodes),
         {node.id: node.distances for node in nodes},

@@ -1,4 +1,4 @@
-"""How recorded policy options are read and refused, against our own reading."""
+"""How recorded policy options are read and rejected, against our own reading."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_case(case: Case) -> Outcome:
 def _cpu(case: Case) -> list[str]:
     options, expected = case["options"], case["expected"]
     problems = dict(cpu_option_problems(options, gates_of(case.get("gates") or {})))
-    differences = _refusal(expected.get("error"), problems)
+    differences = _rejection(expected.get("error"), problems)
     if problems or differences:
         return differences
     found = {name.replace("_", "-"): value for name, value in asdict(cpu_options(options)).items()}
@@ -47,14 +47,14 @@ def _cpu(case: Case) -> list[str]:
     )
     return [
         *_equal(expected["options"], found),
-        *_refusal(expected.get("validate_error"), on_host),
+        *_rejection(expected.get("validate_error"), on_host),
     ]
 
 
 def _topology(case: Case) -> list[str]:
     options, expected = case["options"], case["expected"]
     problems = dict(topology_option_problems(options))
-    differences = _refusal(expected.get("error"), problems)
+    differences = _rejection(expected.get("error"), problems)
     if problems or differences:
         return differences
     found = {
@@ -64,13 +64,13 @@ def _topology(case: Case) -> list[str]:
     return _equal(expected["options"], found)
 
 
-def _refusal(expected: str | None, problems: Mapping[str, str]) -> list[str]:
-    """Compare whether it is refused, and that an option which the kubelet names is among ours."""
+def _rejection(expected: str | None, problems: Mapping[str, str]) -> list[str]:
+    """Compare whether it is rejected, and that an option which the kubelet names is among ours."""
     if (expected is not None) != bool(problems):
-        return [f"expected refusal {expected!r}, found {dict(problems)}"]
+        return [f"expected rejection {expected!r}, found {dict(problems)}"]
     named = set(_OPTION.findall(expected or ""))
     if named and not named & {*problems, *_OPTION.findall(" ".join(problems.values()))}:
-        return [f"expected a refusal of {sorted(named)}, found {dict(problems)}"]
+        return [f"expected a rejection of {sorted(named)}, found {dict(problems)}"]
     return []
 
 

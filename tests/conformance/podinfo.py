@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agent.pods.quantity import Quantity
     from tests.conformance.outcome import Case
 
-#: The kubelet reads a negative amount of memory, which the API server refuses, as unsigned.
+#: The kubelet reads a negative amount of memory, which the API server rejects, as unsigned.
 _UNSIGNED: Final = 2**64
 
 
@@ -79,9 +79,9 @@ def _with_init_memory(case: Case, pod: Pod, expected: dict[str, Any]) -> list[st
 
 
 def _pool_differences(expected: Mapping[str, Any], pod: Pod, policy: Policy) -> list[str]:
-    """Compare who is refused for an empty pool; the words, and which of two types, are ours.
+    """Compare who is rejected for an empty pool; the words, and which of two types, are ours.
 
-    The recording asked of every pod. Pods that never come that far, because the API server refuses
+    The recording asked of every pod. Pods that never come that far, because the API server rejects
     them or no budget is divided, are left out.
     """
     demand = demand_of(policy, pod)
@@ -92,9 +92,9 @@ def _pool_differences(expected: Mapping[str, Any], pod: Pod, policy: Policy) -> 
         "memory_pod_scope_error": empty_memory_pool(demand) is not None,
     }
     return [
-        f"{key}: expected {expected.get(key)!r}, found {refused}"
-        for key, refused in found.items()
-        if (expected.get(key) is not None) != refused
+        f"{key}: expected {expected.get(key)!r}, found {rejected}"
+        for key, rejected in found.items()
+        if (expected.get(key) is not None) != rejected
     ]
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import to_builtins
 
-from agent.managers.effective_policy import Rules
+from agent.managers.effective_policy import EffectivePolicy
 from agent.tools.kubelet_state.cpu_file import (
-    CpuDocument,
+    CpuStateDocument,
     cpu_document,
     read_cpu_state,
 )
@@ -17,7 +17,11 @@ from agent.tools.kubelet_state.errors import KubeletStateError
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.files import KubeletState, encode_files
 from agent.tools.kubelet_state.importing import take_over
-from agent.tools.kubelet_state.memory_file import MemoryDocument, memory_document, read_memory_state
+from agent.tools.kubelet_state.memory_file import (
+    MemoryStateDocument,
+    memory_document,
+    read_memory_state,
+)
 from sysfs.mask import Mask
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import machine_of
@@ -33,17 +37,19 @@ _FILES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
 
 def run_case(case: Case) -> Outcome:
     """Compare whether the files are taken over, and what is then written back."""
-    rules = Rules(machine_of(case["topology"]), resolved_policy(_with_memory_policy(case)))
-    refused = [error for key, error in case["expected"].items() if key.endswith("_start_error")]
+    rules = EffectivePolicy(
+        machine_of(case["topology"]), resolved_policy(_with_memory_policy(case))
+    )
+    rejected = [error for key, error in case["expected"].items() if key.endswith("_start_error")]
     try:
         state = _read(case)
         taken = take_over(rules, state)
     except KubeletStateError as error:
-        if refused:
+        if rejected:
             return Outcome.equal()
-        return _right_if(_kubelet_accepts_wrongly(case), f"refused: {error}")
-    if refused:
-        return _right_if(_loads_without_gate(case, state), f"taken over, expected {refused}")
+        return _right_if(_kubelet_accepts_wrongly(case), f"rejected: {error}")
+    if rejected:
+        return _right_if(_loads_without_gate(case, state), f"taken over, expected {rejected}")
     ours = kubelet_state(rules, taken.ledger)
     if _inert_budget_left_out(case, ours):
         return Outcome.right_instead()
@@ -71,7 +77,7 @@ def _read(case: Case) -> KubeletState:
 
 
 def _kubelet_accepts_wrongly(case: Case) -> bool:
-    """Tell whether a state contradicts itself where the kubelet does not look.
+    """Return whether a state contradicts itself where the kubelet does not look.
 
     Two pods hold the same CPU, or budgets would be forgotten since the gate is off.
     """
@@ -87,7 +93,7 @@ def _kubelet_accepts_wrongly(case: Case) -> bool:
 
 
 def _loads_without_gate(case: Case, state: KubeletState) -> bool:
-    """Tell whether all that the kubelet minds is that the gate was on when the file was written."""
+    """Return whether the kubelet only minds that the gate was on when the file was written."""
     budgets = (state.cpu and state.cpu.pods) or (state.memory and state.memory.pods)
     if case["gates"] or budgets:
         return False
@@ -96,7 +102,7 @@ def _loads_without_gate(case: Case, state: KubeletState) -> bool:
 
 
 def _inert_budget_left_out(case: Case, ours: KubeletState) -> bool:
-    """Tell whether all that is missing are budgets without containers whose CPUs are all free."""
+    """Return whether all that is missing are budgets without containers whose CPUs are all free."""
     expected = case["expected"]["cpu"]
     found = _cpu_state(ours)
     if next(_memory_differences(case, ours), None) is not None:
@@ -130,22 +136,22 @@ def _differ(case: Case, kind: str, found: dict[str, Any]) -> Iterator[str]:
         yield f"{kind} {found}, expected {expected}"
 
 
-def _file_differences(case: Case, rules: Rules, ours: KubeletState) -> Iterator[str]:
-    """Compare our files with those that the kubelet wrote anew, or would write byte for byte."""
+def _file_differences(case: Case, rules: EffectivePolicy, ours: KubeletState) -> Iterator[str]:
+    """Compare our files with those that the kubelet wrote again, or would write byte for byte."""
     pod_level = rules.policy.pod_level_managers
     written = encode_files(ours, pod_level=pod_level)
     for name in _FILES.values():
         theirs = case["expected"].get(f"{name}_after")
         if theirs is None:
             continue
-        anew = theirs != case.get(name)
+        again = theirs != case.get(name)
         ours_text = written[name].decode()
-        if ours_text != theirs and (anew or _is_current(name, theirs, pod_level=pod_level)):
+        if ours_text != theirs and (again or _is_current(name, theirs, pod_level=pod_level)):
             yield f"{name} {ours_text}, expected {theirs}"
 
 
 def _is_current(name: str, text: str, *, pod_level: bool) -> bool:
-    """Tell whether a file is byte for byte what the kubelet would write of its content now."""
+    """Return whether a file is byte for byte what the kubelet would write of its content now."""
     path, data = Path(name), text.encode()
     try:
         if name == _FILES["cpu"]:
@@ -161,7 +167,7 @@ def _is_current(name: str, text: str, *, pod_level: bool) -> bool:
 
 
 def _cpu_state(state: KubeletState) -> dict[str, Any]:
-    document = cpu_document(state.cpu) if state.cpu is not None else CpuDocument()
+    document = cpu_document(state.cpu) if state.cpu is not None else CpuStateDocument()
     pods = {uid: entry.cpuSet for uid, entry in (document.podEntries or {}).items()}
     return {
         "default": document.defaultCpuSet,
@@ -171,7 +177,7 @@ def _cpu_state(state: KubeletState) -> dict[str, Any]:
 
 
 def _memory_state(state: KubeletState) -> dict[str, Any]:
-    document = memory_document(state.memory) if state.memory is not None else MemoryDocument()
+    document = memory_document(state.memory) if state.memory is not None else MemoryStateDocument()
     return {
         "entries": to_builtins(document.entries),
         "machine_state": {

@@ -93,7 +93,7 @@ def _discover(case: Case) -> Features:
     return _named(
         layout=case["name"].rpartition("-")[2],
         threads=expected.get("cpus_per_core"),
-        refused="error" in expected,
+        rejected="error" in expected,
     )
 
 
@@ -108,7 +108,7 @@ def _merge(case: Case) -> Features:
         resources=len(hints),
         no_opinion=None in hints,
         impossible=[] in hints,
-        refused="error" in expected,
+        rejected="error" in expected,
         outcome=(case["policy"], expected.get("admit"), expected.get("preferred")),
         width=len(expected.get("mask") or ()),
     )

@@ -31,7 +31,7 @@ def run_case(case: Case) -> Outcome:
     try:
         taken = take(topology, _strategy(case), available, case["num"])
     except NotEnoughCpusError as error:
-        return Outcome.of(list(_refusal_differences(error, expected)))
+        return Outcome.of(list(_rejection_differences(error, expected)))
     if str(taken) == expected.get("cpus"):
         return Outcome.equal()
     if not _kubelet_is_wrong(case):
@@ -55,13 +55,13 @@ def _strategy(case: Case) -> Strategy:
     )
 
 
-def _refusal_differences(error: NotEnoughCpusError, expected: Mapping[str, Any]) -> Iterator[str]:
+def _rejection_differences(error: NotEnoughCpusError, expected: Mapping[str, Any]) -> Iterator[str]:
     text = (
         "not enough cpus available to satisfy request:"
         f" requested={error.asked}, available={error.available}"
     )
     if text != expected.get("error"):
-        yield f"refused: {text}, kubelet {expected}"
+        yield f"rejected: {text}, kubelet {expected}"
 
 
 def _kubelet_is_wrong(case: Case) -> bool:

@@ -112,7 +112,7 @@ def test_other_devices_are_wrong() -> None:
 class TestGoingOn:
     """After an answer that is right instead of equal the next one is compared as any other."""
 
-    #: At step 1 the kubelet refuses what the documents admit; at step 2 both admit a pod.
+    #: At step 1 the kubelet rejects what the documents admit; at step 2 both admit a pod.
     NAME = "admit/00854/s2n2-interleaved/none-pod-plrm"
 
     def test_a_later_answer_must_be_equal_again(self) -> None:
@@ -161,7 +161,7 @@ class TestFlags:
 
         assert "shared pool" in outcome_of(name, other).differences[0]
 
-    def test_a_pod_that_the_api_server_refuses_must_be_refused(self) -> None:
+    def test_a_pod_that_the_api_server_rejects_must_be_rejected(self) -> None:
         name, number = next(
             (name, number)
             for name, case in CASES.items()
@@ -174,9 +174,9 @@ class TestFlags:
             pod["spec"] = copy.deepcopy(CASES[PLAIN]["steps"][0]["pod"]["spec"])
 
         assert outcome_of(name, lambda _: None) == Outcome.right_instead()
-        assert "accepted, the API server would refuse it" in outcome_of(name, valid).differences[0]
+        assert "accepted, the API server would reject it" in outcome_of(name, valid).differences[0]
 
-    def test_a_configuration_that_the_kubelet_refuses_must_be_refused(self) -> None:
+    def test_a_configuration_that_the_kubelet_rejects_must_be_rejected(self) -> None:
         name = next(
             name
             for name, case in CASES.items()

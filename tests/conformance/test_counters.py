@@ -48,7 +48,7 @@ def admitted(metrics: dict[str, int], **isolation: str) -> dict[str, Any]:
     return {"admitted": True, "metrics": metrics, "pod": pod}
 
 
-def refused(reason: str, **metrics: int) -> dict[str, Any]:
+def rejected(reason: str, **metrics: int) -> dict[str, Any]:
     return {"admitted": False, "reason": reason, "metrics": metrics}
 
 
@@ -69,8 +69,8 @@ def test_without_a_budget_of_memory_its_counter_stays() -> None:
     assert right_counters(PLAIN, MIXED, answer) == {CPU_OF_POD: 1}
 
 
-def test_of_a_refused_pod_those_that_were_in_the_pool_by_then_are_taken_off() -> None:
-    answer = refused("UnexpectedAdmissionError", **{CPU_OF_POD: 3, in_pool("cpu"): 2})
+def test_of_a_rejected_pod_those_that_were_in_the_pool_by_then_are_taken_off() -> None:
+    answer = rejected("UnexpectedAdmissionError", **{CPU_OF_POD: 3, in_pool("cpu"): 2})
     assert right_counters(PLAIN, MIXED, answer)[CPU_OF_POD] == 1
 
 
@@ -78,17 +78,17 @@ def test_of_a_refused_pod_those_that_were_in_the_pool_by_then_are_taken_off() ->
 def test_containers_without_memory_of_their_own_are_taken_off_in_order(
     counted: int, right: int
 ) -> None:
-    answer = refused("TopologyAffinityError", **{OWN_MEMORY: counted})
+    answer = rejected("TopologyAffinityError", **{OWN_MEMORY: counted})
     assert right_counters(PLAIN, MIXED, answer)[OWN_MEMORY] == right
 
 
-def test_a_budget_of_whole_cores_is_aligned_and_a_refused_one_is_not() -> None:
+def test_a_budget_of_whole_cores_is_aligned_and_a_rejected_one_is_not() -> None:
     answer = admitted({CPU_OF_POD: 3}, a="container", b="pod", c="pod")
     assert right_counters(WHOLE, MIXED, answer)[ALIGNED] == 1
     assert ALIGNED not in right_counters(PLAIN, MIXED, answer)
     errors = {"resource_manager_allocation_errors_total{resource_name=cpu,source=pod}": 1}
-    assert right_counters(WHOLE, MIXED, refused("SMTAlignmentError", **errors))[NOT_ALIGNED] == 1
-    empty = right_counters(WHOLE, MIXED, refused("EmptyPodSharedPoolError", **errors))
+    assert right_counters(WHOLE, MIXED, rejected("SMTAlignmentError", **errors))[NOT_ALIGNED] == 1
+    empty = right_counters(WHOLE, MIXED, rejected("EmptyPodSharedPoolError", **errors))
     assert empty == errors
 
 

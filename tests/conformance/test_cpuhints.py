@@ -12,7 +12,7 @@ def test_hints_in_another_order_are_wrong() -> None:
     assert run_case(case).verdict is Verdict.WRONG
 
 
-def test_a_refused_option_must_be_refused_by_the_kubelet_too() -> None:
+def test_a_rejected_option_must_be_rejected_by_the_kubelet_too() -> None:
     case = next(c for c in selected("cpuhints") if "policy_error" in c["expected"])
     case["expected"] = {"hints": []}
 

@@ -12,7 +12,7 @@ def test_another_average_is_wrong() -> None:
     assert "cpus_per_core" in run_case(case).differences[0]
 
 
-def test_a_machine_that_the_kubelet_refuses_must_be_refused() -> None:
+def test_a_machine_that_the_kubelet_rejects_must_be_rejected() -> None:
     case = next(c for c in selected("discover") if "error" in c["expected"])
     assert run_case(case).verdict is Verdict.EQUAL
 

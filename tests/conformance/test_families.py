@@ -38,19 +38,19 @@ def test_another_merge_is_wrong(what: str, other: object) -> None:
 
 
 def test_distances_must_be_missed_on_both_sides() -> None:
-    refused = example("merge", lambda case: "error" in case["expected"])
-    refused["expected"] = {"mask": None, "preferred": False, "admit": True}
-    assert "refused" in differences(refused)
+    rejected = example("merge", lambda case: "error" in case["expected"])
+    rejected["expected"] = {"mask": None, "preferred": False, "admit": True}
+    assert "rejected" in differences(rejected)
     merged = example("merge", lambda case: "error" not in case["expected"])
     merged["expected"] = {"error": "no distances"}
-    assert "not refused" in differences(merged)
+    assert "not rejected" in differences(merged)
 
 
 @pytest.mark.parametrize(
     ("what", "other"),
     [("qos", "x"), ("pod_cpus", 99), ("memory", {}), ("exclusive_cpus", {}), ("pod_limits", {})],
 )
-def test_another_reckoning_of_a_pod_is_wrong(what: str, other: object) -> None:
+def test_another_computing_of_a_pod_is_wrong(what: str, other: object) -> None:
     case = example("podinfo", lambda case: case["expected"]["pod_limits"])
     case["expected"][what] = other
     assert what in differences(case)
@@ -58,7 +58,7 @@ def test_another_reckoning_of_a_pod_is_wrong(what: str, other: object) -> None:
 
 @pytest.mark.parametrize("pool", ["cpu_pod_scope_error", "memory_pod_scope_error"])
 def test_an_empty_pool_must_be_found_on_both_sides(pool: str) -> None:
-    """Pods that never get so far are not compared: the API server refuses them."""
+    """Pods that never get so far are not compared: the API server rejects them."""
     found: list[str] = []
     for case in selected("podinfo"):
         if case["expected"].pop(pool, None) is not None:
@@ -73,12 +73,12 @@ def test_another_reading_of_options_is_wrong() -> None:
     assert name in differences(case)
 
 
-def test_a_refusal_must_be_of_the_same_option() -> None:
+def test_a_rejection_must_be_of_the_same_option() -> None:
     case = example("options", lambda case: "full-pcpus-only" in case["expected"].get("error", ""))
     case["expected"]["error"] = "unknown option some-other-option"
     assert "some-other-option" in differences(case)
     del case["expected"]["error"]
-    assert "expected refusal None" in differences(case)
+    assert "expected rejection None" in differences(case)
 
 
 def test_a_crash_of_the_comparison_is_wrong() -> None:

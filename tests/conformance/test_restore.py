@@ -43,7 +43,7 @@ def test_a_deliberate_difference_is_right(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("restore/cpu/v2/gate", "cpu_start_error", "refused"),
+        ("restore/cpu/v2/gate", "cpu_start_error", "rejected"),
         ("restore/cpu/v2/gate", "cpu.default", "0-15"),
         ("restore/cpu/v2/gate", "cpu.entries.u1.a", "1,10"),
         ("restore/cpu/v3/gate", "cpu.pod_entries.u3", "4"),
@@ -56,13 +56,13 @@ def test_another_answer_is_wrong(name: str, key: str, value: object) -> None:
     assert run_case(changed(name, key, value)).verdict is Verdict.WRONG
 
 
-def test_refusing_what_the_kubelet_takes_is_wrong() -> None:
+def test_rejecting_what_the_kubelet_takes_is_wrong() -> None:
     case = deepcopy(CASES["restore/cpu/overlap/gate"])
     case["expected"] = deepcopy(CASES["restore/cpu/v2/gate"]["expected"])
     assert run_case(case).verdict is Verdict.WRONG
 
 
-def test_the_file_that_the_kubelet_writes_anew_is_compared() -> None:
+def test_the_file_that_the_kubelet_writes_again_is_compared() -> None:
     name = "restore/cpu/default-empty/gate"
     assert run_case(CASES[name]) == Outcome.equal()
     other = CASES[name]["expected"]["cpu_manager_state_after"].replace("3394376107", "0")

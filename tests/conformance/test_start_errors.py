@@ -24,7 +24,7 @@ def with_policy_none(change: Callable[[Case], object]) -> Outcome:
     return run_case(case)
 
 
-def test_what_policy_none_ignores_may_be_refused() -> None:
+def test_what_policy_none_ignores_may_be_rejected() -> None:
     def odd_scope(case: Case) -> None:
         case["config"]["topology"]["scope"] = "sideways"
 
@@ -35,20 +35,20 @@ def test_what_policy_none_ignores_may_be_refused() -> None:
     assert with_policy_none(odd_option) == Outcome.right_instead()
 
 
-def test_no_other_refusal_of_a_configuration_that_the_kubelet_takes_is_right() -> None:
+def test_no_other_rejection_of_a_configuration_that_the_kubelet_takes_is_right() -> None:
     def odd_reservation(case: Case) -> None:
         case["config"]["cpu"] |= {"policy": "static", "reserved": "4000"}
 
     assert with_policy_none(odd_reservation).verdict is Verdict.WRONG
 
 
-def test_only_what_the_agent_does_not_need_may_be_taken_where_the_kubelet_refuses() -> None:
-    def refused(message: str) -> Callable[[Case], None]:
+def test_only_what_the_agent_does_not_need_may_be_taken_where_the_kubelet_rejects() -> None:
+    def rejected(message: str) -> Callable[[Case], None]:
         def change(case: Case) -> None:
             case["expected"] = {"start_error": {"message": message}}
 
         return change
 
     many_nodes = "unsupported on machines with more than 8 NUMA Nodes"
-    assert with_policy_none(refused(many_nodes)) == Outcome.right_instead()
-    assert with_policy_none(refused("unknown policy")).verdict is Verdict.WRONG
+    assert with_policy_none(rejected(many_nodes)) == Outcome.right_instead()
+    assert with_policy_none(rejected("unknown policy")).verdict is Verdict.WRONG

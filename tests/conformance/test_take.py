@@ -121,7 +121,7 @@ def test_cpus_that_are_not_free_are_wrong_whatever_the_flag(
     assert outcome == Outcome.wrong("cpus 3 of 0,3 are not free")
 
 
-def test_a_refusal_must_name_the_same_numbers() -> None:
+def test_a_rejection_must_name_the_same_numbers() -> None:
     text = "not enough cpus available to satisfy request: requested=5, available={}"
 
     assert answered(num=5, expected={"error": text.format(4)}) == Outcome.equal()

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.decision import Decision, Reason, Refusal
-from agent.managers.effective_policy import Rules
+from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.topology.hints import Hint
 from sysfs.described.shapes import regular_host
@@ -29,11 +29,11 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 from tests.conformance.memory_instead import (
     counts_init_memory,
     pins_no_shared_memory,
-    refused_for_own_demand,
+    rejected_for_own_demand,
 )
 from tests.conformance.valid_instead import (
     UNCORE_ALIGNED,
-    caches_of_refused,
+    caches_of_rejected,
     evenly_distributed,
     evenly_reserved,
     is_invalid,
@@ -55,14 +55,14 @@ TWO = pod(app("a", guaranteed("cpu=2 memory=1Gi")))
 PAIR = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b", guaranteed("cpu=2 memory=1Gi")))
 
 
-def holding(rules: Rules, wanted: Pod, **cpus: str) -> Decision:
+def holding(rules: EffectivePolicy, desired: Pod, **cpus: str) -> Decision:
     """Return an admission of the pod whose containers hold these CPUs, whatever we would decide."""
-    decision = admit(rules, rules.empty_ledger(), wanted)
-    assert decision.grant is not None
+    decision = admit(rules, rules.empty_ledger(), desired)
+    assert decision.allocation is not None
     containers = tuple(
-        replace(one, cpus=Mask.parse(cpus[one.name])) for one in decision.grant.containers
+        replace(one, cpus=Mask.parse(cpus[one.name])) for one in decision.allocation.containers
     )
-    return replace(decision, grant=replace(decision.grant, containers=containers))
+    return replace(decision, allocation=replace(decision.allocation, containers=containers))
 
 
 def recorded(**cpus: str) -> dict[str, Any]:
@@ -70,9 +70,9 @@ def recorded(**cpus: str) -> dict[str, Any]:
     return {"admitted": True, "pod": {"cpus": None, "containers": containers}}
 
 
-def refusing(reason: Reason, asked: int | None = None, container: str | None = None) -> Decision:
-    refusal = Refusal(reason, "", asked=asked, container=container)
-    return Decision("u-1", RULES.empty_ledger(), cause=refusal)
+def rejecting(reason: Reason, asked: int | None = None, container: str | None = None) -> Decision:
+    rejection = Rejection(reason, "", asked=asked, container=container)
+    return Decision("u-1", RULES.empty_ledger(), cause=rejection)
 
 
 def ledger(busy: str = "") -> Ledger:
@@ -80,7 +80,9 @@ def ledger(busy: str = "") -> Ledger:
 
 
 class TestOnIrregularHosts:
-    def judged(self, ours: str, theirs: str, *, busy: str = "", rules: Rules = RULES) -> bool:
+    def judged(
+        self, ours: str, theirs: str, *, busy: str = "", rules: EffectivePolicy = RULES
+    ) -> bool:
         decision = holding(rules, TWO, a=ours)
         return valid_instead(rules, ledger(busy), TWO, decision, recorded(a=theirs))
 
@@ -146,17 +148,17 @@ class TestDividingABudget:
         assert not self.judged("4-5,12-13", whole=True, a="4", b="5,12-13")
 
 
-class TestRefusals:
+class TestRejections:
     SMT_RULES = make_rules(SMT, NO_POLICY, CONTAINER, memory=False, full_pcpus_only=True)
 
-    def test_where_the_kubelet_refuses_too_the_reason_must_be_its_own(self) -> None:
+    def test_where_the_kubelet_rejects_too_the_reason_must_be_its_own(self) -> None:
         theirs = {"admitted": False, "reason": "SMTAlignmentError"}
         for reason, valid in (Reason.SMT_ALIGNMENT, True), (Reason.UNEXPECTED, False):
-            judged = valid_instead(RULES, ledger(), TWO, refusing(reason), theirs)
+            judged = valid_instead(RULES, ledger(), TWO, rejecting(reason), theirs)
             assert judged is valid
 
     def judged(self, *, busy: str = "", asked: int = 2, container: str | None = "a") -> bool:
-        decision = refusing(Reason.SMT_ALIGNMENT, asked, container)
+        decision = rejecting(Reason.SMT_ALIGNMENT, asked, container)
         theirs = recorded(a="1,9", b="2,10")
         return valid_instead(self.SMT_RULES, ledger(busy), PAIR, decision, theirs)
 
@@ -171,7 +173,7 @@ class TestRefusals:
         assert self.judged(container="b")
 
     def test_another_reason_is_no_excuse(self) -> None:
-        decision = refusing(Reason.TOPOLOGY_AFFINITY, asked=2)
+        decision = rejecting(Reason.TOPOLOGY_AFFINITY, asked=2)
         assert not valid_instead(self.SMT_RULES, ledger(), TWO, decision, recorded(a="1,9"))
 
 
@@ -204,14 +206,16 @@ class TestCloserNodes:
         nodes = tuple(MachineNode(node, 16 * GIB, {}, row) for node, row in self.ROWS.items())
         rules = make_rules(Machine(self.CPUS, nodes), memory=False)
         topology = replace(rules.policy.topology, prefer_closest_numa_nodes=closest)
-        rules = Rules(rules.machine, replace(rules.policy, topology=topology))
+        rules = EffectivePolicy(rules.machine, replace(rules.policy, topology=topology))
         decision = holding(rules, TWO, a="2-3")
-        assert decision.grant is not None
-        (one,) = decision.grant.containers
-        grant = replace(decision.grant, containers=(replace(one, hint=Hint(ours, preferred=True)),))
+        assert decision.allocation is not None
+        (one,) = decision.allocation.containers
+        allocation = replace(
+            decision.allocation, containers=(replace(one, hint=Hint(ours, preferred=True)),)
+        )
         hint = {"mask": theirs, "preferred": True}
         expected = {"admitted": True, "pod": {"containers": {"a": {"hint": hint}}}}
-        return on_closer_nodes(rules, replace(decision, grant=grant), expected)
+        return on_closer_nodes(rules, replace(decision, allocation=allocation), expected)
 
     def test_as_many_nodes_no_farther_apart_are_right(self) -> None:
         assert self.judged(0b1100, [0, 2])
@@ -229,11 +233,11 @@ class TestDistribution:
     DISTRIBUTED = make_rules(
         MACHINE, NO_POLICY, CONTAINER, memory=False, distribute_cpus_across_numa=True
     )
-    WANTED = pod(app("a", guaranteed("cpu=6 memory=1Gi")))
+    DESIRED = pod(app("a", guaranteed("cpu=6 memory=1Gi")))
 
-    def judged(self, ours: str, theirs: str, rules: Rules | None = None) -> bool:
+    def judged(self, ours: str, theirs: str, rules: EffectivePolicy | None = None) -> bool:
         rules = rules or self.DISTRIBUTED
-        decision = holding(rules, self.WANTED, a=ours)
+        decision = holding(rules, self.DESIRED, a=ours)
         return evenly_distributed(rules, rules.empty_ledger(), decision, recorded(a=theirs))
 
     def test_more_even_nodes_are_valid(self) -> None:
@@ -250,20 +254,20 @@ class TestDistribution:
         packed = make_rules(self.MACHINE, NO_POLICY, CONTAINER, memory=False)
         assert not self.judged("1,4-5,8-9,12", "1-3,4-6", packed)
 
-    def test_a_refusal_of_either_side_is_not_excused(self) -> None:
-        refused = refusing(Reason.UNEXPECTED)
+    def test_a_rejection_of_either_side_is_not_excused(self) -> None:
+        rejected = rejecting(Reason.UNEXPECTED)
         before = self.DISTRIBUTED.empty_ledger()
-        assert not evenly_distributed(self.DISTRIBUTED, before, refused, recorded(a="1-6"))
-        ours = holding(self.DISTRIBUTED, self.WANTED, a="1,4-5,8-9,12")
+        assert not evenly_distributed(self.DISTRIBUTED, before, rejected, recorded(a="1-6"))
+        ours = holding(self.DISTRIBUTED, self.DESIRED, a="1,4-5,8-9,12")
         assert not evenly_distributed(self.DISTRIBUTED, before, ours, {"admitted": False})
 
 
-def test_only_a_container_with_a_demand_of_its_own_may_be_refused() -> None:
+def test_only_a_container_with_a_demand_of_its_own_may_be_rejected() -> None:
     mixed = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b"), of_pod=guaranteed("cpu=4"))
     rules = make_rules(scope=CONTAINER)
     for container, valid in ("a", True), ("b", False), (None, False):
-        refusal = refusing(Reason.UNEXPECTED, container=container)
-        assert refused_for_own_demand(rules, mixed, refusal) is valid
+        rejection = rejecting(Reason.UNEXPECTED, container=container)
+        assert rejected_for_own_demand(rules, mixed, rejection) is valid
 
 
 @pytest.mark.parametrize("part", ["containers", "initContainers", "pod"])
@@ -291,7 +295,11 @@ class TestMemoryOfSharedContainers:
     FOR_MEMORY: Final = "Allocate failed due to [memorymanager] whatever"
 
     def judged(
-        self, *, rules: Rules | None = None, ours: Decision | None = None, **theirs: object
+        self,
+        *,
+        rules: EffectivePolicy | None = None,
+        ours: Decision | None = None,
+        **theirs: object,
     ) -> bool:
         rules = rules or make_rules(SMT, RESTRICTED, CONTAINER)
         decision = ours or admit(rules, rules.empty_ledger(), self.MIXED)
@@ -305,11 +313,13 @@ class TestMemoryOfSharedContainers:
         lacking = holding(rules, self.MIXED, a="1", b="3")
         assert not self.judged(rules=rules, ours=lacking)
 
-    def test_it_may_be_refused_for_an_exclusive_container_only(self) -> None:
-        assert self.judged(ours=refusing(Reason.SMT_ALIGNMENT, 2, "a"))
-        assert not self.judged(ours=refusing(Reason.SMT_ALIGNMENT, 2, "b"))
+    def test_it_may_be_rejected_for_an_exclusive_container_only(self) -> None:
+        assert self.judged(ours=rejecting(Reason.SMT_ALIGNMENT, 2, "a"))
+        assert not self.judged(ours=rejecting(Reason.SMT_ALIGNMENT, 2, "b"))
 
-    def test_it_is_the_kubelets_refusal_for_memory_where_the_pod_is_not_served_as_one(self) -> None:
+    def test_it_is_the_kubelets_rejection_for_memory_where_the_pod_is_not_served_as_one(
+        self,
+    ) -> None:
         assert self.judged(rules=make_rules(SMT, NO_POLICY, POD))
         assert not self.judged(rules=make_rules(SMT, RESTRICTED, POD))
         assert not self.judged(rules=make_rules(SMT, RESTRICTED, CONTAINER, managed=False))
@@ -355,8 +365,8 @@ class TestSlicesByCore:
 
     def corrected(self, ours: dict[str, str], theirs: dict[str, str]) -> dict[str, Any]:
         decision = holding(self.RULES, self.SINGLES, **ours)
-        assert decision.grant is not None
-        assert decision.grant.cpus == Mask.parse("1-2,9-10")
+        assert decision.allocation is not None
+        assert decision.allocation.cpus == Mask.parse("1-2,9-10")
         answer = recorded(**theirs)
         answer["pod"]["cpus"] = "1-2,9-10"
         answer["pod"]["containers"]["c"]["isolation"] = "pod"
@@ -416,30 +426,30 @@ class TestFewerSockets:
         assert not self.judged("8-13", "4-9", busy="13")
         assert not self.judged("8-13", "4-9", option=False)
 
-    def test_a_refusal_of_either_side_is_not_excused(self) -> None:
+    def test_a_rejection_of_either_side_is_not_excused(self) -> None:
         before = self.RULES.empty_ledger()
         assert not on_fewer_sockets(
-            self.RULES, before, refusing(Reason.UNEXPECTED), recorded(a="1")
+            self.RULES, before, rejecting(Reason.UNEXPECTED), recorded(a="1")
         )
         ours = holding(self.RULES, self.SIX, a="8-13")
         assert not on_fewer_sockets(self.RULES, before, ours, {"admitted": False})
 
-    def test_a_refused_pods_caches_are_excused_with_the_option_only(self) -> None:
-        refused = refusing(Reason.UNEXPECTED)
+    def test_a_rejected_pods_caches_are_excused_with_the_option_only(self) -> None:
+        rejected = rejecting(Reason.UNEXPECTED)
         answer = {
             "admitted": False,
             "reason": "UnexpectedAdmissionError",
             "metrics": {UNCORE_ALIGNED: 1},
         }
-        assert caches_of_refused(self.RULES, refused, answer) == 0
-        assert caches_of_refused(RULES, refused, answer) is None
-        assert caches_of_refused(self.RULES, refused, {**answer, "reason": "x"}) is None
-        assert caches_of_refused(self.RULES, refused, {**answer, "metrics": {}}) is None
+        assert caches_of_rejected(self.RULES, rejected, answer) == 0
+        assert caches_of_rejected(RULES, rejected, answer) is None
+        assert caches_of_rejected(self.RULES, rejected, {**answer, "reason": "x"}) is None
+        assert caches_of_rejected(self.RULES, rejected, {**answer, "metrics": {}}) is None
 
 
 class TestMemoryOfInitContainers:
     RULES = make_rules(SMT)
-    WANTED = pod(
+    DESIRED = pod(
         init("i", guaranteed("cpu=1 memory=1Gi")), app("a", guaranteed("cpu=2 memory=1Gi"))
     )
 
@@ -450,30 +460,30 @@ class TestMemoryOfInitContainers:
                 "containers": [stated("a", cpu="2", memory="1Gi")],
             }
         }
-        return counts_init_memory(self.RULES, self.WANTED, decision, theirs, document)
+        return counts_init_memory(self.RULES, self.DESIRED, decision, theirs, document)
 
     def test_an_admission_must_give_what_is_asked_for(self) -> None:
-        decision = admit(self.RULES, self.RULES.empty_ledger(), self.WANTED)
+        decision = admit(self.RULES, self.RULES.empty_ledger(), self.DESIRED)
         assert self.judged(decision, {"admitted": False})
-        assert decision.grant is not None
-        first, second = decision.grant.containers
+        assert decision.allocation is not None
+        first, second = decision.allocation.containers
         for lacking in replace(second, memory=()), replace(second, cpus=Mask.of(1)):
-            grant = replace(decision.grant, containers=(first, lacking))
-            assert not self.judged(replace(decision, grant=grant), {"admitted": False})
+            allocation = replace(decision.allocation, containers=(first, lacking))
+            assert not self.judged(replace(decision, allocation=allocation), {"admitted": False})
 
-    def test_a_refusal_is_valid_where_the_kubelet_refuses_or_breaks_its_hint(self) -> None:
-        refused = refusing(Reason.UNEXPECTED)
-        assert self.judged(refused, {"admitted": False})
+    def test_a_rejection_is_valid_where_the_kubelet_rejects_or_breaks_its_hint(self) -> None:
+        rejected = rejecting(Reason.UNEXPECTED)
+        assert self.judged(rejected, {"admitted": False})
 
         def kubelet(numa: list[int]) -> dict[str, Any]:
             held = {"hint": {"mask": [0]}, "memory": [{"numa": numa}]}
             return {"admitted": True, "pod": {"containers": {"a": held}}}
 
-        assert self.judged(refused, kubelet([0, 1]))
-        assert not self.judged(refused, kubelet([0]))
+        assert self.judged(rejected, kubelet([0, 1]))
+        assert not self.judged(rejected, kubelet([0]))
 
     def test_a_pod_without_such_memory_is_not_excused(self) -> None:
-        assert not self.judged(refusing(Reason.UNEXPECTED), {"admitted": False}, pages="0")
+        assert not self.judged(rejecting(Reason.UNEXPECTED), {"admitted": False}, pages="0")
 
 
 def stated(name: str, **amounts: str) -> dict[str, Any]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.cpu.topology import CpuTopology, Groups
-    from agent.managers.decision import Decision, Refusal
-    from agent.managers.effective_policy import Rules
+    from agent.managers.decision import Decision, Rejection
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
 _ROUNDING: Final = 0.0011
@@ -36,21 +36,25 @@ UNCORE_ALIGNED: Final = (
 
 
 def valid_instead(
-    rules: Rules, before: Ledger, pod: Pod, decision: Decision, expected: Mapping[str, Any]
+    rules: EffectivePolicy,
+    before: Ledger,
+    pod: Pod,
+    decision: Decision,
+    expected: Mapping[str, Any],
 ) -> bool:
-    """Tell whether a decision is valid where the kubelet's rests on averages (irregular hosts).
+    """Return whether a decision is valid where the kubelet's rests on averages (irregular hosts).
 
     Of an admitted pod: its containers hold as many CPUs as the kubelet gives, only ones that were
     free, in no more NUMA nodes, sockets and cores than the kubelet's touch; with
     `full-pcpus-only` in whole cores. Where the kubelet's own answer hands out a CPU twice or
     splits a core it is no measure: then ours has to give every container what it asks for. A
-    refusal for the cores' sake is valid when the free whole cores do not add up to the request.
+    rejection for the cores' sake is valid when the free whole cores do not add up to the request.
     """
     free = rules.assignable_cpus - before.exclusive_cpus
     broken = expected["admitted"] and _is_broken(rules, free, pod, expected["pod"])
-    if decision.grant is None:
-        return broken or _refusal_is_valid(rules, before, pod, decision, expected)
-    if decision.grant.exclusive_cpus - free:
+    if decision.allocation is None:
+        return broken or _rejection_is_valid(rules, before, pod, decision, expected)
+    if decision.allocation.exclusive_cpus - free:
         return False
     if broken:
         return as_many_as_asked(rules, decision, pod)
@@ -64,13 +68,13 @@ def valid_instead(
     )
 
 
-def valid_reservation(rules: Rules, expected: Mapping[str, Any]) -> bool:
-    """Tell whether the reserved CPUs are as many as the kubelet's, and no further apart."""
+def valid_reservation(rules: EffectivePolicy, expected: Mapping[str, Any]) -> bool:
+    """Return whether the reserved CPUs are as many as the kubelet's, and no further apart."""
     return _no_wider(rules.machine.cpus, rules.policy.cpu.reserved, _mask(expected["reserved"]))
 
 
-def evenly_reserved(rules: Rules, expected: Mapping[str, Any]) -> bool:
-    """Tell whether CPUs are reserved by quantity as evenly as the kubelet does, and as many.
+def evenly_reserved(rules: EffectivePolicy, expected: Mapping[str, Any]) -> bool:
+    """Return whether CPUs are reserved by quantity as evenly as the kubelet does, and as many.
 
     It asks `distribute-cpus-across-numa` there, too, and loses the best distribution alike.
     """
@@ -83,13 +87,13 @@ def evenly_reserved(rules: Rules, expected: Mapping[str, Any]) -> bool:
 
 
 def evenly_distributed(
-    rules: Rules, before: Ledger, decision: Decision, expected: Mapping[str, Any]
+    rules: EffectivePolicy, before: Ledger, decision: Decision, expected: Mapping[str, Any]
 ) -> bool:
-    """Tell whether `distribute-cpus-across-numa` leaves the nodes at least as even as theirs.
+    """Return whether `distribute-cpus-across-numa` leaves the nodes at least as even as theirs.
 
     The kubelet loses the best distribution to slice aliasing on four nodes and more.
     """
-    if not rules.policy.cpu.options.distribute_cpus_across_numa or decision.grant is None:
+    if not rules.policy.cpu.options.distribute_cpus_across_numa or decision.allocation is None:
         return False
     if not expected["admitted"]:
         return False
@@ -97,7 +101,7 @@ def evenly_distributed(
     theirs = Mask(0)
     for _, cpus in _pairs(decision, expected["pod"]):
         theirs |= cpus or Mask(0)
-    ours = decision.grant.exclusive_cpus
+    ours = decision.allocation.exclusive_cpus
     same_numbers = all(
         (a is None) == (b is None) and len(a or ()) == len(b or ())
         for a, b in _pairs(decision, expected["pod"])
@@ -110,7 +114,7 @@ def evenly_distributed(
 
 
 def with_our_slices(
-    rules: Rules, decision: Decision, expected: Mapping[str, Any]
+    rules: EffectivePolicy, decision: Decision, expected: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return the recorded answer with our slices of a budget where they are the better ones.
 
@@ -119,19 +123,19 @@ def with_our_slices(
     that run at the same time have none in common and share fewer cores than the kubelet's, and the
     others have just what is left. Else the recorded answer as it is.
     """
-    if not rules.policy.cpu.options.full_pcpus_only or decision.grant is None:
+    if not rules.policy.cpu.options.full_pcpus_only or decision.allocation is None:
         return expected
-    grant, theirs = decision.grant, (expected.get("pod") or {})
-    if grant.cpus is None or _mask(theirs.get("cpus")) != grant.cpus:
+    allocation, theirs = decision.allocation, (expected.get("pod") or {})
+    if allocation.cpus is None or _mask(theirs.get("cpus")) != allocation.cpus:
         return expected
     containers: dict[str, dict[str, Any]] = theirs["containers"]
-    slices = {one.name: one.cpus or Mask(0) for one in grant.containers}
-    kinds = {one.name: one.kind for one in grant.containers}
+    slices = {one.name: one.cpus or Mask(0) for one in allocation.containers}
+    kinds = {one.name: one.kind for one in allocation.containers}
     their_slices = {name: Mask.parse(one["cpus"]) for name, one in containers.items()}
     own = {name for name, one in containers.items() if one["isolation"] == "container"}
     if (
         any(len(slices[name]) != len(their_slices[name]) for name in slices)
-        or not _divides(grant.cpus, slices, kinds, own)
+        or not _divides(allocation.cpus, slices, kinds, own)
         or _shared_cores(rules, slices, kinds, own)
         >= _shared_cores(rules, their_slices, kinds, own)
     ):
@@ -144,29 +148,31 @@ def with_our_slices(
 
 
 def on_fewer_sockets(
-    rules: Rules, before: Ledger, decision: Decision, expected: Mapping[str, Any]
+    rules: EffectivePolicy, before: Ledger, decision: Decision, expected: Mapping[str, Any]
 ) -> bool:
-    """Tell whether `align-by-socket` is served better: on fewer sockets than by the kubelet.
+    """Return whether `align-by-socket` is served better: on fewer sockets than by the kubelet.
 
     Counted are the sockets of each container's exclusive CPUs and of the nodes that it is aligned
     to. Of the containers in the order of admission the first that differs has to be on fewer: what
     it leaves to the next ones is another set of CPUs. All have as many, and only free ones.
     """
-    if not rules.policy.cpu.options.align_by_socket or decision.grant is None:
+    if not rules.policy.cpu.options.align_by_socket or decision.allocation is None:
         return False
     if not expected["admitted"]:
         return False
     pairs = list(_pairs(decision, expected["pod"]))
     if any((a is None) != (b is None) or len(a or ()) != len(b or ()) for a, b in pairs):
         return False
-    if decision.grant.exclusive_cpus - (rules.assignable_cpus - before.exclusive_cpus):
+    if decision.allocation.exclusive_cpus - (rules.assignable_cpus - before.exclusive_cpus):
         return False
     ours, theirs = _sockets(rules, decision, expected)
     return ours < theirs
 
 
-def on_closer_nodes(rules: Rules, decision: Decision, expected: Mapping[str, Any]) -> bool:
-    """Tell whether `prefer-closest-numa-nodes` is served better where ids of nodes have gaps.
+def on_closer_nodes(
+    rules: EffectivePolicy, decision: Decision, expected: Mapping[str, Any]
+) -> bool:
+    """Return whether `prefer-closest-numa-nodes` is served better where ids of nodes have gaps.
 
     The kubelet looks the distances of a node up by its id in a row that has none of the gaps. Of
     the containers in the order of admission the first that differs has to be aligned to as many
@@ -174,10 +180,13 @@ def on_closer_nodes(rules: Rules, decision: Decision, expected: Mapping[str, Any
     """
     nodes = rules.machine.nodes
     gaps = [node.id for node in nodes] != list(range(len(nodes)))
-    if not (gaps and rules.policy.topology.prefer_closest_numa_nodes) or decision.grant is None:
+    if (
+        not (gaps and rules.policy.topology.prefer_closest_numa_nodes)
+        or decision.allocation is None
+    ):
         return False
     distances = {node.id: node.distances for node in nodes}
-    for container in decision.grant.containers if expected["admitted"] else ():
+    for container in decision.allocation.containers if expected["admitted"] else ():
         ours = Mask(container.hint.nodes or 0)
         theirs = Mask.from_ids(expected["pod"]["containers"][container.name]["hint"]["mask"] or ())
         if ours != theirs:
@@ -186,23 +195,25 @@ def on_closer_nodes(rules: Rules, decision: Decision, expected: Mapping[str, Any
     return False
 
 
-def caches_of_refused(rules: Rules, decision: Decision, expected: Mapping[str, Any]) -> int | None:
-    """Return how many containers of a refused pod may be counted as within a cache; None: as is.
+def caches_of_rejected(
+    rules: EffectivePolicy, decision: Decision, expected: Mapping[str, Any]
+) -> int | None:
+    """Return how many containers of a rejected pod may be counted as within a cache; None: as is.
 
-    With `align-by-socket` a container that got CPUs before its pod was refused for the same reason
+    With `align-by-socket` a container that got CPUs before its pod was rejected for the same reason
     may have got those of one socket, where the kubelet tore them over two. What it got is not
     recorded, so there is nothing to compare the number of caches with.
     """
-    if not rules.policy.cpu.options.align_by_socket or decision.refusal is None:
+    if not rules.policy.cpu.options.align_by_socket or decision.rejection is None:
         return None
-    if expected["admitted"] or decision.refusal.reason != expected["reason"]:
+    if expected["admitted"] or decision.rejection.reason != expected["reason"]:
         return None
     ours = decision.counters.get((ALIGNED_COUNT.name, ("container", "uncore_cache")), 0)
     return None if ours == expected["metrics"].get(UNCORE_ALIGNED, 0) else ours
 
 
 def is_invalid(pod: Mapping[str, Any]) -> bool:
-    """Tell whether the API server refuses a recorded pod for what the recording did not look at.
+    """Return whether the API server rejects a recorded pod for what the recording did not look at.
 
     It asks for less than nothing, or for more huge pages than its pod-level budget has.
     """
@@ -231,7 +242,7 @@ def _has_negative_amounts(pod: Mapping[str, Any]) -> bool:
 
 
 def same_memory_in_all(ledger: Ledger, expected: Mapping[str, Any]) -> bool:
-    """Tell whether the charges add up to the kubelet's over all nodes, type by type."""
+    """Return whether the charges add up to the kubelet's over all nodes, type by type."""
     ours: dict[str, int] = {}
     theirs: dict[str, int] = {}
     for node, memory in expected.get("mem_nodes", {}).items():
@@ -242,15 +253,15 @@ def same_memory_in_all(ledger: Ledger, expected: Mapping[str, Any]) -> bool:
     return ours == theirs
 
 
-def _is_broken(rules: Rules, free: Mask, pod: Pod, grant: Mapping[str, Any]) -> bool:
-    """Tell whether a recorded grant takes busy CPUs, overlaps in itself, or splits a core.
+def _is_broken(rules: EffectivePolicy, free: Mask, pod: Pod, allocation: Mapping[str, Any]) -> bool:
+    """Return whether a recorded allocation takes busy CPUs, overlaps in itself, or splits a core.
 
     Or divides a budget wrongly: into CPUs outside of it, or, with `full-pcpus-only`, into a slice
     that tears a core apart though whole ones add up to it.
     """
     slices = {
         name: Mask.parse(container["cpus"])
-        for name, container in grant["containers"].items()
+        for name, container in allocation["containers"].items()
         if container["isolation"] == "container"
     }
     together = [
@@ -259,8 +270,8 @@ def _is_broken(rules: Rules, free: Mask, pod: Pod, grant: Mapping[str, Any]) -> 
         if container.name in slices and container.kind is not ContainerKind.INIT
     ]
     overlaps = any(one & other for one, other in combinations(together, 2))
-    budget = _mask(grant["cpus"])
-    if budget is not None and _is_divided_wrongly(rules, budget, grant, slices.values()):
+    budget = _mask(allocation["cpus"])
+    if budget is not None and _is_divided_wrongly(rules, budget, allocation, slices.values()):
         return True
     taken = list(slices.values()) if budget is None else [budget]
     splits = rules.policy.cpu.options.full_pcpus_only and any(
@@ -270,11 +281,11 @@ def _is_broken(rules: Rules, free: Mask, pod: Pod, grant: Mapping[str, Any]) -> 
 
 
 def _is_divided_wrongly(
-    rules: Rules, budget: Mask, grant: Mapping[str, Any], slices: Iterable[Mask]
+    rules: EffectivePolicy, budget: Mask, allocation: Mapping[str, Any], slices: Iterable[Mask]
 ) -> bool:
     outside = any(
         Mask.parse(container["cpus"]) - budget
-        for container in grant["containers"].values()
+        for container in allocation["containers"].values()
         if container["cpus"] is not None
     )
     if outside or not rules.policy.cpu.options.full_pcpus_only:
@@ -289,36 +300,40 @@ def _is_divided_wrongly(
     )
 
 
-def as_many_as_asked(rules: Rules, decision: Decision, pod: Pod) -> bool:
-    """Tell whether an admitted pod and its containers have as many CPUs as they ask for.
+def as_many_as_asked(rules: EffectivePolicy, decision: Decision, pod: Pod) -> bool:
+    """Return whether an admitted pod and its containers have as many CPUs as they ask for.
 
     Without the static policy no pod has CPUs of its own.
     """
-    assert decision.grant is not None
+    assert decision.allocation is not None
     if not rules.static_cpus:
-        return not decision.grant.exclusive_cpus
+        return not decision.allocation.exclusive_cpus
     demand = demand_of(rules.policy, pod)
-    if decision.grant.cpus is not None and len(decision.grant.cpus) != demand.cpus:
+    if decision.allocation.cpus is not None and len(decision.allocation.cpus) != demand.cpus:
         return False
-    held = {container.name: container.cpus for container in decision.grant.containers}
+    held = {container.name: container.cpus for container in decision.allocation.containers}
     return all(len(held[c.name] or ()) == c.cpus for c in demand.containers if c.cpus)
 
 
-def _refusal_is_valid(
-    rules: Rules, before: Ledger, pod: Pod, decision: Decision, expected: Mapping[str, Any]
+def _rejection_is_valid(
+    rules: EffectivePolicy,
+    before: Ledger,
+    pod: Pod,
+    decision: Decision,
+    expected: Mapping[str, Any],
 ) -> bool:
-    assert decision.refusal is not None
+    assert decision.rejection is not None
     if not expected["admitted"]:
-        return bool(decision.refusal.reason == expected["reason"])
-    return _no_whole_cores(rules, before, pod, decision.refusal)
+        return bool(decision.rejection.reason == expected["reason"])
+    return _no_whole_cores(rules, before, pod, decision.rejection)
 
 
-def _no_whole_cores(rules: Rules, before: Ledger, pod: Pod, refusal: Refusal) -> bool:
-    """Tell whether no whole cores are free that make up the request.
+def _no_whole_cores(rules: EffectivePolicy, before: Ledger, pod: Pod, rejection: Rejection) -> bool:
+    """Return whether no whole cores are free that make up the request.
 
     Once an earlier container of the pod has taken some, nothing is known of what was left.
     """
-    if refusal.reason is not Reason.SMT_ALIGNMENT or refusal.asked is None:
+    if rejection.reason is not Reason.SMT_ALIGNMENT or rejection.asked is None:
         return False
     first = next((c.name for c in demand_of(rules.policy, pod).containers if c.cpus), None)
     free = rules.assignable_cpus - before.exclusive_cpus - rules.reserved_physical_cpus
@@ -326,13 +341,13 @@ def _no_whole_cores(rules: Rules, before: Ledger, pod: Pod, refusal: Refusal) ->
     for core in rules.machine.cpus.cores:
         if not core.cpus & ~free.bits:
             sums |= {total + core.size for total in sums}
-    return refusal.asked not in sums or refusal.container not in (None, first)
+    return rejection.asked not in sums or rejection.container not in (None, first)
 
 
-def _whole_cores(rules: Rules, decision: Decision) -> bool:
-    assert decision.grant is not None
-    parts = [decision.grant.cpus] if decision.grant.cpus is not None else [
-        container.cpus for container in decision.grant.containers
+def _whole_cores(rules: EffectivePolicy, decision: Decision) -> bool:
+    assert decision.allocation is not None
+    parts = [decision.allocation.cpus] if decision.allocation.cpus is not None else [
+        container.cpus for container in decision.allocation.containers
     ]  # fmt: skip
     return not any(_splits_a_core(rules.machine.cpus, cpus) for cpus in parts if cpus is not None)
 
@@ -344,9 +359,9 @@ def _splits_a_core(topology: CpuTopology, cpus: Mask) -> bool:
 def _pairs(
     decision: Decision, expected: Mapping[str, Any]
 ) -> Iterator[tuple[Mask | None, Mask | None]]:
-    assert decision.grant is not None
-    yield decision.grant.cpus, _mask(expected["cpus"])
-    for container in decision.grant.containers:
+    assert decision.allocation is not None
+    yield decision.allocation.cpus, _mask(expected["cpus"])
+    for container in decision.allocation.containers:
         yield container.cpus, _mask(expected["containers"][container.name]["cpus"])
 
 
@@ -359,7 +374,7 @@ def _no_wider(topology: CpuTopology, ours: Mask | None, theirs: Mask | None) -> 
     )
 
 
-def _unevenness(rules: Rules, left: Mask) -> float:
+def _unevenness(rules: EffectivePolicy, left: Mask) -> float:
     return pstdev((node.cpus & left.bits).bit_count() for node in rules.machine.cpus.nodes)
 
 
@@ -369,7 +384,7 @@ def _divides(
     kinds: Mapping[str, ContainerKind],
     own: Collection[str],
 ) -> bool:
-    """Tell whether slices lie inside the budget, apart, and leave all others just the rest."""
+    """Return whether slices lie inside the budget, apart, and leave all others just the rest."""
     running = Mask(0)
     for name, cpus in slices.items():
         if kinds[name] is ContainerKind.INIT:
@@ -385,7 +400,7 @@ def _divides(
 
 
 def _shared_cores(
-    rules: Rules,
+    rules: EffectivePolicy,
     slices: Mapping[str, Mask],
     kinds: Mapping[str, ContainerKind],
     own: Collection[str],
@@ -406,18 +421,18 @@ def _shared_cores(
 
 
 def _sockets(
-    rules: Rules, decision: Decision, expected: Mapping[str, Any]
+    rules: EffectivePolicy, decision: Decision, expected: Mapping[str, Any]
 ) -> tuple[list[int], list[int]]:
     """Return how many sockets CPUs and hints touch, the budget first: ours and theirs."""
-    assert decision.grant is not None
+    assert decision.allocation is not None
     topology, theirs = rules.machine.cpus, expected["pod"]
 
     def touched(cpus: Mask | None) -> int:
         return _touched(topology.sockets, cpus or Mask(0))
 
-    our_sockets = [touched(decision.grant.cpus)]
+    our_sockets = [touched(decision.allocation.cpus)]
     their_sockets = [touched(_mask(theirs["cpus"]))]
-    for container in decision.grant.containers:
+    for container in decision.allocation.containers:
         other = theirs["containers"][container.name]
         if other["isolation"] == "container":
             our_sockets.append(touched(container.cpus))

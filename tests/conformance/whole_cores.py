@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def whole_cores_instead(topology: CpuTopology, free: Mask, ours: Mask, theirs: Mask) -> bool:
-    """Tell whether `theirs` has CPUs beside busy ones for no reason, and `ours` has not.
+    """Return whether `theirs` has CPUs beside busy ones for no reason, and `ours` has not.
 
     There is a reason where no core would serve instead of these CPUs: one that is free as a whole,
     is not taken, and has no more CPUs than they are.

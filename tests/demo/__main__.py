@@ -31,7 +31,7 @@ def main() -> int:
             _title("Pod scope: one container has CPUs of its own (KEP-5526, example 2)")
             _admit(host, "mixed")
             _title("Pod scope: a pod that would leave a container without CPUs (example 3)")
-            host.command("admit", str(EXAMPLES / "empty-pool.yaml"), expect=ExitCode.REFUSED)
+            host.command("admit", str(EXAMPLES / "empty-pool.yaml"), expect=ExitCode.REJECTED)
             _title("What it held is free again, the shared pool has grown (numawarden remove)")
             host.command("remove", "shared-only")
             host.command("status")

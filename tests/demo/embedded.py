@@ -36,7 +36,7 @@ agent:
   metrics: {{port: {port}}}
   logging: {{format: console, level: warning}}
 """
-#: The files that a grant decides; the others follow from them.
+#: The files that an allocation decides; the others follow from them.
 _FILES: Final = ("cpuset.cpus", "cpuset.cpus.effective", "cpuset.mems", "cpu.max")
 _PATIENCE: Final = 30.0
 

@@ -18,7 +18,7 @@ from tests.docs.consoles import changed_settings, settings_in
 from tests.docs.hosts import ROOT
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
 
 TEXT: Final = (ROOT / "docs/scopes.md").read_text()
 EXAMPLES: Final = ROOT / "deploy/examples"
@@ -27,7 +27,7 @@ POD, CONTAINER = "pod", "container"
 Placed = Mapping[str, Isolation]
 OWN, PODS, NODES = Isolation.CONTAINER, Isolation.POD, Isolation.HOST
 
-#: What containers get in pod scope and in container scope; None: the pod is refused.
+#: What containers get in pod scope and in container scope; None: the pod is rejected.
 EXPECTED: Final[Mapping[str, tuple[Placed | None, Placed | None]]] = {
     "guaranteed": (
         {"worker": OWN, "feeder": OWN},
@@ -64,7 +64,7 @@ EXPECTED: Final[Mapping[str, tuple[Placed | None, Placed | None]]] = {
 }
 
 
-def decided(pod: object, scope: str, policy: str = "restricted") -> PodGrant | None:
+def decided(pod: object, scope: str, policy: str = "restricted") -> PodAllocation | None:
     """Decide a pod, or the file of one, on an empty machine of the page."""
     changes = [("topologyManagerScope", scope), ("topologyManagerPolicy", policy)]
     sequence = {
@@ -75,24 +75,24 @@ def decided(pod: object, scope: str, policy: str = "restricted") -> PodGrant | N
     document = read_document(json.dumps(sequence))
     (outcome,) = play(read_sequence(document, "a test", EXAMPLES))
     assert outcome.decision is not None
-    return outcome.decision.grant
+    return outcome.decision.allocation
 
 
-def granted(example: str, scope: str, policy: str = "restricted") -> PodGrant:
-    grant = decided(f"{example}.yaml", scope, policy)
-    assert grant is not None
-    return grant
+def allocated(example: str, scope: str, policy: str = "restricted") -> PodAllocation:
+    allocation = decided(f"{example}.yaml", scope, policy)
+    assert allocation is not None
+    return allocation
 
 
-def cpus(grant: PodGrant, container: str) -> Mask:
-    found = grant.container(container)
+def cpus(allocation: PodAllocation, container: str) -> Mask:
+    found = allocation.container(container)
     assert found is not None
     assert found.cpus is not None
     return found.cpus
 
 
-def isolations(grant: PodGrant | None) -> Placed | None:
-    return None if grant is None else {c.name: c.isolation for c in grant.containers}
+def isolations(allocation: PodAllocation | None) -> Placed | None:
+    return None if allocation is None else {c.name: c.isolation for c in allocation.containers}
 
 
 def test_every_example_is_tried() -> None:
@@ -111,41 +111,41 @@ def test_an_example_is_decided_as_expected_in_both_scopes(example: str) -> None:
 
 @pytest.mark.parametrize("scope", [POD, CONTAINER])
 def test_the_slice_of_an_init_container_is_given_again(scope: str) -> None:
-    grant = granted("init-containers", scope)
-    assert cpus(grant, "database") == cpus(grant, "migrate")
-    assert len(cpus(grant, "migrate")) == 4
+    allocation = allocated("init-containers", scope)
+    assert cpus(allocation, "database") == cpus(allocation, "migrate")
+    assert len(cpus(allocation, "migrate")) == 4
 
 
 def test_an_init_container_without_requests_bursts_to_the_whole_budget() -> None:
-    grant = granted("init-containers", POD)
-    assert cpus(grant, "prepare") == grant.cpus
-    assert len(cpus(grant, "prepare")) == 8
+    allocation = allocated("init-containers", POD)
+    assert cpus(allocation, "prepare") == allocation.cpus
+    assert len(cpus(allocation, "prepare")) == 8
 
 
 def test_a_sidecar_keeps_its_slice_and_the_others_share_what_is_left() -> None:
-    grant = granted("sidecar", POD)
-    assert grant.cpus is not None
-    proxy, database = cpus(grant, "proxy"), cpus(grant, "database")
+    allocation = allocated("sidecar", POD)
+    assert allocation.cpus is not None
+    proxy, database = cpus(allocation, "proxy"), cpus(allocation, "database")
     assert not proxy & database
-    assert cpus(grant, "restore") == grant.cpus - proxy
-    left = grant.cpus - proxy - database
-    assert cpus(grant, "audit") == cpus(grant, "logs") == left
+    assert cpus(allocation, "restore") == allocation.cpus - proxy
+    left = allocation.cpus - proxy - database
+    assert cpus(allocation, "audit") == cpus(allocation, "logs") == left
     assert len(left) == 2
 
 
 def test_what_is_left_of_a_budget_is_the_pods_in_pod_scope_alone() -> None:
-    grant = granted("spare-budget", POD)
-    assert grant.cpus is not None
-    assert len(grant.cpus - cpus(grant, "database") - cpus(grant, "proxy")) == 2
-    assert len(granted("spare-budget", CONTAINER).exclusive_cpus) == 4
+    allocation = allocated("spare-budget", POD)
+    assert allocation.cpus is not None
+    assert len(allocation.cpus - cpus(allocation, "database") - cpus(allocation, "proxy")) == 2
+    assert len(allocated("spare-budget", CONTAINER).exclusive_cpus) == 4
 
 
 def test_each_container_is_beside_its_device_in_container_scope() -> None:
-    grant = granted("two-devices", CONTAINER)
-    nodes = {c.name: c.mems for c in grant.containers}
+    allocation = allocated("two-devices", CONTAINER)
+    nodes = {c.name: c.mems for c in allocation.containers}
     assert nodes == {"packets": Mask.of(1), "trainer": Mask.of(0), "metrics": Mask.of()}
-    assert cpus(grant, "packets") <= Mask.parse("8-15,24-31")
-    assert cpus(grant, "trainer") <= Mask.parse("0-7,16-23")
+    assert cpus(allocation, "packets") <= Mask.parse("8-15,24-31")
+    assert cpus(allocation, "trainer") <= Mask.parse("0-7,16-23")
 
 
 def test_best_effort_admits_in_pod_scope_what_no_node_can_hold() -> None:
@@ -154,18 +154,18 @@ def test_best_effort_admits_in_pod_scope_what_no_node_can_hold() -> None:
 
 def test_memory_is_pinned_for_all_in_pod_scope_and_for_exclusive_containers_in_the_other() -> None:
     pinned = {
-        scope: {c.name for c in granted("mixed", scope).containers if c.mems}
+        scope: {c.name for c in allocated("mixed", scope).containers if c.mems}
         for scope in (POD, CONTAINER)
     }
     assert pinned == {POD: {"database", "metrics", "logs"}, CONTAINER: {"database"}}
 
 
 @pytest.mark.parametrize("example", EXPECTED)
-def test_policy_none_gives_no_budget_refuses_nothing_and_heeds_no_scope(example: str) -> None:
-    in_pod_scope = granted(example, POD, "none")
+def test_policy_none_gives_no_budget_rejects_nothing_and_heeds_no_scope(example: str) -> None:
+    in_pod_scope = allocated(example, POD, "none")
     assert in_pod_scope.cpus is None
     assert isolations(in_pod_scope) == EXPECTED[example][1]
-    assert in_pod_scope.containers == granted(example, CONTAINER, "none").containers
+    assert in_pod_scope.containers == allocated(example, CONTAINER, "none").containers
 
 
 def pod_of(*requests: str, budget: str | None = None) -> Mapping[str, object]:
@@ -200,11 +200,11 @@ def test_a_pod_larger_than_a_node_is_for_container_scope() -> None:
 
 
 def test_a_budget_that_is_no_whole_number_gets_no_cpus_of_its_own_in_pod_scope() -> None:
-    grant = decided(pod_of("2", "", budget="4500m"), POD)
-    assert grant is not None
-    assert grant.cpus is None
-    assert isolations(grant) == {"c0": NODES, "c1": NODES}
-    assert [c.mems for c in grant.containers] == [Mask.of(0), Mask.of(0)]
+    allocation = decided(pod_of("2", "", budget="4500m"), POD)
+    assert allocation is not None
+    assert allocation.cpus is None
+    assert isolations(allocation) == {"c0": NODES, "c1": NODES}
+    assert [c.mems for c in allocation.containers] == [Mask.of(0), Mask.of(0)]
 
 
 # --- the tables ---------------------------------------------------------------------------------
@@ -245,11 +245,11 @@ def test_the_table_of_containers_says_what_they_get() -> None:
             assert told is placed[container], kind
 
 
-def test_the_table_of_pods_says_what_is_refused() -> None:
+def test_the_table_of_pods_says_what_is_rejected() -> None:
     rows = table("pod")
     for row, example in (
         ("exclusive containers use up the budget, and there are others", "empty-pool"),
         ("containers need different nodes", "two-devices"),
     ):
         for cell, placed in zip(rows[row], EXPECTED[example], strict=True):
-            assert cell.split()[0] == ("refused" if placed is None else "admitted"), row
+            assert cell.split()[0] == ("rejected" if placed is None else "admitted"), row

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jeepney import Message
 
 
-class Refusal(Exception):  # noqa: N818 - it is the answer, not a failure of the fake
+class Rejection(Exception):  # noqa: N818 - it is the answer, not a failure of the fake
     """Raised by a handler to answer with a D-Bus error."""
 
     def __init__(self, name: str, text: str = "") -> None:
@@ -151,8 +151,8 @@ class FakeBus:
             return [new_method_return(message)]
         try:
             answer = self._handler(member, path, body)
-        except Refusal as refusal:
-            return [new_error(message, refusal.name, "s", (refusal.text,))]
+        except Rejection as rejection:
+            return [new_error(message, rejection.name, "s", (rejection.text,))]
         except Silence:
             return []
         reply = new_method_return(message, answer.signature or None, answer.body)

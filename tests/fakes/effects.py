@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.state.files import Files
-    from cgroupfs.tree import Tree, TreeLock
+    from cgroupfs.tree import CgroupTree, TreeLock
     from systemd.bus import ActiveState, Systemd
     from systemd.properties import Property
 
@@ -182,9 +182,9 @@ class CountedFiles:
 
 
 class CountedTree:
-    """A `Tree` whose every operation is a step."""
+    """A `CgroupTree` whose every operation is a step."""
 
-    def __init__(self, tree: Tree, effects: Effects) -> None:
+    def __init__(self, tree: CgroupTree, effects: Effects) -> None:
         self._tree = tree
         self._do = effects.do
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cgroupfs.tree import Tree, TreeLock
+    from cgroupfs.tree import CgroupTree, TreeLock
 
 
 class Died(BaseException):
@@ -33,7 +33,7 @@ Fault = Callable[[Operation], None]
 
 
 def fail_at(number: int, code: int) -> Fault:
-    """Return a fault: the nth operation (from 1) is refused with an errno."""
+    """Return a fault: the nth operation (from 1) is rejected with an errno."""
 
     def fault(operation: Operation) -> None:
         if operation.number == number:
@@ -52,8 +52,8 @@ def die_at(number: int) -> Fault:
     return fault
 
 
-def refuse_writes(path: str, file: str, code: int) -> Fault:
-    """Return a fault: every write of one file is refused with an errno."""
+def reject_writes(path: str, file: str, code: int) -> Fault:
+    """Return a fault: every write of one file is rejected with an errno."""
 
     def fault(operation: Operation) -> None:
         if (operation.name, operation.path, operation.file) == ("write", path, file):
@@ -64,9 +64,9 @@ def refuse_writes(path: str, file: str, code: int) -> Fault:
 
 @dataclass(slots=True)
 class FaultyTree:
-    """A `Tree` around another: logs every operation and asks `fault` before doing it."""
+    """A `CgroupTree` around another: logs every operation and asks `fault` before doing it."""
 
-    inner: Tree
+    inner: CgroupTree
     fault: Fault | None = None
     log: list[Operation] = field(default_factory=list)
 

@@ -3,7 +3,7 @@
 What matters of it: it rewrites a unit's files from its own record whenever a property of that unit
 is set; after a daemon-reload the next unit that is started or changed makes it rewrite every
 sibling, the slices around it and their siblings; it switches controllers off that no unit asked
-for; and it reports success even when the kernel refuses a value.
+for; and it reports success even when the kernel rejects a value.
 """
 
 from __future__ import annotations

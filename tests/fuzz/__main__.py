@@ -1,7 +1,7 @@
 """Give damaged inputs to every door: `make fuzz`, or `python -m tests.fuzz --inputs 1000000`.
 
 The same seed gives the same inputs. For each target it prints how many inputs were tried, accepted
-and refused, and the slowest; an input that broke something is kept in `--findings`. Exits 1 when
+and rejected, and the slowest; an input that broke something is kept in `--findings`. Exits 1 when
 there was one.
 """
 
@@ -40,9 +40,9 @@ class Tally:
 
     def line(self, name: str, seconds: float) -> str:
         """Return the line to print."""
-        refused = self.inputs - self.accepted - len(self.findings)
+        rejected = self.inputs - self.accepted - len(self.findings)
         return (
-            f"{name:16} {self.inputs:9} inputs {self.accepted:8} accepted {refused:8} refused"
+            f"{name:16} {self.inputs:9} inputs {self.accepted:8} accepted {rejected:8} rejected"
             f" {self.slowest * 1000:9.1f} ms slowest {seconds:7.0f} s"
             f" {len(self.findings):4} findings"
         )

@@ -15,7 +15,7 @@ import msgspec
 
 from agent.managers.admission import admit, remove
 from agent.managers.readmission import restored
-from agent.managers.validity import Rule, invalid_grants
+from agent.managers.validity import Rule, invalid_allocations
 from agent.state.codec import decode, encode
 from agent.state.errors import UnusableCheckpointError
 from sysfs.mask import EMPTY
@@ -101,48 +101,52 @@ def check_checkpoint(data: bytes) -> bool:
     try:
         state = decode(data, _PATH)
     except UnusableCheckpointError as error:
-        demand(error.problem, "refused without a reason")
+        demand(error.problem, "rejected without a reason")
         return False
     again = decode(encode(state), _PATH)
     demand(again == state, "written again, it is another state")
     ledger = restored(_RULES, state.ledger)
     _check_reported(ledger)
     _check_kept(ledger)
-    for uid in state.ledger.grants:
+    for uid in state.ledger.allocations:
         ledger = remove(_RULES, ledger, uid)
-        held = reduce(or_, (grant.exclusive_cpus for grant in ledger.grants.values()), EMPTY)
-        demand(ledger.exclusive_cpus == held, f"{held} are held, reckoned {ledger.exclusive_cpus}")
+        held = reduce(
+            or_, (allocation.exclusive_cpus for allocation in ledger.allocations.values()), EMPTY
+        )
+        demand(ledger.exclusive_cpus == held, f"{held} are held, computed {ledger.exclusive_cpus}")
     demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are held by nobody")
     demand(not any(ledger.devices.values()), f"{ledger.devices} are held by nobody")
-    msgspec.json.encode(sorted(state.ledger.grants))  # names are text that can be sent
+    msgspec.json.encode(sorted(state.ledger.allocations))  # names are text that can be sent
     return True
 
 
 def _check_reported(ledger: Ledger) -> None:
     """Whatever is wrong with what is held, an operator is told."""
-    told = {(finding.uid, finding.rule) for finding in invalid_grants(_RULES, ledger, EMPTY)}
-    grants = ledger.grants.values()
-    for one, other in combinations(grants, 2):
+    told = {(finding.uid, finding.rule) for finding in invalid_allocations(_RULES, ledger, EMPTY)}
+    allocations = ledger.allocations.values()
+    for one, other in combinations(allocations, 2):
         if one.exclusive_cpus & other.exclusive_cpus:
             both = {(one.uid, Rule.CPU_HELD_TWICE), (other.uid, Rule.CPU_HELD_TWICE)}
             demand(told & both, f"{one.uid} and {other.uid} share CPUs and nobody is told")
-    for grant in grants:
-        if grant.exclusive_cpus - SMT.cpus.all:
-            demand((grant.uid, Rule.CPU_MISSING) in told, f"CPUs of {grant.uid} are missing")
+    for allocation in allocations:
+        if allocation.exclusive_cpus - SMT.cpus.all:
+            demand(
+                (allocation.uid, Rule.CPU_MISSING) in told, f"CPUs of {allocation.uid} are missing"
+            )
 
 
 def _check_kept(ledger: Ledger) -> None:
-    """Admit one more: it gets nothing that somebody holds, and changes nobody's grant."""
-    if _NEWCOMER.uid in ledger.grants:
+    """Admit one more: it gets nothing that somebody holds, and changes nobody's allocation."""
+    if _NEWCOMER.uid in ledger.allocations:
         return
     decision = admit(_RULES, ledger, _NEWCOMER)
-    if decision.grant is None:
-        demand(decision.ledger == ledger, "a refused pod left something behind")
+    if decision.allocation is None:
+        demand(decision.ledger == ledger, "a rejected pod left something behind")
         return
-    taken = decision.grant.exclusive_cpus
+    taken = decision.allocation.exclusive_cpus
     demand(not taken & ledger.exclusive_cpus, f"{taken} are given a second time")
-    for uid, grant in ledger.grants.items():
-        demand(decision.ledger.grants[uid] == grant, f"{uid} changed")
+    for uid, allocation in ledger.allocations.items():
+        demand(decision.ledger.allocations[uid] == allocation, f"{uid} changed")
 
 
 CHECKPOINTS: Final = Target("checkpoint", make_checkpoint, plain_check(check_checkpoint), weight=12)

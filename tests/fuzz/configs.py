@@ -1,4 +1,4 @@
-"""Configurations: what is accepted resolves on a host, or is refused there, and rules decide."""
+"""Configurations: what is accepted resolves on a host, or is rejected there, and rules decide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from agent.config.errors import ConfigError
 from agent.config.loader import load_config
 from agent.config.resolve import resolve
-from agent.managers.effective_policy import Rules
+from agent.managers.effective_policy import EffectivePolicy
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import SMT
 from tests.agent.pods.pods import app, guaranteed, pod
@@ -62,7 +62,7 @@ def check_config(data: bytes) -> bool:
     try:
         config = load_config(data, "fuzz")
     except ConfigError as error:
-        demand(error.problems, "refused without a reason")
+        demand(error.problems, "rejected without a reason")
         return False
     _check_bounds(config)
     _check_reading(data, config)
@@ -71,7 +71,7 @@ def check_config(data: bytes) -> bool:
     except ConfigError as error:
         demand(error.problems, "does not fit without a reason")
         return True
-    rules = Rules(SMT, policy)
+    rules = EffectivePolicy(SMT, policy)
     demand(policy.cpu.reserved <= SMT.cpus.all, f"reserved {policy.cpu.reserved}")
     for node, amounts in policy.memory.reserved.items():
         demand(node in SMT.node_mask, f"memory of node {node} is reserved")

@@ -89,7 +89,7 @@ def check_state_files(data: bytes) -> bool:
         cpu = read_cpu_state(of_cpu, Path("cpu"))
         memory = read_memory_state(of_memory, Path("memory"))
     except UnreadableStateFileError as error:
-        demand(error.problem, "refused without a reason")
+        demand(error.problem, "rejected without a reason")
         return False
     again = read_cpu_state(write_cpu_state(cpu, CpuFileVersion.V3), Path("cpu"))
     demand(again == cpu, "the CPU file, written again, is another one")
@@ -103,12 +103,12 @@ def check_state_files(data: bytes) -> bool:
     # The files do not tell init containers, whose CPUs the others have later.
     broken = [line for line in broken_invariants(_RULES, ledger) if not line.endswith("overlap")]
     demand(not broken, f"{broken}")
-    for uid, grant in ledger.grants.items():
-        names = (uid, *(container.name for container in grant.containers))
+    for uid, allocation in ledger.allocations.items():
+        names = (uid, *(container.name for container in allocation.containers))
         demand(all(name.isprintable() for name in names), f"{names!a} are no names")
         for driver in Driver:
-            Layout(driver).pod(uid, Tier(str(grant.qos)))
-    for uid in tuple(ledger.grants):
+            Layout(driver).pod(uid, Tier(str(allocation.qos)))
+    for uid in tuple(ledger.allocations):
         ledger = remove(_RULES, ledger, uid)
     demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are held by nobody")
     return True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.api.documents import ManifestDocument, decode, encode
 from agent.pods.manifest import load_pod
-from agent.sources.files import Format, scan
+from agent.sources.files import ManifestFormat, scan
 from tests.agent.server.support import UID, manifest
 from tests.fuzz.damage import damaged_bytes
 from tests.fuzz.target import Target, demand
@@ -31,7 +31,7 @@ _NAMES: Final = (
 )
 #: Sorted after most names, so that it is read after what may fail.
 _SOUND: Final = "sound"
-_FORM: Final = Format(load_pod, 1 << 16)
+_FORM: Final = ManifestFormat(load_pod, 1 << 16)
 _LONGEST: Final = 255
 
 

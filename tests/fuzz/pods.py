@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod, Resources
     from agent.pods.quantity import Quantity
 
@@ -80,8 +80,8 @@ def check_manifest(data: bytes) -> bool:
     try:
         pod = load_pod(data, "fuzz", max_bytes=_LIMIT)
     except ManifestError as error:
-        demand(error.problems, "refused without a reason")
-        demand(len(str(error)) < 100 * _LIMIT, "a refusal without end")
+        demand(error.problems, "rejected without a reason")
+        demand(len(str(error)) < 100 * _LIMIT, "a rejection without end")
         return False
     demand(load_pod(data, "fuzz", max_bytes=_LIMIT) == pod, "read twice, it is two pods")
     _check_facts(pod)
@@ -91,15 +91,15 @@ def check_manifest(data: bytes) -> bool:
     return True
 
 
-def check_decision(rules: Rules, pod: Pod) -> None:
+def check_decision(rules: EffectivePolicy, pod: Pod) -> None:
     """Decide on a pod; an admission breaks no invariant, and a removal leaves nothing behind."""
     empty = rules.empty_ledger()
     decision = admit(rules, empty, pod)
     broken = broken_invariants(rules, decision.ledger)
     demand(not broken, f"{broken}")
-    if decision.grant is None:
-        demand(decision.refusal is not None, "neither admitted nor refused")
-        demand(decision.ledger == empty, "a refused pod left something behind")
+    if decision.allocation is None:
+        demand(decision.rejection is not None, "neither admitted nor rejected")
+        demand(decision.ledger == empty, "a rejected pod left something behind")
     else:
         demand(remove(rules, decision.ledger, pod.uid) == empty, "a removal left something behind")
 

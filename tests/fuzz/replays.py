@@ -11,7 +11,7 @@ import yaml
 from agent.managers.decision import Reason, out_of
 from agent.parsing.reader import UnreadableError, read_document
 from agent.tools.replay.errors import ReplayError
-from agent.tools.replay.play import Outcome, play
+from agent.tools.replay.play import StepOutcome, play
 from agent.tools.replay.reading import read_sequence
 from agent.tools.replay.steps import Admit, Restart
 from tests.conformance.invariants import broken_invariants
@@ -21,7 +21,7 @@ from tests.fuzz.target import Target, demand, plain_check
 if TYPE_CHECKING:
     from random import Random
 
-    from agent.managers.decision import Refusal
+    from agent.managers.decision import Rejection
 
 _FOLDER: Final = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "replay"
 BASES: Final = tuple(
@@ -44,36 +44,39 @@ def check_replay(data: bytes) -> bool:
         demand(error.problem.message, "unreadable without a reason")
         return False
     except ReplayError as error:
-        demand(error.problems, "refused without a reason")
+        demand(error.problems, "rejected without a reason")
         return False
     lasting = True
     for number, outcome in zip(range(_STEPS), play(sequence), strict=False):
-        # After a restart with other rules grants are facts, whatever these rules would give.
+        # After a restart with other rules allocations are facts, whatever these rules would give.
         lasting = lasting and not isinstance(outcome.step, Restart)
         _check_outcome(outcome, lasting=lasting)
         demand(outcome.number is None or outcome.number <= number + 1, "a step was left out")
     return True
 
 
-def _is_reason(refusal: Refusal) -> bool:
-    short = refusal.resource is not None and refusal.reason == out_of(refusal.resource)
-    return refusal.reason in set(Reason) or short
+def _is_reason(rejection: Rejection) -> bool:
+    short = rejection.resource is not None and rejection.reason == out_of(rejection.resource)
+    return rejection.reason in set(Reason) or short
 
 
-def _check_outcome(outcome: Outcome, *, lasting: bool) -> None:
+def _check_outcome(outcome: StepOutcome, *, lasting: bool) -> None:
     state, decision = outcome.state, outcome.decision
     demand(state is not None or outcome.notes, "it ended without a reason")
     demand((decision is not None) == isinstance(outcome.step, Admit), "a decision on nothing")
     if decision is not None:
-        refusal = decision.refusal
-        demand((decision.grant is None) == (refusal is not None), "neither admitted nor refused")
-        demand(refusal is None or (_is_reason(refusal) and refusal.message), "no reason")
+        rejection = decision.rejection
+        demand(
+            (decision.allocation is None) == (rejection is not None),
+            "neither admitted nor rejected",
+        )
+        demand(rejection is None or (_is_reason(rejection) and rejection.message), "no reason")
     if state is None:
         return
     if lasting:
         broken = broken_invariants(state.rules, state.ledger)
         demand(not broken, f"{broken}")
-    held = [grant.exclusive_cpus for grant in state.ledger.grants.values()]
+    held = [allocation.exclusive_cpus for allocation in state.ledger.allocations.values()]
     demand(sum(map(len, held)) == len(state.ledger.exclusive_cpus), "a CPU is held twice")
 
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from agent.runtimes.finder import RuntimeFiles
-from agent.runtimes.identifier import Told
+from agent.runtimes.identifier import RuntimeName
 from tests.agent.reconcile.pods import UID, mixed, path_of
 from tests.agent.runtimes.bundles import ID, STATES, TASKS, bundle, cri, runc_state
 from tests.fuzz.damage import damaged_bytes, damaged_document
@@ -85,7 +85,9 @@ def _check(root: Path, config: bytes) -> bool:
         demand(annotations["io.kubernetes.cri.sandbox-uid"] == UID, "it is another pod's")
         name = annotations.get("io.kubernetes.cri.container-name")
         kind = annotations["io.kubernetes.cri.container-type"]
-        demand(told == Told(None if kind == "sandbox" else name), f"{told} is not what is said")
+        demand(
+            told == RuntimeName(None if kind == "sandbox" else name), f"{told} is not what is said"
+        )
     return told is not None and recorded is not None
 
 

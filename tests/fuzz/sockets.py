@@ -122,7 +122,7 @@ class Agent:
         demand(not self.complaints, f"{self.complaints}")
         demand(self._running is not None and not self._running.life.done(), "the agent ended")
         if self._running is not None:
-            state = self._running.keeper.state
+            state = self._running.controller.state
             broken = broken_invariants(state.situation.rules, state.ledger)
             demand(not broken, f"{broken}")
         return accepted
@@ -131,7 +131,7 @@ class Agent:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_PATIENCE)
             connection.connect(str(self.world.socket))
-            with suppress(BrokenPipeError, ConnectionResetError):  # refused before it was read
+            with suppress(BrokenPipeError, ConnectionResetError):  # rejected before it was read
                 connection.sendall(request)
             if not whole:
                 return self._let_go(connection)
@@ -153,7 +153,7 @@ class Agent:
         """Return what is bound now."""
         demand(self._running is not None, "the agent does not run")
         assert self._running is not None
-        return self._running.keeper.state.held.bindings
+        return self._running.controller.state.held.bindings
 
     @staticmethod
     def _let_go(connection: socket.socket) -> bool:
@@ -180,7 +180,7 @@ class Agent:
             return False
         demand(response.status != 500, f"it failed: {body[:300]!r}")
         if response.status >= 400:
-            self._check_refusal(body)
+            self._check_rejection(body)
             return False
         asked = dict(parse_qsl(urlsplit(target).query, keep_blank_values=True))
         demand(not asked or set(asked) == {"dryRun"}, f"{asked} are known")
@@ -190,7 +190,7 @@ class Agent:
         return True
 
     @staticmethod
-    def _check_refusal(body: bytes) -> None:
+    def _check_rejection(body: bytes) -> None:
         if body:  # the answer to HEAD has none
             error = json.loads(body)["error"]
             demand(error["code"] and error["message"], f"no reason: {body[:300]!r}")

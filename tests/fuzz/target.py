@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from random import Random
 
-#: Told an input, it returns whether that was accepted. A refusal with one of the errors that are
+#: Told an input, it returns whether that was accepted. A rejection with one of the errors that are
 #: promised is none of its concern; any other exception, and `Nonsense`, is a finding.
 Check: TypeAlias = Callable[[bytes], bool]
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
     from tests.fuzz.target import Check, Target
 
@@ -63,13 +63,13 @@ SOUND: Final = [
 
 @pytest.mark.parametrize(("judge", "data"), SOUND)
 def test_what_is_damaged_is_sound_before(judge: Check, data: bytes) -> None:
-    """A base that is refused as it stands would hide what lies behind."""
+    """A base that is rejected as it stands would hide what lies behind."""
     assert judge(data)
 
 
 def test_sets_that_are_mixed_up_reach_what_judges_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two pods with one CPU are accepted as facts, and nobody would be told of them here."""
-    monkeypatch.setattr(checkpoints, "invalid_grants", lambda *_: ())
+    monkeypatch.setattr(checkpoints, "invalid_allocations", lambda *_: ())
     mixed = STATE.replace('"8-11"', '"2-5"').encode()
     with pytest.raises(Nonsense, match="share CPUs and nobody is told"):
         check_checkpoint(sealed(mixed))
@@ -97,10 +97,12 @@ def test_a_configuration_that_is_read_otherwise_than_it_is_written_is_found(
 
 
 def test_a_replay_whose_pods_hold_a_cpu_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(rules: Rules, ledger: Ledger, pod: Pod) -> Decision:
+    def forgetful(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
         decision = admit(rules, rules.empty_ledger(), pod)
-        grants = {**ledger.grants, **decision.ledger.grants}
-        return replace(decision, ledger=replace(decision.ledger, grants=MappingProxyType(grants)))
+        allocations = {**ledger.allocations, **decision.ledger.allocations}
+        return replace(
+            decision, ledger=replace(decision.ledger, allocations=MappingProxyType(allocations))
+        )
 
     monkeypatch.setattr(play, "admit", forgetful)
     with pytest.raises(Nonsense):
@@ -108,7 +110,7 @@ def test_a_replay_whose_pods_hold_a_cpu_twice_is_found(monkeypatch: pytest.Monke
 
 
 @each_target
-def test_some_inputs_are_accepted_and_some_refused(target: Target, check: Check) -> None:
+def test_some_inputs_are_accepted_and_some_rejected(target: Target, check: Check) -> None:
     """Damage that is always seen at once would never reach what lies behind."""
     tally = run(target, check, 60, seed=0, findings=None)
     assert 0 < tally.accepted < tally.inputs

@@ -88,7 +88,7 @@ def check_list(data: bytes) -> bool:
     except ValueError as error:
         if isinstance(error, UnicodeError) or "int string conversion" in str(error):
             raise
-        demand(expected is None, f"refused although it is {expected}: {error}")
+        demand(expected is None, f"rejected although it is {expected}: {error}")
         return False
     if expected is None:
         raise Nonsense(f"accepted as {mask}")

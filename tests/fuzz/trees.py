@@ -130,11 +130,11 @@ class Laid:
 
 
 def check_host(find: Callable[[], Host]) -> bool:
-    """Look for a host; it is refused, or all that is known of it fits together."""
+    """Look for a host; it is rejected, or all that is known of it fits together."""
     try:
         host = find()
     except SysfsError as error:
-        demand(error.path and error.found and error.remedy, "refused without a reason")
+        demand(error.path and error.found and error.remedy, "rejected without a reason")
         return False
     _check_cpus(host)
     _check_nodes(host)

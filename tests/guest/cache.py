@@ -40,7 +40,7 @@ class Cache:
         self.root = root
 
     def has(self, kind: str, key: str) -> bool:
-        """Tell whether an entry is there."""
+        """Return whether an entry is there."""
         return (self.root / f"{kind}-{key}").is_dir()
 
     def entry(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
@@ -49,34 +49,34 @@ class Cache:
         Two processes that ask at once wait for each other; an interrupted `make` leaves nothing
         that could be mistaken for a complete entry. Older entries of the same kind are removed.
         """
-        wanted = self.root / f"{kind}-{key}"
-        if wanted.is_dir():
-            return wanted
+        desired = self.root / f"{kind}-{key}"
+        if desired.is_dir():
+            return desired
         self.root.mkdir(parents=True, exist_ok=True)
         with self._lock(kind):
-            if not wanted.is_dir():
-                self._make(wanted, make)
-                self._remove_others(kind, wanted)
-        return wanted
+            if not desired.is_dir():
+                self._make(desired, make)
+                self._remove_others(kind, desired)
+        return desired
 
     def scratch(self, prefix: str) -> Path:
         """Return a new empty directory below the root; the caller removes it."""
         self.root.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f"tmp-{prefix}-", dir=self.root))
 
-    def _make(self, wanted: Path, make: Callable[[Path], None]) -> None:
-        work = self.scratch(wanted.name)
+    def _make(self, desired: Path, make: Callable[[Path], None]) -> None:
+        work = self.scratch(desired.name)
         try:
             work.chmod(0o755)
             make(work)
-            work.rename(wanted)
+            work.rename(desired)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
 
-    def _remove_others(self, kind: str, wanted: Path) -> None:
+    def _remove_others(self, kind: str, desired: Path) -> None:
         for other in self.root.glob(f"{kind}-*"):
-            if other != wanted and other.name.rpartition("-")[0] == kind:
+            if other != desired and other.name.rpartition("-")[0] == kind:
                 shutil.rmtree(other)
 
     @contextmanager

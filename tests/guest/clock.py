@@ -78,13 +78,13 @@ def _thirds(seen: Sequence[Stamp]) -> tuple[list[Stamp], list[Stamp]]:
 
 
 def agrees(seen: Sequence[Stamp]) -> bool:
-    """Tell whether the clock goes right by all that was seen."""
+    """Return whether the clock goes right by all that was seen."""
     found = rate(seen)
     return found is not None and abs(found - 1) <= TOLERANCE
 
 
 def is_wrong(seen: Sequence[Stamp]) -> bool:
-    """Tell whether the clock is known to be wrong, so that the guest need not go on."""
+    """Return whether the clock is known to be wrong, so that the guest need not go on."""
     if span(seen) < LONGEST or agrees(seen):
         return False
     return all(len(third) >= NEEDED for third in _thirds(seen))

@@ -33,7 +33,7 @@ class Need:
     package: str
 
     def is_met(self) -> bool:
-        """Tell whether the host has it."""
+        """Return whether the host has it."""
         if self.what.startswith("/"):
             return Path(self.what).exists()
         return shutil.which(self.what, path=search_path()) is not None

@@ -139,7 +139,7 @@ def _bootstrap(tree: Path) -> None:
             "--architectures=amd64",
             '--aptopt=Acquire::Languages "none"',
             '--aptopt=APT::Install-Recommends "false"',
-            "--dpkgopt=force-unsafe-io",  # what is cut off is made anew: no need to wait for disks
+            "--dpkgopt=force-unsafe-io",  # what is cut off is made again: no need to wait for disks
             f"--extract-hook={configure}",
             f"--essential-hook={no_initrd}",
             f"--include={','.join(_entries('packages'))}",

@@ -227,9 +227,9 @@ def follow(stream: IO[bytes], deadline: float, silence: float, log: IO[bytes]) -
 
 def _logs(results: Path) -> dict[str, str]:
     """Return the logs worth reading after a failure."""
-    wanted = [*sorted(results.glob("*.log")), *sorted(results.glob("logs/*"))]
+    desired = [*sorted(results.glob("*.log")), *sorted(results.glob("logs/*"))]
     texts = {
         str(file.relative_to(results)): STAMP.sub("", file.read_text(errors="replace"))
-        for file in wanted
+        for file in desired
     }
     return {name: text for name, text in texts.items() if text.strip()}

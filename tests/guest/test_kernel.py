@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_refused_write_says_what_was_written_and_where(
+def test_a_rejected_write_says_what_was_written_and_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "CGROUPS", tmp_path)

@@ -75,7 +75,7 @@ def hidden_uses() -> Iterator[str]:
 
 
 def hostile_texts(pattern: re.Pattern[Any]) -> Iterator[Callable[[int], Any]]:
-    """Yield what makes texts of a length that a pattern takes long to refuse, if it can.
+    """Yield what makes texts of a length that a pattern takes long to reject, if it can.
 
     The texts follow what leads to each of its repetitions and repeat what that repeats, or any two
     of its characters, before an end that does not fit.

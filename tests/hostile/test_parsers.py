@@ -53,7 +53,7 @@ _PATH: Final = Path("file")
 _MOST: Final = 2 * LONGEST
 #: Values are many and their parsers simple: what is quadratic shows here.
 _VALUE: Final = 1 << 16
-_REFUSALS: Final = (
+_REJECTIONS: Final = (
     CgroupError, ConfigError, KubeletStateError, ManifestError, QuantityError, ReplayError,
     SystemdError, UnreadableError, UnusableCheckpointError, ValueError,
 )  # fmt: skip
@@ -253,12 +253,12 @@ SCALARS: Final[dict[str, tuple[Callable[[bytes], object], tuple[str, ...]]]] = {
 def measure(
     parse: Callable[[bytes], object], make: Callable[[int], bytes], longest: int = LONGEST
 ) -> None:
-    """Parse longer and longer texts; that one is refused, and what that says, is part of it."""
+    """Parse longer and longer texts; that one is rejected, and what that says, is part of it."""
 
     def attempt(data: bytes) -> None:
         try:
             parse(data)
-        except _REFUSALS as error:
+        except _REJECTIONS as error:
             str(error)
 
     demand_quick(attempt, make, longest)

@@ -72,7 +72,7 @@ async def _run(directory: Path, pace: Pace, driver: Driver) -> Course:
 def _report(course: Course, seconds: float) -> int:
     full, end = course.usage
     print(
-        f"{course.admitted} admitted, {course.refused} refused, {course.removed} removed,"
+        f"{course.admitted} admitted, {course.rejected} rejected, {course.removed} removed,"
         f" {course.reconciled} reconciles in {seconds:.0f} s"
     )
     if course.silent:

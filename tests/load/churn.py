@@ -112,7 +112,7 @@ class Course:
     """
 
     admitted: int = 0
-    refused: int = 0
+    rejected: int = 0
     removed: int = 0
     reconciled: int = 0
     silent: int = 0
@@ -243,7 +243,7 @@ class Churn:
                 f"{bus.deadlines} calls waited for the bus, with"
                 f" {self.course.silent_reconciles} comparisons"
             )
-        await self.agent.keeper.reconcile()
+        await self.agent.controller.reconcile()
         for held in self._held:
             if not held.containers:
                 self._start(held)
@@ -260,7 +260,7 @@ class Churn:
         answer = await asyncio.to_thread(self.agent.client.admit, text)
         self.course.admissions[kind].append(process_time() - started)
         if not answer.admitted:
-            self.course.refused += 1
+            self.course.rejected += 1
             return
         self.course.admitted += 1
         if answer.pod is not None:
@@ -305,8 +305,8 @@ class Churn:
         """Settle containers that started meanwhile; a second look finds nothing."""
         if self.host is not None:
             self.host.systemd.calls.clear()  # which would grow without end
-        first = await self.agent.keeper.reconcile()
-        document = await self.agent.keeper.reconcile()
+        first = await self.agent.controller.reconcile()
+        document = await self.agent.controller.reconcile()
         self._note("a comparison", (*first.problems, *document.problems))
         if document.found:
             self.course.broken.append(f"drift: {document.found}")
@@ -322,20 +322,20 @@ class Churn:
         )
 
     def _check(self) -> None:
-        state, kernel = self.agent.keeper.state, self.agent.world.kernel
+        state, kernel = self.agent.controller.state, self.agent.world.kernel
         self.course.broken.extend(broken_invariants(state.situation.rules, state.ledger))
         for held in self._held:
-            for container in state.ledger.grants[held.uid].containers:
+            for container in state.ledger.allocations[held.uid].containers:
                 path = held.containers.get(container.name)
                 if path is None:
                     continue
-                wanted = state.shared_cpus if container.cpus is None else container.cpus
+                desired = state.shared_cpus if container.cpus is None else container.cpus
                 found = kernel.read(path, "cpuset.cpus.effective").strip()
-                if found != str(wanted):
-                    self.course.broken.append(f"{path}: {found} not {wanted}")
+                if found != str(desired):
+                    self.course.broken.append(f"{path}: {found} not {desired}")
 
     def _check_empty(self) -> None:
-        state = self.agent.keeper.state
+        state = self.agent.controller.state
         empty = state.situation.rules.empty_ledger()
         if state.ledger != empty:
             self.course.broken.append("the ledger is not empty after the last pod")

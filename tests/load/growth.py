@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from agent.managers import admission
 from agent.pods.manifest import load_pod
 from agent.server.configured_host import decide
-from agent.server.start.wiring import Assembly, Surrogates
+from agent.server.start.wiring import Fakes, Wiring
 from cgroupfs.names import Driver, Layout
 from tests.agent.server.support import RecordingManager
 from tests.load.churn import TIERS, busy_world, manifest_of, uid_of
@@ -27,11 +27,11 @@ from tests.load.churn import TIERS, busy_world, manifest_of, uid_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import Decision
     from agent.pods.model import Pod
-    from agent.server.controller import Keeper
-    from agent.server.kernel.ports import Outcome
+    from agent.server.controller import Controller
+    from agent.server.kernel.ports import ReconcileResult
     from tests.agent.server.support import World
 
 _Params = ParamSpec("_Params")
@@ -45,7 +45,7 @@ class FullHost:
     """A host that holds pods, and the times of what was done to it, in seconds by name."""
 
     world: World
-    keeper: Keeper
+    controller: Controller
     containers: int
     times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -53,24 +53,26 @@ class FullHost:
         """Admit shared pods, enforce all at once, and start their containers."""
         for number in range(pods):
             self._take_over(self._decide(self._pod(number, "shared")))
-        self._check(self.keeper._kernel.reconcile(self.keeper.state.target()))
+        self._check(self.controller._kernel.reconcile(self.controller.state.target()))
         for number in range(pods):
             for container in range(self.containers):
                 pod = Layout(Driver.CGROUPFS).pod(uid_of(number), TIERS["shared"])
                 cgroup = f"{pod}/c{container}"
                 self.world.kernel.mkdir(cgroup)
                 self.world.kernel.spawn(cgroup, number * 100 + container)
-        self._check(self.keeper._kernel.reconcile(self.keeper.state.target()))
+        self._check(self.controller._kernel.reconcile(self.controller.state.target()))
 
     def admit_and_remove(self, number: int, kind: str) -> None:
         """Measure an admission and a removal."""
-        state, kernel = self.keeper.state, self.keeper._kernel
-        grant = self._take_over(self._timed("decision", self._decide, self._pod(number, kind)))
-        self._timed("save", self.keeper._saving._saver.save, state.to_save(state.held))
-        self._check(self._timed("enforced", lambda: kernel.admitted(state.target(), grant.uid)))
-        ledger = admission.remove(state.situation.rules, state.ledger, grant.uid)
-        state.held = state.held.without_pod(ledger, grant.uid)
-        self._check(self._timed("removal", lambda: kernel.removed(state.target(), grant)))
+        state, kernel = self.controller.state, self.controller._kernel
+        allocation = self._take_over(self._timed("decision", self._decide, self._pod(number, kind)))
+        self._timed("save", self.controller._saving._saver.save, state.to_save(state.held))
+        self._check(
+            self._timed("enforced", lambda: kernel.admitted(state.target(), allocation.uid))
+        )
+        ledger = admission.remove(state.situation.rules, state.ledger, allocation.uid)
+        state.held = state.held.without_pod(ledger, allocation.uid)
+        self._check(self._timed("removal", lambda: kernel.removed(state.target(), allocation)))
 
     def _pod(self, number: int, kind: str) -> Pod:
         return load_pod(manifest_of(uid_of(number), kind, self._names), "growth")
@@ -80,14 +82,14 @@ class FullHost:
         return [f"c{number}" for number in range(self.containers)]
 
     def _decide(self, pod: Pod) -> Decision:
-        return decide(self.keeper.state.situation, self.keeper.state.ledger, pod)
+        return decide(self.controller.state.situation, self.controller.state.ledger, pod)
 
-    def _take_over(self, decision: Decision) -> PodGrant:
-        if decision.grant is None:
-            raise ValueError(f"refused: {decision.refusal}")
-        state = self.keeper.state
-        state.held = state.held.with_manifest(decision.ledger, decision.grant.uid, None)
-        return decision.grant
+    def _take_over(self, decision: Decision) -> PodAllocation:
+        if decision.allocation is None:
+            raise ValueError(f"rejected: {decision.rejection}")
+        state = self.controller.state
+        state.held = state.held.with_manifest(decision.ledger, decision.allocation.uid, None)
+        return decision.allocation
 
     def _timed(
         self,
@@ -102,7 +104,7 @@ class FullHost:
         return result
 
     @staticmethod
-    def _check(outcome: Outcome) -> None:
+    def _check(outcome: ReconcileResult) -> None:
         if outcome.problems or outcome.unenforced:
             raise ValueError(f"not enforced: {outcome}")
 
@@ -124,10 +126,10 @@ def _measure(
     directory: Path, kind: str, pods: int, containers: int, rounds: int
 ) -> dict[str, list[float]]:
     world = busy_world(directory)
-    surrogates = Surrogates(tree=world.kernel, live=False, tasks=tuple)
-    assembly = Assembly(world.config, RecordingManager(), world.clock, surrogates)
+    surrogates = Fakes(tree=world.kernel, live=False, tasks=tuple)
+    assembly = Wiring(world.config, RecordingManager(), world.clock, surrogates)
     with assembly:
-        host = FullHost(world, assembly.keeper, containers)
+        host = FullHost(world, assembly.controller, containers)
         host.fill(pods)
         for number in range(_FIRST, _FIRST + rounds):
             host.admit_and_remove(number, kind)

@@ -25,7 +25,7 @@ async def test_coming_and_going_leaves_nothing_behind_and_breaks_nothing(tmp_pat
     finally:
         tracemalloc.stop()
     assert course.broken == []
-    assert (course.admitted, course.refused) == (course.removed, 0)
+    assert (course.admitted, course.rejected) == (course.removed, 0)
     assert course.removed >= 12 + 20
     full, end = course.usage
     assert end.threads == full.threads
@@ -48,7 +48,7 @@ async def test_the_churn_sees_what_is_wrong(tmp_path: Path) -> None:
         agent.world.kernel.write(container, "cpuset.cpus", "129")
         churn._check()
         assert churn.course.broken == [f"{container}: 129 not 1"]
-        await agent.keeper.remove(held.uid)
+        await agent.controller.remove(held.uid)
         churn._check_empty()
         assert churn.course.broken[1].startswith("cgroups are left")
 
@@ -63,7 +63,7 @@ async def test_a_bus_that_hangs_for_a_minute_breaks_nothing_and_all_that_it_miss
     async with running(world) as agent:
         course = await Churn(agent, pace, host).run()
     assert course.broken == []
-    assert (course.admitted, course.refused) == (course.removed, 0)
+    assert (course.admitted, course.rejected) == (course.removed, 0)
     # Admissions and removals of every kind went on while the bus hung.
     assert course.silent >= 10
     assert course.silent_reconciles >= 6

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PAGE_SIZES: Final = (64 << 10, 2 << 20, 1 << 30)
-#: What a core begins anew: a package, a die, a node, a cache, a cluster, or nothing.
+#: What a core begins again: a package, a die, a node, a cache, a cluster, or nothing.
 _LEVELS: Final = 6
 
 

@@ -22,7 +22,7 @@ from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover, read_host
 from sysfs.errors import MissingFile, UnreadableFile
-from sysfs.files import Tree
+from sysfs.files import SysfsTree
 from sysfs.host import Device
 from tests.sysfs.hosts import hosts
 from tests.sysfs.machines import Machine, machines
@@ -63,7 +63,7 @@ def test_a_capture_of_a_captured_machine_shows_the_same_host(
     assert discover(_unpacked(tmp_path / "host.tar.gz", tmp_path / "again")) == discover(root)
 
 
-class _RecordingTree(Tree):
+class _RecordingTree(SysfsTree):
     """A tree that remembers every file that it found."""
 
     def __init__(self, root: Path) -> None:

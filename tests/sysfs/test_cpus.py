@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sysfs.cpus import MIDR, read_core_kinds, read_cpu_sets
 from sysfs.errors import InconsistentTree, MissingFile
-from sysfs.files import Tree
+from sysfs.files import SysfsTree
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
 from tests.sysfs.trees import CPU, lay_out
@@ -17,14 +17,14 @@ from tests.sysfs.trees import CPU, lay_out
 
 def test_the_kernels_lists_are_taken(tmp_path: Path) -> None:
     files = {"present": "0-7\n", "online": "0-5\n", "isolated": "2-3\n", "nohz_full": "2\n"}
-    sets = read_cpu_sets(Tree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()})))
+    sets = read_cpu_sets(SysfsTree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()})))
     assert (str(sets.present), str(sets.online)) == ("0-7", "0-5")
     assert (str(sets.isolated), str(sets.nohz_full)) == ("2-3", "2")
 
 
 def test_the_list_of_offline_ids_beyond_the_present_cpus_does_not_matter(tmp_path: Path) -> None:
     files = {f"{CPU}/present": "0-3", f"{CPU}/online": "0-3", f"{CPU}/offline": "4-191"}
-    assert read_cpu_sets(Tree(lay_out(tmp_path, files))).present == Mask.parse("0-3")
+    assert read_cpu_sets(SysfsTree(lay_out(tmp_path, files))).present == Mask.parse("0-3")
 
 
 def test_without_lists_the_directories_and_their_online_files_count(tmp_path: Path) -> None:
@@ -38,24 +38,24 @@ def test_without_lists_the_directories_and_their_online_files_count(tmp_path: Pa
         f"{CPU}/cpu4/online": "",
         f"{CPU}/cpufreq/boost": "1",
     }
-    sets = read_cpu_sets(Tree(lay_out(tmp_path, files)))
+    sets = read_cpu_sets(SysfsTree(lay_out(tmp_path, files)))
     assert (str(sets.present), str(sets.online)) == ("0-4", "0-1,3")
 
 
 @pytest.mark.parametrize("text", ["(null)\n", "          (null)\n", "\n", "\0", ""])
 def test_a_list_that_was_never_set_is_empty(tmp_path: Path, text: str) -> None:
     files = {f"{CPU}/present": "0", f"{CPU}/online": "0", f"{CPU}/nohz_full": text}
-    assert not read_cpu_sets(Tree(lay_out(tmp_path, files))).nohz_full
+    assert not read_cpu_sets(SysfsTree(lay_out(tmp_path, files))).nohz_full
 
 
 def test_an_online_cpu_that_is_not_present_is_not_counted(tmp_path: Path) -> None:
     files = {f"{CPU}/present": "0-1", f"{CPU}/online": "0-3"}
-    assert read_cpu_sets(Tree(lay_out(tmp_path, files))).online == Mask.parse("0-1")
+    assert read_cpu_sets(SysfsTree(lay_out(tmp_path, files))).online == Mask.parse("0-1")
 
 
 def test_a_root_without_cpus_is_no_host(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="no online CPU was found; name the directory"):
-        read_cpu_sets(Tree(tmp_path))
+        read_cpu_sets(SysfsTree(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["\n", "\0\0", "x", ""])
@@ -64,14 +64,14 @@ def test_a_list_of_online_cpus_that_is_there_is_not_called_absent(
 ) -> None:
     files = {f"{CPU}/present": "0-1", f"{CPU}/online": text}
     with pytest.raises(InconsistentTree, match="cpu/online: no online CPU was found, neither"):
-        read_cpu_sets(Tree(lay_out(tmp_path, files)))
+        read_cpu_sets(SysfsTree(lay_out(tmp_path, files)))
 
 
 @pytest.mark.parametrize("name", ["present", "online", "isolated", "nohz_full"])
 def test_garbage_in_a_list_is_a_warning_and_as_good_as_no_list(tmp_path: Path, name: str) -> None:
     files = {"present": "0-1", "online": "0-1", name: "0-x"}
     files |= {"cpu0/topology/core_id": "0", "cpu1/online": "1"}
-    tree = Tree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()}))
+    tree = SysfsTree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()}))
     sets = read_cpu_sets(tree)
     assert (str(sets.present), str(sets.online)) == ("0-1", "0-1")
     assert not sets.isolated | sets.nohz_full
@@ -83,7 +83,7 @@ def test_garbage_in_a_list_is_a_warning_and_as_good_as_no_list(tmp_path: Path, n
 def test_an_empty_list_of_cpus_is_not_called_absent(tmp_path: Path, name: str, text: str) -> None:
     files = {"present": "0-1", "online": "0-1", name: text}
     files |= {"cpu0/topology/core_id": "0", "cpu1/online": "1"}
-    tree = Tree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()}))
+    tree = SysfsTree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()}))
     assert str(read_cpu_sets(tree).online) == "0-1"
     assert f"cpu/{name}: it lists no CPU" in tree.warnings[0]
 
@@ -91,7 +91,7 @@ def test_an_empty_list_of_cpus_is_not_called_absent(tmp_path: Path, name: str, t
 def test_online_cpus_of_which_none_is_present_are_a_contradiction(tmp_path: Path) -> None:
     files = {f"{CPU}/present": "0-1", f"{CPU}/online": "8"}
     with pytest.raises(InconsistentTree, match="CPUs 8 are online and CPUs 0-1 present"):
-        read_cpu_sets(Tree(lay_out(tmp_path, files)))
+        read_cpu_sets(SysfsTree(lay_out(tmp_path, files)))
 
 
 def test_hybrid_x86_kinds_come_from_the_lists_of_the_pmus(tmp_path: Path) -> None:
@@ -101,35 +101,35 @@ def test_hybrid_x86_kinds_come_from_the_lists_of_the_pmus(tmp_path: Path) -> Non
         "sys/devices/cpu_lowpower/cpus": "3,9\n",
     }
     performance, efficiency = CoreKind.PERFORMANCE, CoreKind.EFFICIENCY
-    kinds = read_core_kinds(Tree(lay_out(tmp_path, files)), Mask.parse("0-3"))
+    kinds = read_core_kinds(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-3"))
     assert kinds == {0: performance, 1: performance, 2: efficiency, 3: efficiency}
 
 
 def test_differing_capacities_part_the_fastest_from_the_others(tmp_path: Path) -> None:
     capacities = {0: "446", 1: "871", 2: "1024"}
     files = {f"{CPU}/cpu{cpu}/cpu_capacity": text for cpu, text in capacities.items()}
-    kinds = read_core_kinds(Tree(lay_out(tmp_path, files)), Mask.parse("0-2"))
+    kinds = read_core_kinds(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-2"))
     efficiency = CoreKind.EFFICIENCY
     assert kinds == {0: efficiency, 1: efficiency, 2: CoreKind.PERFORMANCE}
 
 
 def test_equal_capacities_are_standard_cores(tmp_path: Path) -> None:
     files = {f"{CPU}/cpu{cpu}/cpu_capacity": "1024" for cpu in range(4)}
-    assert read_core_kinds(Tree(lay_out(tmp_path, files)), Mask.parse("0-3")) == {}
+    assert read_core_kinds(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-3")) == {}
 
 
 #: Cortex-X925 and Cortex-A725, as ten and ten of them stand in one package.
 _BIG, _LITTLE = 0xD85, 0xD87
 
 
-def _arm(root: Path, cpus: list[tuple[int | None, int]]) -> Tree:
+def _arm(root: Path, cpus: list[tuple[int | None, int]]) -> SysfsTree:
     """Lay out CPUs of a part number and a capacity each; their revisions differ."""
     for cpu, (part, capacity) in enumerate(cpus):
         lay_out(root, {f"{CPU}/cpu{cpu}/cpu_capacity": f"{capacity}\n"})
         if part is not None:
             register = 0x41 << 24 | cpu % 3 << 20 | 0xF << 16 | part << 4 | cpu % 2
             lay_out(root, {f"{CPU}/cpu{cpu}/{MIDR}": f"0x{register:016x}\n"})
-    return Tree(root)
+    return SysfsTree(root)
 
 
 def test_cores_of_one_model_are_of_one_kind_whatever_their_capacities(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_of
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover, read_host
 from sysfs.errors import MissingFile, SysfsError
-from sysfs.files import Tree
+from sysfs.files import SysfsTree
 from sysfs.host import CoreKind, Device, Host
 from sysfs.mask import Mask
 from tests.shared import needs_shared
@@ -182,7 +182,7 @@ def test_hybrid_cores_are_told_apart(tmp_path: Path) -> None:
     assert kinds == [CoreKind.PERFORMANCE] * 2 + [CoreKind.EFFICIENCY] * 2
 
 
-class _CountingTree(Tree):
+class _CountingTree(SysfsTree):
     """A tree that counts what is asked of it, by file name."""
 
     def __init__(self, root: Path) -> None:

@@ -21,10 +21,10 @@ class _Link:
 
 
 class _Netlink:
-    """What `IPRoute` gives: links, or a refusal."""
+    """What `IPRoute` gives: links, or a rejection."""
 
     links: tuple[_Link, ...] = ()
-    refusal: Exception | None = None
+    rejection: Exception | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -33,8 +33,8 @@ class _Netlink:
         """Close nothing."""
 
     def get_links(self) -> Iterator[_Link]:
-        if self.refusal is not None:
-            raise self.refusal
+        if self.rejection is not None:
+            raise self.rejection
         yield from self.links
 
 
@@ -58,11 +58,11 @@ def test_links_come_with_the_address_of_their_pci_parent(monkeypatch: pytest.Mon
     assert read_links() == (("lo", ""), ("eth0", "0000:41:00.0"), ("eth1", ""))
 
 
-@pytest.mark.parametrize("refusal", [PermissionError(1, "no"), NetlinkError(1, "no")])
+@pytest.mark.parametrize("rejection", [PermissionError(1, "no"), NetlinkError(1, "no")])
 def test_a_sandbox_without_netlink_leaves_it_to_sysfs(
-    monkeypatch: pytest.MonkeyPatch, refusal: Exception
+    monkeypatch: pytest.MonkeyPatch, rejection: Exception
 ) -> None:
-    monkeypatch.setattr(_Netlink, "refusal", refusal)
+    monkeypatch.setattr(_Netlink, "rejection", rejection)
     monkeypatch.setattr(pyroute2, "IPRoute", _Netlink)
     assert read_links() == ()
 

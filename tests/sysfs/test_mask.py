@@ -49,16 +49,16 @@ def test_the_kernels_list_format_is_read(text: str, members: set[int]) -> None:
         ("a", "'a'"),
     ],
 )
-def test_anything_else_is_refused_and_quoted(text: str, quoted: str) -> None:
+def test_anything_else_is_rejected_and_quoted(text: str, quoted: str) -> None:
     with pytest.raises(ValueError, match=re.escape(quoted)):
         Mask.parse(text)
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "0" * 5000, "0-" + "9" * 5000])
-def test_thousands_of_digits_are_refused_in_a_short_message(text: str) -> None:
-    with pytest.raises(ValueError, match="names an id above") as refused:
+def test_thousands_of_digits_are_rejected_in_a_short_message(text: str) -> None:
+    with pytest.raises(ValueError, match="names an id above") as rejected:
         Mask.parse(text)
-    assert len(str(refused.value)) < 100
+    assert len(str(rejected.value)) < 100
 
 
 @given(ids)
@@ -110,7 +110,7 @@ def test_the_empty_mask_has_no_ends() -> None:
         _ = EMPTY.highest
 
 
-def test_negative_ids_and_bits_are_refused() -> None:
+def test_negative_ids_and_bits_are_rejected() -> None:
     with pytest.raises(ValueError, match="negative"):
         Mask.of(-1)
     with pytest.raises(ValueError, match="negative"):

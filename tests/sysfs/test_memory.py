@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sysfs.errors import MalformedFile
-from sysfs.files import Tree
+from sysfs.files import SysfsTree
 from sysfs.host import HugePages
 from sysfs.nodes import find_memory_total, read_hugepages
 from tests.sysfs.trees import lay_out
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     ],
 )
 def test_the_total_is_read_in_bytes(tmp_path: Path, text: str) -> None:
-    tree = Tree(lay_out(tmp_path, {"meminfo": text}))
+    tree = SysfsTree(lay_out(tmp_path, {"meminfo": text}))
     assert find_memory_total(tree, "meminfo") == 2 << 20
 
 
 def test_an_absent_meminfo_is_none(tmp_path: Path) -> None:
-    assert find_memory_total(Tree(tmp_path), "meminfo") is None
+    assert find_memory_total(SysfsTree(tmp_path), "meminfo") is None
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_an_absent_meminfo_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_a_meminfo_without_a_total_is_told(tmp_path: Path, text: str) -> None:
-    tree = Tree(lay_out(tmp_path, {"meminfo": text}))
+    tree = SysfsTree(lay_out(tmp_path, {"meminfo": text}))
     with pytest.raises(MalformedFile, match=r"meminfo: .*MemTotal: <number> kB"):
         find_memory_total(tree, "meminfo")
 
@@ -55,7 +55,7 @@ def test_pools_come_by_size_and_empty_ones_too(tmp_path: Path) -> None:
         "h/hugepages-64kB/free_hugepages": "1\n",
         "h/other/nr_hugepages": "7\n",
     }
-    assert read_hugepages(Tree(lay_out(tmp_path, files)), "h") == (
+    assert read_hugepages(SysfsTree(lay_out(tmp_path, files)), "h") == (
         HugePages(64 << 10, 0),
         HugePages(2 << 20, 512),
         HugePages(1 << 30, 0),
@@ -63,11 +63,11 @@ def test_pools_come_by_size_and_empty_ones_too(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_huge_pages_has_no_pools(tmp_path: Path) -> None:
-    assert read_hugepages(Tree(tmp_path), "h") == ()
+    assert read_hugepages(SysfsTree(tmp_path), "h") == ()
 
 
 @pytest.mark.parametrize("text", ["-1", "many", ""])
 def test_a_count_that_is_none_is_a_warning(tmp_path: Path, text: str) -> None:
-    tree = Tree(lay_out(tmp_path, {"h/hugepages-2048kB/nr_hugepages": text}))
+    tree = SysfsTree(lay_out(tmp_path, {"h/hugepages-2048kB/nr_hugepages": text}))
     assert read_hugepages(tree, "h") == (HugePages(2 << 20, 0),)
     assert "hugepages-2048kB/nr_hugepages: found" in tree.warnings[0]

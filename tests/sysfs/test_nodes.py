@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sysfs.errors import MissingFile
-from sysfs.files import Tree
+from sysfs.files import SysfsTree
 from sysfs.host import HugePages, Node
 from sysfs.mask import EMPTY, Mask
 from sysfs.nodes import nodes_of_cpus, read_nodes
@@ -31,7 +31,7 @@ def test_nodes_come_by_id_and_ids_may_have_gaps(tmp_path: Path) -> None:
         **_node(2, distance="10 16 22\n"),
         **_node(100, distance="22 16 10\n", cpulist="\n"),
     }
-    nodes = read_nodes(Tree(lay_out(tmp_path, files)), Mask.parse("0-50"))
+    nodes = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-50"))
     assert [node.id for node in nodes] == [2, 33, 100]
     assert dict(nodes[0].distances) == {2: 10, 33: 16, 100: 22}
     assert [str(node.cpus) for node in nodes] == ["2", "33", ""]
@@ -40,13 +40,13 @@ def test_nodes_come_by_id_and_ids_may_have_gaps(tmp_path: Path) -> None:
 
 def test_only_online_cpus_are_a_nodes_cpus(tmp_path: Path) -> None:
     files = _node(0, cpulist="0-87\n")
-    (node,) = read_nodes(Tree(lay_out(tmp_path, files)), Mask.parse("0-3"))
+    (node,) = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-3"))
     assert str(node.cpus) == "0-3"
 
 
 def test_a_hexadecimal_map_of_cpus_will_do(tmp_path: Path) -> None:
     files = _node(0, cpulist=None, cpumap="00000000,0000000f\n")
-    (node,) = read_nodes(Tree(lay_out(tmp_path, files)), Mask.parse("0-7"))
+    (node,) = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-7"))
     assert str(node.cpus) == "0-3"
 
 
@@ -56,35 +56,35 @@ def test_a_host_without_nodes_is_one_node_with_the_hosts_memory(tmp_path: Path) 
         "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "3",
     }
     online = Mask.parse("0-3")
-    assert read_nodes(Tree(lay_out(tmp_path, files)), online) == (
+    assert read_nodes(SysfsTree(lay_out(tmp_path, files)), online) == (
         Node(0, online, 4096, (HugePages(2 << 20, 3),), {0: 10}),
     )
 
 
 def test_a_host_without_nodes_and_meminfo_has_no_known_memory(tmp_path: Path) -> None:
-    (node,) = read_nodes(Tree(tmp_path), Mask.of(0))
+    (node,) = read_nodes(SysfsTree(tmp_path), Mask.of(0))
     assert node.memory_bytes is None
 
 
 def test_an_only_node_without_meminfo_has_the_hosts_memory(tmp_path: Path) -> None:
     files = {**_node(0, meminfo=None), "proc/meminfo": "MemTotal: 8 kB\n"}
-    (node,) = read_nodes(Tree(lay_out(tmp_path, files)), Mask.of(0))
+    (node,) = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.of(0))
     assert node.memory_bytes == 8192
 
 
 def test_the_memory_of_one_of_several_nodes_may_be_unknown(tmp_path: Path) -> None:
     files = {**_node(0), **_node(1, meminfo=None), "proc/meminfo": "MemTotal: 8 kB\n"}
-    nodes = read_nodes(Tree(lay_out(tmp_path, files)), Mask.of(0))
+    nodes = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.of(0))
     assert [node.memory_bytes for node in nodes] == [1 << 20, None]
 
 
 def test_a_node_must_list_its_cpus(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="node0/cpulist"):
-        read_nodes(Tree(lay_out(tmp_path, _node(0, cpulist=None))), Mask.of(0))
+        read_nodes(SysfsTree(lay_out(tmp_path, _node(0, cpulist=None))), Mask.of(0))
 
 
 def test_without_distances_every_other_node_is_remote(tmp_path: Path) -> None:
-    nodes = read_nodes(Tree(lay_out(tmp_path, {**_node(0), **_node(1)})), Mask.of(0, 1))
+    nodes = read_nodes(SysfsTree(lay_out(tmp_path, {**_node(0), **_node(1)})), Mask.of(0, 1))
     assert dict(nodes[1].distances) == {0: 20, 1: 10}
 
 
@@ -93,7 +93,7 @@ def test_a_row_of_more_nodes_than_directories_is_read_by_the_lists(
     tmp_path: Path, state: str
 ) -> None:
     files = {**_node(1, distance="21 10\n"), f"{NODE}/{state}": "0-1\n"}
-    (node,) = read_nodes(Tree(lay_out(tmp_path, files)), Mask.of(1))
+    (node,) = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.of(1))
     assert dict(node.distances) == {1: 10}
 
 
@@ -102,7 +102,7 @@ def test_a_row_of_more_nodes_than_directories_is_read_by_the_lists(
 )
 def test_a_row_that_fits_no_list_of_nodes_is_a_warning(tmp_path: Path, row: str) -> None:
     files = {**_node(0, distance=row), **_node(1, distance="20 10")}
-    tree = Tree(lay_out(tmp_path, files))
+    tree = SysfsTree(lay_out(tmp_path, files))
     nodes = read_nodes(tree, Mask.of(0))
     assert [dict(node.distances) for node in nodes] == [{0: 10, 1: 20}, {0: 20, 1: 10}]
     (warning,) = tree.warnings
@@ -116,18 +116,18 @@ def _bare(node: int, cpus: str) -> Node:
 
 def test_a_cpu_is_of_the_node_that_lists_it(tmp_path: Path) -> None:
     nodes = (_bare(0, "0-1"), _bare(5, "2"))
-    assert nodes_of_cpus(Tree(tmp_path), nodes, Mask.parse("0-2")) == {0: 0, 1: 0, 2: 5}
+    assert nodes_of_cpus(SysfsTree(tmp_path), nodes, Mask.parse("0-2")) == {0: 0, 1: 0, 2: 5}
 
 
 def test_an_offline_cpu_is_of_the_node_that_it_links_to(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{CPU}/cpu3/node5/x": ""})
     nodes = (_bare(0, "0"), _bare(5, "2"))
-    assert nodes_of_cpus(Tree(tmp_path), nodes, Mask.parse("0,2-3")) == {0: 0, 2: 5, 3: 5}
+    assert nodes_of_cpus(SysfsTree(tmp_path), nodes, Mask.parse("0,2-3")) == {0: 0, 2: 5, 3: 5}
 
 
 def test_a_link_to_a_node_that_is_not_there_does_not_count(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{CPU}/cpu1/node7/x": ""})
-    assert nodes_of_cpus(Tree(tmp_path), (_bare(0, "0"),), Mask.of(0, 1)) == {0: 0}
+    assert nodes_of_cpus(SysfsTree(tmp_path), (_bare(0, "0"),), Mask.of(0, 1)) == {0: 0}
 
 
 def test_where_every_node_claims_every_cpu_the_link_decides_else_the_lowest(
@@ -135,14 +135,14 @@ def test_where_every_node_claims_every_cpu_the_link_decides_else_the_lowest(
 ) -> None:
     lay_out(tmp_path, {f"{CPU}/cpu1/node1/x": ""})
     nodes = (_bare(0, "0-1"), _bare(1, "0-1"))
-    assert nodes_of_cpus(Tree(tmp_path), nodes, Mask.of(0, 1)) == {0: 0, 1: 1}
+    assert nodes_of_cpus(SysfsTree(tmp_path), nodes, Mask.of(0, 1)) == {0: 0, 1: 1}
 
 
 def test_several_links_decide_nothing(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{CPU}/cpu0/node1/x": "", f"{CPU}/cpu0/node2/x": ""})
     nodes = (_bare(0, "0"), _bare(1, "0"), _bare(2, "0"))
-    assert nodes_of_cpus(Tree(tmp_path), nodes, Mask.of(0)) == {0: 0}
+    assert nodes_of_cpus(SysfsTree(tmp_path), nodes, Mask.of(0)) == {0: 0}
 
 
 def test_nodes_without_cpus_own_none(tmp_path: Path) -> None:
-    assert nodes_of_cpus(Tree(tmp_path), (_bare(0, ""),), EMPTY) == {}
+    assert nodes_of_cpus(SysfsTree(tmp_path), (_bare(0, ""),), EMPTY) == {}

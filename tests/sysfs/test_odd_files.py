@@ -18,7 +18,7 @@ from sysfs.capture import capture
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover, read_host
-from sysfs.files import Tree
+from sysfs.files import SysfsTree
 from tests.sysfs.hosts import hosts
 from tests.sysfs.trees import CPU, lay_out
 
@@ -96,7 +96,7 @@ _DAMAGES: Final[Mapping[str, Callable[[Path], None]]] = {
 }
 
 
-class _RecordingTree(Tree):
+class _RecordingTree(SysfsTree):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.found: set[str] = set()

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sysfs.files import Tree
+from sysfs.files import SysfsTree
 from sysfs.host import Device
 from sysfs.mask import Mask
 from sysfs.pci import PCI_DIRECTORY, read_pci_devices
@@ -34,7 +34,7 @@ def test_a_device_is_where_its_numa_node_says(tmp_path: Path) -> None:
     }
     lay_out(tmp_path, {f"{place}/{name}": text for name, text in texts.items()})
     _link(tmp_path, "0000:41:00.0", place)
-    (device,) = read_pci_devices(Tree(tmp_path), ONLINE)
+    (device,) = read_pci_devices(SysfsTree(tmp_path), ONLINE)
     address = "0000:41:00.0"
     assert device == Device(
         "pci", address, address, 1, Mask.parse("4-7"), "0x8086", "0x1592", "0x020000"
@@ -48,21 +48,21 @@ def test_the_first_ancestor_with_a_numa_node_decides(tmp_path: Path, levels: int
     lay_out(tmp_path, {f"{place}/class": "0x020000", "sys/devices/numa_node": "9"})
     lay_out(tmp_path, {f"{'/'.join(parts[:-levels])}/numa_node": "3"})
     _link(tmp_path, "0000:42:00.0", place)
-    (device,) = read_pci_devices(Tree(tmp_path), ONLINE)
+    (device,) = read_pci_devices(SysfsTree(tmp_path), ONLINE)
     assert device.node == 3
 
 
 def test_a_device_that_the_kernel_gives_no_node_has_none(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{BRIDGE}/numa_node": "-1", "sys/devices/pci0000:40/numa_node": "2"})
     _link(tmp_path, "0000:40:01.0", BRIDGE)
-    (device,) = read_pci_devices(Tree(tmp_path), ONLINE)
+    (device,) = read_pci_devices(SysfsTree(tmp_path), ONLINE)
     assert device.node is None
 
 
 def test_a_device_without_any_file_is_a_device_still(tmp_path: Path) -> None:
     (tmp_path / PCI_DIRECTORY / "0000:00:00.0").mkdir(parents=True)
     (tmp_path / PCI_DIRECTORY / "10000:e1:00.0").mkdir()
-    devices = read_pci_devices(Tree(tmp_path), ONLINE)
+    devices = read_pci_devices(SysfsTree(tmp_path), ONLINE)
     assert [(device.name, device.node, device.vendor) for device in devices] == [
         ("0000:00:00.0", None, ""),
         ("10000:e1:00.0", None, ""),
@@ -71,23 +71,23 @@ def test_a_device_without_any_file_is_a_device_still(tmp_path: Path) -> None:
 
 def test_a_hexadecimal_map_of_local_cpus_will_do(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/local_cpus": "00000000,000000f0"})
-    (device,) = read_pci_devices(Tree(tmp_path), ONLINE)
+    (device,) = read_pci_devices(SysfsTree(tmp_path), ONLINE)
     assert str(device.cpus) == "4-7"
 
 
 def test_other_names_on_the_bus_are_no_devices(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{PCI_DIRECTORY}/README/x": "", f"{PCI_DIRECTORY}/0000:00:00.9/x": ""})
-    assert read_pci_devices(Tree(tmp_path), ONLINE) == ()
+    assert read_pci_devices(SysfsTree(tmp_path), ONLINE) == ()
 
 
 def test_a_host_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
-    assert read_pci_devices(Tree(tmp_path), ONLINE) == ()
+    assert read_pci_devices(SysfsTree(tmp_path), ONLINE) == ()
 
 
 def test_a_link_in_a_circle_is_a_device_of_which_nothing_is_known(tmp_path: Path) -> None:
     _link(tmp_path, "0000:00:00.0", f"{PCI_DIRECTORY}/0000:00:00.0")
     lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:01.0/numa_node": "1"})
-    tree = Tree(tmp_path)
+    tree = SysfsTree(tmp_path)
     circle, other = read_pci_devices(tree, ONLINE)
     assert circle == Device("pci", "0000:00:00.0", "0000:00:00.0", None)
     assert other.node == 1
@@ -100,13 +100,13 @@ def test_no_node_is_taken_from_outside_the_tree(tmp_path: Path) -> None:
     (tmp_path / "outside/numa_node").write_text("5")
     (root / PCI_DIRECTORY).mkdir(parents=True)
     (root / PCI_DIRECTORY / "0000:00:00.0").symlink_to(tmp_path / "outside")
-    (device,) = read_pci_devices(Tree(root), ONLINE)
+    (device,) = read_pci_devices(SysfsTree(root), ONLINE)
     assert device.node is None
 
 
 def test_a_node_that_is_no_number_is_a_warning(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/numa_node": "one"})
-    tree = Tree(tmp_path)
+    tree = SysfsTree(tmp_path)
     assert read_pci_devices(tree, ONLINE)[0].node is None
     assert "numa_node: found 'one'" in tree.warnings[0]
 
@@ -117,7 +117,7 @@ def test_an_id_that_is_none_is_left_out_with_a_warning(
     tmp_path: Path, name: str, text: str
 ) -> None:
     lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/{name}": text})
-    tree = Tree(tmp_path)
+    tree = SysfsTree(tmp_path)
     (device,) = read_pci_devices(tree, ONLINE)
     assert (device.vendor, device.device, device.device_class) == ("", "", "")
     assert f"{name}: found" in tree.warnings[0]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sysfs.errors import InconsistentTree, MalformedFile, MissingFile
-from sysfs.files import Tree
+from sysfs.files import SysfsTree
 from sysfs.mask import Mask
 from sysfs.siblings import Topology, read_topology
 from tests.sysfs.trees import CPU, lay_out
@@ -20,7 +20,7 @@ def _read(root: Path, online: str, files: Mapping[str, Mapping[str, str]]) -> To
     for ids, texts in files.items():
         for cpu in Mask.parse(ids):
             lay_out(root, {f"{CPU}/cpu{cpu}/topology/{name}": t for name, t in texts.items()})
-    return read_topology(Tree(root), Mask.parse(online))
+    return read_topology(SysfsTree(root), Mask.parse(online))
 
 
 def test_groups_are_named_after_their_lowest_online_cpu(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_cpu_whose_package_id_is_odd_is_in_that_of_its_core(tmp_path: Path, te
     files = {f"{CPU}/cpu{cpu}/topology/core_cpus_list": "0-1" for cpu in (0, 1)}
     files[f"{CPU}/cpu0/topology/physical_package_id"] = text
     files[f"{CPU}/cpu1/topology/physical_package_id"] = "7"
-    tree = Tree(lay_out(tmp_path, files))
+    tree = SysfsTree(lay_out(tmp_path, files))
     assert read_topology(tree, Mask.of(0, 1)).packages == {0: 7, 1: 7}
     assert "cpu0/topology/physical_package_id: found" in tree.warnings[0]
 
@@ -165,7 +165,7 @@ def test_a_cpu_whose_package_id_is_odd_is_in_that_of_its_core(tmp_path: Path, te
 @pytest.mark.parametrize("name", ["physical_package_id", "die_id", "cluster_id"])
 def test_garbage_in_an_id_is_a_warning_with_its_file(tmp_path: Path, name: str) -> None:
     texts = {"core_cpus_list": "0", "die_cpus_list": "0", "cluster_cpus_list": "0", name: "x"}
-    tree = Tree(lay_out(tmp_path, {f"{CPU}/cpu0/topology/{k}": v for k, v in texts.items()}))
+    tree = SysfsTree(lay_out(tmp_path, {f"{CPU}/cpu0/topology/{k}": v for k, v in texts.items()}))
     found = read_topology(tree, Mask.of(0))
     assert (found.dies, found.clusters, found.packages) == ({}, {}, {0: 0})
     (warning,) = tree.warnings

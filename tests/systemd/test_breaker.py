@@ -28,7 +28,7 @@ CALLS: dict[str, Callable[[Breaker], object]] = {
 }
 
 
-class Refusing:
+class Rejecting:
     """A systemd whose every call fails in the same way."""
 
     def __init__(self, error: SystemdError) -> None:
@@ -48,7 +48,7 @@ class Refusing:
     "silence", [BusTimeoutError("GetUnit", 5), BusUnavailableError("unix:path=/bus", "gone")]
 )
 def test_one_that_did_not_answer_is_not_asked_again(name: str, silence: SystemdError) -> None:
-    systemd = Refusing(silence)
+    systemd = Rejecting(silence)
     breaker = Breaker(systemd)  # type: ignore[arg-type]  # every method by __getattr__
     with pytest.raises(type(silence)):
         CALLS[name](breaker)
@@ -59,7 +59,7 @@ def test_one_that_did_not_answer_is_not_asked_again(name: str, silence: SystemdE
 
 
 def test_it_is_asked_again_when_told_to() -> None:
-    systemd = Refusing(BusTimeoutError("GetUnit", 5))
+    systemd = Rejecting(BusTimeoutError("GetUnit", 5))
     breaker = Breaker(systemd)  # type: ignore[arg-type]  # every method by __getattr__
     for _ in range(3):
         breaker.try_again()
@@ -68,8 +68,8 @@ def test_it_is_asked_again_when_told_to() -> None:
     assert len(systemd.calls) == 3
 
 
-def test_a_refusal_is_an_answer() -> None:
-    systemd = Refusing(NoSuchUnitError("GetUnit", "NoSuchUnit", UNIT))
+def test_a_rejection_is_an_answer() -> None:
+    systemd = Rejecting(NoSuchUnitError("GetUnit", "NoSuchUnit", UNIT))
     breaker = Breaker(systemd)  # type: ignore[arg-type]  # every method by __getattr__
     for _ in range(3):
         with pytest.raises(NoSuchUnitError):

@@ -18,7 +18,7 @@ from systemd.errors import (
     UnitNameError,
 )
 from systemd.properties import allowed_cpus, cpu_quota, description
-from tests.fakes.dbus import Answer, FakeBus, Handler, Refusal, Signal, Silence
+from tests.fakes.dbus import Answer, FakeBus, Handler, Rejection, Signal, Silence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,7 +142,7 @@ def test_properties_are_set_for_the_run_time_only(start: Start) -> None:
 )
 def test_an_error_keeps_its_name(start: Start, name: str, expected: type[BusError]) -> None:
     def handler(*_: object) -> Answer:
-        raise Refusal(name, "because")
+        raise Rejection(name, "because")
 
     _, bus = start(handler)
     with pytest.raises(expected, match="because") as caught:
@@ -153,7 +153,7 @@ def test_an_error_keeps_its_name(start: Start, name: str, expected: type[BusErro
 
 def test_a_unit_that_is_not_loaded_is_inactive(start: Start) -> None:
     def handler(*_: object) -> Answer:
-        raise Refusal("org.freedesktop.systemd1.NoSuchUnit")
+        raise Rejection("org.freedesktop.systemd1.NoSuchUnit")
 
     _, bus = start(handler)
     assert bus.active_state(UNIT) is ActiveState.INACTIVE
@@ -181,7 +181,7 @@ def test_a_state_that_systemd_does_not_document_is_a_protocol_error(start: Start
         bus.active_state(UNIT)
 
 
-def test_a_broken_connection_is_reported_and_made_anew(start: Start) -> None:
+def test_a_broken_connection_is_reported_and_made_again(start: Start) -> None:
     fake, bus = start(unit_at(ActiveState=("s", "active")))
     assert bus.active_state(UNIT).running
     fake.drop_client()

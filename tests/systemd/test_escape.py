@@ -41,7 +41,7 @@ def test_what_was_escaped_comes_back_and_is_a_name(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["\\", r"\x2", r"a\xzz", "Ā"])
-def test_text_that_was_never_escaped_is_refused(text: str) -> None:
+def test_text_that_was_never_escaped_is_rejected(text: str) -> None:
     with pytest.raises(UnitNameError):
         unescape(text)
 
@@ -66,7 +66,7 @@ def test_a_slices_dashes_are_its_place(name: str, path: str) -> None:
     "name",
     ["a--b.slice", "-a.slice", "a-.slice", "--.slice", "a.scope", "a", ".slice", "a b.slice"],
 )
-def test_a_bad_slice_name_is_refused(name: str) -> None:
+def test_a_bad_slice_name_is_rejected(name: str) -> None:
     with pytest.raises(UnitNameError):
         slice_path(name)
 
@@ -93,7 +93,7 @@ def test_names_that_collide_with_the_kernels_files_are_moved_aside(
 
 
 @pytest.mark.parametrize("name", ["a" * 250 + ".slice", "x.timerr", "@x.service", "é.scope"])
-def test_a_bad_unit_name_is_refused(name: str) -> None:
+def test_a_bad_unit_name_is_rejected(name: str) -> None:
     with pytest.raises(UnitNameError):
         check_unit(name)
 

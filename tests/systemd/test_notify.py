@@ -83,7 +83,7 @@ def test_a_socket_that_is_gone_is_an_error(tmp_path: Path) -> None:
         Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
 
 
-def test_an_address_that_is_no_socket_is_refused() -> None:
+def test_an_address_that_is_no_socket_is_rejected() -> None:
     with pytest.raises(NotifyError, match="neither a path nor an abstract socket"):
         Notifier({"NOTIFY_SOCKET": "vsock:2:1234"})
 

@@ -204,7 +204,7 @@ def test_controllers_that_no_unit_asked_for_are_switched_off(
     assert kernel.read_many(PATH, ("cpuset.cpus",)) == (None,)
 
 
-def test_a_value_that_the_kernel_refuses_is_a_success_to_the_caller(
+def test_a_value_that_the_kernel_rejects_is_a_success_to_the_caller(
     systemd: FakeSystemd, kernel: EmulatedKernel
 ) -> None:
     slices.ensure(systemd, POD, PINNED)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
         EnforcementDocument,
         ExplanationDocument,
         FailedPodDocument,
-        FindingDocument,
         HintDocument,
         HintTraceDocument,
         KernelDocument,
         MemoryDocument,
         PodDocument,
-        RefusalDocument,
+        RejectionDocument,
+        ViolationDocument,
     )
 
 #: With whom a container shares its CPUs (`agent.managers.allocations.sharing.Sharing`).
@@ -46,7 +46,7 @@ def list_lines(pods: Sequence[PodDocument]) -> Iterator[str]:
     for pod in pods:
         state = "enforced" if pod.enforcement.enforced else "NOT ENFORCED"
         yield f"{pod.namespace}/{pod.name}  {pod.qos}  {state}  from {pod.source}"
-        yield from _grants(pod)
+        yield from _allocations(pod)
         yield from _remarks(pod.enforcement)
 
 
@@ -54,10 +54,10 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
     """Yield the answer to an admission."""
     name = f"{answer.namespace}/{answer.name} (uid {answer.uid})"
     if answer.pod is None:
-        verb = "would refuse" if answer.dry_run else "refused"
+        verb = "would reject" if answer.dry_run else "rejected"
         yield f"{verb} {name}"
-        if answer.refusal is not None:
-            yield from _refusal(answer.refusal)
+        if answer.rejection is not None:
+            yield from _rejection(answer.rejection)
         if answer.explanation is not None:
             yield from _explanation(answer.explanation)
         return
@@ -66,18 +66,18 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
     yield f"{verb} {name}{already}"
     if answer.explanation is not None:
         yield from _each("  warning: ", answer.explanation.warnings)
-    yield from _grants(answer.pod)
+    yield from _allocations(answer.pod)
     yield from _remarks(answer.pod.enforcement)
 
 
 def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
     """Yield why a pod was rejected, or what is wrong with its manifest, and since when."""
-    verb = "invalid" if pod.reason == INVALID_MANIFEST else "refused"
+    verb = "invalid" if pod.reason == INVALID_MANIFEST else "rejected"
     name = f" {pod.namespace}/{pod.name}" if pod.name else ""
     yield f"{verb}{name}{f' (uid {pod.uid})' if pod.uid else ''}"
     yield f"  phase: {pod.phase} since {moment(pod.time)}, from {pod.source}"
-    if pod.refusal is not None:
-        yield from _refusal(pod.refusal)
+    if pod.rejection is not None:
+        yield from _rejection(pod.rejection)
     else:
         yield f"  {pod.reason}: {pod.message}"
         yield from (f"    {d.path}: {d.message}" if d.path else f"    {d.message}"
@@ -106,7 +106,7 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield from _reasons(pod)
 
 
-def _grants(pod: PodDocument) -> Iterator[str]:
+def _allocations(pod: PodDocument) -> Iterator[str]:
     if pod.cpus is not None or pod.memory:
         yield f"  pod budget: {_budget(pod)}"
     yield from _each("  ", _unused(pod))
@@ -194,17 +194,17 @@ def _kernel(cgroup: KernelDocument, indent: str) -> Iterator[str]:
     yield f"{indent}          cpu.max {cgroup.cpu_max or 'is not there'}"
 
 
-def _refusal(refusal: RefusalDocument) -> Iterator[str]:
-    yield f"  {refusal.reason}: {refusal.message}"
-    if refusal.container is not None:
-        yield f"  container: {refusal.container}"
-    if refusal.resource is not None and refusal.asked is not None:
-        yield f"  asked: {_amount(refusal.resource, refusal.asked)} of {refusal.resource}"
-        free = (f"node {n}: {_amount(refusal.resource, a)}" for n, a in refusal.free.items())
-        if refusal.free:
+def _rejection(rejection: RejectionDocument) -> Iterator[str]:
+    yield f"  {rejection.reason}: {rejection.message}"
+    if rejection.container is not None:
+        yield f"  container: {rejection.container}"
+    if rejection.resource is not None and rejection.asked is not None:
+        yield f"  asked: {_amount(rejection.resource, rejection.asked)} of {rejection.resource}"
+        free = (f"node {n}: {_amount(rejection.resource, a)}" for n, a in rejection.free.items())
+        if rejection.free:
             yield f"  free: {', '.join(free)}"
-    if refusal.remedy:
-        yield f"  remedy: {refusal.remedy}"
+    if rejection.remedy:
+        yield f"  remedy: {rejection.remedy}"
 
 
 def _explanation(explanation: ExplanationDocument) -> Iterator[str]:
@@ -229,7 +229,7 @@ def _trace(trace: HintTraceDocument) -> Iterator[str]:
     for provider, resource, hints, count in offers:
         label = resource if resource == provider else f"{provider} {resource}"
         yield f"    {label}: {_hints(hints, count)}"
-    verdict = "" if trace.admitted else ", refused"
+    verdict = "" if trace.admitted else ", rejected"
     yield f"    merged: {_hint(trace.merged)}{verdict}"
 
 
@@ -264,7 +264,7 @@ def _amount(resource: str, amount: int) -> str:
     return str(Quantity.of_bytes(amount)) if memory else str(amount)
 
 
-def _finding(finding: FindingDocument) -> str:
+def _finding(finding: ViolationDocument) -> str:
     whose = "" if finding.container is None else f"{finding.container} "
     return f"{whose}{finding.message} ({finding.rule}); {finding.remedy}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.api.documents import AdmissionDocument
-from agent.api.views import explanation_document, pod_document, refusal_document
+from agent.api.views import explanation_document, pod_document, rejection_document
 from agent.cli.text.pods import admission_lines
 from agent.managers.effective_policy import shared_cpus, shared_pool
 from agent.managers.errors import size_text
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.managers.decision import Decision
-    from agent.tools.replay.play import Outcome, State
-    from agent.tools.replay.steps import Sequence
+    from agent.tools.replay.play import ReplayState, StepOutcome
+    from agent.tools.replay.steps import ReplaySequence
 
 
-def title(file: Path, sequence: Sequence) -> str:
+def title(file: Path, sequence: ReplaySequence) -> str:
     """Return the line above a sequence."""
     return str(file) if sequence.name == str(file) else f"{file}: {sequence.name}"
 
 
-def outcome_lines(outcome: Outcome) -> Iterator[str]:
+def outcome_lines(outcome: StepOutcome) -> Iterator[str]:
     """Yield what came of a step, and what is free after it."""
     number = "the beginning" if outcome.number is None else f"step {outcome.number}"
     yield ""
@@ -46,7 +46,7 @@ def outcome_lines(outcome: Outcome) -> Iterator[str]:
         yield from _free(outcome.state)
 
 
-def _done(outcome: Outcome) -> str:
+def _done(outcome: StepOutcome) -> str:
     step = outcome.step
     if isinstance(step, Remove):
         return f"removed {step.name}"
@@ -55,9 +55,9 @@ def _done(outcome: Outcome) -> str:
     return operation(step)
 
 
-def _answer(step: Admit, decision: Decision, state: State) -> AdmissionDocument:
+def _answer(step: Admit, decision: Decision, state: ReplayState) -> AdmissionDocument:
     namespace, _, name = step.name.partition("/")
-    grant, refusal = decision.grant, decision.refusal
+    allocation, rejection = decision.allocation, decision.rejection
     pool = shared_cpus(state.rules, state.ledger)
     return AdmissionDocument(
         uid=step.uid,
@@ -65,13 +65,13 @@ def _answer(step: Admit, decision: Decision, state: State) -> AdmissionDocument:
         namespace=namespace,
         admitted=decision.admitted,
         already_admitted=decision.already_admitted,
-        pod=pod_document(grant, pool, source="replay") if grant is not None else None,
-        refusal=refusal_document(refusal) if refusal is not None else None,
+        pod=pod_document(allocation, pool, source="replay") if allocation is not None else None,
+        rejection=rejection_document(rejection) if rejection is not None else None,
         explanation=explanation_document(decision),
     )
 
 
-def _free(state: State) -> Iterator[str]:
+def _free(state: ReplayState) -> Iterator[str]:
     rules, ledger = state.rules, state.ledger
     yield f"  shared pool {shared_pool(rules, ledger) or 'empty'}"
     free = rules.assignable_cpus - ledger.exclusive_cpus

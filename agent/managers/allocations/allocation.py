@@ -1,4 +1,4 @@
-"""The grant of a pod: what its containers hold, and what follows from that and its specification.
+"""The allocation of a pod: what its containers hold, and what follows for its cgroups.
 
 Isolation levels and quotas: KEP-5526, "ResourceIsolationLevel" and "CPU Quota Management".
 """
@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.managers.allocations.demand import explain_eligibility
-from agent.managers.allocations.ledger import ContainerGrant, CpuLimits, Isolation, PodGrant
+from agent.managers.allocations.ledger import (
+    ContainerAllocation,
+    CpuLimits,
+    Isolation,
+    PodAllocation,
+)
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.digest import spec_digest
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 _SUMMED: Final = (CPU, MEMORY)
 
 
-class Held(Struct, frozen=True):
+class PodResources(Struct, frozen=True):
     """The CPUs, memory blocks and devices of a pod by container name, and those of its budget."""
 
     cpus: Mapping[str, Mask]
@@ -43,15 +48,15 @@ class Held(Struct, frozen=True):
     pod_memory: tuple[MemoryBlock, ...] = ()
 
 
-def make_grant(policy: Policy, demand: PodDemand, held: Held) -> PodGrant:
-    """Return the grant of a pod that holds this and asks for that."""
+def make_allocation(policy: Policy, demand: PodDemand, held: PodResources) -> PodAllocation:
+    """Return the allocation of a pod that holds this and asks for that."""
     pod, gates = demand.pod, policy.gates
     why = {each.container: each.why for each in explain_eligibility(policy, demand)}
     containers = tuple(
         _container(policy, demand, each, held, why[each.name]) for each in demand.containers
     )
     limits = _pod_limits(pod, pod_level=gates.pod_level_resources)
-    return PodGrant(
+    return PodAllocation(
         uid=pod.uid,
         name=pod.name,
         namespace=pod.namespace,
@@ -71,13 +76,13 @@ def make_grant(policy: Policy, demand: PodDemand, held: Held) -> PodGrant:
 
 
 def _container(
-    policy: Policy, demand: PodDemand, container: ContainerDemand, held: Held, why: str
-) -> ContainerGrant:
+    policy: Policy, demand: PodDemand, container: ContainerDemand, held: PodResources, why: str
+) -> ContainerAllocation:
     name = container.name
     isolation = _isolation(demand, container, held.cpus.get(name))
     resources = container.container.resources
     lifted = policy.gates.disable_cpu_quota_with_exclusive_cpus
-    return ContainerGrant(
+    return ContainerAllocation(
         name=name,
         kind=container.kind,
         isolation=isolation,
@@ -102,13 +107,13 @@ def _isolation(demand: PodDemand, container: ContainerDemand, cpus: Mask | None)
 
 
 def _pod_quota_disabled(
-    policy: Policy, demand: PodDemand, containers: tuple[ContainerGrant, ...]
+    policy: Policy, demand: PodDemand, containers: tuple[ContainerAllocation, ...]
 ) -> bool:
-    """Tell whether the kubelet lifts the pod's quota.
+    """Return whether the kubelet lifts the pod's quota.
 
     It does when any container is exclusive, with pod-level resources only when all are.
     """
-    exclusive = [grant.isolation is Isolation.CONTAINER for grant in containers]
+    exclusive = [allocation.isolation is Isolation.CONTAINER for allocation in containers]
     lifted = all(exclusive) if demand.pod_level else any(exclusive)
     return lifted and policy.gates.disable_cpu_quota_with_exclusive_cpus
 

@@ -1,8 +1,8 @@
 """An admission in the making: what the pod under admission has been given so far.
 
 A draft is the one mutable value of the decision core. It lives inside a single call of `admit`,
-starts from an immutable ledger and ends as a grant and a new ledger, or is dropped: a refused pod
-leaves nothing behind.
+starts from an immutable ledger and ends as an allocation and a new ledger, or is dropped: a
+rejected pod leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from agent.managers.topology.hints import NO_AFFINITY, Hint
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.search_budget import SearchBudget
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.demand import PodDemand
     from agent.managers.allocations.ledger import Ledger, MemoryBlock, NodeMemory
     from agent.managers.decision import CounterKey, HintTrace
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
 
 
 class Draft(Struct):
@@ -31,7 +31,7 @@ class Draft(Struct):
     container of it. `cpus`, `memory` and `devices` are by container name.
     """
 
-    rules: Rules
+    rules: EffectivePolicy
     ledger: Ledger
     demand: PodDemand
     free_cpus: Mask
@@ -47,10 +47,10 @@ class Draft(Struct):
     pod_memory: tuple[MemoryBlock, ...] = ()
     counters: dict[CounterKey, int] = field(default_factory=dict)
     traces: list[HintTrace] = field(default_factory=list)
-    works: list[Work] = field(default_factory=list)
+    works: list[SearchBudget] = field(default_factory=list)
 
     @classmethod
-    def start(cls, rules: Rules, ledger: Ledger, demand: PodDemand) -> Draft:
+    def start(cls, rules: EffectivePolicy, ledger: Ledger, demand: PodDemand) -> Draft:
         """Return the draft of a pod that holds nothing yet."""
         return cls(
             rules=rules,
@@ -60,9 +60,9 @@ class Draft(Struct):
             node_memory=ledger.memory,
         )
 
-    def work(self) -> Work:
+    def work(self) -> SearchBudget:
         """Return the budget of one choice among sets of nodes."""
-        self.works.append(Work())
+        self.works.append(SearchBudget())
         return self.works[-1]
 
     def hint(self, container: str) -> Hint:

@@ -47,7 +47,7 @@ class CpuLimits(Struct, frozen=True):
     limit_millis: int | None = None
 
 
-class ContainerGrant(Struct, frozen=True):
+class ContainerAllocation(Struct, frozen=True):
     """What one container holds.
 
     `cpus` None: no CPUs of its own, it runs in the node's shared pool. With isolation POD they
@@ -78,12 +78,12 @@ class ContainerGrant(Struct, frozen=True):
         return Mask(bits)
 
 
-class PodGrant(Struct, frozen=True, dict=True):
+class PodAllocation(Struct, frozen=True, dict=True):
     """What one pod holds.
 
-    `cpus` and `memory` are the pod-level budget (the NUMA-aligned "bubble" of pod scope);
-    None and empty where the pod has none. `spec_digest` identifies the request that was decided,
-    so that asking again gives the same grant. `requests` is what the pod effectively requests by
+    `cpus` and `memory` are the pod-level budget (the NUMA-aligned "bubble" of pod scope); None and
+    empty where the pod has none. `spec_digest` identifies the request that was decided, so that
+    asking again gives the same allocation. `requests` is what the pod effectively requests by
     resource (KEP-753, KEP-2837, overhead included): `cpu` in millicores, all others in whole units.
     `limits` are the limits of the pod's own cgroup in bytes by memory type. `recovered`: no more is
     known than its cgroups show, and no specification has completed it yet.
@@ -94,7 +94,7 @@ class PodGrant(Struct, frozen=True, dict=True):
     namespace: str
     qos: QosClass
     spec_digest: str
-    containers: tuple[ContainerGrant, ...]
+    containers: tuple[ContainerAllocation, ...]
     cpus: Mask | None = None
     memory: tuple[MemoryBlock, ...] = ()
     cpu: CpuLimits = CpuLimits()
@@ -137,9 +137,9 @@ class PodGrant(Struct, frozen=True, dict=True):
                 for device in ids:
                     yield container.name, resource, device
 
-    def container(self, name: str) -> ContainerGrant | None:
-        """Return the grant of the named container, None when the pod has no such container."""
-        return next((grant for grant in self.containers if grant.name == name), None)
+    def container(self, name: str) -> ContainerAllocation | None:
+        """Return the allocation of the named container, None when the pod has no such container."""
+        return next((allocation for allocation in self.containers if allocation.name == name), None)
 
 
 class NodeMemory(Struct, frozen=True):
@@ -155,17 +155,17 @@ class NodeMemory(Struct, frozen=True):
 
 
 class Ledger(Struct, frozen=True):
-    """Every grant, in the order of admission, and what follows from them.
+    """Every allocation, in the order of admission, and what follows from them.
 
-    `exclusive_cpus` and `devices` are always the union over `grants`, `requests` is the sum of
-    `PodGrant.node_requests` (`total_requests`). `held_again` says of a CPU or device how many pods
-    hold it beside the first: no decision gives anything twice, but a checkpoint or an import may
-    hold it twice. `memory` is the charge by node: over a group of nodes it is the sum of the
+    `exclusive_cpus` and `devices` are always the union over `allocations`, `requests` is the sum of
+    `PodAllocation.node_requests` (`total_requests`). `held_again` says of a CPU or device how many
+    pods hold it beside the first: no decision gives anything twice, but a checkpoint or an import
+    may hold it twice. `memory` is the charge by node: over a group of nodes it is the sum of the
     blocks, and how a group's charge is spread over its members depends on the order of releases
     (the kubelet's rule), so it is kept, not derived.
     """
 
-    grants: Mapping[str, PodGrant] = MappingProxyType({})
+    allocations: Mapping[str, PodAllocation] = MappingProxyType({})
     exclusive_cpus: Mask = EMPTY
     memory: Mapping[int, NodeMemory] = MappingProxyType({})
     devices: Mapping[str, frozenset[str]] = MappingProxyType({})
@@ -173,37 +173,37 @@ class Ledger(Struct, frozen=True):
     held_again: Mapping[tuple[str, str], int] = MappingProxyType({})
 
     @classmethod
-    def of(cls, grants: Iterable[PodGrant], memory: Mapping[int, NodeMemory]) -> Ledger:
-        """Return the ledger of some grants, in their order, with a charge of memory."""
-        by_uid = MappingProxyType({grant.uid: grant for grant in grants})
+    def of(cls, allocations: Iterable[PodAllocation], memory: Mapping[int, NodeMemory]) -> Ledger:
+        """Return the ledger of some allocations, in their order, with a charge of memory."""
+        by_uid = MappingProxyType({allocation.uid: allocation for allocation in allocations})
         ledger = cls(by_uid, memory=memory, requests=total_requests(by_uid.values()))
-        for grant in by_uid.values():
-            ledger = _with_holdings(ledger, grant)
+        for allocation in by_uid.values():
+            ledger = _with_holdings(ledger, allocation)
         return ledger
 
-    def with_grant(self, grant: PodGrant) -> Ledger:
-        """Return this ledger with one more grant, or with another one in the pod's place.
+    def with_allocation(self, allocation: PodAllocation) -> Ledger:
+        """Return this ledger with one more allocation, or with another one in the pod's place.
 
         The charge of memory stays as it is.
         """
-        former = self.grants.get(grant.uid)
+        former = self.allocations.get(allocation.uid)
         rest = self if former is None else _without_holdings(self, former)
         return replace(
-            _with_holdings(rest, grant),
-            grants=SharedMap.of(self.grants).with_entry(grant.uid, grant),
-            requests=self.requests_after(removed=former, added=grant),
+            _with_holdings(rest, allocation),
+            allocations=SharedMap.of(self.allocations).with_entry(allocation.uid, allocation),
+            requests=self.requests_after(removed=former, added=allocation),
         )
 
-    def without_grant(self, uid: str) -> Ledger:
+    def without_allocation(self, uid: str) -> Ledger:
         """Return this ledger without a pod; raises `KeyError` when there is none of that uid.
 
         What another pod holds as well stays with that pod, and the charge of memory as it is.
         """
-        grant = self.grants[uid]
+        allocation = self.allocations[uid]
         return replace(
-            _without_holdings(self, grant),
-            grants=SharedMap.of(self.grants).without(uid),
-            requests=self.requests_after(removed=grant),
+            _without_holdings(self, allocation),
+            allocations=SharedMap.of(self.allocations).without(uid),
+            requests=self.requests_after(removed=allocation),
         )
 
     def with_memory(self, memory: Mapping[int, NodeMemory]) -> Ledger:
@@ -211,22 +211,22 @@ class Ledger(Struct, frozen=True):
         return replace(self, memory=memory)
 
     def requests_after(
-        self, *, added: PodGrant | None = None, removed: PodGrant | None = None
+        self, *, added: PodAllocation | None = None, removed: PodAllocation | None = None
     ) -> Mapping[str, int]:
-        """Return `requests` once a grant came, went or took another's place.
+        """Return `requests` once an allocation came, went or took another's place.
 
-        It costs the same however many grants there are.
+        It costs the same however many allocations there are.
         """
         sums = dict(self.requests)
-        for grant, sign in ((removed, -1), (added, 1)):
-            for name, amount in grant.node_requests.items() if grant is not None else ():
+        for allocation, sign in ((removed, -1), (added, 1)):
+            for name, amount in allocation.node_requests.items() if allocation is not None else ():
                 sums[name] = sums.get(name, 0) + sign * amount
         return MappingProxyType({name: amount for name, amount in sums.items() if amount > 0})
 
 
-def _with_holdings(ledger: Ledger, grant: PodGrant) -> Ledger:
-    """Return a ledger with what a grant holds, whether it is among `grants` or not."""
-    cpus, devices = grant.exclusive_cpus, _devices_of(grant)
+def _with_holdings(ledger: Ledger, allocation: PodAllocation) -> Ledger:
+    """Return a ledger with what an allocation holds, whether it is among `allocations` or not."""
+    cpus, devices = allocation.exclusive_cpus, _devices_of(allocation)
     if not cpus and not devices:
         return ledger
     both = {name: ids & ledger.devices.get(name, _NO_IDS) for name, ids in devices.items()}
@@ -242,9 +242,9 @@ def _with_holdings(ledger: Ledger, grant: PodGrant) -> Ledger:
     )
 
 
-def _without_holdings(ledger: Ledger, grant: PodGrant) -> Ledger:
-    """Return a ledger without what a grant alone holds, whether it is among `grants` or not."""
-    cpus, devices = grant.exclusive_cpus, _devices_of(grant)
+def _without_holdings(ledger: Ledger, allocation: PodAllocation) -> Ledger:
+    """Return a ledger without what an allocation alone holds, be it in `allocations` or not."""
+    cpus, devices = allocation.exclusive_cpus, _devices_of(allocation)
     if not cpus and not devices:
         return ledger
     again = dict(ledger.held_again)
@@ -264,10 +264,10 @@ def _without_holdings(ledger: Ledger, grant: PodGrant) -> Ledger:
     )
 
 
-def _devices_of(grant: PodGrant) -> dict[str, frozenset[str]]:
+def _devices_of(allocation: PodAllocation) -> dict[str, frozenset[str]]:
     """Return the ids of a pod's devices by resource; containers may use one in turns."""
     devices: dict[str, frozenset[str]] = {}
-    for container in grant.containers:
+    for container in allocation.containers:
         for resource, ids in container.devices.items():
             if ids:
                 devices[resource] = devices.get(resource, _NO_IDS).union(ids)
@@ -280,10 +280,10 @@ def _keys(cpus: Mask, devices: Mapping[str, frozenset[str]]) -> Iterator[tuple[s
     yield from ((resource, device) for resource, ids in devices.items() for device in ids)
 
 
-def total_requests(grants: Iterable[PodGrant]) -> Mapping[str, int]:
-    """Return what grants request together by resource, without zeros (`PodGrant.node_requests`)."""
+def total_requests(allocations: Iterable[PodAllocation]) -> Mapping[str, int]:
+    """Return the sum of `PodAllocation.node_requests` by resource, without zeros."""
     sums: dict[str, int] = {}
-    for grant in grants:
-        for name, amount in grant.node_requests.items():
+    for allocation in allocations:
+        for name, amount in allocation.node_requests.items():
             sums[name] = sums.get(name, 0) + amount
     return MappingProxyType({name: amount for name, amount in sums.items() if amount})

@@ -23,7 +23,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
 
 #: How many of the containers that use the same CPUs are named.
 NAMED: Final = 8
@@ -59,56 +59,56 @@ class Share(Struct, frozen=True):
     others: tuple[str, ...] = ()
 
 
-def is_specified(grant: PodGrant) -> bool:
-    """Tell whether a specification has said of what kind the containers are.
+def is_specified(allocation: PodAllocation) -> bool:
+    """Return whether a specification has said of what kind the containers are.
 
     An imported or recovered pod has none until it is asked for; one that was imported together
     with its manifest has no digest yet, but reasons.
     """
-    return bool(grant.spec_digest) or any(container.why for container in grant.containers)
+    return bool(allocation.spec_digest) or any(container.why for container in allocation.containers)
 
 
-def shares(grant: PodGrant) -> tuple[Share, ...]:
+def shares(allocation: PodAllocation) -> tuple[Share, ...]:
     """Return how each container of a pod shares its CPUs, in the order of the containers.
 
     The containers of a specified pod are in the order in which they start.
     """
-    judge = _specified if is_specified(grant) else _unspecified
-    return tuple(judge(grant))
+    judge = _specified if is_specified(allocation) else _unspecified
+    return tuple(judge(allocation))
 
 
-def run_together(containers: Sequence[ContainerGrant], one: int, other: int) -> bool:
-    """Tell whether two containers, by their places in the order of start, ever run together.
+def run_together(containers: Sequence[ContainerAllocation], one: int, other: int) -> bool:
+    """Return whether two containers, by their places in the order of start, ever run together.
 
     A standard init container ends before the next container starts; all others run on.
     """
     return one != other and containers[min(one, other)].kind is not ContainerKind.INIT
 
 
-def _specified(grant: PodGrant) -> Iterator[Share]:
-    for place, met in enumerate(_met(grant.containers)):
-        container = grant.containers[place]
+def _specified(allocation: PodAllocation) -> Iterator[Share]:
+    for place, met in enumerate(_met(allocation.containers)):
+        container = allocation.containers[place]
         if container.isolation is Isolation.CONTAINER and met:
-            others = tuple(islice(_others(grant.containers, place), NAMED))
+            others = tuple(islice(_others(allocation.containers, place), NAMED))
             yield Share(Sharing.OVERLAPPING, Mask(met), others)
         else:
             yield Share(_pool(container) or Sharing.OWN)
 
 
-def _unspecified(grant: PodGrant) -> Iterator[Share]:
+def _unspecified(allocation: PodAllocation) -> Iterator[Share]:
     """Yield what is certain of containers of which neither kind nor order is known.
 
     Outside of a budget a container that holds no CPUs runs in the node's shared pool, so CPUs that
     no other container holds are one's own.
     """
-    twice = _twice(grant.containers)
-    for container in grant.containers:
-        alone = grant.cpus is None and not _bits(container) & twice
+    twice = _twice(allocation.containers)
+    for container in allocation.containers:
+        alone = allocation.cpus is None and not _bits(container) & twice
         own = Sharing.OWN if alone else Sharing.UNKNOWN
         yield Share(_pool(container) or own)
 
 
-def _pool(container: ContainerGrant) -> Sharing | None:
+def _pool(container: ContainerAllocation) -> Sharing | None:
     """Return the pool that a container shares with others, None when its CPUs are its own."""
     if container.cpus is None:
         return Sharing.NODE
@@ -117,7 +117,7 @@ def _pool(container: ContainerGrant) -> Sharing | None:
     return Sharing.BUDGET if container.kind is ContainerKind.INIT else Sharing.POD
 
 
-def _met(containers: Sequence[ContainerGrant]) -> list[int]:
+def _met(containers: Sequence[ContainerAllocation]) -> list[int]:
     """Return, by container, which of its CPUs another one may use at the same time, as bits."""
     twice = _twice(c for c in containers if c.kind is not ContainerKind.INIT)
     met: list[int] = []
@@ -137,14 +137,14 @@ def _met(containers: Sequence[ContainerGrant]) -> list[int]:
     return met
 
 
-def _others(containers: Sequence[ContainerGrant], place: int) -> Iterator[str]:
+def _others(containers: Sequence[ContainerAllocation], place: int) -> Iterator[str]:
     cpus = _bits(containers[place])
     for other, container in enumerate(containers):
         if cpus & _bits(container) and run_together(containers, place, other):
             yield container.name
 
 
-def _twice(containers: Iterable[ContainerGrant]) -> int:
+def _twice(containers: Iterable[ContainerAllocation]) -> int:
     """Return the CPUs that more than one of some containers may use, as bits."""
     used = twice = 0
     for container in containers:
@@ -153,5 +153,5 @@ def _twice(containers: Iterable[ContainerGrant]) -> int:
     return twice
 
 
-def _bits(container: ContainerGrant) -> int:
+def _bits(container: ContainerAllocation) -> int:
     return 0 if container.cpus is None else container.cpus.bits

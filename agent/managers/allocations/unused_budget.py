@@ -17,7 +17,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
 
 
 class UnusedBudget(Struct, frozen=True):
@@ -32,30 +32,34 @@ class UnusedBudget(Struct, frozen=True):
     cpus: Mask = EMPTY
 
 
-def unused_budget(grant: PodGrant) -> tuple[UnusedBudget, ...]:
+def unused_budget(allocation: PodAllocation) -> tuple[UnusedBudget, ...]:
     """Return what of a pod's budget no sidecar and no app can use, by resource; () for none.
 
     Standard init containers end, so what only they use counts as unused. Of a pod without a
     specification it is not known which containers it has, so nothing is said.
     """
-    if not is_specified(grant):
+    if not is_specified(allocation):
         return ()
-    lasting = [c for c in grant.containers if c.kind is not ContainerKind.INIT]
-    return (*_unused_cpus(grant, lasting), *_unused_memory(grant, lasting))
+    lasting = [c for c in allocation.containers if c.kind is not ContainerKind.INIT]
+    return (*_unused_cpus(allocation, lasting), *_unused_memory(allocation, lasting))
 
 
-def _unused_cpus(grant: PodGrant, lasting: Sequence[ContainerGrant]) -> Iterator[UnusedBudget]:
-    if grant.cpus is None:
+def _unused_cpus(
+    allocation: PodAllocation, lasting: Sequence[ContainerAllocation]
+) -> Iterator[UnusedBudget]:
+    if allocation.cpus is None:
         return
-    left = grant.cpus.bits
+    left = allocation.cpus.bits
     for container in lasting:
         if container.cpus is not None:
             left &= ~container.cpus.bits
     if left:
-        yield UnusedBudget(CPU, left.bit_count(), len(grant.cpus), Mask(left))
+        yield UnusedBudget(CPU, left.bit_count(), len(allocation.cpus), Mask(left))
 
 
-def _unused_memory(grant: PodGrant, lasting: Sequence[ContainerGrant]) -> Iterator[UnusedBudget]:
+def _unused_memory(
+    allocation: PodAllocation, lasting: Sequence[ContainerAllocation]
+) -> Iterator[UnusedBudget]:
     """Yield the memory types of which the containers hold less than the budget.
 
     Every container that shares holds all that the exclusive ones leave, so with one of these the
@@ -66,7 +70,7 @@ def _unused_memory(grant: PodGrant, lasting: Sequence[ContainerGrant]) -> Iterat
         for block in container.memory:
             held[block.type] = held.get(block.type, 0) + block.size
     budgets: dict[str, int] = {}
-    for block in grant.memory:
+    for block in allocation.memory:
         budgets[block.type] = budgets.get(block.type, 0) + block.size
     for resource, budget in sorted(budgets.items()):
         unused = budget - held.get(resource, 0)

@@ -16,7 +16,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from agent.managers.cpu.topology import CpuTopology
     from agent.managers.policy import CpuPolicyOptions
-    from agent.managers.topology.search_budget import Work
+    from agent.managers.topology.search_budget import SearchBudget
 
 
 class NotEnoughCpusError(ManagerError):
@@ -36,7 +36,7 @@ def take_by_topology(
     options: CpuPolicyOptions,
     available: Mask,
     count: int,
-    work: Work | None = None,
+    work: SearchBudget | None = None,
 ) -> Mask:
     """Choose `count` of the `available` CPUs by the policy options.
 
@@ -58,7 +58,7 @@ def take(
     strategy: Strategy,
     available: Mask,
     count: int,
-    work: Work | None = None,
+    work: SearchBudget | None = None,
 ) -> Mask:
     """Choose `count` of the `available` CPUs; raises `NotEnoughCpusError`."""
     free = available.bits & topology.all.bits
@@ -103,7 +103,7 @@ def _filled(topology: CpuTopology, strategy: Strategy, count: int, free: int) ->
 
 
 def _distributed(
-    topology: CpuTopology, strategy: Strategy, free: int, count: int, work: Work | None
+    topology: CpuTopology, strategy: Strategy, free: int, count: int, work: SearchBudget | None
 ) -> int | None:
     """Take the same number from each node that is needed (`takeByTopologyNUMADistributed`).
 

@@ -21,7 +21,7 @@ from math import comb
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.managers.cpu.topology import rank_nodes
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.search_budget import SearchBudget
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ class NodeShare(NamedTuple):
     extra_groups: int
 
 
-class Deal(NamedTuple):
+class Distribution(NamedTuple):
     """Which nodes (positions) give a group each how often, and how much that gains."""
 
     gain: int
@@ -50,7 +50,7 @@ class Deal(NamedTuple):
 
 
 def distribution(
-    topology: CpuTopology, free: int, count: int, group_size: int, work: Work | None = None
+    topology: CpuTopology, free: int, count: int, group_size: int, work: SearchBudget | None = None
 ) -> list[NodeShare] | None:
     """Return what each node gives, or None when no set of nodes can give equal shares.
 
@@ -64,7 +64,7 @@ def distribution(
     for number in range(fewest, most + 1):
         shares = _Shares(room, number, count // group_size, group_size)
         if shares.possible:
-            chosen, deal = shares.best(work or Work())
+            chosen, deal = shares.best(work or SearchBudget())
             extra = dict(deal.given)
             return [
                 NodeShare(nodes[index].cpus & free, shares.base, extra.get(index, 0))
@@ -100,7 +100,7 @@ class _Shares:
         left = [self.room[index] - self.base for index in self.roomiest]
         return min(left) >= 0 and sum(room // self.size for room in left) >= self.remaining
 
-    def best(self, work: Work) -> tuple[Sequence[int], Deal]:
+    def best(self, work: SearchBudget) -> tuple[Sequence[int], Distribution]:
         """Return the chosen nodes (positions in order) and how the remaining groups are dealt.
 
         More room never gains less from an equal share, so without a remainder the roomiest nodes
@@ -108,7 +108,7 @@ class _Shares:
         the same room: then one group from each is the best that any choice could do.
         """
         if not self.remaining:
-            return self.roomiest, Deal(0, ())
+            return self.roomiest, Distribution(0, ())
         singles = self._single_groups(self.roomiest)
         if singles is not None:
             left = [self.room[index] for index, _ in singles.given]
@@ -123,12 +123,12 @@ class _Shares:
         smaller = sum(comb(self.number, size) for size in range(1, self.remaining))
         return comb(len(self.room), self.number) * (1 + smaller)
 
-    def _best_of_all(self, known: Deal) -> tuple[Sequence[int], Deal]:
+    def _best_of_all(self, known: Distribution) -> tuple[Sequence[int], Distribution]:
         """Compare all sets of nodes that could gain at least as much as the roomiest one."""
         equal_gain = 2 * self.base
         bound = equal_gain * sum(self.room[index] for index in self.roomiest) + known.gain
         spare = self._most_that_extra_can_gain()
-        best: tuple[int, Sequence[int], Deal] | None = None
+        best: tuple[int, Sequence[int], Distribution] | None = None
         for chosen in combinations(range(len(self.room)), self.number):
             equal = equal_gain * sum(self.room[index] for index in chosen)
             if equal + spare < bound or min(self.room[index] for index in chosen) < self.base:
@@ -150,7 +150,7 @@ class _Shares:
             left[fullest] -= self.size
         return gain
 
-    def _deals(self, chosen: Sequence[int]) -> Iterator[Deal | None]:
+    def _deals(self, chosen: Sequence[int]) -> Iterator[Distribution | None]:
         """Yield the deals in order: from larger sets of nodes to smaller, then lexicographic."""
         able = [index for index in chosen if self.room[index] - self.base >= self.size]
         yield self._single_groups(chosen)
@@ -158,21 +158,21 @@ class _Shares:
             for members in combinations(able, size):
                 yield self._round_robin(members)
 
-    def _roomiest_deals(self) -> Iterator[Deal | None]:
+    def _roomiest_deals(self) -> Iterator[Distribution | None]:
         """Yield the deals of the roomiest set, of each size that to the members with most room."""
         able = [index for index in self.roomiest if self.room[index] - self.base >= self.size]
         yield self._single_groups(self.roomiest)
         for size in range(min(self.remaining - 1, len(able)), 0, -1):
             yield self._round_robin(_largest(self.room, able, size))
 
-    def _single_groups(self, chosen: Sequence[int]) -> Deal | None:
+    def _single_groups(self, chosen: Sequence[int]) -> Distribution | None:
         """Take one group from as many nodes as groups remain, from those with the most room."""
         able = [index for index in chosen if self.room[index] - self.base >= self.size]
         if len(able) < self.remaining:
             return None
         return self._deal((index, 1) for index in _largest(self.room, able, self.remaining))
 
-    def _round_robin(self, members: Sequence[int]) -> Deal | None:
+    def _round_robin(self, members: Sequence[int]) -> Distribution | None:
         """Deal the groups one by one in order; a node without a whole group is passed over."""
         most = {index: (self.room[index] - self.base) // self.size for index in members}
         if sum(most.values()) < self.remaining:
@@ -186,16 +186,16 @@ class _Shares:
                     remaining -= 1
         return self._deal(given.items())
 
-    def _deal(self, given: Iterable[tuple[int, int]]) -> Deal:
+    def _deal(self, given: Iterable[tuple[int, int]]) -> Distribution:
         dealt = tuple(given)
         gain = 0
         for index, groups in dealt:
             cpus = groups * self.size
             gain += cpus * (2 * (self.room[index] - self.base) - cpus)
-        return Deal(gain, dealt)
+        return Distribution(gain, dealt)
 
 
-def _most_gain(deals: Iterable[Deal | None]) -> Deal:
+def _most_gain(deals: Iterable[Distribution | None]) -> Distribution:
     possible = [deal for deal in deals if deal is not None]
     return max(possible, key=lambda deal: deal.gain)  # the first of equal ones
 

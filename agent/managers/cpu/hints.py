@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.managers.topology.implicit_hints import HintFamily
-from agent.managers.topology.node_cover import Cover, Demand, Span
+from agent.managers.topology.node_cover import Cover, CoverDemand, Span
 from agent.managers.topology.numa_masks import choices, subset_sums
 from sysfs.mask import Mask
 
@@ -54,7 +54,7 @@ def cpu_hint_family(
     room = {node.id: (node.cpus & usable).bit_count() for node in topology.nodes}
     cover = Cover(
         topology.node_bits,
-        (Demand.by_node(request, room),),
+        (CoverDemand.by_node(request, room),),
         topology.nodes_of(reusable).bits,
     )
     fewest = fewest_nodes(topology, request)
@@ -87,7 +87,7 @@ def _serving(topology: CpuTopology, available: Mask, reusable: Mask, request: in
 def _socket_aligned(topology: CpuTopology, fewest: int) -> frozenset[int]:
     """Return the sets of nodes on as few sockets as `fewest` nodes need (KEP-3327).
 
-    Where there are more sockets than nodes no set is aligned; the option is refused there.
+    Where there are more sockets than nodes no set is aligned; the option is rejected there.
     """
     span = _socket_span(topology, fewest)
     if span is None:

@@ -19,11 +19,11 @@ from agent.managers.decision import (
     CPU_PINNING_ERRORS,
     CPU_PINNING_REQUESTS,
     Reason,
-    Refusal,
+    Rejection,
 )
 from agent.managers.errors import cpus_text
-from agent.managers.manager import Refused
-from agent.managers.rejection import empty_cpu_pool_refusal, free_cpus_by_node
+from agent.managers.manager import Rejected
+from agent.managers.rejection import empty_cpu_pool_rejection, free_cpus_by_node
 from agent.pods.model import CPU
 from sysfs.mask import EMPTY, Mask
 
@@ -71,7 +71,7 @@ class CpuManager:
         try:
             _require_whole_cores(draft, container.cpus, container.name)
             cpus = _take(draft, container.cpus, hint, draft.reusable_cpus, container.name)
-        except Refused:
+        except Rejected:
             _count_container_error(draft)
             raise
         draft.cpus[container.name] = cpus
@@ -90,7 +90,7 @@ class CpuManager:
             bubble = _take_budget(draft, hint)
             draft.pod_cpus = bubble
             self._divide(draft, bubble)
-        except Refused:
+        except Rejected:
             draft.count(CPU_PINNING_ERRORS.name)
             draft.count(ALLOCATION_ERRORS.name, CPU, _POD)
             raise
@@ -101,7 +101,7 @@ class CpuManager:
         try:
             parts = divide_cpus(rules.machine.cpus, options, bubble, draft.demand, draft.work)
         except NotEnoughCpusError as error:
-            raise Refused(_not_enough(draft, error.asked, bubble, None)) from error
+            raise Rejected(_not_enough(draft, error.asked, bubble, None)) from error
         for name, part in parts.items():
             draft.cpus[name] = part.cpus
             if part.exclusive:
@@ -159,7 +159,7 @@ def _take(draft: Draft, count: int, hint: Hint, reusable: Mask, container: str |
             if options.align_by_socket and near:
                 taken = _on_fewer_sockets(draft, allocatable, taken)
     except NotEnoughCpusError as error:
-        raise Refused(_not_enough(draft, count, allocatable, container)) from error
+        raise Rejected(_not_enough(draft, count, allocatable, container)) from error
     draft.free_cpus -= taken
     if any(not taken.bits & ~cache.cpus for cache in topology.uncores):
         draft.count(ALIGNED_COUNT.name, _CONTAINER, "uncore_cache")
@@ -181,7 +181,7 @@ def _take_budget(draft: Draft, hint: Hint) -> Mask:
     try:
         _require_whole_cores(draft, draft.demand.cpus, None)
         budget = _take(draft, draft.demand.cpus, hint, EMPTY, None)
-    except Refused:
+    except Rejected:
         if whole_cores:
             draft.count(ALIGNED_FAILURE_COUNT.name, _POD, _PHYSICAL_CPU)
         raise
@@ -191,15 +191,15 @@ def _take_budget(draft: Draft, hint: Hint) -> Mask:
 
 
 def _require_whole_cores(draft: Draft, count: int, container: str | None) -> None:
-    """Refuse what `full-pcpus-only` cannot serve in whole physical cores (KEP-2625)."""
+    """Reject what `full-pcpus-only` cannot serve in whole physical cores (KEP-2625)."""
     rules = draft.rules
     if not rules.policy.cpu.options.full_pcpus_only:
         return
     free_physical = draft.free_cpus - rules.reserved_physical_cpus
     problem = smt_misalignment(rules.machine.cpus, free_physical, count)
     if problem is not None:
-        raise Refused(
-            Refusal(
+        raise Rejected(
+            Rejection(
                 Reason.SMT_ALIGNMENT,
                 problem.message,
                 resource=CPU,
@@ -211,14 +211,14 @@ def _require_whole_cores(draft: Draft, count: int, container: str | None) -> Non
 
 
 def _require_shared_pool(draft: Draft) -> None:
-    """Refuse a pod whose exclusive containers leave nothing to its shared ones (KEP-5526)."""
-    refusal = empty_cpu_pool_refusal(draft, Reason.EMPTY_POD_SHARED_POOL)
-    if refusal is not None:
-        raise Refused(refusal)
+    """Reject a pod whose exclusive containers leave nothing to its shared ones (KEP-5526)."""
+    rejection = empty_cpu_pool_rejection(draft, Reason.EMPTY_POD_SHARED_POOL)
+    if rejection is not None:
+        raise Rejected(rejection)
 
 
-def _not_enough(draft: Draft, count: int, available: Mask, container: str | None) -> Refusal:
-    return Refusal(
+def _not_enough(draft: Draft, count: int, available: Mask, container: str | None) -> Rejection:
+    return Rejection(
         Reason.UNEXPECTED,
         f"not enough CPUs: {count} asked, {len(available)} free",
         resource=CPU,

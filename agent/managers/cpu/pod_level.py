@@ -15,7 +15,7 @@ from msgspec import Struct
 from agent.managers.cpu.assignment import take_by_topology
 from agent.managers.cpu.uneven_cores import most_in_whole_cores
 from agent.managers.errors import cpus_text
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.search_budget import SearchBudget
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
 
@@ -73,7 +73,7 @@ def divide_cpus(
     options: CpuPolicyOptions,
     budget: Mask,
     demand: PodDemand,
-    work: Callable[[], Work] = Work,
+    work: Callable[[], SearchBudget] = SearchBudget,
 ) -> dict[str, CpuPart]:
     """Divide a pod's CPUs between its containers, by name in the order of admission.
 
@@ -139,7 +139,7 @@ def _long_running(demand: PodDemand) -> dict[str, int]:
 
 
 def _shares_a_core(topology: CpuTopology, demand: PodDemand, parts: Mapping[str, CpuPart]) -> bool:
-    """Tell whether exclusive containers that run at the same time have threads of one core."""
+    """Return whether exclusive containers that run at the same time have threads of one core."""
     threads = topology.cpus_per_core
     if topology.cores_alike and not any(c.cpus % threads for c in demand.containers):
         return False  # each has whole cores

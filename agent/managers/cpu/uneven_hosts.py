@@ -62,7 +62,7 @@ def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int, 
 def _is_evidently_narrowest(
     topology: CpuTopology, strategy: Strategy, free: int, cpus: int, kinds: Sequence[Groups]
 ) -> bool:
-    """Tell whether `cpus` are in one group of each kind, and on as few cores as the largest are."""
+    """Return whether `cpus` are in one group of each kind, on as few cores as the largest."""
     largest = max(core.size for core in topology.cores)
     return (
         all(any(not cpus & ~group.cpus for group in groups) for groups in kinds)
@@ -116,7 +116,7 @@ def _torn(topology: CpuTopology, cpus: int) -> int:
 
 
 def _needless(topology: CpuTopology, free: int, cpus: int) -> bool:
-    """Tell whether CPUs are beside busy ones of their core though a whole core could replace them.
+    """Return whether CPUs are beside busy ones of a core though a whole core could replace them.
 
     That core is free, not chosen, and has no more CPUs than they are: none would be left over.
     """

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from agent.managers.errors import DeviceAllocationError, NoHealthyDevicesError
 from agent.managers.topology.implicit_hints import HintFamily, is_listed, smallest
-from agent.managers.topology.node_cover import Cover, Demand
+from agent.managers.topology.node_cover import Cover, CoverDemand
 from agent.managers.topology.numa_masks import SubsetIndex, choices, subset_sums
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.search_budget import SearchBudget
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def device_hints(
     count: int,
     allocated: Collection[str],
     reusable: Collection[str] = frozenset(),
-    work: Work | None = None,
+    work: SearchBudget | None = None,
 ) -> tuple[Hint, ...] | HintFamily | None:
     """Return where `count` devices of one resource are free, narrow masks first.
 
@@ -50,7 +50,7 @@ def device_hints(
     again = [device.nodes.bits for device in inventory if device.id in reusable and device.nodes]
     places = [device.nodes.bits for device in free] + again
     if not is_listed(nodes):
-        return _family(nodes, inventory, places, count, again, work or Work())
+        return _family(nodes, inventory, places, count, again, work or SearchBudget())
     hints = _hints(nodes, inventory, places, count)
     if not again:
         return hints
@@ -128,19 +128,19 @@ def _family(
     places: Sequence[int],
     count: int,
     again: Sequence[int],
-    work: Work,
+    work: SearchBudget,
 ) -> HintFamily:
     """Return the same hints as a list would have, told by rules for a machine with many nodes."""
     everything = [device.nodes.bits for device in inventory]
     nodes &= reduce(or_, everything, 0)
-    each_again = tuple(Demand(1, ((place, 1),)) for place in dict.fromkeys(again))
+    each_again = tuple(CoverDemand(1, ((place, 1),)) for place in dict.fromkeys(again))
     cover = Cover(nodes, (_devices(count, places), *each_again))
     fewest = smallest(Cover(nodes, (_devices(count, everything),)), work)
     return HintFamily((), None if cover.is_empty else cover, fewest)
 
 
-def _devices(count: int, places: Iterable[int]) -> Demand:
-    return Demand(count, tuple(Counter(place for place in places if place).items()))
+def _devices(count: int, places: Iterable[int]) -> CoverDemand:
+    return CoverDemand(count, tuple(Counter(place for place in places if place).items()))
 
 
 def _reached(nodes: int, places: Iterable[int]) -> list[int]:

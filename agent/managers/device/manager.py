@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from agent.managers.decision import Reason, Refusal
+from agent.managers.decision import Reason, Rejection
 from agent.managers.device.assignment import assign_devices, device_hints, reusable_devices_after
 from agent.managers.errors import ManagerError
-from agent.managers.manager import Refused
-from agent.managers.rejection import Room, held_devices
+from agent.managers.manager import Rejected
+from agent.managers.rejection import FreeRoom, held_devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,13 +83,13 @@ def _assign(
             draft.reusable_devices.get(resource, frozenset()),
         )
     except ManagerError as error:
-        refusal = Refusal(
+        rejection = Rejection(
             Reason.UNEXPECTED,
             error.message,
             remedy=error.remedy,
             resource=resource,
             container=container.name,
             asked=count,
-            free=Room.of(draft).by_node(resource),
+            free=FreeRoom.of(draft).by_node(resource),
         )
-        raise Refused(refusal) from error
+        raise Rejected(rejection) from error

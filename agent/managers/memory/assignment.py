@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent.managers.memory.state import MemoryFacts
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints
-    from agent.managers.topology.search_budget import Work
+    from agent.managers.topology.search_budget import SearchBudget
 
 
 def assign(
@@ -43,7 +43,7 @@ def assign(
     requests: Mapping[str, int],
     hint: Hint,
     reusable: Reusable = NOTHING_REUSABLE,
-    work: Work | None = None,
+    work: SearchBudget | None = None,
 ) -> tuple[tuple[MemoryBlock, ...], Mapping[int, NodeMemory]]:
     """Return the blocks that serve `requests` (bytes by type) and the charge with them.
 
@@ -122,7 +122,7 @@ def _placement(
     demand: MemoryDemand,
     hint: Hint,
     own_hints: Callable[[], Hints],
-    work: Work | None,
+    work: SearchBudget | None,
 ) -> int:
     nodes, preferred = hint
     if nodes is None:
@@ -152,7 +152,7 @@ def _is_enough(demand: MemoryDemand, nodes: int) -> bool:
 
 
 def _violates_groups(state: Mapping[int, NodeMemory], nodes: int) -> bool:
-    """Tell whether several nodes would serve together of which one is otherwise engaged."""
+    """Return whether several nodes would serve together of which one is otherwise engaged."""
     if nodes.bit_count() == 1:
         return False
     return any(

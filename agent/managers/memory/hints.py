@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from agent.managers.errors import UnknownMemoryTypeError
 from agent.managers.memory.state import free_memory
 from agent.managers.topology.implicit_hints import HintFamily, is_listed, rank, smallest
-from agent.managers.topology.node_cover import Cover, Demand
+from agent.managers.topology.node_cover import Cover, CoverDemand
 from agent.managers.topology.numa_masks import Choice, choices, subset_sums
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.search_budget import SearchBudget
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ def memory_hints(
     state: Mapping[int, NodeMemory],
     requests: Mapping[str, int],
     reusable: Reusable = NOTHING_REUSABLE,
-    work: Work | None = None,
+    work: SearchBudget | None = None,
 ) -> ProviderHints:
     """Return where a container or pod that asks for `requests` (bytes by type) fits.
 
     All types share one list of masks, narrow ones first. When no mask is left the answer is
-    empty: "no preference", not "impossible" (the kubelet's semantics; `assign` then refuses).
+    empty: "no preference", not "impossible" (the kubelet's semantics; `assign` then rejects).
     Preferred are the masks with as few nodes as would do on an empty machine. `reusable` memory is
     charged to its mask already. `work` notes when a budget was exceeded. Raises
     `UnknownMemoryTypeError` for a huge page size that no node has.
@@ -52,7 +52,7 @@ def fitting_hints(
     state: Mapping[int, NodeMemory],
     requests: Mapping[str, int],
     reusable: Reusable = NOTHING_REUSABLE,
-    work: Work | None = None,
+    work: SearchBudget | None = None,
 ) -> tuple[Hint, ...] | HintFamily:
     """Return the hints that all requested types share, narrow ones first; none for no request.
 
@@ -62,7 +62,7 @@ def fitting_hints(
         return ()
     require_known_types(facts, requests)
     if not is_listed(facts.mask.bits):
-        return _family(facts, state, requests, reusable, work or Work())
+        return _family(facts, state, requests, reusable, work or SearchBudget())
     open_choices = _open_choices(facts, state)
     for memory_type, size in requests.items():
         free = subset_sums(tuple(free_memory(facts, state, memory_type).values()))
@@ -78,13 +78,13 @@ def fitting_hints(
     )
 
 
-def best_hint(hints: Hints, work: Work | None = None, containing: int = 0) -> Hint | None:
+def best_hint(hints: Hints, work: SearchBudget | None = None, containing: int = 0) -> Hint | None:
     """Return the best hint whose nodes contain the given ones (bits), None when there is none.
 
     Preferred ones are better, then narrow ones, then those of the lowest mask.
     """
     if isinstance(hints, HintFamily):
-        return hints.best(work or Work(), containing)
+        return hints.best(work or SearchBudget(), containing)
     fitting = (hint for hint in hints if hint.nodes is None or not containing & ~hint.nodes)
     return min(fitting, key=rank, default=None)
 
@@ -102,7 +102,7 @@ def _family(
     state: Mapping[int, NodeMemory],
     requests: Mapping[str, int],
     reusable: Reusable,
-    work: Work,
+    work: SearchBudget,
 ) -> HintFamily:
     """Return the same hints as a list would have, told by rules for a machine with many nodes.
 
@@ -112,8 +112,8 @@ def _family(
     used, in_use = _masks_in_use(state)
     free = {name: free_memory(facts, state, name) for name in requests}
     unused = facts.mask.bits & ~used
-    several = Demand(2, tuple((1 << node, 1) for node in iter_bits(unused)))
-    enough = [Demand.by_node(size, free[name]) for name, size in requests.items()]
+    several = CoverDemand(2, tuple((1 << node, 1) for node in iter_bits(unused)))
+    enough = [CoverDemand.by_node(size, free[name]) for name, size in requests.items()]
     cover = Cover(unused, (several, *enough))
     again = {mask for mask, _ in reusable if mask.bit_count() > 1 and not mask & ~unused}
     masks = [
@@ -129,7 +129,7 @@ def _family(
     on_empty_machine = Cover(
         facts.mask.bits,
         tuple(
-            Demand.by_node(
+            CoverDemand.by_node(
                 size, {node: types.get(name, 0) for node, types in facts.allocatable.items()}
             )
             for name, size in requests.items()

@@ -14,15 +14,15 @@ from agent.managers.decision import (
     MEMORY_PINNING_ERRORS,
     MEMORY_PINNING_REQUESTS,
     Reason,
-    Refusal,
+    Rejection,
 )
 from agent.managers.errors import ManagerError, MemoryAssignmentError, UnknownMemoryTypeError
-from agent.managers.manager import Refused
+from agent.managers.manager import Rejected
 from agent.managers.memory.assignment import assign, reusable_after, shrink_reused
 from agent.managers.memory.hints import memory_hints
 from agent.managers.memory.pod_level import divide_memory, empty_memory_pool
 from agent.managers.memory.state import release
-from agent.managers.rejection import Room, empty_memory_pool_refusal
+from agent.managers.rejection import FreeRoom, empty_memory_pool_rejection
 from agent.pods.model import MEMORY
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.demand import ContainerDemand
     from agent.managers.allocations.draft import Draft
-    from agent.managers.allocations.ledger import MemoryBlock, NodeMemory, PodGrant
-    from agent.managers.effective_policy import Rules
+    from agent.managers.allocations.ledger import MemoryBlock, NodeMemory, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
 
@@ -66,7 +66,7 @@ class MemoryManager:
         draft.count(MEMORY_PINNING_REQUESTS.name)
         try:
             blocks = _assign(draft, container.memory, hint, container.name)
-        except Refused:
+        except Rejected:
             _count_error(draft, _NODE)
             raise
         _reuse_init_memory(draft, container, blocks)
@@ -83,7 +83,7 @@ class MemoryManager:
         try:
             _require_shared_pool(draft)
             draft.pod_memory = _assign(draft, draft.demand.memory, hint, None)
-        except Refused:
+        except Rejected:
             _count_error(draft, _POD)
             raise
         if draft.pod_memory:
@@ -91,12 +91,12 @@ class MemoryManager:
 
 
 def release_memory(
-    rules: Rules, charged: Mapping[int, NodeMemory], grant: PodGrant
+    rules: EffectivePolicy, charged: Mapping[int, NodeMemory], allocation: PodAllocation
 ) -> Mapping[int, NodeMemory]:
     """Return the charge by node without what a pod holds."""
-    if grant.memory:
-        return release(rules.memory, charged, grant.memory)
-    for container in grant.containers:
+    if allocation.memory:
+        return release(rules.memory, charged, allocation.memory)
+    for container in allocation.containers:
         if container.memory:
             charged = release(rules.memory, charged, container.memory)
     return charged
@@ -110,14 +110,14 @@ def _gives_memory(draft: Draft) -> bool:
 def _hints(draft: Draft, requests: Mapping[str, int], container: str | None) -> ProviderHints:
     """Ask for hints; a container without memory of its own has no preference.
 
-    The kubelet refuses such a container of a pod with pod-level resources, against KEP-5526 and
+    The kubelet rejects such a container of a pod with pod-level resources, against KEP-5526 and
     its own documentation: there it runs in the node's shared pool.
     """
     facts = draft.rules.memory
     try:
         return memory_hints(facts, draft.node_memory, requests, draft.reusable_memory, draft.work())
     except ManagerError as error:
-        raise Refused(_refusal(draft, error, requests, container)) from error
+        raise Rejected(_rejection(draft, error, requests, container)) from error
 
 
 def _assign(
@@ -129,7 +129,7 @@ def _assign(
             facts, draft.node_memory, requests, hint, reusable, draft.work()
         )
     except ManagerError as error:
-        raise Refused(_refusal(draft, error, requests, container)) from error
+        raise Rejected(_rejection(draft, error, requests, container)) from error
     return blocks
 
 
@@ -152,10 +152,10 @@ def _reuse_init_memory(
 
 
 def _require_shared_pool(draft: Draft) -> None:
-    """Refuse a pod whose exclusive containers leave no memory to its shared ones (KEP-5526)."""
-    refusal = empty_memory_pool_refusal(draft, Reason.EMPTY_POD_SHARED_POOL)
-    if refusal is not None:
-        raise Refused(refusal)
+    """Reject a pod whose exclusive containers leave no memory to its shared ones (KEP-5526)."""
+    rejection = empty_memory_pool_rejection(draft, Reason.EMPTY_POD_SHARED_POOL)
+    if rejection is not None:
+        raise Rejected(rejection)
 
 
 def _divide(draft: Draft) -> None:
@@ -176,23 +176,23 @@ def _partition_requests(draft: Draft) -> int:
     return inits + sum(1 for app in draft.demand.apps() if app.memory)
 
 
-def _refusal(
+def _rejection(
     draft: Draft, error: ManagerError, requests: Mapping[str, int], container: str | None
-) -> Refusal:
+) -> Rejection:
     resource = _lacking(error)
-    return Refusal(
+    return Rejection(
         Reason.UNEXPECTED,
         error.message,
         remedy=error.remedy,
         resource=resource,
         container=container,
         asked=requests.get(resource),
-        free=Room.of(draft).by_node(resource),
+        free=FreeRoom.of(draft).by_node(resource),
     )
 
 
 def _lacking(error: ManagerError) -> str:
-    """Return the memory type that a refusal is about: of several the scarcest."""
+    """Return the memory type that a rejection is about: of several the scarcest."""
     match error:
         case UnknownMemoryTypeError():
             return error.memory_type

@@ -18,7 +18,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.ledger import MemoryBlock, PodGrant
+    from agent.managers.allocations.ledger import MemoryBlock, PodAllocation
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import MemoryPolicy
 
@@ -150,27 +150,27 @@ def charge(
     return changed
 
 
-def charge_grant(
-    facts: MemoryFacts, state: Mapping[int, NodeMemory], grant: PodGrant
+def charge_allocation(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], allocation: PodAllocation
 ) -> Mapping[int, NodeMemory]:
     """Return the charge with all that a pod holds, in full: what is held is held.
 
     What the nodes have no room for is charged to the first of them. Nodes that the machine no
     longer has are left out.
     """
-    for _, block in charged_blocks(grant):
+    for _, block in charged_blocks(allocation):
         nodes = block.nodes & facts.mask
         if nodes:
             state = _in_full(facts, state, replace(block, nodes=nodes))
     return state
 
 
-def charged_blocks(grant: PodGrant) -> Iterator[tuple[str | None, MemoryBlock]]:
+def charged_blocks(allocation: PodAllocation) -> Iterator[tuple[str | None, MemoryBlock]]:
     """Yield the blocks that a pod is charged for, with the container's name (None: its budget)."""
-    for block in grant.memory:
+    for block in allocation.memory:
         yield None, block
-    if not grant.memory:
-        for container in grant.containers:
+    if not allocation.memory:
+        for container in allocation.containers:
             for block in container.memory:
                 yield container.name, block
 

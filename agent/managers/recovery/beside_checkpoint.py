@@ -18,16 +18,16 @@ from msgspec.structs import replace
 
 from agent.managers.admission import remove
 from agent.managers.effective_policy import shared_cpus
-from agent.managers.memory.state import charge_grant
-from agent.managers.recovery.from_cgroups import contradictions, shown_grant
+from agent.managers.memory.state import charge_allocation
+from agent.managers.recovery.from_cgroups import contradictions, shown_allocation
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from agent.managers.allocations.ledger import Ledger, PodGrant
-    from agent.managers.effective_policy import Rules
-    from agent.managers.recovery.from_cgroups import Seen, SeenPod
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.recovery.from_cgroups import ObservedContainer, ObservedPod
 
 
 class Displaced(Struct, frozen=True):
@@ -72,7 +72,10 @@ class Recovery(Struct, frozen=True):
 
 
 def recover(
-    rules: Rules, ledger: Ledger, pods: Iterable[SeenPod], orphaned: Collection[str] = ()
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    pods: Iterable[ObservedPod],
+    orphaned: Collection[str] = (),
 ) -> Recovery:
     """Return a checkpoint's ledger (or an empty one) with what pods show that run beside it.
 
@@ -82,34 +85,34 @@ def recover(
     if not rules.static_cpus and not rules.static_memory:
         return Recovery(ledger)
     # Without a checkpoint the pool is not known: a lone pod in it is taken to hold it.
-    pool = shared_cpus(rules, ledger) if ledger.grants else EMPTY
-    seen = [pod for pod in pods if pod.uid in ledger.grants or pod.uid not in orphaned]
-    unknown = [pod for pod in seen if pod.uid not in ledger.grants]
-    found: dict[str, PodGrant] = {}
+    pool = shared_cpus(rules, ledger) if ledger.allocations else EMPTY
+    seen = [pod for pod in pods if pod.uid in ledger.allocations or pod.uid not in orphaned]
+    unknown = [pod for pod in seen if pod.uid not in ledger.allocations]
+    found: dict[str, PodAllocation] = {}
     notes: list[str] = []
     for pod in unknown:
         others = _others(seen, pod)
-        grant = shown_grant(rules, pod, others, pool)
-        if grant is not None:
-            found[pod.uid] = grant
+        allocation = shown_allocation(rules, pod, others, pool)
+        if allocation is not None:
+            found[pod.uid] = allocation
         notes += contradictions(rules, pod, others)
         notes += _beside_known(ledger, pod, seen)
     rest, displaced = _give_way(rules, ledger, found, seen)
     return Recovery(_with(rules, rest, found.values()), tuple(found), displaced, tuple(notes))
 
 
-def _others(pods: Iterable[SeenPod], pod: SeenPod) -> tuple[Seen, ...]:
+def _others(pods: Iterable[ObservedPod], pod: ObservedPod) -> tuple[ObservedContainer, ...]:
     """Return all cgroups of the other pods."""
     return tuple(seen for each in pods if each is not pod for seen in (each.own, *each.containers))
 
 
-def _beside_known(ledger: Ledger, pod: SeenPod, pods: Iterable[SeenPod]) -> Iterator[str]:
+def _beside_known(ledger: Ledger, pod: ObservedPod, pods: Iterable[ObservedPod]) -> Iterator[str]:
     """Yield which pods of the checkpoint run on CPUs of their own that this pod shows as well."""
     for other in pods:
-        grant = ledger.grants.get(other.uid)
-        if grant is None or not grant.exclusive_cpus:
+        allocation = ledger.allocations.get(other.uid)
+        if allocation is None or not allocation.exclusive_cpus:
             continue
-        both = grant.exclusive_cpus & _union(other.containers) & _union(pod.containers)
+        both = allocation.exclusive_cpus & _union(other.containers) & _union(pod.containers)
         if both:
             yield (
                 f"pod {pod.uid} shows CPUs {both}, which the checkpoint gives to pod {other.uid}, "
@@ -117,7 +120,7 @@ def _beside_known(ledger: Ledger, pod: SeenPod, pods: Iterable[SeenPod]) -> Iter
             )
 
 
-def _union(cgroups: Iterable[Seen]) -> Mask:
+def _union(cgroups: Iterable[ObservedContainer]) -> Mask:
     union = EMPTY
     for seen in cgroups:
         union |= seen.cpus
@@ -125,7 +128,10 @@ def _union(cgroups: Iterable[Seen]) -> Mask:
 
 
 def _give_way(
-    rules: Rules, ledger: Ledger, found: dict[str, PodGrant], pods: Sequence[SeenPod]
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    found: dict[str, PodAllocation],
+    pods: Sequence[ObservedPod],
 ) -> tuple[Ledger, tuple[Displaced, ...]]:
     """Take out of a ledger what conflicts with `found`; what is recovered instead is added there.
 
@@ -140,7 +146,7 @@ def _give_way(
         for held in _conflicting(ledger, one):
             ledger = remove(rules, ledger, held.uid)
             pod = running.get((held.uid, held.qos))
-            shown = None if pod is None else shown_grant(rules, pod, _others(pods, pod))
+            shown = None if pod is None else shown_allocation(rules, pod, _others(pods, pod))
             kept = EMPTY if shown is None else shown.exclusive_cpus
             if shown is not None and kept:
                 found[held.uid] = replace(shown, name=held.name, namespace=held.namespace)
@@ -150,16 +156,16 @@ def _give_way(
     return ledger, tuple(displaced)
 
 
-def _conflicting(ledger: Ledger, one: PodGrant) -> tuple[PodGrant, ...]:
+def _conflicting(ledger: Ledger, one: PodAllocation) -> tuple[PodAllocation, ...]:
     if not ledger.exclusive_cpus & one.exclusive_cpus:
         return ()
     return tuple(
-        held for held in ledger.grants.values() if held.exclusive_cpus & one.exclusive_cpus
+        held for held in ledger.allocations.values() if held.exclusive_cpus & one.exclusive_cpus
     )
 
 
-def _with(rules: Rules, ledger: Ledger, grants: Iterable[PodGrant]) -> Ledger:
-    for grant in grants:
-        memory = charge_grant(rules.memory, ledger.memory, grant)
-        ledger = ledger.with_grant(grant).with_memory(memory)
+def _with(rules: EffectivePolicy, ledger: Ledger, allocations: Iterable[PodAllocation]) -> Ledger:
+    for allocation in allocations:
+        memory = charge_allocation(rules.memory, ledger.memory, allocation)
+        ledger = ledger.with_allocation(allocation).with_memory(memory)
     return ledger

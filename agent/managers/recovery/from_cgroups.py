@@ -1,11 +1,12 @@
-"""What a running pod's cgroups tell of its grant, and how a specification completes that.
+"""What a running pod's cgroups tell of its allocation, and how a specification completes that.
 
-A pod cgroup with processes in it, whose CPUs nobody else shows, is evidence that its pod held
-them, and so are memory nodes that were written into it. It gets a grant of these without a name:
+A pod cgroup with processes in it, whose CPUs nobody else shows, is evidence that its pod held them,
+and so are memory nodes that were written into it. It gets an allocation of these without a name:
 nothing is moved or stopped, and nobody else is given them. The first specification of its uid that
-asks for just as much completes the grant; removing it frees all of it. CPUs that are shared with
-others, reserved or not online are no evidence of a grant: such pods run on as they do and are
-admitted anew. How much memory is held is known where `memory.max` says it. Devices are not shown.
+asks for just as much completes the allocation; removing it frees all of it. CPUs that are shared
+with others, reserved or not online are no evidence of an allocation: such pods run on as they do
+and are admitted again. How much memory is held is known where `memory.max` says it. Devices are not
+shown.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import Held, make_grant
+from agent.managers.allocations.allocation import PodResources, make_allocation
 from agent.managers.allocations.demand import demand_of
-from agent.managers.allocations.ledger import ContainerGrant, Isolation, MemoryBlock, PodGrant
+from agent.managers.allocations.ledger import (
+    ContainerAllocation,
+    Isolation,
+    MemoryBlock,
+    PodAllocation,
+)
 from agent.managers.errors import cpus_text
 from agent.managers.memory.pod_level import divide_memory
 from agent.managers.memory.state import charged_blocks
-from agent.managers.readmission import NotConfirmedError, gets_cpus
+from agent.managers.readmission import NotMatchedError, gets_cpus
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 
@@ -29,16 +35,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocations.demand import ContainerDemand, PodDemand
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
 #: Where a pod is shown to be from as long as only its cgroup is known; others may be from there.
-ADOPTED_NAMESPACE: Final = "adopted"
+RECOVERED_NAMESPACE: Final = "recovered"
 _SEPARATORS: Final = "-_.@"
 _SUFFIXES: Final = (".scope", ".service")
 
 
-class Seen(Struct, frozen=True):
+class ObservedContainer(Struct, frozen=True):
     """One cgroup as the kernel shows it: its directory's name, CPUs and memory nodes.
 
     Empty sets are unset. `in_effect` is False when the kernel makes something else of the CPUs.
@@ -52,24 +58,24 @@ class Seen(Struct, frozen=True):
     memory: int = 0
 
 
-class SeenPod(Struct, frozen=True):
+class ObservedPod(Struct, frozen=True):
     """A pod cgroup in which processes live, with its container cgroups."""
 
     uid: str
     qos: QosClass
-    own: Seen
-    containers: tuple[Seen, ...]
+    own: ObservedContainer
+    containers: tuple[ObservedContainer, ...]
 
 
-def is_adopted(grant: PodGrant) -> bool:
-    """Tell whether a grant was taken from the kernel and not yet confirmed."""
-    return grant.recovered
+def is_recovered(allocation: PodAllocation) -> bool:
+    """Return whether an allocation was taken from the kernel and not yet confirmed."""
+    return allocation.recovered
 
 
-def describe_adopted(grant: PodGrant) -> str:
-    """Return what was adopted, and what of it is not known: `CPUs 1,9, memory on nodes 0`."""
-    blocks = [block for _, block in charged_blocks(grant)]
-    parts = [f"CPUs {grant.exclusive_cpus}"] if grant.exclusive_cpus else []
+def describe_recovered(allocation: PodAllocation) -> str:
+    """Return what was recovered, and what of it is not known: `CPUs 1,9, memory on nodes 0`."""
+    blocks = [block for _, block in charged_blocks(allocation)]
+    parts = [f"CPUs {allocation.exclusive_cpus}"] if allocation.exclusive_cpus else []
     if blocks:
         nodes = EMPTY
         for block in blocks:
@@ -80,10 +86,13 @@ def describe_adopted(grant: PodGrant) -> str:
     return ", ".join(parts)
 
 
-def shown_grant(
-    rules: Rules, pod: SeenPod, others: Sequence[Seen], pool: Mask = EMPTY
-) -> PodGrant | None:
-    """Return the grant without a name that a pod's cgroups show, None when they show none.
+def shown_allocation(
+    rules: EffectivePolicy,
+    pod: ObservedPod,
+    others: Sequence[ObservedContainer],
+    pool: Mask = EMPTY,
+) -> PodAllocation | None:
+    """Return the allocation without a name that a pod's cgroups show, None when they show none.
 
     `others` are the cgroups of all other pods, `pool` the node's shared pool as far as it is known
     from a checkpoint: a cgroup that shows just that has nothing of its own.
@@ -99,10 +108,10 @@ def shown_grant(
     whole = pod.own.cpus != pool and _is_exclusive(rules, pod.own, others)
     if not whole and not any(one.cpus is not None or one.memory for one in containers):
         return None
-    return PodGrant(
+    return PodAllocation(
         uid=pod.uid,
         name=pod.uid,
-        namespace=ADOPTED_NAMESPACE,
+        namespace=RECOVERED_NAMESPACE,
         qos=pod.qos,
         spec_digest="",
         containers=containers,
@@ -112,8 +121,10 @@ def shown_grant(
     )
 
 
-def contradictions(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> Iterator[str]:
-    """Yield what looks like a grant and contradicts what another pod shows."""
+def contradictions(
+    rules: EffectivePolicy, pod: ObservedPod, others: Sequence[ObservedContainer]
+) -> Iterator[str]:
+    """Yield what looks like an allocation and contradicts what another pod shows."""
     for seen in pod.containers if pod.qos is QosClass.GUARANTEED and rules.static_cpus else ():
         if not seen.cpus or not seen.cpus <= rules.assignable_cpus:
             continue
@@ -124,12 +135,14 @@ def contradictions(rules: Rules, pod: SeenPod, others: Sequence[Seen]) -> Iterat
             yield f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, some of them another pod's"
 
 
-def _is_exclusive(rules: Rules, seen: Seen, others: Iterable[Seen]) -> bool:
-    """Tell whether a set can only be somebody's own.
+def _is_exclusive(
+    rules: EffectivePolicy, seen: ObservedContainer, others: Iterable[ObservedContainer]
+) -> bool:
+    """Return whether a set can only be somebody's own.
 
     The node's shared pool holds the reserved CPUs, or is shown by several pods, or (with
-    `strict-cpu-reservation`, and one single pod in it) cannot be told from a grant: then it is
-    taken for one, which keeps everybody else away until the pod is admitted or removed.
+    `strict-cpu-reservation`, and one single pod in it) cannot be told from an allocation: then it
+    is taken for one, which keeps everybody else away until the pod is admitted or removed.
     """
     if not rules.static_cpus:
         return False
@@ -137,16 +150,18 @@ def _is_exclusive(rules: Rules, seen: Seen, others: Iterable[Seen]) -> bool:
     return possible and not any(seen.cpus & other.cpus for other in others)
 
 
-def _pinned(rules: Rules, seen: Seen) -> tuple[MemoryBlock, ...]:
+def _pinned(rules: EffectivePolicy, seen: ObservedContainer) -> tuple[MemoryBlock, ...]:
     """Return a block on the nodes that are shown, of no size where that is not."""
     nodes = seen.mems & rules.memory.mask
     return (MemoryBlock(MEMORY, seen.memory, nodes),) if rules.static_memory and nodes else ()
 
 
-def _container(rules: Rules, seen: Seen, pod: SeenPod, *, exclusive: bool) -> ContainerGrant:
+def _container(
+    rules: EffectivePolicy, seen: ObservedContainer, pod: ObservedPod, *, exclusive: bool
+) -> ContainerAllocation:
     shared = any(seen.cpus & other.cpus for other in pod.containers if other is not seen)
     isolation = Isolation.POD if shared else Isolation.CONTAINER
-    return ContainerGrant(
+    return ContainerAllocation(
         name=seen.name,
         kind=ContainerKind.APP,
         isolation=isolation if exclusive else Isolation.HOST,
@@ -155,15 +170,15 @@ def _container(rules: Rules, seen: Seen, pod: SeenPod, *, exclusive: bool) -> Co
     )
 
 
-# --- completing an adopted grant ----------------------------------------------------------------
+# --- completing a recovered allocation --------------------------------------------------------
 
 
-def complete(rules: Rules, held: PodGrant, pod: Pod) -> PodGrant | None:
-    """Return an adopted grant completed by a specification that asks for just what it holds.
+def complete(rules: EffectivePolicy, held: PodAllocation, pod: Pod) -> PodAllocation | None:
+    """Return a recovered allocation completed by a specification that asks for just what it holds.
 
-    None when the specification asks for nothing of its own: what was adopted was no grant, and the
-    pod is to be admitted like any other. Raises `NotConfirmedError` when it asks for something
-    else than is held.
+    None when the specification asks for nothing of its own: what was recovered was no allocation,
+    and the pod is to be admitted like any other. Raises `NotMatchedError` when it asks for
+    something else than is held.
     """
     demand = demand_of(rules.policy, pod)
     given = rules.static_cpus and gets_cpus(rules.policy, demand)
@@ -181,35 +196,35 @@ def complete(rules: Rules, held: PodGrant, pod: Pod) -> PodGrant | None:
         memory, of_budget = _divided(rules, held, demand)
     else:
         memory, of_budget = _memory(rules, held, demand, found), ()
-    held_now = Held(
+    held_now = PodResources(
         cpus=cpus,
         memory=memory,
         pod_cpus=held.cpus if budget else None,
         pod_memory=of_budget,
     )
-    return make_grant(rules.policy, demand, held_now)
+    return make_allocation(rules.policy, demand, held_now)
 
 
-def _require_shown(held: PodGrant, demand: PodDemand, *, budget: bool) -> None:
-    """Raise `NotConfirmedError` for what no cgroup shows: devices, a budget of another size."""
+def _require_shown(held: PodAllocation, demand: PodDemand, *, budget: bool) -> None:
+    """Raise `NotMatchedError` for what no cgroup shows: devices, a budget of another size."""
     if any(container.devices for container in demand.containers):
-        raise NotConfirmedError(("it asks for devices, which a cgroup does not show",))
+        raise NotMatchedError(("it asks for devices, which a cgroup does not show",))
     if budget and len(held.cpus or EMPTY) != demand.cpus:
         shown = held.cpus or "none that are its alone"
-        raise NotConfirmedError(
+        raise NotMatchedError(
             (f"it asks for a budget of {cpus_text(demand.cpus)}, shown are {shown}",)
         )
 
 
 def _cpus(
-    held: PodGrant,
+    held: PodAllocation,
     demand: PodDemand,
     wanting: Sequence[ContainerDemand],
-    found: Mapping[str, ContainerGrant],
+    found: Mapping[str, ContainerAllocation],
     *,
     budget: bool,
 ) -> dict[str, Mask]:
-    """Return the CPUs by container; raises `NotConfirmedError` when more are held than asked."""
+    """Return the CPUs by container; raises `NotMatchedError` when more are held than asked."""
     cpus = _with_idle(
         held, demand, wanting, {name: shown.cpus or EMPTY for name, shown in found.items()}
     )
@@ -220,36 +235,39 @@ def _cpus(
         taken |= mask
     rest = held.exclusive_cpus - taken
     if rest and not budget:
-        raise NotConfirmedError((f"it does not ask for CPUs {rest}, which it holds",))
+        raise NotMatchedError((f"it does not ask for CPUs {rest}, which it holds",))
     return cpus
 
 
-def _without_cpus(held: PodGrant) -> PodGrant:
+def _without_cpus(held: PodAllocation) -> PodAllocation:
     containers = (replace(one, cpus=None, isolation=Isolation.HOST) for one in held.containers)
     return replace(held, cpus=None, containers=tuple(containers))
 
 
-def _asks_for_memory(rules: Rules, demand: PodDemand) -> bool:
+def _asks_for_memory(rules: EffectivePolicy, demand: PodDemand) -> bool:
     if not rules.static_memory or not demand.guaranteed or demand.unmanaged:
         return False
     return bool(demand.memory)
 
 
 def _divided(
-    rules: Rules, held: PodGrant, demand: PodDemand
+    rules: EffectivePolicy, held: PodAllocation, demand: PodDemand
 ) -> tuple[dict[str, tuple[MemoryBlock, ...]], tuple[MemoryBlock, ...]]:
     """Return what each container has of a budget, which is on the nodes that are shown, and it."""
     if not _asks_for_memory(rules, demand):
         return {}, ()
     nodes = _nodes(held.containers)
     if not nodes:
-        raise NotConfirmedError(("where the memory of its budget is, is not shown",))
+        raise NotMatchedError(("where the memory of its budget is, is not shown",))
     parts = divide_memory(nodes, demand)
     return {name: part.blocks for name, part in parts.items()}, _blocks(demand.memory, nodes)
 
 
 def _memory(
-    rules: Rules, held: PodGrant, demand: PodDemand, found: Mapping[str, ContainerGrant]
+    rules: EffectivePolicy,
+    held: PodAllocation,
+    demand: PodDemand,
+    found: Mapping[str, ContainerAllocation],
 ) -> dict[str, tuple[MemoryBlock, ...]]:
     """Return what each container asks for on the nodes that its cgroup, or its pod's, shows."""
     if not _asks_for_memory(rules, demand):
@@ -262,12 +280,12 @@ def _memory(
         if not container.memory:
             continue
         if not nodes or (shown is None and len(alike) > 1):
-            raise NotConfirmedError((f"where the memory of {container.name} is, is not shown",))
+            raise NotMatchedError((f"where the memory of {container.name} is, is not shown",))
         blocks[container.name] = _blocks(container.memory, nodes)
     return blocks
 
 
-def _namesake(held: PodGrant, name: str) -> ContainerGrant | None:
+def _namesake(held: PodAllocation, name: str) -> ContainerAllocation | None:
     return next((one for one in held.containers if _called(one.name, name)), None)
 
 
@@ -275,7 +293,7 @@ def _blocks(amounts: Mapping[str, int], nodes: Mask) -> tuple[MemoryBlock, ...]:
     return tuple(MemoryBlock(kind, size, nodes) for kind, size in sorted(amounts.items()) if size)
 
 
-def _nodes(containers: Iterable[ContainerGrant]) -> Mask:
+def _nodes(containers: Iterable[ContainerAllocation]) -> Mask:
     union = EMPTY
     for container in containers:
         union |= container.mems
@@ -283,15 +301,15 @@ def _nodes(containers: Iterable[ContainerGrant]) -> Mask:
 
 
 def _matched(
-    held: PodGrant, wanting: Sequence[ContainerDemand], *, of_budget: bool
-) -> dict[str, ContainerGrant]:
+    held: PodAllocation, wanting: Sequence[ContainerDemand], *, of_budget: bool
+) -> dict[str, ContainerAllocation]:
     """Give each container that asks for CPUs a set that is shown: by name, then by size.
 
     Of a budget one more set may be shown, that of a container which shares what is left. Raises
-    `NotConfirmedError` when a set is shown that none asks for, or that several may mean.
+    `NotMatchedError` when a set is shown that none asks for, or that several may mean.
     """
     open_sets = {c.name: c for c in held.containers if c.isolation is Isolation.CONTAINER}
-    found: dict[str, ContainerGrant] = {}
+    found: dict[str, ContainerAllocation] = {}
     running = [c for c in wanting if not c.is_standard_init]
     for by_name in (True, False):
         for container in running:
@@ -308,15 +326,15 @@ def _matched(
                 found[container.name] = open_sets.pop(name)
     sizes = {len(shown.cpus or EMPTY) for shown in found.values()}
     if of_budget and any(len(shown.cpus or EMPTY) in sizes for shown in open_sets.values()):
-        raise NotConfirmedError(("which of its containers has which CPUs cannot be told",))
+        raise NotMatchedError(("which of its containers has which CPUs cannot be told",))
     if open_sets and not of_budget:
         texts = ", ".join(f"{name} ({shown.cpus})" for name, shown in open_sets.items())
-        raise NotConfirmedError((f"it asks for no container with the CPUs of {texts}",))
+        raise NotMatchedError((f"it asks for no container with the CPUs of {texts}",))
     return found
 
 
 def _with_idle(
-    held: PodGrant,
+    held: PodAllocation,
     demand: PodDemand,
     wanting: Sequence[ContainerDemand],
     found: dict[str, Mask],
@@ -334,7 +352,7 @@ def _with_idle(
         source = held.exclusive_cpus if container.is_standard_init else free
         if len(source) < container.cpus:
             problem = f"container {container.name} asks for {cpus_text(container.cpus)}, shown are"
-            raise NotConfirmedError((f"{problem} {source or 'none'}",))
+            raise NotMatchedError((f"{problem} {source or 'none'}",))
         found[container.name] = Mask.from_ids(list(source)[: container.cpus])
         if not container.is_standard_init:
             free -= found[container.name]
@@ -357,7 +375,7 @@ def _pool(budget: Mask, demand: PodDemand, own: Mapping[str, Mask]) -> dict[str,
         if c.name not in own
     }
     if any(not pool for pool in pools.values()):
-        raise NotConfirmedError(("no CPU of its budget is left for its shared containers",))
+        raise NotMatchedError(("no CPU of its budget is left for its shared containers",))
     return pools
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 from agent.managers.topology.hints import Hint
 from agent.managers.topology.node_cover import Cover
 from agent.managers.topology.node_search import Search
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.search_budget import SearchBudget
 from agent.managers.topology.tiebreak import by_value
 from sysfs.mask import iter_bits
 
@@ -61,11 +61,11 @@ class HintFamily(Struct, frozen=True):
         return reduce(or_, self.masks, self.cover.domain if self.cover else 0)
 
     def holds(self, mask: int) -> bool:
-        """Tell whether a set of nodes is among the hints."""
+        """Return whether a set of nodes is among the hints."""
         return mask in self.masks or (self.cover is not None and self.cover.holds(mask))
 
     def prefers(self, mask: int) -> bool:
-        """Tell whether a set of nodes is among the preferred hints."""
+        """Return whether a set of nodes is among the preferred hints."""
         return self._is_preferred_size(mask) and self.holds(mask)
 
     def single_nodes(self) -> list[Hint]:
@@ -73,7 +73,7 @@ class HintFamily(Struct, frozen=True):
         ones = [1 << node for node in iter_bits(self.nodes)]
         return [Hint(one, self._is_preferred_size(one)) for one in ones if self.holds(one)]
 
-    def narrowest(self, work: Work) -> int:
+    def narrowest(self, work: SearchBudget) -> int:
         """Return how many nodes the smallest of one or more sets has."""
         listed = min([mask.bit_count() for mask in self.masks], default=0)
         if self.cover is None or listed == 1:
@@ -81,7 +81,7 @@ class HintFamily(Struct, frozen=True):
         covered = smallest(self.cover, work)
         return min(listed, covered) if listed else covered
 
-    def best(self, work: Work, containing: int = 0) -> Hint | None:
+    def best(self, work: SearchBudget, containing: int = 0) -> Hint | None:
         """Return the best hint whose nodes contain the given ones, None when there is none.
 
         Preferred ones are better, then those of fewer nodes, then the lowest mask.
@@ -91,7 +91,7 @@ class HintFamily(Struct, frozen=True):
             found += _best_covered(self.cover.containing(containing), self.fewest, work)
         return min((self._hint(mask) for mask in found), key=rank, default=None)
 
-    def best_few(self, most: int, work: Work) -> list[Hint]:
+    def best_few(self, most: int, work: SearchBudget) -> list[Hint]:
         """Return the best hints, the best first: as many as asked for, or all there are."""
         found = set(self.masks)
         if self.cover is not None:
@@ -104,7 +104,7 @@ class HintFamily(Struct, frozen=True):
                 found.update(islice(chain.from_iterable(map(search.sets, sizes)), most))
         return sorted(map(self._hint, found), key=rank)[:most]
 
-    def _spanning(self, most: int, work: Work) -> list[int]:
+    def _spanning(self, most: int, work: SearchBudget) -> list[int]:
         """Return the smallest sets on as many sockets as are preferred."""
         if self.cover is None or self.span is None:
             return []
@@ -125,7 +125,7 @@ class HintFamily(Struct, frozen=True):
 
 
 def is_listed(nodes: int) -> bool:
-    """Tell whether on a machine with these nodes (bits) hints are listed one by one."""
+    """Return whether on a machine with these nodes (bits) hints are listed one by one."""
     return nodes.bit_count() <= MOST_LISTED
 
 
@@ -138,11 +138,11 @@ def rank(hint: Hint) -> tuple[bool, int, int]:
 def best_few(hints: Hints, most: int) -> list[Hint]:
     """Return the best hints, as many as asked for or fewer, the best first."""
     if isinstance(hints, HintFamily):
-        return hints.best_few(most, Work(_EXPLAINING))
+        return hints.best_few(most, SearchBudget(_EXPLAINING))
     return sorted(hints, key=rank)[:most]
 
 
-def smallest(cover: Cover, work: Work) -> int:
+def smallest(cover: Cover, work: SearchBudget) -> int:
     """Return how many nodes the smallest set of a family has; 0 when the family is empty.
 
     Where the budget of work does not suffice it is the size of a set found in one pass.
@@ -157,7 +157,7 @@ def _smallest(cover: Cover) -> tuple[int, bool]:
     """Answer with a budget of the question's own: a known answer must cost what a new one does."""
     if cover.is_empty:
         return 0, False
-    work = Work()
+    work = SearchBudget()
     search = Search([cover], cover.domain, work)
     for size in range(search.least(), cover.domain.bit_count() + 1):
         if search.best(size, by_value) is not None:
@@ -167,7 +167,7 @@ def _smallest(cover: Cover) -> tuple[int, bool]:
     return search.greedy(1).bit_count(), True
 
 
-def _best_covered(cover: Cover, preferred: int, work: Work) -> Sequence[int]:
+def _best_covered(cover: Cover, preferred: int, work: SearchBudget) -> Sequence[int]:
     """Return the best set of the preferred size, or else the best of the smallest size."""
     if cover.is_empty:
         return ()

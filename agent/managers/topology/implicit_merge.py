@@ -3,9 +3,9 @@
 A list of hints is a handful of masks that stand one by one and, it may be, a family that is
 upward closed (`Cover`). So what one hint per resource intersects to has three kinds: a single
 node, the intersection X of masks and domains itself, and a subset of X made by members of the
-families that are smaller than their domains (`Search`). All of the first two are reckoned; of the
+families that are smaller than their domains (`Search`). All of the first two are computed; of the
 third, which holds every larger subset of X along with a set, only the best of the size that is
-wanted, or the smallest that is larger.
+desired, or the smallest that is larger.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
     from agent.managers.topology.implicit_hints import Hints
     from agent.managers.topology.node_cover import Span
-    from agent.managers.topology.search_budget import Work
+    from agent.managers.topology.search_budget import SearchBudget
     from agent.managers.topology.tiebreak import Order, Tiebreak
 
 #: Intersections that are wider than one node, each with the families that can narrow it further.
 _Open: TypeAlias = "dict[tuple[int, tuple[int, ...]], tuple[Cover, ...]]"
 
 
-def best_common(families: Sequence[HintFamily], nodes: int, order: Order, work: Work) -> int | None:
+def best_common(
+    families: Sequence[HintFamily], nodes: int, order: Order, work: SearchBudget
+) -> int | None:
     """Return the best mask that every family prefers, None where there is none.
 
     Narrower masks are better, then the tiebreak of `order` decides. Where that keeps to few
@@ -48,7 +50,12 @@ def best_common(families: Sequence[HintFamily], nodes: int, order: Order, work: 
 
 
 def _best_common(
-    families: Sequence[HintFamily], nodes: int, tiebreak: Tiebreak, work: Work, *, spanning: bool
+    families: Sequence[HintFamily],
+    nodes: int,
+    tiebreak: Tiebreak,
+    work: SearchBudget,
+    *,
+    spanning: bool,
 ) -> int | None:
     """Return the best mask that all prefer; with `spanning` among those that meet every span."""
     named = {mask for family in families for mask in family.masks}
@@ -65,11 +72,11 @@ def _best_common(
 
 
 def best_intersection(
-    offers: Sequence[Hints], nodes: int, wanted: int, tiebreak: Tiebreak, work: Work
+    offers: Sequence[Hints], nodes: int, desired: int, tiebreak: Tiebreak, work: SearchBudget
 ) -> int | None:
     """Return the best mask that one hint of each offer intersects to, None if all end empty.
 
-    The best has `wanted` nodes; failing that the most below that number, failing that the fewest
+    The best has `desired` nodes; failing that the most below that number, failing that the fewest
     above it; then `tiebreak` decides. Where the budget of work does not suffice, the best of those
     that were found, among them one per intersection that is made in a single pass.
     """
@@ -79,22 +86,22 @@ def best_intersection(
     open_states = [
         Search(covers, mask, work)
         for (mask, _), covers in states.items()
-        if covers and mask.bit_count() > wanted
+        if covers and mask.bit_count() > desired
     ]
-    found |= _best_of_each(open_states, wanted, tiebreak)
-    if found and not any(mask.bit_count() <= wanted for mask in found):
-        found |= _smallest_above(open_states, wanted, nodes.bit_count(), tiebreak, work)
+    found |= _best_of_each(open_states, desired, tiebreak)
+    if found and not any(mask.bit_count() <= desired for mask in found):
+        found |= _smallest_above(open_states, desired, nodes.bit_count(), tiebreak, work)
     if work.exceeded:
-        found |= {search.greedy(wanted) for search in open_states}
+        found |= {search.greedy(desired) for search in open_states}
     return min(
-        found, key=lambda mask: (*misfit(mask.bit_count(), wanted), *tiebreak(mask)), default=None
+        found, key=lambda mask: (*misfit(mask.bit_count(), desired), *tiebreak(mask)), default=None
     )
 
 
-def misfit(count: int, wanted: int) -> tuple[int, int]:
-    """Order numbers of nodes: the wanted one, then the next below it, then the next above."""
-    if count <= wanted:
-        return 0, wanted - count
+def misfit(count: int, desired: int) -> tuple[int, int]:
+    """Order numbers of nodes: the desired one, then the next below it, then the next above."""
+    if count <= desired:
+        return 0, desired - count
     return 1, count
 
 
@@ -168,10 +175,10 @@ def _best_of_each(searches: Sequence[Search], size: int, tiebreak: Tiebreak) -> 
 
 
 def _smallest_above(
-    searches: Sequence[Search], wanted: int, most: int, tiebreak: Tiebreak, work: Work
+    searches: Sequence[Search], desired: int, most: int, tiebreak: Tiebreak, work: SearchBudget
 ) -> set[int]:
     least = min([search.least() for search in searches], default=most)
-    for size in range(max(wanted + 1, least), most):
+    for size in range(max(desired + 1, least), most):
         found = _best_of_each(searches, size, tiebreak)
         if found or work.exceeded:
             return found
@@ -187,7 +194,12 @@ def _common_sizes(families: Sequence[HintFamily], most: int) -> Iterable[int]:
 
 
 def _smallest_common(
-    families: Sequence[HintFamily], most: int, tiebreak: Tiebreak, work: Work, *, spanning: bool
+    families: Sequence[HintFamily],
+    most: int,
+    tiebreak: Tiebreak,
+    work: SearchBudget,
+    *,
+    spanning: bool,
 ) -> int | None:
     """Return the best set of the smallest size, at most so many nodes, that all families prefer."""
     common = Cover.common([family.cover for family in families if family.cover is not None])
@@ -205,7 +217,7 @@ def _smallest_common(
     return None
 
 
-def _search_on(common: Cover, spans: tuple[Span, ...], work: Work) -> Search | None:
+def _search_on(common: Cover, spans: tuple[Span, ...], work: SearchBudget) -> Search | None:
     """Return the search among the sets of a family that span what they must; None if none does."""
     cover = Cover.common([common, *(span.cover(common.domain) for span in spans)])
     return None if cover.is_empty else Search([cover], cover.domain, work, spans=spans)

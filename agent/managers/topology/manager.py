@@ -9,7 +9,7 @@ from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.managers.topology.implicit_hints import HintFamily
 from agent.managers.topology.merge import best_preferred, best_reachable, resource_lists
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.search_budget import SearchBudget
 from agent.managers.topology.tiebreak import Closest, Order, by_value
 from sysfs.mask import Mask
 
@@ -30,7 +30,7 @@ def merge(
     machine: Machine,
     policy: TopologyPolicy,
     provider_hints: Sequence[ProviderHints],
-    work: Work | None = None,
+    work: SearchBudget | None = None,
     sockets: SocketOrder | None = None,
 ) -> tuple[Hint, bool]:
     """Return the alignment of a container or pod on a machine, and whether it is admitted.
@@ -40,7 +40,7 @@ def merge(
     those the narrowest. Where hints are told by rules (many nodes) that holds for preferred sets.
     """
     order = Order(_tiebreak(machine.closest, policy), sockets)
-    return _merged(machine.node_mask.bits, order, policy, provider_hints, work or Work())
+    return _merged(machine.node_mask.bits, order, policy, provider_hints, work or SearchBudget())
 
 
 def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
@@ -63,7 +63,7 @@ def merge_hints(
     distances: Distances,
     policy: TopologyPolicy,
     provider_hints: Sequence[ProviderHints],
-    work: Work | None = None,
+    work: SearchBudget | None = None,
 ) -> tuple[Hint, bool]:
     """Return the alignment of a container or pod and whether the policy admits it.
 
@@ -76,7 +76,7 @@ def merge_hints(
     """
     everything = nodes.bits if isinstance(nodes, Mask) else nodes
     order = Order(_tiebreak(Closest(distances), policy))
-    return _merged(everything, order, policy, provider_hints, work or Work())
+    return _merged(everything, order, policy, provider_hints, work or SearchBudget())
 
 
 def _tiebreak(closest: Closest, policy: TopologyPolicy) -> Tiebreak:
@@ -89,7 +89,7 @@ def _merged(
     order: Order,
     policy: TopologyPolicy,
     provider_hints: Sequence[ProviderHints],
-    work: Work,
+    work: SearchBudget,
 ) -> tuple[Hint, bool]:
     if policy.policy is TopologyManagerPolicy.NONE:
         return NO_AFFINITY, True
@@ -103,7 +103,7 @@ def _merged(
     return best, best.preferred or policy.policy is TopologyManagerPolicy.BEST_EFFORT
 
 
-def _best(lists: Sequence[Hints], nodes: int, order: Order, work: Work) -> Hint:
+def _best(lists: Sequence[Hints], nodes: int, order: Order, work: SearchBudget) -> Hint:
     preferred = best_preferred(lists, nodes, order, work)
     if preferred is not None:
         return Hint(preferred, preferred=True)

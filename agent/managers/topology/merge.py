@@ -2,7 +2,7 @@
 
 The kubelet takes one hint of every resource, intersects their masks, and keeps the best of all
 these permutations (KEP-693, "New Interfaces"; kubelet v1.36, HintMerger). The choice depends only
-on which masks can come out, so two small sets are reckoned instead: the masks that every resource
+on which masks can come out, so two small sets are computed instead: the masks that every resource
 offers as preferred, and the masks reachable as an intersection.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
-    from agent.managers.topology.search_budget import Work
+    from agent.managers.topology.search_budget import SearchBudget
     from agent.managers.topology.tiebreak import Order
 
 #: The hints of one resource in full; never empty unless a policy has filtered them.
@@ -51,7 +51,9 @@ def resource_lists(
     ]
 
 
-def best_preferred(lists: Sequence[Hints], nodes: int, order: Order, work: Work) -> int | None:
+def best_preferred(
+    lists: Sequence[Hints], nodes: int, order: Order, work: SearchBudget
+) -> int | None:
     """Return the best mask that every resource offers as preferred, None where there is none.
 
     A permutation is preferred only if all its hints are and their masks are equal; hints for any
@@ -81,23 +83,25 @@ def best_preferred(lists: Sequence[Hints], nodes: int, order: Order, work: Work)
     return min(inside, key=order.of_preferred, default=None)
 
 
-def best_reachable(lists: Sequence[Hints], nodes: int, order: Order, work: Work) -> int | None:
+def best_reachable(
+    lists: Sequence[Hints], nodes: int, order: Order, work: SearchBudget
+) -> int | None:
     """Return the best mask that some choice of one hint per resource intersects to.
 
     None when every choice ends empty, or when a resource has no hint to choose. The best has as
     many nodes as the resource with the widest narrowest hint needs; failing that the most below
     that number, failing that the fewest above it; then `order` decides.
     """
-    wanted = max([_narrowest(hints, work) for hints in lists], default=0)
+    desired = max([_narrowest(hints, work) for hints in lists], default=0)
     listed = [hints for hints in lists if not isinstance(hints, HintFamily)]
     if len(listed) < len(lists):
-        return best_intersection(lists, nodes, wanted, order.tiebreak, work)
+        return best_intersection(lists, nodes, desired, order.tiebreak, work)
     reachable = reachable_masks(listed, nodes)
     if not reachable:
         return None
     if len(reachable) == 1:
         return next(iter(reachable))
-    size = min({mask.bit_count() for mask in reachable}, key=lambda count: misfit(count, wanted))
+    size = min({mask.bit_count() for mask in reachable}, key=lambda count: misfit(count, desired))
     return min((mask for mask in reachable if mask.bit_count() == size), key=order.of_equally_wide)
 
 
@@ -170,7 +174,7 @@ class _Counting(Struct, frozen=True):
         return self.layout.unpack(counts.to_bytes(self.layout.size, "little"))
 
 
-def _narrowest(hints: Hints, work: Work) -> int:
+def _narrowest(hints: Hints, work: SearchBudget) -> int:
     if isinstance(hints, HintFamily):
         return hints.narrowest(work)
     return min([mask.bit_count() for mask, _ in hints if mask is not None], default=0)

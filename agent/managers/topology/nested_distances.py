@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Nested:
+class DistanceBound:
     """Distances as if nodes lay in a row of nested groups: never more than they really are.
 
     Of two neighbours in the row, `gap` is the least distance between any node up to the one and any
     from the other on; two nodes are as far apart as the widest gap between them. On a machine
     whose nodes are numbered package by package that is the distance itself. In nested groups the
-    least total of so many nodes is reckoned group by group instead of set by set.
+    least total of so many nodes is computed group by group instead of set by set.
     """
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:

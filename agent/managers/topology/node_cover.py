@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-class Demand(NamedTuple):
+class CoverDemand(NamedTuple):
     """An amount that a set of nodes must hold; any unit, never negative.
 
     `places` are pairs of nodes (bits) and an amount: a set of nodes holds the amount of every
@@ -34,7 +34,7 @@ class Demand(NamedTuple):
         return sum([amount for place, amount in self.places if place & nodes])
 
     def met_by(self, nodes: int) -> bool:
-        """Tell whether a set of nodes (bits) holds enough."""
+        """Return whether a set of nodes (bits) holds enough."""
         return self.held_by(nodes) >= self.need
 
 
@@ -45,11 +45,11 @@ class Cover(Struct, frozen=True):
     """
 
     domain: int
-    demands: tuple[Demand, ...]
+    demands: tuple[CoverDemand, ...]
     required: int = 0
 
     def holds(self, nodes: int) -> bool:
-        """Tell whether a set of nodes (bits) belongs to the family."""
+        """Return whether a set of nodes (bits) belongs to the family."""
         if not nodes or nodes & ~self.domain or self.required & ~nodes:
             return False
         return all(demand.met_by(nodes) for demand in self.demands)
@@ -86,9 +86,11 @@ class Span(NamedTuple):
         return sum([1 for group in self.groups if group & nodes])
 
     def met_by(self, nodes: int) -> bool:
-        """Tell whether a set of nodes touches as many groups as it must."""
+        """Return whether a set of nodes touches as many groups as it must."""
         return self.touched(nodes) == self.touching
 
     def cover(self, domain: int) -> Cover:
         """Return the half of the condition that is upward closed: enough groups are touched."""
-        return Cover(domain, (Demand(self.touching, tuple((group, 1) for group in self.groups)),))
+        return Cover(
+            domain, (CoverDemand(self.touching, tuple((group, 1) for group in self.groups)),)
+        )

@@ -19,14 +19,14 @@ from itertools import accumulate, compress
 from operator import or_
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from agent.managers.topology.tiebreak import Closest, Nearness
+from agent.managers.topology.tiebreak import Closest, NodeDistances
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from agent.managers.topology.node_cover import Cover, Span
-    from agent.managers.topology.search_budget import Work
+    from agent.managers.topology.search_budget import SearchBudget
     from agent.managers.topology.tiebreak import Tiebreak
 
 #: Prices are integers, so that a decision is the same on every machine.
@@ -109,7 +109,7 @@ class _Bound(NamedTuple):
         return cls(prices, spare, max(prices), {})
 
     def allows(self, first: int, dropped: int, spare: int) -> bool:
-        """Tell whether the lightest `dropped` of the `first` nodes may cost no more than spare."""
+        """Return whether the lightest `dropped` of the `first` nodes may cost at most the spare."""
         if dropped * self.dearest <= spare:
             return True
         sums = self.sums.get(first)
@@ -130,7 +130,7 @@ class Search:
         self,
         covers: Sequence[Cover],
         pool: int,
-        work: Work,
+        work: SearchBudget,
         *,
         spans: Sequence[Span] = (),
         every: bool = False,
@@ -150,7 +150,7 @@ class Search:
         self._spares = tuple([bound.spare for bound in self._bounds])
         self._kinds = self._all_kinds()
         self._alike = [0] * len(self._nodes) if every else self._lower_alike(self._kinds)
-        self._near: Nearness | None = None
+        self._near: NodeDistances | None = None
         self._limit: int | None = None
 
     def best(self, size: int, tiebreak: Tiebreak) -> int | None:
@@ -162,7 +162,7 @@ class Search:
     def _closest(self, size: int, tiebreak: Closest) -> int | None:
         """Return the closest set: the first of those in ascending order that none falls below."""
         if self._near is None:
-            self._near = near = Nearness(tiebreak, self._nodes)
+            self._near = near = NodeDistances(tiebreak, self._nodes)
             self._alike = self._lower_alike(list(zip(self._kinds, near.alike, strict=True)))
         self._limit = None
         if self._is_hopeless(len(self._nodes), size, 0, self._spares, self._forced):
@@ -179,7 +179,7 @@ class Search:
         return best
 
     def _is_member(self, nodes: int) -> bool:
-        """Tell whether a set belongs to every family; it comes out then, if others may as well."""
+        """Return whether a set belongs to every family and so comes out of their merge."""
         return all(one.holds(nodes) for one in self._covers) and all(
             span.met_by(nodes) for span in self._spans
         )
@@ -252,7 +252,7 @@ class Search:
         return self._is_too_far(first, inside, chosen)
 
     def _falls_below(self, first: int, chosen: int) -> bool:
-        """Tell whether `chosen` and all of the first nodes are closer than the closest so far."""
+        """Return whether `chosen` and all of the first nodes are closer than the closest so far."""
         if self._near is None or self._limit is None:
             return True
         return self._near.total(chosen, first) < self._limit
@@ -265,7 +265,7 @@ class Search:
     def _without(
         self, held: tuple[_State, tuple[int, ...]], at: int
     ) -> tuple[_State, tuple[int, ...]] | None:
-        """Drop a node from some family; if need be divide all dropped nodes among them anew."""
+        """Drop a node from some family; if need be divide all dropped nodes among them again."""
         state, spares = held
         left = tuple([s - b.prices[at] for s, b in zip(spares, self._bounds, strict=True)])
         if left and min(left) < 0:

@@ -17,7 +17,7 @@ from agent.managers.decision import (
     TOPOLOGY_ADMISSION_REQUESTS,
     HintTrace,
 )
-from agent.managers.manager import Refused
+from agent.managers.manager import Rejected
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.rejection import affinity_rejection
 from agent.managers.topology.hints import NO_AFFINITY, Hint
@@ -35,7 +35,7 @@ _NUMA_NODE: Final = "numa_node"
 
 
 def align_and_allocate(draft: Draft, providers: Sequence[HintProvider]) -> None:
-    """Serve the pod by the policy and scope in force; raises `Refused`."""
+    """Serve the pod by the policy and scope in force; raises `Rejected`."""
     draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
     try:
         if draft.rules.policy.topology.policy is TopologyManagerPolicy.NONE:
@@ -55,7 +55,7 @@ def _aligned(draft: Draft, providers: Sequence[HintProvider]) -> None:
             _by_pod_budget(draft, providers)
         else:
             _by_pod(draft, providers)
-    except Refused:
+    except Rejected:
         draft.count(TOPOLOGY_ADMISSION_ERRORS.name)
         raise
 
@@ -126,7 +126,7 @@ def _merged(
     if not admitted:
         if _alignment_is_guaranteed(draft):
             draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
-        raise Refused(affinity_rejection(draft, name, offered))
+        raise Rejected(affinity_rejection(draft, name, offered))
     return best
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 BUDGET: Final = 1_000
 
 
-class Work(Struct):
+class SearchBudget(Struct):
     """What is left of a budget; `exceeded` once a search had to end before it was through.
 
     The same question always takes the same steps, so a decision stays a pure function.

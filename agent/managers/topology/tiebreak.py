@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from agent.managers.topology.nested_distances import Nested
+from agent.managers.topology.nested_distances import DistanceBound
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _interchangeable(rows: Mapping[int, Mapping[int, int]], one: int, other: int
     return all(here.get(to) == there.get(swapped.get(to, to)) for to in rows)
 
 
-class Nearness:
+class NodeDistances:
     """How near some nodes are to one another: bounds and good guesses for a search among them.
 
     Nodes are told by their position, ascending; a set is a mask of node ids as everywhere.
@@ -104,7 +104,7 @@ class Nearness:
         self._position = {bit: at for at, bit in enumerate(nodes)}
         self._rows = [[closest.there_and_back[one][other] for other in ids] for one in ids]
         self.alike = [closest.alike[one] for one in ids]
-        self._nested = Nested(self._rows)
+        self._nested = DistanceBound(self._rows)
         self._sums: dict[int, tuple[int, list[int]]] = {0: (0, [0] * len(ids))}
         self._first = [
             sum([sum(row[: at + 1]) for at, row in enumerate(self._rows[:first])])

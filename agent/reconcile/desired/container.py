@@ -11,13 +11,13 @@ from agent.pods.model import ContainerKind
 from agent.reconcile.desired.quota import pod_quotas
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
     from agent.reconcile.desired.quota import PodQuotas
     from cgroupfs.state import CpuMax
     from sysfs.mask import Mask
 
 
-class Entitlement(Struct, frozen=True):
+class ContainerSettings(Struct, frozen=True):
     """CPUs, memory nodes and quota; None leaves a setting as it is.
 
     `exclusive`: the CPUs are out of the node's shared pool.
@@ -30,11 +30,11 @@ class Entitlement(Struct, frozen=True):
 
 
 def container_entitlement(
-    container: ContainerGrant, shared_pool: Mask, quotas: PodQuotas
-) -> Entitlement:
+    container: ContainerAllocation, shared_pool: Mask, quotas: PodQuotas
+) -> ContainerSettings:
     """Return what a container may use: its own CPUs, or the node's shared pool as it is now."""
     cpus = shared_pool if container.cpus is None else container.cpus
-    return Entitlement(
+    return ContainerSettings(
         cpus=cpus or None,
         mems=container.mems or None,
         cpu_max=quotas.containers[container.name],
@@ -43,17 +43,19 @@ def container_entitlement(
 
 
 def default_entitlement(
-    pod: PodGrant, shared_pool: Mask, cpu_max: CpuMax | None = None
-) -> Entitlement:
+    pod: PodAllocation, shared_pool: Mask, cpu_max: CpuMax | None = None
+) -> ContainerSettings:
     """Return what a cgroup of a pod gets that is its sandbox, or of which nobody knows what it is.
 
     The pod's shared pool where it has one, else the node's: never another's exclusive CPUs.
     """
     own = pod_shared_pool(pod)
-    return Entitlement(cpus=own or shared_pool or None, cpu_max=cpu_max, exclusive=own is not None)
+    return ContainerSettings(
+        cpus=own or shared_pool or None, cpu_max=cpu_max, exclusive=own is not None
+    )
 
 
-def pod_shared_pool(pod: PodGrant) -> Mask | None:
+def pod_shared_pool(pod: PodAllocation) -> Mask | None:
     """Return the CPUs that the containers of a pod-level pod share, None when they share none.
 
     A standard init container may burst over more than the pool, so its set does not tell it.
@@ -68,8 +70,8 @@ def pod_shared_pool(pod: PodGrant) -> Mask | None:
     )
 
 
-def all_alike(pod: PodGrant) -> bool:
-    """Tell whether every container of a pod is entitled to the same."""
+def all_alike(pod: PodAllocation) -> bool:
+    """Return whether every container of a pod is entitled to the same."""
     quotas = pod_quotas(pod).containers
     first, *rest = pod.containers
     alike = (first.cpus, first.mems, quotas[first.name], first.limits)

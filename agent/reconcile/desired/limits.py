@@ -24,9 +24,9 @@ from cgroupfs.state import CPU_WEIGHT, MEMORY_MAX, hugetlb_max, limit_text
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
 
-#: cgroup v1's shares and what they become in v2: the kubelet still reckons in shares
+#: cgroup v1's shares and what they become in v2: the kubelet still computes in shares
 #: (MilliCPUToShares and getCPUWeight in pkg/kubelet/cm).
 _MIN_SHARES: Final = 2
 _MAX_SHARES: Final = 262_144
@@ -38,7 +38,7 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 CONTROLLERS: Final = (*NEEDED, MEMORY, HUGETLB)
 
 
-class Enforced(Struct, frozen=True, dict=True):
+class EnforcedControllers(Struct, frozen=True, dict=True):
     """What the agent sets: the files of which controllers, and the sizes of huge pages.
 
     What is not among `controllers` belongs to somebody else and is neither written nor compared.
@@ -75,16 +75,16 @@ class Enforced(Struct, frozen=True, dict=True):
         """The files of huge page limits that are compared."""
         return tuple(hugetlb_max(size) for size in self.pages.values())
 
-    def among(self, available: Collection[str]) -> Enforced:
+    def among(self, available: Collection[str]) -> EnforcedControllers:
         """Return what of this a kernel with these controllers can enforce.
 
         Without cpuset and cpu nothing works, which is for others to find.
         """
         there = frozenset(available) | frozenset(NEEDED)
-        return Enforced(self.controllers & there, self.page_sizes)
+        return EnforcedControllers(self.controllers & there, self.page_sizes)
 
 
-EVERYTHING: Final = Enforced()
+EVERYTHING: Final = EnforcedControllers()
 
 
 def cpu_weight(request_millis: int) -> int:
@@ -94,7 +94,7 @@ def cpu_weight(request_millis: int) -> int:
     return 1 + (shares - _MIN_SHARES) * (_MAX_WEIGHT - 1) // (_MAX_SHARES - _MIN_SHARES)
 
 
-def pod_values(pod: PodGrant, enforced: Enforced) -> Mapping[str, str]:
+def pod_values(pod: PodAllocation, enforced: EnforcedControllers) -> Mapping[str, str]:
     """Return the texts of the files of a pod's own cgroup that have one value.
 
     Nothing is known of a pod that was imported, so nothing is set; memory without a limit is left
@@ -113,7 +113,9 @@ def pod_values(pod: PodGrant, enforced: Enforced) -> Mapping[str, str]:
     return values
 
 
-def container_defaults(container: ContainerGrant, enforced: Enforced) -> Mapping[str, str]:
+def container_defaults(
+    container: ContainerAllocation, enforced: EnforcedControllers
+) -> Mapping[str, str]:
     """Return the limits that a container states, for where its runtime set none."""
     if not container.limits:
         return _NOTHING
@@ -126,7 +128,7 @@ def container_defaults(container: ContainerGrant, enforced: Enforced) -> Mapping
     return defaults
 
 
-def class_weight(qos: QosClass, pods: Iterable[PodGrant]) -> str:
+def class_weight(qos: QosClass, pods: Iterable[PodAllocation]) -> str:
     """Return the weight of the cgroup of a QoS class: that of the requests of its pods.
 
     BestEffort pods request nothing, so theirs is the smallest.

@@ -1,8 +1,8 @@
-"""What of a ledger the host can honour now: CPUs that run, memory nodes that are there.
+"""What of a ledger the host can enforce now: CPUs that run, memory nodes that are there.
 
 The kernel lets a cgroup whose CPUs are all offline run on its parent's, which are everybody's. So a
 container that lost all of its CPUs runs on what is left of its pod's budget, or in the node's
-shared pool, until they are back. The grants themselves stay as they are.
+shared pool, until they are back. The allocations themselves stay as they are.
 """
 
 from __future__ import annotations
@@ -18,47 +18,60 @@ from agent.managers.allocations.shared_map import differences
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.managers.allocations.ledger import ContainerGrant, Ledger, MemoryBlock, PodGrant
+    from agent.managers.allocations.ledger import (
+        ContainerAllocation,
+        Ledger,
+        MemoryBlock,
+        PodAllocation,
+    )
     from sysfs.host import Host
     from sysfs.mask import Mask
 
 
 def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
-    """Return a ledger as the host can honour it; the same one when it can honour all of it.
+    """Return a ledger as the host can enforce it; the same one when it can enforce all of it.
 
-    `known` is one that this host can honour in full: the same grants are not looked at again.
+    `known` is one that this host can enforce in full: the same allocations are not looked at again.
     """
-    # The kernel refuses a cpuset.mems that names a node without memory.
+    # The kernel rejects a cpuset.mems that names a node without memory.
     nodes = host.nodes_with_memory
-    grants = ledger.grants
-    new = grants if known is None else differences(known.grants, grants)
-    fitting = {uid: _pod(grants[uid], host, nodes) for uid in new if uid in grants}
-    reduced = {uid: grant for uid, grant in fitting.items() if grant is not grants[uid]}
+    allocations = ledger.allocations
+    new = allocations if known is None else differences(known.allocations, allocations)
+    fitting = {uid: _pod(allocations[uid], host, nodes) for uid in new if uid in allocations}
+    reduced = {
+        uid: allocation for uid, allocation in fitting.items() if allocation is not allocations[uid]
+    }
     if not reduced:
         return ledger
     exclusive = ledger.exclusive_cpus & host.online
-    return replace(ledger, grants=MappingProxyType({**grants, **reduced}), exclusive_cpus=exclusive)
+    return replace(
+        ledger, allocations=MappingProxyType({**allocations, **reduced}), exclusive_cpus=exclusive
+    )
 
 
-def _pod(grant: PodGrant, host: Host, nodes: Mask) -> PodGrant:
-    if grant.exclusive_cpus <= host.online and _all_there(grant, nodes):
-        return grant
-    budget = grant.cpus if grant.cpus is None else _running(grant.cpus, host)
-    containers = tuple(_container(one, budget, host, nodes) for one in grant.containers)
-    return replace(grant, cpus=budget, memory=_present(grant.memory, nodes), containers=containers)
+def _pod(allocation: PodAllocation, host: Host, nodes: Mask) -> PodAllocation:
+    if allocation.exclusive_cpus <= host.online and _all_there(allocation, nodes):
+        return allocation
+    budget = allocation.cpus if allocation.cpus is None else _running(allocation.cpus, host)
+    containers = tuple(_container(one, budget, host, nodes) for one in allocation.containers)
+    return replace(
+        allocation, cpus=budget, memory=_present(allocation.memory, nodes), containers=containers
+    )
 
 
 def _container(
-    grant: ContainerGrant, budget: Mask | None, host: Host, nodes: Mask
-) -> ContainerGrant:
-    memory = _present(grant.memory, nodes)
-    if grant.cpus is None:
-        return replace(grant, memory=memory)
-    own = _running(grant.cpus, host)
+    allocation: ContainerAllocation, budget: Mask | None, host: Host, nodes: Mask
+) -> ContainerAllocation:
+    memory = _present(allocation.memory, nodes)
+    if allocation.cpus is None:
+        return replace(allocation, memory=memory)
+    own = _running(allocation.cpus, host)
     if own is not None:
-        return replace(grant, memory=memory, cpus=own)
+        return replace(allocation, memory=memory, cpus=own)
     isolation = Isolation.HOST if budget is None else Isolation.POD
-    return replace(grant, memory=memory, cpus=budget, isolation=isolation, quota_disabled=False)
+    return replace(
+        allocation, memory=memory, cpus=budget, isolation=isolation, quota_disabled=False
+    )
 
 
 def _running(cpus: Mask, host: Host) -> Mask | None:
@@ -66,8 +79,8 @@ def _running(cpus: Mask, host: Host) -> Mask | None:
     return cpus & (host.online | host.offline) if cpus & host.online else None
 
 
-def _all_there(grant: PodGrant, nodes: Mask) -> bool:
-    blocks = (*grant.memory, *(block for one in grant.containers for block in one.memory))
+def _all_there(allocation: PodAllocation, nodes: Mask) -> bool:
+    blocks = (*allocation.memory, *(block for one in allocation.containers for block in one.memory))
     return all(block.nodes <= nodes for block in blocks)
 
 

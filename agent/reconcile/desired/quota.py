@@ -10,8 +10,8 @@ may use is what the exclusive CPUs leave of the budget:
 - in pod scope they run in the pod's shared pool, which has as many CPUs as are left;
 - elsewhere each has a quota of its own, and these quotas add up to no more than what is left.
 
-The limit of a pod (`PodGrant.cpu`) is the kubelet's (ResourceConfigForPod): the one stated for the
-pod, else the sum over its containers, and none as soon as one of these has no limit.
+The limit of a pod (`PodAllocation.cpu`) is the kubelet's (ResourceConfigForPod): the one stated for
+the pod, else the sum over its containers, and none as soon as one of these has no limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cgroupfs.state import DEFAULT_PERIOD_US, MAX_QUOTA_US, MIN_QUOTA_US, UNLIMI
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
 
 _MILLIS_PER_CPU: Final = 1000
 #: The least that the kernel takes as a quota, in millicores.
@@ -66,7 +66,7 @@ class _Phase(Struct, frozen=True):
     """
 
     fixed: int
-    members: Sequence[ContainerGrant]
+    members: Sequence[ContainerAllocation]
     beside: int
     spare: int
 
@@ -80,7 +80,7 @@ def cpu_max(limit_millis: int) -> CpuMax:
     return UNLIMITED if quota > MAX_QUOTA_US else CpuMax(max(quota, MIN_QUOTA_US))
 
 
-def pod_quotas(pod: PodGrant) -> PodQuotas:
+def pod_quotas(pod: PodAllocation) -> PodQuotas:
     """Return the quotas of a pod's cgroup and of its containers.
 
     Exclusive CPUs have none, unless the gate DisableCPUQuotaWithExclusiveCPUs is off. Any other
@@ -109,12 +109,12 @@ def pod_quotas(pod: PodGrant) -> PodQuotas:
     )
 
 
-def _is_unthrottled(container: ContainerGrant) -> bool:
+def _is_unthrottled(container: ContainerAllocation) -> bool:
     return container.isolation is Isolation.CONTAINER and container.quota_disabled
 
 
 def _by_own_limit(
-    containers: Iterable[ContainerGrant], of_pod: int | None
+    containers: Iterable[ContainerAllocation], of_pod: int | None
 ) -> dict[str, CpuMax | None]:
     quotas: dict[str, CpuMax | None] = {}
     for container in containers:
@@ -129,7 +129,7 @@ def _by_own_limit(
 # --- the times of a pod's life ------------------------------------------------------------------
 
 
-def _phases(pod: PodGrant, limit: int) -> tuple[_Phase, ...]:
+def _phases(pod: PodAllocation, limit: int) -> tuple[_Phase, ...]:
     """Return how a pod runs once it is up, then the times of its standard init containers."""
     running = [c for c in pod.containers if c.kind is not ContainerKind.INIT]
     fixed = _millis(_own_cpus(running))
@@ -138,7 +138,7 @@ def _phases(pod: PodGrant, limit: int) -> tuple[_Phase, ...]:
     return (_Phase(fixed, members, 0, spare), *_starting(pod.containers, limit))
 
 
-def _starting(containers: Iterable[ContainerGrant], limit: int) -> Iterator[_Phase]:
+def _starting(containers: Iterable[ContainerAllocation], limit: int) -> Iterator[_Phase]:
     own_cpus = beside = requested = 0
     for container in containers:
         sharing = [container] if _has_quota(container) else []
@@ -152,7 +152,7 @@ def _starting(containers: Iterable[ContainerGrant], limit: int) -> Iterator[_Pha
             requested += sum(map(_request, sharing))
 
 
-def _own_cpus(containers: Iterable[ContainerGrant]) -> int:
+def _own_cpus(containers: Iterable[ContainerAllocation]) -> int:
     """Return the CPUs (bits) of those who are held by their set of CPUs."""
     bits = 0
     for container in containers:
@@ -161,8 +161,8 @@ def _own_cpus(containers: Iterable[ContainerGrant]) -> int:
     return bits
 
 
-def _has_quota(container: ContainerGrant) -> bool:
-    """Tell whether a container is held by its quota, rather than by a set of the pod's own."""
+def _has_quota(container: ContainerAllocation) -> bool:
+    """Return whether a container is held by its quota, rather than by a set of the pod's own."""
     return container.isolation is Isolation.HOST or (
         container.isolation is Isolation.CONTAINER and not container.quota_disabled
     )
@@ -172,7 +172,7 @@ def _millis(bits: int) -> int:
     return bits.bit_count() * _MILLIS_PER_CPU
 
 
-def _request(container: ContainerGrant) -> int:
+def _request(container: ContainerAllocation) -> int:
     return max(container.cpu.request_millis or 0, _LEAST)
 
 
@@ -200,7 +200,7 @@ def _divided(phases: Sequence[_Phase]) -> dict[str, int]:
     return {c.name: _request(c) + raised[c.name] for c in members}
 
 
-def _raised(members: Sequence[ContainerGrant], spare: int) -> dict[str, int]:
+def _raised(members: Sequence[ContainerAllocation], spare: int) -> dict[str, int]:
     """Divide `spare` millicores among containers, above what each of them requests."""
     raised = dict.fromkeys([container.name for container in members], 0)
     for most in (_up_to_floor, _up_to_limit, _up_to_any):
@@ -211,15 +211,15 @@ def _raised(members: Sequence[ContainerGrant], spare: int) -> dict[str, int]:
     return raised
 
 
-def _up_to_floor(container: ContainerGrant, _spare: int) -> int:
+def _up_to_floor(container: ContainerAllocation, _spare: int) -> int:
     return min(_FLOOR, container.cpu.limit_millis or _FLOOR) - _request(container)
 
 
-def _up_to_limit(container: ContainerGrant, _spare: int) -> int:
+def _up_to_limit(container: ContainerAllocation, _spare: int) -> int:
     return (container.cpu.limit_millis or 0) - _request(container)
 
 
-def _up_to_any(container: ContainerGrant, spare: int) -> int:
+def _up_to_any(container: ContainerAllocation, spare: int) -> int:
     # What the floor gave is taken off again by the caller.
     return 0 if container.cpu.limit_millis else spare + _FLOOR
 
@@ -242,7 +242,7 @@ def _evenly(rooms: Mapping[str, int], amount: int) -> dict[str, int]:
 
 
 def _always_leave_room(phases: Sequence[_Phase], caps: Mapping[str, int], limit: int) -> bool:
-    """Tell whether a pod's limit is so far above what it may use that it never throttles."""
+    """Return whether a pod's limit is so far above what it may use that it never throttles."""
     sidecars = [c for c in phases[0].members if c.kind is ContainerKind.SIDECAR]
     above = list(accumulate((caps[c.name] for c in sidecars), initial=0))
     uses = [

@@ -1,6 +1,6 @@
 """From the ledger to the settings that every pod and container cgroup should have.
 
-Pure: what is wanted follows from the ledger, the node's shared pool and where the containers are.
+Pure: what is desired follows from the ledger, the node's shared pool and where the containers are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.pods.model import CPU
 from agent.reconcile.desired.container import container_entitlement, default_entitlement
 from agent.reconcile.desired.limits import EVERYTHING, class_weight, container_defaults, pod_values
 from agent.reconcile.desired.quota import pod_quotas
-from agent.reconcile.identify.containers import Identity
+from agent.reconcile.identify.containers import IdentifiedBy
 from cgroupfs.controllers import CPUSET, NEEDED
 from cgroupfs.plan import Setting
 from cgroupfs.state import CPU_WEIGHT, UNLIMITED
@@ -25,11 +25,16 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.ledger import PodGrant
-    from agent.reconcile.desired.container import Entitlement
-    from agent.reconcile.desired.limits import Enforced
-    from agent.reconcile.desired.state import Target
-    from agent.reconcile.identify.containers import Landscape, Leftover, Located, LocatedPod
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.reconcile.desired.container import ContainerSettings
+    from agent.reconcile.desired.limits import EnforcedControllers
+    from agent.reconcile.desired.state import Desired
+    from agent.reconcile.identify.containers import (
+        IdentifiedCgroups,
+        Located,
+        LocatedPod,
+        OrphanedCgroup,
+    )
 
 
 class Role(StrEnum):
@@ -53,13 +58,13 @@ ABOVE_PODS: Final = frozenset({Role.QOS_CLASS, Role.ALL_PODS})
 
 _NO_VALUES: Final[Mapping[str, str]] = MappingProxyType({})
 #: What is in a pod and no container of its specification, as far as is known.
-_WITHOUT_A_GRANT: Final = {
-    Identity.SANDBOX: Role.SANDBOX,
-    Identity.UNKNOWN: Role.UNIDENTIFIED,
+_WITHOUT_AN_ALLOCATION: Final = {
+    IdentifiedBy.SANDBOX: Role.SANDBOX,
+    IdentifiedBy.UNKNOWN: Role.UNIDENTIFIED,
 }
 
 
-class Wanted(Struct, frozen=True):
+class DesiredCgroup(Struct, frozen=True):
     """One cgroup, what it is, and the settings it should have.
 
     `pod` is the pod's uid, "" for a leftover and for what pods stand in. `container` is None
@@ -70,32 +75,32 @@ class Wanted(Struct, frozen=True):
     role: Role
     pod: str
     container: str | None = None
-    identity: Identity | None = None
+    identity: IdentifiedBy | None = None
 
 
 def desired_cgroups(
-    target: Target, landscape: Landscape, enforced: Enforced = EVERYTHING
-) -> tuple[Wanted, ...]:
-    """Return what is wanted of every cgroup, pods before their containers.
+    target: Desired, landscape: IdentifiedCgroups, enforced: EnforcedControllers = EVERYTHING
+) -> tuple[DesiredCgroup, ...]:
+    """Return what is desired of every cgroup, pods before their containers.
 
     A pod's set is the union of what its members may use: its budget where it has one, the sets of
     its containers, the node's shared pool where a container runs there. Memory nodes are pinned
-    only where memory was granted. A pod's own cgroup is listed although it may not exist yet.
+    only where memory was allocated. A pod's own cgroup is listed although it may not exist yet.
     Files of controllers that are not `enforced` are left as they are.
     """
-    wanted: list[Wanted] = []
+    desired: list[DesiredCgroup] = []
     if CPU in enforced.controllers:
-        wanted.extend(_classes(target, landscape))
+        desired.extend(_classes(target, landscape))
     for uid, located in landscape.pods.items():
-        wanted.extend(_pod(target.ledger.grants[uid], located, target.shared_pool, enforced))
+        desired.extend(_pod(target.ledger.allocations[uid], located, target.shared_pool, enforced))
     for leftover in landscape.leftovers:
-        wanted.extend(_leftover(leftover, target.shared_pool))
+        desired.extend(_leftover(leftover, target.shared_pool))
     if set(NEEDED) <= enforced.controllers:
-        return tuple(wanted)
-    return tuple(replace(item, setting=_only(item.setting, enforced)) for item in wanted)
+        return tuple(desired)
+    return tuple(replace(item, setting=_only(item.setting, enforced)) for item in desired)
 
 
-def _only(setting: Setting, enforced: Enforced) -> Setting:
+def _only(setting: Setting, enforced: EnforcedControllers) -> Setting:
     """Return a setting without the files of controllers that belong to somebody else."""
     sets, quota = CPUSET in enforced.controllers, CPU in enforced.controllers
     return replace(
@@ -107,23 +112,23 @@ def _only(setting: Setting, enforced: Enforced) -> Setting:
     )
 
 
-def _classes(target: Target, landscape: Landscape) -> Iterator[Wanted]:
+def _classes(target: Desired, landscape: IdentifiedCgroups) -> Iterator[DesiredCgroup]:
     for qos, cgroup in landscape.classes.items():
-        weight = class_weight(qos, target.ledger.grants.values())
-        yield Wanted(Setting(cgroup, values={CPU_WEIGHT: weight}), Role.QOS_CLASS, "")
+        weight = class_weight(qos, target.ledger.allocations.values())
+        yield DesiredCgroup(Setting(cgroup, values={CPU_WEIGHT: weight}), Role.QOS_CLASS, "")
 
 
 def _pod(
-    pod: PodGrant, located: LocatedPod, shared_pool: Mask, enforced: Enforced
-) -> Iterator[Wanted]:
+    pod: PodAllocation, located: LocatedPod, shared_pool: Mask, enforced: EnforcedControllers
+) -> Iterator[DesiredCgroup]:
     quotas = pod_quotas(pod)
-    granted = {c.name: container_entitlement(c, shared_pool, quotas) for c in pod.containers}
+    allocated = {c.name: container_entitlement(c, shared_pool, quotas) for c in pod.containers}
     others = {
-        Identity.SANDBOX: default_entitlement(pod, shared_pool),
-        Identity.UNKNOWN: default_entitlement(pod, shared_pool, quotas.unidentified),
+        IdentifiedBy.SANDBOX: default_entitlement(pod, shared_pool),
+        IdentifiedBy.UNKNOWN: default_entitlement(pod, shared_pool, quotas.unidentified),
     }
     members = [
-        (m, others.get(m.identity) or _entitlement(pod, granted, m)) for m in located.containers
+        (m, others.get(m.identity) or _entitlement(pod, allocated, m)) for m in located.containers
     ]
     inside = [
         entitlement
@@ -132,32 +137,34 @@ def _pod(
     ]
     setting = Setting(
         located.cgroup,
-        cpus=_union(pod.cpus, (e.cpus for e in (*granted.values(), *inside))) or None,
-        mems=_pod_mems(pod, granted.values()),
+        cpus=_union(pod.cpus, (e.cpus for e in (*allocated.values(), *inside))) or None,
+        mems=_pod_mems(pod, allocated.values()),
         cpu_max=quotas.pod,
         exclusive=bool(pod.exclusive_cpus),
         values=pod_values(pod, enforced),
     )
-    yield Wanted(setting, Role.POD, pod.uid)
+    yield DesiredCgroup(setting, Role.POD, pod.uid)
     limits = {c.name: container_defaults(c, enforced) for c in pod.containers}
     for member, entitlement in members:
         yield from _member(pod, member, entitlement, limits)
 
 
-def _entitlement(pod: PodGrant, granted: Mapping[str, Entitlement], member: Located) -> Entitlement:
+def _entitlement(
+    pod: PodAllocation, allocated: Mapping[str, ContainerSettings], member: Located
+) -> ContainerSettings:
     container = member.container or pod.containers[0].name
-    if container not in granted:
+    if container not in allocated:
         raise ValueError(f"pod {pod.uid} has no container {container!r}")
-    return granted[container]
+    return allocated[container]
 
 
 def _member(
-    pod: PodGrant,
+    pod: PodAllocation,
     member: Located,
-    entitlement: Entitlement,
+    entitlement: ContainerSettings,
     limits: Mapping[str, Mapping[str, str]],
-) -> Iterator[Wanted]:
-    role = _WITHOUT_A_GRANT.get(member.identity, Role.CONTAINER)
+) -> Iterator[DesiredCgroup]:
+    role = _WITHOUT_AN_ALLOCATION.get(member.identity, Role.CONTAINER)
     # One without a name is a container all the same where all of them are alike.
     known = role is Role.CONTAINER
     name = member.container or pod.containers[0].name
@@ -169,7 +176,7 @@ def _member(
         exclusive=entitlement.exclusive,
         defaults=limits[name] if known else _NO_VALUES,
     )
-    yield Wanted(setting, role, pod.uid, member.container, member.identity)
+    yield DesiredCgroup(setting, role, pod.uid, member.container, member.identity)
     for subgroup in member.subgroups:
         # The container's quota counts for everything inside; one in there, which a runtime may
         # have set (crun does), would throttle it again.
@@ -177,21 +184,21 @@ def _member(
         inner = replace(
             setting, cgroup=subgroup.cgroup, cpu_max=UNLIMITED if ours else None, defaults={}
         )
-        yield Wanted(inner, Role.SUBGROUP, pod.uid, member.container, member.identity)
+        yield DesiredCgroup(inner, Role.SUBGROUP, pod.uid, member.container, member.identity)
 
 
-def _leftover(leftover: Leftover, shared_pool: Mask) -> Iterator[Wanted]:
-    """Confine what runs without a grant to the node's shared pool: nothing else is free."""
+def _leftover(leftover: OrphanedCgroup, shared_pool: Mask) -> Iterator[DesiredCgroup]:
+    """Confine what runs without an allocation to the node's shared pool: nothing else is free."""
     for path in (leftover.cgroup, *leftover.containers):
-        yield Wanted(Setting(path, cpus=shared_pool or None), Role.LEFTOVER, "")
+        yield DesiredCgroup(Setting(path, cpus=shared_pool or None), Role.LEFTOVER, "")
 
 
-def _pod_mems(pod: PodGrant, granted: Collection[Entitlement]) -> Mask | None:
+def _pod_mems(pod: PodAllocation, allocated: Collection[ContainerSettings]) -> Mask | None:
     """Return the nodes of a pod's cgroup, None while any member may use the whole host's."""
-    if not pod.memory and any(entitlement.mems is None for entitlement in granted):
+    if not pod.memory and any(entitlement.mems is None for entitlement in allocated):
         return None
     budget = _union(None, (block.nodes for block in pod.memory))
-    return _union(budget, (entitlement.mems for entitlement in granted)) or None
+    return _union(budget, (entitlement.mems for entitlement in allocated)) or None
 
 
 def _union(first: Mask | None, others: Iterable[Mask | None]) -> Mask:

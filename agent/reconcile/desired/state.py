@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-class Target(Struct, frozen=True):
-    """What the kernel is to honour: the grants, the node's shared pool, the explicit bindings."""
+class Desired(Struct, frozen=True):
+    """What the kernel is to enforce: allocations, the node's shared pool, explicit bindings."""
 
     ledger: Ledger
     shared_pool: Mask

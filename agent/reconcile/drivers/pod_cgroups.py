@@ -10,7 +10,7 @@ from agent.reconcile.errors import EnforcementStartError
 from agent.reconcile.report import ReleaseReport
 from cgroupfs.state import CPU_WEIGHT, EVENTS
 from cgroupfs.tree import ancestors, join
-from cgroupfs.verify import Record
+from cgroupfs.verify import WriterRecord
 from sysfs.mask import EMPTY
 from systemd import slices
 from systemd.breaker import Breaker
@@ -24,7 +24,7 @@ from systemd.properties import (
 )
 
 if TYPE_CHECKING:
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
     from systemd.bus import Systemd
     from systemd.properties import Property
 
@@ -49,14 +49,14 @@ class PodCgroups(Protocol):
         """Make a pod's cgroup and those above it; return what was made. Raises `CreateError`."""
         ...
 
-    def record(self, cgroup: str, record: Record) -> str | None:
+    def record(self, cgroup: str, record: WriterRecord) -> str | None:
         """Have the settings remembered by whoever may rewrite them; return the unit told.
 
         None when nobody needs to be told, or who does knows already. Raises `SystemdError`.
         """
         ...
 
-    def remembered(self, cgroup: str) -> Record | None:
+    def remembered(self, cgroup: str) -> WriterRecord | None:
         """Return the settings that may be written over ours, None when nobody remembers any."""
         ...
 
@@ -76,7 +76,7 @@ class CreateError(Exception):
 class DirectoryCgroups:
     """The cgroupfs driver: plain directories that nobody else writes."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: CgroupTree) -> None:
         self._tree = tree
 
     def check(self) -> None:
@@ -103,12 +103,12 @@ class DirectoryCgroups:
             made.append(path)
         return tuple(made)
 
-    def record(self, cgroup: str, record: Record) -> str | None:
+    def record(self, cgroup: str, record: WriterRecord) -> str | None:
         """Tell nobody: nobody rewrites a plain directory; see `PodCgroups.record`."""
         _ = cgroup, record
         return None
 
-    def remembered(self, cgroup: str) -> Record | None:
+    def remembered(self, cgroup: str) -> WriterRecord | None:
         """Nobody remembers anything of a directory; see `PodCgroups.remembered`."""
         _ = cgroup
         return None
@@ -129,7 +129,7 @@ class SliceCgroups:
     the properties have to say the same.
     """
 
-    def __init__(self, tree: Tree, systemd: Systemd) -> None:
+    def __init__(self, tree: CgroupTree, systemd: Systemd) -> None:
         self._tree = tree
         self._systemd = Breaker(systemd)
 
@@ -163,12 +163,12 @@ class SliceCgroups:
             DirectoryCgroups(self._tree).create(cgroup)
         return missing
 
-    def record(self, cgroup: str, record: Record) -> str | None:
+    def record(self, cgroup: str, record: WriterRecord) -> str | None:
         """Tell systemd if the cgroup is a unit's; see `PodCgroups.record`."""
         unit = unit_of(cgroup)
         # Properties of a unit that is not active would leave a file and a cgroup behind, and a
         # unit of the same name elsewhere (in a container of its own) is not this one.
-        if unit is None or record == Record() or not self._is_active(unit, cgroup):
+        if unit is None or record == WriterRecord() or not self._is_active(unit, cgroup):
             return None
         weighed = CPU_WEIGHT in record.values
         properties = (*to_properties(record), *(() if weighed else self._keeps_cpu(unit)))
@@ -192,7 +192,7 @@ class SliceCgroups:
         except NoSuchUnitError:
             return False
 
-    def remembered(self, cgroup: str) -> Record | None:
+    def remembered(self, cgroup: str) -> WriterRecord | None:
         """Return systemd's properties of the unit; see `PodCgroups.remembered`."""
         unit = unit_of(cgroup)
         try:
@@ -227,7 +227,7 @@ class SliceCgroups:
         return inhabited(self._tree, cgroup) or remove_directories(self._tree, cgroup)
 
 
-def inhabited(tree: Tree, cgroup: str) -> ReleaseReport | None:
+def inhabited(tree: CgroupTree, cgroup: str) -> ReleaseReport | None:
     """Return the report that a cgroup stays because processes live in it, None when none do."""
     try:
         if "populated 1" not in tree.read(cgroup, EVENTS):
@@ -243,7 +243,7 @@ def inhabited(tree: Tree, cgroup: str) -> ReleaseReport | None:
     return ReleaseReport(cgroup, removed=False, processes=processes, problem=problem)
 
 
-def remove_directories(tree: Tree, cgroup: str) -> ReleaseReport:
+def remove_directories(tree: CgroupTree, cgroup: str) -> ReleaseReport:
     """Remove a cgroup without processes, the cgroups in it first."""
     try:
         for name in tree.children(cgroup):
@@ -259,7 +259,7 @@ def remove_directories(tree: Tree, cgroup: str) -> ReleaseReport:
     return ReleaseReport(cgroup, removed=True)
 
 
-def _processes(tree: Tree, cgroup: str) -> tuple[int, ...]:
+def _processes(tree: CgroupTree, cgroup: str) -> tuple[int, ...]:
     found = set(tree.procs(cgroup))
     for name in tree.children(cgroup):
         found.update(_processes(tree, join(cgroup, name)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from cgroupfs.errors import CgroupValueError
 from cgroupfs.state import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, CpuMax
-from cgroupfs.verify import Record
+from cgroupfs.verify import WriterRecord
 from systemd.errors import ProtocolError
 from systemd.properties import (
     INFINITY,
@@ -35,7 +35,7 @@ def unit_of(cgroup: str) -> str | None:
     return name if name.endswith(_SUFFIXES) else None
 
 
-def to_properties(record: Record) -> tuple[Property, ...]:
+def to_properties(record: WriterRecord) -> tuple[Property, ...]:
     """Return the properties that make systemd write a record; what is None is not among them."""
     properties: list[Property] = []
     if record.cpus is not None:
@@ -53,7 +53,7 @@ def to_properties(record: Record) -> tuple[Property, ...]:
 
 
 def holds(systemd: Systemd, unit: str, properties: Iterable[Property]) -> bool:
-    """Tell whether a unit has these properties already; raises `SystemdError`."""
+    """Return whether a unit has these properties already; raises `SystemdError`."""
     return all(
         _plain(systemd.unit_property(unit, prop.name)) == _plain(prop.value) for prop in properties
     )
@@ -64,7 +64,7 @@ def _plain(value: object) -> object:
     return bytes_mask(value) if isinstance(value, bytes) else value
 
 
-def read_record(systemd: Systemd, unit: str) -> Record:
+def read_record(systemd: Systemd, unit: str) -> WriterRecord:
     """Return what systemd would write into a unit's cgroup; raises `SystemdError`.
 
     A set that systemd was never told is None: it does not write one.
@@ -75,7 +75,7 @@ def read_record(systemd: Systemd, unit: str) -> Record:
         cpu_max = CpuMax(*written_quota(quota, period))
     except CgroupValueError as error:
         raise ProtocolError("CPUQuotaPerSecUSec", (quota, period)) from error
-    return Record(
+    return WriterRecord(
         cpus=_mask(systemd, unit, "AllowedCPUs"),
         mems=_mask(systemd, unit, "AllowedMemoryNodes"),
         cpu_max=cpu_max,

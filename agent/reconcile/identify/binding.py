@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from cgroupfs.names import Layout
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 _SYSTEMD_OWN: Final = ("init.scope", "dbus.service", "dbus-broker.service")
 #: So much of what somebody asked for is repeated, in characters.
@@ -35,14 +35,14 @@ _NAME_CONTAINERS: Final = (
 )
 
 
-class Held(Struct, frozen=True):
+class HoldingPod(Struct, frozen=True):
     """What is there beside a new binding: the others, and the uids of the ledger's pods."""
 
     bindings: Bindings = NO_BINDINGS
     pods: Collection[str] = frozenset()
 
 
-NOTHING_HELD: Final = Held()
+NOTHING_HELD: Final = HoldingPod()
 
 
 def cgroup_of_pid(proc: Path, pid: int) -> str:
@@ -81,13 +81,13 @@ def cgroup_named(text: str, mount: Path) -> str:
 
 
 def make_binding(
-    tree: Tree,
+    tree: CgroupTree,
     layout: Layout,
-    pod: PodGrant,
+    pod: PodAllocation,
     container: str,
     cgroup: str,
     *,
-    held: Held = NOTHING_HELD,
+    held: HoldingPod = NOTHING_HELD,
     own: str = "",
 ) -> Binding:
     """Return the binding of a pod's container to a cgroup, or raise `BindingError`.
@@ -99,7 +99,7 @@ def make_binding(
     """
     asked = f"{pod.namespace}/{pod.name} {container} to /{cgroup}"
     if pod.container(container) is None:
-        names = ", ".join(grant.name for grant in pod.containers)
+        names = ", ".join(allocation.name for allocation in pod.containers)
         raise BindingError(asked, f"the pod has no container {container!r}", f"it has {names}")
     cgroup = _around_subgroup(cgroup, pod_cgroup(layout, pod))
     if not cgroup or not tree.exists(cgroup):
@@ -121,7 +121,7 @@ def _around_subgroup(cgroup: str, own_pod: str) -> str:
 
 
 def _why_not_beside(
-    layout: Layout, pod: PodGrant, new: Binding, held: Held
+    layout: Layout, pod: PodAllocation, new: Binding, held: HoldingPod
 ) -> tuple[str, str] | None:
     """Return why a cgroup cannot be a container's beside the others, and what to do."""
     home = f"{pod_cgroup(layout, pod)}/"
@@ -140,7 +140,7 @@ def _why_not_beside(
     return None
 
 
-def _gone(binding: Binding, held: Held) -> tuple[str, ...]:
+def _gone(binding: Binding, held: HoldingPod) -> tuple[str, ...]:
     """Return the pod of a binding when it is no longer in the ledger."""
     return () if binding.pod_uid in held.pods else (binding.pod_uid,)
 
@@ -149,7 +149,9 @@ def _nested(one: str, other: str) -> bool:
     return one.startswith(f"{other}/") or other.startswith(f"{one}/")
 
 
-def _why_not(tree: Tree, layout: Layout, pod: PodGrant, cgroup: str, own: str) -> str | None:
+def _why_not(
+    tree: CgroupTree, layout: Layout, pod: PodAllocation, cgroup: str, own: str
+) -> str | None:
     own_pod = pod_cgroup(layout, pod)
     if cgroup.startswith(f"{own_pod}/"):
         return None
@@ -161,11 +163,11 @@ def _why_not(tree: Tree, layout: Layout, pod: PodGrant, cgroup: str, own: str) -
 
 
 def _is_systemds(name: str) -> bool:
-    """Tell whether a unit is systemd's own; its services run in cgroups below theirs, as udevd."""
+    """Return whether a unit is systemd's own; some have cgroups below theirs, as udevd does."""
     return name in _SYSTEMD_OWN or (name.startswith("systemd-") and name.endswith(".service"))
 
 
-def _why_not_elsewhere(tree: Tree, cgroup: str, own: str) -> str | None:
+def _why_not_elsewhere(tree: CgroupTree, cgroup: str, own: str) -> str | None:
     name = cgroup.rpartition("/")[2]
     if own and (f"{own}/".startswith(f"{cgroup}/") or cgroup.startswith(f"{own}/")):
         return "it is the agent's own"

@@ -4,7 +4,8 @@ Containers are started by others, so their cgroups are found, not made. A cgroup
 pod's cgroup is taken for, in this order:
 
 1. the container that was bound to it (`numawarden bind`);
-2. what a `ContainerFinder` (the files of a container runtime) says: that container, or the pod's
+2. what a `ContainerIdentifier` (the files of a container runtime) says: that container, or the
+pod's
    sandbox, or, where the pod has no container of that name, none (7);
 3. the container whose name is the unit's or directory's name without suffix, or its end after one
    of `-`, `_`, `.`, `@` (`db.scope`, `shop-db.service`, `run@db.service`); the longest such name
@@ -15,8 +16,8 @@ pod's cgroup is taken for, in this order:
    was found and pinned before the agent was started again;
 7. none: it gets the pod's safe default (`entitlement.default_entitlement`) and is reported.
 
-A sandbox (pause) holds a pod's namespaces and does nothing. It has no part in the grant: it gets
-the safe default, never a container's own CPUs, and there is nothing to report.
+A sandbox (pause) holds a pod's namespaces and does nothing. It has no part in the allocation: it
+gets the safe default, never a container's own CPUs, and there is nothing to report.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.managers.allocations.bindings import Binding, Bindings
-    from agent.managers.allocations.ledger import Ledger, PodGrant
-    from agent.reconcile.affected import Scope
-    from agent.runtimes.identifier import ContainerFinder, Told
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.reconcile.affected import AffectedPods
+    from agent.runtimes.identifier import ContainerIdentifier, RuntimeName
     from cgroupfs.names import Layout
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 _SEPARATORS: Final = "-_.@"
 _NAMED_BY_USERS: Final = (Runtime.SYSTEMD, Runtime.PLAIN)
 
 
-class Identity(StrEnum):
+class IdentifiedBy(StrEnum):
     """How it is known which container a cgroup is."""
 
     BOUND = "bound"
@@ -72,7 +73,7 @@ class Identity(StrEnum):
 class Subgroup(Struct, frozen=True):
     """A cgroup with sets of its own that a runtime made inside a container's for the process.
 
-    `quota` tells whether it has a `cpu.max` of its own too.
+    `quota` says whether it has a `cpu.max` of its own too.
     """
 
     cgroup: str
@@ -87,7 +88,7 @@ class Located(Struct, frozen=True):
 
     cgroup: str
     container: str | None
-    identity: Identity
+    identity: IdentifiedBy
     subgroups: tuple[Subgroup, ...] = ()
 
 
@@ -99,7 +100,7 @@ class LocatedPod(Struct, frozen=True):
     containers: tuple[Located, ...] = ()
 
 
-class Leftover(Struct, frozen=True):
+class OrphanedCgroup(Struct, frozen=True):
     """A pod cgroup without a pod in the ledger, with the container cgroups in it.
 
     `bound`: it is no pod's, but was bound to a container and is not any more.
@@ -110,7 +111,7 @@ class Leftover(Struct, frozen=True):
     bound: bool = False
 
 
-class Landscape(Struct, frozen=True):
+class IdentifiedCgroups(Struct, frozen=True):
     """Where everything is: the ledger's pods by uid, and pod cgroups that are none of them.
 
     `unnamed` says of pods that cannot have a cgroup (a uid that makes no name) why. `classes` are
@@ -118,31 +119,31 @@ class Landscape(Struct, frozen=True):
     """
 
     pods: Mapping[str, LocatedPod]
-    leftovers: tuple[Leftover, ...] = ()
+    leftovers: tuple[OrphanedCgroup, ...] = ()
     unnamed: Mapping[str, str] = MappingProxyType({})
     classes: Mapping[QosClass, str] = MappingProxyType({})
 
 
 def survey(
-    tree: Tree,
+    tree: CgroupTree,
     layout: Layout,
     ledger: Ledger,
     bindings: Bindings,
-    finder: ContainerFinder | None = None,
-    scope: Scope | None = None,
-) -> Landscape:
+    finder: ContainerIdentifier | None = None,
+    scope: AffectedPods | None = None,
+) -> IdentifiedCgroups:
     """Look for the cgroups of every pod, or of those in `scope`.
 
     Raises `OSError` as the tree does, not for absence.
     """
-    grants = ledger.grants
+    allocations = ledger.allocations
     if scope is not None:
-        grants = {uid: grants[uid] for uid in scope.pods}
-    paths, unnamed = _paths(layout, grants)
+        allocations = {uid: allocations[uid] for uid in scope.pods}
+    paths, unnamed = _paths(layout, allocations)
     bound = _bound(tree, layout, ledger, bindings, paths)
     released = frozenset(bindings.released)
     pods = {
-        uid: _survey_pod(tree, ledger.grants[uid], path, bound.get(uid, {}), finder, released)
+        uid: _survey_pod(tree, ledger.allocations[uid], path, bound.get(uid, {}), finder, released)
         for uid, path in paths.items()
     }
     if scope is None or scope.leftovers:
@@ -150,7 +151,7 @@ def survey(
     else:
         left = _left_of(tree, layout, scope.gone, set(paths.values()))
     others = (*left, *_strays(tree, layout, ledger, bindings))
-    return Landscape(pods, others, unnamed, _classes(layout))
+    return IdentifiedCgroups(pods, others, unnamed, _classes(layout))
 
 
 def _classes(layout: Layout) -> Mapping[QosClass, str]:
@@ -159,18 +160,20 @@ def _classes(layout: Layout) -> Mapping[QosClass, str]:
     return {qos: layout.tier(Tier(str(qos))) for qos in classes}
 
 
-def leftovers(tree: Tree, layout: Layout, ledger: Ledger) -> tuple[Leftover, ...]:
+def leftovers(tree: CgroupTree, layout: Layout, ledger: Ledger) -> tuple[OrphanedCgroup, ...]:
     """Return the pod cgroups that are none of the ledger's. Raises `OSError` as the tree does."""
-    paths, _ = _paths(layout, ledger.grants)
+    paths, _ = _paths(layout, ledger.allocations)
     return tuple(_leftovers(tree, layout, set(paths.values())))
 
 
-def pod_cgroup(layout: Layout, pod: PodGrant) -> str:
+def pod_cgroup(layout: Layout, pod: PodAllocation) -> str:
     """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid."""
     return layout.pod(pod.uid, Tier(str(pod.qos)))
 
 
-def subgroups(tree: Tree, cgroup: str, released: Collection[str] = ()) -> tuple[Subgroup, ...]:
+def subgroups(
+    tree: CgroupTree, cgroup: str, released: Collection[str] = ()
+) -> tuple[Subgroup, ...]:
     """Return the cgroups inside a container's that have sets of their own.
 
     These are what a runtime made there, and those of `released` that lie in it. One without the
@@ -182,7 +185,7 @@ def subgroups(tree: Tree, cgroup: str, released: Collection[str] = ()) -> tuple[
     return tuple(each for each in found if each is not None)
 
 
-def _subgroup(tree: Tree, path: str) -> Subgroup | None:
+def _subgroup(tree: CgroupTree, path: str) -> Subgroup | None:
     try:
         cpus, cpu_max = tree.read_many(path, (CPUS, CPU_MAX))
     except FileNotFoundError:
@@ -191,34 +194,34 @@ def _subgroup(tree: Tree, path: str) -> Subgroup | None:
 
 
 def identify(
-    pod: PodGrant, cgroup: str, finder: ContainerFinder | None = None
-) -> tuple[str | None, Identity]:
-    """Tell which container an unbound cgroup is by itself, and how that is known (rules 2 to 5).
+    pod: PodAllocation, cgroup: str, finder: ContainerIdentifier | None = None
+) -> tuple[str | None, IdentifiedBy]:
+    """Return which container an unbound cgroup is by itself, and how that is known (rules 2 to 5).
 
-    A pod that was adopted from its cgroups has containers that are called like these.
+    A pod that was recovered from its cgroups has containers that are called like these.
     """
     directory = cgroup.rpartition("/")[2]
     if pod.container(directory) is not None:
-        return directory, Identity.NAME
+        return directory, IdentifiedBy.NAME
     if finder is not None:
         told = finder.container_of(pod, cgroup)
         if told is not None:
             return _as_told(pod, told)
     named = name_match(directory, (c.name for c in pod.containers))
     if named is not None:
-        return named, Identity.NAME
+        return named, IdentifiedBy.NAME
     if len(pod.containers) == 1:
-        return pod.containers[0].name, Identity.ONLY
-    return None, Identity.ALIKE if pod.containers and all_alike(pod) else Identity.UNKNOWN
+        return pod.containers[0].name, IdentifiedBy.ONLY
+    return None, IdentifiedBy.ALIKE if pod.containers and all_alike(pod) else IdentifiedBy.UNKNOWN
 
 
-def _as_told(pod: PodGrant, told: Told) -> tuple[str | None, Identity]:
+def _as_told(pod: PodAllocation, told: RuntimeName) -> tuple[str | None, IdentifiedBy]:
     if told.container is None:
-        return None, Identity.SANDBOX
+        return None, IdentifiedBy.SANDBOX
     if pod.container(told.container) is not None:
-        return told.container, Identity.RUNTIME
+        return told.container, IdentifiedBy.RUNTIME
     # Such as one for debugging, started beside those of the specification.
-    return None, Identity.UNKNOWN
+    return None, IdentifiedBy.UNKNOWN
 
 
 def name_match(directory: str, names: Iterable[str]) -> str | None:
@@ -234,11 +237,13 @@ def _called(stem: str, name: str) -> bool:
     return stem == name or (stem.endswith(name) and stem[-len(name) - 1] in _SEPARATORS)
 
 
-def _paths(layout: Layout, grants: Mapping[str, PodGrant]) -> tuple[dict[str, str], dict[str, str]]:
+def _paths(
+    layout: Layout, allocations: Mapping[str, PodAllocation]
+) -> tuple[dict[str, str], dict[str, str]]:
     """Return the pods' cgroups by uid, and the reasons of those that cannot have one."""
     paths: dict[str, str] = {}
     unnamed: dict[str, str] = {}
-    for uid, pod in grants.items():
+    for uid, pod in allocations.items():
         try:
             paths[uid] = pod_cgroup(layout, pod)
         except CgroupNameError as error:
@@ -247,26 +252,28 @@ def _paths(layout: Layout, grants: Mapping[str, PodGrant]) -> tuple[dict[str, st
 
 
 def _bound(
-    tree: Tree,
+    tree: CgroupTree,
     layout: Layout,
     ledger: Ledger,
     bindings: Bindings,
     paths: Mapping[str, str],
 ) -> dict[str, dict[str, str]]:
-    """Return {pod uid: {cgroup: container}} of the bindings that can be honoured.
+    """Return {pod uid: {cgroup: container}} of the bindings that can be enforced.
 
     Those of the pods of `paths`, and others as far as they lie in the cgroups of these.
     """
     if not bindings:
         return {}
     near = _near(bindings, paths)
-    others = {b.pod_uid: ledger.grants[b.pod_uid] for b in near if b.pod_uid in ledger.grants}
+    others = {
+        b.pod_uid: ledger.allocations[b.pod_uid] for b in near if b.pod_uid in ledger.allocations
+    }
     homes, _ = _paths(layout, others)
     valid = {
         binding.cgroup: binding
         for binding in near
         if (path := homes.get(binding.pod_uid)) is not None
-        and ledger.grants[binding.pod_uid].container(binding.container) is not None
+        and ledger.allocations[binding.pod_uid].container(binding.container) is not None
         and _may_be_of(layout, path, binding.cgroup)
         and tree.exists(binding.cgroup)
     }
@@ -292,15 +299,15 @@ def _may_be_of(layout: Layout, own: str, cgroup: str) -> bool:
 
 
 def _survey_pod(
-    tree: Tree,
-    pod: PodGrant,
+    tree: CgroupTree,
+    pod: PodAllocation,
     path: str,
     bound: dict[str, str],
-    finder: ContainerFinder | None,
+    finder: ContainerIdentifier | None,
     released: frozenset[str] = frozenset(),
 ) -> LocatedPod:
     located = [
-        Located(cgroup, container, Identity.BOUND, subgroups(tree, cgroup, released))
+        Located(cgroup, container, IdentifiedBy.BOUND, subgroups(tree, cgroup, released))
         for cgroup, container in bound.items()
     ]
     for cgroup in containers(tree, path):
@@ -313,9 +320,9 @@ def _survey_pod(
     return LocatedPod(path, tree.exists(path), tuple(sorted(located, key=lambda c: c.cgroup)))
 
 
-def _by_cpus(tree: Tree, pod: PodGrant, located: list[Located]) -> list[Located]:
+def _by_cpus(tree: CgroupTree, pod: PodAllocation, located: list[Located]) -> list[Located]:
     """Name the cgroups that only their CPUs tell apart (rule 6)."""
-    unknown = [member.cgroup for member in located if member.identity is Identity.UNKNOWN]
+    unknown = [member.cgroup for member in located if member.identity is IdentifiedBy.UNKNOWN]
     if not unknown:
         return located
     shown = {cgroup: _cpus_of(tree, cgroup) for cgroup in unknown}
@@ -331,21 +338,23 @@ def _by_cpus(tree: Tree, pod: PodGrant, located: list[Located]) -> list[Located]
         and texts[str(one.cpus)] == 1
     }
     return [
-        replace(member, container=names[text], identity=Identity.CPUS)
+        replace(member, container=names[text], identity=IdentifiedBy.CPUS)
         if (text := shown.get(member.cgroup, "")) in names
         else member
         for member in located
     ]
 
 
-def _cpus_of(tree: Tree, cgroup: str) -> str:
+def _cpus_of(tree: CgroupTree, cgroup: str) -> str:
     try:
         return (tree.read_many(cgroup, (CPUS,))[0] or "").strip()
     except FileNotFoundError:  # it has ended
         return ""
 
 
-def _strays(tree: Tree, layout: Layout, ledger: Ledger, bindings: Bindings) -> Iterator[Leftover]:
+def _strays(
+    tree: CgroupTree, layout: Layout, ledger: Ledger, bindings: Bindings
+) -> Iterator[OrphanedCgroup]:
     """Yield what has no container any more, is in no pod's cgroup, and runs or has CPUs set.
 
     It keeps the CPUs that its container had until it is confined, and others may be given these:
@@ -356,7 +365,7 @@ def _strays(tree: Tree, layout: Layout, ledger: Ledger, bindings: Bindings) -> I
         if cgroup not in inner and (runs(tree, cgroup) or _cpus_of(tree, cgroup)):
             below = tuple(each.cgroup for each in subgroups(tree, cgroup))
             inner.update(below)
-            yield Leftover(cgroup, below, bound=True)
+            yield OrphanedCgroup(cgroup, below, bound=True)
 
 
 def given_up(layout: Layout, ledger: Ledger, bindings: Bindings) -> tuple[str, ...]:
@@ -365,7 +374,7 @@ def given_up(layout: Layout, ledger: Ledger, bindings: Bindings) -> tuple[str, .
     What lies in a pod's cgroup has no more than the pod; what lies in, or around, a cgroup that is
     bound has what that one has.
     """
-    living = ledger.grants
+    living = ledger.allocations
     bound = [f"{binding.cgroup}/" for binding in bindings if binding.pod_uid in living]
     return tuple(
         cgroup
@@ -375,8 +384,8 @@ def given_up(layout: Layout, ledger: Ledger, bindings: Bindings) -> tuple[str, .
     )
 
 
-def runs(tree: Tree, cgroup: str) -> bool:
-    """Tell whether processes live in a cgroup or below."""
+def runs(tree: CgroupTree, cgroup: str) -> bool:
+    """Return whether processes live in a cgroup or below."""
     try:
         return "populated 1" in tree.read(cgroup, EVENTS)
     except FileNotFoundError:
@@ -384,17 +393,17 @@ def runs(tree: Tree, cgroup: str) -> bool:
 
 
 def _left_of(
-    tree: Tree, layout: Layout, gone: Iterable[PodGrant], known: set[str]
-) -> tuple[Leftover, ...]:
+    tree: CgroupTree, layout: Layout, gone: Iterable[PodAllocation], known: set[str]
+) -> tuple[OrphanedCgroup, ...]:
     paths, _ = _paths(layout, {pod.uid: pod for pod in gone})
     return tuple(
-        Leftover(path, containers(tree, path))
+        OrphanedCgroup(path, containers(tree, path))
         for path in paths.values()
         if path not in known and tree.exists(path)
     )
 
 
-def _leftovers(tree: Tree, layout: Layout, known: set[str]) -> Iterable[Leftover]:
+def _leftovers(tree: CgroupTree, layout: Layout, known: set[str]) -> Iterable[OrphanedCgroup]:
     for tier in Tier:
         above = layout.tier(tier)
         try:
@@ -403,4 +412,4 @@ def _leftovers(tree: Tree, layout: Layout, known: set[str]) -> Iterable[Leftover
             continue
         for path in (join(above, name) for name in names):
             if path not in known and layout.parse_pod(path) is not None:
-                yield Leftover(path, containers(tree, path))
+                yield OrphanedCgroup(path, containers(tree, path))

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.recovery.from_cgroups import Seen, SeenPod
+from agent.managers.recovery.from_cgroups import ObservedContainer, ObservedPod
 from agent.pods.model import QosClass
-from agent.runtimes.identifier import Told
+from agent.runtimes.identifier import RuntimeName
 from cgroupfs.names import Tier, containers
-from cgroupfs.state import State, read_state
+from cgroupfs.state import CgroupState, read_state
 from cgroupfs.tree import join
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.runtimes.identifier import ContainerFinder
+    from agent.runtimes.identifier import ContainerIdentifier
     from cgroupfs.names import Layout
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 #: The limit of a cgroup (cgroup-v2.rst, "Memory Interface Files").
 MEMORY_MAX: Final = "memory.max"
 
 
-def pod_uids(tree: Tree, layout: Layout) -> frozenset[str]:
+def pod_uids(tree: CgroupTree, layout: Layout) -> frozenset[str]:
     """Return the uids of all pods that have a cgroup. Raises `OSError` as the tree does."""
     paths = (path for tier in Tier for path in _paths(tree, layout, tier))
     named = (layout.parse_pod(path) for path in paths)
@@ -36,8 +36,8 @@ def pod_uids(tree: Tree, layout: Layout) -> frozenset[str]:
 
 
 def seen_pods(
-    tree: Tree, layout: Layout, finder: ContainerFinder | None = None
-) -> tuple[SeenPod, ...]:
+    tree: CgroupTree, layout: Layout, finder: ContainerIdentifier | None = None
+) -> tuple[ObservedPod, ...]:
     """Return every pod cgroup in which processes live. Raises `OSError` as the tree does.
 
     Containers that `finder` knows have their own names, others those of their directories.
@@ -54,7 +54,7 @@ class _Unnamed(Struct, frozen=True):
     namespace: str = ""
 
 
-def _as_told(finder: ContainerFinder, path: str, pod: SeenPod) -> SeenPod:
+def _as_told(finder: ContainerIdentifier, path: str, pod: ObservedPod) -> ObservedPod:
     """Name what a runtime knows, and leave out the pod's sandbox, which holds nothing."""
     told = [finder.container_of(_Unnamed(pod.uid), join(path, c.name)) for c in pod.containers]
     times = Counter(each.container for each in told if each is not None)
@@ -63,21 +63,21 @@ def _as_told(finder: ContainerFinder, path: str, pod: SeenPod) -> SeenPod:
         if known is not None and known.container and times[known.container] == 1
         else seen
         for seen, known in zip(pod.containers, told, strict=True)
-        if known != Told(None)
+        if known != RuntimeName(None)
     )
     return replace(pod, containers=tuple(containers))
 
 
-def _of_tier(tree: Tree, layout: Layout, tier: Tier) -> Iterator[tuple[str, SeenPod]]:
+def _of_tier(tree: CgroupTree, layout: Layout, tier: Tier) -> Iterator[tuple[str, ObservedPod]]:
     for path in _paths(tree, layout, tier):
         named, own = layout.parse_pod(path), _state(tree, path)
         if named is not None and own is not None and own.populated:
             inside = ((each, _state(tree, each)) for each in containers(tree, path))
             running = tuple(_seen(tree, p, s) for p, s in inside if s is not None and s.populated)
-            yield path, SeenPod(named.uid, QosClass(str(tier)), _seen(tree, path, own), running)
+            yield path, ObservedPod(named.uid, QosClass(str(tier)), _seen(tree, path, own), running)
 
 
-def _paths(tree: Tree, layout: Layout, tier: Tier) -> tuple[str, ...]:
+def _paths(tree: CgroupTree, layout: Layout, tier: Tier) -> tuple[str, ...]:
     """Return what lies in the cgroup of a tier, in which the pods are."""
     above = layout.tier(tier)
     try:
@@ -86,7 +86,7 @@ def _paths(tree: Tree, layout: Layout, tier: Tier) -> tuple[str, ...]:
         return ()
 
 
-def _state(tree: Tree, path: str) -> State | None:
+def _state(tree: CgroupTree, path: str) -> CgroupState | None:
     """Return what a cgroup shows, None when it is gone or on its way out (ENODEV)."""
     try:
         return read_state(tree, path)
@@ -96,9 +96,9 @@ def _state(tree: Tree, path: str) -> State | None:
         return None
 
 
-def _seen(tree: Tree, path: str, state: State) -> Seen:
+def _seen(tree: CgroupTree, path: str, state: CgroupState) -> ObservedContainer:
     cpus = state.cpus or EMPTY
-    return Seen(
+    return ObservedContainer(
         path.rpartition("/")[2],
         cpus,
         state.mems or EMPTY,
@@ -107,7 +107,7 @@ def _seen(tree: Tree, path: str, state: State) -> Seen:
     )
 
 
-def _memory_limit(tree: Tree, path: str) -> int:
+def _memory_limit(tree: CgroupTree, path: str) -> int:
     """Return `memory.max` in bytes, 0 for "max" and where the controller is not enabled."""
     try:
         (text,) = tree.read_many(path, (MEMORY_MAX,))

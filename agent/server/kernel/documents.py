@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def kernel_document(report: CgroupReport) -> KernelDocument:
     """Return the files of one cgroup as they were read."""
-    cgroup, state = f"/{report.wanted.setting.cgroup}", report.state
+    cgroup, state = f"/{report.desired.setting.cgroup}", report.state
     if state is None:
         return KernelDocument(cgroup=cgroup)
     return KernelDocument(

@@ -1,4 +1,4 @@
-"""The keeper's view of enforcement: what it asks of the enforcer, and what it makes of reports."""
+"""Enforcement as the controller sees it: what it asks, and the result of each report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from agent.reconcile.backoff import Backoff
 from agent.reconcile.desired.settings import ABOVE_PODS, Role
-from agent.reconcile.identify.binding import Held, cgroup_named, cgroup_of_pid, make_binding
+from agent.reconcile.identify.binding import HoldingPod, cgroup_named, cgroup_of_pid, make_binding
 from agent.reconcile.report import count_causes, repaired
 from agent.server.errors import readable
 from agent.server.kernel.documents import kernel_document
-from agent.server.kernel.ports import Outcome
+from agent.server.kernel.ports import ReconcileResult
 from agent.server.kernel.verification import verification
 from cgroupfs.errors import CgroupError
 from cgroupfs.verify import Cause
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
     from agent.api.documents import BindRequest, KernelDocument, VerificationDocument
     from agent.managers.allocations.bindings import Binding
-    from agent.managers.allocations.ledger import PodGrant
-    from agent.reconcile.backoff import Contest
-    from agent.reconcile.desired.state import Target
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.reconcile.backoff import WriterConflict
+    from agent.reconcile.desired.state import Desired
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.intruding_tasks import Task
-    from agent.reconcile.report import EnforcementReport, Problem, ReleaseReport
+    from agent.reconcile.report import Difference, EnforcementReport, ReleaseReport
     from cgroupfs.names import Layout
     from cgroupfs.plan import Setting
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
     from sysfs.mask import Mask
 
 
-class Senses(Struct, frozen=True):
+class HostProbes(Struct, frozen=True):
     """What is looked at beside the tree: the tasks of the host, and a clock in seconds."""
 
     tasks: Callable[[], Iterable[Task]] = tuple
     monotonic: Callable[[], float] = time.monotonic
 
 
-ALONE: Final = Senses()
+ALONE: Final = HostProbes()
 
 
-class EnforcedKernel:
+class KernelEnforcement:
     """The cgroup tree behind the enforcer (`agent.server.kernel.ports.Kernel`).
 
     `mount` is where the hierarchy is mounted, `proc` where procfs is, `own` the agent's cgroup;
@@ -60,12 +60,12 @@ class EnforcedKernel:
     def __init__(
         self,
         enforcer: Enforcer,
-        tree: Tree,
+        tree: CgroupTree,
         layout: Layout,
         mount: Path,
         proc: Path,
         own: str = "",
-        senses: Senses = ALONE,
+        senses: HostProbes = ALONE,
     ) -> None:
         self._enforcer = enforcer
         self._tree = tree
@@ -80,21 +80,21 @@ class EnforcedKernel:
         #: The cgroups that were there at the last look, by pod ("": of no pod).
         self._seen: dict[str, set[str]] | None = None
 
-    def admitted(self, target: Target, uid: str) -> Outcome:
-        """Make the kernel honour a ledger to which a pod was added or in which it changed."""
+    def admitted(self, target: Desired, uid: str) -> ReconcileResult:
+        """Make the kernel enforce a ledger to which a pod was added or in which it changed."""
 
-        def enforce() -> Outcome:
+        def enforce() -> ReconcileResult:
             report = self._enforcer.enforce_change(target, uid)
             self._look(report)
             return _drifted(_outcome(report), report, report.drift)
 
         return _guarded(enforce, uid)
 
-    def removed(self, target: Target, grant: PodGrant) -> Outcome:
+    def removed(self, target: Desired, allocation: PodAllocation) -> ReconcileResult:
         """Release a pod that is no longer in the ledger, and give others what it held."""
 
-        def release() -> Outcome:
-            released = self._enforcer.release(grant)
+        def release() -> ReconcileResult:
+            released = self._enforcer.release(allocation)
             report = self._enforcer.enforce_change(target)
             self._look(report)
             outcome = _outcome(report, notes=() if released.removed else (released.problem,))
@@ -102,13 +102,13 @@ class EnforcedKernel:
 
         return _guarded(release)
 
-    def reconcile(self, target: Target, *, insist: bool = False) -> Outcome:
+    def reconcile(self, target: Desired, *, insist: bool = False) -> ReconcileResult:
         """Compare the kernel with the ledger and put right what differs.
 
         What somebody else rewrites again and again waits for its time, unless asked to `insist`.
         """
 
-        def repair() -> Outcome:
+        def repair() -> ReconcileResult:
             now = self._senses.monotonic()
             resting = {} if insist else self._backoff.resting(now)
             settings = {path: contest.setting for path, contest in resting.items()}
@@ -137,7 +137,7 @@ class EnforcedKernel:
 
         return _guarded(repair)
 
-    def verify(self, target: Target, online: Mask) -> VerificationDocument:
+    def verify(self, target: Desired, online: Mask) -> VerificationDocument:
         """Compare the kernel with the ledger and look for foreign tasks; nothing is written."""
         tasks = tuple(self._senses.tasks())
         with readable():
@@ -145,19 +145,19 @@ class EnforcedKernel:
             return verification(self._tree, target, report, tasks, online)
 
     def observe(
-        self, target: Target, grant: PodGrant
+        self, target: Desired, allocation: PodAllocation
     ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
         """Return what the kernel says of a pod's cgroups, by container (None: the pod's own)."""
         seen: dict[str | None, tuple[KernelDocument, ...]] = {}
         with readable():
-            reports = self._enforcer.cgroups_of(target, grant.uid)
+            reports = self._enforcer.cgroups_of(target, allocation.uid)
         for report in reports:
-            container = report.wanted.container
+            container = report.desired.container
             seen[container] = (*seen.get(container, ()), kernel_document(report))
         return seen
 
     def locate(
-        self, target: Target, grant: PodGrant, container: str, request: BindRequest
+        self, target: Desired, allocation: PodAllocation, container: str, request: BindRequest
     ) -> Binding:
         """Return the binding that was asked for, checked; raises `BindingError`."""
         if request.pid is not None:
@@ -168,10 +168,10 @@ class EnforcedKernel:
             return make_binding(
                 self._tree,
                 self._layout,
-                grant,
+                allocation,
                 container,
                 cgroup,
-                held=Held(target.bindings, target.ledger.grants.keys()),
+                held=HoldingPod(target.bindings, target.ledger.allocations.keys()),
                 own=self._own,
             )
 
@@ -185,8 +185,8 @@ class EnforcedKernel:
     def _way_given(
         self,
         report: EnforcementReport,
-        drift: Iterable[Problem],
-        begun: Mapping[str, Contest],
+        drift: Iterable[Difference],
+        begun: Mapping[str, WriterConflict],
     ) -> tuple[str, ...]:
         """Return why repairs wait, once for each pause: when somebody has not yet given in."""
         waiting = dict.fromkeys(problem.cgroup for problem in report.postponed)
@@ -201,7 +201,7 @@ class EnforcedKernel:
         """
         there: dict[str, set[str]] = {}
         for cgroup in report.cgroups:
-            there.setdefault(cgroup.wanted.pod, set()).add(cgroup.wanted.setting.cgroup)
+            there.setdefault(cgroup.desired.pod, set()).add(cgroup.desired.setting.cgroup)
         before = self._seen
         if report.pods is None or before is None:
             self._seen = there
@@ -217,33 +217,35 @@ def _all(cgroups: Mapping[str, Iterable[str]]) -> frozenset[str]:
     return frozenset().union(*cgroups.values())
 
 
-def _guarded(action: Callable[[], Outcome], uid: str | None = None) -> Outcome:
+def _guarded(action: Callable[[], ReconcileResult], uid: str | None = None) -> ReconcileResult:
     """Do something to the tree; what makes it fail altogether becomes a problem of the outcome."""
     try:
         return action()
     except (OSError, CgroupError, SystemdError) as error:
         problem = f"the cgroup tree failed: {error}"
         if uid is not None:
-            return Outcome(unenforced={uid: (problem,)}, compared=False)
-        return Outcome(problems=(problem,), compared=False)
+            return ReconcileResult(unenforced={uid: (problem,)}, compared=False)
+        return ReconcileResult(problems=(problem,), compared=False)
 
 
-def _drifted(outcome: Outcome, report: EnforcementReport, drift: tuple[Problem, ...]) -> Outcome:
+def _drifted(
+    outcome: ReconcileResult, report: EnforcementReport, drift: tuple[Difference, ...]
+) -> ReconcileResult:
     """Return an outcome with what somebody undid."""
     gone = repaired(replace(report, drift=drift))
     return replace(outcome, drift=drift, found=count_causes(drift), repaired=gone)
 
 
-def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Outcome:
+def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> ReconcileResult:
     by_pod = report.by_pod()
-    return Outcome(
+    return ReconcileResult(
         unenforced={uid: lines for uid, lines in by_pod.items() if uid},
         problems=by_pod.get("", ()),
         notes=(*report.notes, *notes),
         cgroups=tuple(
-            cgroup.wanted.setting.cgroup
+            cgroup.desired.setting.cgroup
             for cgroup in report.cgroups
-            if cgroup.wanted.role not in ABOVE_PODS
+            if cgroup.desired.role not in ABOVE_PODS
         ),
         running=tuple(_running(report)),
         renewed=tuple({*report.created, *report.enabled, *(p.cgroup for p in report.found)}),
@@ -259,34 +261,38 @@ def _calmed(report: EnforcementReport) -> EnforcementReport:
     waiting = {problem.cgroup for problem in report.postponed}
     cgroups = (
         replace(each, problems=tuple(replace(p, detail=_calm(p)) for p in each.problems))
-        if each.wanted.setting.cgroup in waiting
+        if each.desired.setting.cgroup in waiting
         else each
         for each in report.cgroups
     )
     return replace(report, cgroups=tuple(cgroups)) if waiting else report
 
 
-def _calm(problem: Problem) -> str:
+def _calm(problem: Difference) -> str:
     return f"somebody rewrites {problem.file} of /{problem.cgroup}; its repair waits"
 
 
-def _repaired(report: EnforcementReport, drift: Iterable[Problem]) -> Iterator[tuple[Setting, str]]:
+def _repaired(
+    report: EnforcementReport, drift: Iterable[Difference]
+) -> Iterator[tuple[Setting, str]]:
     """Yield the cgroups that differed with what was found in them."""
     # While the cgroup of a class waited, so would all pods in it.
-    wanted = {
-        each.wanted.setting.cgroup: each.wanted.setting
+    desired = {
+        each.desired.setting.cgroup: each.desired.setting
         for each in report.cgroups
-        if each.wanted.role not in ABOVE_PODS
+        if each.desired.role not in ABOVE_PODS
     }
     found: dict[str, list[str]] = {}
     for problem in drift:
         found.setdefault(problem.cgroup, []).append(problem.detail)
     for path, details in found.items():
-        if path in wanted:
-            yield wanted[path], "; ".join(details)
+        if path in desired:
+            yield desired[path], "; ".join(details)
 
 
-def _way_given(drift: Iterable[Problem], begun: Mapping[str, Contest]) -> Iterator[tuple[str, str]]:
+def _way_given(
+    drift: Iterable[Difference], begun: Mapping[str, WriterConflict]
+) -> Iterator[tuple[str, str]]:
     for problem in drift:
         contest = begun.get(problem.cgroup)
         if contest is not None:
@@ -299,6 +305,6 @@ def _way_given(drift: Iterable[Problem], begun: Mapping[str, Contest]) -> Iterat
 
 def _running(report: EnforcementReport) -> Iterator[tuple[str, str]]:
     for cgroup in report.cgroups:
-        wanted, state = cgroup.wanted, cgroup.state
-        if wanted.role is Role.CONTAINER and wanted.container and state and state.populated:
-            yield wanted.pod, wanted.container
+        desired, state = cgroup.desired, cgroup.state
+        if desired.role is Role.CONTAINER and desired.container and state and state.populated:
+            yield desired.pod, desired.container

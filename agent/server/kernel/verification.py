@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.api import documents as wire
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.intruding_tasks import Territory, foreign_tasks
+from agent.reconcile.intruding_tasks import ExclusiveTerritory, foreign_tasks
 from agent.server.kernel.documents import kernel_document
 from cgroupfs.controllers import NEEDED, enabled
 from cgroupfs.tree import ancestors
@@ -14,10 +14,10 @@ from cgroupfs.tree import ancestors
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.reconcile.desired.state import Target
-    from agent.reconcile.intruding_tasks import Foreign, Task
-    from agent.reconcile.report import CgroupReport, EnforcementReport, Problem
-    from cgroupfs.tree import Tree
+    from agent.reconcile.desired.state import Desired
+    from agent.reconcile.intruding_tasks import IntrudingTask, Task
+    from agent.reconcile.report import CgroupReport, Difference, EnforcementReport
+    from cgroupfs.tree import CgroupTree
     from sysfs.mask import Mask
 
 #: So many unconfined tasks are named; the whole system is rarely of interest.
@@ -25,7 +25,11 @@ _NAMED: Final = 20
 
 
 def verification(
-    tree: Tree, target: Target, report: EnforcementReport, tasks: Iterable[Task], online: Mask
+    tree: CgroupTree,
+    target: Desired,
+    report: EnforcementReport,
+    tasks: Iterable[Task],
+    online: Mask,
 ) -> wire.VerificationDocument:
     """Return what was found; `agrees` when nothing differs and nobody was put where he is foreign.
 
@@ -50,15 +54,15 @@ def verification(
     )
 
 
-def _territories(target: Target, report: EnforcementReport) -> Iterator[Territory]:
-    for uid, grant in target.ledger.grants.items():
-        cgroups = tuple(each.wanted.setting.cgroup for each in report.of_pod(uid))
-        if grant.exclusive_cpus:
-            yield Territory(uid, grant.exclusive_cpus, cgroups)
+def _territories(target: Desired, report: EnforcementReport) -> Iterator[ExclusiveTerritory]:
+    for uid, allocation in target.ledger.allocations.items():
+        cgroups = tuple(each.desired.setting.cgroup for each in report.of_pod(uid))
+        if allocation.exclusive_cpus:
+            yield ExclusiveTerritory(uid, allocation.exclusive_cpus, cgroups)
 
 
-def _ancestors(tree: Tree, report: EnforcementReport) -> Iterator[wire.AncestorDocument]:
-    paths = (each.wanted.setting.cgroup for each in report.cgroups)
+def _ancestors(tree: CgroupTree, report: EnforcementReport) -> Iterator[wire.AncestorDocument]:
+    paths = (each.desired.setting.cgroup for each in report.cgroups)
     for path in dict.fromkeys(above for each in paths for above in ancestors(each)):
         on = enabled(tree, path)
         yield wire.AncestorDocument(
@@ -69,23 +73,23 @@ def _ancestors(tree: Tree, report: EnforcementReport) -> Iterator[wire.AncestorD
 
 
 def _matters(report: CgroupReport) -> bool:
-    """Tell whether anything is wanted of a cgroup: not of the one of all pods while it is unset."""
+    """Return whether anything is desired of a cgroup; nothing is of that of all pods when unset."""
     state = report.state
     unset = state is not None and not state.cpus and not state.mems
-    return bool(report.problems) or not (report.wanted.role is Role.ALL_PODS and unset)
+    return bool(report.problems) or not (report.desired.role is Role.ALL_PODS and unset)
 
 
-def _cgroup(target: Target, report: CgroupReport) -> wire.VerifiedDocument:
-    wanted, state = report.wanted, report.state
-    setting = wanted.setting
+def _cgroup(target: Desired, report: CgroupReport) -> wire.VerifiedDocument:
+    desired, state = report.desired, report.state
+    setting = desired.setting
     shown = (None, None) if state is None else (state.cpus, state.mems)
     cpus, mems = setting.sets_beside(*shown)
-    grant = target.ledger.grants.get(wanted.pod)
+    allocation = target.ledger.allocations.get(desired.pod)
     return wire.VerifiedDocument(
-        uid=wanted.pod,
-        pod="" if grant is None else f"{grant.namespace}/{grant.name}",
-        container=wanted.container,
-        role=str(wanted.role),
+        uid=desired.pod,
+        pod="" if allocation is None else f"{allocation.namespace}/{allocation.name}",
+        container=desired.container,
+        role=str(desired.role),
         cpus=None if cpus is None else str(cpus),
         mems=None if mems is None else str(mems),
         cpu_max=None if setting.cpu_max is None else str(setting.cpu_max),
@@ -97,18 +101,18 @@ def _cgroup(target: Target, report: CgroupReport) -> wire.VerifiedDocument:
 
 def _values(report: CgroupReport) -> dict[str, str]:
     shown = {} if report.state is None else report.state.values
-    return dict(report.wanted.setting.values_beside(shown))
+    return dict(report.desired.setting.values_beside(shown))
 
 
-def _difference(problem: Problem) -> wire.DifferenceDocument:
+def _difference(problem: Difference) -> wire.DifferenceDocument:
     return wire.DifferenceDocument(
         file=problem.file, cause=str(problem.cause), detail=problem.detail
     )
 
 
-def _foreign(found: Foreign) -> wire.ForeignDocument:
+def _foreign(found: IntrudingTask) -> wire.IntrudingTaskDocument:
     task = found.task
-    return wire.ForeignDocument(
+    return wire.IntrudingTaskDocument(
         pid=task.pid,
         name=task.name,
         threads=task.threads,

@@ -18,7 +18,7 @@ from aiohttp import web
 from agent.server.listeners.exchange import Exchange
 from agent.server.listeners.limits import FullError, Places
 from agent.server.listeners.messages import plain_failure
-from agent.server.listeners.protocol import READ_BYTES, Connection, limited_log
+from agent.server.listeners.protocol import READ_BYTES, HttpConnection, limited_log
 from agent.server.listeners.room import RETRY_SECONDS, Room
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: How long to wait before accepting again when the kernel refuses, in seconds.
+#: How long to wait before accepting again when the kernel rejects, in seconds.
 PAUSE_SECONDS: Final = 1.0
 #: So many are accepted, and so many requests begun, before the rest of the agent has its turn.
 AT_A_TIME: Final = 64
@@ -59,8 +59,8 @@ class Connections:
     ) -> None:
         self.limits = limits
         self.lines = limited_log()
-        self.bodies: Room[Connection] = Room(limits.bodies)
-        self.answers: Room[Connection] = Room(limits.answers)
+        self.bodies: Room[HttpConnection] = Room(limits.bodies)
+        self.answers: Room[HttpConnection] = Room(limits.answers)
         self.failed = failed
         #: What is received stands here only until its connection has looked at it.
         self.received = memoryview(bytearray(READ_BYTES))
@@ -68,10 +68,12 @@ class Connections:
         self._listening = listening
         self._caller = caller
         self._tls = tls
-        self._asking: Places[Connection] = Places(limits.requests, cut_answers=limits.cut_answers)
-        self._watching: Places[Connection] = Places(limits.watchers, cut_answers=True)
+        self._asking: Places[HttpConnection] = Places(
+            limits.requests, cut_answers=limits.cut_answers
+        )
+        self._watching: Places[HttpConnection] = Places(limits.watchers, cut_answers=True)
         self._turns = asyncio.Semaphore(TURNS)
-        self._openings: dict[Connection, asyncio.Task[None]] = {}
+        self._openings: dict[HttpConnection, asyncio.Task[None]] = {}
         self._server = web.Server(self._answer)
         self._accepting: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -107,7 +109,7 @@ class Connections:
         except TimeoutError:
             return
 
-    def _all(self) -> list[Connection]:
+    def _all(self) -> list[HttpConnection]:
         return [*self._asking, *self._watching]
 
     # --- accepting ------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ class Connections:
     def _let_in(self, client: socket.socket) -> None:
         """Give a new connection a place; whoever has to give way for it is cut."""
         try:
-            connection = Connection(self._server, self, self._caller(client))
+            connection = HttpConnection(self._server, self, self._caller(client))
             leaving = self._asking.enter(connection)
         except OSError as error:  # it is gone already
             log.debug("a connection was not opened", reason=str(error))
@@ -148,7 +150,7 @@ class Connections:
             self._openings[connection] = opening
             opening.add_done_callback(lambda _: self._openings.pop(connection))
 
-    async def _open(self, client: socket.socket, connection: Connection) -> None:
+    async def _open(self, client: socket.socket, connection: HttpConnection) -> None:
         """Make a transport of a connection; where TLS does not come about, it is over."""
         loop = asyncio.get_running_loop()
         seconds = None if self._tls is None else self.limits.head_seconds
@@ -162,7 +164,7 @@ class Connections:
             if connection.transport is None:
                 self.lost(connection)
 
-    def _cut(self, leaving: Connection | None) -> None:
+    def _cut(self, leaving: HttpConnection | None) -> None:
         if leaving is None:
             return
         opening = self._openings.get(leaving)
@@ -172,25 +174,25 @@ class Connections:
 
     # --- what connections report ----------------------------------------------------------------
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: HttpConnection) -> None:
         """Take the place of a connection that is over."""
         self._asking.leave(connection)
         self._watching.leave(connection)
         self._idle.set()
 
-    def active(self, connection: Connection) -> None:
+    def active(self, connection: HttpConnection) -> None:
         """Note that a connection did something."""
         self._asking.touch(connection)
         self._watching.touch(connection)
         if not connection.answering:
             self._idle.set()
 
-    def watching(self, connection: Connection) -> None:
+    def watching(self, connection: HttpConnection) -> None:
         """Count a connection among the watchers from now on."""
         self._asking.leave(connection)
         self._cut(self._watching.enter(connection))
 
-    def sending(self, connection: Connection, size: int) -> None:
+    def sending(self, connection: HttpConnection, size: int) -> None:
         """Count the bytes of an answer; whoever takes none of its own has to give way for them."""
         for leaving in self.answers.claim(connection, size):
             self.lines.warning("an answer was not taken", caller=leaving.caller.name)
@@ -205,7 +207,7 @@ class Connections:
         anybody else: nothing in between has to wait for the network.
         """
         connection = request.protocol
-        if not isinstance(connection, Connection):
+        if not isinstance(connection, HttpConnection):
             raise TypeError(f"aiohttp made a connection of its own: {connection!r}")
         connection.begin_answer(request.content)
         try:

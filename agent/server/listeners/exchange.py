@@ -12,11 +12,11 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from agent.server.listeners.errors import BodyTooLargeError, BrokenBodyError, HttpError
-from agent.server.listeners.messages import Request, Stream, Target, one_line
+from agent.server.listeners.messages import Request, RequestTarget, Stream, one_line
 
 if TYPE_CHECKING:
     from agent.server.listeners.messages import Answer, Failure, Handler, Response
-    from agent.server.listeners.protocol import Connection
+    from agent.server.listeners.protocol import HttpConnection
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ class Exchange:
     def __init__(
         self,
         request: web.BaseRequest,
-        connection: Connection,
+        connection: HttpConnection,
         handler: Handler,
         failed: Failure,
     ) -> None:
@@ -92,7 +92,7 @@ class Exchange:
         await response.write_eof()
 
     def _has_odd_frame(self) -> bool:
-        """Tell whether HTTP/1.0 is said to be chunked: another may see its end elsewhere.
+        """Return whether HTTP/1.0 is said to be chunked: another may see its end elsewhere.
 
         RFC 9112 section 6.1 has a server close such a connection.
         """
@@ -106,7 +106,7 @@ class Exchange:
 
         Raises `BodyTooLargeError`, `NoRoomError` where it does not fit beside the bodies of others,
         and `BrokenBodyError` where the peer breaks off or breaks rules. What its head alone says is
-        refused before the peer is asked to go on, and before a byte of it is kept.
+        rejected before the peer is asked to go on, and before a byte of it is kept.
         """
         declared = self._request.content_length
         if declared is not None:
@@ -173,11 +173,11 @@ class Exchange:
                 connection.taken()
 
 
-def _target(text: str) -> Target:
+def _target(text: str) -> RequestTarget:
     """Return what is asked for; raises `ValueError`."""
     if _TARGET.fullmatch(text) is None:
         raise ValueError("it has characters that must be encoded")
-    return Target.parse(text)
+    return RequestTarget.parse(text)
 
 
 def _headers(answer: Response) -> list[tuple[str, str]]:

@@ -61,7 +61,7 @@ class Limits(Struct, frozen=True):
     cut_answers: bool = False
 
 
-class Held(Protocol):
+class PlaceHolder(Protocol):
     """A connection as far as places are concerned."""
 
     @property
@@ -70,10 +70,10 @@ class Held(Protocol):
 
     @property
     def answering(self) -> bool:
-        """Tell whether a request of it is being answered."""
+        """Return whether a request of it is being answered."""
 
 
-_Held = TypeVar("_Held", bound=Held)
+_Held = TypeVar("_Held", bound=PlaceHolder)
 
 
 class FullError(Exception):

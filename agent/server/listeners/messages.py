@@ -19,14 +19,14 @@ PLAIN = "text/plain; charset=utf-8"
 _LONGEST_REASON: Final = 120
 
 
-class Target(Struct, frozen=True):
+class RequestTarget(Struct, frozen=True):
     """What a request is for: the segments of its path, decoded, and its query."""
 
     segments: tuple[str, ...]
     query: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Target:
+    def parse(cls, text: str) -> RequestTarget:
         """Parse a request's target; raises `ValueError`.
 
         An encoded slash stays within its segment. `http://host/path` means `/path` (RFC 9112
@@ -51,7 +51,7 @@ class Request(Struct, frozen=True):
     """
 
     method: str
-    target: Target
+    target: RequestTarget
     read: Callable[[], Awaitable[bytes]]
     connection: TransportSocket | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class Peer(Struct, frozen=True):
     groups: frozenset[int]
 
     def may_ask(self, owner: int, group: int | None) -> bool:
-        """Tell whether it is root, the agent's own user, or a member of the agent's group."""
+        """Return whether it is root, the agent's own user, or a member of the agent's group."""
         return self.uid in (0, owner) or (group is not None and group in self.groups)
 
 

@@ -49,8 +49,8 @@ class Listener(Protocol):
 
     limits: Limits
     #: The room for the bodies, and for the answers, of all connections.
-    bodies: Room[Connection]
-    answers: Room[Connection]
+    bodies: Room[HttpConnection]
+    answers: Room[HttpConnection]
     #: What is received stands here only until its connection has looked at it.
     received: memoryview
     #: Log lines that a peer can cause.
@@ -58,20 +58,20 @@ class Listener(Protocol):
     #: What a request that is no HTTP is answered with: a status and why.
     failed: Failure
 
-    def active(self, connection: Connection) -> None:
+    def active(self, connection: HttpConnection) -> None:
         """Note that a connection did something."""
 
-    def sending(self, connection: Connection, size: int) -> None:
+    def sending(self, connection: HttpConnection, size: int) -> None:
         """Count the bytes of an answer that is about to be sent."""
 
-    def watching(self, connection: Connection) -> None:
+    def watching(self, connection: HttpConnection) -> None:
         """Count a connection among the watchers from now on."""
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: HttpConnection) -> None:
         """Take the place of a connection that is over."""
 
 
-class Connection(web.RequestHandler, asyncio.BufferedProtocol):
+class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
     """A connection of a listener, with its deadline.
 
     `answering` is true from a request's whole head until its answer is there, `half_closed` from
@@ -115,12 +115,12 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         self._body = EMPTY_PAYLOAD
 
     @property
-    def bodies(self) -> Room[Connection]:
+    def bodies(self) -> Room[HttpConnection]:
         """The room for the bodies of all connections of the listener."""
         return self._owner.bodies
 
     @property
-    def answers(self) -> Room[Connection]:
+    def answers(self) -> Room[HttpConnection]:
         """The room for the answers of all connections of the listener."""
         return self._owner.answers
 

@@ -16,12 +16,12 @@ from agent.server.listeners.errors import HttpError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.server.listeners.limits import Caller, Held, Limit
+    from agent.server.listeners.limits import Caller, Limit, PlaceHolder
 
 #: When to ask again, in seconds: most bodies and answers take less.
 RETRY_SECONDS: Final = 1
 
-_Held = TypeVar("_Held", bound="Held")
+_Held = TypeVar("_Held", bound="PlaceHolder")
 
 
 class NoRoomError(HttpError):

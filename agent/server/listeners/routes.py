@@ -15,7 +15,7 @@ from agent.server.listeners.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.server.listeners.messages import Answer, Handler, Request, Target
+    from agent.server.listeners.messages import Answer, Handler, Request, RequestTarget
 
 
 class Routes:
@@ -58,14 +58,14 @@ class Routes:
         return await handler(replace(request, parameters=parameters))
 
 
-def _match(pattern: tuple[str, ...], target: Target) -> dict[str, str] | None:
+def _match(pattern: tuple[str, ...], target: RequestTarget) -> dict[str, str] | None:
     """Return the named segments, None where the path is another one."""
     if len(pattern) != len(target.segments):
         return None
     parameters = {}
-    for wanted, segment in zip(pattern, target.segments, strict=True):
-        if wanted.startswith("{") and segment:
-            parameters[wanted.strip("{}")] = segment
-        elif wanted != segment:
+    for desired, segment in zip(pattern, target.segments, strict=True):
+        if desired.startswith("{") and segment:
+            parameters[desired.strip("{}")] = segment
+        elif desired != segment:
             return None
     return parameters

@@ -1,4 +1,4 @@
-"""The two listening sockets: opened before anything else, refused in one line when taken."""
+"""The two listening sockets: opened before anything else, rejected in one line when taken."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def open_unix(path: Path, group: int | None) -> UnixListener:
     made = path.lstat()
     opened = UnixListener(path, listening, (made.st_dev, made.st_ino))
     try:
-        # The service's own group needs no chown, which its unit's system call filter refuses.
+        # The service's own group needs no chown, which its unit's system call filter rejects.
         if group is not None and made.st_gid != group:
             os.chown(path, -1, group)
         listening.listen(BACKLOG)

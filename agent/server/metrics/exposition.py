@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from agent.server.metrics.gauges import Reading
+    from agent.server.metrics.gauges import GaugeInput
 
 #: The classic text format: OpenMetrics demands `_total` of every counter, the kubelet's lack it.
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,7 +26,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """Everything that is measured; `read` gives the state of the moment when it is scraped."""
 
-    def __init__(self, read: Callable[[], Reading]) -> None:
+    def __init__(self, read: Callable[[], GaugeInput]) -> None:
         self.counters = Counters()
         self.decision_duration = Histogram(names.TOPOLOGY_ADMISSION_DURATION)
         self.admission_duration = Histogram(names.ADMISSION_DURATION)

@@ -21,13 +21,13 @@ from agent.server.metrics import names
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocations.ledger import ContainerGrant, Ledger, PodGrant
-    from agent.managers.effective_policy import Rules
+    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
     from sysfs.host import Host, Node
     from sysfs.mask import Mask
 
 
-class Reading(Struct, frozen=True):
+class GaugeInput(Struct, frozen=True):
     """The state of one moment.
 
     `manifests` counts files by state, `invalid` what `agent.managers.validity` finds by rule;
@@ -36,7 +36,7 @@ class Reading(Struct, frozen=True):
 
     version: str
     host: Host
-    rules: Rules
+    rules: EffectivePolicy
     ledger: Ledger
     shared_pool: Mask
     started: float = 0.0
@@ -56,7 +56,7 @@ class Sample(NamedTuple):
     value: float
 
 
-def samples(reading: Reading) -> Iterator[Sample]:
+def samples(reading: GaugeInput) -> Iterator[Sample]:
     """Yield every gauge's samples."""
     yield Sample(names.BUILD_INFO, (reading.version,), 1)
     yield Sample(names.STARTED, (), reading.started)
@@ -71,7 +71,7 @@ def samples(reading: Reading) -> Iterator[Sample]:
     yield from _service(reading)
 
 
-def families(reading: Reading) -> Iterator[GaugeMetricFamily]:
+def families(reading: GaugeInput) -> Iterator[GaugeMetricFamily]:
     """Yield every gauge as Prometheus' library wants it; those without samples too."""
     by_name = {
         metric.name: GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
@@ -82,7 +82,7 @@ def families(reading: Reading) -> Iterator[GaugeMetricFamily]:
     yield from by_name.values()
 
 
-def _kubelet_cpu(reading: Reading) -> Iterator[Sample]:
+def _kubelet_cpu(reading: GaugeInput) -> Iterator[Sample]:
     exclusive = reading.ledger.exclusive_cpus
     yield Sample(names.SHARED_POOL_MILLICORES, (), len(reading.shared_pool) * 1000)
     yield Sample(names.EXCLUSIVE_CPU_COUNT, (), len(exclusive))
@@ -90,10 +90,10 @@ def _kubelet_cpu(reading: Reading) -> Iterator[Sample]:
         yield Sample(names.ALLOCATION_PER_NUMA, (str(node.id),), len(node.cpus & exclusive))
 
 
-def _inventory(reading: Reading) -> Iterator[Sample]:
-    grants = reading.ledger.grants.values()
-    yield Sample(names.PODS, (), len(grants))
-    isolation = Counter(container.isolation for pod in grants for container in pod.containers)
+def _inventory(reading: GaugeInput) -> Iterator[Sample]:
+    allocations = reading.ledger.allocations.values()
+    yield Sample(names.PODS, (), len(allocations))
+    isolation = Counter(container.isolation for pod in allocations for container in pod.containers)
     for level in Isolation:
         yield Sample(names.CONTAINERS, (str(level),), isolation[level])
     yield from _assignments(reading.ledger)
@@ -104,26 +104,29 @@ def _inventory(reading: Reading) -> Iterator[Sample]:
 def _assignments(ledger: Ledger) -> Iterator[Sample]:
     counted = Counter(
         held
-        for grant in ledger.grants.values()
-        for container in grant.containers
-        for held in ((CPU, _cpus_of(grant, container)), (MEMORY, _memory_of(grant, container)))
+        for allocation in ledger.allocations.values()
+        for container in allocation.containers
+        for held in (
+            (CPU, _cpus_of(allocation, container)),
+            (MEMORY, _memory_of(allocation, container)),
+        )
     )
     for resource in RESOURCES:
         for kind in (*ASSIGNMENT_TYPES, names.SHARED):
             yield Sample(names.ASSIGNED_CONTAINERS, (resource, kind), counted[resource, kind])
 
 
-def _cpus_of(grant: PodGrant, container: ContainerGrant) -> str:
+def _cpus_of(allocation: PodAllocation, container: ContainerAllocation) -> str:
     match container.isolation:
         case Isolation.HOST:
             return names.SHARED
         case Isolation.POD:
             return "pod_shared"
         case Isolation.CONTAINER:
-            return "node_exclusive" if grant.cpus is None else "pod_exclusive"
+            return "node_exclusive" if allocation.cpus is None else "pod_exclusive"
 
 
-def _memory_of(grant: PodGrant, container: ContainerGrant) -> str:
+def _memory_of(allocation: PodAllocation, container: ContainerAllocation) -> str:
     """Tell whose memory a container has.
 
     Of a budget only a Guaranteed container has memory of its own: as much as its limit. All others
@@ -131,7 +134,7 @@ def _memory_of(grant: PodGrant, container: ContainerGrant) -> str:
     """
     if not any(block.size for block in container.memory):
         return names.SHARED
-    if not grant.memory:
+    if not allocation.memory:
         return "node_exclusive"
     if container.isolation is Isolation.CONTAINER:
         return "pod_exclusive"
@@ -140,7 +143,7 @@ def _memory_of(grant: PodGrant, container: ContainerGrant) -> str:
     return "pod_exclusive" if own else "pod_shared"
 
 
-def _node_cpus(node: Node, reading: Reading) -> Iterator[Sample]:
+def _node_cpus(node: Node, reading: GaugeInput) -> Iterator[Sample]:
     held = node.cpus & reading.ledger.exclusive_cpus
     reserved = (node.cpus & reading.rules.policy.cpu.reserved) - held
     for state, cpus in (("held", held), ("reserved", reserved)):
@@ -148,7 +151,7 @@ def _node_cpus(node: Node, reading: Reading) -> Iterator[Sample]:
     yield Sample(names.NODE_CPUS, (str(node.id), "free"), len(node.cpus - held - reserved))
 
 
-def _node_memory(node: Node, reading: Reading) -> Iterator[Sample]:
+def _node_memory(node: Node, reading: GaugeInput) -> Iterator[Sample]:
     facts = reading.rules.memory
     charged = reading.ledger.memory.get(node.id)
     held_by_type: Mapping[str, int] = charged.reserved if charged is not None else {}
@@ -170,9 +173,9 @@ def _usable(total: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         yield type_name, size - pools if type_name == MEMORY else size
 
 
-def _unused_budgets(reading: Reading) -> Iterator[Sample]:
+def _unused_budgets(reading: GaugeInput) -> Iterator[Sample]:
     unused = Counter[str]()
-    for pod in reading.ledger.grants.values():
+    for pod in reading.ledger.allocations.values():
         for found in unused_budget(pod):
             unused[found.resource] += found.unused
     yield Sample(names.UNUSED_BUDGET_CPUS, (), unused.pop(CPU, 0))
@@ -180,7 +183,7 @@ def _unused_budgets(reading: Reading) -> Iterator[Sample]:
         yield Sample(names.UNUSED_BUDGET_MEMORY, (type_name,), unused[type_name])
 
 
-def _devices(reading: Reading) -> Iterator[Sample]:
+def _devices(reading: GaugeInput) -> Iterator[Sample]:
     for resource, devices in reading.rules.policy.devices.items():
         held = reading.ledger.devices.get(resource, frozenset())
         free = [device for device in devices if device.healthy and device.id not in held]
@@ -188,22 +191,22 @@ def _devices(reading: Reading) -> Iterator[Sample]:
         yield Sample(names.DEVICES, (resource, "free"), len(free))
 
 
-def _requests(reading: Reading) -> Iterator[Sample]:
+def _requests(reading: GaugeInput) -> Iterator[Sample]:
     limits, requested = reading.rules.allocatable, reading.ledger.requests
     offered = {} if limits is None else {**limits.amounts, PODS: limits.pods}
     for resource, amount in offered.items():
         yield Sample(names.ALLOCATABLE, (resource,), amount)
     for resource in sorted({*offered, *requested} - {PODS}):
         yield Sample(names.REQUESTED, (resource,), requested.get(resource, 0))
-    yield Sample(names.REQUESTED, (PODS,), len(reading.ledger.grants))
+    yield Sample(names.REQUESTED, (PODS,), len(reading.ledger.allocations))
 
 
-def _service(reading: Reading) -> Iterator[Sample]:
+def _service(reading: GaugeInput) -> Iterator[Sample]:
     yield Sample(names.UNENFORCED_PODS, (), reading.unenforced_pods)
     yield Sample(names.PROBLEMS, (), reading.problems)
     yield Sample(names.CONTESTED_CGROUPS, (), reading.contested)
     for rule in Rule:
-        yield Sample(names.INVALID_GRANTS, (str(rule),), reading.invalid.get(str(rule), 0))
+        yield Sample(names.INVALID_ALLOCATIONS, (str(rule),), reading.invalid.get(str(rule), 0))
     for state, count in reading.manifests.items():
         yield Sample(names.MANIFESTS, (state,), count)
     if reading.last_reconcile is not None:

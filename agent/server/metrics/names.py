@@ -121,11 +121,11 @@ REQUESTED: Final = _gauge(
 )
 UNENFORCED_PODS: Final = _gauge(
     "numawarden_unenforced_pods",
-    "Admitted pods whose grant the kernel does not yet honour in full.",
+    "Admitted pods whose allocation the kernel does not yet enforce in full.",
 )
-INVALID_GRANTS: Final = _gauge(
-    "numawarden_invalid_grants",
-    "Findings on held grants that the rules in force would not give, by rule.",
+INVALID_ALLOCATIONS: Final = _gauge(
+    "numawarden_invalid_allocations",
+    "Findings on held allocations that the rules in force would not give, by rule.",
     "rule",
 )
 PROBLEMS: Final = _gauge(
@@ -151,9 +151,11 @@ LAST_RECONCILE: Final = _gauge(
 ADMISSIONS: Final = _counter(
     "numawarden_admissions_total",
     "Requests to admit a pod, by outcome; invalid: the manifest is no pod.",
-    result=("admitted", "conflict", "failed", "invalid", "refused", "repeated"),
+    result=("admitted", "conflict", "failed", "invalid", "rejected", "repeated"),
 )
-REFUSALS: Final = _counter("numawarden_refusals_total", "Pods refused, by reason.", reason=REASONS)
+REJECTIONS: Final = _counter(
+    "numawarden_rejections_total", "Pods rejected, by reason.", reason=REASONS
+)
 REMOVALS: Final = _counter("numawarden_removals_total", "Pods removed.")
 DRIFT_FOUND: Final = _counter(
     "numawarden_drift_found_total",
@@ -176,11 +178,11 @@ RECONCILES: Final = _counter(
 )
 ENFORCEMENT_FAILURES: Final = _counter(
     "numawarden_enforcement_failures_total",
-    "Changes that the kernel or systemd refused.",
+    "Changes that the kernel or systemd rejected.",
 )
 CHECKPOINT_FAILURES: Final = _counter(
     "numawarden_checkpoint_failures_total",
-    "Saves of the checkpoint that failed; what asked for them was refused.",
+    "Saves of the checkpoint that failed; what asked for them was rejected.",
 )
 HOST_CHANGES: Final = _counter(
     "numawarden_host_changes_total",
@@ -207,7 +209,7 @@ RECONCILE_DURATION: Final = _histogram(
 #: The counters that the service increments.
 SERVICE_COUNTERS: Final = (
     ADMISSIONS,
-    REFUSALS,
+    REJECTIONS,
     REMOVALS,
     DRIFT_FOUND,
     DRIFT_REPAIRED,
@@ -237,7 +239,7 @@ GAUGES: Final = (
     ALLOCATABLE,
     REQUESTED,
     UNENFORCED_PODS,
-    INVALID_GRANTS,
+    INVALID_ALLOCATIONS,
     PROBLEMS,
     CONTESTED_CGROUPS,
     MANIFESTS,

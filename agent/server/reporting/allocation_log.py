@@ -15,7 +15,7 @@ from agent.managers.allocations.unused_budget import unused_budget
 from agent.server.reporting.shorten import first, shortened
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
+    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
     from agent.managers.allocations.sharing import Share
     from sysfs.mask import Mask
 
@@ -30,7 +30,7 @@ _LONGEST: Final = 256
 _Value: TypeAlias = "str | dict[str, list[str]] | None"
 
 
-def allocation_fields(grant: PodGrant, shared_pool: Mask) -> dict[str, object]:
+def allocation_fields(allocation: PodAllocation, shared_pool: Mask) -> dict[str, object]:
     """Return the fields that say what each container got and why not exclusive.
 
     `containers` has one entry each; `containers_left_out` is there if there are more, and
@@ -38,21 +38,21 @@ def allocation_fields(grant: PodGrant, shared_pool: Mask) -> dict[str, object]:
     """
     told: list[dict[str, _Value]] = []
     room = BYTES_TOLD
-    for container, share in zip(grant.containers, shares(grant), strict=True):
+    for container, share in zip(allocation.containers, shares(allocation), strict=True):
         entry = _entry(container, share, shared_pool)
         room -= len(msgspec.json.encode(entry))
         if told and (room < 0 or len(told) == CONTAINERS_TOLD):
             break
         told.append(entry)
     fields: dict[str, object] = {"containers": told}
-    if left_out := len(grant.containers) - len(told):
+    if left_out := len(allocation.containers) - len(told):
         fields["containers_left_out"] = left_out
-    if unused := {each.resource: each.unused for each in unused_budget(grant)}:
+    if unused := {each.resource: each.unused for each in unused_budget(allocation)}:
         fields["unused_budget"] = unused
     return fields
 
 
-def _entry(container: ContainerGrant, share: Share, shared_pool: Mask) -> dict[str, _Value]:
+def _entry(container: ContainerAllocation, share: Share, shared_pool: Mask) -> dict[str, _Value]:
     cpus = shared_pool if container.cpus is None else container.cpus
     return {
         "name": shortened(container.name, _LONGEST),
@@ -65,7 +65,7 @@ def _entry(container: ContainerGrant, share: Share, shared_pool: Mask) -> dict[s
     }
 
 
-def _devices(container: ContainerGrant) -> dict[str, list[str]]:
+def _devices(container: ContainerAllocation) -> dict[str, list[str]]:
     told: dict[str, list[str]] = {}
     for resource, ids in sorted(container.devices.items()):
         listed, left_out = first(ids, DEVICES_TOLD)

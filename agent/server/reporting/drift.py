@@ -11,11 +11,11 @@ from agent.api.documents import DriftDocument
 from agent.server.metrics import names
 
 if TYPE_CHECKING:
-    from agent.reconcile.report import Problem
+    from agent.reconcile.report import Difference
     from agent.server.clock import Clock
-    from agent.server.kernel.ports import Outcome
+    from agent.server.kernel.ports import ReconcileResult
     from agent.server.metrics.counters import Counters
-    from agent.server.reporting.events import Teller
+    from agent.server.reporting.events import EventReporter
     from agent.server.state import AgentState
 
 log = structlog.get_logger(__name__)
@@ -27,16 +27,18 @@ DRIFT_NAMED: Final = 16
 DRIFT_KEPT: Final = 32
 
 
-class Drifts:
+class DriftReporter:
     """Counts and tells drift, and keeps the latest of it in the state."""
 
-    def __init__(self, state: AgentState, counters: Counters, teller: Teller, clock: Clock) -> None:
+    def __init__(
+        self, state: AgentState, counters: Counters, teller: EventReporter, clock: Clock
+    ) -> None:
         self._state = state
         self._counters = counters
         self._teller = teller
         self._clock = clock
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: ReconcileResult) -> None:
         """Tell what a comparison found that somebody undid; an event for each pod."""
         for cause, count in outcome.found.items():
             self._counters.add(names.DRIFT_FOUND, cause, by=count)
@@ -61,17 +63,17 @@ class Drifts:
             message = f"{more} more settings differ; 'numawarden verify' names those that still do"
             self._teller.tell("DriftFound", message=message)
 
-    def _document(self, problem: Problem) -> DriftDocument:
-        grant = self._state.ledger.grants.get(problem.pod)
+    def _document(self, problem: Difference) -> DriftDocument:
+        allocation = self._state.ledger.allocations.get(problem.pod)
         return DriftDocument(
             time=self._clock.time(),
             uid=problem.pod,
-            pod="" if grant is None else f"{grant.namespace}/{grant.name}",
+            pod="" if allocation is None else f"{allocation.namespace}/{allocation.name}",
             container=problem.container,
             cgroup=f"/{problem.cgroup}",
             file=problem.file,
             found=problem.found,
-            desired=problem.wanted,
+            desired=problem.desired,
             cause=str(problem.cause),
             detail=problem.detail,
         )

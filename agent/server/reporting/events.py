@@ -82,7 +82,7 @@ class EventHub:
             watcher.close()
 
 
-class Teller:
+class EventReporter:
     """Gives events to everybody who watches, each with its time and the operation it is part of."""
 
     def __init__(self, hub: EventHub, clock: Clock) -> None:

@@ -21,25 +21,25 @@ REJECTIONS_KEPT: Final = 64
 
 
 class PodRecord(Struct):
-    """Where a pod came from, why it got what it got, and what the kernel does not honour."""
+    """Where a pod came from, why it got what it got, and what the kernel does not enforce."""
 
     source: str = CHECKPOINT
     explanation: ExplanationDocument | None = None
     problems: tuple[str, ...] = ()
 
 
-class Rejection(Struct, frozen=True):
+class RejectedPod(Struct, frozen=True):
     """A pod that was rejected or invalid: its status, and the answer to one that was decided."""
 
     status: FailedPodDocument
     answer: AdmissionDocument | None = None
 
 
-class Records(Struct):
+class PodRecords(Struct):
     """The records of all admitted pods by uid, and the latest rejections."""
 
     pods: dict[str, PodRecord] = field(default_factory=dict)
-    rejections: OrderedDict[str, Rejection] = field(default_factory=OrderedDict)
+    rejections: OrderedDict[str, RejectedPod] = field(default_factory=OrderedDict)
     _unenforced: set[str] = field(default_factory=set)
 
     def of(self, uid: str) -> PodRecord:
@@ -51,7 +51,7 @@ class Records(Struct):
         self.pods.pop(uid, None)
         self._unenforced.discard(uid)
 
-    def note_rejection(self, rejection: Rejection) -> None:
+    def note_rejection(self, rejection: RejectedPod) -> None:
         """Keep a rejection in the place of an earlier one of the same pod.
 
         The oldest goes when there are too many.
@@ -76,7 +76,7 @@ class Records(Struct):
     def note_unenforced(
         self, unenforced: Mapping[str, tuple[str, ...]], admitted: Container[str]
     ) -> Mapping[str, tuple[str, ...]]:
-        """Take over all that is not honoured now; return the pods of which this is news.
+        """Take over all that is not enforced now; return the pods of which this is news.
 
         What is said of pods that are not `admitted` is left out.
         """
@@ -91,7 +91,7 @@ class Records(Struct):
 
     @property
     def unenforced(self) -> int:
-        """How many pods the kernel does not honour in full."""
+        """How many pods the kernel does not enforce in full."""
         return len(self._unenforced)
 
 

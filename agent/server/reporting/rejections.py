@@ -20,23 +20,23 @@ from agent.api.documents import (
     FailedPodDocument,
 )
 from agent.managers.decision import Reason
-from agent.pods.identity import Identity
+from agent.pods.identity import PodIdentity
 from agent.server.metrics import names
-from agent.server.reporting.records import API, Rejection
+from agent.server.reporting.records import API, RejectedPod
 from agent.server.reporting.shorten import first, shortened
-from agent.sources.manifests import INVALID, REFUSED
+from agent.sources.manifests import INVALID, REJECTED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent.api.documents import ManifestDocument
-    from agent.managers.allocations.ledger import PodGrant
-    from agent.managers.decision import Decision, Refusal
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.decision import Decision, Rejection
     from agent.pods.model import Pod
     from agent.server.clock import Clock
     from agent.server.errors import InvalidManifestError
     from agent.server.metrics.counters import Counters
-    from agent.server.reporting.events import Teller
+    from agent.server.reporting.events import EventReporter
     from agent.server.state import AgentState
 
 log = structlog.get_logger(__name__)
@@ -45,41 +45,45 @@ log = structlog.get_logger(__name__)
 MISTAKES_TOLD: Final = 16
 
 
-class Rejections:
+class RejectionReporter:
     """Leaves the traces of every pod that is rejected or invalid."""
 
-    def __init__(self, state: AgentState, counters: Counters, teller: Teller, clock: Clock) -> None:
+    def __init__(
+        self, state: AgentState, counters: Counters, teller: EventReporter, clock: Clock
+    ) -> None:
         self._state = state
         self._counters = counters
         self._teller = teller
         self._clock = clock
 
     def rejected(self, pod: Pod, decision: Decision, source: str) -> AdmissionDocument:
-        """Note that a pod was refused; return the answer.
+        """Note that a pod was rejected; return the answer.
 
         A conflict leaves no status: the pod of that uid is admitted.
         """
-        refusal = refusal_of(decision)
-        conflict = refusal.reason == Reason.CONFLICT
-        self._counters.add(names.ADMISSIONS, "conflict" if conflict else "refused")
-        self._counters.add(names.REFUSALS, str(refusal.reason))
-        answer = refusal_answer(pod, decision)
+        rejection = rejection_of(decision)
+        conflict = rejection.reason == Reason.CONFLICT
+        self._counters.add(names.ADMISSIONS, "conflict" if conflict else "rejected")
+        self._counters.add(names.REJECTIONS, str(rejection.reason))
+        answer = rejection_answer(pod, decision)
         if not conflict:
             status = FailedPodDocument(
                 uid=pod.uid,
                 name=pod.name,
                 namespace=pod.namespace,
-                reason=str(refusal.reason),
-                message=refusal.message,
+                reason=str(rejection.reason),
+                message=rejection.message,
                 time=self._clock.time(),
                 source=source,
-                refusal=answer.refusal,
+                rejection=answer.rejection,
                 explanation=answer.explanation,
             )
-            self._state.records.note_rejection(Rejection(status, answer))
-        log.warning("pod refused", source=source, reason=str(refusal.reason), why=refusal.message)
-        message = f"{refusal.reason}: {refusal.message}"
-        self._teller.tell("PodRefused", pod.uid, f"{pod.namespace}/{pod.name}", message)
+            self._state.records.note_rejection(RejectedPod(status, answer))
+        log.warning(
+            "pod rejected", source=source, reason=str(rejection.reason), why=rejection.message
+        )
+        message = f"{rejection.reason}: {rejection.message}"
+        self._teller.tell("PodRejected", pod.uid, f"{pod.namespace}/{pod.name}", message)
         return answer
 
     def invalid_request(self, error: InvalidManifestError) -> None:
@@ -100,20 +104,20 @@ class Rejections:
 
     def invalid_file(self, document: ManifestDocument) -> None:
         """Note that a file of the manifest directory is no valid pod."""
-        identity = Identity(document.uid or "", document.name, document.namespace)
+        identity = PodIdentity(document.uid or "", document.name, document.namespace)
         message = shortened(document.message)
-        log.error("manifest refused", file=document.file, why=message)
+        log.error("manifest rejected", file=document.file, why=message)
         self._teller.tell("ManifestInvalid", identity.uid or None, _called(identity), message)
         listed, _ = first(document.details, MISTAKES_TOLD)
         details = [(detail.path, detail.message) for detail in listed]
         self._note_invalid(document.file, identity, message, details)
 
-    def admitted(self, grant: PodGrant) -> None:
+    def admitted(self, allocation: PodAllocation) -> None:
         """Forget that a pod was rejected or invalid before: it is admitted now."""
 
         def same(status: FailedPodDocument) -> bool:
-            named = (status.namespace, status.name) == (grant.namespace, grant.name)
-            return status.uid == grant.uid or (not status.uid and named)
+            named = (status.namespace, status.name) == (allocation.namespace, allocation.name)
+            return status.uid == allocation.uid or (not status.uid and named)
 
         self._state.records.forget_rejections(same)
 
@@ -124,19 +128,19 @@ class Rejections:
             if status.source == API:
                 return False
             document = documents.get(status.source)
-            if document is None or document.state not in (REFUSED, INVALID):
+            if document is None or document.state not in (REJECTED, INVALID):
                 return True
             return (document.uid or "", document.name) != (status.uid, status.name)
 
         self._state.records.forget_rejections(over)
 
     def _note_invalid(
-        self, source: str, identity: Identity, message: str, mistakes: Sequence[tuple[str, str]]
+        self, source: str, identity: PodIdentity, message: str, mistakes: Sequence[tuple[str, str]]
     ) -> None:
         self._counters.add(names.ADMISSIONS, "invalid")
         held = self._state.held
         # What is admitted stays so, whatever somebody writes in its name or into its file.
-        if identity.uid in held.ledger.grants or source in held.manifests.values():
+        if identity.uid in held.ledger.allocations or source in held.manifests.values():
             return
         listed, _ = first(mistakes, MISTAKES_TOLD)
         status = FailedPodDocument(
@@ -151,30 +155,30 @@ class Rejections:
                 ErrorDetail(path=shortened(path), message=shortened(text)) for path, text in listed
             ),
         )
-        self._state.records.note_rejection(Rejection(status))
+        self._state.records.note_rejection(RejectedPod(status))
 
 
-def refusal_answer(pod: Pod, decision: Decision, *, dry_run: bool = False) -> AdmissionDocument:
-    """Return the answer to a pod that was refused."""
-    refusal = refusal_of(decision)
+def rejection_answer(pod: Pod, decision: Decision, *, dry_run: bool = False) -> AdmissionDocument:
+    """Return the answer to a pod that was rejected."""
+    rejection = rejection_of(decision)
     return AdmissionDocument(
         uid=pod.uid,
         name=pod.name,
         namespace=pod.namespace,
         admitted=False,
         dry_run=dry_run,
-        refusal=views.refusal_document(refusal),
+        rejection=views.rejection_document(rejection),
         explanation=views.explanation_document(decision),
-        error=ErrorBody(code=str(refusal.reason), message=refusal.message),
+        error=ErrorBody(code=str(rejection.reason), message=rejection.message),
     )
 
 
-def refusal_of(decision: Decision) -> Refusal:
-    """Return why a pod was refused; raises `ValueError` for a decision that does not say."""
-    if decision.refusal is None:
-        raise ValueError(f"the decision on {decision.uid} neither admits nor refuses")
-    return decision.refusal
+def rejection_of(decision: Decision) -> Rejection:
+    """Return why a pod was rejected; raises `ValueError` for a decision that does not say."""
+    if decision.rejection is None:
+        raise ValueError(f"the decision on {decision.uid} neither admits nor rejects")
+    return decision.rejection
 
 
-def _called(identity: Identity) -> str | None:
+def _called(identity: PodIdentity) -> str | None:
     return f"{identity.namespace}/{identity.name}" if identity.name else None

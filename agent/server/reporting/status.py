@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def status_document(state: AgentState) -> StatusDocument:
     """Return how the agent is doing, and what an operator should look at."""
     host = state.situation.host
-    grants = state.ledger.grants.values()
+    allocations = state.ledger.allocations.values()
     rejections = state.records.rejections.values()
     return StatusDocument(
         version=__version__,
@@ -31,14 +31,14 @@ def status_document(state: AgentState) -> StatusDocument:
         nodes=str(Mask.from_ids(node.id for node in host.nodes)),
         shared_pool=str(state.shared_pool),
         exclusive_cpus=str(state.ledger.exclusive_cpus),
-        pods=len(grants),
-        containers=sum(len(grant.containers) for grant in grants),
-        refused=tuple(each.answer for each in rejections if each.answer is not None),
+        pods=len(allocations),
+        containers=sum(len(allocation.containers) for allocation in allocations),
+        rejected=tuple(each.answer for each in rejections if each.answer is not None),
         last_reconcile=state.last_reconcile,
         manifests=tuple(state.manifests.values()),
         problems=state.problems(),
         drift=state.drift,
         invalid=tuple(views.finding_document(finding) for finding in state.invalid),
         # Why in full is with the answer above, and with the pod.
-        failed=tuple(replace(each.status, refusal=None, explanation=None) for each in rejections),
+        failed=tuple(replace(each.status, rejection=None, explanation=None) for each in rejections),
     )

@@ -16,22 +16,22 @@ from agent import __version__
 from agent.server.clock import SystemClock
 from agent.server.reporting import logs
 from agent.server.start.service_manager import ServiceManager
-from agent.server.start.wiring import Assembly
+from agent.server.start.wiring import Wiring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.config.config import Config
     from agent.server.lifecycle import Service
-    from agent.server.start.wiring import Surrogates
+    from agent.server.start.wiring import Fakes
 
 log = structlog.get_logger(__name__)
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(config: Config, surrogates: Surrogates | None = None) -> None:
-    """Run the agent until it is told to stop; raises what `Assembly` raises.
+def run(config: Config, surrogates: Fakes | None = None) -> None:
+    """Run the agent until it is told to stop; raises what `Wiring` raises.
 
     SIGTERM and SIGINT stop it. SIGHUP has it look at the host, the manifests and the kernel again;
     the configuration is read at the start only, and a restart touches no workload.
@@ -40,7 +40,7 @@ def run(config: Config, surrogates: Surrogates | None = None) -> None:
     logs.configure(config.agent.logging.format, config.agent.logging.level)
     manager = ServiceManager.of(os.environ)
     log.info("starting", version=__version__, pid=os.getpid())
-    with Assembly(config, manager, SystemClock(), surrogates) as service:
+    with Wiring(config, manager, SystemClock(), surrogates) as service:
         settle_memory()
         asyncio.run(_serve(service))
 

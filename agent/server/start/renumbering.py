@@ -1,8 +1,8 @@
 """NUMA nodes that came back from a reboot under other numbers.
 
 The kernel numbers nodes as the firmware lists them, which another firmware, or a node without
-memory, can change. A node is known by its CPUs. Only after a reboot may grants follow it: nothing
-runs on them then, and what is started next is to find its memory beside its CPUs.
+memory, can change. A node is known by its CPUs. Only after a reboot may allocations follow it:
+nothing runs on them then, and what is started next is to find its memory beside its CPUs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.allocations.ledger import (
-        ContainerGrant,
+        ContainerAllocation,
         Ledger,
         MemoryBlock,
         NodeMemory,
-        PodGrant,
+        PodAllocation,
     )
     from agent.managers.topology.hints import Hint
     from agent.state.checkpoint import HostFacts
@@ -55,7 +55,9 @@ def renumbered(ledger: Ledger, moves: Mapping[int, int]) -> Ledger:
     """Return a ledger with every node under its new number."""
     return replace(
         ledger,
-        grants=MappingProxyType({uid: _pod(grant, moves) for uid, grant in ledger.grants.items()}),
+        allocations=MappingProxyType(
+            {uid: _pod(allocation, moves) for uid, allocation in ledger.allocations.items()}
+        ),
         memory=MappingProxyType(
             dict(sorted((moves.get(n, n), _charge(m, moves)) for n, m in ledger.memory.items()))
         ),
@@ -70,13 +72,15 @@ def _charge(memory: NodeMemory, moves: Mapping[int, int]) -> NodeMemory:
     return replace(memory, cells=_nodes(memory.cells, moves))
 
 
-def _pod(grant: PodGrant, moves: Mapping[int, int]) -> PodGrant:
-    containers = tuple(_container(container, moves) for container in grant.containers)
-    return replace(grant, containers=containers, memory=_blocks(grant.memory, moves))
+def _pod(allocation: PodAllocation, moves: Mapping[int, int]) -> PodAllocation:
+    containers = tuple(_container(container, moves) for container in allocation.containers)
+    return replace(allocation, containers=containers, memory=_blocks(allocation.memory, moves))
 
 
-def _container(grant: ContainerGrant, moves: Mapping[int, int]) -> ContainerGrant:
-    return replace(grant, memory=_blocks(grant.memory, moves), hint=_hint(grant.hint, moves))
+def _container(allocation: ContainerAllocation, moves: Mapping[int, int]) -> ContainerAllocation:
+    return replace(
+        allocation, memory=_blocks(allocation.memory, moves), hint=_hint(allocation.hint, moves)
+    )
 
 
 def _blocks(blocks: tuple[MemoryBlock, ...], moves: Mapping[int, int]) -> tuple[MemoryBlock, ...]:

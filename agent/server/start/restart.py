@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from agent.managers.readmission import restored
 from agent.managers.recovery.beside_checkpoint import recover
-from agent.managers.recovery.from_cgroups import describe_adopted
+from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.server.start.renumbering import node_moves, renumbered
-from agent.server.state import AgentState, Holdings
+from agent.server.state import AgentState, DurableState
 from agent.state.checkpoint import host_changes, host_facts, policy_changes, policy_summary
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.recovery.from_cgroups import SeenPod
-    from agent.server.configured_host import Situation
-    from agent.state.checkpoint import State
+    from agent.managers.recovery.from_cgroups import ObservedPod
+    from agent.server.configured_host import ConfiguredHost
+    from agent.state.checkpoint import Checkpoint
     from agent.state.errors import UnusableCheckpointError
     from agent.state.store import LoadResult
 
@@ -33,25 +33,25 @@ _SWITCHES: Final = ("featureGates.", "cpuManagerPolicyOptions.", "topologyManage
 
 
 def initial_state(
-    situation: Situation,
+    situation: ConfiguredHost,
     loaded: LoadResult,
     boot_id: str,
     now: float,
-    running: Sequence[SeenPod] = (),
+    running: Sequence[ObservedPod] = (),
 ) -> AgentState:
-    """Return the state that a start begins with: each grant as it was saved.
+    """Return the state that a start begins with: each allocation as it was saved.
 
     What the cgroups of `running` pods show is added where no usable checkpoint knows of these pods:
     it may be lost, or older than what runs. What changed since (the host, the configuration) is
-    told in the log; what that makes of single grants is `AgentState.invalid`.
+    told in the log; what that makes of single allocations is `AgentState.invalid`.
     """
-    held = Holdings(situation.rules.empty_ledger())
+    held = DurableState(situation.rules.empty_ledger())
     if loaded.state is not None:
         saved = loaded.state
         _tell_changes(situation, saved)
         ledger = restored(situation.rules, _numbered(situation, saved, boot_id))
         orphaned = orphaned_since(saved, boot_id)
-        held = Holdings(ledger, saved.bindings, saved.manifests, orphaned)
+        held = DurableState(ledger, saved.bindings, saved.manifests, orphaned)
     state = AgentState(situation, held, boot_id, started=now)
     _recover(state, running)
     if loaded.problem is not None:
@@ -71,45 +71,45 @@ def _lost(problem: UnusableCheckpointError, kept_as: Path | None) -> str:
     )
     return (
         f"the checkpoint {where}: {problem}; lost are names, bindings and devices of the pods in "
-        "it, and which files they came from; what their cgroups show is adopted"
+        "it, and which files they came from; what their cgroups show is recovered"
     )
 
 
-def orphaned_since(saved: State, boot_id: str) -> frozenset[str]:
+def orphaned_since(saved: Checkpoint, boot_id: str) -> frozenset[str]:
     """Return the pods whose cgroups outlived them; no cgroup outlives a reboot."""
     rebooted = saved.boot_id and boot_id and saved.boot_id != boot_id
     return frozenset() if rebooted else saved.orphaned
 
 
-def _recover(state: AgentState, running: Sequence[SeenPod]) -> None:
+def _recover(state: AgentState, running: Sequence[ObservedPod]) -> None:
     """Hold what the kernel shows, and name what is lost; the first comparison saves it."""
     held = state.held
     unknown = [
         pod.uid
         for pod in running
-        if pod.uid not in held.ledger.grants and pod.uid not in held.orphaned
+        if pod.uid not in held.ledger.allocations and pod.uid not in held.orphaned
     ]
     recovery = recover(state.situation.rules, held.ledger, running, held.orphaned)
-    grants = recovery.ledger.grants
+    allocations = recovery.ledger.allocations
     for uid in recovery.recovered:
-        shown = describe_adopted(grants[uid])
-        log.warning("pod adopted from its cgroups", uid=uid, held=shown)
+        shown = describe_recovered(allocations[uid])
+        log.warning("pod recovered from its cgroups", uid=uid, held=shown)
     for displaced in recovery.displaced:
         log.error("allocation displaced by a running pod", uid=displaced.uid, why=str(displaced))
     if recovery.recovered:
         state.displaced = {displaced.uid: displaced for displaced in recovery.displaced}
-        manifests = {uid: file for uid, file in held.manifests.items() if uid in grants}
+        manifests = {uid: file for uid, file in held.manifests.items() if uid in allocations}
         state.held = replace(held, ledger=recovery.ledger, manifests=MappingProxyType(manifests))
-        state.unsaved = "the adopted grants are not saved yet"
+        state.unsaved = "the recovered allocations are not saved yet"
     if recovery.notes:
         log.error("cgroups contradict each other", notes=recovery.notes)
-        state.troubles["adoption"] = "; ".join(recovery.notes)
+        state.troubles["recovery"] = "; ".join(recovery.notes)
     if unknown and (devices := _unknown_devices(state)):
         state.troubles["devices"] = devices
         log.error("devices of running pods are not known", problem=devices)
-    anew = [uid for uid in unknown if uid not in grants]
-    if anew:
-        log.warning("pods run that hold nothing of their own; they are to be admitted", uids=anew)
+    again = [uid for uid in unknown if uid not in allocations]
+    if again:
+        log.warning("pods run that hold nothing of their own; they are to be admitted", uids=again)
 
 
 def _unknown_devices(state: AgentState) -> str:
@@ -120,11 +120,11 @@ def _unknown_devices(state: AgentState) -> str:
     return (
         f"pods run of which no checkpoint tells, and no cgroup shows which devices ({resources}) "
         "they hold: the same may be given to a second pod; end those that had some, and admit them "
-        "anew, before others"
+        "again, before others"
     )
 
 
-def _numbered(situation: Situation, saved: State, boot_id: str) -> Ledger:
+def _numbered(situation: ConfiguredHost, saved: Checkpoint, boot_id: str) -> Ledger:
     """Follow nodes that a reboot renumbered; between two reboots numbers do not change."""
     if not saved.boot_id or not boot_id or saved.boot_id == boot_id:
         return saved.ledger
@@ -135,7 +135,7 @@ def _numbered(situation: Situation, saved: State, boot_id: str) -> Ledger:
     return renumbered(saved.ledger, moves)
 
 
-def _tell_changes(situation: Situation, saved: State) -> None:
+def _tell_changes(situation: ConfiguredHost, saved: Checkpoint) -> None:
     if changes := host_changes(saved.host, host_facts(situation.host)):
         log.warning("the host changed while no agent ran", changes=changes)
     if changed := policy_changes(saved.policy, policy_summary(situation.rules.policy)):

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from agent.api.topology import topology_view
 from agent.pods.manifest import load_pod
-from agent.reconcile.desired.limits import Enforced
+from agent.reconcile.desired.limits import EnforcedControllers
 from agent.reconcile.errors import BindingError
 from agent.reconcile.identify.binding import cgroup_of_pid
 from agent.reconcile.identify.running_pods import pod_uids, seen_pods
@@ -23,14 +23,14 @@ from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
 from agent.runtimes.finder import RuntimeFiles
 from agent.server.api import Api
 from agent.server.configured_host import situate
-from agent.server.controller import Keeper
-from agent.server.kernel.enforced import EnforcedKernel, Senses
-from agent.server.lifecycle import Doors, Service, Surroundings
+from agent.server.controller import Controller
+from agent.server.kernel.enforced import HostProbes, KernelEnforcement
+from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
-from agent.server.manifest_intake import KeeperIntake
+from agent.server.manifest_intake import ControllerIntake
 from agent.server.start.restart import initial_state, orphaned_since
 from agent.server.watches import CgroupChanges, directory_changes
-from agent.sources.files import Format
+from agent.sources.files import ManifestFormat
 from agent.sources.manifests import ManifestSource
 from agent.state.store import Store
 from cgroupfs.names import Driver
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from agent.config.config import Config
-    from agent.managers.recovery.from_cgroups import SeenPod
+    from agent.managers.recovery.from_cgroups import ObservedPod
     from agent.pods.model import Pod
     from agent.reconcile.intruding_tasks import Task
-    from agent.runtimes.identifier import ContainerFinder
+    from agent.runtimes.identifier import ContainerIdentifier
     from agent.server.clock import Clock
-    from agent.server.configured_host import Situation
+    from agent.server.configured_host import ConfiguredHost
     from agent.server.start.service_manager import ServiceManager
     from agent.state.files import Files
     from agent.state.store import LoadResult
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
     from sysfs.host import Host
     from systemd.bus import Systemd
 
@@ -61,7 +61,7 @@ PROC: Final = Path("/proc")
 _ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
 
 
-class Surrogates(Struct, frozen=True):
+class Fakes(Struct, frozen=True):
     """What stands in for parts of the system where there is no kernel, for tests and the demo.
 
     `tree` replaces the cgroup mount, `systemd` its bus, `tasks` what runs on the host, `files` what
@@ -69,7 +69,7 @@ class Surrogates(Struct, frozen=True):
     `live` False neither netlink nor inotify on cgroups is used.
     """
 
-    tree: Tree | None = None
+    tree: CgroupTree | None = None
     systemd: Systemd | None = None
     live: bool = True
     tasks: Callable[[], Iterable[Task]] | None = None
@@ -77,7 +77,7 @@ class Surrogates(Struct, frozen=True):
     files: Files | None = None
 
 
-class Assembly:
+class Wiring:
     """A service and all that it holds open; use it as a context manager.
 
     It has its cgroup tree and its state directory to itself. Raises what keeps an agent from
@@ -90,10 +90,10 @@ class Assembly:
         config: Config,
         manager: ServiceManager,
         clock: Clock,
-        surrogates: Surrogates | None = None,
+        surrogates: Fakes | None = None,
     ) -> None:
         self._config = config
-        self._surrogates = surrogates or Surrogates()
+        self._surrogates = surrogates or Fakes()
         self._warned: frozenset[str] = frozenset()
         self._unseen: str | None = None
         self._boot_id = _boot_id()
@@ -109,9 +109,9 @@ class Assembly:
             holding = bool(self._running) or _holds(self._loaded)
             self._situation = situate(config, self._read_host(), holding=holding)
             self.doors = self._open_doors(opened)
-            self.keeper = self._restore(clock, opened)
+            self.controller = self._restore(clock, opened)
             self.service = Service(
-                self.keeper,
+                self.controller,
                 self._api(),
                 self.doors,
                 self._surroundings(opened),
@@ -127,12 +127,12 @@ class Assembly:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def _open_tree(self) -> Tree:
+    def _open_tree(self) -> CgroupTree:
         if self._surrogates.tree is not None:
             return self._surrogates.tree
         return open_tree(self._config.agent.cgroup_mount)
 
-    def _look_at_pods(self) -> tuple[SeenPod, ...]:
+    def _look_at_pods(self) -> tuple[ObservedPod, ...]:
         """Return the pods that run where one may be unknown to the checkpoint, else none.
 
         The checkpoint may be lost, or be older than what runs. Raises `OSError` as the tree does
@@ -141,7 +141,7 @@ class Assembly:
         saved = self._loaded.state
         try:
             if saved is not None:
-                known = saved.ledger.grants.keys() | orphaned_since(saved, self._boot_id)
+                known = saved.ledger.allocations.keys() | orphaned_since(saved, self._boot_id)
                 if pod_uids(self._tree, self._layout) <= known:
                     return ()
             return seen_pods(self._tree, self._layout, self._finder)
@@ -164,7 +164,7 @@ class Assembly:
         self._warned = frozenset(host.warnings)
         return host
 
-    def _open_doors(self, opened: ExitStack) -> Doors:
+    def _open_doors(self, opened: ExitStack) -> Listeners:
         agent, metrics = self._config.agent, self._config.agent.metrics
         address = Address(metrics.address, metrics.port, metrics.tls_certificate, metrics.tls_key)
         tls = tls_context(address)
@@ -173,9 +173,9 @@ class Assembly:
         opened.callback(admission.close)
         monitoring = open_tcp(address)
         opened.callback(monitoring.close)
-        return Doors(admission.socket, monitoring, tls)
+        return Listeners(admission.socket, monitoring, tls)
 
-    def _restore(self, clock: Clock, opened: ExitStack) -> Keeper:
+    def _restore(self, clock: Clock, opened: ExitStack) -> Controller:
         enforcer = make_enforcer(
             self._tree, self._layout, self._systemd(opened), self._finder, self._enforced()
         )
@@ -190,24 +190,24 @@ class Assembly:
             log.warning("a controller is missing", note=note)
         if state.kernel_problems:
             log.error("the cgroup of all pods is not ready", problems=state.kernel_problems)
-        kernel = EnforcedKernel(
+        kernel = KernelEnforcement(
             enforcer,
             self._tree,
             self._layout,
             self._config.agent.cgroup_mount,
             PROC,
             _own_cgroup(),
-            Senses(self._tasks(), clock.monotonic),
+            HostProbes(self._tasks(), clock.monotonic),
         )
-        keeper = Keeper(state, kernel, self._store, clock)
-        keeper.note_invalid()
-        return keeper
+        controller = Controller(state, kernel, self._store, clock)
+        controller.note_invalid()
+        return controller
 
-    def _enforced(self) -> Enforced:
+    def _enforced(self) -> EnforcedControllers:
         nodes = self._situation.host.nodes
         sizes = {page.size_bytes for node in nodes for page in node.hugepages}
         controllers = frozenset(map(str, self._config.agent.enforce))
-        return Enforced(controllers, tuple(sorted(sizes)))
+        return EnforcedControllers(controllers, tuple(sorted(sizes)))
 
     def _tasks(self) -> Callable[[], Iterable[Task]]:
         """Return who reads the tasks; those of this kernel are in no other tree."""
@@ -215,7 +215,7 @@ class Assembly:
             return self._surrogates.tasks
         return partial(read_tasks, PROC) if self._surrogates.tree is None else tuple
 
-    def _make_finder(self) -> ContainerFinder | None:
+    def _make_finder(self) -> ContainerIdentifier | None:
         """Return who knows the runtimes' containers; those of this kernel are in no other tree."""
         if self._surrogates.tree is not None and self._surrogates.runtimes is None:
             return None
@@ -233,11 +233,11 @@ class Assembly:
 
     def _api(self) -> Api:
         limits = self._config.agent.limits
-        return Api(self.keeper, _topology, self.group, limits.message_bytes)
+        return Api(self.controller, _topology, self.group, limits.message_bytes)
 
-    def _surroundings(self, opened: ExitStack) -> Surroundings:
+    def _surroundings(self, opened: ExitStack) -> HostInputs:
         live = self._surrogates.live
-        return Surroundings(
+        return HostInputs(
             discover=self._look_at_host,
             fingerprint=lambda: _fingerprint(self._config.agent.sysfs_root),
             hotplug=watch_hotplug if live and str(self._config.agent.sysfs_root) == "/" else None,
@@ -246,8 +246,8 @@ class Assembly:
             manifest_changes=self._manifest_changes(),
         )
 
-    def _look_at_host(self) -> Situation:
-        return situate(self._config, self._read_host(), self.keeper.state.situation)
+    def _look_at_host(self) -> ConfiguredHost:
+        return situate(self._config, self._read_host(), self.controller.state.situation)
 
     def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
         changes = CgroupChanges(self._config.agent.cgroup_mount)
@@ -258,8 +258,8 @@ class Assembly:
         directory = self._config.static_pod_path
         if directory is None:
             return None
-        form = Format(self._load, self._config.agent.limits.manifest_bytes)
-        return ManifestSource(directory, KeeperIntake(self.keeper), form)
+        form = ManifestFormat(self._load, self._config.agent.limits.manifest_bytes)
+        return ManifestSource(directory, ControllerIntake(self.controller), form)
 
     def _manifest_changes(self) -> Callable[[], AsyncIterator[None]] | None:
         directory = self._config.static_pod_path
@@ -286,7 +286,7 @@ def _own_cgroup() -> str:
 
 
 def _holds(loaded: LoadResult) -> bool:
-    return loaded.state is not None and bool(loaded.state.ledger.grants)
+    return loaded.state is not None and bool(loaded.state.ledger.allocations)
 
 
 def _topology(host: Host) -> bytes:

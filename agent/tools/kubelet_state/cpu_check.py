@@ -14,11 +14,11 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.tools.kubelet_state.cpu_file import CpuState
 
 
-def cpu_problems(rules: Rules, state: CpuState) -> tuple[str, ...]:
+def cpu_problems(rules: EffectivePolicy, state: CpuState) -> tuple[str, ...]:
     """Return, one sentence each, why a state cannot be taken over; empty when it can."""
     configured = str(rules.policy.cpu.policy)
     if state.policy != configured:
@@ -48,7 +48,7 @@ def wrong_policy(found: str, key: str, configured: str) -> str:
 
 
 def is_fresh(state: CpuState) -> bool:
-    """Tell whether nothing was ever handed out: the kubelet fills the shared pool at its start."""
+    """Return whether no CPU was ever allocated: the kubelet fills the shared pool at its start."""
     return not (state.default or state.containers or state.pods)
 
 
@@ -64,7 +64,7 @@ def inert_budgets(state: CpuState) -> frozenset[str]:
     )
 
 
-def _gate(rules: Rules, state: CpuState) -> Iterator[str]:
+def _gate(rules: EffectivePolicy, state: CpuState) -> Iterator[str]:
     if state.pods and not rules.policy.pod_level_managers:
         named = ", ".join(sorted(state.pods))
         yield (
@@ -73,7 +73,7 @@ def _gate(rules: Rules, state: CpuState) -> Iterator[str]:
         )
 
 
-def _reserved(rules: Rules, state: CpuState) -> Iterator[str]:
+def _reserved(rules: EffectivePolicy, state: CpuState) -> Iterator[str]:
     reserved = rules.policy.cpu.reserved
     if rules.policy.cpu.options.strict_cpu_reservation:
         if both := reserved & state.default:
@@ -101,7 +101,7 @@ def _in_shared_pool(state: CpuState) -> Iterator[str]:
             yield f"the budget of pod {uid} contains CPUs {both} of the shared pool"
 
 
-def _coverage(rules: Rules, state: CpuState) -> Iterator[str]:
+def _coverage(rules: EffectivePolicy, state: CpuState) -> Iterator[str]:
     """Compare all CPUs of the state with those of the host that may be handed out."""
     expected = rules.machine.cpus.all
     if rules.policy.cpu.options.strict_cpu_reservation:

@@ -75,7 +75,7 @@ class PodEntry(Struct, omit_defaults=True):
     cpuSet: str = ""  # noqa: N815  # the file's own name
 
 
-class CpuDocument(Struct):
+class CpuStateDocument(Struct):
     """The file as it stands: sets are still text. Entries are by container id, or by pod uid."""
 
     policyName: str = ""  # noqa: N815  # the file's own names
@@ -90,7 +90,7 @@ def read_cpu_state(data: bytes, path: Path, containers: ContainerIds | None = No
 
     `path` is only named in errors. Raises `UnreadableStateFileError`.
     """
-    document = parse_json(data, CpuDocument, path)
+    document = parse_json(data, CpuStateDocument, path)
     version = version_by_checksum(document.checksum, _candidates(document, path), path)
     flat = version is CpuFileVersion.V1
     entries = _named(document, containers, path) if flat else _by_pod(document)
@@ -108,9 +108,9 @@ def read_cpu_state(data: bytes, path: Path, containers: ContainerIds | None = No
     )
 
 
-def cpu_document(state: CpuState) -> CpuDocument:
+def cpu_document(state: CpuState) -> CpuStateDocument:
     """Return the document of a state, without its checksum."""
-    return CpuDocument(
+    return CpuStateDocument(
         policyName=state.policy,
         defaultCpuSet=str(state.default),
         entries={
@@ -126,7 +126,7 @@ def write_cpu_state(state: CpuState, version: CpuFileVersion) -> bytes:
     return encode_cpu_document(cpu_document(state), version)
 
 
-def encode_cpu_document(document: CpuDocument, version: CpuFileVersion) -> bytes:
+def encode_cpu_document(document: CpuStateDocument, version: CpuFileVersion) -> bytes:
     """Return the bytes of a document with its checksum. Raises `ValueError` on v3's in v1 or v2."""
     if document.podEntries and version is not CpuFileVersion.V3:
         raise ValueError(f"version {version} has no pod entries")
@@ -150,7 +150,7 @@ def encode_cpu_document(document: CpuDocument, version: CpuFileVersion) -> bytes
 
 
 def cpu_hash_text(
-    document: CpuDocument, version: CpuFileVersion, type_name: str = "CPUManagerCheckpoint"
+    document: CpuStateDocument, version: CpuFileVersion, type_name: str = "CPUManagerCheckpoint"
 ) -> str:
     """Return the text that the checksum is over; every version hashes under the same type name."""
     flat = version is CpuFileVersion.V1
@@ -177,7 +177,7 @@ def _entry_text(entry: str | dict[str, str]) -> str:
     return entry if isinstance(entry, str) else go_map(entry)
 
 
-def _pod_entries_text(document: CpuDocument) -> str:
+def _pod_entries_text(document: CpuStateDocument) -> str:
     if document.podEntries is None:
         return go_map(None)
     return go_map({uid: _set_text(Mask.parse(e.cpuSet)) for uid, e in document.podEntries.items()})
@@ -189,7 +189,7 @@ def _set_text(cpus: Mask) -> str:
     return go_struct([("CPUSet", "cpuset.CPUSet", inner)])
 
 
-def _candidates(document: CpuDocument, path: Path) -> Iterator[tuple[CpuFileVersion, str]]:
+def _candidates(document: CpuStateDocument, path: Path) -> Iterator[tuple[CpuFileVersion, str]]:
     """Yield the versions that a document of this shape can be of, with their texts.
 
     A kubelet with the gate off also accepts v2 hashed under its type's own name.
@@ -213,13 +213,13 @@ def _candidates(document: CpuDocument, path: Path) -> Iterator[tuple[CpuFileVers
         yield CpuFileVersion.V1, cpu_hash_text(document, CpuFileVersion.V1)
 
 
-def _by_pod(document: CpuDocument) -> dict[str, dict[str, str]]:
+def _by_pod(document: CpuStateDocument) -> dict[str, dict[str, str]]:
     # The version says that no entry is by container id.
     return cast("dict[str, dict[str, str]]", document.entries or {})
 
 
 def _named(
-    document: CpuDocument, containers: ContainerIds | None, path: Path
+    document: CpuStateDocument, containers: ContainerIds | None, path: Path
 ) -> dict[str, dict[str, str]]:
     """Return v1's entries by pod and container."""
     named: dict[str, dict[str, str]] = {}

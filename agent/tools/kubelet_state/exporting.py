@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
 
 _UINT64: Final = 1 << 64
 
 
-def kubelet_state(rules: Rules, ledger: Ledger) -> KubeletState:
+def kubelet_state(rules: EffectivePolicy, ledger: Ledger) -> KubeletState:
     """Return what a kubelet of the same configuration would have in its files.
 
-    Raises `CannotExportError` with every reason why it would not start with them, such as grants
-    of CPUs that are no longer online, or budgets without the gate PodLevelResourceManagers.
+    Raises `CannotExportError` with every reason why it would not start with them, such as
+    allocations of CPUs that are no longer online, or budgets without the gate
+    PodLevelResourceManagers.
     """
     cpu, memory = _cpu_state(rules, ledger), _memory_state(rules, ledger)
     reasons = [
@@ -44,49 +45,53 @@ def export_notes(state: KubeletState) -> Iterator[str]:
     cpu, memory = state.cpu, state.memory
     if cpu is not None and cpu.containers and not cpu.default:
         yield (
-            "the shared pool is empty (strict-cpu-reservation): kubelet v1.36 refuses to start"
+            "the shared pool is empty (strict-cpu-reservation): kubelet v1.36 rejects to start"
             " until a pod with CPUs of its own has ended; end it before the export"
         )
     if memory is not None and any(_is_uneven(memory, node) for node in memory.nodes):
         yield (
             "memory of one node was given beside that of a group with the node: kubelet v1.36 may"
-            " refuse to start until one of these pods has ended; end it before the export"
+            " reject to start until one of these pods has ended; end it before the export"
         )
 
 
 def _is_uneven(memory: MemoryState, node: int) -> bool:
-    """Tell whether a member of a node's group serves with other nodes than the node itself."""
+    """Return whether a member of a node's group serves with other nodes than the node itself."""
     cells = memory.nodes[node].cells
     return any(memory.nodes[other].cells != cells for other in cells)
 
 
-def _cpu_state(rules: Rules, ledger: Ledger) -> CpuState:
+def _cpu_state(rules: EffectivePolicy, ledger: Ledger) -> CpuState:
     containers = {
-        uid: {c.name: c.cpus for c in grant.containers if c.cpus is not None}
-        for uid, grant in ledger.grants.items()
+        uid: {c.name: c.cpus for c in allocation.containers if c.cpus is not None}
+        for uid, allocation in ledger.allocations.items()
     }
     return CpuState(
         policy=str(rules.policy.cpu.policy),
         default=shared_pool(rules, ledger) if rules.static_cpus else EMPTY,
         containers={uid: held for uid, held in containers.items() if held},
-        pods={uid: g.cpus for uid, g in ledger.grants.items() if g.cpus is not None},
+        pods={uid: g.cpus for uid, g in ledger.allocations.items() if g.cpus is not None},
     )
 
 
-def _memory_state(rules: Rules, ledger: Ledger) -> MemoryState:
+def _memory_state(rules: EffectivePolicy, ledger: Ledger) -> MemoryState:
     containers = {
-        uid: {c.name: c.memory for c in grant.containers if c.memory}
-        for uid, grant in ledger.grants.items()
+        uid: {c.name: c.memory for c in allocation.containers if c.memory}
+        for uid, allocation in ledger.allocations.items()
     }
     return MemoryState(
         policy=str(rules.policy.memory.policy),
         nodes={node: _node(rules, ledger, node) for node in ledger.memory},
         containers={uid: held for uid, held in containers.items() if held},
-        pods={uid: grant.memory for uid, grant in ledger.grants.items() if grant.memory},
+        pods={
+            uid: allocation.memory
+            for uid, allocation in ledger.allocations.items()
+            if allocation.memory
+        },
     )
 
 
-def _node(rules: Rules, ledger: Ledger, node: int) -> MemoryNode:
+def _node(rules: EffectivePolicy, ledger: Ledger, node: int) -> MemoryNode:
     held, facts = ledger.memory[node], rules.memory
     total, reserved = facts.total[node], facts.reserved[node]
     allocatable = allocatable_bytes(total, reserved)

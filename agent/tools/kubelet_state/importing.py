@@ -1,8 +1,9 @@
 """From the kubelet's files to a ledger.
 
-The files know pod uids, container names, CPUs and memory. That is what a grant holds; the rest of
-it (the pod's name, kinds of containers, isolation, limits) is completed by the pods' manifests
-where these are given, and otherwise left open until the pod is asked for (`managers.confirmation`).
+The files know pod uids, container names, CPUs and memory. That is what an allocation holds; the
+rest of it (the pod's name, kinds of containers, isolation, limits) is completed by the pods'
+manifests where these are given, and otherwise left open until the pod is asked for
+(`managers.confirmation`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.allocations.ledger import (
-    ContainerGrant,
+    ContainerAllocation,
     Isolation,
     Ledger,
     NodeMemory,
-    PodGrant,
+    PodAllocation,
 )
-from agent.managers.readmission import NotConfirmedError, confirm
+from agent.managers.readmission import NotMatchedError, confirm
 from agent.parsing.nodes import shown
 from agent.pods.model import ContainerKind, QosClass
 from agent.pods.names import label_fault, uid_fault
@@ -32,7 +33,7 @@ from agent.tools.kubelet_state.memory_file import MemoryState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
     from agent.tools.kubelet_state.files import KubeletState
 
@@ -48,7 +49,9 @@ class Imported(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def take_over(rules: Rules, state: KubeletState, pods: Mapping[str, Pod] = _NO_PODS) -> Imported:
+def take_over(
+    rules: EffectivePolicy, state: KubeletState, pods: Mapping[str, Pod] = _NO_PODS
+) -> Imported:
     """Return the ledger of a kubelet's state; `pods` by uid complete what they describe.
 
     Raises `UnfitStateError` with every reason why the state cannot be taken over.
@@ -64,8 +67,8 @@ def take_over(rules: Rules, state: KubeletState, pods: Mapping[str, Pod] = _NO_P
     ]
     if reasons:
         raise UnfitStateError("the kubelet's state is not taken over", reasons)
-    grants = {grant.uid: grant for grant in _grants(rules, cpu, memory)}
-    completed = _completed(rules, grants, pods)
+    allocations = {allocation.uid: allocation for allocation in _allocations(rules, cpu, memory)}
+    completed = _completed(rules, allocations, pods)
     return Imported(
         Ledger.of(completed.values(), _charge(rules, memory)),
         tuple(_notes(rules, state, completed, pods)),
@@ -87,13 +90,15 @@ def _misnamed(cpu: CpuState, memory: MemoryState) -> Iterator[str]:
                 yield f"{file}: {shown(name)} is not a valid name of a container: {fault}"
 
 
-def _grants(rules: Rules, cpu: CpuState, memory: MemoryState) -> Iterator[PodGrant]:
+def _allocations(
+    rules: EffectivePolicy, cpu: CpuState, memory: MemoryState
+) -> Iterator[PodAllocation]:
     inert = cpu_check.inert_budgets(cpu)
     budgets = {uid: cpus for uid, cpus in cpu.pods.items() if uid not in inert}
     for uid in sorted({*cpu.containers, *budgets, *memory.containers}):
         containers = tuple(_containers(rules, uid, cpu, memory))
         if containers or uid in budgets:
-            yield PodGrant(
+            yield PodAllocation(
                 uid=uid,
                 name=uid,
                 namespace=IMPORTED_NAMESPACE,
@@ -107,8 +112,8 @@ def _grants(rules: Rules, cpu: CpuState, memory: MemoryState) -> Iterator[PodGra
 
 
 def _containers(
-    rules: Rules, uid: str, cpu: CpuState, memory: MemoryState
-) -> Iterator[ContainerGrant]:
+    rules: EffectivePolicy, uid: str, cpu: CpuState, memory: MemoryState
+) -> Iterator[ContainerAllocation]:
     """Yield the containers of a pod; which of a pod-level budget share their CPUs is not known.
 
     Outside of a budget, a container with CPUs of its own is exclusive, and the kubelet has lifted
@@ -118,7 +123,7 @@ def _containers(
     lifted = rules.policy.gates.disable_cpu_quota_with_exclusive_cpus and uid not in cpu.pods
     for name in sorted({*cpus, *blocks}):
         own = cpus.get(name)
-        yield ContainerGrant(
+        yield ContainerAllocation(
             name=name,
             kind=ContainerKind.APP,
             isolation=Isolation.HOST if own is None else Isolation.CONTAINER,
@@ -129,29 +134,29 @@ def _containers(
 
 
 def _completed(
-    rules: Rules, grants: Mapping[str, PodGrant], pods: Mapping[str, Pod]
-) -> dict[str, PodGrant]:
-    """Complete grants by manifests; still without a digest, which the first admission sets.
+    rules: EffectivePolicy, allocations: Mapping[str, PodAllocation], pods: Mapping[str, Pod]
+) -> dict[str, PodAllocation]:
+    """Complete allocations by manifests; still without a digest, which the first admission sets.
 
     A manifest from a cluster says more (such as its QoS class) than the one that asks later.
     """
-    completed: dict[str, PodGrant] = {}
+    completed: dict[str, PodAllocation] = {}
     reasons: list[str] = []
-    for uid, grant in grants.items():
+    for uid, allocation in allocations.items():
         pod = pods.get(uid)
-        completed[uid] = grant
+        completed[uid] = allocation
         if pod is None:
             continue
         try:
-            completed[uid] = replace(confirm(rules.policy, grant, pod), spec_digest="")
-        except NotConfirmedError as error:
+            completed[uid] = replace(confirm(rules.policy, allocation, pod), spec_digest="")
+        except NotMatchedError as error:
             reasons.append(f"pod {pod.namespace}/{pod.name} ({uid}): by its manifest {error}")
     if reasons:
         raise UnfitStateError("the manifests do not fit the kubelet's state", reasons)
     return completed
 
 
-def _charge(rules: Rules, memory: MemoryState) -> Mapping[int, NodeMemory]:
+def _charge(rules: EffectivePolicy, memory: MemoryState) -> Mapping[int, NodeMemory]:
     if not rules.static_memory or memory_check.is_fresh(memory):
         return rules.empty_ledger().memory
     return MappingProxyType(
@@ -167,27 +172,32 @@ def _charge(rules: Rules, memory: MemoryState) -> Mapping[int, NodeMemory]:
 
 
 def _notes(
-    rules: Rules, state: KubeletState, grants: Mapping[str, PodGrant], pods: Mapping[str, Pod]
+    rules: EffectivePolicy,
+    state: KubeletState,
+    allocations: Mapping[str, PodAllocation],
+    pods: Mapping[str, Pod],
 ) -> Iterator[str]:
     yield from _missing_files(rules, state)
     if state.cpu is not None:
         for uid in sorted(cpu_check.inert_budgets(state.cpu)):
             yield f"pod {uid} is left out: of it a budget remained whose CPUs are all free again"
-    for grant in grants.values():
-        if not grant.containers:
+    for allocation in allocations.values():
+        if not allocation.containers:
             yield (
-                f"pod {grant.uid} holds CPUs {grant.cpus} without any container;"
-                f" 'numawarden remove {grant.uid}' frees them"
+                f"pod {allocation.uid} holds CPUs {allocation.cpus} without any container;"
+                f" 'numawarden remove {allocation.uid}' frees them"
             )
-    open_grants = [uid for uid, grant in grants.items() if grant.containers and uid not in pods]
-    if open_grants:
+    open_allocations = [
+        uid for uid, allocation in allocations.items() if allocation.containers and uid not in pods
+    ]
+    if open_allocations:
         yield (
-            f"known by uid alone until they are asked for: {len(open_grants)} pods"
-            f" ({', '.join(open_grants)})"
+            f"known by uid alone until they are asked for: {len(open_allocations)} pods"
+            f" ({', '.join(open_allocations)})"
         )
 
 
-def _missing_files(rules: Rules, state: KubeletState) -> Iterator[str]:
+def _missing_files(rules: EffectivePolicy, state: KubeletState) -> Iterator[str]:
     if state.cpu is None and rules.static_cpus:
         yield f"there is no {cpu_file.FILE_NAME}: no pod holds CPUs of its own"
     if state.memory is None and rules.static_memory:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct, field
 
-from agent.parsing.errors import Problem
+from agent.parsing.errors import Mistake
 from agent.parsing.nodes import plain
 from agent.parsing.reader import UnreadableError, read_document
 from agent.pods.errors import ManifestError
@@ -30,8 +30,8 @@ _LISTS: Final = ("List", "PodList")
 _MIRRORED: Final = "kubernetes.io/config.mirror"
 
 
-def read_pods(path: Path, wanted: Collection[str], *, pod_level: bool) -> dict[str, Pod]:
-    """Return the pods of the `wanted` uids that a file, or the files of a directory, describe.
+def read_pods(path: Path, desired: Collection[str], *, pod_level: bool) -> dict[str, Pod]:
+    """Return the pods of the `desired` uids that a file, or the files of a directory, describe.
 
     A file is a Pod manifest or a list of pods (`kubectl get pods -o json`), YAML or JSON. Other
     pods are passed over unread. `pod_level` is the gate PodLevelResources. Raises `ManifestError`.
@@ -40,12 +40,12 @@ def read_pods(path: Path, wanted: Collection[str], *, pod_level: bool) -> dict[s
     for file in _manifests(path):
         for place, document in _documents(file):
             uid = _uid(document)
-            if uid not in wanted:
+            if uid not in desired:
                 continue
             source = f"{file}{place}"
             described = {**document, "metadata": {**_metadata(document), "uid": uid}}
             if uid in pods:
-                raise ManifestError(source, (Problem("metadata.uid", f"a second pod has {uid}"),))
+                raise ManifestError(source, (Mistake("metadata.uid", f"a second pod has {uid}"),))
             pods[uid] = pod_from_document(described, source, pod_level=pod_level)
     return pods
 
@@ -97,7 +97,7 @@ def _documents(file: Path) -> Iterator[tuple[str, dict[str, Plain]]]:
     elif isinstance(document, dict) and document.get("kind") == "Pod":
         yield "", document
     else:
-        problem = Problem("kind", "expected a Pod, or a List of them", 1)
+        problem = Mistake("kind", "expected a Pod, or a List of them", 1)
         raise ManifestError(str(file), (problem,))
 
 
@@ -112,7 +112,7 @@ def _parsed(file: Path) -> Plain:
     except UnreadableError as error:
         raise ManifestError(str(file), (error.problem,)) from error
     except (ValueError, RecursionError) as error:
-        problem = Problem("", f"this is not JSON: {error}")
+        problem = Mistake("", f"this is not JSON: {error}")
         raise ManifestError(str(file), (problem,)) from error
 
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.allocations.ledger import MemoryBlock
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.memory.state import MemoryFacts
     from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, MemoryTable
 
 _UINT64: Final = 1 << 64
 
 
-def memory_problems(rules: Rules, state: MemoryState) -> tuple[str, ...]:
+def memory_problems(rules: EffectivePolicy, state: MemoryState) -> tuple[str, ...]:
     """Return, one sentence each, why a state cannot be taken over; empty when it can."""
     configured = str(rules.policy.memory.policy)
     if state.policy != configured:
@@ -48,7 +48,7 @@ def memory_problems(rules: Rules, state: MemoryState) -> tuple[str, ...]:
 
 
 def is_fresh(state: MemoryState) -> bool:
-    """Tell whether nothing was ever handed out: the kubelet fills in the machine at its start."""
+    """Return whether nothing was ever handed out: the kubelet fills in the machine at its start."""
     return not (state.nodes or state.containers)
 
 
@@ -69,7 +69,7 @@ def charged_blocks(state: MemoryState) -> Iterator[MemoryBlock]:
 def allocatable_bytes(total: Mapping[str, int], reserved: Mapping[str, int]) -> dict[str, int]:
     """Return what the kubelet says that pods can have of a node, in bytes by memory type.
 
-    It reckons with unsigned numbers: reservations beyond the total come out as some 16 EiB.
+    It computes with unsigned numbers: reservations beyond the total come out as some 16 EiB.
     """
     pages = sum(size for name, size in total.items() if name != MEMORY)
     return {
@@ -78,7 +78,7 @@ def allocatable_bytes(total: Mapping[str, int], reserved: Mapping[str, int]) -> 
     }
 
 
-def _gate(rules: Rules, state: MemoryState) -> Iterator[str]:
+def _gate(rules: EffectivePolicy, state: MemoryState) -> Iterator[str]:
     if state.pods and not rules.policy.pod_level_managers:
         named = ", ".join(sorted(state.pods))
         yield (

@@ -97,7 +97,7 @@ class NodeEntry(Struct):
     cells: list[NodeId] | None = None
 
 
-class MemoryDocument(Struct):
+class MemoryStateDocument(Struct):
     """The file as it stands."""
 
     policyName: str = ""  # noqa: N815  # the file's own names
@@ -112,7 +112,7 @@ def read_memory_state(data: bytes, path: Path) -> MemoryState:
 
     `path` is only named in errors. Raises `UnreadableStateFileError`.
     """
-    document = parse_json(data, MemoryDocument, path)
+    document = parse_json(data, MemoryStateDocument, path)
     version_by_checksum(document.checksum, _candidates(document), path)
     return MemoryState(
         policy=document.policyName,
@@ -127,9 +127,9 @@ def read_memory_state(data: bytes, path: Path) -> MemoryState:
     )
 
 
-def memory_document(state: MemoryState) -> MemoryDocument:
+def memory_document(state: MemoryState) -> MemoryStateDocument:
     """Return the document of a state, without its checksum."""
-    return MemoryDocument(
+    return MemoryStateDocument(
         policyName=state.policy,
         machineState={
             node: NodeEntry(held.assignments, dict(held.tables), list(held.cells))
@@ -148,7 +148,7 @@ def write_memory_state(state: MemoryState, version: MemoryFileVersion) -> bytes:
     return encode_memory_document(memory_document(state), version)
 
 
-def encode_memory_document(document: MemoryDocument, version: MemoryFileVersion) -> bytes:
+def encode_memory_document(document: MemoryStateDocument, version: MemoryFileVersion) -> bytes:
     """Return the bytes of a document with its checksum. Raises `ValueError` on v2's in v1."""
     if document.podEntries and version is not MemoryFileVersion.V2:
         raise ValueError(f"version {version} has no pod entries")
@@ -176,7 +176,7 @@ def encode_memory_document(document: MemoryDocument, version: MemoryFileVersion)
 
 
 def memory_hash_text(
-    document: MemoryDocument,
+    document: MemoryStateDocument,
     version: MemoryFileVersion,
     type_name: str = "MemoryManagerCheckpoint",
 ) -> str:
@@ -191,7 +191,7 @@ def memory_hash_text(
     return hash_text(type_name, fields)
 
 
-def _candidates(document: MemoryDocument) -> Iterator[tuple[MemoryFileVersion, str]]:
+def _candidates(document: MemoryStateDocument) -> Iterator[tuple[MemoryFileVersion, str]]:
     if not document.podEntries:
         v1 = MemoryFileVersion.V1
         yield v1, memory_hash_text(document, v1)
@@ -244,7 +244,7 @@ def _blocks_json(entries: Iterable[BlockEntry] | None) -> Plain:
     ]
 
 
-def _machine_text(document: MemoryDocument) -> str:
+def _machine_text(document: MemoryStateDocument) -> str:
     if document.machineState is None:
         return go_map(None)
     nodes = sorted(document.machineState.items())
@@ -276,7 +276,7 @@ def _table_text(table: MemoryTable) -> str:
     )
 
 
-def _entries_text(document: MemoryDocument) -> str:
+def _entries_text(document: MemoryStateDocument) -> str:
     if document.entries is None:
         return go_map(None)
     return go_map(
@@ -287,7 +287,7 @@ def _entries_text(document: MemoryDocument) -> str:
     )
 
 
-def _pod_entries_text(document: MemoryDocument) -> str:
+def _pod_entries_text(document: MemoryStateDocument) -> str:
     if document.podEntries is None:
         return go_map(None)
     return go_map(

@@ -9,9 +9,9 @@ from agent.api.documents import (
     ExplanationDocument,
     HintDocument,
     MemoryDocument,
-    RefusalDocument,
+    RejectionDocument,
 )
-from agent.api.views import explanation_document, refusal_document
+from agent.api.views import explanation_document, rejection_document
 from agent.managers.decision import DECISION_COUNTERS
 from agent.managers.effective_policy import shared_cpus, shared_pool
 from agent.managers.memory.state import free_memory
@@ -22,9 +22,9 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.managers.allocations.ledger import ContainerGrant, MemoryBlock, PodGrant
+    from agent.managers.allocations.ledger import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.decision import CounterKey
-    from agent.tools.replay.play import Outcome, State
+    from agent.tools.replay.play import ReplayState, StepOutcome
     from agent.tools.replay.steps import Step
     from cgroupfs.state import CpuMax
 
@@ -51,7 +51,7 @@ class ContainerLine(Document, frozen=True):
     cpu_max: str | None
 
 
-class GrantLine(Document, frozen=True):
+class AllocationLine(Document, frozen=True):
     """What a pod holds; `cpus` and `memory` are its pod-level budget."""
 
     qos: str
@@ -86,8 +86,8 @@ class StepLine(Document, frozen=True):
     already_admitted: bool
     reason: str | None
     message: str | None
-    refusal: RefusalDocument | None
-    grant: GrantLine | None
+    rejection: RejectionDocument | None
+    allocation: AllocationLine | None
     explanation: ExplanationDocument | None
     shared_pool: str | None
     memory: dict[str, dict[str, AmountLine]]
@@ -95,11 +95,11 @@ class StepLine(Document, frozen=True):
     notes: tuple[str, ...]
 
 
-def step_line(file: str, sequence: str, outcome: Outcome) -> StepLine:
+def step_line(file: str, sequence: str, outcome: StepOutcome) -> StepLine:
     """Return what came of a step."""
     decision, state, step = outcome.decision, outcome.state, outcome.step
-    refusal = decision.refusal if decision is not None else None
-    grant = decision.grant if decision is not None else None
+    rejection = decision.rejection if decision is not None else None
+    allocation = decision.allocation if decision is not None else None
     names = (step.name, step.uid) if isinstance(step, Admit | Remove | Start) else (None, None)
     return StepLine(
         file=file,
@@ -110,10 +110,12 @@ def step_line(file: str, sequence: str, outcome: Outcome) -> StepLine:
         uid=names[1],
         admitted=decision.admitted if decision is not None else None,
         already_admitted=decision is not None and decision.already_admitted,
-        reason=str(refusal.reason) if refusal is not None else None,
-        message=refusal.message if refusal is not None else None,
-        refusal=refusal_document(refusal) if refusal is not None else None,
-        grant=_grant(state, grant) if state is not None and grant is not None else None,
+        reason=str(rejection.reason) if rejection is not None else None,
+        message=rejection.message if rejection is not None else None,
+        rejection=rejection_document(rejection) if rejection is not None else None,
+        allocation=_allocation(state, allocation)
+        if state is not None and allocation is not None
+        else None,
         explanation=explanation_document(decision) if decision is not None else None,
         shared_pool=str(shared_pool(state.rules, state.ledger)) if state is not None else None,
         memory=_memory(state) if state is not None else {},
@@ -137,37 +139,37 @@ def operation(step: Step) -> str:
             return what
 
 
-def _grant(state: State, grant: PodGrant) -> GrantLine:
+def _allocation(state: ReplayState, allocation: PodAllocation) -> AllocationLine:
     pool = shared_cpus(state.rules, state.ledger)
-    quotas = pod_quotas(grant)
-    return GrantLine(
-        qos=str(grant.qos),
-        cpus=None if grant.cpus is None else str(grant.cpus),
-        memory=_blocks(grant.memory),
-        quota_disabled=grant.quota_disabled,
+    quotas = pod_quotas(allocation)
+    return AllocationLine(
+        qos=str(allocation.qos),
+        cpus=None if allocation.cpus is None else str(allocation.cpus),
+        memory=_blocks(allocation.memory),
+        quota_disabled=allocation.quota_disabled,
         cpu_max=str(quotas.pod),
         containers=tuple(
             _container(container, pool, quotas.containers[container.name])
-            for container in grant.containers
+            for container in allocation.containers
         ),
     )
 
 
-def _container(grant: ContainerGrant, pool: Mask, quota: CpuMax | None) -> ContainerLine:
-    nodes = grant.hint.nodes
+def _container(allocation: ContainerAllocation, pool: Mask, quota: CpuMax | None) -> ContainerLine:
+    nodes = allocation.hint.nodes
     return ContainerLine(
-        name=grant.name,
-        kind=str(grant.kind),
-        isolation=str(grant.isolation),
-        cpus=None if grant.cpus is None else str(grant.cpus),
-        effective_cpus=str(pool if grant.cpus is None else grant.cpus),
-        memory=_blocks(grant.memory),
-        mems=str(grant.mems) if grant.memory else None,
-        devices={resource: tuple(ids) for resource, ids in sorted(grant.devices.items())},
+        name=allocation.name,
+        kind=str(allocation.kind),
+        isolation=str(allocation.isolation),
+        cpus=None if allocation.cpus is None else str(allocation.cpus),
+        effective_cpus=str(pool if allocation.cpus is None else allocation.cpus),
+        memory=_blocks(allocation.memory),
+        mems=str(allocation.mems) if allocation.memory else None,
+        devices={resource: tuple(ids) for resource, ids in sorted(allocation.devices.items())},
         hint=HintDocument(
-            nodes=None if nodes is None else str(Mask(nodes)), preferred=grant.hint.preferred
+            nodes=None if nodes is None else str(Mask(nodes)), preferred=allocation.hint.preferred
         ),
-        quota_disabled=grant.quota_disabled,
+        quota_disabled=allocation.quota_disabled,
         cpu_max=None if quota is None else str(quota),
     )
 
@@ -179,7 +181,7 @@ def _blocks(blocks: Iterable[MemoryBlock]) -> tuple[MemoryDocument, ...]:
     )
 
 
-def _memory(state: State) -> dict[str, dict[str, AmountLine]]:
+def _memory(state: ReplayState) -> dict[str, dict[str, AmountLine]]:
     facts, charged = state.rules.memory, state.ledger.memory
     if not charged:
         return {}

@@ -6,6 +6,6 @@ from agent.parsing.errors import DocumentError
 
 
 class ReplayError(DocumentError):
-    """A sequence was refused; `problems` holds every mistake in it with path and line."""
+    """A sequence was rejected; `problems` holds every mistake in it with path and line."""
 
     what = "sequence"

@@ -69,15 +69,15 @@ class HostReader(AmountReader):
         """Return the described host, None beside the mistakes that keep it from being one."""
         before = len(self.problems)
         self.entries(field)
-        self.refuse_unknown(field, _KINDS)
+        self.reject_unknown(field, _KINDS)
         kinds = [child for child in map(field.child, _KINDS) if child is not None]
         if len(kinds) != 1:
-            self.refuse(field, f"give exactly one of {', '.join(_KINDS)}")
+            self.reject(field, f"give exactly one of {', '.join(_KINDS)}")
             return None
         try:
             host = self._by_kind(field, kinds[0], folder)
         except (CpuTopologyError, SysfsError, OSError) as error:
-            self.refuse(kinds[0], str(error))
+            self.reject(kinds[0], str(error))
             return None
         return host if len(self.problems) == before else None
 
@@ -93,13 +93,13 @@ class HostReader(AmountReader):
             return None
         root = folder / text
         if not root.is_dir():
-            self.refuse(field, f"{root} is not a directory with an unpacked capture")
+            self.reject(field, f"{root} is not a directory with an unpacked capture")
             return None
         return discover(root, devices=False)
 
     def _shape(self, field: Field) -> Host | None:
         self.entries(field)
-        self.refuse_unknown(field, _SHAPE_KEYS)
+        self.reject_unknown(field, _SHAPE_KEYS)
         numbers = {
             keyword: self._number(field, key, default, most)
             for key, keyword, default, most in _NUMBERS
@@ -109,7 +109,7 @@ class HostReader(AmountReader):
         cpus = nodes * numbers["cores_per_node"] * numbers["threads"]
         if nodes + len(memory_only) > _MOST_NODES or cpus > _MOST_CPUS:
             most = f"{_MOST_NODES} NUMA nodes and {_MOST_CPUS} CPUs"
-            self.refuse(field, f"{nodes} nodes with {cpus} CPUs are more than {most}")
+            self.reject(field, f"{nodes} nodes with {cpus} CPUs are more than {most}")
             return None
         host = regular_host(
             memory_bytes=self.size(field, "memory", _DEFAULT_MEMORY, 0, _MOST_MEMORY),
@@ -122,22 +122,22 @@ class HostReader(AmountReader):
     def _altered(self, field: Field, host: Host, memory_only: tuple[int, ...]) -> Host:
         offline = self._cpus(field.child("offline"))
         if offline - host.online:
-            self.refuse(field, f"offline names CPUs {offline - host.online} that it does not have")
+            self.reject(field, f"offline names CPUs {offline - host.online} that it does not have")
         return with_memory_only_nodes(with_offline(host, offline & host.online), memory_only)
 
     def _rows(self, field: Field) -> DescribedHost | None:
         self.entries(field)
-        self.refuse_unknown(field, ("cpus", "nodes", "offline"))
+        self.reject_unknown(field, ("cpus", "nodes", "offline"))
         before = len(self.problems)
         cpus, nodes = field.child("cpus"), field.child("nodes")
         if cpus is None or nodes is None:
-            self.refuse(field, "cpus and nodes are needed")
+            self.reject(field, "cpus and nodes are needed")
             return None
         rows = [self._row(item) for item in self.items(cpus)]
         found = tuple(self._nodes(nodes))
         for row in rows:
             if row[3] not in {node.id for node in found}:
-                self.refuse(cpus, f"CPU {row[0]} is in node {row[3]}, which is not listed in nodes")
+                self.reject(cpus, f"CPU {row[0]} is in node {row[3]}, which is not listed in nodes")
         if len(self.problems) > before:
             return None
         return DescribedHost(
@@ -147,7 +147,7 @@ class HostReader(AmountReader):
     def _row(self, item: Field) -> tuple[int, int, int, int, int]:
         numbers = [self.integer(number, -1, MAX_ID) for number in self.items(item)]
         if len(numbers) not in (_LONGEST_ROW - 1, _LONGEST_ROW):
-            self.refuse(item, "a CPU is [cpu, core, package, node] or [..., node, uncore cache]")
+            self.reject(item, "a CPU is [cpu, core, package, node] or [..., node, uncore cache]")
             return 0, 0, 0, 0, -1
         cpu, core, package, node, *uncore = (-1 if number is None else number for number in numbers)
         return cpu, core, package, node, uncore[0] if uncore else -1
@@ -155,13 +155,13 @@ class HostReader(AmountReader):
     def _nodes(self, field: Field) -> Iterable[MachineNode]:
         items = list(self.items(field))
         if len(items) > _MOST_NODES:
-            self.refuse(field, f"{len(items)} nodes are more than {_MOST_NODES}")
+            self.reject(field, f"{len(items)} nodes are more than {_MOST_NODES}")
             return
         ids = [self._node_id(item) for item in items]
         for item, number in zip(items, ids, strict=True):
-            self.refuse_unknown(item, _NODE_KEYS)
+            self.reject_unknown(item, _NODE_KEYS)
             if ids.count(number) > 1:
-                self.refuse(item, f"node {number} is listed twice")
+                self.reject(item, f"node {number} is listed twice")
             yield MachineNode(
                 id=number,
                 memory_bytes=self.size(item, "memory", 0, 0, _MOST_MEMORY),
@@ -173,7 +173,7 @@ class HostReader(AmountReader):
         self.entries(item)
         number = item.child("id")
         if number is None:
-            self.refuse(item, "id is missing")
+            self.reject(item, "id is missing")
             return 0
         return self.integer(number, 0, MAX_ID) or 0
 
@@ -183,7 +183,7 @@ class HostReader(AmountReader):
             return {}
         found = [self.integer(number, 1, 255) or 0 for number in self.items(field)]
         if len(found) != len(ids):
-            self.refuse(field, f"{len(found)} distances, give one to each of {len(ids)} nodes")
+            self.reject(field, f"{len(found)} distances, give one to each of {len(ids)} nodes")
             return {}
         return dict(zip(ids, found, strict=True))
 
@@ -194,7 +194,7 @@ class HostReader(AmountReader):
         for text, entry in (self.entries(field) if field is not None else {}).items():
             size = _bytes(text)
             if size <= 0:
-                self.refuse(entry, f"{shown(text)} is not a page size such as 2Mi")
+                self.reject(entry, f"{shown(text)} is not a page size such as 2Mi")
             pools[size] = self.integer(entry, 0, _MOST_PAGES) or 0
         return pools
 
@@ -218,7 +218,7 @@ class HostReader(AmountReader):
         try:
             return Mask.parse(text)
         except ValueError as error:
-            self.refuse(field, f"{shown(text)} is not a list of CPUs such as 0-1,8: {error}")
+            self.reject(field, f"{shown(text)} is not a list of CPUs such as 0-1,8: {error}")
             return EMPTY
 
 

@@ -1,8 +1,8 @@
 """From a document to the sequence that it describes, or to all its mistakes.
 
-The format is described in `docs/replay.md`. A configuration or a pod that the agent would refuse
+The format is described in `docs/replay.md`. A configuration or a pod that the agent would reject
 is a mistake in a sequence that people wrote. In a recorded one (`lenient`) it is what was recorded:
-the sequence is read to its end and the refusal becomes part of the step.
+the sequence is read to its end and the rejection becomes part of the step.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from agent.config.config import Config
 from agent.config.errors import ConfigError
 from agent.config.loader import config_of_document
 from agent.config.resolve import resolve
-from agent.managers.effective_policy import Rules
-from agent.parsing.errors import DocumentError, Problem
+from agent.managers.effective_policy import EffectivePolicy
+from agent.parsing.errors import DocumentError, Mistake
 from agent.parsing.fields import Field, Reader
-from agent.parsing.nodes import Mapping, join, places, shown
+from agent.parsing.nodes import MappingNode, join, places, shown
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import checked_pod, load_pod
 from agent.safe_files import read_bounded
 from agent.tools.replay.errors import ReplayError
 from agent.tools.replay.hosts import HostReader
-from agent.tools.replay.steps import Admit, Ignored, Remove, Restart, Sequence, Start
+from agent.tools.replay.steps import Admit, Ignored, Remove, ReplaySequence, Restart, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ IGNORED: Final = "ignored"
 _MOST_TIMES: Final = 1000
 
 
-def load_sequence(path: Path) -> Sequence:
+def load_sequence(path: Path) -> ReplaySequence:
     """Return the sequence of a YAML or JSON file. Raises `ReplayError` and `OSError`."""
     try:
         document = read_document(read_bounded(path, DEFAULT_MAX_BYTES))
@@ -55,7 +55,7 @@ def load_sequence(path: Path) -> Sequence:
 
 def read_sequence(
     document: Node, source: str, folder: Path, *, lenient: bool = False, defaults: bool = True
-) -> Sequence:
+) -> ReplaySequence:
     """Return the sequence of a document; files that it names are looked for in `folder`.
 
     With `defaults` False pods are taken as they stand. Raises `ReplayError` with every mistake.
@@ -81,23 +81,23 @@ class _SequenceReader(Struct):
     _known: dict[str, Admit] = field(default_factory=dict)
 
     @property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[Mistake]:
         return self.hosts.problems
 
-    def sequence(self, root: Field) -> Sequence | None:
+    def sequence(self, root: Field) -> ReplaySequence | None:
         self.hosts.entries(root)
-        self.hosts.refuse_unknown(root, _KEYS)
+        self.hosts.reject_unknown(root, _KEYS)
         steps = root.child("steps")
         for key, value in (("host", root.child("host")), ("steps", steps)):
             if value is None:
-                self.hosts.refuse(root, f"{key} is missing")
+                self.hosts.reject(root, f"{key} is missing")
         named = root.child("name")
         name = self.hosts.text(named) if named is not None else None
         self._config = Config()
         begin = self._situation(root)
         items = enumerate(self.hosts.items(steps)) if steps is not None else ()
         read = tuple((number, step) for number, item in items for step in self._steps(item))
-        return Sequence(name or self.source, begin, read)
+        return ReplaySequence(name or self.source, begin, read)
 
     def _situation(self, parent: Field) -> Restart:
         """Read `host` and `config`, which stay as they were where they are not given."""
@@ -116,7 +116,7 @@ class _SequenceReader(Struct):
                 self.problems.extend(problems)
             return Restart(None, problems)
 
-    def _rules(self) -> Rules | None:
+    def _rules(self) -> EffectivePolicy | None:
         if self._host is None or self._config is None:
             return None
         machine = self._host.machine
@@ -124,23 +124,25 @@ class _SequenceReader(Struct):
         if self.lenient:
             # The kubelet's managers were recorded alone: no scheduler, no admission by node fit.
             policy = replace(policy, fit=None)
-        return Rules(machine, policy)
+        return EffectivePolicy(machine, policy)
 
     def _steps(self, item: Field) -> Iterator[Step]:
         self.hosts.entries(item)
         known = (*_KINDS, IGNORED) if self.lenient else _KINDS
-        self.hosts.refuse_unknown(item, (*known, "times"))
+        self.hosts.reject_unknown(item, (*known, "times"))
         kinds = [
-            kind for kind in known if isinstance(item.node, Mapping) and kind in item.node.entries
+            kind
+            for kind in known
+            if isinstance(item.node, MappingNode) and kind in item.node.entries
         ]
         if len(kinds) != 1:
-            self.hosts.refuse(item, f"a step is one of {', '.join(_KINDS)}")
+            self.hosts.reject(item, f"a step is one of {', '.join(_KINDS)}")
             return
         if kinds[0] == "admit":
             yield from self._admissions(item)
             return
         if item.child("times") is not None:
-            self.hosts.refuse(item, "times belongs to admit")
+            self.hosts.reject(item, "times belongs to admit")
         if kinds[0] == "restart":
             yield self._restart(item)
             return
@@ -151,15 +153,17 @@ class _SequenceReader(Struct):
     def _restart(self, item: Field) -> Restart:
         parts = item.child("restart")
         if parts is None:
-            return self._situation(Field(join(item.path, "restart"), Mapping({}, item.node.line)))
+            return self._situation(
+                Field(join(item.path, "restart"), MappingNode({}, item.node.line))
+            )
         self.hosts.entries(parts)
-        self.hosts.refuse_unknown(parts, ("host", "config"))
+        self.hosts.reject_unknown(parts, ("host", "config"))
         return self._situation(parts)
 
     def _pod_step(self, kind: str, item: Field) -> Step | None:
         value = item.child(kind)
         if value is None:
-            self.hosts.refuse(item, f"{kind} says nothing")
+            self.hosts.reject(item, f"{kind} says nothing")
             return None
         if kind == "start":
             return self._start(value)
@@ -171,10 +175,10 @@ class _SequenceReader(Struct):
 
     def _start(self, value: Field) -> Start | None:
         self.hosts.entries(value)
-        self.hosts.refuse_unknown(value, ("pod", "container"))
+        self.hosts.reject_unknown(value, ("pod", "container"))
         pod, container = value.child("pod"), value.child("container")
         if pod is None or container is None:
-            self.hosts.refuse(value, "pod and container are needed")
+            self.hosts.reject(value, "pod and container are needed")
             return None
         pod_text, container_text = self.hosts.text(pod), self.hosts.text(container)
         if pod_text is None or container_text is None:
@@ -189,7 +193,7 @@ class _SequenceReader(Struct):
             return
         names = [container.name for container in pod.all_containers()]
         if name not in names:
-            self.hosts.refuse(
+            self.hosts.reject(
                 where, f"the pod has no container {shown(name)}, only {', '.join(names)}"
             )
 
@@ -199,13 +203,13 @@ class _SequenceReader(Struct):
         if admit is not None:
             return admit.name, admit.uid
         if not self.lenient:
-            self.hosts.refuse(where, f"no step before this one admits a pod {shown(text)}")
+            self.hosts.reject(where, f"no step before this one admits a pod {shown(text)}")
         return text, text
 
     def _admissions(self, item: Field) -> Iterator[Admit]:
         value, times = item.child("admit"), item.child("times")
         if value is None:
-            self.hosts.refuse(item, "admit needs a pod, or the name of a file with one")
+            self.hosts.reject(item, "admit needs a pod, or the name of a file with one")
             return
         number = self.hosts.integer(times, 1, _MOST_TIMES) if times is not None else None
         admit = self._admit(value)
@@ -228,7 +232,7 @@ class _SequenceReader(Struct):
 
     def _pod(self, value: Field) -> Pod | None:
         pod_level = (self._config or Config()).gates.pod_level_resources
-        if isinstance(value.node, Mapping):
+        if isinstance(value.node, MappingNode):
             source = f"{self.source} {value.path}"
             return checked_pod(value.node, source, defaults=self.defaults, pod_level=pod_level)
         text = self.hosts.text(value)
@@ -238,13 +242,13 @@ class _SequenceReader(Struct):
         try:
             content = read_bounded(path, DEFAULT_MAX_BYTES)
         except OSError as error:
-            self.hosts.refuse(value, f"{path}: {error.strerror}")
+            self.hosts.reject(value, f"{path}: {error.strerror}")
             return None
         try:
             return load_pod(content, f"{path} {value.path}", pod_level=pod_level)
         except ManifestError as error:
             for problem in error.problems:
-                self.hosts.refuse(value, f"{path}: {problem}")
+                self.hosts.reject(value, f"{path}: {problem}")
             return None
 
 
@@ -257,7 +261,7 @@ def _copies(admit: Admit, times: int | None) -> Iterator[Admit]:
         yield Admit(f"{admit.pod.namespace}/{name}", uid, replace(admit.pod, name=name, uid=uid))
 
 
-def _invalid(value: Field, problems: tuple[Problem, ...]) -> Admit:
+def _invalid(value: Field, problems: tuple[Mistake, ...]) -> Admit:
     """Return the admission of a pod that is not valid, as far as its names can be read."""
     name = f"{_text(value, 'namespace', 'default')}/{_text(value, 'name', '?')}"
     return Admit(name, _text(value, "uid", name), None, problems)
@@ -269,11 +273,11 @@ def _text(pod: Field, key: str, default: str) -> str:
     return (Reader().text(found) if found is not None else None) or default
 
 
-def _placed(error: DocumentError, where: Field) -> tuple[Problem, ...]:
+def _placed(error: DocumentError, where: Field) -> tuple[Mistake, ...]:
     """Return the problems of a part of a document with paths of the whole."""
     lines = places(where.node, [problem.path for problem in error.problems])
     return tuple(
-        Problem(
+        Mistake(
             _path(where.path, problem.path), problem.message, problem.line or lines[problem.path]
         )
         for problem in error.problems

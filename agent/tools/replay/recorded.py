@@ -11,7 +11,7 @@ import gzip
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.parsing.errors import Problem
+from agent.parsing.errors import Mistake
 from agent.parsing.nodes import from_plain
 from agent.tools.replay.errors import ReplayError
 from agent.tools.replay.reading import IGNORED, read_sequence
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.parsing.nodes import Plain
-    from agent.tools.replay.steps import Sequence
+    from agent.tools.replay.steps import ReplaySequence
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz")
 #: What changes no decision: a container's end frees nothing before its pod ends.
 _IGNORED: Final = frozenset({"stop", "set_state", "reconcile"})
 
 
-def recorded_sequences(path: Path) -> Iterator[Sequence]:
+def recorded_sequences(path: Path) -> Iterator[ReplaySequence]:
     """Yield the sequence of every line. Raises `ReplayError` naming the line, and `OSError`."""
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
@@ -36,10 +36,10 @@ def recorded_sequences(path: Path) -> Iterator[Sequence]:
                 if line.strip():
                     yield recorded_sequence(line, f"{path}:{number}", path.parent)
     except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
-        raise ReplayError(str(path), (Problem("", f"this cannot be read: {error}"),)) from error
+        raise ReplayError(str(path), (Mistake("", f"this cannot be read: {error}"),)) from error
 
 
-def recorded_sequence(line: str, source: str, folder: Path) -> Sequence:
+def recorded_sequence(line: str, source: str, folder: Path) -> ReplaySequence:
     """Return the sequence of one line. Raises `ReplayError` with every mistake."""
     try:
         case = json.loads(line)
@@ -48,7 +48,7 @@ def recorded_sequence(line: str, source: str, folder: Path) -> Sequence:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"this is no recorded sequence ({type(error).__name__}: {error})"
         advice = "; a line needs topology, config and steps"
-        raise ReplayError(source, (Problem("", what + advice),)) from error
+        raise ReplayError(source, (Mistake("", what + advice),)) from error
     return read_sequence(document, source, folder, lenient=True, defaults=defaults)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import Rules
-    from agent.parsing.errors import Problem
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.parsing.errors import Mistake
     from agent.pods.model import Pod
 
 
@@ -18,7 +18,7 @@ class Admit(Struct, frozen=True):
     name: str
     uid: str
     pod: Pod | None
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Mistake, ...] = ()
 
 
 class Remove(Struct, frozen=True):
@@ -42,8 +42,8 @@ class Restart(Struct, frozen=True):
     `rules` is None when the agent would not start, `problems` say why.
     """
 
-    rules: Rules | None
-    problems: tuple[Problem, ...] = ()
+    rules: EffectivePolicy | None
+    problems: tuple[Mistake, ...] = ()
 
 
 class Ignored(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Ignored(Struct, frozen=True):
 Step: TypeAlias = Admit | Remove | Start | Restart | Ignored
 
 
-class Sequence(Struct, frozen=True):
+class ReplaySequence(Struct, frozen=True):
     """A named sequence; every step has the number under which it stands in its file."""
 
     name: str

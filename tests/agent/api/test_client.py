@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api.client import AgentClient, AgentRefused, Unreachable
+from agent.api.client import AgentClient, AgentError, Unreachable
 from agent.api.documents import ErrorBody, ErrorDetail, ErrorDocument, encode
 
 if TYPE_CHECKING:
@@ -84,16 +84,16 @@ def test_an_error_carries_code_message_and_details(tmp_path: Path) -> None:
     )
     with (
         answering(tmp_path / "a.sock", http("422 Unprocessable Content", body)) as client,
-        pytest.raises(AgentRefused) as refused,
+        pytest.raises(AgentError) as rejected,
     ):
         client.admit(b"")
-    assert refused.value.status == 422
-    assert refused.value.error == ErrorBody(
+    assert rejected.value.status == 422
+    assert rejected.value.error == ErrorBody(
         code="InvalidManifest",
         message="2 mistakes",
         details=(ErrorDetail(path="a", message="b"), ErrorDetail(path="", message="c")),
     )
-    assert str(refused.value) == "2 mistakes\na: b\nc"
+    assert str(rejected.value) == "2 mistakes\na: b\nc"
 
 
 def test_watching_yields_a_document_a_line(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_watching_an_agent_that_does_not_run_is_told(tmp_path: Path) -> None:
         next(AgentClient(tmp_path / "a.sock").watch())
 
 
-def test_watching_may_be_refused(tmp_path: Path) -> None:
+def test_watching_may_be_rejected(tmp_path: Path) -> None:
     body = b'{"error":{"code":"Forbidden","message":"no"}}'
     with (
         answering(tmp_path / "a.sock", http("403 Forbidden", body)) as client,
-        pytest.raises(AgentRefused, match="no"),
+        pytest.raises(AgentError, match="no"),
     ):
         next(client.watch())
 
@@ -132,7 +132,7 @@ def test_what_is_answered_before_the_request_was_read_is_told(tmp_path: Path) ->
         thread = threading.Thread(target=serve, args=(listening,))
         thread.start()
         # More than the kernel takes while nobody reads.
-        with pytest.raises(AgentRefused, match="ask again") as caught:
+        with pytest.raises(AgentError, match="ask again") as caught:
             AgentClient(path, timeout=10).admit(bytes(8 << 20))
         thread.join()
     assert caught.value.status == 503

@@ -33,7 +33,7 @@ def test_fields_that_a_later_release_adds_are_ignored() -> None:
     assert wire.decode(text, wire.EventDocument).type == "New"
 
 
-def test_a_request_with_an_unknown_field_is_refused() -> None:
+def test_a_request_with_an_unknown_field_is_rejected() -> None:
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         wire.decode(b'{"cgruop":"/a"}', wire.BindRequest)
 

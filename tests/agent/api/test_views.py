@@ -3,11 +3,11 @@ from __future__ import annotations
 from agent.api import views
 from agent.api.documents import KernelDocument
 from agent.managers.allocations.ledger import (
-    ContainerGrant,
+    ContainerAllocation,
     Isolation,
     Ledger,
     MemoryBlock,
-    PodGrant,
+    PodAllocation,
 )
 from agent.managers.decision import Decision, HintTrace
 from agent.managers.topology.hints import Hint
@@ -17,23 +17,23 @@ from sysfs.mask import Mask
 POOL = Mask.parse("0,4-7")
 
 
-def pod(*containers: ContainerGrant) -> PodGrant:
-    return PodGrant("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
+def pod(*containers: ContainerAllocation) -> PodAllocation:
+    return PodAllocation("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
 
 
 def test_a_container_without_cpus_of_its_own_runs_in_the_shared_pool() -> None:
-    own = ContainerGrant("a", ContainerKind.APP, Isolation.CONTAINER, Mask.of(1))
-    shared = ContainerGrant("b", ContainerKind.APP)
+    own = ContainerAllocation("a", ContainerKind.APP, Isolation.CONTAINER, Mask.of(1))
+    shared = ContainerAllocation("b", ContainerKind.APP)
     document = views.pod_document(pod(own, shared), POOL, source="api")
     assert [container.cpus for container in document.containers] == ["1", "0,4-7"]
     assert document.exclusive_cpus == "1"
 
 
 def test_memory_that_is_not_pinned_is_told_from_memory_on_no_node() -> None:
-    pinned = ContainerGrant(
+    pinned = ContainerAllocation(
         "a", ContainerKind.APP, memory=(MemoryBlock("memory", 4096, Mask.of(1, 2)),)
     )
-    free = ContainerGrant("b", ContainerKind.APP)
+    free = ContainerAllocation("b", ContainerKind.APP)
     document = views.pod_document(pod(pinned, free), POOL, source="api")
     assert [container.mems for container in document.containers] == ["1-2", None]
 
@@ -47,7 +47,7 @@ def test_cgroups_stand_with_their_container() -> None:
     own = KernelDocument(cgroup="/pod/a")
     whole = KernelDocument(cgroup="/pod")
     document = views.pod_document(
-        pod(ContainerGrant("a", ContainerKind.APP)),
+        pod(ContainerAllocation("a", ContainerKind.APP)),
         POOL,
         source="api",
         kernel={"a": (own,), None: (whole,)},

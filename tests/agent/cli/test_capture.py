@@ -72,7 +72,7 @@ def test_a_dash_is_standard_output(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["/dev/full", "/dev/null", "/dev/stdout"])
-def test_a_device_is_refused_in_one_line(
+def test_a_device_is_rejected_in_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -6,9 +6,9 @@ import pytest
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
-from agent.managers.allocations.ledger import ContainerGrant, Isolation, Ledger, PodGrant
+from agent.managers.allocations.ledger import ContainerAllocation, Isolation, Ledger, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
-from agent.state.checkpoint import State
+from agent.state.checkpoint import Checkpoint
 from agent.state.store import Store
 from sysfs.described.tree import write_tree
 from sysfs.host import Cpu, Host, HugePages, Node
@@ -143,20 +143,20 @@ class TestAgainstState:
     def state(self, tmp_path: Path) -> Path:
         directory = tmp_path / "state"
         directory.mkdir(mode=0o700)
-        held = PodGrant(
+        held = PodAllocation(
             uid="u-1",
             name="web",
             namespace="shop",
             qos=QosClass.GUARANTEED,
             spec_digest="d",
             containers=(
-                ContainerGrant(
+                ContainerAllocation(
                     "c0", ContainerKind.APP, isolation=Isolation.CONTAINER, cpus=Mask.of(1, 3)
                 ),
             ),
         )
         with Store(directory) as store:
-            store.save(State(Ledger({"u-1": held}, exclusive_cpus=Mask.of(1, 3))))
+            store.save(Checkpoint(Ledger({"u-1": held}, exclusive_cpus=Mask.of(1, 3))))
         return directory
 
     def check(self, root: Path, file: Path, state: Path, *settings: str) -> int:
@@ -179,7 +179,7 @@ class TestAgainstState:
         self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         changes = ("reservedSystemCPUs=1", "topologyManagerPolicy=single-numa-node")
-        assert self.check(root, file, state, *changes) == ExitCode.REFUSED
+        assert self.check(root, file, state, *changes) == ExitCode.REJECTED
         assert capsys.readouterr().out.splitlines()[-2:] == [
             (
                 "  not valid         pod shop/web: holds CPUs 1, which are reserved now "

@@ -47,7 +47,7 @@ def test_an_error_without_words_is_named_by_its_class() -> None:
 def test_exit_codes_are_those_that_scripts_rely_on() -> None:
     assert {code.name: code.value for code in ExitCode} == {
         "OK": 0,
-        "REFUSED": 1,
+        "REJECTED": 1,
         "USAGE": 2,
         "BAD_INPUT": 3,
         "UNREACHABLE": 4,

@@ -120,20 +120,20 @@ def test_json_is_the_document_of_the_api(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_refused_pod_is_explained_and_can_be_asked_about(shell: Shell) -> None:
+def test_a_rejected_pod_is_explained_and_can_be_asked_about(shell: Shell) -> None:
     code, out, _ = shell.run("admit", shell.file(manifest("big", OTHER_UID, cpu="64")))
-    assert code == ExitCode.REFUSED
-    assert out.startswith(f"refused shop/big (uid {OTHER_UID})\n")
+    assert code == ExitCode.REJECTED
+    assert out.startswith(f"rejected shop/big (uid {OTHER_UID})\n")
     assert "OutOfcpu: the node has no room for the pod: 64 of cpu asked, 15 free" in out
     first, *rest = out.splitlines()
     phase = "  phase: Failed since 2023-11-14 22:30:00Z, from api"
     for name in (OTHER_UID, "big", "shop/big"):
         code, shown, _ = shell.run("show", name)
-        assert (code, shown.splitlines()) == (ExitCode.REFUSED, [first, phase, *rest])
+        assert (code, shown.splitlines()) == (ExitCode.REJECTED, [first, phase, *rest])
     code, shown, _ = shell.run("show", "big", "--output", "json")
     status = json.loads(shown)
-    assert (code, status["phase"]) == (ExitCode.REFUSED, "Failed")
-    assert status["reason"] == status["refusal"]["reason"]
+    assert (code, status["phase"]) == (ExitCode.REJECTED, "Failed")
+    assert status["reason"] == status["rejection"]["reason"]
     assert status["explanation"]["eligibility"]
 
 
@@ -186,8 +186,8 @@ def test_a_dry_run_only_says_what_would_be(shell: Shell) -> None:
     assert code == ExitCode.OK
     assert out.startswith("would admit shop/web")
     code, out, _ = shell.run("admit", "--dry-run", shell.file(manifest(cpu="64")))
-    assert code == ExitCode.REFUSED
-    assert out.startswith("would refuse shop/web")
+    assert code == ExitCode.REJECTED
+    assert out.startswith("would reject shop/web")
     assert shell.run("list")[1] == "no pods are admitted\n"
 
 
@@ -284,12 +284,12 @@ def test_a_binding_is_given_up(shell: Shell) -> None:
 def test_a_pod_that_is_not_enforced_has_an_exit_code_of_its_own(
     shell: Shell, agent: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agent.server.kernel.ports import Outcome  # noqa: PLC0415
+    from agent.server.kernel.ports import ReconcileResult  # noqa: PLC0415
 
-    def refuse(*_: object) -> Outcome:
-        return Outcome(unenforced={UID: ("cpuset.cpus: Permission denied",)})
+    def reject(*_: object) -> ReconcileResult:
+        return ReconcileResult(unenforced={UID: ("cpuset.cpus: Permission denied",)})
 
-    monkeypatch.setattr(agent.keeper._kernel, "admitted", refuse)
+    monkeypatch.setattr(agent.controller._kernel, "admitted", reject)
     code, out, _ = shell.run("admit", shell.file(manifest()))
     assert code == ExitCode.NOT_ENFORCED
     assert "  not enforced: cpuset.cpus: Permission denied" in out
@@ -328,7 +328,7 @@ def test_watching_prints_a_line_for_each_event_until_the_agent_ends(
     shell: Shell, agent: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = threading.Event()
-    watch = agent.keeper.events.watch
+    watch = agent.controller.events.watch
 
     def noticed() -> AbstractContextManager[Watcher]:
         watched.set()
@@ -340,7 +340,7 @@ def test_watching_prints_a_line_for_each_event_until_the_agent_ends(
         agent.client.remove(UID)
         agent.life.get_loop().call_soon_threadsafe(agent.service.stop)
 
-    monkeypatch.setattr(agent.keeper.events, "watch", noticed)
+    monkeypatch.setattr(agent.controller.events, "watch", noticed)
     acting = threading.Thread(target=act)
     acting.start()
     code, out, err = shell.run("watch")

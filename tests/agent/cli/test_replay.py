@@ -35,14 +35,14 @@ class TestExitCode:
     def test_it_is_0_when_every_pod_is_admitted(self, tmp_path: Path) -> None:
         assert run_command(["replay", file_of(tmp_path, admitting("a"))]) == ExitCode.OK
 
-    def test_it_is_1_when_any_is_refused(self, tmp_path: Path) -> None:
+    def test_it_is_1_when_any_is_rejected(self, tmp_path: Path) -> None:
         file = file_of(tmp_path, admitting("a", 99), admitting("b"))
-        assert run_command(["replay", file]) == ExitCode.REFUSED
+        assert run_command(["replay", file]) == ExitCode.REJECTED
 
     def test_it_is_1_when_the_agent_would_not_start(self, tmp_path: Path) -> None:
         file = tmp_path / "a.jsonl"
         file.write_text(line_of(reserved="99"))
-        assert run_command(["replay", str(file)]) == ExitCode.REFUSED
+        assert run_command(["replay", str(file)]) == ExitCode.REJECTED
 
     def test_it_is_3_when_a_file_is_wrong(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -88,13 +88,13 @@ class TestText:
             "  free        node 0: 7 CPUs, 14.95 GiB; node 1: 8 CPUs, 14.95 GiB",
         ]
 
-    def test_a_refusal_is_explained(
+    def test_a_rejection_is_explained(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         head = HEAD.replace("restricted", "single-numa-node")
         run_command(["replay", file_of(tmp_path, admitting("a", 9), head=head)])
         out = capsys.readouterr().out
-        assert "step 0: refused default/a (uid uid-a)" in out
+        assert "step 0: rejected default/a (uid uid-a)" in out
         assert "TopologyAffinityError: container main cannot be aligned" in out
         assert "asked: 9 of cpu" in out
         assert "remedy" not in out
@@ -129,7 +129,7 @@ class TestJsonLines:
         assert (line["file"], line["sequence"], line["step"]) == (file, file, 0)
         assert (line["op"], line["pod"], line["uid"]) == ("admit", "default/a", "uid-a")
         assert (line["admitted"], line["reason"], line["message"]) == (True, None, None)
-        assert line["grant"] == {
+        assert line["allocation"] == {
             "qos": "Guaranteed",
             "cpus": None,
             "memory": [],
@@ -159,15 +159,15 @@ class TestJsonLines:
         ] == 1  # fmt: skip
         assert line["explanation"]["eligibility"][0]["exclusiveCpus"] == 2
 
-    def test_a_refusal_has_reason_message_and_what_is_free(
+    def test_a_rejection_has_reason_message_and_what_is_free(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         head = HEAD.replace("restricted", "single-numa-node")
         (line,) = lines(capsys, [file_of(tmp_path, admitting("a", 9), head=head)])
         assert (line["admitted"], line["reason"]) == (False, "TopologyAffinityError")
-        assert line["grant"] is None
-        assert line["refusal"]["free"] == {"0": 7, "1": 8}
-        assert line["message"] == line["refusal"]["message"]
+        assert line["allocation"] is None
+        assert line["rejection"]["free"] == {"0": 7, "1": 8}
+        assert line["message"] == line["rejection"]["message"]
 
     def test_a_pod_without_room_has_what_the_node_lacks(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -175,7 +175,7 @@ class TestJsonLines:
         file = file_of(tmp_path, admitting("a"), admitting("b", 99))
         line = lines(capsys, [file])[1]
         assert line["reason"] == "OutOfcpu"
-        assert line["refusal"]["shortages"] == [
+        assert line["rejection"]["shortages"] == [
             {"resource": "cpu", "asked": 99000, "allocatable": 15000, "requested": 2000}
         ]
 

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_what_the_host_refuses_is_no_bad_input_so_that_systemd_tries_again(
+def test_what_the_host_rejects_is_no_bad_input_so_that_systemd_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("cgroupDriver: cgroupfs\n")
 
-    def refused(*_: object) -> None:
+    def rejected(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files", "/sys/fs/cgroup/kubepods")
 
-    monkeypatch.setattr(service, "run", refused)
+    monkeypatch.setattr(service, "run", rejected)
     assert run_command(["run", "--config", str(config)]) == ExitCode.ENVIRONMENT
     said = capsys.readouterr().err
     assert said == "numawarden: error: /sys/fs/cgroup/kubepods: Too many open files\n"
@@ -35,7 +35,7 @@ def test_a_wrong_configuration_is_bad_input_which_a_restart_does_not_mend(tmp_pa
     assert run_command(["run", "--config", str(config)]) == ExitCode.BAD_INPUT
 
 
-def test_a_configuration_that_others_could_replace_is_refused(
+def test_a_configuration_that_others_could_replace_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.yaml"
@@ -48,7 +48,7 @@ def test_a_configuration_that_others_could_replace_is_refused(
     )
 
 
-def test_a_configuration_that_is_a_pipe_is_refused_without_waiting(
+def test_a_configuration_that_is_a_pipe_is_rejected_without_waiting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)

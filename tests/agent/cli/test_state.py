@@ -84,13 +84,13 @@ def test_manifests_complete_what_is_imported(
     with Store(host.state) as store:
         saved = store.load().state
     assert saved is not None
-    assert [(g.namespace, g.name) for g in saved.ledger.grants.values()] == [
+    assert [(g.namespace, g.name) for g in saved.ledger.allocations.values()] == [
         ("shop", "web"),
         ("imported", "u2"),
     ]
 
 
-def test_what_is_refused_changes_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_rejected_changes_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     host.write(CPU.replace(b"0,4-8", b"0,4-7"))
     assert host.run("import") == ExitCode.BAD_INPUT
     error = capsys.readouterr().err

@@ -55,7 +55,7 @@ def test_agreement_is_shown_file_by_file(shell: Shell) -> None:
 def test_a_difference_is_shown_and_left_for_the_next_comparison(shell: Shell) -> None:
     shell.world.kernel.write(POD, "cpuset.cpus", "0-15")
     code, out, _ = shell.run("verify")
-    assert code == ExitCode.REFUSED
+    assert code == ExitCode.REJECTED
     assert f"DIFFERS   cpuset.cpus of /{POD} shows 0-15 instead of 1,9 (unknown)" in out
     assert "the kernel DIFFERS from the ledger" in out
     assert shell.world.kernel.read(POD, "cpuset.cpus") == "0-15\n"
@@ -64,14 +64,14 @@ def test_a_difference_is_shown_and_left_for_the_next_comparison(shell: Shell) ->
 def test_an_ancestor_that_lost_a_controller_is_named(shell: Shell) -> None:
     shell.world.kernel.write(POD, "cgroup.subtree_control", "-cpu")
     code, out, _ = shell.run("verify")
-    assert code == ExitCode.REFUSED
+    assert code == ExitCode.REJECTED
     assert f"DIFFERS   /{POD} does not pass on cpu" in out
 
 
 def test_a_task_that_was_put_on_a_pods_cpus_is_foreign(shell: Shell) -> None:
     shell.world.tasks.append(Task(815, "irqd", Mask.parse("8-9"), "system.slice/irqd.service", 3))
     code, out, _ = shell.run("verify")
-    assert code == ExitCode.REFUSED
+    assert code == ExitCode.REJECTED
     assert (
         "FOREIGN   process 815 (irqd, 3 threads in /system.slice/irqd.service) may run on CPUs 9 "
         f"of {UID}; its affinity is 8-9"
@@ -96,7 +96,7 @@ def test_programs_get_a_document(shell: Shell) -> None:
     shell.world.tasks.append(Task(815, "irqd", Mask.of(9), "user.slice"))
     code, out, _ = shell.run("verify", "--output", "json")
     answer = json.loads(out)
-    assert (code, answer["agrees"]) == (ExitCode.REFUSED, False)
+    assert (code, answer["agrees"]) == (ExitCode.REJECTED, False)
     assert [(task["pid"], task["cpus"], task["pods"]) for task in answer["foreign"]] == [
         (815, "9", [UID])
     ]

@@ -53,7 +53,7 @@ def test_a_whole_stage_can_be_switched_and_a_named_gate_wins() -> None:
         ({"AllAlpha": True, "AllBeta": False}, "PodLevelResourceManagers", "needs"),
     ],
 )
-def test_gates_that_cannot_be_are_refused(gates: dict[str, bool], gate: str, words: str) -> None:
+def test_gates_that_cannot_be_are_rejected(gates: dict[str, bool], gate: str, words: str) -> None:
     problems = dict(gate_problems(gates))
     assert list(problems) == [gate]
     assert words in problems[gate]

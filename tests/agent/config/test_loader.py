@@ -317,7 +317,7 @@ def test_an_empty_setting_is_an_empty_text() -> None:
         ("agent=5", "agent: expected a mapping"),
     ],
 )
-def test_a_wrong_setting_is_refused(setting: str, message: str) -> None:
+def test_a_wrong_setting_is_rejected(setting: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         override(Config(), [setting])
     assert message in str(caught.value)

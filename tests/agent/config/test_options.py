@@ -37,7 +37,7 @@ def test_values_that_go_takes_for_false_are_false(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "yes", "on", "tRUE", " true", "2"])
-def test_other_values_are_refused(value: str) -> None:
+def test_other_values_are_rejected(value: str) -> None:
     assert "full-pcpus-only" in dict(cpu_option_problems({"full-pcpus-only": value}, _ALL_GATES))
     options = {"prefer-closest-numa-nodes": value}
     assert "prefer-closest-numa-nodes" in dict(topology_option_problems(options))
@@ -82,14 +82,14 @@ def test_exactly_the_documented_pairs_exclude_each_other(first: str, second: str
         assert not list(cpu_option_problems({first: "true", second: "false"}, _ALL_GATES))
 
 
-def test_unknown_options_are_refused_with_the_nearest_name() -> None:
+def test_unknown_options_are_rejected_with_the_nearest_name() -> None:
     problems = dict(cpu_option_problems({"full-pcpu-only": "true"}, _ALL_GATES))
     assert 'did you mean "full-pcpus-only"' in problems["full-pcpu-only"]
     assert "unknown" in dict(topology_option_problems({"x": "1"}))["x"]
 
 
 @pytest.mark.parametrize("value", ["7", "-1", "0", "x", "", "8.0", "0x10", "9" * 30])
-def test_too_few_nodes_or_no_number_of_nodes_is_refused(value: str) -> None:
+def test_too_few_nodes_or_no_number_of_nodes_is_rejected(value: str) -> None:
     assert dict(topology_option_problems({"max-allowable-numa-nodes": value}))
 
 
@@ -111,7 +111,7 @@ def test_align_by_socket_needs_a_host_and_a_policy_that_go_with_it() -> None:
 
 @pytest.mark.shared
 @needs_shared("vectors/options.jsonl.gz")
-def test_options_are_read_and_refused_as_recorded() -> None:
+def test_options_are_read_and_rejected_as_recorded() -> None:
     folder = shared_dir()
     assert folder is not None
     with gzip.open(folder / "vectors" / "options.jsonl.gz", "rt") as lines:

@@ -49,7 +49,7 @@ def test_memory_is_the_sum_of_reservations_and_the_eviction_threshold() -> None:
         ("15", 10**12, 150000005960),
     ],
 )
-def test_a_share_is_reckoned_in_the_kubelets_precision(
+def test_a_share_is_computed_in_the_kubelets_precision(
     percent: str, capacity: int, size: int
 ) -> None:
     assert threshold_bytes(Threshold(percent=percent), capacity) == size

@@ -221,8 +221,8 @@ _RIGHT_INSTEAD = {
     "named/start/nine-nodes",
 }
 #: The kubelet starts with these: with policy none it never looks at scope and options. A name
-#: that does not exist is refused here wherever it stands.
-_REFUSED_INSTEAD = {"named/start/tm-none-unknown-scope", "named/start/tm-none-unknown-option"}
+#: that does not exist is rejected here wherever it stands.
+_REJECTED_INSTEAD = {"named/start/tm-none-unknown-scope", "named/start/tm-none-unknown-option"}
 
 
 def _cases(family: str) -> list[dict[str, Any]]:
@@ -238,9 +238,9 @@ def _cases(family: str) -> list[dict[str, Any]]:
 def test_recorded_configurations_resolve_to_what_the_kubelet_started_with(family: str) -> None:
     wrong = []
     for case in _cases(family):
-        refused = "start_error" in case["expected"] and case["name"] not in _RIGHT_INSTEAD
+        rejected = "start_error" in case["expected"] and case["name"] not in _RIGHT_INSTEAD
         problems = start_problems(case)
-        if refused or case["name"] in _REFUSED_INSTEAD:
+        if rejected or case["name"] in _REJECTED_INSTEAD:
             if len(problems) != 1:
                 wrong.append((case["name"], problems))
         elif problems or not _equals_recorded(case):

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.demand import ContainerDemand
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
 
-def draft_of(rules: Rules, pod: Pod, ledger: Ledger | None = None) -> Draft:
+def draft_of(rules: EffectivePolicy, pod: Pod, ledger: Ledger | None = None) -> Draft:
     """Return the draft of a pod that holds nothing yet, by default on a host without pods."""
     return Draft.start(rules, ledger or rules.empty_ledger(), demand_of(rules.policy, pod))
 
 
-def with_pod(rules: Rules, pod: Pod, ledger: Ledger | None = None) -> Ledger:
+def with_pod(rules: EffectivePolicy, pod: Pod, ledger: Ledger | None = None) -> Ledger:
     """Return the ledger of a host on which the pod runs."""
     decision = admit(rules, ledger or rules.empty_ledger(), pod)
-    assert decision.admitted, decision.refusal
+    assert decision.admitted, decision.rejection
     return decision.ledger
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.managers.effective_policy import Rules
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -52,14 +52,14 @@ def make_rules(  # noqa: PLR0913  # a policy has that many sides, each named at 
     gates: Mapping[str, bool] | None = None,
     fit: NodeFit | None = None,
     **options: bool,
-) -> Rules:
+) -> EffectivePolicy:
     """Return static CPU (and memory) policies with one reserved CPU and 1 GiB per node reserved.
 
     Without `fit` what pods request is not compared with what the node has.
     """
     chosen: dict[str, Any] = {"pod_level_resource_managers": managed, **(gates or {})}
     kept = {node.id: {"memory": GIB} for node in machine.nodes if node.known_memory > GIB}
-    return Rules(
+    return EffectivePolicy(
         machine,
         Policy(
             cpu=CpuPolicy(

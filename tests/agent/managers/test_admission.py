@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.allocations.ledger import Isolation, Ledger, PodGrant
+from agent.managers.allocations.ledger import Isolation, Ledger, PodAllocation
 from agent.managers.decision import Decision, Reason
-from agent.managers.effective_policy import Rules, shared_cpus, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
 from agent.pods.model import QosClass
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import (
@@ -28,49 +28,49 @@ BUDGET_4 = guaranteed("cpu=4 memory=4Gi")
 BUDGET_5 = guaranteed("cpu=5 memory=5Gi")
 
 
-def granted(decision: Decision) -> PodGrant:
-    assert decision.grant is not None, decision.refusal
-    return decision.grant
+def allocated(decision: Decision) -> PodAllocation:
+    assert decision.allocation is not None, decision.rejection
+    return decision.allocation
 
 
-def cpus(grant: PodGrant) -> dict[str, str | None]:
-    return {c.name: None if c.cpus is None else str(c.cpus) for c in grant.containers}
+def cpus(allocation: PodAllocation) -> dict[str, str | None]:
+    return {c.name: None if c.cpus is None else str(c.cpus) for c in allocation.containers}
 
 
-def isolation(grant: PodGrant) -> dict[str, Isolation]:
-    return {c.name: c.isolation for c in grant.containers}
+def isolation(allocation: PodAllocation) -> dict[str, Isolation]:
+    return {c.name: c.isolation for c in allocation.containers}
 
 
 class TestPodScopeExamplesOfKep5526:
     def test_example_1_all_containers_share_the_whole_budget(self) -> None:
         rules = make_rules()
-        grant = granted(
+        allocation = allocated(
             admit(
                 rules,
                 rules.empty_ledger(),
                 pod(app("c1"), app("c2"), app("c3"), of_pod=BUDGET_4),
             )
         )
-        assert cpus(grant) == {"c1": "1-4", "c2": "1-4", "c3": "1-4"}
-        assert set(isolation(grant).values()) == {Isolation.POD}
-        assert grant.cpus == Mask.parse("1-4")
-        assert {c.mems for c in grant.containers} == {Mask.of(0)}
+        assert cpus(allocation) == {"c1": "1-4", "c2": "1-4", "c3": "1-4"}
+        assert set(isolation(allocation).values()) == {Isolation.POD}
+        assert allocation.cpus == Mask.parse("1-4")
+        assert {c.mems for c in allocation.containers} == {Mask.of(0)}
 
     def test_example_2_one_container_gets_a_slice_the_others_share_the_rest(self) -> None:
         rules = make_rules()
         mixed = pod(
             app("c1", guaranteed("cpu=2 memory=2Gi")), app("c2"), app("c3"), of_pod=BUDGET_4
         )
-        grant = granted(admit(rules, rules.empty_ledger(), mixed))
-        assert cpus(grant) == {"c1": "1-2", "c2": "3-4", "c3": "3-4"}
-        assert isolation(grant) == {
+        allocation = allocated(admit(rules, rules.empty_ledger(), mixed))
+        assert cpus(allocation) == {"c1": "1-2", "c2": "3-4", "c3": "3-4"}
+        assert isolation(allocation) == {
             "c1": Isolation.CONTAINER,
             "c2": Isolation.POD,
             "c3": Isolation.POD,
         }
 
     @pytest.mark.parametrize("policy", [BEST_EFFORT, SINGLE])
-    def test_example_3_an_empty_shared_pool_is_refused(self, policy: object) -> None:
+    def test_example_3_an_empty_shared_pool_is_rejected(self, policy: object) -> None:
         rules = make_rules(topology=policy)  # type: ignore[arg-type]  # parametrized by value
         full = pod(
             app("c1", guaranteed("cpu=3 memory=3Gi")),
@@ -80,23 +80,23 @@ class TestPodScopeExamplesOfKep5526:
         )
         ledger = rules.empty_ledger()
         decision = admit(rules, ledger, full)
-        assert decision.refusal is not None
+        assert decision.rejection is not None
         expected = (
             Reason.EMPTY_POD_SHARED_POOL if policy is BEST_EFFORT else Reason.TOPOLOGY_AFFINITY
         )
-        assert decision.refusal.reason is expected
+        assert decision.rejection.reason is expected
         assert decision.ledger is ledger
 
     def test_a_budget_that_is_not_used_up_stays_with_the_pod(self) -> None:
         rules = make_rules()
         half = pod(app("c1", guaranteed("cpu=2 memory=2Gi")), of_pod=BUDGET_4)
         decision = admit(rules, rules.empty_ledger(), half)
-        assert granted(decision).cpus == Mask.parse("1-4")
+        assert allocated(decision).cpus == Mask.parse("1-4")
         assert shared_pool(rules, decision.ledger) == Mask.parse("0,5-15")
 
     def test_init_slices_are_used_again_and_sidecars_keep_theirs(self) -> None:
         rules = make_rules()
-        grant = granted(
+        allocation = allocated(
             admit(
                 rules,
                 rules.empty_ledger(),
@@ -111,7 +111,7 @@ class TestPodScopeExamplesOfKep5526:
                 ),
             )
         )
-        assert cpus(grant) == {
+        assert cpus(allocation) == {
             "first": "1-4",
             "side": "1",
             "burst": "2-5",
@@ -128,81 +128,81 @@ class TestContainerScopeExamplesOfKep5526:
         mixed = pod(
             app("c1", guaranteed("cpu=2 memory=2Gi")), app("c2"), app("c3"), of_pod=BUDGET_4
         )
-        grant = granted(admit(rules, rules.empty_ledger(), mixed))
-        assert cpus(grant) == {"c1": "1-2", "c2": None, "c3": None}
-        assert isolation(grant)["c2"] is Isolation.HOST
-        assert not grant.container("c2").mems  # type: ignore[union-attr]  # it exists
-        assert grant.cpus is None
+        allocation = allocated(admit(rules, rules.empty_ledger(), mixed))
+        assert cpus(allocation) == {"c1": "1-2", "c2": None, "c3": None}
+        assert isolation(allocation)["c2"] is Isolation.HOST
+        assert not allocation.container("c2").mems  # type: ignore[union-attr]  # it exists
+        assert allocation.cpus is None
 
     def test_example_2_pod_level_resources_alone_give_nothing_exclusive(self) -> None:
         rules = make_rules(scope=CONTAINER)
         decision = admit(
             rules, rules.empty_ledger(), pod(app("c1"), app("c2"), app("c3"), of_pod=BUDGET_4)
         )
-        assert cpus(granted(decision)) == {"c1": None, "c2": None, "c3": None}
+        assert cpus(allocated(decision)) == {"c1": None, "c2": None, "c3": None}
         assert not decision.ledger.exclusive_cpus
 
 
 def test_without_the_gate_a_pod_with_a_budget_runs_shared() -> None:
     rules = make_rules(managed=False)
-    grant = granted(
+    allocation = allocated(
         admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi")),
                                                of_pod=BUDGET_4))
     )  # fmt: skip
-    assert cpus(grant) == {"c1": None}
-    assert grant.qos is QosClass.GUARANTEED
+    assert cpus(allocation) == {"c1": None}
+    assert allocation.qos is QosClass.GUARANTEED
 
 
 def test_a_burstable_pod_runs_in_the_shared_pool() -> None:
     rules = make_rules()
     burstable = pod(app("c1", resources("cpu=2 memory=1Gi", "cpu=4 memory=1Gi")))
     decision = admit(rules, rules.empty_ledger(), burstable)
-    assert cpus(granted(decision)) == {"c1": None}
+    assert cpus(allocated(decision)) == {"c1": None}
     assert decision.eligibility[0].why == (
         "the pod's QoS class is Burstable; exclusive resources need Guaranteed"
     )
 
 
-def test_full_pcpus_only_refuses_half_a_core_and_says_how_large_one_is() -> None:
+def test_full_pcpus_only_rejects_half_a_core_and_says_how_large_one_is() -> None:
     rules = make_rules(SMT, scope=CONTAINER, reserved="0,8", full_pcpus_only=True)
     decision = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=3 memory=1Gi"))))
-    assert decision.refusal is not None
-    assert decision.refusal.reason is Reason.SMT_ALIGNMENT
-    assert decision.refusal.asked == 3
-    assert decision.refusal.free == {0: 6, 1: 8}
-    assert "not a multiple of the 2 CPUs of a core" in decision.refusal.message
+    assert decision.rejection is not None
+    assert decision.rejection.reason is Reason.SMT_ALIGNMENT
+    assert decision.rejection.asked == 3
+    assert decision.rejection.free == {0: 6, 1: 8}
+    assert "not a multiple of the 2 CPUs of a core" in decision.rejection.message
 
 
-def test_a_refusal_names_resource_request_and_what_is_free_where() -> None:
+def test_a_rejection_names_resource_request_and_what_is_free_where() -> None:
     rules = make_rules(topology=SINGLE)
     decision = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=9 memory=1Gi"))))
-    refusal = decision.refusal
-    assert refusal is not None
-    assert (refusal.reason, refusal.resource) == (Reason.TOPOLOGY_AFFINITY, "cpu")
-    assert (refusal.asked, refusal.free) == (9, {0: 7, 1: 8})
-    assert "free: node 0: 7, node 1: 8" in refusal.message
+    rejection = decision.rejection
+    assert rejection is not None
+    assert (rejection.reason, rejection.resource) == (Reason.TOPOLOGY_AFFINITY, "cpu")
+    assert (rejection.asked, rejection.free) == (9, {0: 7, 1: 8})
+    assert "free: node 0: 7, node 1: 8" in rejection.message
 
 
-def test_a_later_containers_refusal_leaves_nothing_of_the_earlier_ones() -> None:
+def test_a_later_containers_rejection_leaves_nothing_of_the_earlier_ones() -> None:
     rules = make_rules(scope=CONTAINER, topology=SINGLE)
     ledger = rules.empty_ledger()
     too_much = pod(
         app("c1", guaranteed("cpu=4 memory=4Gi")), app("c2", guaranteed("cpu=9 memory=1Gi"))
     )
     decision = admit(rules, ledger, too_much)
-    assert decision.refusal is not None
-    assert decision.refusal.container == "c2"
+    assert decision.rejection is not None
+    assert decision.rejection.container == "c2"
     assert decision.ledger is ledger
 
 
 class TestAskingAgain:
-    def test_the_same_pod_keeps_its_grant(self) -> None:
+    def test_the_same_pod_keeps_its_allocation(self) -> None:
         rules = make_rules()
         asked = pod(app("c1", guaranteed("cpu=2 memory=1Gi")))
         first = admit(rules, rules.empty_ledger(), asked)
         second = admit(rules, first.ledger, asked)
         assert second.already_admitted
-        assert second.grant == first.grant
+        assert second.allocation == first.allocation
         assert second.ledger is first.ledger
         assert not second.counters
 
@@ -210,8 +210,8 @@ class TestAskingAgain:
         rules = make_rules()
         first = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
         second = admit(rules, first.ledger, pod(app("c1", guaranteed("cpu=3 memory=1Gi"))))
-        assert second.refusal is not None
-        assert second.refusal.reason is Reason.CONFLICT
+        assert second.rejection is not None
+        assert second.rejection.reason is Reason.CONFLICT
         assert second.ledger is first.ledger
 
 
@@ -235,7 +235,7 @@ class TestRemoving:
 
 
 class TestInitContainers:
-    def rules_and_ledger(self) -> tuple[Rules, Ledger]:
+    def rules_and_ledger(self) -> tuple[EffectivePolicy, Ledger]:
         rules = make_rules(scope=CONTAINER)
         asked = pod(
             init("i1", guaranteed("cpu=3 memory=3Gi")), app("c1", guaranteed("cpu=2 memory=1Gi"))
@@ -244,9 +244,9 @@ class TestInitContainers:
 
     def test_their_cpus_and_memory_are_used_again(self) -> None:
         _, ledger = self.rules_and_ledger()
-        grant = ledger.grants["u-1"]
-        assert cpus(grant) == {"i1": "1-3", "c1": "1-2"}
-        assert sum(block.size for c in grant.containers for block in c.memory) == 3 << 30
+        allocation = ledger.allocations["u-1"]
+        assert cpus(allocation) == {"i1": "1-3", "c1": "1-2"}
+        assert sum(block.size for c in allocation.containers for block in c.memory) == 3 << 30
         assert ledger.memory[0].reserved["memory"] == 3 << 30
 
     def test_their_memory_goes_back_when_a_later_container_starts(self) -> None:
@@ -265,27 +265,27 @@ class TestInitContainers:
 class TestQuota:
     def test_an_exclusive_container_and_its_pod_have_none(self) -> None:
         rules = make_rules(scope=CONTAINER)
-        grant = granted(
+        allocation = allocated(
             admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
         )
-        assert grant.containers[0].quota_disabled
-        assert grant.quota_disabled
+        assert allocation.containers[0].quota_disabled
+        assert allocation.quota_disabled
 
-    def test_a_mixed_pod_keeps_the_pods_quota_as_the_kubelet_reckons_it(self) -> None:
+    def test_a_mixed_pod_keeps_the_pods_quota_as_the_kubelet_computes_it(self) -> None:
         rules = make_rules()
         mixed = pod(app("c1", guaranteed("cpu=2 memory=2Gi")), app("c2"), of_pod=BUDGET_4)
-        grant = granted(admit(rules, rules.empty_ledger(), mixed))
-        assert grant.containers[0].quota_disabled
-        assert not grant.containers[1].quota_disabled
-        assert not grant.quota_disabled
+        allocation = allocated(admit(rules, rules.empty_ledger(), mixed))
+        assert allocation.containers[0].quota_disabled
+        assert not allocation.containers[1].quota_disabled
+        assert not allocation.quota_disabled
 
     def test_the_gate_brings_quotas_back(self) -> None:
         rules = make_rules(scope=CONTAINER, gates={"disable_cpu_quota_with_exclusive_cpus": False})
-        grant = granted(
+        allocation = allocated(
             admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
         )
-        assert not grant.containers[0].quota_disabled
-        assert not grant.quota_disabled
+        assert not allocation.containers[0].quota_disabled
+        assert not allocation.quota_disabled
 
 
 def test_strict_reservation_leaves_shared_containers_the_reserved_cpus_at_the_worst() -> None:
@@ -301,7 +301,7 @@ def test_strict_reservation_leaves_shared_containers_the_reserved_cpus_at_the_wo
 class TestThePodsOwnLimit:
     def limit_of(self, asked: Pod) -> int | None:
         rules = make_rules()
-        return granted(admit(rules, rules.empty_ledger(), asked)).cpu.limit_millis
+        return allocated(admit(rules, rules.empty_ledger(), asked)).cpu.limit_millis
 
     def test_it_is_the_sum_of_its_containers_limits(self) -> None:
         limited = resources("cpu=500m", "cpu=1")
@@ -315,9 +315,9 @@ class TestThePodsOwnLimit:
         assert self.limit_of(pod(app("a"), app("b"), of_pod=BUDGET_4)) == 4000
 
 
-def test_a_refusal_for_want_of_cpus_names_the_whole_request() -> None:
+def test_a_rejection_for_want_of_cpus_names_the_whole_request() -> None:
     rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER)
     decision = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=20 memory=1Gi"))))
-    assert decision.refusal is not None
-    assert decision.refusal.reason is Reason.UNEXPECTED
-    assert decision.refusal.message == "not enough CPUs: 20 asked, 15 free"
+    assert decision.rejection is not None
+    assert decision.rejection.reason is Reason.UNEXPECTED
+    assert decision.rejection.message == "not enough CPUs: 20 asked, 15 free"

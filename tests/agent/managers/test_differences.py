@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api import documents as wire
-from agent.api.views import refusal_document
+from agent.api.views import rejection_document
 from agent.managers.admission import admit, start_container
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Reason
-from agent.managers.effective_policy import Rules, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, shared_pool
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import NodeFit, PluginDevice
 from agent.managers.readmission import restored
@@ -59,13 +59,15 @@ def test_no_pod_of_an_uneven_host_gets_a_cpu_that_is_busy_or_reserved(
     )  # fmt: skip
     ledger = rules.empty_ledger()
     for number in range(9):
-        wanted = pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid=f"u-{number}")
-        decision = admit(rules, ledger, wanted)
-        if decision.grant is not None:
-            assert not decision.grant.exclusive_cpus & ledger.exclusive_cpus
-            assert not decision.grant.exclusive_cpus & Mask.of(1)
+        desired = pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid=f"u-{number}")
+        decision = admit(rules, ledger, desired)
+        if decision.allocation is not None:
+            assert not decision.allocation.exclusive_cpus & ledger.exclusive_cpus
+            assert not decision.allocation.exclusive_cpus & Mask.of(1)
         ledger = decision.ledger
-    assert len(ledger.exclusive_cpus) == sum(len(g.exclusive_cpus) for g in ledger.grants.values())
+    assert len(ledger.exclusive_cpus) == sum(
+        len(g.exclusive_cpus) for g in ledger.allocations.values()
+    )
 
 
 class TestRestart:
@@ -73,32 +75,32 @@ class TestRestart:
 
     @pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
     def test_a_pod_with_a_budget_keeps_the_one_it_has(self, policy: object) -> None:
-        """The kubelet takes a second budget, or refuses the running pod."""
+        """The kubelet takes a second budget, or rejects the running pod."""
         rules = make_rules(topology=policy)  # type: ignore[arg-type]  # parametrized by value
         ledger = with_pod(rules, self.MIXED)
         again = admit(rules, ledger, self.MIXED)
-        assert again.grant == ledger.grants["u-1"]
+        assert again.allocation == ledger.allocations["u-1"]
         assert again.ledger is ledger
 
     def test_other_policies_scopes_and_gates_keep_it_as_well(self) -> None:
-        """The kubelet refuses to start until the node is drained and the file deleted."""
+        """The kubelet rejects to start until the node is drained and the file deleted."""
         ledger = with_pod(make_rules(), self.MIXED)
         for rules in make_rules(topology=NO_POLICY), make_rules(scope=CONTAINER, managed=False):
-            assert admit(rules, ledger, self.MIXED).grant == ledger.grants["u-1"]
+            assert admit(rules, ledger, self.MIXED).allocation == ledger.allocations["u-1"]
 
     def test_cpus_that_were_reserved_meanwhile_stay_with_their_pod_alone(self) -> None:
-        """The kubelet refuses to start: not all reserved CPUs are in its default set."""
+        """The kubelet rejects to start: not all reserved CPUs are in its default set."""
         ledger = with_pod(
             make_rules(scope=CONTAINER), pod(app("a", guaranteed("cpu=2 memory=1Gi")))
         )
         rules = make_rules(scope=CONTAINER, reserved="0-3")
-        assert ledger.grants["u-1"].exclusive_cpus == Mask.parse("1-2")
+        assert ledger.allocations["u-1"].exclusive_cpus == Mask.parse("1-2")
         assert shared_pool(rules, ledger) == Mask.parse("0,3-15")
         later = with_pod(rules, pod(app("a", guaranteed("cpu=2 memory=1Gi")), uid="u-2"), ledger)
-        assert later.grants["u-2"].exclusive_cpus == Mask.parse("4-5")
+        assert later.allocations["u-2"].exclusive_cpus == Mask.parse("4-5")
 
     def test_an_empty_shared_pool_is_no_hindrance(self) -> None:
-        """The kubelet refuses to start: its default set must not be empty."""
+        """The kubelet rejects to start: its default set must not be empty."""
         rules = make_rules(topology=NO_POLICY, scope=CONTAINER, strict_cpu_reservation=True)
         everything = pod(app("a", guaranteed("cpu=15 memory=1Gi")))
         ledger = with_pod(rules, everything)
@@ -108,7 +110,7 @@ class TestRestart:
         assert admit(rules, again, pod(app("b"), uid="u-2")).admitted
 
     def test_cpus_that_went_offline_are_given_to_nobody(self) -> None:
-        """The kubelet refuses to start: its CPUs are not those of the state."""
+        """The kubelet rejects to start: its CPUs are not those of the state."""
         before = make_rules(HYBRID, NO_POLICY, CONTAINER, memory=False)
         ledger = with_pod(before, pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
         gone = ledger.exclusive_cpus.lowest
@@ -120,7 +122,7 @@ class TestRestart:
         later = with_pod(
             rules, pod(app("a", guaranteed(f"cpu={rest} memory=1Gi")), uid="u-2"), ledger
         )
-        assert not later.grants["u-2"].exclusive_cpus & ledger.exclusive_cpus
+        assert not later.allocations["u-2"].exclusive_cpus & ledger.exclusive_cpus
 
 
 @pytest.mark.parametrize(
@@ -136,11 +138,11 @@ class TestRestart:
 def test_a_shared_container_of_a_budget_needs_no_pinned_memory_in_container_scope(
     policy: TopologyManagerPolicy, scope: TopologyManagerScope, shared: Resources
 ) -> None:
-    """The kubelet refuses the KEP's own example: no memory is asked for, so no node serves it."""
+    """The kubelet rejects the KEP's own example: no memory is asked for, so no node serves it."""
     rules = make_rules(topology=policy, scope=scope)
     mixed = pod(app("a", guaranteed("cpu=2 memory=2Gi")), app("b", shared), of_pod=BUDGET)
-    grant = with_pod(rules, mixed).grants["u-1"]
-    assert [container.memory != () for container in grant.containers] == [True, False]
+    allocation = with_pod(rules, mixed).allocations["u-1"]
+    assert [container.memory != () for container in allocation.containers] == [True, False]
 
 
 def test_distances_of_nodes_with_gaps_in_their_ids_are_their_own() -> None:
@@ -155,24 +157,24 @@ def test_distances_of_nodes_with_gaps_in_their_ids_are_their_own() -> None:
     )
     rules = make_rules(machine, BEST_EFFORT, CONTAINER, memory=False)
     topology = replace(rules.policy.topology, prefer_closest_numa_nodes=True)
-    rules = Rules(machine, replace(rules.policy, topology=topology))
-    grant = with_pod(rules, pod(app("a", guaranteed("cpu=3 memory=1Gi")))).grants["u-1"]
-    assert grant.containers[0].hint == Hint(Mask.of(0, 3).bits, preferred=True)
-    assert grant.exclusive_cpus == Mask.of(1, 4, 5)
+    rules = EffectivePolicy(machine, replace(rules.policy, topology=topology))
+    allocation = with_pod(rules, pod(app("a", guaranteed("cpu=3 memory=1Gi")))).allocations["u-1"]
+    assert allocation.containers[0].hint == Hint(Mask.of(0, 3).bits, preferred=True)
+    assert allocation.exclusive_cpus == Mask.of(1, 4, 5)
 
 
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
-def test_a_refused_pod_leaves_nothing_behind(scope: object) -> None:
+def test_a_rejected_pod_leaves_nothing_behind(scope: object) -> None:
     """The kubelet keeps what its earlier containers got until the next stale state is removed."""
     rules = make_rules(topology=NO_POLICY, scope=scope)  # type: ignore[arg-type]  # by value
     ledger = rules.empty_ledger()
-    wanted = pod(
+    desired = pod(
         init("i", guaranteed("cpu=2 memory=1Gi")),
         app("a", guaranteed("cpu=8 memory=1Gi")),
         app("b", guaranteed("cpu=8 memory=1Gi")),
     )
-    decision = admit(rules, ledger, wanted)
-    assert decision.refusal is not None
+    decision = admit(rules, ledger, desired)
+    assert decision.rejection is not None
     assert decision.ledger is ledger
 
 
@@ -181,48 +183,48 @@ def test_a_node_with_more_reserved_than_it_has_gives_no_memory() -> None:
     plain = make_rules(topology=SINGLE, scope=CONTAINER)
     reserved = {0: {"memory": 64 * GIB}, 1: {"memory": 64 * GIB}}
     memory = replace(plain.policy.memory, reserved=reserved)
-    rules = Rules(plain.machine, replace(plain.policy, memory=memory))
-    wanted = pod(app("a", guaranteed("cpu=1 memory=1Gi")))
-    decision = admit(rules, rules.empty_ledger(), wanted)
-    assert decision.refusal is not None
-    assert decision.refusal.reason is Reason.UNEXPECTED
-    assert decision.refusal.free == {0: 0, 1: 0}
+    rules = EffectivePolicy(plain.machine, replace(plain.policy, memory=memory))
+    desired = pod(app("a", guaranteed("cpu=1 memory=1Gi")))
+    decision = admit(rules, rules.empty_ledger(), desired)
+    assert decision.rejection is not None
+    assert decision.rejection.reason is Reason.UNEXPECTED
+    assert decision.rejection.free == {0: 0, 1: 0}
 
 
 def test_room_on_the_node_is_looked_at_before_alignment() -> None:
     """The kubelet asks its managers first, so its reason is that no nodes could be aligned."""
     asked = pod(app("a", guaranteed("cpu=17 memory=1Gi")))
     decision = admit(make_rules(fit=NodeFit()), make_rules().empty_ledger(), asked)
-    assert decision.refusal is not None
-    assert decision.refusal.reason == "OutOfcpu"
+    assert decision.rejection is not None
+    assert decision.rejection.reason == "OutOfcpu"
     assert decision.hints == ()
     unasked = admit(make_rules(), make_rules().empty_ledger(), asked)
-    assert unasked.refusal is not None
-    assert unasked.refusal.reason == Reason.TOPOLOGY_AFFINITY
+    assert unasked.rejection is not None
+    assert unasked.rejection.reason == Reason.TOPOLOGY_AFFINITY
 
 
-def test_a_resource_that_nobody_offers_is_refused() -> None:
+def test_a_resource_that_nobody_offers_is_rejected() -> None:
     """The kubelet takes it for one of the cluster's, not of its node, and admits the pod."""
     devices = {"example.com/gpu": (PluginDevice("0"),)}
     asked = pod(app("a", resources("example.com/gup=1", "example.com/gup=1")))
     rules = make_rules(devices=devices, fit=NodeFit())
     decision = admit(rules, rules.empty_ledger(), asked)
-    assert decision.refusal is not None
-    assert decision.refusal.reason == "OutOfexample.com/gup"
-    assert 'did you mean "example.com/gpu"?' in decision.refusal.message
+    assert decision.rejection is not None
+    assert decision.rejection.reason == "OutOfexample.com/gup"
+    assert 'did you mean "example.com/gpu"?' in decision.rejection.message
     others = make_rules(devices=devices, fit=NodeFit(ignored=frozenset({"example.com/gup"})))
     assert admit(others, others.empty_ledger(), asked).admitted
 
 
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
 def test_memory_in_thousandths_of_bytes_is_rounded_up(scope: TopologyManagerScope) -> None:
-    """The kubelet fails to represent such an amount and refuses Guaranteed pods."""
+    """The kubelet fails to represent such an amount and rejects Guaranteed pods."""
     rules = make_rules(scope=scope)
     asked = pod(app("a", guaranteed("cpu=2 memory=1500m")), app("b", guaranteed("cpu=1 memory=2")))
     decision = admit(rules, rules.empty_ledger(), asked)
-    assert decision.grant is not None
-    assert [block.size for c in decision.grant.containers for block in c.memory] == [2, 2]
-    assert decision.grant.requests["memory"] == 4
+    assert decision.allocation is not None
+    assert [block.size for c in decision.allocation.containers for block in c.memory] == [2, 2]
+    assert decision.allocation.requests["memory"] == 4
     assert "1500m is not a whole number of bytes, it counts as 2" in decision.warnings[0]
     assert admit(rules, decision.ledger, asked).warnings == decision.warnings
 
@@ -237,7 +239,7 @@ def test_a_budget_in_thousandths_of_bytes_is_divided() -> None:
 
 @pytest.mark.parametrize("resource", ["cpu", "memory", "example.com/gpu", "kubernetes.io/x"])
 @pytest.mark.parametrize("looks", [True, False])
-def test_an_amount_that_no_host_has_is_refused_for_want_of_room(
+def test_an_amount_that_no_host_has_is_rejected_for_want_of_room(
     resource: str, *, looks: bool
 ) -> None:
     """The kubelet counts on in 64 bits and arrives at any number."""
@@ -248,20 +250,20 @@ def test_an_amount_that_no_host_has_is_refused_for_want_of_room(
     )
     decision = admit(rules, rules.empty_ledger(), asked)
     if looks or resource != "kubernetes.io/x":
-        assert decision.refusal is not None
-        assert not looks or decision.refusal.reason == f"OutOf{resource}"
-        assert wire.encode(refusal_document(decision.refusal))
+        assert decision.rejection is not None
+        assert not looks or decision.rejection.reason == f"OutOf{resource}"
+        assert wire.encode(rejection_document(decision.rejection))
 
 
 def test_a_resource_of_kubernetes_that_nobody_offers_can_be_ignored() -> None:
-    """The kubelet refuses it as any that its node does not offer."""
+    """The kubelet rejects it as any that its node does not offer."""
     asked = pod(app("a", resources("kubernetes.io/x=1")))
     rules = make_rules(fit=NodeFit())
-    refusal = admit(rules, rules.empty_ledger(), asked).refusal
-    assert refusal is not None
-    assert refusal.reason == "OutOfkubernetes.io/x"
-    assert "agent.ignoredResources" in refusal.remedy
-    assert "agent.devices" not in refusal.remedy  # which takes extended resources only
+    rejection = admit(rules, rules.empty_ledger(), asked).rejection
+    assert rejection is not None
+    assert rejection.reason == "OutOfkubernetes.io/x"
+    assert "agent.ignoredResources" in rejection.remedy
+    assert "agent.devices" not in rejection.remedy  # which takes extended resources only
     others = make_rules(fit=NodeFit(ignored=frozenset({"kubernetes.io/x"})))
     assert admit(others, others.empty_ledger(), asked).admitted
 
@@ -285,28 +287,28 @@ PAGES_ON_NODE_1 = replace(
 def test_huge_pages_that_only_an_init_container_asks_for_choose_the_pods_node(
     kind: Callable[[str, Resources], Container], policy: TopologyManagerPolicy
 ) -> None:
-    """The kubelet aligns the pod to node 0, which has none of them, and then refuses it."""
+    """The kubelet aligns the pod to node 0, which has none of them, and then rejects it."""
     rules = make_rules(PAGES_ON_NODE_1, policy)
-    wanted = pod(
+    desired = pod(
         kind("i", guaranteed("cpu=1 memory=1Gi hugepages-1Gi=2Gi")),
         app("a", guaranteed("cpu=2 memory=1Gi")),
     )
-    grant = with_pod(rules, wanted).grants["u-1"]
-    assert {container.mems for container in grant.containers} == {Mask.of(1)}
-    assert grant.exclusive_cpus <= Mask.parse("8-15")
-    assert {container.hint for container in grant.containers} == {Hint(2, preferred=True)}
+    allocation = with_pod(rules, desired).allocations["u-1"]
+    assert {container.mems for container in allocation.containers} == {Mask.of(1)}
+    assert allocation.exclusive_cpus <= Mask.parse("8-15")
+    assert {container.hint for container in allocation.containers} == {Hint(2, preferred=True)}
 
 
 def test_nothing_of_a_budget_is_freed_before_the_pod_ends() -> None:
     """As KEP-5526 says: what ended containers had stays with the pod."""
     rules = make_rules()
-    wanted = pod(
+    desired = pod(
         init("i", guaranteed("cpu=2 memory=2Gi")),
         app("a", guaranteed("cpu=1 memory=1Gi")),
         app("b"),
         of_pod=BUDGET,
     )
-    ledger = with_pod(rules, wanted)
+    ledger = with_pod(rules, desired)
     assert start_container(rules, ledger, "u-1", "b") is ledger
 
 
@@ -318,20 +320,20 @@ def test_a_pod_whose_containers_all_share_is_admitted_beside_pinned_memory(
     rules = make_rules(topology=policy, scope=CONTAINER)
     pinned = with_pod(rules, pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid="other"))
     sharing = pod(app("a"), app("b"), of_pod=BUDGET)
-    grant = with_pod(rules, sharing, pinned).grants["u-1"]
-    assert not any(container.memory for container in grant.containers)
+    allocation = with_pod(rules, sharing, pinned).allocations["u-1"]
+    assert not any(container.memory for container in allocation.containers)
 
 
 def test_an_exclusive_init_container_runs_beside_a_shared_sidecar_before_it() -> None:
     """Two sentences of KEP-5526 meet here: the sidecar has the final pool from its start."""
     rules = make_rules()
-    wanted = pod(
+    desired = pod(
         sidecar("log"),
         init("setup", guaranteed("cpu=4 memory=1Gi")),
         app("main", guaranteed("cpu=2 memory=1Gi")),
         of_pod=BUDGET,
     )
-    log, setup, main = with_pod(rules, wanted).grants["u-1"].containers
+    log, setup, main = with_pod(rules, desired).allocations["u-1"].containers
     assert log.cpus is not None
     assert setup.cpus is not None
     assert main.cpus is not None
@@ -343,7 +345,7 @@ def test_an_exclusive_init_container_runs_beside_a_shared_sidecar_before_it() ->
 def test_resource_manager_metrics_count_without_the_gate() -> None:
     """KEP-5526 brings them with the gate; the kubelet counts them for every pod."""
     rules = make_rules(managed=False)
-    wanted = pod(app("a", guaranteed("cpu=1 memory=1Gi")))
-    counters = admit(rules, rules.empty_ledger(), wanted).counters
+    desired = pod(app("a", guaranteed("cpu=1 memory=1Gi")))
+    counters = admit(rules, rules.empty_ledger(), desired).counters
     assert counters["resource_manager_allocations_total", ("cpu", "node")] == 1
     assert counters["resource_manager_container_assignments", ("memory", "node_exclusive")] == 1

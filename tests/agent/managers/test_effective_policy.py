@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.managers.effective_policy import Rules, shared_cpus, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
 from agent.managers.policy import Policy
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
@@ -26,7 +26,7 @@ def test_memory_is_charged_only_by_the_static_policy() -> None:
 
 
 def test_without_policies_nothing_is_static() -> None:
-    rules = Rules(PLAIN, Policy())
+    rules = EffectivePolicy(PLAIN, Policy())
     assert (rules.static_cpus, rules.static_memory) == (False, False)
     assert (make_rules().static_cpus, make_rules().static_memory) == (True, True)
 
@@ -49,7 +49,7 @@ class TestSharedPool:
         assert shared_cpus(rules, ledger) == Mask.of(0)
 
     def test_containers_run_anywhere_when_nothing_is_reserved_either(self) -> None:
-        rules = Rules(PLAIN, Policy())
+        rules = EffectivePolicy(PLAIN, Policy())
         ledger = replace(rules.empty_ledger(), exclusive_cpus=PLAIN.cpus.all)
         assert shared_pool(rules, ledger) == EMPTY
         assert shared_cpus(rules, ledger) == PLAIN.cpus.all

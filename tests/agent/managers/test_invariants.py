@@ -32,7 +32,7 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 from tests.conformance.invariants import NOTHING, Before, broken_invariants
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Container, Pod
 
 SEQUENCES: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "100"))
@@ -86,7 +86,7 @@ def _nodes(draw: st.DrawFn, ids: list[int]) -> list[MachineNode]:
 
 
 @st.composite
-def rule_sets(draw: st.DrawFn, machine: Machine | None = None) -> Rules:
+def rule_sets(draw: st.DrawFn, machine: Machine | None = None) -> EffectivePolicy:
     """Draw a policy for a machine, which is drawn as well unless it is given."""
     machine = machine or draw(machines())
     cpus = list(machine.cpus.all)
@@ -156,7 +156,7 @@ class Host(RuleBasedStateMachine):
     """One host on which pods come and go, and on which the agent is started again."""
 
     @initialize(rules=rule_sets())
-    def begin(self, rules: Rules) -> None:
+    def begin(self, rules: EffectivePolicy) -> None:
         self.in_force = rules
         self.whole = rules.machine
         self.ledger = rules.empty_ledger()
@@ -167,29 +167,29 @@ class Host(RuleBasedStateMachine):
     @rule(data=st.data())
     def admit(self, data: st.DataObject) -> None:
         self.asked += 1
-        wanted = data.draw(pods(f"u-{self.asked}"))
-        decision = admit(self.in_force, self.ledger, wanted)
-        assert decision == admit(self.in_force, self.ledger, wanted), (
+        desired = data.draw(pods(f"u-{self.asked}"))
+        decision = admit(self.in_force, self.ledger, desired)
+        assert decision == admit(self.in_force, self.ledger, desired), (
             "the same question, one answer"
         )
         if decision.admitted:
-            self.admitted[wanted.uid] = wanted
+            self.admitted[desired.uid] = desired
             if not self.before.memory:
-                undone = remove(self.in_force, decision.ledger, wanted.uid)
+                undone = remove(self.in_force, decision.ledger, desired.uid)
                 assert undone.exclusive_cpus == self.ledger.exclusive_cpus
                 assert undone.devices == self.ledger.devices
         else:
-            assert decision.refusal is not None
-            assert decision.ledger is self.ledger, "a refused pod changes nothing"
-            assert not decision.refusal.remedy, "what was not tried is not advised"
+            assert decision.rejection is not None
+            assert decision.ledger is self.ledger, "a rejected pod changes nothing"
+            assert not decision.rejection.remedy, "what was not tried is not advised"
         self.ledger = decision.ledger
 
     @precondition(lambda self: self.admitted)
     @rule(data=st.data())
     def ask_again(self, data: st.DataObject) -> None:
-        wanted = self.admitted[data.draw(st.sampled_from(sorted(self.admitted)))]
-        decision = admit(self.in_force, self.ledger, wanted)
-        assert decision.grant == self.ledger.grants[wanted.uid]
+        desired = self.admitted[data.draw(st.sampled_from(sorted(self.admitted)))]
+        decision = admit(self.in_force, self.ledger, desired)
+        assert decision.allocation == self.ledger.allocations[desired.uid]
         assert decision.ledger is self.ledger
 
     @precondition(lambda self: self.admitted)
@@ -203,7 +203,7 @@ class Host(RuleBasedStateMachine):
     @rule(data=st.data())
     def start_container(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.admitted)))
-        names = [one.name for one in self.ledger.grants[uid].containers]
+        names = [one.name for one in self.ledger.allocations[uid].containers]
         name = data.draw(st.sampled_from(names))
         self.ledger = start_container(self.in_force, self.ledger, uid, name)
 
@@ -222,21 +222,21 @@ class Host(RuleBasedStateMachine):
         machine = Machine(CpuTopology.from_rows(left), self.whole.nodes)
         self._start_again(data.draw(rule_sets(machine)))
 
-    def _start_again(self, rules: Rules) -> None:
-        held = dict(self.ledger.grants)
+    def _start_again(self, rules: EffectivePolicy) -> None:
+        held = dict(self.ledger.allocations)
         self.in_force = rules
         self.ledger = restored(rules, self.ledger)
         self.before = Before(frozenset(held), self.ledger.memory)
-        assert dict(self.ledger.grants) == held, "what was granted is a fact"
+        assert dict(self.ledger.allocations) == held, "what was allocated is a fact"
 
     @invariant()
     def nothing_is_broken(self) -> None:
         assert broken_invariants(self.in_force, self.ledger, self.before) == []
         assert not shared_pool(self.in_force, self.ledger) & self.ledger.exclusive_cpus
-        assert set(self.ledger.grants) == set(self.admitted)
+        assert set(self.ledger.allocations) == set(self.admitted)
 
     def teardown(self) -> None:
-        for uid in list(self.ledger.grants):
+        for uid in list(self.ledger.allocations):
             self.ledger = remove(self.in_force, self.ledger, uid)
             assert broken_invariants(self.in_force, self.ledger, self.before) == []
         assert self.ledger == self.in_force.empty_ledger(), "all of it comes back"
@@ -248,7 +248,7 @@ def test_no_sequence_breaks_an_invariant() -> None:
 
 @given(rules=rule_sets(), asked=pods("u-1"))
 @EVERY_SEQUENCE
-def test_removing_undoes_admitting(rules: Rules, asked: Pod) -> None:
+def test_removing_undoes_admitting(rules: EffectivePolicy, asked: Pod) -> None:
     before = rules.empty_ledger()
     decision = admit(rules, before, asked)
     assert remove(rules, decision.ledger, "u-1") == before
@@ -257,7 +257,7 @@ def test_removing_undoes_admitting(rules: Rules, asked: Pod) -> None:
 @given(rules=rule_sets(), several=st.lists(pods(), min_size=2, max_size=5), data=st.data())
 @EVERY_SEQUENCE
 def test_no_order_of_independent_pods_breaks_an_invariant(
-    rules: Rules, several: list[Pod], data: st.DataObject
+    rules: EffectivePolicy, several: list[Pod], data: st.DataObject
 ) -> None:
     named = [pod(*one.all_containers(), of_pod=one.resources, uid=f"u-{number}")
              for number, one in enumerate(several)]  # fmt: skip

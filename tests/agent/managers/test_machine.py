@@ -28,6 +28,6 @@ def test_offline_cpus_do_not_exist() -> None:
     assert Machine.of(with_offline(HOST, Mask.of(3))).cpus.all == HOST.online - Mask.of(3)
 
 
-def test_a_host_without_online_cpus_is_refused() -> None:
+def test_a_host_without_online_cpus_is_rejected() -> None:
     with pytest.raises(CpuTopologyError):
         Machine.of(with_offline(HOST, HOST.online))

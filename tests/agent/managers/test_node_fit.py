@@ -25,8 +25,8 @@ from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.decision import Refusal
-    from agent.managers.effective_policy import Rules
+    from agent.managers.decision import Rejection
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Container, Pod, Resources
 
 GPU = "example.com/gpu"
@@ -39,7 +39,7 @@ PAGED = Machine.of(regular_host(cores_per_node=8, threads=1, hugepages=((2 * MIB
 DEVICES = {GPU: (PluginDevice("0"), PluginDevice("1"), PluginDevice("2", healthy=False)), NIC: ()}
 
 
-def rules_with(fit: NodeFit = KEPT, machine: Machine = PLAIN) -> Rules:
+def rules_with(fit: NodeFit = KEPT, machine: Machine = PLAIN) -> EffectivePolicy:
     return make_rules(machine, NO_POLICY, CONTAINER, memory=False, devices=DEVICES, fit=fit)
 
 
@@ -47,12 +47,12 @@ def asking(text: str, uid: str = "u-1") -> Pod:
     return pod(app("a", resources(text, text if "/" in text else "")), uid=uid)
 
 
-def refused(rules: Rules, asked: Pod, ledger: Ledger | None = None) -> Refusal:
+def rejected(rules: EffectivePolicy, asked: Pod, ledger: Ledger | None = None) -> Rejection:
     before = ledger or rules.empty_ledger()
     decision = admit(rules, before, asked)
-    assert decision.refusal is not None
+    assert decision.rejection is not None
     assert decision.ledger is before
-    return decision.refusal
+    return decision.rejection
 
 
 class TestReasons:
@@ -69,10 +69,10 @@ class TestReasons:
             ("example.com/other=1", "OutOfexample.com/other"),
         ],
     )
-    def test_too_much_of_a_resource_is_refused_by_its_name(self, text: str, reason: str) -> None:
-        refusal = refused(rules_with(), asking(text))
-        assert refusal.reason == reason
-        assert refusal.resource == reason.removeprefix("OutOf")
+    def test_too_much_of_a_resource_is_rejected_by_its_name(self, text: str, reason: str) -> None:
+        rejection = rejected(rules_with(), asking(text))
+        assert rejection.reason == reason
+        assert rejection.resource == reason.removeprefix("OutOf")
 
     @pytest.mark.parametrize(
         "text",
@@ -85,24 +85,24 @@ class TestReasons:
         rules = rules_with(replace(KEPT, max_pods=1))
         ledger = with_pod(rules, asking("cpu=1"))
         asked = asking(f"memory=31Gi {GPU}=3 cpu=15 hugepages-2Mi=2Mi", "u-2")
-        refusal = refused(rules, asked, ledger)
-        assert refusal.reason == "OutOfpods"
-        assert [each.resource for each in refusal.shortages] == [
+        rejection = rejected(rules, asked, ledger)
+        assert rejection.reason == "OutOfpods"
+        assert [each.resource for each in rejection.shortages] == [
             "pods",
             "cpu",
             "memory",
             GPU,
             "hugepages-2Mi",
         ]
-        for each in refusal.shortages:
-            assert each.resource.removeprefix("pods") in refusal.message
+        for each in rejection.shortages:
+            assert each.resource.removeprefix("pods") in rejection.message
 
     def test_what_others_request_counts(self) -> None:
         rules = rules_with()
         ledger = with_pod(rules, asking("cpu=10 memory=20Gi"))
-        refusal = refused(rules, asking("cpu=5", "u-2"), ledger)
-        assert refusal.shortages == (Shortage("cpu", 5000, 14500, 10000),)
-        assert refused(rules, asking("memory=11Gi", "u-2"), ledger).reason == "OutOfmemory"
+        rejection = rejected(rules, asking("cpu=5", "u-2"), ledger)
+        assert rejection.shortages == (Shortage("cpu", 5000, 14500, 10000),)
+        assert rejected(rules, asking("memory=11Gi", "u-2"), ledger).reason == "OutOfmemory"
         assert admit(rules, ledger, asking("cpu=4500m memory=10Gi", "u-2")).admitted
 
     def test_a_pod_that_requests_nothing_is_kept_out_by_their_number_alone(self) -> None:
@@ -110,9 +110,9 @@ class TestReasons:
         ledger = with_pod(rules, asking("cpu=14500m memory=30Gi"))
         for number in range(3):
             ledger = with_pod(rules, pod(app("a"), uid=f"best-effort-{number}"), ledger)
-        refusal = refused(rules, pod(app("a"), uid="one-more"), ledger)
-        assert refusal.reason == "OutOfpods"
-        assert refusal.shortages == (Shortage("pods", 1, 4, 4),)
+        rejection = rejected(rules, pod(app("a"), uid="one-more"), ledger)
+        assert rejection.reason == "OutOfpods"
+        assert rejection.shortages == (Shortage("pods", 1, 4, 4),)
 
     def test_what_ends_makes_room(self) -> None:
         rules = rules_with()
@@ -123,7 +123,7 @@ class TestReasons:
     def test_a_resource_that_others_provide_is_not_looked_at(self) -> None:
         rules = rules_with(replace(KEPT, ignored=frozenset({LICENCE})))
         assert admit(rules, rules.empty_ledger(), asking(f"{LICENCE}=1000000")).admitted
-        assert refused(rules_with(), asking(f"{LICENCE}=1")).reason == f"OutOf{LICENCE}"
+        assert rejected(rules_with(), asking(f"{LICENCE}=1")).reason == f"OutOf{LICENCE}"
 
     def test_disk_space_is_not_looked_at(self) -> None:
         rules = rules_with()
@@ -139,17 +139,17 @@ class TestEffectiveRequests:
     def test_an_init_container_and_overhead_count(self) -> None:
         rules = rules_with()
         starting = pod(init("i", resources("cpu=15")), app("a", resources("cpu=1")))
-        assert refused(rules, starting).shortages[0].asked == 15_000
+        assert rejected(rules, starting).shortages[0].asked == 15_000
         wrapped = replace(asking("cpu=14"), overhead=amounts("cpu=600m"))
-        assert refused(rules, wrapped).shortages[0].asked == 14_600
+        assert rejected(rules, wrapped).shortages[0].asked == 14_600
 
     def test_sidecars_count_beside_the_apps(self) -> None:
         asked = pod(sidecar("s", resources("cpu=8")), app("a", resources("cpu=8")))
-        assert refused(rules_with(), asked).shortages[0].asked == 16_000
+        assert rejected(rules_with(), asked).shortages[0].asked == 16_000
 
     def test_a_budget_counts_and_not_what_its_containers_request(self) -> None:
         asked = pod(app("a", resources("cpu=1")), of_pod=resources("cpu=15 memory=1Gi"))
-        assert refused(rules_with(), asked).shortages == (Shortage("cpu", 15_000, 14_500, 0),)
+        assert rejected(rules_with(), asked).shortages == (Shortage("cpu", 15_000, 14_500, 0),)
 
     def test_an_admitted_pods_init_container_keeps_its_room(self) -> None:
         """As for the kubelet: it may start again for as long as the pod is there."""
@@ -157,13 +157,13 @@ class TestEffectiveRequests:
         asked = guaranteed("cpu=12 memory=4Gi")
         first = pod(init("i", asked), app("a", guaranteed("cpu=1 memory=1Gi")))
         ledger = start_container(rules, with_pod(rules, first), "u-1", "a")
-        assert refused(rules, asking("cpu=5", "u-2"), ledger).reason == "OutOfcpu"
+        assert rejected(rules, asking("cpu=5", "u-2"), ledger).reason == "OutOfcpu"
 
 
 class TestHeld:
     """A pod that holds an allocation already is a fact and not asked again."""
 
-    def test_asking_again_on_a_full_node_keeps_the_grant(self) -> None:
+    def test_asking_again_on_a_full_node_keeps_the_allocation(self) -> None:
         ledger = with_pod(rules_with(), asking("cpu=14"))
         smaller = rules_with(NodeFit({"cpu": 15_000}, max_pods=1))
         again = admit(smaller, ledger, asking("cpu=14"))
@@ -175,8 +175,8 @@ class TestHeld:
         shared = app("b", guaranteed("cpu=500m memory=1Gi"))
         asked = pod(app("a", guaranteed("cpu=4 memory=4Gi")), shared)
         ledger = with_pod(rules, asked)
-        known = replace(ledger.grants["u-1"], spec_digest="", requests={})
-        imported = replace(ledger, grants={"u-1": known}, requests=total_requests([known]))
+        known = replace(ledger.allocations["u-1"], spec_digest="", requests={})
+        imported = replace(ledger, allocations={"u-1": known}, requests=total_requests([known]))
         tight = make_rules(scope=CONTAINER, fit=NodeFit({"cpu": 15_000}, max_pods=0))
         assert imported.requests == {"cpu": 4000, "memory": 5 * GIB}
         decision = admit(tight, imported, asked)
@@ -187,18 +187,18 @@ class TestHeld:
         rules = make_rules(scope=CONTAINER, devices=DEVICES, fit=KEPT)
         text = f"cpu=4 memory=4Gi {GPU}=1"
         ledger = with_pod(rules, pod(app("a", guaranteed(text))))
-        known = replace(ledger.grants["u-1"], spec_digest="", requests={})
+        known = replace(ledger.allocations["u-1"], spec_digest="", requests={})
         assert known.node_requests == {"cpu": 4000, "memory": 4 * GIB, GPU: 1}
-        old = replace(ledger, grants={"u-1": known}, requests=total_requests([known]))
-        assert refused(rules, asking("cpu=11", "u-2"), old).shortages[0].requested == 4000
+        old = replace(ledger, allocations={"u-1": known}, requests=total_requests([known]))
+        assert rejected(rules, asking("cpu=11", "u-2"), old).shortages[0].requested == 4000
         assert remove(rules, old, "u-1").requests == {}
 
     def test_of_a_budget_without_a_specification_the_budget_counts_once(self) -> None:
         rules = make_rules()
         budget = guaranteed("cpu=4 memory=4Gi")
         asked = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b"), of_pod=budget)
-        grant = with_pod(rules, asked).grants["u-1"]
-        assert replace(grant, requests={}).node_requests == {"cpu": 4000, "memory": 4 * GIB}
+        allocation = with_pod(rules, asked).allocations["u-1"]
+        assert replace(allocation, requests={}).node_requests == {"cpu": 4000, "memory": 4 * GIB}
 
     def test_memory_that_went_back_no_longer_counts_without_a_specification(self) -> None:
         rules = make_rules(scope=CONTAINER)
@@ -206,8 +206,8 @@ class TestHeld:
             init("i", guaranteed("cpu=1 memory=4Gi")), app("a", guaranteed("cpu=1 memory=1Gi"))
         )
         ledger = with_pod(rules, first)
-        known = replace(ledger.grants["u-1"], spec_digest="", requests={})
-        old = replace(ledger, grants={"u-1": known}, requests=total_requests([known]))
+        known = replace(ledger.allocations["u-1"], spec_digest="", requests={})
+        old = replace(ledger, allocations={"u-1": known}, requests=total_requests([known]))
         started = start_container(rules, old, "u-1", "a")
         assert started.requests["memory"] < old.requests["memory"]
         assert broken_invariants(rules, started) == []
@@ -217,47 +217,47 @@ class TestMessages:
     def test_it_says_what_was_asked_what_is_free_and_who_has_the_rest(self) -> None:
         rules = rules_with()
         ledger = with_pod(rules, asking("cpu=1500m memory=512Mi"))
-        refusal = refused(rules, asking("cpu=1000 memory=900Ti", "u-2"), ledger)
-        assert refusal.message == (
+        rejection = rejected(rules, asking("cpu=1000 memory=900Ti", "u-2"), ledger)
+        assert rejection.message == (
             "the node has no room for the pod: 1000 of cpu asked, 13 free (14500m allocatable,"
             " other pods request 1500m); 900 TiB of memory asked, 29.5 GiB free (30 GiB"
             " allocatable, other pods request 512 MiB)"
         )
-        assert refusal.remedy == ""
+        assert rejection.remedy == ""
 
     def test_sizes_that_differ_never_read_the_same(self) -> None:
-        refusal = refused(rules_with(), asking(f"memory={30 * GIB + 1}"))
-        assert f"{30 * GIB + 1} B of memory asked, {30 * GIB} B free" in refusal.message
+        rejection = rejected(rules_with(), asking(f"memory={30 * GIB + 1}"))
+        assert f"{30 * GIB + 1} B of memory asked, {30 * GIB} B free" in rejection.message
 
     def test_too_many_pods_says_which_limit(self) -> None:
         rules = rules_with(NodeFit(max_pods=1))
-        refusal = refused(rules, asking("", "u-2"), with_pod(rules, asking("")))
-        assert refusal.message.endswith("1 pod admitted, at most 1 by maxPods")
-        assert refusal.remedy == "remove 1 pod, or raise maxPods"
+        rejection = rejected(rules, asking("", "u-2"), with_pod(rules, asking("")))
+        assert rejection.message.endswith("1 pod admitted, at most 1 by maxPods")
+        assert rejection.remedy == "remove 1 pod, or raise maxPods"
 
     @pytest.mark.parametrize("asked", ["example.com/gpuu", "exmaple.com/gpu"])
     def test_the_nearest_name_is_told_of_a_resource_that_nobody_offers(self, asked: str) -> None:
-        refusal = refused(rules_with(), asking(f"{asked}=1"))
-        assert refusal.message.endswith(
+        rejection = rejected(rules_with(), asking(f"{asked}=1"))
+        assert rejection.message.endswith(
             f'1 of {asked} asked, which the node does not offer; did you mean "{GPU}"?'
         )
-        assert refusal.shortages == (Shortage(asked, 1, None, 0),)
+        assert rejection.shortages == (Shortage(asked, 1, None, 0),)
 
     def test_all_names_are_told_where_none_is_near(self) -> None:
-        refusal = refused(rules_with(), asking("vendor.io/x=1"))
-        assert refusal.message.endswith(f"it offers {GPU}, {NIC}")
-        assert "agent.devices" in refusal.remedy
-        assert "agent.ignoredResources" in refusal.remedy
+        rejection = rejected(rules_with(), asking("vendor.io/x=1"))
+        assert rejection.message.endswith(f"it offers {GPU}, {NIC}")
+        assert "agent.devices" in rejection.remedy
+        assert "agent.ignoredResources" in rejection.remedy
 
     def test_a_node_without_devices_says_so(self) -> None:
         rules = make_rules(memory=False, fit=KEPT)
-        assert refused(rules, asking(f"{GPU}=1")).message.endswith("it has no devices")
+        assert rejected(rules, asking(f"{GPU}=1")).message.endswith("it has no devices")
 
     def test_a_page_size_that_the_machine_lacks_is_told_with_those_it_has(self) -> None:
         rules = rules_with(machine=PAGED)
-        refusal = refused(rules, asking("cpu=1 hugepages-1Gi=1Gi"))
-        assert refusal.message.endswith("it offers hugepages-2Mi")
-        assert refusal.remedy.startswith("request a page size that the node offers")
+        rejection = rejected(rules, asking("cpu=1 hugepages-1Gi=1Gi"))
+        assert rejection.message.endswith("it offers hugepages-2Mi")
+        assert rejection.remedy.startswith("request a page size that the node offers")
 
     def test_why_containers_share_is_told_beside_it(self) -> None:
         rules = rules_with()
@@ -364,11 +364,11 @@ def slow_reason(fit: NodeFit, held: list[Pod], asked: Pod) -> str | None:
     most = min(fit.max_pods, fit.pods_per_core * 16 or fit.max_pods)
     if len(held) + 1 > most:
         return "OutOfpods"
-    capacity, wanted = slow_capacity(fit), slow_requests(asked)
-    for name in ("cpu", "memory", *sorted(wanted.keys() - {"cpu", "memory"})):
-        if name in (LICENCE, "ephemeral-storage") or not wanted.get(name):
+    capacity, desired = slow_capacity(fit), slow_requests(asked)
+    for name in ("cpu", "memory", *sorted(desired.keys() - {"cpu", "memory"})):
+        if name in (LICENCE, "ephemeral-storage") or not desired.get(name):
             continue
-        together = wanted[name] + sum(slow_requests(one).get(name, 0) for one in held)
+        together = desired[name] + sum(slow_requests(one).get(name, 0) for one in held)
         if together > capacity.get(name, 0):
             return f"OutOf{name}"
     return None
@@ -392,10 +392,10 @@ def test_the_sum_of_requests_never_exceeds_what_is_allocatable(
         decision = admit(rules, ledger, asked)
         reason = slow_reason(fit, list(held.values()), asked)
         if reason is not None:
-            assert decision.refusal is not None
-            assert decision.refusal.reason == reason
-        elif decision.refusal is not None:
-            assert not decision.refusal.reason.startswith("OutOf"), decision.refusal
+            assert decision.rejection is not None
+            assert decision.rejection.reason == reason
+        elif decision.rejection is not None:
+            assert not decision.rejection.reason.startswith("OutOf"), decision.rejection
         else:
             held[asked.uid] = asked
         ledger = decision.ledger
@@ -405,7 +405,7 @@ def test_the_sum_of_requests_never_exceeds_what_is_allocatable(
             uid = list(held)[ends]
             del held[uid]
             ledger = remove(rules, ledger, uid)
-        assert ledger.requests == total_requests(ledger.grants.values())
+        assert ledger.requests == total_requests(ledger.allocations.values())
     for uid in held:
         ledger = remove(rules, ledger, uid)
     assert ledger == rules.empty_ledger()

@@ -8,13 +8,13 @@ from msgspec.structs import replace
 from agent.managers.admission import admit
 from agent.managers.allocations.ledger import MemoryBlock
 from agent.managers.policy import Policy
-from agent.managers.readmission import NotConfirmedError, confirm
+from agent.managers.readmission import NotMatchedError, confirm
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, RESTRICTED, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from agent.pods.model import Pod
 
 RULES = make_rules(scope=CONTAINER)
@@ -24,63 +24,69 @@ BUDGET = pod(app("a", guaranteed("cpu=1 memory=1Gi")), app("b"),
              of_pod=guaranteed("cpu=3 memory=4Gi"))  # fmt: skip
 
 
-def held(asked: Pod, in_scope_of_pod: bool = False) -> PodGrant:  # noqa: FBT001, FBT002
+def held(asked: Pod, in_scope_of_pod: bool = False) -> PodAllocation:  # noqa: FBT001, FBT002
     rules = BUDGETS if in_scope_of_pod else RULES
-    grant = admit(rules, rules.empty_ledger(), asked).grant
-    assert grant is not None
-    return replace(grant, spec_digest="", name=grant.uid)
+    allocation = admit(rules, rules.empty_ledger(), asked).allocation
+    assert allocation is not None
+    return replace(allocation, spec_digest="", name=allocation.uid)
 
 
-def differences(grant: PodGrant, asked: Pod, policy: Policy = RULES.policy) -> tuple[str, ...]:
-    with pytest.raises(NotConfirmedError) as caught:
-        confirm(policy, grant, asked)
+def differences(
+    allocation: PodAllocation, asked: Pod, policy: Policy = RULES.policy
+) -> tuple[str, ...]:
+    with pytest.raises(NotMatchedError) as caught:
+        confirm(policy, allocation, asked)
     return caught.value.differences
 
 
 def test_what_was_decided_for_a_specification_is_confirmed_by_it() -> None:
     for asked, rules in ((PLAIN, RULES), (BUDGET, BUDGETS)):
-        decided = admit(rules, rules.empty_ledger(), asked).grant
+        decided = admit(rules, rules.empty_ledger(), asked).allocation
         assert decided is not None
         assert confirm(rules.policy, replace(decided, spec_digest="", name="?"), asked) == decided
 
 
 def test_a_later_container_may_hold_what_an_init_container_had() -> None:
-    grant = held(PLAIN)
-    setup, a = grant.containers
+    allocation = held(PLAIN)
+    setup, a = allocation.containers
     for blocks in ((), (MemoryBlock("memory", GIB, Mask.of(0)),)):
-        over = replace(grant, containers=(replace(setup, memory=blocks), a))
+        over = replace(allocation, containers=(replace(setup, memory=blocks), a))
         assert confirm(RULES.policy, over, PLAIN).containers[0].memory == blocks
     more = (MemoryBlock("memory", 3 * GIB, Mask.of(0)),)
-    (problem,) = differences(replace(grant, containers=(replace(setup, memory=more), a)), PLAIN)
+    (problem,) = differences(
+        replace(allocation, containers=(replace(setup, memory=more), a)), PLAIN
+    )
     assert problem.startswith("container setup asks for ")
 
 
 def test_an_app_must_hold_exactly_the_memory_that_it_asks_for() -> None:
-    grant = held(PLAIN)
-    setup, a = grant.containers
-    (problem,) = differences(replace(grant, containers=(setup, replace(a, memory=()))), PLAIN)
+    allocation = held(PLAIN)
+    setup, a = allocation.containers
+    (problem,) = differences(replace(allocation, containers=(setup, replace(a, memory=()))), PLAIN)
     assert problem == (f"container a asks for {GIB} bytes of memory to be pinned, it holds nothing")
 
 
 def test_a_budget_must_be_the_one_that_is_held() -> None:
-    grant = held(BUDGET, in_scope_of_pod=True)
+    allocation = held(BUDGET, in_scope_of_pod=True)
     larger = replace(BUDGET, resources=guaranteed("cpu=4 memory=5Gi"))
-    problems = differences(grant, larger, BUDGETS.policy)
+    problems = differences(allocation, larger, BUDGETS.policy)
     assert [problem.split(" of ")[0] for problem in problems] == [
         "it has a pod-level budget",
         "it has a pod-level budget",
     ]
     plain = replace(BUDGET, resources=None)
-    assert any("budget of 0 exclusive CPUs" in p for p in differences(grant, plain, BUDGETS.policy))
+    assert any(
+        "budget of 0 exclusive CPUs" in p for p in differences(allocation, plain, BUDGETS.policy)
+    )
 
 
 def test_exclusive_cpus_that_are_asked_for_but_not_held_are_a_difference() -> None:
-    grant = held(pod(app("a", guaranteed("cpu=500m memory=1Gi"))))
-    (problem,) = differences(grant, pod(app("a", guaranteed("cpu=2 memory=1Gi"))))
+    allocation = held(pod(app("a", guaranteed("cpu=500m memory=1Gi"))))
+    (problem,) = differences(allocation, pod(app("a", guaranteed("cpu=2 memory=1Gi"))))
     assert problem == "container a asks for 2 exclusive CPUs, it holds none"
 
 
 def test_what_no_manager_gives_is_not_compared() -> None:
-    grant = held(PLAIN)
+    allocation = held(PLAIN)
     other = pod(init("setup"), app("a", resources("cpu=1")))
-    assert confirm(Policy(), grant, other).containers[0].cpus == grant.containers[0].cpus
+    assert confirm(Policy(), allocation, other).containers[0].cpus == allocation.containers[0].cpus

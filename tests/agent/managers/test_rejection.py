@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import PROVIDERS, admit
-from agent.managers.decision import Reason, Refusal
+from agent.managers.decision import Reason, Rejection
 from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
 from agent.managers.rejection import (
-    Room,
+    FreeRoom,
     affinity_rejection,
     amount_text,
     asked,
-    empty_pool_refusal,
+    empty_pool_rejection,
 )
 from agent.managers.topology.hints import Hint
 from sysfs.described.shapes import regular_host
@@ -30,7 +30,7 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerPolicy
     from agent.pods.model import Pod
 
@@ -47,20 +47,20 @@ DEVICES = {
 }
 
 
-def refused(rules: Rules, wanted: Pod, *others: Pod) -> Refusal:
+def rejected(rules: EffectivePolicy, desired: Pod, *others: Pod) -> Rejection:
     ledger = rules.empty_ledger()
     for other in others:
         ledger = with_pod(rules, other, ledger)
-    decision = admit(rules, ledger, wanted)
-    assert decision.refusal is not None
-    return decision.refusal
+    decision = admit(rules, ledger, desired)
+    assert decision.rejection is not None
+    return decision.rejection
 
 
 class TestFailedAlignment:
     BIG = pod(app("a", guaranteed("cpu=9 memory=1Gi")))
 
     def test_it_says_of_every_resource_what_is_asked_where_it_fits_and_what_is_free(self) -> None:
-        assert refused(make_rules(topology=SINGLE), self.BIG).message == (
+        assert rejected(make_rules(topology=SINGLE), self.BIG).message == (
             "the pod cannot be aligned as topology policy single-numa-node demands:"
             " 9 of cpu fits best on {0-1} (free: node 0: 7, node 1: 8);"
             " 1 GiB of memory fits best on {0} or {1} (free: node 0: 15 GiB, node 1: 15 GiB)"
@@ -71,22 +71,22 @@ class TestFailedAlignment:
             pod(app("a", guaranteed("cpu=5 memory=1Gi")), uid="one"),
             pod(app("a", guaranteed("cpu=5 memory=1Gi")), uid="two"),
         ]
-        wanted = pod(app("a", guaranteed("cpu=4 memory=1Gi")))
-        message = refused(make_rules(topology=RESTRICTED), wanted, *others).message
+        desired = pod(app("a", guaranteed("cpu=4 memory=1Gi")))
+        message = rejected(make_rules(topology=RESTRICTED), desired, *others).message
         assert "4 of cpu fits only across {0-1} (free: node 0: 2, node 1: 3)" in message
 
     def test_it_names_the_resource_that_stands_in_the_way(self) -> None:
-        found = refused(make_rules(topology=SINGLE), self.BIG)
+        found = rejected(make_rules(topology=SINGLE), self.BIG)
         assert (found.resource, found.asked, found.free) == ("cpu", 9, {0: 7, 1: 8})
 
     def test_in_container_scope_it_names_the_container(self) -> None:
-        found = refused(make_rules(topology=SINGLE, scope=CONTAINER), self.BIG)
+        found = rejected(make_rules(topology=SINGLE, scope=CONTAINER), self.BIG)
         assert found.container == "a"
         assert found.message.startswith("container a cannot be aligned")
 
     def test_a_request_that_fits_nowhere(self) -> None:
         other = pod(app("a", guaranteed("cpu=6 memory=1Gi")), uid="other")
-        found = refused(make_rules(topology=RESTRICTED, scope=CONTAINER),
+        found = rejected(make_rules(topology=RESTRICTED, scope=CONTAINER),
                         pod(app("a", guaranteed("cpu=10 memory=1Gi"))), other)  # fmt: skip
         assert "10 of cpu fits nowhere (free: node 0: 1, node 1: 8)" in found.message
 
@@ -105,7 +105,7 @@ class TestFailedAlignment:
             app("b"),
             of_pod=guaranteed("cpu=4 memory=4Gi"),
         )
-        found = refused(make_rules(topology=policy), full)
+        found = rejected(make_rules(topology=policy), full)
         assert found.reason is Reason.TOPOLOGY_AFFINITY
         assert found.message.startswith("exclusive containers hold all 4 CPUs")
         assert (found.resource, found.asked, found.free) == ("cpu", None, {})
@@ -128,14 +128,14 @@ class TestEmptyPool:
             app("b"),
             of_pod=guaranteed("cpu=4 memory=4Gi"),
         )
-        found = empty_pool_refusal(draft_of(rules, both), Reason.EMPTY_POD_SHARED_POOL)
+        found = empty_pool_rejection(draft_of(rules, both), Reason.EMPTY_POD_SHARED_POOL)
         assert found is not None
         assert (found.resource, found.asked, found.free) == ("cpu", None, {})
 
     def test_a_pod_without_a_budget_has_no_pool(self) -> None:
         asked_for = pod(app("a", guaranteed("cpu=4 memory=4Gi")))
         draft = draft_of(make_rules(), asked_for)
-        assert empty_pool_refusal(draft, Reason.EMPTY_POD_SHARED_POOL) is None
+        assert empty_pool_rejection(draft, Reason.EMPTY_POD_SHARED_POOL) is None
 
     def test_no_memory_is_missed_where_none_is_pinned(self) -> None:
         burstable = pod(
@@ -148,8 +148,8 @@ class TestEmptyPool:
             app("b"),
             of_pod=guaranteed("cpu=4 memory=4Gi"),
         )
-        for rules, wanted in (make_rules(), burstable), (make_rules(memory=False), full):
-            assert empty_pool_refusal(draft_of(rules, wanted), Reason.TOPOLOGY_AFFINITY) is None
+        for rules, desired in (make_rules(), burstable), (make_rules(memory=False), full):
+            assert empty_pool_rejection(draft_of(rules, desired), Reason.TOPOLOGY_AFFINITY) is None
 
 
 class TestAmounts:
@@ -167,12 +167,12 @@ class TestAmounts:
     def test_cpus_that_an_init_container_leaves_count_as_free(self) -> None:
         draft = draft_of(self.RULES, self.POD)
         draft.free_cpus, draft.reusable_cpus = Mask.parse("4-15"), Mask.of(1)
-        assert Room.of(draft).by_node("cpu") == {0: 5, 1: 8}
+        assert FreeRoom.of(draft).by_node("cpu") == {0: 5, 1: 8}
 
     def test_free_devices_count_on_every_node_that_reaches_them(self) -> None:
         ledger = with_pod(self.RULES, pod(app("x", resources(limits=f"{GPU}=1")), uid="other"))
-        assert Room.of(draft_of(self.RULES, self.POD)).by_node(GPU) == {0: 2, 1: 2}
-        assert Room.of(draft_of(self.RULES, self.POD, ledger)).by_node(GPU) == {0: 1, 1: 2}
+        assert FreeRoom.of(draft_of(self.RULES, self.POD)).by_node(GPU) == {0: 2, 1: 2}
+        assert FreeRoom.of(draft_of(self.RULES, self.POD, ledger)).by_node(GPU) == {0: 1, 1: 2}
 
     def test_memory_is_shown_in_binary_units_the_rest_as_numbers(self) -> None:
         assert amount_text("hugepages-2Mi", 3 << 20) == "3 MiB"

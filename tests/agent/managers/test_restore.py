@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.managers import admission
-from agent.managers.effective_policy import Rules
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
-def rules(host: Host, memory: MemoryManagerPolicy = MemoryManagerPolicy.STATIC) -> Rules:
+def rules(host: Host, memory: MemoryManagerPolicy = MemoryManagerPolicy.STATIC) -> EffectivePolicy:
     reserved = MappingProxyType({0: MappingProxyType({"memory": GIB})})
     cpu = CpuPolicy(CpuManagerPolicy.STATIC, reserved=Mask.of(0))
-    return Rules(Machine.of(host), Policy(cpu=cpu, memory=MemoryPolicy(memory, reserved)))
+    return EffectivePolicy(Machine.of(host), Policy(cpu=cpu, memory=MemoryPolicy(memory, reserved)))
 
 
 TWO_NODES = regular_host(packages=2, cores_per_node=4, hugepages=((2 << 20, 512),))
 ONE_NODE = regular_host(packages=1, cores_per_node=8)
 
 
-def filled(in_force: Rules) -> Ledger:
+def filled(in_force: EffectivePolicy) -> Ledger:
     ledger = in_force.empty_ledger()
     for name, uid in (("web", UID), ("db", OTHER_UID)):
         decision = admission.admit(in_force, ledger, load_pod(manifest(name, uid), "test"))
@@ -65,15 +65,15 @@ def test_less_memory_of_the_same_shape_changes_nothing() -> None:
     assert restored(rules(smaller), ledger) is ledger
 
 
-def test_without_memory_pinning_nothing_is_charged_and_grants_stay() -> None:
+def test_without_memory_pinning_nothing_is_charged_and_allocations_stay() -> None:
     ledger = filled(rules(TWO_NODES))
     taken = restored(rules(TWO_NODES, MemoryManagerPolicy.NONE), ledger)
     assert taken.memory == {}
-    assert taken.grants is ledger.grants
+    assert taken.allocations is ledger.allocations
     assert admission.remove(rules(TWO_NODES, MemoryManagerPolicy.NONE), taken, UID).memory == {}
 
 
-def test_with_memory_pinning_anew_what_grants_hold_is_charged_again() -> None:
+def test_with_memory_pinning_again_what_allocations_hold_is_charged_again() -> None:
     static, none = rules(TWO_NODES), rules(TWO_NODES, MemoryManagerPolicy.NONE)
     ledger = filled(static)
     back = restored(static, restored(none, ledger))
@@ -86,5 +86,5 @@ def test_what_the_machine_no_longer_has_is_not_charged() -> None:
     ledger = filled(rules(TWO_NODES))
     moved = restored(rules(ONE_NODE), ledger)
     assert moved.memory.keys() == {0}
-    assert moved.grants is ledger.grants
-    assert admission.remove(rules(ONE_NODE), moved, UID).grants.keys() == {OTHER_UID}
+    assert moved.allocations is ledger.allocations
+    assert admission.remove(rules(ONE_NODE), moved, UID).allocations.keys() == {OTHER_UID}

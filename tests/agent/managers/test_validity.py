@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.effective_policy import Rules, shared_cpus, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
 from agent.managers.readmission import restored
-from agent.managers.validity import Rule, invalid_grants
+from agent.managers.validity import Rule, invalid_allocations
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 GPU = "example.com/gpu"
 
 
-def holding(rules: Rules, *asked: Pod) -> Ledger:
+def holding(rules: EffectivePolicy, *asked: Pod) -> Ledger:
     ledger = rules.empty_ledger()
     for one in asked:
         decision = admit(rules, ledger, one)
-        assert decision.admitted, decision.refusal
+        assert decision.admitted, decision.rejection
         ledger = decision.ledger
     return ledger
 
 
-def found(rules: Rules, ledger: Ledger, offline: Mask = EMPTY) -> list[tuple[str, Rule]]:
-    return [(one.uid, one.rule) for one in invalid_grants(rules, ledger, offline)]
+def found(rules: EffectivePolicy, ledger: Ledger, offline: Mask = EMPTY) -> list[tuple[str, Rule]]:
+    return [(one.uid, one.rule) for one in invalid_allocations(rules, ledger, offline)]
 
 
 def one(text: str, uid: str = "u-1") -> Pod:
@@ -84,7 +84,7 @@ def test_an_offline_cpu_is_told_from_one_that_is_gone() -> None:
 
 def test_a_cpu_that_is_reserved_now_is_named_with_the_pod_that_holds_it() -> None:
     ledger = holding(make_rules(), TWO_CPUS, one("cpu=1 memory=1Gi", "u-2"))
-    (finding,) = invalid_grants(make_rules(reserved="0,2"), ledger)
+    (finding,) = invalid_allocations(make_rules(reserved="0,2"), ledger)
     assert str(finding) == (
         "pod default/p: holds CPUs 2, which are reserved now (reservedSystemCPUs); "
         "reserve others, or remove the pod and admit it again"
@@ -94,7 +94,7 @@ def test_a_cpu_that_is_reserved_now_is_named_with_the_pod_that_holds_it() -> Non
 
 def test_the_cpu_policy_none_gives_nobody_cpus() -> None:
     rules = make_rules()
-    off = Rules(rules.machine, replace(rules.policy, cpu=CpuPolicy()))
+    off = EffectivePolicy(rules.machine, replace(rules.policy, cpu=CpuPolicy()))
     assert found(off, holding(rules, TWO_CPUS)) == [("u-1", Rule.CPU_POLICY)]
 
 
@@ -106,7 +106,7 @@ def test_half_a_core_is_not_what_full_pcpus_only_gives() -> None:
 
 def test_memory_of_a_policy_that_is_off_stays_and_is_told() -> None:
     rules = make_rules()
-    off = Rules(rules.machine, replace(rules.policy, memory=MemoryPolicy()))
+    off = EffectivePolicy(rules.machine, replace(rules.policy, memory=MemoryPolicy()))
     ledger = restored(off, holding(rules, TWO_CPUS))
     assert found(off, ledger) == [("u-1", Rule.MEMORY_POLICY)]
 
@@ -133,7 +133,7 @@ class TestLessMemory:
         rules = make_rules(topology=SINGLE)
         return holding(rules, one("cpu=2 memory=10Gi"), one("cpu=2 memory=4Gi", "u-2"))
 
-    def rules(self, gib: int) -> Rules:
+    def rules(self, gib: int) -> EffectivePolicy:
         first, second = PLAIN.nodes
         nodes = (replace(first, memory_bytes=gib * GIB), second)
         return make_rules(replace(PLAIN, nodes=nodes), SINGLE)
@@ -148,15 +148,15 @@ class TestLessMemory:
         rules = self.rules(13)
         ledger = restored(rules, self.ledger())
         decision = admit(rules, ledger, one("cpu=1 memory=14Gi", "u-3"))
-        assert decision.grant is not None
-        assert decision.grant.containers[0].mems == Mask.of(1)
-        refused = admit(rules, decision.ledger, one("cpu=1 memory=2Gi", "u-4")).refusal
-        assert refused is not None
-        assert refused.free == {0: 0, 1: GIB}
+        assert decision.allocation is not None
+        assert decision.allocation.containers[0].mems == Mask.of(1)
+        rejected = admit(rules, decision.ledger, one("cpu=1 memory=2Gi", "u-4")).rejection
+        assert rejected is not None
+        assert rejected.free == {0: 0, 1: GIB}
 
 
 def test_devices_that_are_gone_or_ill_are_told() -> None:
-    def rules(*devices: PluginDevice) -> Rules:
+    def rules(*devices: PluginDevice) -> EffectivePolicy:
         return make_rules(devices={GPU: devices})
 
     both = rules(PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(0)))
@@ -205,8 +205,8 @@ def test_a_second_choice_is_nothing_that_restricted_gives() -> None:
 def test_the_same_cpus_or_devices_in_two_hands_are_told_of_the_second() -> None:
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
     ledger = holding(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
-    twin = replace(ledger.grants["u-1"], uid="u-2")
-    doubled = ledger.with_grant(twin)
+    twin = replace(ledger.allocations["u-1"], uid="u-2")
+    doubled = ledger.with_allocation(twin)
     assert found(rules, doubled) == [
         ("u-2", Rule.CPU_HELD_TWICE),
         ("u-2", Rule.DEVICE_HELD_TWICE),
@@ -217,21 +217,21 @@ def test_the_same_cpus_or_devices_in_two_hands_are_told_of_the_second() -> None:
 def test_what_two_pods_hold_stays_with_the_one_that_is_left(removed: str) -> None:
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
     ledger = holding(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
-    twin = replace(ledger.grants["u-1"], uid="u-2")
-    doubled = ledger.with_grant(twin)
+    twin = replace(ledger.allocations["u-1"], uid="u-2")
+    doubled = ledger.with_allocation(twin)
     left = remove(rules, doubled, removed)
     assert (left.exclusive_cpus, left.devices) == (ledger.exclusive_cpus, ledger.devices)
     assert found(rules, left) == []
-    empty = remove(rules, left, *left.grants)
+    empty = remove(rules, left, *left.allocations)
     assert (empty.exclusive_cpus, empty.devices) == (EMPTY, {})
 
 
 def test_a_pod_is_removed_that_holds_none_of_a_resource_which_nobody_else_has() -> None:
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
     ledger = holding(rules, one("cpu=2 memory=1Gi"))
-    grant = ledger.grants["u-1"]
-    (container,) = grant.containers
-    nothing = replace(grant, containers=(replace(container, devices={GPU: ()}),))
+    allocation = ledger.allocations["u-1"]
+    (container,) = allocation.containers
+    nothing = replace(allocation, containers=(replace(container, devices={GPU: ()}),))
     assert remove(rules, Ledger.of([nothing], ledger.memory), "u-1").devices == {}
 
 
@@ -250,11 +250,13 @@ def test_reserved_cpus_that_somebody_holds_are_the_last_that_others_run_on() -> 
 
 @given(rules=rule_sets(), asked=st.lists(pods(), min_size=1, max_size=4))
 @EVERY_SEQUENCE
-def test_nothing_is_found_of_what_the_same_rules_just_gave(rules: Rules, asked: list[Pod]) -> None:
+def test_nothing_is_found_of_what_the_same_rules_just_gave(
+    rules: EffectivePolicy, asked: list[Pod]
+) -> None:
     ledger = rules.empty_ledger()
-    for number, wanted in enumerate(asked):
-        ledger = admit(rules, ledger, replace(wanted, uid=f"u-{number}")).ledger
-    left = {one.rule for one in invalid_grants(rules, ledger)} - {Rule.FULL_PCPUS_ONLY}
+    for number, desired in enumerate(asked):
+        ledger = admit(rules, ledger, replace(desired, uid=f"u-{number}")).ledger
+    left = {one.rule for one in invalid_allocations(rules, ledger)} - {Rule.FULL_PCPUS_ONLY}
     assert left == set()
 
 
@@ -281,24 +283,24 @@ def changed_hosts(draw: st.DrawFn, machine: Machine) -> Machine:
 
 @given(data=st.data(), rules=rule_sets(), asked=st.lists(pods(), min_size=1, max_size=5))
 @EVERY_SEQUENCE
-def test_whatever_changes_every_grant_stays_and_nobody_is_given_anothers(
-    data: st.DataObject, rules: Rules, asked: list[Pod]
+def test_whatever_changes_every_allocation_stays_and_nobody_is_given_anothers(
+    data: st.DataObject, rules: EffectivePolicy, asked: list[Pod]
 ) -> None:
     ledger = rules.empty_ledger()
-    for number, wanted in enumerate(asked):
-        ledger = admit(rules, ledger, replace(wanted, uid=f"u-{number}")).ledger
+    for number, desired in enumerate(asked):
+        ledger = admit(rules, ledger, replace(desired, uid=f"u-{number}")).ledger
     changed = data.draw(rule_sets(data.draw(changed_hosts(rules.machine))))
     taken = restored(changed, ledger)
-    before = Before(frozenset(ledger.grants), taken.memory)
-    invalid_grants(changed, taken)
-    assert taken.grants == ledger.grants
-    for number, wanted in enumerate(data.draw(st.lists(pods(), max_size=3))):
-        taken = admit(changed, taken, replace(wanted, uid=f"n-{number}")).ledger
+    before = Before(frozenset(ledger.allocations), taken.memory)
+    invalid_allocations(changed, taken)
+    assert taken.allocations == ledger.allocations
+    for number, desired in enumerate(data.draw(st.lists(pods(), max_size=3))):
+        taken = admit(changed, taken, replace(desired, uid=f"n-{number}")).ledger
         assert broken_invariants(changed, taken, before) == []
-    new = {uid for uid in taken.grants if uid.startswith("n-")}
-    told = {one.uid for one in invalid_grants(changed, taken) if one.rule in HARD}
+    new = {uid for uid in taken.allocations if uid.startswith("n-")}
+    told = {one.uid for one in invalid_allocations(changed, taken) if one.rule in HARD}
     assert not told & new, "what is given under the new rules is really there"
-    for uid in data.draw(st.permutations(list(taken.grants))):
+    for uid in data.draw(st.permutations(list(taken.allocations))):
         taken = remove(changed, taken, uid)
         assert broken_invariants(changed, taken, before) == []
     assert taken == changed.empty_ledger(), "all of it comes back"

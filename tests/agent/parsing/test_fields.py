@@ -31,7 +31,7 @@ def test_absent_and_null_are_the_same() -> None:
         ("{a: b}", "found a mapping"),
     ],
 )
-def test_a_text_of_another_type_is_refused_with_what_was_found(value: str, words: str) -> None:
+def test_a_text_of_another_type_is_rejected_with_what_was_found(value: str, words: str) -> None:
     reader = Reader()
     assert reader.text(_field(f"a:\n  {value}\n", "a")) is None
     (problem,) = reader.problems
@@ -53,9 +53,9 @@ def test_bounds_of_an_integer_are_allowed() -> None:
     assert not reader.problems
 
 
-def test_unknown_keys_are_refused_with_the_nearest_name() -> None:
+def test_unknown_keys_are_rejected_with_the_nearest_name() -> None:
     reader = Reader()
-    reader.refuse_unknown(Field("x", read_document("adress: 1\nport: 2\n")), ("address", "port"))
+    reader.reject_unknown(Field("x", read_document("adress: 1\nport: 2\n")), ("address", "port"))
     (problem,) = reader.problems
     assert str(problem) == 'line 1: x.adress: unknown key "adress"; did you mean "address"?'
 

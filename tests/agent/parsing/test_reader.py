@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from agent.parsing import nodes
 from agent.parsing.nodes import (
-    Mapping,
+    MappingNode,
     Number,
-    Scalar,
-    Sequence,
+    ScalarNode,
+    SequenceNode,
     from_plain,
     join,
     places,
@@ -23,8 +23,12 @@ from agent.parsing.reader import MAX_DEPTH, MAX_VALUES, UnreadableError, read_do
 
 def test_values_of_yaml_know_their_line() -> None:
     document = read_document("a: 1\nb:\n  - x\n  - 'on'\n")
-    assert document == Mapping(
-        {"a": Scalar(Number("1"), 1), "b": Sequence((Scalar("x", 3), Scalar("on", 4)), 3)}, 1
+    assert document == MappingNode(
+        {
+            "a": ScalarNode(Number("1"), 1),
+            "b": SequenceNode((ScalarNode("x", 3), ScalarNode("on", 4)), 3),
+        },
+        1,
     )
 
 
@@ -66,7 +70,7 @@ def test_bytes_with_a_byte_order_mark_are_read() -> None:
         ("a: \ud800\n", None, "UTF-8"),
     ],
 )
-def test_what_is_no_single_clean_document_is_refused_with_its_line(
+def test_what_is_no_single_clean_document_is_rejected_with_its_line(
     text: str | bytes, line: int | None, words: str
 ) -> None:
     with pytest.raises(UnreadableError) as caught:
@@ -76,7 +80,7 @@ def test_what_is_no_single_clean_document_is_refused_with_its_line(
 
 
 @pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 20_000, '{"a":' + "[" * 5000 + "]}"])
-def test_deep_nesting_is_refused_before_it_costs_anything(deep: str) -> None:
+def test_deep_nesting_is_rejected_before_it_costs_anything(deep: str) -> None:
     with pytest.raises(UnreadableError, match="nested"):
         read_document(deep)
 
@@ -88,13 +92,13 @@ def test_nesting_up_to_the_limit_is_fine() -> None:
 
 
 @pytest.mark.parametrize("one", ["- a: b\n", "- {a: [b]}\n"])
-def test_too_many_values_are_refused_before_they_cost_anything(one: str) -> None:
+def test_too_many_values_are_rejected_before_they_cost_anything(one: str) -> None:
     with pytest.raises(UnreadableError, match="more than 20000 values"):
         read_document(one * 80_000)
 
 
 @pytest.mark.parametrize("one", ["{},", "[],", "0,", '"",', '"a\\"",', "[", '{"":', "null,"])
-def test_too_many_values_of_json_are_refused_before_they_are_made(
+def test_too_many_values_of_json_are_rejected_before_they_are_made(
     one: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json, "loads", None)
@@ -124,9 +128,9 @@ def test_a_mistake_quotes_what_is_long_in_short(text: str) -> None:
     assert len(caught.value.problem.message) < 200
 
 
-def test_too_many_values_of_json_are_refused() -> None:
+def test_too_many_values_of_json_are_rejected() -> None:
     fits = {"a": [1] * (MAX_VALUES - 2)}
-    assert isinstance(read_document(json.dumps(fits)), Mapping)
+    assert isinstance(read_document(json.dumps(fits)), MappingNode)
     half = MAX_VALUES // 2
     many: tuple[object, ...] = ([1] * (2 * half - 1), [[]] * (2 * half - 1), [{"b": 1}] * half)
     for much in many:
@@ -135,7 +139,7 @@ def test_too_many_values_of_json_are_refused() -> None:
     assert plain(read_document(json.dumps({"a": "," * (2 * MAX_VALUES)})))
 
 
-def test_a_text_above_the_limit_is_refused_by_its_bytes() -> None:
+def test_a_text_above_the_limit_is_rejected_by_its_bytes() -> None:
     assert plain(read_document("é" * 5, max_bytes=10)) == "é" * 5
     with pytest.raises(UnreadableError, match="11 bytes, more than the limit of 10"):
         read_document("é" * 5 + "x", max_bytes=10)

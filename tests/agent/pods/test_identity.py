@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from agent.pods.errors import ManifestError
-from agent.pods.identity import NOBODY, Identity
+from agent.pods.identity import NOBODY, PodIdentity
 from agent.pods.manifest import load_pod
 
 
-def spoken_of(text: str) -> Identity:
+def spoken_of(text: str) -> PodIdentity:
     with pytest.raises(ManifestError) as caught:
         load_pod(text, "test")
     return caught.value.identity
@@ -19,12 +19,12 @@ def without_containers(metadata: str) -> str:
 
 def test_an_invalid_manifest_still_says_whom_it_speaks_of() -> None:
     told = spoken_of(without_containers("{name: web, namespace: shop, uid: u-1}"))
-    assert told == Identity("u-1", "web", "shop")
+    assert told == PodIdentity("u-1", "web", "shop")
 
 
 def test_a_pod_without_a_namespace_is_in_the_default_one_and_without_a_name_in_none() -> None:
-    assert spoken_of(without_containers("{name: web}")) == Identity("", "web", "default")
-    assert spoken_of(without_containers("{uid: u-1}")) == Identity("u-1")
+    assert spoken_of(without_containers("{name: web}")) == PodIdentity("", "web", "default")
+    assert spoken_of(without_containers("{uid: u-1}")) == PodIdentity("u-1")
 
 
 def test_another_kind_of_object_has_a_name_too() -> None:

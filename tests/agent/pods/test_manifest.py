@@ -30,7 +30,7 @@ metadata:
   annotations: {note: "yes"}
 spec:
   restartPolicy: Always
-  hostNetwork: yes            # not read here, so not refused
+  hostNetwork: yes            # not read here, so not rejected
   resources:
     limits: {cpu: 4, memory: 2Gi}
   initContainers:
@@ -107,7 +107,7 @@ def test_the_same_pod_in_json_is_the_same_pod() -> None:
     assert load_pod(json.dumps(document), "a") == load_pod(text, "b")
 
 
-def test_a_value_nested_without_end_is_refused() -> None:
+def test_a_value_nested_without_end_is_rejected() -> None:
     deep: Plain = []
     for _ in range(100_000):
         deep = [deep]
@@ -195,14 +195,14 @@ spec:
         (_pod("  containers: [{name: a}]\nstatus: {qosClass: Best}\n"), "is not one of"),
     ],
 )
-def test_what_is_no_pod_is_refused(text: str, message: str) -> None:
+def test_what_is_no_pod_is_rejected(text: str, message: str) -> None:
     assert any(message in line for line in _lines(text)), _lines(text)
 
 
 @pytest.mark.parametrize(
     "uid", ["../x", "a/b", "a b", "..", ".", "-a", "a_b", "ü", "x" * 129, "a\n", "a\x00"]
 )
-def test_a_uid_that_could_leave_its_cgroup_or_clash_is_refused(uid: str) -> None:
+def test_a_uid_that_could_leave_its_cgroup_or_clash_is_rejected(uid: str) -> None:
     document: Plain = {
         "metadata": {"name": "p", "uid": uid},
         "spec": {"containers": [{"name": "a"}]},
@@ -232,14 +232,14 @@ def test_a_uid_that_could_leave_its_cgroup_or_clash_is_refused(uid: str) -> None
         ("{limits: {cpu: 1, hugepages-0: 2Mi}}", "limits.hugepages-0", "positive"),
     ],
 )
-def test_amounts_that_the_api_server_refuses_are_refused(
+def test_amounts_that_the_api_server_rejects_are_rejected(
     resources: str, path: str, words: str
 ) -> None:
     problems = [line for line in _lines(_one(resources)) if path in line]
     assert any(words in line for line in problems), _lines(_one(resources))
 
 
-def test_containers_that_request_more_than_the_budget_are_refused() -> None:
+def test_containers_that_request_more_than_the_budget_are_rejected() -> None:
     text = _pod(
         "  resources: {requests: {cpu: 1}}\n"
         "  containers: [{name: a, resources: {requests: {cpu: 2}}}]\n"
@@ -267,7 +267,7 @@ def test_containers_that_request_more_than_the_budget_are_refused() -> None:
         ("{containers: [{name: a}], initContainers: [{name: a}]}", "give each container its own"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_in_a_pod_is_refused(spec: str, words: str) -> None:
+def test_what_does_not_go_together_in_a_pod_is_rejected(spec: str, words: str) -> None:
     text = f"apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec: {spec}\n"
     assert any(words in line for line in _lines(text)), _lines(text)
 
@@ -277,7 +277,7 @@ def test_resources_of_a_pod_without_claims_may_be_null() -> None:
     assert load_pod(text, "x").resources is None
 
 
-def test_a_manifest_above_the_limit_is_refused() -> None:
+def test_a_manifest_above_the_limit_is_rejected() -> None:
     with pytest.raises(ManifestError, match="more than the limit of 100"):
         load_pod(FULL, "x", max_bytes=100)
 

@@ -34,7 +34,7 @@ def test_every_recorded_pod_amounts_to_what_the_kubelet_says() -> None:
 
 
 def _has_negative_amount(pod: dict[str, Any]) -> bool:
-    # The API server refuses these too; the recording has some that carry no flag.
+    # The API server rejects these too; the recording has some that carry no flag.
     return '"-1"' in json.dumps(pod)
 
 
@@ -43,8 +43,10 @@ def _has_negative_amount(pod: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("family", "stride"), [("admit", 12), ("admit_named", 4), ("lifecycle", 12)]
 )
-def test_exactly_the_pods_that_the_api_server_refuses_are_refused(family: str, stride: int) -> None:
-    # Every pod that is to be refused, and every so many of the others: there are 36,000.
+def test_exactly_the_pods_that_the_api_server_rejects_are_rejected(
+    family: str, stride: int
+) -> None:
+    # Every pod that is to be rejected, and every so many of the others: there are 36,000.
     differences = []
     for number, case in enumerate(_cases(family)):
         flagged = set(case.get("api_invalid_pods", ()))
@@ -52,13 +54,13 @@ def test_exactly_the_pods_that_the_api_server_refuses_are_refused(family: str, s
             invalid = pod["metadata"]["uid"] in flagged or _has_negative_amount(pod)
             if not invalid and number % stride:
                 continue
-            refused = {_is_refused(pod, defaults=True), _is_refused(pod, defaults=False)}
-            if refused != {invalid}:
-                differences.append((case["name"], pod["metadata"]["uid"], refused))
+            rejected = {_is_rejected(pod, defaults=True), _is_rejected(pod, defaults=False)}
+            if rejected != {invalid}:
+                differences.append((case["name"], pod["metadata"]["uid"], rejected))
     assert not differences
 
 
-def _is_refused(pod: dict[str, Any], *, defaults: bool) -> bool:
+def _is_rejected(pod: dict[str, Any], *, defaults: bool) -> bool:
     try:
         pod_from_document(pod, "recorded", defaults=defaults)
     except ManifestError:

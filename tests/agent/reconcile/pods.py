@@ -7,16 +7,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.allocations.ledger import (
-    ContainerGrant,
+    ContainerAllocation,
     CpuLimits,
     Isolation,
     Ledger,
     MemoryBlock,
-    PodGrant,
+    PodAllocation,
 )
 from agent.pods.model import ContainerKind, QosClass
-from agent.reconcile.desired.limits import EVERYTHING, Enforced
-from agent.reconcile.desired.state import Target
+from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
+from agent.reconcile.desired.state import Desired
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.drivers.unit_record import read_record
 from agent.reconcile.enforcer import Enforcer
@@ -31,7 +31,7 @@ from systemd.properties import INFINITY, Property
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
 
 ONLINE: Final = Mask.parse("0-15")
 UID: Final = "11111111-2222-3333-4444-555555555555"
@@ -39,10 +39,10 @@ OTHER: Final = "99999999-8888-7777-6666-555555555555"
 
 
 def exclusive(name: str, cpus: str, *, node: int | None = None, quota: bool = False,
-              kind: ContainerKind = ContainerKind.APP) -> ContainerGrant:  # fmt: skip
+              kind: ContainerKind = ContainerKind.APP) -> ContainerAllocation:  # fmt: skip
     held = Mask.parse(cpus)
     limit = len(held) * 1000
-    return ContainerGrant(
+    return ContainerAllocation(
         name,
         kind,
         Isolation.CONTAINER,
@@ -54,24 +54,26 @@ def exclusive(name: str, cpus: str, *, node: int | None = None, quota: bool = Fa
 
 
 def pod_shared(name: str, cpus: str, *, node: int | None = None, limit: int | None = None,
-               kind: ContainerKind = ContainerKind.APP) -> ContainerGrant:  # fmt: skip
+               kind: ContainerKind = ContainerKind.APP) -> ContainerAllocation:  # fmt: skip
     cpu = CpuLimits(limit, limit)
-    return ContainerGrant(name, kind, Isolation.POD, Mask.parse(cpus), memory_on(node), cpu=cpu)
+    return ContainerAllocation(
+        name, kind, Isolation.POD, Mask.parse(cpus), memory_on(node), cpu=cpu
+    )
 
 
 def on_host(name: str, *, limit: int | None = None, request: int | None = None,
-            kind: ContainerKind = ContainerKind.APP) -> ContainerGrant:  # fmt: skip
-    return ContainerGrant(name, kind, cpu=CpuLimits(request, limit))
+            kind: ContainerKind = ContainerKind.APP) -> ContainerAllocation:  # fmt: skip
+    return ContainerAllocation(name, kind, cpu=CpuLimits(request, limit))
 
 
 def memory_on(node: int | None) -> tuple[MemoryBlock, ...]:
     return () if node is None else (MemoryBlock("memory", 1 << 30, Mask.of(node)),)
 
 
-def pod(*containers: ContainerGrant, uid: str = UID, cpus: str | None = None,
+def pod(*containers: ContainerAllocation, uid: str = UID, cpus: str | None = None,
         node: int | None = None, limit: int | None = None,
-        qos: QosClass = QosClass.GUARANTEED) -> PodGrant:  # fmt: skip
-    return PodGrant(
+        qos: QosClass = QosClass.GUARANTEED) -> PodAllocation:  # fmt: skip
+    return PodAllocation(
         uid=uid,
         name=f"pod-{uid[:4]}",
         namespace="default",
@@ -84,7 +86,7 @@ def pod(*containers: ContainerGrant, uid: str = UID, cpus: str | None = None,
     )
 
 
-def mixed(uid: str = UID) -> PodGrant:
+def mixed(uid: str = UID) -> PodAllocation:
     """Return the pod of KEP-5526's first example: a database, two helpers that share the rest."""
     return pod(
         exclusive("db", "2-5", node=0),
@@ -97,31 +99,31 @@ def mixed(uid: str = UID) -> PodGrant:
     )
 
 
-def ledger(*pods: PodGrant) -> Ledger:
+def ledger(*pods: PodAllocation) -> Ledger:
     union = EMPTY
-    for grant in pods:
-        union |= grant.exclusive_cpus
-    return Ledger(MappingProxyType({grant.uid: grant for grant in pods}), union)
+    for allocation in pods:
+        union |= allocation.exclusive_cpus
+    return Ledger(MappingProxyType({allocation.uid: allocation for allocation in pods}), union)
 
 
-def target(*pods: PodGrant) -> Target:
+def target(*pods: PodAllocation) -> Desired:
     held = ledger(*pods)
-    return Target(held, ONLINE - held.exclusive_cpus)
+    return Desired(held, ONLINE - held.exclusive_cpus)
 
 
 def layout(driver: Driver = Driver.CGROUPFS) -> Layout:
     return Layout(driver)
 
 
-def path_of(grant: PodGrant, driver: Driver = Driver.CGROUPFS) -> str:
-    return layout(driver).pod(grant.uid, Tier(str(grant.qos)))
+def path_of(allocation: PodAllocation, driver: Driver = Driver.CGROUPFS) -> str:
+    return layout(driver).pod(allocation.uid, Tier(str(allocation.qos)))
 
 
 def kernel() -> EmulatedKernel:
     return EmulatedKernel(ONLINE, Mask.parse("0-1"))
 
 
-def directories(tree: Tree, enforced: Enforced = EVERYTHING) -> Enforcer:
+def directories(tree: CgroupTree, enforced: EnforcedControllers = EVERYTHING) -> Enforcer:
     """Return a prepared enforcer of the cgroupfs driver."""
     enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree), enforced=enforced)
     assert enforcer.prepare().ok
@@ -229,7 +231,9 @@ def slice_path(unit: str) -> str:
     return "/".join("-".join(parts[: depth + 1]) + ".slice" for depth in range(len(parts)))
 
 
-def slices(tree: EmulatedKernel, enforced: Enforced = EVERYTHING) -> tuple[Enforcer, FakeSystemd]:
+def slices(
+    tree: EmulatedKernel, enforced: EnforcedControllers = EVERYTHING
+) -> tuple[Enforcer, FakeSystemd]:
     """Return a prepared enforcer of the systemd driver, and its service manager."""
     systemd = FakeSystemd(tree)
     enforcer = Enforcer(

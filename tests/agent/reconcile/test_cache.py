@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.reconcile.affected import Scope
-from agent.reconcile.cache import Recollection
-from agent.reconcile.snapshot import Scene
+from agent.reconcile.affected import AffectedPods
+from agent.reconcile.cache import ObservationCache
+from agent.reconcile.snapshot import Observation
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import (
     ONLINE,
@@ -22,25 +22,25 @@ WEB = pod(on_host("web"), uid="web")
 POOL = ONLINE - Mask.parse("2-7")
 
 
-def look(scope: Scope | None = None) -> Scene:
+def look(scope: AffectedPods | None = None) -> Observation:
     tree = kernel()
     aim = target(mixed(), WEB)
     assert directories(tree).enforce(aim).ok
-    return Scene.of(tree, layout(), aim, None, scope)
+    return Observation.of(tree, layout(), aim, None, scope)
 
 
 def test_a_part_is_remembered_beside_the_rest() -> None:
-    memory = Recollection()
+    memory = ObservationCache()
     memory.note_asked(look())
-    part = look(Scope(frozenset({"web"})))
-    assert [item.pod for item in part.wanted if item.pod] == ["web"]
+    part = look(AffectedPods(frozenset({"web"})))
+    assert [item.pod for item in part.desired if item.pod] == ["web"]
     memory.note_asked(replace(part, states={}))
-    assert not memory.was_asked(part.wanted[-1])
-    assert all(memory.was_asked(item) == (item.pod == UID) for item in look().wanted if item.pod)
+    assert not memory.was_asked(part.desired[-1])
+    assert all(memory.was_asked(item) == (item.pod == UID) for item in look().desired if item.pod)
 
 
 def test_a_pod_shares_the_pool_when_its_cgroup_includes_it_or_nothing_is_known() -> None:
-    memory = Recollection()
+    memory = ObservationCache()
     assert memory.shares("web", POOL)
     memory.note_asked(look())
     assert memory.shares("web", POOL)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.managers.allocations.bindings import Binding
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.desired.state import Target
+from agent.reconcile.desired.state import Desired
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver
 from sysfs.mask import Mask
@@ -32,7 +32,7 @@ from tests.agent.reconcile.pods import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.report import EnforcementReport
     from tests.agent.reconcile.pods import FakeSystemd
@@ -69,8 +69,8 @@ class Side:
         else:
             self.enforcer = directories(self.tree)
 
-    def start(self, grant: PodGrant, name: str, pid: int) -> str:
-        parent = path_of(grant, self.driver)
+    def start(self, allocation: PodAllocation, name: str, pid: int) -> str:
+        parent = path_of(allocation, self.driver)
         if self.systemd is not None:
             return self.systemd.start_scope(parent, f"{name}.scope", pid)
         self.tree.mkdir(f"{parent}/{name}")
@@ -85,9 +85,9 @@ class Pair:
     driver: Driver
     part: Side = field(init=False)
     whole: Side = field(init=False)
-    held: dict[str, PodGrant] = field(default_factory=dict)
+    held: dict[str, PodAllocation] = field(default_factory=dict)
     running: dict[int, tuple[str, str]] = field(default_factory=dict)
-    target: Target = field(default_factory=lambda: Target(ledger(), ONLINE))
+    target: Desired = field(default_factory=lambda: Desired(ledger(), ONLINE))
     online: bool = True
     untouched: bool = True
     pids: int = 0
@@ -98,44 +98,44 @@ class Pair:
 
     def admit_or_remove(self, number: int, option: int) -> None:
         """Admit a pod, or remove it with its processes or, for odd options, without."""
-        grant = PODS[number % len(PODS)]
-        if grant.uid not in self.held:
-            self.held[grant.uid] = grant
-            self._change(grant.uid)
+        allocation = PODS[number % len(PODS)]
+        if allocation.uid not in self.held:
+            self.held[allocation.uid] = allocation
+            self._change(allocation.uid)
             return
         if not option % 2:
-            for pid in [pid for pid, (uid, _) in self.running.items() if uid == grant.uid]:
+            for pid in [pid for pid, (uid, _) in self.running.items() if uid == allocation.uid]:
                 self._exit(pid)
         else:
             # What is left of the pod then shows the same on both sides.
             self._repair()
-        del self.held[grant.uid]
+        del self.held[allocation.uid]
         for side in (self.part, self.whole):
-            side.enforcer.release(grant)
-        self.target = Target(self.target.ledger, self.target.shared_pool,
-                             self.target.bindings.without_pod(grant.uid))  # fmt: skip
+            side.enforcer.release(allocation)
+        self.target = Desired(self.target.ledger, self.target.shared_pool,
+                             self.target.bindings.without_pod(allocation.uid))  # fmt: skip
         report = self._change(None)
-        cgroup = path_of(grant, self.driver)
-        left = cgroup in {each.wanted.setting.cgroup for each in report.cgroups}
+        cgroup = path_of(allocation, self.driver)
+        left = cgroup in {each.desired.setting.cgroup for each in report.cgroups}
         assert left == self.part.tree.exists(cgroup)
 
     def start_or_end(self, number: int, option: int) -> None:
-        grant = PODS[number % len(PODS)]
-        if grant.uid not in self.held:
+        allocation = PODS[number % len(PODS)]
+        if allocation.uid not in self.held:
             return
-        name = grant.containers[option % len(grant.containers)].name
+        name = allocation.containers[option % len(allocation.containers)].name
         for pid, (uid, running) in list(self.running.items()):
-            if (uid, running) == (grant.uid, name):
+            if (uid, running) == (allocation.uid, name):
                 self._exit(pid)
                 return
-        cgroup = path_of(grant, self.driver)
+        cgroup = path_of(allocation, self.driver)
         if not self.part.tree.exists(cgroup) or name in str(self.part.tree.children(cgroup)):
             return
         self.pids += 1
-        self.running[self.pids] = (grant.uid, name)
+        self.running[self.pids] = (allocation.uid, name)
         self.untouched = False
         for side in (self.part, self.whole):
-            side.start(grant, name, self.pids)
+            side.start(allocation, name, self.pids)
 
     def provoke(self, number: int, option: int) -> None:
         """Write something into the cgroup of a pod and, mostly, into all that is in it."""
@@ -158,18 +158,18 @@ class Pair:
             side.tree.set_online(ONLINE if self.online else ONLINE - Mask.of(9))
 
     def bind(self, number: int, option: int) -> None:
-        grant = PODS[number % len(PODS)]
+        allocation = PODS[number % len(PODS)]
         pids = list(self.running)
-        if grant.uid not in self.held or not pids:
+        if allocation.uid not in self.held or not pids:
             return
         pid = pids[option % len(pids)]
-        if self.running[pid][0] != grant.uid:
+        if self.running[pid][0] != allocation.uid:
             return
         cgroup = self.part.tree._homes[pid].path
-        name = grant.containers[number % len(grant.containers)].name
-        bindings = self.target.bindings.with_binding(Binding(grant.uid, name, cgroup))
-        self.target = Target(self.target.ledger, self.target.shared_pool, bindings)
-        self._change(grant.uid)
+        name = allocation.containers[number % len(allocation.containers)].name
+        bindings = self.target.bindings.with_binding(Binding(allocation.uid, name, cgroup))
+        self.target = Desired(self.target.ledger, self.target.shared_pool, bindings)
+        self._change(allocation.uid)
 
     def repair(self, _number: int, _option: int) -> None:
         self._repair()
@@ -181,9 +181,9 @@ class Pair:
             side.tree.exit(pid)
 
     def _change(self, uid: str | None) -> EnforcementReport:
-        grants = ledger(*self.held.values())
-        pool = ONLINE - grants.exclusive_cpus
-        self.target = Target(grants, pool, self.target.bindings)
+        allocations = ledger(*self.held.values())
+        pool = ONLINE - allocations.exclusive_cpus
+        self.target = Desired(allocations, pool, self.target.bindings)
         found = self.part.enforcer.enforce_change(self.target, uid)
         reference = self.whole.enforcer.enforce(self.target)
         if self.untouched:
@@ -202,13 +202,15 @@ class Pair:
         assert verified.found == self.whole.enforcer.verify(self.target).found
         assert all(each in reference.of_pod("") for each in found.of_pod(""))
 
-    def _check_exclusive(self, grant: PodGrant) -> None:
+    def _check_exclusive(self, allocation: PodAllocation) -> None:
         """Nobody is on the CPUs that a pod was just given, whatever was done to him before."""
-        inside = path_of(grant, self.driver)
+        inside = path_of(allocation, self.driver)
         for pid, home in self.part.tree._homes.items():
-            bound = self.running.get(pid, ("", ""))[0] == grant.uid
+            bound = self.running.get(pid, ("", ""))[0] == allocation.uid
             if not bound and not f"{home.path}/".startswith(f"{inside}/"):
-                assert self.part.tree.allowed(pid)[0].isdisjoint(grant.exclusive_cpus), home.path
+                assert self.part.tree.allowed(pid)[0].isdisjoint(allocation.exclusive_cpus), (
+                    home.path
+                )
 
     def _repair(self) -> EnforcementReport:
         """Repair both; whatever was looked at before, they agree afterwards."""
@@ -219,8 +221,8 @@ class Pair:
             reports.append(side.enforcer.repair(self.target))
         first, second = reports
         assert first.ok or not self.online
-        assert [(each.wanted, each.ok) for each in first.cgroups] == [
-            (each.wanted, each.ok) for each in second.cgroups
+        assert [(each.desired, each.ok) for each in first.cgroups] == [
+            (each.desired, each.ok) for each in second.cgroups
         ]
         assert (first.found, first.notes) == (second.found, second.notes)
         assert not first.changed
@@ -272,9 +274,9 @@ def test_looking_at_a_part_ends_where_looking_at_everything_does(
 SHARED, OWN, HALF = PODS[0], PODS[4], PODS[3]
 
 
-def held(*pods: PodGrant) -> Target:
-    grants = ledger(*pods)
-    return Target(grants, ONLINE - grants.exclusive_cpus)
+def held(*pods: PodAllocation) -> Desired:
+    allocations = ledger(*pods)
+    return Desired(allocations, ONLINE - allocations.exclusive_cpus)
 
 
 def test_whoever_was_put_on_cpus_that_are_given_away_is_found_although_nothing_of_his_changed() -> (
@@ -300,12 +302,12 @@ def test_a_container_that_started_meanwhile_leaves_the_cpus_that_are_given_away(
 
 def test_what_is_left_of_a_pod_follows_the_shared_pool() -> None:
     side = Side(Driver.CGROUPFS)
-    for target, grant in ((held(OWN), OWN), (held(OWN, HALF), HALF)):
-        side.enforcer.enforce_change(target, grant.uid)
+    for target, allocation in ((held(OWN), OWN), (held(OWN, HALF), HALF)):
+        side.enforcer.enforce_change(target, allocation.uid)
     side.start(OWN, "a", 1)
     side.enforcer.release(OWN)
     left = side.enforcer.enforce_change(held(HALF))
-    of_none = [each.wanted.role for each in left.cgroups if not each.wanted.pod]
+    of_none = [each.desired.role for each in left.cgroups if not each.desired.pod]
     assert of_none == [Role.ALL_PODS, Role.LEFTOVER, Role.LEFTOVER]
     assert side.tree.allowed(1)[0] == ONLINE - Mask.parse("8-9")
     side.enforcer.release(HALF)
@@ -313,7 +315,7 @@ def test_what_is_left_of_a_pod_follows_the_shared_pool() -> None:
     assert side.tree.allowed(1)[0] == ONLINE
 
 
-def test_after_anything_that_is_not_honoured_everything_is_looked_at() -> None:
+def test_after_anything_that_is_not_enforced_everything_is_looked_at() -> None:
     side = Side(Driver.CGROUPFS)
     side.enforcer.enforce_change(held(HALF), HALF.uid)
     side.tree.set_online(ONLINE - Mask.of(9))
@@ -361,9 +363,9 @@ def test_a_pod_in_the_shared_pool_costs_the_same_however_many_there_are(containe
         enforcer = directories(tree)
         pods = [pod(on_host("a"), on_host("b"), uid=f"pod-{number}") for number in range(others)]
         enforcer.enforce(held(HALF, *pods))
-        for grant in pods:
+        for allocation in pods:
             for name in ("a", "b")[:containers]:
-                tree.mkdir(f"{path_of(grant)}/{name}")
+                tree.mkdir(f"{path_of(allocation)}/{name}")
         assert enforcer.repair(held(HALF, *pods)).ok
         tree.calls = 0
         assert enforcer.enforce_change(held(HALF, *pods, SHARED), SHARED.uid).ok

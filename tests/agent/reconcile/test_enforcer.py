@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.allocations.ledger import Isolation
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.desired.state import Target
+from agent.reconcile.desired.state import Desired
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.report import count_causes, repaired
@@ -39,9 +39,9 @@ from tests.agent.reconcile.pods import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from cgroupfs.emulated.kernel import EmulatedKernel
-    from cgroupfs.tree import Tree, TreeLock
+    from cgroupfs.tree import CgroupTree, TreeLock
 
 POD = path_of(mixed())
 WEB = pod(on_host("web"), uid=OTHER)
@@ -60,7 +60,7 @@ def started(tree: EmulatedKernel) -> Enforcer:
     return enforcer
 
 
-def shown(tree: Tree, cgroup: str) -> tuple[str, str, str]:
+def shown(tree: CgroupTree, cgroup: str) -> tuple[str, str, str]:
     files = ("cpuset.cpus.effective", "cpuset.mems.effective", "cpu.max")
     cpus, mems, cpu_max = tree.read_many(cgroup, files)
     return (cpus or "").strip(), (mems or "").strip(), (cpu_max or "").strip()
@@ -121,7 +121,7 @@ def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> Non
     newcomer = pod(exclusive("db", "2-7"), uid="newcomer")
     report = enforcer.enforce(target(WEB, newcomer))
     assert report.ok
-    of_none = [each.wanted.role for each in report.cgroups if each.wanted.pod == ""]
+    of_none = [each.desired.role for each in report.cgroups if each.desired.pod == ""]
     assert of_none == [Role.ALL_PODS, *[Role.LEFTOVER] * 4]
     assert any("no admitted pod" in note for note in report.notes)
     assert all(tree.allowed(pid)[0] == FREE for pid in (1, 2, 3, 4))
@@ -164,10 +164,10 @@ def test_the_report_names_for_each_cgroup_what_the_kernel_says() -> None:
     tree = kernel()
     enforcer = started(tree)
     own, *containers = enforcer.cgroups_of(target(mixed(), WEB), UID)
-    assert own.wanted.role is Role.POD
+    assert own.desired.role is Role.POD
     assert own.state is not None
     assert own.state.cpus_effective == Mask.parse("2-7")
-    assert {c.wanted.container for c in containers} == {"db", "backup", "metrics"}
+    assert {c.desired.container for c in containers} == {"db", "backup", "metrics"}
     assert all(c.ok for c in containers)
 
 
@@ -340,7 +340,7 @@ def test_without_a_shared_pool_sets_are_left_and_nothing_breaks() -> None:
     enforcer = directories(tree)
     enforcer.enforce(target(WEB))
     run(tree, f"{WEB_POD}/web", 4)
-    assert enforcer.enforce(Target(ledger(WEB), EMPTY)).ok
+    assert enforcer.enforce(Desired(ledger(WEB), EMPTY)).ok
 
 
 # --- faults -------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ def test_dying_at_any_change_is_made_good_by_the_next_start(*, after: bool) -> N
 
 
 @pytest.mark.parametrize("error", [errno.EBUSY, errno.EINVAL, errno.EROFS, errno.ENOMEM])
-def test_a_refusal_at_any_change_is_reported_with_its_pod_and_can_be_retried(error: int) -> None:
+def test_a_rejection_at_any_change_is_reported_with_its_pod_and_can_be_retried(error: int) -> None:
     for at in range(changes_of_an_admission()):
         tree = scene()
         faulty = FaultyTree(tree, at, error)
@@ -523,7 +523,7 @@ def test_after_every_change_everybody_runs_where_the_ledger_says(
 ) -> None:
     tree = kernel()
     enforcer = directories(tree)
-    pods: dict[str, PodGrant] = {}
+    pods: dict[str, PodAllocation] = {}
     pids: dict[str, list[int]] = {}
     for number, (uid, cpus, alone, stops) in enumerate(steps):
         gone = pods.pop(uid, None)
@@ -552,7 +552,7 @@ def test_after_every_change_everybody_runs_where_the_ledger_says(
 
 
 def _all_run_where_they_should(
-    tree: EmulatedKernel, pods: dict[str, PodGrant], pids: dict[str, list[int]]
+    tree: EmulatedKernel, pods: dict[str, PodAllocation], pids: dict[str, list[int]]
 ) -> None:
     pool = ONLINE - ledger(*pods.values()).exclusive_cpus
     for uid, running in pids.items():

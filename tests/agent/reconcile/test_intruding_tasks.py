@@ -9,12 +9,12 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.reconcile.intruding_tasks import Task, Territory, foreign_tasks, read_tasks
+from agent.reconcile.intruding_tasks import ExclusiveTerritory, Task, foreign_tasks, read_tasks
 from sysfs.mask import Mask
 
 ONLINE = Mask.parse("0-7")
-WEB = Territory("web", Mask.parse("2-3"), ("pods/web", "elsewhere/bound"))
-DB = Territory("db", Mask.of(4), ("pods/db",))
+WEB = ExclusiveTerritory("web", Mask.parse("2-3"), ("pods/web", "elsewhere/bound"))
+DB = ExclusiveTerritory("db", Mask.of(4), ("pods/db",))
 
 
 def task(affinity: str, cgroup: str | None = "system.slice", **changes: bool) -> Task:
@@ -67,7 +67,9 @@ def test_foreign_is_a_task_on_a_cpu_that_another_pod_holds(
     affinity: set[int], held: dict[int, int], home: int
 ) -> None:
     lands = [
-        Territory(f"p{pod}", Mask.from_ids(c for c, p in held.items() if p == pod), (f"p{pod}",))
+        ExclusiveTerritory(
+            f"p{pod}", Mask.from_ids(c for c, p in held.items() if p == pod), (f"p{pod}",)
+        )
         for pod in range(3)
     ]
     expected = {cpu for cpu in affinity if cpu in held and held[cpu] != home}

@@ -14,7 +14,7 @@ from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.errors import EnforcementStartError
 from cgroupfs.names import Driver
 from cgroupfs.state import CpuMax
-from cgroupfs.verify import Cause, Record
+from cgroupfs.verify import Cause, WriterRecord
 from sysfs.mask import Mask
 from systemd.properties import Property
 from tests.agent.reconcile.pods import (
@@ -42,7 +42,7 @@ def test_the_pods_cgroup_is_a_slice_and_systemd_knows_its_settings() -> None:
     assert report.created == (SLICE,)
     assert report.recorded == (UNIT,)
     assert ("start", UNIT) in systemd.calls
-    assert read_record(systemd, UNIT) == Record(
+    assert read_record(systemd, UNIT) == WriterRecord(
         Mask.parse("2-7"),
         Mask.of(0),
         CpuMax(None),
@@ -78,9 +78,9 @@ def test_a_new_agent_tells_systemd_nothing_it_knows_already() -> None:
 def test_a_quota_finer_than_systemds_is_in_the_file_and_never_narrower_on_record() -> None:
     tree = kernel()
     enforcer, systemd = slices(tree)
-    grant = pod(replace(on_host("web"), cpu=CpuLimits(None, 2505)), limit=2505)
-    assert enforcer.enforce(target(grant)).ok
-    path = path_of(grant, Driver.SYSTEMD)
+    allocation = pod(replace(on_host("web"), cpu=CpuLimits(None, 2505)), limit=2505)
+    assert enforcer.enforce(target(allocation)).ok
+    path = path_of(allocation, Driver.SYSTEMD)
     assert tree.read(path, "cpu.max") == "250500 100000\n"
     assert read_record(systemd, UNIT).cpu_max == CpuMax(251_000)
 
@@ -88,13 +88,13 @@ def test_a_quota_finer_than_systemds_is_in_the_file_and_never_narrower_on_record
 def test_a_quota_that_is_not_ours_survives_being_recorded() -> None:
     tree = kernel()
     enforcer, systemd = slices(tree)
-    grant = pod(on_host("web"))
-    enforcer.enforce(target(grant))
-    path = path_of(grant, Driver.SYSTEMD)
+    allocation = pod(on_host("web"))
+    enforcer.enforce(target(allocation))
+    path = path_of(allocation, Driver.SYSTEMD)
     scope = systemd.start_scope(path, "web.scope", 2)
     tree.write(path, "cgroup.subtree_control", "+cpu")
     tree.write(scope, "cpu.max", "140000 100000")
-    assert enforcer.enforce(target(grant)).ok
+    assert enforcer.enforce(target(allocation)).ok
     assert tree.read(scope, "cpu.max") == "140000 100000\n"
 
 
@@ -245,10 +245,10 @@ def test_dying_at_any_call_to_systemd_is_made_good_by_the_next_start() -> None:
         assert not restarted.repair(target(mixed())).changed
 
 
-def test_only_what_is_wanted_becomes_a_property() -> None:
-    assert to_properties(Record()) == ()
-    assert [p.name for p in to_properties(Record(cpus=Mask.of(1)))] == ["AllowedCPUs"]
-    assert [p.name for p in to_properties(Record(mems=Mask.of(1), cpu_max=CpuMax(1000)))] == [
+def test_only_what_is_desired_becomes_a_property() -> None:
+    assert to_properties(WriterRecord()) == ()
+    assert [p.name for p in to_properties(WriterRecord(cpus=Mask.of(1)))] == ["AllowedCPUs"]
+    assert [p.name for p in to_properties(WriterRecord(mems=Mask.of(1), cpu_max=CpuMax(1000)))] == [
         "AllowedMemoryNodes",
         "CPUQuotaPerSecUSec",
     ]

@@ -25,7 +25,7 @@ def test_a_missing_mount_is_named(tmp_path: Path) -> None:
     assert one_line(caught).startswith(f"cgroup v2 at {tmp_path}/cgroup: no such directory")
 
 
-def test_a_directory_that_is_no_cgroup_file_system_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_cgroup_file_system_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(EnforcementStartError, match="not a cgroup2 file system") as caught:
         open_tree(tmp_path)
     one_line(caught)
@@ -53,13 +53,13 @@ def test_a_usable_tree_is_opened(tmp_path: Path) -> None:
     tree.close()
 
 
-def test_an_unknown_driver_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_driver_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(EnforcementStartError, match="use systemd or cgroupfs") as caught:
         make_layout("openrc")
     one_line(caught)
 
 
-def test_an_unusable_root_is_refused() -> None:
+def test_an_unusable_root_is_rejected() -> None:
     with pytest.raises(EnforcementStartError, match="cgroupRoot"):
         make_layout("systemd", "/a/../b")
 

@@ -26,7 +26,7 @@ class Content(Struct):
     text: str = ""
 
 
-def refused(file: Path) -> str:
+def rejected(file: Path) -> str:
     with pytest.raises(RuntimeFileError) as error:
         read_json(file, Content)
     assert error.value.path == file
@@ -47,7 +47,7 @@ def test_unknown_fields_are_passed_over(tmp_path: Path) -> None:
 def test_damage_is_said_with_the_file(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(content)
-    assert refused(file).startswith(f"{file}: it is damaged (")
+    assert rejected(file).startswith(f"{file}: it is damaged (")
 
 
 def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:
@@ -55,23 +55,23 @@ def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:
     file.write_bytes(b"{}" + b" " * (LIMIT - 2))
     assert read_json(file, Content).text == ""
     file.write_bytes(b"{}" + b" " * (LIMIT - 1))
-    assert refused(file) == f"{file}: it cannot be read (it is larger than {LIMIT} bytes)"
+    assert rejected(file) == f"{file}: it cannot be read (it is larger than {LIMIT} bytes)"
 
 
 def test_a_file_that_others_can_write_says_nothing(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text("{}")
     file.chmod(0o664)
-    assert refused(file).startswith(f"{file}: it can be written by others (mode 0664), so it")
+    assert rejected(file).startswith(f"{file}: it can be written by others (mode 0664), so it")
 
 
 def test_a_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    assert refused(tmp_path / "fifo").endswith("it is no regular file")
+    assert rejected(tmp_path / "fifo").endswith("it is no regular file")
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    assert refused(tmp_path).endswith("it cannot be read (Is a directory)")
+    assert rejected(tmp_path).endswith("it cannot be read (Is a directory)")
 
 
 def test_a_file_that_cannot_be_opened_is_said(
@@ -80,11 +80,11 @@ def test_a_file_that_cannot_be_opened_is_said(
     file = tmp_path / "config.json"
     file.write_text("{}")
 
-    def refuse(*_: object) -> int:
+    def reject(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "open", refuse)
-    assert refused(file).endswith("it cannot be read (Permission denied)")
+    monkeypatch.setattr(os, "open", reject)
+    assert rejected(file).endswith("it cannot be read (Permission denied)")
 
 
 def test_a_missing_file_is_missing(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from agent.runtimes import finder as module
 from agent.runtimes.finder import RuntimeFiles
-from agent.runtimes.identifier import Told
+from agent.runtimes.identifier import RuntimeName
 from cgroupfs.state import CpuMax
-from cgroupfs.verify import Record
+from cgroupfs.verify import WriterRecord
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import OTHER, mixed, path_of
 from tests.agent.runtimes.bundles import (
@@ -29,7 +29,7 @@ from tests.agent.runtimes.bundles import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
 
 POD = path_of(mixed())
 SCOPE = f"{POD}/cri-containerd-{ID}.scope"
@@ -45,7 +45,7 @@ class Host:
     def __post_init__(self) -> None:
         self.finder = RuntimeFiles(self.root, self.told.append)
 
-    def asked(self, cgroup: str = SCOPE, pod: PodGrant | None = None) -> Told | None:
+    def asked(self, cgroup: str = SCOPE, pod: PodAllocation | None = None) -> RuntimeName | None:
         return self.finder.container_of(pod or mixed(), cgroup)
 
 
@@ -57,28 +57,28 @@ def host(tmp_path: Path) -> Host:
 @pytest.mark.parametrize("directory", [f"cri-containerd-{ID}.scope", ID])
 def test_a_container_of_containerd_is_known_with_both_drivers(host: Host, directory: str) -> None:
     bundle(host.root, cri("db"))
-    assert host.asked(f"{POD}/{directory}") == Told("db")
+    assert host.asked(f"{POD}/{directory}") == RuntimeName("db")
     assert host.told == []
 
 
 @pytest.mark.parametrize("directory", [f"crio-{ID}.scope", f"crio-{ID}", ID])
 def test_a_container_of_crio_is_known_with_both_drivers(host: Host, directory: str) -> None:
     bundle(host.root, crio("backup"), place=CRIO, inside="userdata")
-    assert host.asked(f"{POD}/{directory}") == Told("backup")
+    assert host.asked(f"{POD}/{directory}") == RuntimeName("backup")
     assert host.told == []
 
 
 @pytest.mark.parametrize("state", ["run/k3s/containerd", "run/k0s/containerd"])
 def test_distributions_of_their_own_containerd_are_known(host: Host, state: str) -> None:
     bundle(host.root, cri("db"), place=f"{state}/io.containerd.runtime.v2.task/k8s.io")
-    assert host.asked() == Told("db")
+    assert host.asked() == RuntimeName("db")
 
 
 def test_a_sandbox_is_told_as_what_it_is(host: Host) -> None:
     bundle(host.root, cri(None))
     bundle(host.root, crio(None), place=CRIO, inside="userdata", id_=OTHER_ID)
-    assert host.asked() == Told(None)
-    assert host.asked(f"{POD}/crio-{OTHER_ID}.scope") == Told(None)
+    assert host.asked() == RuntimeName(None)
+    assert host.asked(f"{POD}/crio-{OTHER_ID}.scope") == RuntimeName(None)
 
 
 def test_a_claim_about_another_pod_counts_for_nothing_and_is_told_once(host: Host) -> None:
@@ -91,7 +91,7 @@ def test_a_claim_about_another_pod_counts_for_nothing_and_is_told_once(host: Hos
 
 def test_without_a_uid_the_full_name_has_to_match(host: Host) -> None:
     bundle(host.root, cri("db", uid="", name="shop"))
-    assert host.asked(pod=replace(mixed(), name="shop")) == Told("db")
+    assert host.asked(pod=replace(mixed(), name="shop")) == RuntimeName("db")
     assert host.asked(pod=replace(mixed(), name="bank")) is None
     assert host.asked(pod=replace(mixed(), name="shop", namespace="other")) is None
 
@@ -132,7 +132,7 @@ def test_that_no_runtimes_directory_is_in_reach_is_told_once_for_all_containers(
 def test_a_bundle_that_comes_later_is_found(host: Host) -> None:
     assert host.asked() is None
     bundle(host.root, cri("db"))
-    assert host.asked() == Told("db")
+    assert host.asked() == RuntimeName("db")
 
 
 @pytest.mark.parametrize("content", ["{", "{}"], ids=["damaged", "says nothing"])
@@ -162,21 +162,21 @@ def test_a_bundle_is_read_once_as_long_as_it_is_the_same_file(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = bundle(host.root, cri("db"))
-    assert host.asked() == Told("db")
+    assert host.asked() == RuntimeName("db")
     monkeypatch.setattr(module, "read_claim", None)
-    assert host.asked() == Told("db")
+    assert host.asked() == RuntimeName("db")
     monkeypatch.undo()
     file.unlink()
     assert host.asked() is None
     bundle(host.root, cri("backup"))
-    assert host.asked() == Told("backup")
+    assert host.asked() == RuntimeName("backup")
 
 
-def test_a_bundle_written_anew_is_read_anew(host: Host) -> None:
+def test_a_bundle_written_again_is_read_again(host: Host) -> None:
     file = bundle(host.root, cri("db"))
-    assert host.asked() == Told("db")
+    assert host.asked() == RuntimeName("db")
     write(file, {"annotations": cri("metrics")})
-    assert host.asked() == Told("metrics")
+    assert host.asked() == RuntimeName("metrics")
 
 
 def test_no_more_is_remembered_than_a_bound(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_no_more_is_remembered_than_a_bound(host: Host, monkeypatch: pytest.Monk
     names = [f"{number:064x}" for number in range(5)]
     for name in names:
         bundle(host.root, cri("db"), id_=name)
-    assert {host.asked(f"{POD}/{name}") for name in names} == {Told("db")}
+    assert {host.asked(f"{POD}/{name}") for name in names} == {RuntimeName("db")}
     assert list(host.finder._known) == names[-2:]
 
 
@@ -197,26 +197,26 @@ def test_what_runc_set_last_is_remembered(host: Host) -> None:
         host.root,
         {"cpuset_cpus": "4-5", "cpuset_mems": "1", "cpu_quota": 50_000, "cpu_period": 100_000},
     )
-    record = Record(Mask.parse("4-5"), Mask.of(1), CpuMax(50_000))
+    record = WriterRecord(Mask.parse("4-5"), Mask.of(1), CpuMax(50_000))
     assert host.finder.remembered(SCOPE) == record
     assert host.finder.remembered(f"{POD}/{ID}") == record
 
 
 def test_runcs_state_under_crio_is_looked_for_where_crio_keeps_it(host: Host) -> None:
     runc_state(host.root, {"cpuset_cpus": "4-5"}, states="run/runc")
-    assert host.finder.remembered(f"{POD}/crio-{ID}.scope") == Record(Mask.parse("4-5"))
+    assert host.finder.remembered(f"{POD}/crio-{ID}.scope") == WriterRecord(Mask.parse("4-5"))
 
 
 def test_of_another_runtime_what_the_container_was_made_with_is_remembered(host: Host) -> None:
     bundle(host.root, cri("db"), {"shares": 512, "cpus": "2-3", "mems": "0", "quota": 140_000})
-    record = Record(Mask.parse("2-3"), Mask.of(0), CpuMax(140_000))
+    record = WriterRecord(Mask.parse("2-3"), Mask.of(0), CpuMax(140_000))
     assert host.finder.remembered(SCOPE) == record
 
 
 @pytest.mark.parametrize("spec", [{}, {"linux": None}, {"linux": {"resources": {}}}])
 def test_a_container_made_without_settings_has_none_on_record(host: Host, spec: object) -> None:
     write(host.root / TASKS / ID / "config.json", spec)
-    assert host.finder.remembered(SCOPE) == Record()
+    assert host.finder.remembered(SCOPE) == WriterRecord()
 
 
 def test_nothing_is_remembered_of_a_container_without_files(host: Host) -> None:

@@ -7,7 +7,7 @@ import pytest
 from agent.runtimes.files import RuntimeFileError
 from agent.runtimes.records import read_state
 from cgroupfs.state import UNLIMITED, CpuMax
-from cgroupfs.verify import Record
+from cgroupfs.verify import WriterRecord
 from sysfs.mask import Mask
 from tests.agent.runtimes.bundles import runc_state, write
 
@@ -20,7 +20,7 @@ def test_runcs_settings_are_read(tmp_path: Path) -> None:
         tmp_path,
         {"cpuset_cpus": "4-5", "cpuset_mems": "1", "cpu_quota": 50_000, "cpu_period": 100_000},
     )
-    assert read_state(file) == Record(Mask.parse("4-5"), Mask.of(1), CpuMax(50_000))
+    assert read_state(file) == WriterRecord(Mask.parse("4-5"), Mask.of(1), CpuMax(50_000))
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ def test_a_quota_is_what_the_runtime_writes_for_it(
     tmp_path: Path, quota: int, period: int, cpu_max: CpuMax | None
 ) -> None:
     file = runc_state(tmp_path, {"cpu_quota": quota, "cpu_period": period})
-    assert read_state(file) == Record(cpu_max=cpu_max)
+    assert read_state(file) == WriterRecord(cpu_max=cpu_max)
 
 
 def test_settings_that_are_left_out_are_none(tmp_path: Path) -> None:
-    assert read_state(write(tmp_path / "state.json", {"config": {"cgroups": {}}})) == Record()
+    assert read_state(write(tmp_path / "state.json", {"config": {"cgroups": {}}})) == WriterRecord()
 
 
 @pytest.mark.parametrize("state", [{}, {"config": {}}, {"config": {"cgroups": None}}])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from agent.config.config import Config
-    from agent.server.controller import Keeper
+    from agent.server.controller import Controller
     from tests.agent.server.sites import Held, Shown, Site
     from tests.fakes.effects import Step
 
@@ -44,10 +44,10 @@ def settled(config: Config) -> Site:
     """Return a host on which all pods run and an agent has nothing left to do."""
     site = make_site(config)
 
-    async def settle(keeper: Keeper) -> None:
+    async def settle(controller: Controller) -> None:
         for pod in PODS:
-            answer = await keeper.admit(pod)
-            assert answer.admitted, answer.refusal
+            answer = await controller.admit(pod)
+            assert answer.admitted, answer.rejection
         for name in ("c0", "c1"):
             site.start(site.cgroup(SHARED, Tier.BURSTABLE), name)
         for name in ("own", "rest"):
@@ -56,8 +56,8 @@ def settled(config: Config) -> Site:
             site.start(site.cgroup(IDS), name)
         site.start(site.cgroup(EXCLUSIVE), "main")
         site.start(site.cgroup(INIT), "first")
-        await keeper.reconcile()
-        assert wrongs(site, keeper) == []
+        await controller.reconcile()
+        assert wrongs(site, controller) == []
 
     with_agent(site, settle)
     return site
@@ -67,13 +67,13 @@ def settled(config: Config) -> Site:
 class Change:
     """Something that is asked of an agent, after what `provoke` did to the host."""
 
-    ask: Callable[[Keeper, Site], Awaitable[object]]
+    ask: Callable[[Controller, Site], Awaitable[object]]
     provoke: Callable[[Site], None] = lambda _: None
 
-    async def again(self, keeper: Keeper, site: Site) -> None:
+    async def again(self, controller: Controller, site: Site) -> None:
         """Ask again, not knowing what became of it the first time."""
         try:
-            await self.ask(keeper, site)
+            await self.ask(controller, site)
         except PodNotFoundError:
             return
 
@@ -109,25 +109,25 @@ def _drift(site: Site) -> None:
     site.start(site.cgroup(INIT), "then")
 
 
-async def _bind(keeper: Keeper, site: Site) -> object:
+async def _bind(controller: Controller, site: Site) -> object:
     path = site.container(site.cgroup(IDS), NAMELESS[0])
-    return await keeper.bind(IDS, "one", BindRequest(cgroup=f"/{path}"))
+    return await controller.bind(IDS, "one", BindRequest(cgroup=f"/{path}"))
 
 
 def _bind_elsewhere(site: Site) -> None:
     """Bind a container to a cgroup that is not in its pod's."""
     bound = site.start_elsewhere("service")
     request = BindRequest(cgroup=f"/{bound}")
-    with_agent(site, lambda keeper: keeper.bind(EXCLUSIVE, "main", request))
+    with_agent(site, lambda controller: controller.bind(EXCLUSIVE, "main", request))
 
 
 CHANGES: Final = {
-    "admit": Change(lambda keeper, _: keeper.admit(NEW_POD)),
-    "remove": Change(lambda keeper, _: keeper.remove(MIXED), _end("own", "rest")),
-    "remove-running": Change(lambda keeper, _: keeper.remove(MIXED)),
-    "remove-bound": Change(lambda keeper, _: keeper.remove(EXCLUSIVE), _bind_elsewhere),
+    "admit": Change(lambda controller, _: controller.admit(NEW_POD)),
+    "remove": Change(lambda controller, _: controller.remove(MIXED), _end("own", "rest")),
+    "remove-running": Change(lambda controller, _: controller.remove(MIXED)),
+    "remove-bound": Change(lambda controller, _: controller.remove(EXCLUSIVE), _bind_elsewhere),
     "bind": Change(_bind),
-    "repair": Change(lambda keeper, _: keeper.reconcile(), _drift),
+    "repair": Change(lambda controller, _: controller.reconcile(), _drift),
 }
 
 
@@ -167,19 +167,19 @@ def rehearse(change: Change, host: Site, *, looks: bool = False) -> Play:
     change.provoke(scene)
     quiet, done, effects = scene.copy(), scene.copy(), Effects(looks=looks)
 
-    async def compare(keeper: Keeper) -> End:
-        await keeper.reconcile()
-        assert wrongs(quiet, keeper) == []
-        return End(held(keeper.state.held), quiet.shown())
+    async def compare(controller: Controller) -> End:
+        await controller.reconcile()
+        assert wrongs(quiet, controller) == []
+        return End(held(controller.state.held), quiet.shown())
 
-    async def play(keeper: Keeper) -> tuple[object, End]:
-        answer = await change.ask(keeper, done)
+    async def play(controller: Controller) -> tuple[object, End]:
+        answer = await change.ask(controller, done)
         shown, steps = done.shown(), tuple(effects.log)
-        await keeper.reconcile()
-        assert wrongs(done, keeper) == []
+        await controller.reconcile()
+        assert wrongs(done, controller) == []
         assert done.shown() == shown, "the change leaves nothing for later"
         effects.log[:] = steps
-        return answer, End(held(keeper.state.held), shown)
+        return answer, End(held(controller.state.held), shown)
 
     before = with_agent(quiet, compare)
     answer, after = with_agent(done, play, effects)

@@ -18,7 +18,7 @@ from agent.config.config import CgroupDriver
 from agent.managers.policy import MemoryManagerPolicy, TopologyManagerScope
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
-from agent.server.start.wiring import Assembly, Surrogates
+from agent.server.start.wiring import Fakes, Wiring
 from agent.state.codec import decode
 from agent.state.store import CHECKPOINT_NAME
 from cgroupfs.controllers import ENABLED
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from agent.config.config import Config
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from agent.pods.model import Pod
-    from agent.server.controller import Keeper
-    from agent.server.state import Holdings
-    from agent.state.checkpoint import State
+    from agent.server.controller import Controller
+    from agent.server.state import DurableState
+    from agent.state.checkpoint import Checkpoint
 
 _Result = TypeVar("_Result")
 _FILES: Final = (
@@ -121,7 +121,7 @@ class Site:
         for pid in self.kernel.procs(path):
             self.kernel.exit(pid)
 
-    def saved(self) -> State | None:
+    def saved(self) -> Checkpoint | None:
         """Return what the disk holds now."""
         path = self.config.agent.state_directory / CHECKPOINT_NAME
         names = self.disk.names(path.parent)
@@ -166,7 +166,7 @@ def site_config(config: Config, driver: CgroupDriver) -> Config:
 
 def with_agent(
     site: Site,
-    action: Callable[[Keeper], Awaitable[_Result]],
+    action: Callable[[Controller], Awaitable[_Result]],
     effects: Effects | None = None,
     *,
     from_start: bool = False,
@@ -180,19 +180,19 @@ def with_agent(
     tree = CountedTree(site.kernel, counted)
     systemd = None if site.systemd is None else CountedSystemd(site.systemd, counted)
     files = CountedFiles(site.disk, counted)
-    surrogates = Surrogates(tree=tree, systemd=systemd, live=False, files=files)
-    assembly = Assembly(site.config, RecordingManager(), FakeClock(), surrogates)
+    surrogates = Fakes(tree=tree, systemd=systemd, live=False, files=files)
+    assembly = Wiring(site.config, RecordingManager(), FakeClock(), surrogates)
 
     async def live() -> _Result:
-        keeper = assembly.keeper
-        serving = asyncio.create_task(keeper.queue.serve())
+        controller = assembly.controller
+        serving = asyncio.create_task(controller.queue.serve())
         try:
             async with asyncio.timeout(PATIENCE):
-                return await action(keeper)
+                return await action(controller)
         finally:
-            keeper.queue.stop()
+            controller.queue.stop()
             await serving
-            keeper.worker.close()
+            controller.worker.close()
 
     with assembly:
         if not from_start:
@@ -205,33 +205,33 @@ def with_agent(
 class Held:
     """What a ledger says, without how it came about."""
 
-    grants: Mapping[str, PodGrant]
+    allocations: Mapping[str, PodAllocation]
     bindings: tuple[object, ...]
     memory: Mapping[int, object]
 
 
-def held(state: State | Holdings) -> Held:
+def held(state: Checkpoint | DurableState) -> Held:
     """Return what is held in a checkpoint or in an agent's memory."""
     ledger = state.ledger
-    return Held(dict(ledger.grants), tuple(state.bindings), dict(ledger.memory))
+    return Held(dict(ledger.allocations), tuple(state.bindings), dict(ledger.memory))
 
 
-def wrongs(site: Site, keeper: Keeper) -> list[str]:
+def wrongs(site: Site, controller: Controller) -> list[str]:
     """Return what is wrong on a host that should be settled; empty when all is well.
 
     Told independently of the agent's own verification.
     """
-    state = keeper.state
+    state = controller.state
     wrong = [*broken_invariants(state.situation.rules, state.ledger), *state.problems()]
     saved = site.saved()
     if saved is not None and held(saved) != held(state.held):
         wrong.append("memory and checkpoint differ")
     if (names := site.disk.names(site.config.agent.state_directory)) != [CHECKPOINT_NAME]:
         wrong.append(f"the state directory holds {names}")
-    for uid, grant in state.ledger.grants.items():
-        pod = site.cgroup(uid, Tier(str(grant.qos)))
-        wrong.extend(_pod_wrongs(site, grant, pod, state.shared_cpus))
-    known = {site.cgroup(uid, Tier(str(g.qos))) for uid, g in state.ledger.grants.items()}
+    for uid, allocation in state.ledger.allocations.items():
+        pod = site.cgroup(uid, Tier(str(allocation.qos)))
+        wrong.extend(_pod_wrongs(site, allocation, pod, state.shared_cpus))
+    known = {site.cgroup(uid, Tier(str(g.qos))) for uid, g in state.ledger.allocations.items()}
     for path in site.cgroups():
         pods = site.layout.parse_pod(path) is not None
         if pods and path not in known and "populated 0" in site.kernel.read(path, "cgroup.events"):
@@ -239,11 +239,11 @@ def wrongs(site: Site, keeper: Keeper) -> list[str]:
     return wrong
 
 
-def _pod_wrongs(site: Site, grant: PodGrant, pod: str, shared: Mask) -> Iterator[str]:
+def _pod_wrongs(site: Site, allocation: PodAllocation, pod: str, shared: Mask) -> Iterator[str]:
     if not site.kernel.exists(pod):
         yield f"/{pod} is missing"
         return
-    for container in grant.containers:
+    for container in allocation.containers:
         path = site.container(pod, container.name)
         if not path:
             continue
@@ -254,7 +254,7 @@ def _pod_wrongs(site: Site, grant: PodGrant, pod: str, shared: Mask) -> Iterator
             yield f"/{path} shows {found}, not CPUs {cpus}, memory {mems}"
 
 
-def held_twice(site: Site, grants: Mapping[str, PodGrant]) -> list[str]:
+def held_twice(site: Site, allocations: Mapping[str, PodAllocation]) -> list[str]:
     """Return whose processes may run on CPUs that are exclusively another pod's, who runs too."""
     running = [
         (uid, path, site.kernel.allowed(pid)[0])
@@ -262,7 +262,9 @@ def held_twice(site: Site, grants: Mapping[str, PodGrant]) -> list[str]:
         for pid in site.kernel.procs(path)
         for uid in [_pod_of(site, path)]
     ]
-    owners: dict[str, Mask] = {uid: grant.exclusive_cpus for uid, grant in grants.items()}
+    owners: dict[str, Mask] = {
+        uid: allocation.exclusive_cpus for uid, allocation in allocations.items()
+    }
     alive = {uid for uid, _, _ in running}
     return [
         f"{path} may use {cpus & own}, which are {owner}'s"
@@ -299,8 +301,8 @@ def pod_of(name: str, uid: str, containers: str, budget: str = "") -> Pod:
         total = f"{{cpu: '{budget}', memory: 2Gi}}"
         lines.append(f"  resources: {{requests: {total}, limits: {total}}}")
     texts = containers.split()
-    for key, wanted in (("initContainers", True), ("containers", False)):
-        members = [text.removeprefix("!") for text in texts if text.startswith("!") is wanted]
+    for key, desired in (("initContainers", True), ("containers", False)):
+        members = [text.removeprefix("!") for text in texts if text.startswith("!") is desired]
         lines += [f"  {key}:"] if members else []
         for text in members:
             lines += _container(text)

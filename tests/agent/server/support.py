@@ -16,7 +16,7 @@ from agent.api.client import AgentClient
 from agent.config.config import AgentConfig, Config, MetricsConfig
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
 from agent.server.start.service_manager import ServiceManager
-from agent.server.start.wiring import Assembly, Surrogates
+from agent.server.start.wiring import Fakes, Wiring
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import EventDocument
     from agent.reconcile.intruding_tasks import Task
-    from agent.server.controller import Keeper
+    from agent.server.controller import Controller
     from agent.server.lifecycle import Service
     from agent.server.reporting.events import Watcher
     from sysfs.host import Host
@@ -188,7 +188,7 @@ class Running:
     """An agent that is ready."""
 
     world: World
-    keeper: Keeper
+    controller: Controller
     service: Service
     manager: RecordingManager
     client: AgentClient
@@ -210,21 +210,21 @@ class Running:
 async def running(world: World, manager: RecordingManager | None = None) -> AsyncIterator[Running]:
     """Run an agent in the world until the block ends."""
     manager = manager or RecordingManager()
-    surrogates = Surrogates(
+    surrogates = Fakes(
         tree=world.kernel,
         systemd=world.systemd,
         live=False,
         tasks=lambda: world.tasks,
         runtimes=world.runtimes,
     )
-    assembly = Assembly(world.config, manager, world.clock, surrogates)
+    assembly = Wiring(world.config, manager, world.clock, surrogates)
     with assembly as service:
         life = asyncio.create_task(service.run())
         try:
             await either(manager.is_ready.wait(), life)
             agent = Running(
                 world,
-                assembly.keeper,
+                assembly.controller,
                 service,
                 manager,
                 world.client(),
@@ -237,9 +237,9 @@ async def running(world: World, manager: RecordingManager | None = None) -> Asyn
             await life
 
 
-async def either(wanted: Coroutine[None, None, object], life: asyncio.Task[None]) -> None:
+async def either(desired: Coroutine[None, None, object], life: asyncio.Task[None]) -> None:
     """Wait for something, or fail with the agent when that ends first."""
-    waiting = asyncio.create_task(wanted)
+    waiting = asyncio.create_task(desired)
     await asyncio.wait((waiting, life), return_when=asyncio.FIRST_COMPLETED)
     if not waiting.done():
         waiting.cancel()

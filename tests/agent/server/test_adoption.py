@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be used: what the kernel still shows is adopted."""
+"""A checkpoint that cannot be used: what the kernel still shows is recovered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import Controller
+from agent.config.config import EnforcedController
 from agent.managers.policy import MemoryManagerPolicy, PluginDevice
 from agent.pods.quantity import Quantity
 from agent.state.store import CHECKPOINT_NAME
@@ -111,7 +111,7 @@ def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) ->
         async with running(world) as agent:
             assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
             status = await asyncio.to_thread(agent.client.status)
-            assert any(f"pod uid {UID} was adopted" in line for line in status.problems)
+            assert any(f"pod uid {UID} was recovered" in line for line in status.problems)
             assert any("was set aside" in line for line in status.problems) is (how != "removed")
             other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
             assert other.pod is not None
@@ -123,7 +123,7 @@ def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) ->
             assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
             assert world.kernel.procs(f"{POD}/c0") == (4711,)
             status = await asyncio.to_thread(agent.client.status)
-            assert not any("was adopted" in line for line in status.problems)
+            assert not any("was recovered" in line for line in status.problems)
 
     scenario()
 
@@ -148,7 +148,7 @@ async def test_pods_of_the_manifest_directory_are_confirmed_by_their_files(world
 
 
 @in_loop
-async def test_what_was_adopted_is_saved_and_freed_by_removing_it(world: World) -> None:
+async def test_what_was_recovered_is_saved_and_freed_by_removing_it(world: World) -> None:
     async with running(world) as agent:
         await with_running_containers(agent, "cri-containerd-0123456789ab.scope")
     damage(world)
@@ -159,7 +159,7 @@ async def test_what_was_adopted_is_saved_and_freed_by_removing_it(world: World) 
     assert str(saved.ledger.exclusive_cpus) == "1,9"
     async with running(world) as agent:
         (pod,) = await asyncio.to_thread(agent.client.pods)
-        assert (pod.namespace, pod.exclusive_cpus) == ("adopted", "1,9")
+        assert (pod.namespace, pod.exclusive_cpus) == ("recovered", "1,9")
         await agent.ask(agent.client.remove, UID)
         assert world.kernel.procs(f"{POD}/cri-containerd-0123456789ab.scope") == (4711,)
         status = await asyncio.to_thread(agent.client.status)
@@ -167,7 +167,7 @@ async def test_what_was_adopted_is_saved_and_freed_by_removing_it(world: World) 
 
 
 @in_loop
-async def test_a_pod_that_does_not_run_is_not_adopted(world: World) -> None:
+async def test_a_pod_that_does_not_run_is_not_recovered(world: World) -> None:
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
     damage(world)
@@ -259,7 +259,7 @@ async def test_devices_that_running_pods_may_have_are_named(world: World) -> Non
         assert any("which devices (example.org/gpu) they hold" in line for line in status.problems)
 
 
-def with_static_memory(world: World, *controllers: Controller) -> None:
+def with_static_memory(world: World, *controllers: EnforcedController) -> None:
     world.config = replace(
         world.config,
         memory_manager_policy=MemoryManagerPolicy.STATIC,
@@ -269,27 +269,27 @@ def with_static_memory(world: World, *controllers: Controller) -> None:
 
 
 def reserved(agent: Running) -> dict[int, dict[str, int]]:
-    memory = agent.keeper.state.ledger.memory
+    memory = agent.controller.state.ledger.memory
     return {node: dict(one.reserved) for node, one in memory.items()}
 
 
 @in_loop
 async def test_memory_that_nobody_limits_is_not_counted_and_that_is_said(world: World) -> None:
-    with_static_memory(world, Controller.CPUSET, Controller.CPU)
+    with_static_memory(world, EnforcedController.CPUSET, EnforcedController.CPU)
     async with running(world) as agent:
         await with_running_containers(agent, "c0")
         charged = reserved(agent)
     damage(world)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        line = next(line for line in status.problems if "was adopted" in line)
+        line = next(line for line in status.problems if "was recovered" in line)
         assert "CPUs 1,9, memory on nodes 0, how much of it is not known and not counted" in line
         assert reserved(agent) != charged
 
 
 @in_loop
 async def test_memory_is_counted_by_its_limits(world: World) -> None:
-    with_static_memory(world, *Controller)
+    with_static_memory(world, *EnforcedController)
     async with running(world) as agent:
         await with_running_containers(agent, "c0", "c1")
         charged = reserved(agent)
@@ -298,7 +298,7 @@ async def test_memory_is_counted_by_its_limits(world: World) -> None:
     damage(world)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        line = next(line for line in status.problems if "was adopted" in line)
+        line = next(line for line in status.problems if "was recovered" in line)
         assert "memory on nodes 0; admit it" in line
         assert reserved(agent) == charged
         await agent.ask(agent.client.admit, manifest(containers=2))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.api.client import AgentRefused
+from agent.api.client import AgentError
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.server.listeners.monitoring import RENDERED_SECONDS
@@ -39,7 +39,7 @@ async def said(agent: Running) -> tuple[bool, tuple[str, ...]]:
     ready = readyz == HTTPStatus.OK
     assert status.ready is ready, why
     assert f"\nnumawarden_problems {len(status.problems):.1f}\n" in metrics
-    assert code == (ExitCode.OK if ready and not status.problems else ExitCode.REFUSED)
+    assert code == (ExitCode.OK if ready and not status.problems else ExitCode.REJECTED)
     assert ready or status.problems, "what keeps it from being ready is named"
     assert ready or any(why.strip() in line for line in status.problems) or "yet" in why
     return ready, status.problems
@@ -55,9 +55,9 @@ class FullDisk(OsFiles):
 @asynccontextmanager
 async def full_disk(world: World) -> AsyncIterator[Running]:
     async with running(world) as agent:
-        store = agent.keeper._saving._saver
+        store = agent.controller._saving._saver
         usual, store._files = store._files, FullDisk()  # type: ignore[attr-defined]  # a `Store`
-        with pytest.raises(AgentRefused, match="No space left"):
+        with pytest.raises(AgentError, match="No space left"):
             await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
         yield agent
         store._files = usual  # type: ignore[attr-defined]  # as above

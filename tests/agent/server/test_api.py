@@ -87,7 +87,7 @@ async def test_json_manifests_are_taken_as_well(world: World) -> None:
 
 
 @in_loop
-async def test_asking_again_gives_the_same_grant(world: World) -> None:
+async def test_asking_again_gives_the_same_allocation(world: World) -> None:
     async with running(world) as agent:
         _, first = await ask(agent, "POST", "/v1/pods", manifest())
         status, second = await ask(agent, "POST", "/v1/pods", manifest())
@@ -95,7 +95,7 @@ async def test_asking_again_gives_the_same_grant(world: World) -> None:
         again = decode(second, AdmissionDocument)
         assert again.already_admitted
         assert again.pod == decode(first, AdmissionDocument).pod
-        text = agent.keeper.metrics.render().decode()
+        text = agent.controller.metrics.render().decode()
         assert 'numawarden_admissions_total{result="repeated"} 1.0' in text
 
 
@@ -108,31 +108,31 @@ async def test_the_same_uid_with_another_spec_is_a_conflict(world: World) -> Non
         assert status == 409
         assert answer.error is not None
         assert answer.error.code == "PodConflict"
-        (pod,) = agent.keeper.pods()
+        (pod,) = agent.controller.pods()
         assert pod.exclusive_cpus == "1,9"
 
 
 @in_loop
-async def test_a_refused_pod_changes_nothing_and_is_explained(world: World) -> None:
+async def test_a_rejected_pod_changes_nothing_and_is_explained(world: World) -> None:
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
-        before = kernel_text(world), agent.keeper.state.ledger
+        before = kernel_text(world), agent.controller.state.ledger
         saved = (world.directory / "state" / CHECKPOINT_NAME).read_bytes()
         status, body = await ask(agent, "POST", "/v1/pods", manifest("big", OTHER_UID, cpu="64"))
         answer = decode(body, AdmissionDocument)
         assert status == 409
-        assert answer.refusal is not None
+        assert answer.rejection is not None
         assert answer.explanation is not None
         assert answer.error is not None
-        assert answer.error.code == answer.refusal.reason
-        assert (kernel_text(world), agent.keeper.state.ledger) == before
+        assert answer.error.code == answer.rejection.reason
+        assert (kernel_text(world), agent.controller.state.ledger) == before
         assert (world.directory / "state" / CHECKPOINT_NAME).read_bytes() == saved
         status_now = await asyncio.to_thread(agent.client.status)
-        assert [refused.uid for refused in status_now.refused] == [OTHER_UID]
+        assert [rejected.uid for rejected in status_now.rejected] == [OTHER_UID]
 
 
 @in_loop
-async def test_a_pod_that_the_node_has_no_room_for_is_refused_and_counted(world: World) -> None:
+async def test_a_pod_that_the_node_has_no_room_for_is_rejected_and_counted(world: World) -> None:
     async with running(world) as agent:
         before = kernel_text(world)
         for query in ("?dryRun=true", ""):
@@ -140,17 +140,17 @@ async def test_a_pod_that_the_node_has_no_room_for_is_refused_and_counted(world:
             answer = decode(body, AdmissionDocument)
             assert status == 409
             assert answer.error is not None
-            assert answer.refusal is not None
-            assert (answer.error.code, answer.refusal.reason) == ("OutOfcpu", "OutOfcpu")
-            assert (answer.refusal.asked, answer.refusal.free) == (None, {})
-            (shortage,) = answer.refusal.shortages
+            assert answer.rejection is not None
+            assert (answer.error.code, answer.rejection.reason) == ("OutOfcpu", "OutOfcpu")
+            assert (answer.rejection.asked, answer.rejection.free) == (None, {})
+            (shortage,) = answer.rejection.shortages
             assert (shortage.resource, shortage.asked) == ("cpu", 1_000_000)
             assert (shortage.allocatable, shortage.requested) == (15_000, 0)
             assert answer.explanation is not None
             assert [item.container for item in answer.explanation.eligibility] == ["c0"]
         assert kernel_text(world) == before
-        text = agent.keeper.metrics.render().decode()
-        assert 'numawarden_refusals_total{reason="OutOfcpu"} 1.0' in text
+        text = agent.controller.metrics.render().decode()
+        assert 'numawarden_rejections_total{reason="OutOfcpu"} 1.0' in text
         assert 'numawarden_allocatable{resource="cpu"} 15000.0' in text
         assert 'numawarden_requested{resource="cpu"} 0.0' in text
 
@@ -168,8 +168,8 @@ async def test_a_dry_run_decides_and_changes_nothing(world: World) -> None:
         status, _ = await ask(agent, "POST", "/v1/pods?dryRun=1", manifest(cpu="64"))
         assert status == 409
         assert kernel_text(world) == before
-        assert not agent.keeper.state.ledger.grants
-        text = agent.keeper.metrics.render().decode()
+        assert not agent.controller.state.ledger.allocations
+        text = agent.controller.metrics.render().decode()
         assert 'numawarden_admissions_total{result="admitted"} 0.0' in text
         assert "kubelet_topology_manager_admission_requests_total 0.0" in text
     assert not (world.directory / "state" / CHECKPOINT_NAME).exists()
@@ -192,14 +192,14 @@ async def test_every_mistake_in_a_manifest_is_named_with_its_path(world: World) 
     [b"", b"\xff\xfe", b"[]", b"{", b"a: &x 1\nb: *x\n", b"kind: Node\n", b"\0", b"--- 1\n--- 2\n"],
 )
 @in_loop
-async def test_what_is_no_manifest_is_refused(world: World, body: bytes) -> None:
+async def test_what_is_no_manifest_is_rejected(world: World, body: bytes) -> None:
     async with running(world) as agent:
         assert await error_of(agent, "POST", "/v1/pods", body) == "422 InvalidManifest"
-        assert not agent.keeper.state.ledger.grants
+        assert not agent.controller.state.ledger.allocations
 
 
 @in_loop
-async def test_a_body_above_the_limit_is_refused(world: World) -> None:
+async def test_a_body_above_the_limit_is_rejected(world: World) -> None:
     limits = replace(world.config.agent.limits, message_bytes=2048)
     world.config = replace(world.config, agent=replace(world.config.agent, limits=limits))
     async with running(world) as agent:
@@ -257,9 +257,9 @@ async def test_bad_requests_get_one_clear_error(
 ) -> None:
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
-        held = agent.keeper.state.held
+        held = agent.controller.state.held
         assert await error_of(agent, method, path, body) == expected
-        assert agent.keeper.state.held is held
+        assert agent.controller.state.held is held
 
 
 #: Every resource that is asked for without parameters, and how it answers then.
@@ -287,7 +287,7 @@ def test_every_resource_is_tried_with_parameters() -> None:
 async def test_a_parameter_that_a_resource_does_not_know_changes_nothing(world: World) -> None:
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
-        held, before = agent.keeper.state.held, kernel_text(world)
+        held, before = agent.controller.state.held, kernel_text(world)
         for method, path in (*BARE, ("POST", "/v1/pods")):
             for query in ("dryRun=true", "dryrun=1", "namespace="):
                 if (path, query) == ("/v1/pods", "dryRun=true") and method == "POST":
@@ -296,7 +296,7 @@ async def test_a_parameter_that_a_resource_does_not_know_changes_nothing(world: 
                 error = decode(body, ErrorDocument).error
                 assert (status, error.code) == (400, "InvalidRequest")
                 assert [detail.path for detail in error.details] == [query.partition("=")[0]]
-        assert agent.keeper.state.held is held
+        assert agent.controller.state.held is held
         assert kernel_text(world) == before
 
 
@@ -329,13 +329,13 @@ async def test_watching_gives_every_event_as_a_line_until_the_agent_stops(world:
             await agent.stop()
             lines = [line async for line in response.content]
     seen = [decode(line, EventDocument).type for line in lines]
-    assert seen == ["PodAdmitted", "PodRefused", "PodRemoved"]
+    assert seen == ["PodAdmitted", "PodRejected", "PodRemoved"]
 
 
 @in_loop
 async def test_events_carry_the_operation_that_caused_them(world: World) -> None:
     async with running(world) as agent:
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             await ask(agent, "POST", "/v1/pods", manifest())
             first = await next_event(watcher, "PodAdmitted")
             await ask(agent, "DELETE", f"/v1/pods/{UID}")
@@ -366,7 +366,7 @@ async def test_reconciling_on_demand_tells_what_was_found(world: World) -> None:
 
 
 @in_loop
-async def test_others_than_root_and_the_group_are_refused(
+async def test_others_than_root_and_the_group_are_rejected(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strangers = Peer(pid=1, uid=4242, groups=frozenset({4242, 100}))
@@ -374,7 +374,7 @@ async def test_others_than_root_and_the_group_are_refused(
         monkeypatch.setattr(api_module, "peer_of", lambda _: strangers)
         for method, path in (("GET", "/v1/status"), ("POST", "/v1/pods"), ("GET", "/nowhere")):
             assert await error_of(agent, method, path, manifest()) == "403 Forbidden"
-        assert not agent.keeper.state.ledger.grants
+        assert not agent.controller.state.ledger.allocations
 
 
 @in_loop
@@ -432,7 +432,7 @@ async def test_the_kernel_tells_who_asks(
         async with running(world):
             assert path.stat().st_mode & 0o777 == 0o660
             assert path.stat().st_gid == 54321
-            path.chmod(0o666)  # so that the agent, not the file system, has to refuse
+            path.chmod(0o666)  # so that the agent, not the file system, has to reject
             who = [str(each) for each in (user, *groups)]
             command = [sys.executable, "-I", "-c", ASK_STATUS, str(path), *who]
             outcome = await asyncio.to_thread(
@@ -467,7 +467,7 @@ async def test_what_is_not_http_does_not_disturb(world: World) -> None:
 @in_loop
 async def test_a_client_that_goes_away_does_not_stop_its_admission(world: World) -> None:
     async with running(world) as agent:
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             body = manifest()
             head = f"POST /v1/pods HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
             with socket.socket(socket.AF_UNIX) as client:
@@ -504,7 +504,7 @@ async def test_a_body_that_does_not_arrive_is_given_up(
             answer = await say(world, posting(path, manifest(), length=10_000))
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert b'"code":"TooSlow"' in answer
-        assert not agent.keeper.state.ledger.grants
+        assert not agent.controller.state.ledger.allocations
 
 
 @in_loop
@@ -513,16 +513,16 @@ async def test_a_compressed_body_is_not_unpacked(world: World) -> None:
         packed = zlib.compress(manifest())
         answer = await say(world, posting("/v1/pods", packed, "Content-Encoding: deflate"))
         assert answer.startswith(b"HTTP/1.1 422 ")
-        assert not agent.keeper.state.ledger.grants
+        assert not agent.controller.state.ledger.allocations
 
 
 @pytest.mark.parametrize("headers", [["X-A: b"] * 10_000, ["X-A: " + "b" * 100_000]])
 @in_loop
-async def test_too_many_and_too_long_headers_are_refused(world: World, headers: list[str]) -> None:
+async def test_too_many_and_too_long_headers_are_rejected(world: World, headers: list[str]) -> None:
     async with running(world) as agent:
         answer = await say(world, posting("/v1/pods", manifest(), *headers))
         assert b" 431 " in answer.partition(b"\r\n")[0]
-        assert not agent.keeper.state.ledger.grants
+        assert not agent.controller.state.ledger.allocations
 
 
 @pytest.mark.parametrize("path", ["/v1/pods/{}", "/v1/{}", "/v1/pods/{}/containers/c/bind"])
@@ -575,18 +575,18 @@ async def test_the_path_of_a_binding_is_answered_in_short(world: World) -> None:
 async def test_a_watcher_that_never_reads_holds_nobody_up(world: World) -> None:
     text = "x" * 1000
     async with running(world) as agent:
-        with socket.socket(socket.AF_UNIX) as deaf, agent.keeper.events.watch() as other:
+        with socket.socket(socket.AF_UNIX) as deaf, agent.controller.events.watch() as other:
             deaf.connect(str(world.socket))
             deaf.sendall(b"GET /v1/watch HTTP/1.1\r\nHost: a\r\n\r\n")
             while (await ask(agent, "GET", "/v1/status"))[0] != 200 or watchers(agent) < 2:
                 pass
             events = aiter(other)
             for _ in range(4 * QUEUE_LENGTH):
-                agent.keeper.tell("Test", message=text)
+                agent.controller.tell("Test", message=text)
                 await anext(events)  # the loop runs, and writes to whoever reads
-            assert agent.keeper.metrics.counters.value(names.EVENTS_DROPPED) > 0
+            assert agent.controller.metrics.counters.value(names.EVENTS_DROPPED) > 0
             assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201
 
 
 def watchers(agent: Running) -> int:
-    return len(agent.keeper.events._watchers)
+    return len(agent.controller.events._watchers)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from agent.server.controller import Keeper
+    from agent.server.controller import Controller
     from tests.fakes.effects import Step
 
 ONE, OTHER = (f"{digit}0000000-2222-3333-4444-555555555555" for digit in (1, 2))
@@ -31,12 +31,12 @@ def test_it_gives_up_its_pods_cpus_and_stays_confined_until_it_ends(
 ) -> None:
     site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
 
-    async def bind_and_remove(keeper: Keeper) -> str:
-        await keeper.admit(pod_of("one", ONE, "main=2"))
+    async def bind_and_remove(controller: Controller) -> str:
+        await controller.admit(pod_of("one", ONE, "main=2"))
         bound = site.start_elsewhere("service")
-        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
+        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
         assert cpus() == Mask.of(1, 9)
-        answer = await keeper.remove(ONE)
+        answer = await controller.remove(ONE)
         (note,) = answer.enforcement.notes
         assert note == (
             f"/{bound} was bound to a container and is not any more; what runs there is confined "
@@ -44,15 +44,15 @@ def test_it_gives_up_its_pods_cpus_and_stays_confined_until_it_ends(
         )
         return bound
 
-    async def admit_another(keeper: Keeper) -> None:
-        await keeper.reconcile()
-        await keeper.admit(pod_of("other", OTHER, "main=2"))
-        assert keeper.state.ledger.exclusive_cpus == Mask.of(1, 9)
+    async def admit_another(controller: Controller) -> None:
+        await controller.reconcile()
+        await controller.admit(pod_of("other", OTHER, "main=2"))
+        assert controller.state.ledger.exclusive_cpus == Mask.of(1, 9)
 
-    async def compare(keeper: Keeper) -> int:
-        answer = await keeper.reconcile()
+    async def compare(controller: Controller) -> int:
+        answer = await controller.reconcile()
         assert answer.problems == ()
-        return len(keeper.state.held.bindings)
+        return len(controller.state.held.bindings)
 
     def cpus() -> Mask:
         return site.kernel.allowed(site.processes)[0]
@@ -81,20 +81,20 @@ def test_what_was_bound_by_mistake_gives_the_cpus_up_when_the_binding_is_correct
         (pid,) = site.kernel.procs(cgroup)
         return site.kernel.allowed(pid)[0]
 
-    async def bind_twice(keeper: Keeper) -> None:
-        await keeper.admit(pod_of("one", ONE, "main=2"))
-        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{mistaken}"))
+    async def bind_twice(controller: Controller) -> None:
+        await controller.admit(pod_of("one", ONE, "main=2"))
+        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{mistaken}"))
         assert cpus(mistaken) == Mask.of(1, 9)
-        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{right}"))
+        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{right}"))
         assert cpus(right) == Mask.of(1, 9)
         assert cpus(mistaken) == Mask.parse("0,2-8,10-15")
 
-    async def let_another_have_them(keeper: Keeper) -> None:
-        assert keeper.state.held.bindings.released == (mistaken,)
-        await keeper.remove(ONE)
-        await keeper.admit(pod_of("other", OTHER, "main=2"))
-        assert keeper.state.ledger.exclusive_cpus == Mask.of(1, 9)
-        answer = await keeper.reconcile()
+    async def let_another_have_them(controller: Controller) -> None:
+        assert controller.state.held.bindings.released == (mistaken,)
+        await controller.remove(ONE)
+        await controller.admit(pod_of("other", OTHER, "main=2"))
+        assert controller.state.ledger.exclusive_cpus == Mask.of(1, 9)
+        answer = await controller.reconcile()
         assert (answer.found, answer.problems) == ({}, ())
         for cgroup in (mistaken, right):
             assert cpus(cgroup) == Mask.parse("0,2-8,10-15")
@@ -115,27 +115,27 @@ def test_what_is_unbound_is_confined_before_its_cpus_can_be_anybody_elses(
         (pid,) = site.kernel.procs(bound)
         return site.kernel.allowed(pid)[0]
 
-    async def unbind(keeper: Keeper) -> None:
-        await keeper.admit(pod_of("one", ONE, "main=2"))
-        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
+    async def unbind(controller: Controller) -> None:
+        await controller.admit(pod_of("one", ONE, "main=2"))
+        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
         assert cpus() == Mask.of(1, 9)
-        with keeper.events.watch() as watcher:
-            answer = await keeper.unbind(ONE, "main")
+        with controller.events.watch() as watcher:
+            answer = await controller.unbind(ONE, "main")
             assert (await next_event(watcher, "ContainerUnbound")).uid == ONE
         assert (answer.cgroup, answer.enforcement.enforced) == (f"/{bound}", True)
         assert cpus() == Mask.parse("0,2-8,10-15")
         with pytest.raises(BindingNotFoundError):
-            await keeper.unbind(ONE, "main")
+            await controller.unbind(ONE, "main")
 
-    async def let_another_have_them(keeper: Keeper) -> None:
+    async def let_another_have_them(controller: Controller) -> None:
         """Also after a restart the cgroup is confined, until it is bound again."""
-        assert keeper.state.held.bindings.released == (bound,)
-        await keeper.remove(ONE)
-        await keeper.admit(pod_of("other", OTHER, "main=2"))
+        assert controller.state.held.bindings.released == (bound,)
+        await controller.remove(ONE)
+        await controller.admit(pod_of("other", OTHER, "main=2"))
         assert cpus() == Mask.parse("0,2-8,10-15")
-        await keeper.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
+        await controller.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
         assert cpus() == Mask.of(1, 9)
-        assert not keeper.state.held.bindings.released
+        assert not controller.state.held.bindings.released
 
     with_agent(site, unbind)
     with_agent(site, let_another_have_them)
@@ -147,13 +147,13 @@ def test_an_unbound_container_is_found_by_its_name_again(
 ) -> None:
     site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
 
-    async def play(keeper: Keeper) -> None:
-        await keeper.admit(pod_of("one", ONE, "first=2 second=4"))
+    async def play(controller: Controller) -> None:
+        await controller.admit(pod_of("one", ONE, "first=2 second=4"))
         cgroup = site.start(site.cgroup(ONE), "x-second")
-        await keeper.bind(ONE, "first", BindRequest(cgroup=f"/{cgroup}"))
+        await controller.bind(ONE, "first", BindRequest(cgroup=f"/{cgroup}"))
         (pid,) = site.kernel.procs(cgroup)
         assert len(site.kernel.allowed(pid)[0]) == 2
-        await keeper.unbind(ONE, "first")
+        await controller.unbind(ONE, "first")
         assert len(site.kernel.allowed(pid)[0]) == 4
 
     with_agent(site, play)
@@ -166,14 +166,14 @@ def test_what_starts_where_a_container_was_bound_is_not_on_its_cpus(
     site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
     bound = site.start_elsewhere("service")
 
-    async def play(keeper: Keeper) -> None:
-        await keeper.admit(pod_of("one", ONE, "main=2"))
-        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
+    async def play(controller: Controller) -> None:
+        await controller.admit(pod_of("one", ONE, "main=2"))
+        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
         site.end(bound)
-        await keeper.remove(ONE)
+        await controller.remove(ONE)
         assert site.kernel.read(bound, "cpuset.cpus").strip() == "0-15", "before anybody has them"
-        await keeper.reconcile()
-        assert len(keeper.state.held.bindings) == 0
+        await controller.reconcile()
+        assert len(controller.state.held.bindings) == 0
         # systemd takes the controller back where no unit asks for it.
         assert not (site.kernel.read_many(bound, ("cpuset.cpus",))[0] or "").strip()
         if site.systemd is not None:
@@ -196,15 +196,15 @@ def test_a_process_that_starts_while_its_cgroup_is_given_back_is_confined(
             site.kernel.spawn(bound, site.processes)
         return act()
 
-    async def play(keeper: Keeper) -> None:
-        await keeper.admit(pod_of("one", ONE, "main=2"))
-        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
+    async def play(controller: Controller) -> None:
+        await controller.admit(pod_of("one", ONE, "main=2"))
+        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
         site.end(bound)
-        await keeper.remove(ONE)
-        await keeper.reconcile()
-        assert [each.cgroup for each in keeper.state.held.bindings] == [bound]
-        await keeper.admit(pod_of("other", OTHER, "main=2"))
-        assert keeper.state.ledger.exclusive_cpus == Mask.of(1, 9)
+        await controller.remove(ONE)
+        await controller.reconcile()
+        assert [each.cgroup for each in controller.state.held.bindings] == [bound]
+        await controller.admit(pod_of("other", OTHER, "main=2"))
+        assert controller.state.ledger.exclusive_cpus == Mask.of(1, 9)
         assert site.kernel.allowed(site.processes)[0] == Mask.parse("0,2-8,10-15")
 
     with_agent(site, play, Effects(start_late))
@@ -217,18 +217,18 @@ def test_a_binding_never_takes_the_container_of_another_pod(
     site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
     bound, other = site.start_elsewhere("service"), site.start_elsewhere("other")
 
-    async def play(keeper: Keeper) -> None:
-        await keeper.admit(pod_of("one", ONE, "main=2"))
-        await keeper.admit(pod_of("other", OTHER, "main=2"))
-        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
+    async def play(controller: Controller) -> None:
+        await controller.admit(pod_of("one", ONE, "main=2"))
+        await controller.admit(pod_of("other", OTHER, "main=2"))
+        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
         with pytest.raises(BindingError, match=f"/{bound} is bound to container main of pod {ONE}"):
-            await keeper.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
+            await controller.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
         (pid,) = site.kernel.procs(bound)
         assert site.kernel.allowed(pid)[0] == Mask.of(1, 9)
-        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{other}"))
-        await keeper.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
+        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{other}"))
+        await controller.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
         assert site.kernel.allowed(pid)[0] == Mask.of(2, 10)
-        assert keeper.state.held.bindings.released == ()
+        assert controller.state.held.bindings.released == ()
 
     with_agent(site, play)
 
@@ -245,15 +245,15 @@ def test_what_enters_a_removed_pod_at_the_last_moment_is_not_ended(
             entered.append(site.start(site.cgroup(ONE), "late"))
         return do()
 
-    async def play(keeper: Keeper) -> None:
-        await keeper.admit(pod_of("one", ONE, "main=2"))
-        await keeper.remove(ONE)
+    async def play(controller: Controller) -> None:
+        await controller.admit(pod_of("one", ONE, "main=2"))
+        await controller.remove(ONE)
         (cgroup,) = entered
         (pid,) = site.kernel.procs(cgroup)
-        await keeper.reconcile()
+        await controller.reconcile()
         assert site.kernel.allowed(pid)[0] == Mask.parse("0-15"), "it runs on in the shared pool"
         site.end(cgroup)
-        await keeper.reconcile()
+        await controller.reconcile()
         assert not site.kernel.exists(site.cgroup(ONE))
 
     with_agent(site, play, Effects(enter_before_the_stop))

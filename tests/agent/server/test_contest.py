@@ -34,7 +34,7 @@ async def periods(agent: Running, count: int, *, every: float = 10.0) -> int:
     for _ in range(count):
         agent.world.kernel.write(POD, "cpuset.cpus", "0-15")
         agent.world.clock.now += every
-        await agent.keeper.reconcile()
+        await agent.controller.reconcile()
         repairs += agent.world.cpus_of(POD) == "1,9"
     return repairs
 
@@ -43,15 +43,15 @@ async def periods(agent: Running, count: int, *, every: float = 10.0) -> int:
 async def test_repairs_become_rare_and_are_told_once_for_each_pause(world: World) -> None:
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             # Ten minutes of comparisons: at once five times, then after 20, 40, 80, ... seconds.
             assert await periods(agent, 60) == AT_ONCE + 4
-            agent.keeper.events.close()
+            agent.controller.events.close()
             kinds = [event.type async for event in watcher]
         assert kinds.count("DriftContested") == 5
         assert kinds.count("DriftFound") == AT_ONCE + 4
         assert kinds.count("PodNotEnforced") <= 5
-        text = agent.keeper.metrics.render().decode()
+        text = agent.controller.metrics.render().decode()
         assert "numawarden_repairs_postponed_total 5.0" in text
         assert "numawarden_contested_cgroups 1.0" in text
         status = await asyncio.to_thread(agent.client.status)
@@ -90,7 +90,7 @@ async def test_only_what_is_contested_waits(world: World) -> None:
         await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
         await periods(agent, AT_ONCE + 1)
         world.kernel.write(f"kubepods/pod{OTHER_UID}", "cpuset.cpus", "0-15")
-        document = await agent.keeper.reconcile()
+        document = await agent.controller.reconcile()
         assert document.repaired == {"unknown": 1}
         assert world.cpus_of(f"kubepods/pod{OTHER_UID}") == "2,10"
         assert world.cpus_of(POD) == "0-15"
@@ -102,10 +102,10 @@ async def test_when_it_is_over_it_is_forgotten(world: World) -> None:
         await agent.ask(agent.client.admit, manifest())
         await periods(agent, AT_ONCE + 1)
         world.clock.now += 20
-        document = await agent.keeper.reconcile()
+        document = await agent.controller.reconcile()
         assert document.repaired == {"unknown": 1}
         world.clock.now += 200
-        await agent.keeper.reconcile()
+        await agent.controller.reconcile()
         assert await periods(agent, AT_ONCE - 1) == AT_ONCE - 1
 
 
@@ -126,9 +126,9 @@ async def test_who_rewrites_before_it_is_read_back_is_given_way_too(
         world.kernel.write(POD, "cpuset.cpus", "1")
         for _ in range(AT_ONCE):
             world.clock.now += 10
-            assert (await agent.keeper.reconcile()).found == {"unknown": 1}
-        assert (await agent.keeper.reconcile()).found == {}
-        text = agent.keeper.metrics.render().decode()
+            assert (await agent.controller.reconcile()).found == {"unknown": 1}
+        assert (await agent.controller.reconcile()).found == {}
+        text = agent.controller.metrics.render().decode()
         assert "numawarden_repairs_postponed_total 1.0" in text
 
 
@@ -136,12 +136,12 @@ async def test_who_rewrites_before_it_is_read_back_is_given_way_too(
 async def test_a_pause_in_which_nobody_writes_is_not_told(world: World) -> None:
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             await periods(agent, AT_ONCE + 1)
             for _ in range(20):
                 world.clock.now += 10
-                await agent.keeper.reconcile()
-            agent.keeper.events.close()
+                await agent.controller.reconcile()
+            agent.controller.events.close()
             kinds = [event.type async for event in watcher]
         assert world.cpus_of(POD) == "1,9"
         assert kinds.count("DriftContested") == 1
@@ -152,18 +152,18 @@ async def test_what_nobody_can_repair_is_counted_once_and_is_no_contest(tmp_path
     world = make_world(tmp_path)
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             world.change_host(with_offline(two_packages(), Mask.of(9)))
             found = []
             for _ in range(AT_ONCE + 2):
                 world.clock.now += 10
-                found.append((await agent.keeper.reconcile()).found)
-            agent.keeper.events.close()
+                found.append((await agent.controller.reconcile()).found)
+            agent.controller.events.close()
             kinds = [event.type async for event in watcher]
         assert [each for each in found if each] == [{"CPU offline": 1}]
         assert kinds.count("DriftFound") == 1
         assert "DriftContested" not in kinds
-        text = agent.keeper.metrics.render().decode()
+        text = agent.controller.metrics.render().decode()
         assert "numawarden_contested_cgroups 0.0" in text
         assert "numawarden_unenforced_pods 1.0" in text
 
@@ -176,5 +176,5 @@ async def test_what_nobody_could_repair_is_counted_when_it_comes_again(tmp_path:
         found = []
         for gone in (Mask.of(9), EMPTY, Mask.of(9)):
             world.change_host(with_offline(two_packages(), gone))
-            found.append((await agent.keeper.reconcile()).found)
+            found.append((await agent.controller.reconcile()).found)
         assert found == [{"CPU offline": 1}, {}, {"CPU offline": 1}]

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from agent.api.documents import BindRequest
 from agent.managers.allocations.bindings import Binding
 from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS
-from agent.managers.effective_policy import Rules
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -24,12 +24,12 @@ from agent.managers.policy import (
     Policy,
 )
 from agent.pods.manifest import load_pod
-from agent.server.configured_host import Situation
-from agent.server.controller import Keeper
+from agent.server.configured_host import ConfiguredHost
+from agent.server.controller import Controller
 from agent.server.errors import CheckpointFailedError, PodNotFoundError
-from agent.server.kernel.ports import Outcome
+from agent.server.kernel.ports import ReconcileResult
 from agent.server.metrics import names
-from agent.server.state import AgentState, Holdings
+from agent.server.state import AgentState, DurableState
 from agent.state.errors import CheckpointIOError, ReplacedDirectoryError
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from agent.api.documents import KernelDocument, VerificationDocument
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from agent.pods.model import Pod
-    from agent.reconcile.desired.state import Target
-    from agent.state.checkpoint import State
+    from agent.reconcile.desired.state import Desired
+    from agent.state.checkpoint import Checkpoint
     from sysfs.host import Host
 
 
@@ -51,12 +51,12 @@ class Recorder:
     """A checkpoint and a kernel that note in which order they are asked, and fail when told to."""
 
     log: list[str] = field(default_factory=list)
-    saved: list[State] = field(default_factory=list)
+    saved: list[Checkpoint] = field(default_factory=list)
     save_error: Exception | None = None
-    outcome: Outcome = field(default_factory=Outcome)
-    targets: list[Target] = field(default_factory=list)
+    outcome: ReconcileResult = field(default_factory=ReconcileResult)
+    targets: list[Desired] = field(default_factory=list)
 
-    def save(self, state: State) -> int:
+    def save(self, state: Checkpoint) -> int:
         self.log.append("save")
         if self.save_error is not None:
             raise self.save_error
@@ -67,36 +67,36 @@ class Recorder:
         if isinstance(self.save_error, ReplacedDirectoryError):
             raise self.save_error
 
-    def admitted(self, target: Target, uid: str) -> Outcome:
+    def admitted(self, target: Desired, uid: str) -> ReconcileResult:
         self.log.append(f"enforce {uid[:1]}")
         self.targets.append(target)
         return self.outcome
 
-    def removed(self, target: Target, grant: PodGrant) -> Outcome:
-        self.log.append(f"release {grant.uid[:1]}")
+    def removed(self, target: Desired, allocation: PodAllocation) -> ReconcileResult:
+        self.log.append(f"release {allocation.uid[:1]}")
         self.targets.append(target)
         return self.outcome
 
-    def reconcile(self, target: Target, *, insist: bool = False) -> Outcome:
+    def reconcile(self, target: Desired, *, insist: bool = False) -> ReconcileResult:
         del insist
         self.log.append("reconcile")
         self.targets.append(target)
         return self.outcome
 
-    def verify(self, target: Target, online: Mask) -> VerificationDocument:
+    def verify(self, target: Desired, online: Mask) -> VerificationDocument:
         raise NotImplementedError
 
     def observe(
-        self, target: Target, grant: PodGrant
+        self, target: Desired, allocation: PodAllocation
     ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
-        del target, grant
+        del target, allocation
         return {}
 
     def locate(
-        self, target: Target, grant: PodGrant, container: str, request: BindRequest
+        self, target: Desired, allocation: PodAllocation, container: str, request: BindRequest
     ) -> Binding:
         del target
-        return Binding(grant.uid, container, str(request.cgroup))
+        return Binding(allocation.uid, container, str(request.cgroup))
 
 
 def disk_full(*, replaced: bool = False) -> CheckpointIOError:
@@ -104,31 +104,31 @@ def disk_full(*, replaced: bool = False) -> CheckpointIOError:
     return CheckpointIOError("writing", Path("/state/checkpoint.json"), full, replaced=replaced)
 
 
-def rules(*, static_memory: bool = False, host: Host | None = None) -> Rules:
+def rules(*, static_memory: bool = False, host: Host | None = None) -> EffectivePolicy:
     cpu = CpuPolicy(CpuManagerPolicy.STATIC, reserved=Mask.of(0))
     memory = MemoryPolicy(
         MemoryManagerPolicy.STATIC if static_memory else MemoryManagerPolicy.NONE,
         MappingProxyType({0: MappingProxyType({"memory": 1 << 30})}),
     )
-    return Rules(Machine.of(host or two_packages()), Policy(cpu=cpu, memory=memory))
+    return EffectivePolicy(Machine.of(host or two_packages()), Policy(cpu=cpu, memory=memory))
 
 
 @asynccontextmanager
 async def keeping(
-    recorder: Recorder, in_force: Rules | None = None, host: Host | None = None
-) -> AsyncIterator[Keeper]:
-    """Run a keeper's queue until the block ends."""
+    recorder: Recorder, in_force: EffectivePolicy | None = None, host: Host | None = None
+) -> AsyncIterator[Controller]:
+    """Run a controller's queue until the block ends."""
     in_force = in_force or rules()
-    situation = Situation(host or two_packages(), in_force)
-    state = AgentState(situation, Holdings(in_force.empty_ledger()))
-    keeper = Keeper(state, recorder, recorder, FakeClock())
-    serving = asyncio.create_task(keeper.queue.serve())
+    situation = ConfiguredHost(host or two_packages(), in_force)
+    state = AgentState(situation, DurableState(in_force.empty_ledger()))
+    controller = Controller(state, recorder, recorder, FakeClock())
+    serving = asyncio.create_task(controller.queue.serve())
     try:
-        yield keeper
+        yield controller
     finally:
-        keeper.queue.stop()
+        controller.queue.stop()
         await serving
-        keeper.worker.close()
+        controller.worker.close()
 
 
 def pod(name: str = "web", uid: str = UID, cpu: str = "2") -> Pod:
@@ -138,23 +138,23 @@ def pod(name: str = "web", uid: str = UID, cpu: str = "2") -> Pod:
 @in_loop
 async def test_the_checkpoint_is_saved_before_the_kernel_is_touched() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
-        answer = await keeper.admit(pod())
+    async with keeping(recorder) as controller:
+        answer = await controller.admit(pod())
         assert recorder.log == ["save", "enforce 1"]
         assert answer.admitted
-        assert list(recorder.saved[0].ledger.grants) == [UID]
+        assert list(recorder.saved[0].ledger.allocations) == [UID]
         assert recorder.targets[0].ledger is recorder.saved[0].ledger
-        await keeper.remove(UID)
+        await controller.remove(UID)
     assert recorder.log[2:] == ["save", "release 1"]
-    assert not recorder.saved[1].ledger.grants
+    assert not recorder.saved[1].ledger.allocations
 
 
 @in_loop
 async def test_the_log_says_what_each_container_got_and_why_not_more() -> None:
-    async with keeping(Recorder()) as keeper:
+    async with keeping(Recorder()) as controller:
         with capture_logs() as log:
-            await keeper.admit(pod(cpu="1500m"))
-            await keeper.admit(pod(cpu="1500m"))
+            await controller.admit(pod(cpu="1500m"))
+            await controller.admit(pod(cpu="1500m"))
     (line,) = log
     assert (line["event"], line["log_level"]) == ("pod admitted", "info")
     assert (line["source"], line["enforced"]) == ("api", True)
@@ -166,18 +166,18 @@ async def test_the_log_says_what_each_container_got_and_why_not_more() -> None:
 @in_loop
 async def test_what_cannot_be_saved_is_not_done() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
-        await keeper.admit(pod())
-        held = keeper.state.held
+    async with keeping(recorder) as controller:
+        await controller.admit(pod())
+        held = controller.state.held
         recorder.save_error = disk_full()
         with pytest.raises(CheckpointFailedError, match="nothing was changed"):
-            await keeper.admit(pod("db", OTHER_UID))
+            await controller.admit(pod("db", OTHER_UID))
         with pytest.raises(CheckpointFailedError):
-            await keeper.remove(UID)
+            await controller.remove(UID)
         with pytest.raises(CheckpointFailedError):
-            await keeper.bind(UID, "c0", BindRequest(cgroup="x"))
-        assert keeper.state.held is held
-        counters = keeper.metrics.counters
+            await controller.bind(UID, "c0", BindRequest(cgroup="x"))
+        assert controller.state.held is held
+        counters = controller.metrics.counters
         assert counters.value(names.CHECKPOINT_FAILURES) == 3
         assert counters.value(names.ADMISSIONS, "failed") == 1
     assert recorder.log == ["save", "enforce 1", "save", "save", "save"]
@@ -186,48 +186,48 @@ async def test_what_cannot_be_saved_is_not_done() -> None:
 @in_loop
 async def test_a_save_that_is_in_place_but_maybe_not_durable_stands_and_is_repeated() -> None:
     recorder = Recorder(save_error=disk_full(replaced=True))
-    async with keeping(recorder) as keeper:
-        answer = await keeper.admit(pod())
+    async with keeping(recorder) as controller:
+        answer = await controller.admit(pod())
         assert answer.admitted
-        assert any("may be lost" in problem for problem in keeper.state.problems())
-        await keeper.reconcile()
-        assert len(keeper.state.problems()) == 1
+        assert any("may be lost" in problem for problem in controller.state.problems())
+        await controller.reconcile()
+        assert len(controller.state.problems()) == 1
         recorder.save_error = None
-        await keeper.reconcile()
-        assert keeper.state.problems() == ()
-    assert list(recorder.saved[-1].ledger.grants) == [UID]
+        await controller.reconcile()
+        assert controller.state.problems() == ()
+    assert list(recorder.saved[-1].ledger.allocations) == [UID]
 
 
 @in_loop
-async def test_a_pod_that_the_kernel_refuses_stays_admitted_and_is_said_not_to_be_enforced() -> (
+async def test_a_pod_that_the_kernel_rejects_stays_admitted_and_is_said_not_to_be_enforced() -> (
     None
 ):
-    refused = Outcome(unenforced={UID: ("cpuset.cpus: Permission denied",)})
-    recorder = Recorder(outcome=refused)
-    async with keeping(recorder) as keeper:
-        with keeper.events.watch() as watcher:
-            answer = await keeper.admit(pod())
-            keeper.events.close()
+    rejected = ReconcileResult(unenforced={UID: ("cpuset.cpus: Permission denied",)})
+    recorder = Recorder(outcome=rejected)
+    async with keeping(recorder) as controller:
+        with controller.events.watch() as watcher:
+            answer = await controller.admit(pod())
+            controller.events.close()
             told = [event.type async for event in watcher]
         assert answer.pod is not None
         assert not answer.pod.enforcement.enforced
         assert answer.pod.enforcement.problems == ("cpuset.cpus: Permission denied",)
-        assert UID in keeper.state.ledger.grants
-        assert keeper.state.reading().unenforced_pods == 1
-        assert "is not enforced: cpuset.cpus" in keeper.state.problems()[0]
+        assert UID in controller.state.ledger.allocations
+        assert controller.state.reading().unenforced_pods == 1
+        assert "is not enforced: cpuset.cpus" in controller.state.problems()[0]
         assert told == ["PodNotEnforced", "PodAdmitted"]
-        recorder.outcome = Outcome()
-        await keeper.reconcile()
-        assert keeper.state.problems() == ()
+        recorder.outcome = ReconcileResult()
+        await controller.reconcile()
+        assert controller.state.problems() == ()
 
 
 @in_loop
 async def test_asking_again_for_a_pod_that_is_not_enforced_tries_again() -> None:
-    recorder = Recorder(outcome=Outcome(unenforced={UID: ("no",)}))
-    async with keeping(recorder) as keeper:
-        await keeper.admit(pod())
-        recorder.outcome = Outcome()
-        again = await keeper.admit(pod())
+    recorder = Recorder(outcome=ReconcileResult(unenforced={UID: ("no",)}))
+    async with keeping(recorder) as controller:
+        await controller.admit(pod())
+        recorder.outcome = ReconcileResult()
+        again = await controller.admit(pod())
         assert again.already_admitted
         assert again.pod is not None
         assert again.pod.enforcement.enforced
@@ -237,42 +237,44 @@ async def test_asking_again_for_a_pod_that_is_not_enforced_tries_again() -> None
 @in_loop
 async def test_the_specification_of_an_imported_pod_is_saved_and_enforced_once() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
-        await keeper.admit(pod())
-        ledger = keeper.state.ledger
-        known = ledger.grants[UID]
-        imported = replace(ledger, grants=MappingProxyType({UID: replace(known, spec_digest="")}))
-        keeper.state.held = replace(keeper.state.held, ledger=imported)
+    async with keeping(recorder) as controller:
+        await controller.admit(pod())
+        ledger = controller.state.ledger
+        known = ledger.allocations[UID]
+        imported = replace(
+            ledger, allocations=MappingProxyType({UID: replace(known, spec_digest="")})
+        )
+        controller.state.held = replace(controller.state.held, ledger=imported)
         recorder.log.clear()
         with capture_logs() as log:
-            answer = await keeper.admit(pod())
+            answer = await controller.admit(pod())
         assert answer.already_admitted
         assert [(line["event"], line["containers"][0]["sharing"]) for line in log] == [
             ("pod matched", "own")
         ]
-        assert recorder.saved[-1].ledger.grants[UID].spec_digest == known.spec_digest
-        await keeper.admit(pod())
+        assert recorder.saved[-1].ledger.allocations[UID].spec_digest == known.spec_digest
+        await controller.admit(pod())
     assert recorder.log == ["save", "enforce 1"]
 
 
 @in_loop
 async def test_what_is_not_enforced_is_told_once_for_each_reason() -> None:
-    recorder = Recorder(outcome=Outcome(unenforced={UID: ("one",)}))
-    async with keeping(recorder) as keeper:
-        await keeper.admit(pod())
-        await keeper.reconcile()
-        assert keeper.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 1
-        recorder.outcome = Outcome(unenforced={UID: ("two",)})
-        await keeper.reconcile()
-        assert keeper.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 2
+    recorder = Recorder(outcome=ReconcileResult(unenforced={UID: ("one",)}))
+    async with keeping(recorder) as controller:
+        await controller.admit(pod())
+        await controller.reconcile()
+        assert controller.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 1
+        recorder.outcome = ReconcileResult(unenforced={UID: ("two",)})
+        await controller.reconcile()
+        assert controller.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 2
 
 
 @in_loop
 async def test_admissions_at_the_same_time_never_share_a_cpu() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
+    async with keeping(recorder) as controller:
         pods = [pod(f"p{number}", f"u-{number}") for number in range(7)]
-        answers = await asyncio.gather(*(keeper.admit(each) for each in pods))
+        answers = await asyncio.gather(*(controller.admit(each) for each in pods))
         held = [Mask.parse(answer.pod.exclusive_cpus) for answer in answers if answer.pod]
     assert len(held) == 7
     assert sum(len(mask) for mask in held) == 14
@@ -280,26 +282,26 @@ async def test_admissions_at_the_same_time_never_share_a_cpu() -> None:
 
 
 @in_loop
-async def test_a_refused_pod_is_neither_saved_nor_enforced_but_counted() -> None:
+async def test_a_rejected_pod_is_neither_saved_nor_enforced_but_counted() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
-        answer = await keeper.admit(pod(cpu="64"))
-        assert answer.refusal is not None
-        counters = keeper.metrics.counters
-        assert counters.value(names.ADMISSIONS, "refused") == 1
-        assert counters.value(names.REFUSALS, answer.refusal.reason) == 1
+    async with keeping(recorder) as controller:
+        answer = await controller.admit(pod(cpu="64"))
+        assert answer.rejection is not None
+        counters = controller.metrics.counters
+        assert counters.value(names.ADMISSIONS, "rejected") == 1
+        assert counters.value(names.REJECTIONS, answer.rejection.reason) == 1
         assert counters.value(TOPOLOGY_ADMISSION_REQUESTS) == 1
-        assert keeper.metrics.admission_duration.count == 1
-        assert keeper.metrics.decision_duration.count == 1
+        assert controller.metrics.admission_duration.count == 1
+        assert controller.metrics.decision_duration.count == 1
     assert recorder.log == []
 
 
 @in_loop
-async def test_only_the_latest_refusals_are_remembered() -> None:
-    async with keeping(Recorder()) as keeper:
+async def test_only_the_latest_rejections_are_remembered() -> None:
+    async with keeping(Recorder()) as controller:
         for number in range(70):
-            await keeper.admit(pod(f"p{number}", f"u-{number}", cpu="64"))
-        kept = keeper.state.records.rejections
+            await controller.admit(pod(f"p{number}", f"u-{number}", cpu="64"))
+        kept = controller.state.records.rejections
         assert len(kept) == 64
         assert "u-69" in kept
         assert "u-0" not in kept
@@ -308,33 +310,33 @@ async def test_only_the_latest_refusals_are_remembered() -> None:
 @in_loop
 async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
-        await keeper.reconcile()
-        agreed = keeper.state.last_agreement
-        recorder.outcome = Outcome(found={"unknown": 3}, repaired={"unknown": 3})
-        await keeper.reconcile()
-        recorder.outcome = Outcome(problems=("the tree is gone",))
-        document = await keeper.reconcile()
-        assert keeper.state.problems() == ("the tree is gone",)
-        counters = keeper.metrics.counters
+    async with keeping(recorder) as controller:
+        await controller.reconcile()
+        agreed = controller.state.last_agreement
+        recorder.outcome = ReconcileResult(found={"unknown": 3}, repaired={"unknown": 3})
+        await controller.reconcile()
+        recorder.outcome = ReconcileResult(problems=("the tree is gone",))
+        document = await controller.reconcile()
+        assert controller.state.problems() == ("the tree is gone",)
+        counters = controller.metrics.counters
         assert document.problems == ("the tree is gone",)
         assert counters.value(names.DRIFT_FOUND, "unknown") == 3
         assert counters.value(names.DRIFT_REPAIRED, "unknown") == 3
         results = [counters.value(names.RECONCILES, r) for r in ("clean", "repaired", "failed")]
         assert results == [1, 1, 1]
-        assert keeper.state.last_agreement == agreed
-        assert keeper.metrics.reconcile_duration.count == 3
+        assert controller.state.last_agreement == agreed
+        assert controller.metrics.reconcile_duration.count == 3
 
 
 @in_loop
 async def test_a_pod_of_a_file_keeps_its_file_in_the_checkpoint() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
-        await keeper.admit(pod(), "/manifests/web.yaml")
+    async with keeping(recorder) as controller:
+        await controller.admit(pod(), "/manifests/web.yaml")
         assert recorder.saved[-1].manifests == {UID: "/manifests/web.yaml"}
-        await keeper.admit(pod(), "/manifests/moved.yaml")
+        await controller.admit(pod(), "/manifests/moved.yaml")
         assert recorder.saved[-1].manifests == {UID: "/manifests/moved.yaml"}
-        await keeper.release(UID)
+        await controller.release(UID)
         assert recorder.saved[-1].manifests == {}
 
 
@@ -346,17 +348,17 @@ async def test_the_memory_of_init_containers_is_freed_once_an_app_runs() -> None
         b"      requests: {cpu: '2', memory: 4Gi}\n      limits: {cpu: '2', memory: 4Gi}\n",
     )
     recorder = Recorder()
-    async with keeping(recorder, rules(static_memory=True)) as keeper:
-        await keeper.admit(load_pod(text, "test"))
-        held = sum(node.reserved["memory"] for node in keeper.state.ledger.memory.values())
-        recorder.outcome = Outcome(running=((UID, "c0"),))
-        await keeper.reconcile()
-        left = sum(node.reserved["memory"] for node in keeper.state.ledger.memory.values())
+    async with keeping(recorder, rules(static_memory=True)) as controller:
+        await controller.admit(load_pod(text, "test"))
+        held = sum(node.reserved["memory"] for node in controller.state.ledger.memory.values())
+        recorder.outcome = ReconcileResult(running=((UID, "c0"),))
+        await controller.reconcile()
+        left = sum(node.reserved["memory"] for node in controller.state.ledger.memory.values())
         assert left < held
         assert left == 2 << 30
-        assert recorder.saved[-1].ledger is keeper.state.ledger
+        assert recorder.saved[-1].ledger is controller.state.ledger
         saves = recorder.log.count("save")
-        await keeper.reconcile()
+        await controller.reconcile()
         assert recorder.log.count("save") == saves
 
 
@@ -364,99 +366,101 @@ async def test_the_memory_of_init_containers_is_freed_once_an_app_runs() -> None
 async def test_memory_that_was_added_can_be_given() -> None:
     recorder = Recorder()
     small = regular_host(packages=1, cores_per_node=8)
-    async with keeping(recorder, rules(static_memory=True, host=small), small) as keeper:
-        await keeper.admit(pod())
-        larger = Situation(two_packages(), rules(static_memory=True))
+    async with keeping(recorder, rules(static_memory=True, host=small), small) as controller:
+        await controller.admit(pod())
+        larger = ConfiguredHost(two_packages(), rules(static_memory=True))
         recorder.save_error = disk_full()
-        assert await keeper.take_over(lambda: larger)
-        assert keeper.state.ledger.memory.keys() == {0, 1}
-        assert UID in keeper.state.ledger.grants
+        assert await controller.take_over(lambda: larger)
+        assert controller.state.ledger.memory.keys() == {0, 1}
+        assert UID in controller.state.ledger.allocations
         recorder.save_error = None
-        assert (await keeper.admit(pod("db", OTHER_UID))).admitted
-        assert keeper.metrics.counters.value(names.HOST_CHANGES) == 1
-        assert not await keeper.take_over(lambda: larger)
+        assert (await controller.admit(pod("db", OTHER_UID))).admitted
+        assert controller.metrics.counters.value(names.HOST_CHANGES) == 1
+        assert not await controller.take_over(lambda: larger)
 
 
 @in_loop
 async def test_what_is_not_there_is_not_found() -> None:
-    async with keeping(Recorder()) as keeper:
+    async with keeping(Recorder()) as controller:
         with pytest.raises(PodNotFoundError):
-            await keeper.remove("nobody")
+            await controller.remove("nobody")
         with pytest.raises(PodNotFoundError):
-            await keeper.pod("nobody")
+            await controller.pod("nobody")
 
 
 @in_loop
-async def test_an_unexpected_failure_of_the_kernel_does_not_lose_the_grant() -> None:
+async def test_an_unexpected_failure_of_the_kernel_does_not_lose_the_allocation() -> None:
     class Broken(Recorder):
-        def admitted(self, target: Target, uid: str) -> Outcome:
-            raise RuntimeError(f"a defect at {uid} with {len(target.ledger.grants)} pods")
+        def admitted(self, target: Desired, uid: str) -> ReconcileResult:
+            raise RuntimeError(f"a defect at {uid} with {len(target.ledger.allocations)} pods")
 
     recorder = Broken()
-    async with keeping(recorder) as keeper:
+    async with keeping(recorder) as controller:
         with pytest.raises(RuntimeError):
-            await keeper.admit(pod())
-        assert UID in keeper.state.ledger.grants
-        assert list(recorder.saved[-1].ledger.grants) == [UID]
-        assert [each.uid for each in keeper.pods()] == [UID]
+            await controller.admit(pod())
+        assert UID in controller.state.ledger.allocations
+        assert list(recorder.saved[-1].ledger.allocations) == [UID]
+        assert [each.uid for each in controller.pods()] == [UID]
 
 
 @in_loop
 async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
-        await keeper.admit(pod())
-        await keeper.bind(UID, "c0", BindRequest(cgroup="x"))
-        await keeper.remove(UID)
-        recorder.outcome = Outcome(problems=("the cgroup tree failed",))
-        await keeper.reconcile()
-        assert len(keeper.state.held.bindings) == 1
-        recorder.outcome = Outcome(cgroups=("x",))
-        await keeper.reconcile()
-        assert len(keeper.state.held.bindings) == 1
-        recorder.outcome = Outcome(ended=frozenset({"x"}))
-        await keeper.reconcile()
-        assert len(keeper.state.held.bindings) == 0
+    async with keeping(recorder) as controller:
+        await controller.admit(pod())
+        await controller.bind(UID, "c0", BindRequest(cgroup="x"))
+        await controller.remove(UID)
+        recorder.outcome = ReconcileResult(problems=("the cgroup tree failed",))
+        await controller.reconcile()
+        assert len(controller.state.held.bindings) == 1
+        recorder.outcome = ReconcileResult(cgroups=("x",))
+        await controller.reconcile()
+        assert len(controller.state.held.bindings) == 1
+        recorder.outcome = ReconcileResult(ended=frozenset({"x"}))
+        await controller.reconcile()
+        assert len(controller.state.held.bindings) == 0
 
 
 @in_loop
 async def test_cgroups_of_a_part_are_watched_beside_the_rest() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
-        recorder.outcome = Outcome(cgroups=("a", "b"))
-        await keeper.reconcile()
-        recorder.outcome = Outcome(cgroups=("c",), pods=frozenset({UID}))
-        await keeper.admit(pod())
-        assert keeper.cgroups == {"a", "b", "c"}
-        recorder.outcome = Outcome(cgroups=("c",))
-        await keeper.reconcile()
-        assert keeper.cgroups == {"c"}
+    async with keeping(recorder) as controller:
+        recorder.outcome = ReconcileResult(cgroups=("a", "b"))
+        await controller.reconcile()
+        recorder.outcome = ReconcileResult(cgroups=("c",), pods=frozenset({UID}))
+        await controller.admit(pod())
+        assert controller.cgroups == {"a", "b", "c"}
+        recorder.outcome = ReconcileResult(cgroups=("c",))
+        await controller.reconcile()
+        assert controller.cgroups == {"c"}
 
 
 @in_loop
 async def test_a_new_pods_cgroup_is_watched_before_the_answer() -> None:
     recorder, watched = Recorder(), list[str]()
-    async with keeping(recorder) as keeper:
-        keeper.watch = watched.extend
-        recorder.outcome = Outcome(cgroups=("kubepods/a", "x"), renewed=("kubepods", "kubepods/a"))
-        await keeper.admit(pod())
+    async with keeping(recorder) as controller:
+        controller.watch = watched.extend
+        recorder.outcome = ReconcileResult(
+            cgroups=("kubepods/a", "x"), renewed=("kubepods", "kubepods/a")
+        )
+        await controller.admit(pod())
         assert watched == ["kubepods/a"]
 
 
 @in_loop
 async def test_a_state_directory_that_was_replaced_is_told_before_somebody_asks() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
+    async with keeping(recorder) as controller:
         recorder.save_error = ReplacedDirectoryError(Path("/state"))
-        await keeper.reconcile()
-        (line,) = keeper.state.problems()
+        await controller.reconcile()
+        (line,) = controller.state.problems()
         assert "state directory /state: it, or the lock file in it, was removed" in line
         with pytest.raises(CheckpointFailedError, match="removed or replaced"):
-            await keeper.admit(pod())
-        assert not keeper.state.ledger.grants
+            await controller.admit(pod())
+        assert not controller.state.ledger.allocations
         recorder.save_error = None
-        await keeper.reconcile()
-        assert keeper.state.problems() == ()
+        await controller.reconcile()
+        assert controller.state.problems() == ()
 
 
 @pytest.mark.parametrize("error", [MemoryError(), ValueError("odd"), disk_full()], ids=repr)
@@ -465,41 +469,43 @@ async def test_a_save_that_fails_for_whatever_reason_is_counted_and_tried_again(
     error: Exception,
 ) -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
+    async with keeping(recorder) as controller:
         recorder.save_error = error
         with pytest.raises((type(error), CheckpointFailedError)):
-            await keeper.admit(pod())
-        assert keeper.metrics.counters.value(names.CHECKPOINT_FAILURES) == 1
-        assert keeper.state.ledger.grants == {}
-        assert any(line.startswith("checkpoint: ") for line in keeper.state.problems())
+            await controller.admit(pod())
+        assert controller.metrics.counters.value(names.CHECKPOINT_FAILURES) == 1
+        assert controller.state.ledger.allocations == {}
+        assert any(line.startswith("checkpoint: ") for line in controller.state.problems())
         recorder.save_error = None
-        await keeper.reconcile()
-        assert keeper.state.problems() == ()
-        assert recorder.saved[-1].ledger.grants == {}
+        await controller.reconcile()
+        assert controller.state.problems() == ()
+        assert recorder.saved[-1].ledger.allocations == {}
 
 
 @in_loop
 async def test_what_a_comparison_observes_is_true_whether_or_not_it_can_be_saved() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
-        recorder.outcome = Outcome(orphaned=frozenset({UID}))
+    async with keeping(recorder) as controller:
+        recorder.outcome = ReconcileResult(orphaned=frozenset({UID}))
         recorder.save_error = disk_full()
-        answer = await keeper.reconcile()
+        answer = await controller.reconcile()
         assert answer.problems == ()
-        assert keeper.state.held.orphaned == {UID}
-        assert any("No space left" in line for line in keeper.state.problems())
+        assert controller.state.held.orphaned == {UID}
+        assert any("No space left" in line for line in controller.state.problems())
         recorder.save_error = None
-        await keeper.reconcile()
-        assert keeper.state.problems() == ()
+        await controller.reconcile()
+        assert controller.state.problems() == ()
         assert recorder.saved[-1].orphaned == {UID}
 
 
 @in_loop
 async def test_without_watches_the_agent_does_not_remember_every_cgroup_there_ever_was() -> None:
     recorder = Recorder()
-    async with keeping(recorder) as keeper:
+    async with keeping(recorder) as controller:
         for number in range(50):
             own = f"kubepods/pod{number}"
-            recorder.outcome = Outcome(cgroups=(own, "kubepods/a"), renewed=(own, "kubepods"))
-            await keeper.reconcile()
-        assert keeper.renewed == {"kubepods", "kubepods/pod49"}
+            recorder.outcome = ReconcileResult(
+                cgroups=(own, "kubepods/a"), renewed=(own, "kubepods")
+            )
+            await controller.reconcile()
+        assert controller.renewed == {"kubepods", "kubepods/pod49"}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.server.controller import Keeper
+    from agent.server.controller import Controller
     from tests.agent.server.changes import Play
     from tests.agent.server.sites import Held, Shown, Site
     from tests.fakes.effects import Fault, Step
@@ -53,24 +53,26 @@ def die(play: Play, fault: Fault) -> Site:
     """Let an agent die in a change; return what it leaves behind."""
     site = play.scene.copy()
     with pytest.raises(Died):
-        with_agent(site, lambda keeper: play.change.ask(keeper, site), Effects(fault, looks=False))
+        with_agent(
+            site, lambda controller: play.change.ask(controller, site), Effects(fault, looks=False)
+        )
     return site
 
 
 def recovered(play: Play, site: Site) -> list[str]:
     """Start another agent, let it compare once, and return what is wrong then."""
 
-    async def recover(keeper: Keeper) -> list[str]:
-        if held(keeper.state.held) not in play.starts():
-            return [f"neither before nor after: {keeper.state.held}"]
-        await keeper.reconcile()
-        wrong = wrongs(site, keeper)
-        end = play.end(held(keeper.state.held))
+    async def recover(controller: Controller) -> list[str]:
+        if held(controller.state.held) not in play.starts():
+            return [f"neither before nor after: {controller.state.held}"]
+        await controller.reconcile()
+        wrong = wrongs(site, controller)
+        end = play.end(held(controller.state.held))
         if end is None or site.shown() != end.shown:
             wrong.append("the kernel does not show what is held")
-        await play.change.again(keeper, site)
-        wrong.extend(wrongs(site, keeper))
-        if held(keeper.state.held) != play.after.held or site.shown() != play.after.shown:
+        await play.change.again(controller, site)
+        wrong.extend(wrongs(site, controller))
+        if held(controller.state.held) != play.after.held or site.shown() != play.after.shown:
             wrong.append("asking again does not lead to the state after")
         return wrong
 
@@ -88,19 +90,19 @@ def test_dying_at_any_step_of_the_first_start_and_admission_leaves_nothing_behin
     host: Site,
 ) -> None:
     effects, first = Effects(looks=False), make_site(host.config)
-    with_agent(first, lambda keeper: keeper.admit(NEW_POD), effects, from_start=True)
+    with_agent(first, lambda controller: controller.admit(NEW_POD), effects, from_start=True)
     for what, fault in deaths(tuple(effects.log)):
         site, dying = make_site(host.config), Effects(fault, looks=False)
         with pytest.raises(Died):
-            with_agent(site, lambda keeper: keeper.admit(NEW_POD), dying, from_start=True)
+            with_agent(site, lambda controller: controller.admit(NEW_POD), dying, from_start=True)
         assert (what, with_agent(site, partial(admitted_again, site))) == (what, [])
         assert site.shown() == first.shown()
 
 
-async def admitted_again(site: Site, keeper: Keeper) -> list[str]:
-    await keeper.reconcile()
-    await keeper.admit(NEW_POD)
-    return wrongs(site, keeper)
+async def admitted_again(site: Site, controller: Controller) -> list[str]:
+    await controller.reconcile()
+    await controller.admit(NEW_POD)
+    return wrongs(site, controller)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -131,20 +133,20 @@ class Found:
     wrong: list[str]
 
 
-async def rebooted(play: Play, site: Site, keeper: Keeper) -> Found:
+async def rebooted(play: Play, site: Site, controller: Controller) -> Found:
     """Compare once; return what is found."""
-    now = held(keeper.state.held)
+    now = held(controller.state.held)
     if now not in play.starts():
         return Found("", [f"neither before nor after: {now}"])
-    await keeper.reconcile()
-    wrong = wrongs(site, keeper)
+    await controller.reconcile()
+    wrong = wrongs(site, controller)
     wrong += [f"/{path} is missing" for path in pods_of(site, now) if not site.kernel.exists(path)]
     return Found("after" if now == play.after.held else "before", wrong)
 
 
 def pods_of(site: Site, what: Held) -> Iterator[str]:
-    for grant in what.grants.values():
-        yield site.cgroup(grant.uid, Tier(str(grant.qos)))
+    for allocation in what.allocations.values():
+        yield site.cgroup(allocation.uid, Tier(str(allocation.qos)))
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -159,15 +161,15 @@ def test_at_no_moment_may_a_process_run_on_what_is_anothers(host: Site, name: st
         result = act()
         moments += step.is_effect
         state = site.saved()
-        grants = {} if state is None else state.ledger.grants
-        assert (str(step), new_overlaps(held_twice(site, grants))) == (str(step), [])
+        allocations = {} if state is None else state.ledger.allocations
+        assert (str(step), new_overlaps(held_twice(site, allocations))) == (str(step), [])
         return result
 
-    known = frozenset(held_twice(site, play.before.held.grants))
+    known = frozenset(held_twice(site, play.before.held.allocations))
 
     def new_overlaps(found: list[str]) -> list[str]:
         return [text for text in found if text not in known]
 
     effects = Effects(look, looks=False)
-    with_agent(site, lambda keeper: play.change.ask(keeper, site), effects)
+    with_agent(site, lambda controller: play.change.ask(controller, site), effects)
     assert moments == len(play.steps)

@@ -27,7 +27,7 @@ from agent.managers.allocations.ledger import Isolation
 from agent.pods.model import ContainerKind
 from agent.reconcile.errors import BindingError
 from agent.server.errors import BindingNotFoundError
-from agent.state.checkpoint import State
+from agent.state.checkpoint import Checkpoint
 from agent.state.store import CHECKPOINT_NAME, Store
 from agent.tools.kubelet_state.errors import KubeletStateError
 from agent.tools.kubelet_state.exporting import kubelet_state
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterator
     from pathlib import Path
 
-    from agent.managers.allocations.ledger import PodGrant
-    from agent.managers.effective_policy import Rules
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.server.controller import Keeper
+    from agent.server.controller import Controller
     from tests.agent.server.sites import Site
     from tests.agent.state.disks import MemoryDisk
 
@@ -80,7 +80,7 @@ class Story:
     forgotten: set[str] = field(default_factory=set)
     #: Disks as they once were, and the rules in force.
     backups: list[bytes] = field(default_factory=list)
-    rules: Rules | None = None
+    rules: EffectivePolicy | None = None
     #: What running pods' containers had alone when the last agent ended, by uid.
     alone: dict[str, Mask] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
@@ -91,95 +91,95 @@ class Story:
                 self.between()
             with_agent(self.site, self.live)
 
-    async def live(self, keeper: Keeper) -> None:
+    async def live(self, controller: Controller) -> None:
         """Compare once, as an agent does before it serves anybody; then let things happen."""
-        self.rules = keeper.state.situation.rules
-        known = keeper.state.held.bindings
+        self.rules = controller.state.situation.rules
+        known = controller.state.held.bindings
         self.forgotten = {*self.elsewhere} - {*known.released, *(each.cgroup for each in known)}
-        assert list(self.lost(keeper)) == [], self.done
-        await keeper.reconcile()
-        self.check(keeper, "start")
+        assert list(self.lost(controller)) == [], self.done
+        await controller.reconcile()
+        self.check(controller, "start")
         for _ in range(STEPS):
             step = self.random.choice(self.steps())
-            await step(keeper)
-            self.check(keeper, step.__name__)
-        self.alone = dict(self.running_alone(keeper))
+            await step(controller)
+            self.check(controller, step.__name__)
+        self.alone = dict(self.running_alone(controller))
         self.backups.append(pickle.dumps(self.site.disk))
 
-    def check(self, keeper: Keeper, step: str) -> None:
+    def check(self, controller: Controller, step: str) -> None:
         self.done.append(step)
-        state = keeper.state
+        state = controller.state
         assert broken_invariants(state.situation.rules, state.ledger) == [], self.done
-        assert list(intruders(self.site, keeper, self.forgotten)) == [], self.done
+        assert list(intruders(self.site, controller, self.forgotten)) == [], self.done
 
-    def steps(self) -> list[Callable[[Keeper], Awaitable[None]]]:
+    def steps(self) -> list[Callable[[Controller], Awaitable[None]]]:
         own = [self.admit] * 4 + [self.remove] * 2 + [self.bind] * 4 + [self.reconcile] * 2
         own += [self.admit_again] * 2 + [self.unbind] * 2
         return [*own, *[self.start] * 3, *[self.start_elsewhere] * 2, self.end, self.meddle]
 
     # --- what the agent is asked for ------------------------------------------------------------
 
-    async def admit(self, keeper: Keeper) -> None:
+    async def admit(self, controller: Controller) -> None:
         self.pods += 1
         containers, budget = self.random.choice(KINDS)
         uid = f"{self.pods:08d}-2222-3333-4444-555555555555"
         self.specs[uid] = pod_of(f"p{self.pods}", uid, containers, budget)
-        await keeper.admit(self.specs[uid])
+        await controller.admit(self.specs[uid])
 
-    async def admit_again(self, keeper: Keeper) -> None:
+    async def admit_again(self, controller: Controller) -> None:
         """Ask for a pod that was asked for before: it is there, recovered, displaced or removed."""
         if uid := self.any_of(sorted(self.specs)):
-            await keeper.admit(self.specs[uid])
+            await controller.admit(self.specs[uid])
 
-    async def remove(self, keeper: Keeper) -> None:
+    async def remove(self, controller: Controller) -> None:
         """Remove a pod, whose processes may live on: what is left is an orphan."""
-        if uid := self.any_of(list(keeper.state.ledger.grants)):
-            await keeper.remove(uid)
+        if uid := self.any_of(list(controller.state.ledger.allocations)):
+            await controller.remove(uid)
 
-    async def bind(self, keeper: Keeper) -> None:
+    async def bind(self, controller: Controller) -> None:
         """Bind a container to some cgroup, be it the right one, a wrong one or another's."""
-        uid = self.any_of(list(keeper.state.ledger.grants))
+        uid = self.any_of(list(controller.state.ledger.allocations))
         cgroup = self.any_of([*self.elsewhere * 2, *self.inside()])
         if not uid or not cgroup:
             return
-        container = self.random.choice(keeper.state.ledger.grants[uid].containers).name
+        container = self.random.choice(controller.state.ledger.allocations[uid].containers).name
         try:
-            await keeper.bind(uid, container, BindRequest(cgroup=f"/{cgroup}"))
+            await controller.bind(uid, container, BindRequest(cgroup=f"/{cgroup}"))
             self.forgotten.discard(cgroup)
         except BindingError as error:
             self.done.append(str(error))
 
-    async def unbind(self, keeper: Keeper) -> None:
+    async def unbind(self, controller: Controller) -> None:
         """Give up a binding, or ask for that where there is none."""
-        bound = sorted((each.pod_uid, each.container) for each in keeper.state.held.bindings)
-        some = [(uid, name) for uid, name in bound if uid in keeper.state.ledger.grants]
+        bound = sorted((each.pod_uid, each.container) for each in controller.state.held.bindings)
+        some = [(uid, name) for uid, name in bound if uid in controller.state.ledger.allocations]
         if some and self.random.random() < 0.9:
-            await keeper.unbind(*self.random.choice(some))
-        elif uid := self.any_of(list(keeper.state.ledger.grants)):
-            container = self.random.choice(keeper.state.ledger.grants[uid].containers).name
+            await controller.unbind(*self.random.choice(some))
+        elif uid := self.any_of(list(controller.state.ledger.allocations)):
+            container = self.random.choice(controller.state.ledger.allocations[uid].containers).name
             if (uid, container) not in bound:
                 with pytest.raises(BindingNotFoundError):
-                    await keeper.unbind(uid, container)
+                    await controller.unbind(uid, container)
 
-    async def reconcile(self, keeper: Keeper) -> None:
-        await keeper.reconcile()
+    async def reconcile(self, controller: Controller) -> None:
+        await controller.reconcile()
 
     # --- what others do -------------------------------------------------------------------------
 
-    async def start(self, keeper: Keeper) -> None:
+    async def start(self, controller: Controller) -> None:
         """Start a container of a pod, under a name that tells which or under none."""
-        uid = self.any_of(list(keeper.state.ledger.grants))
+        uid = self.any_of(list(controller.state.ledger.allocations))
         if not uid:
             return
-        grant = keeper.state.ledger.grants[uid]
+        allocation = controller.state.ledger.allocations[uid]
         number = self.site.processes
-        name = self.random.choice((f"x{number}-{self.random.choice(grant.containers).name}",
+        name = self.random.choice((f"x{number}-{self.random.choice(allocation.containers).name}",
                                    f"cri-containerd-{number:x}.scope"))  # fmt: skip
-        self.site.start(self.site.cgroup(uid, Tier(str(grant.qos))), name)
+        self.site.start(self.site.cgroup(uid, Tier(str(allocation.qos))), name)
 
-    async def start_elsewhere(self, keeper: Keeper) -> None:
+    async def start_elsewhere(self, controller: Controller) -> None:
         """Start a process outside of all pods, where one ended or in a new cgroup."""
-        del keeper
+        del controller
         empty = [path for path in self.elsewhere if self.is_empty(path)]
         if (path := self.any_of(empty)) and self.random.random() < 0.6:
             self.site.processes += 1
@@ -187,18 +187,18 @@ class Story:
         else:
             self.elsewhere.append(self.site.start_elsewhere(f"service{self.site.processes}"))
 
-    async def end(self, keeper: Keeper) -> None:
+    async def end(self, controller: Controller) -> None:
         """End what runs in a cgroup."""
-        del keeper
+        del controller
         if path := self.any_of([*self.elsewhere, *self.inside()]):
             self.site.end(path)
 
-    async def meddle(self, keeper: Keeper) -> None:
+    async def meddle(self, controller: Controller) -> None:
         """Write into a cgroup of a pod; the agent repairs it at once."""
         paths = [p for p in self.inside() if self.site.kernel.read_many(p, ("cpuset.cpus",))[0]]
         if path := self.any_of(paths):
             self.site.kernel.write(path, "cpuset.cpus", self.random.choice(WRITTEN))
-        await keeper.reconcile(insist=True)
+        await controller.reconcile(insist=True)
 
     # --- what happens while no agent runs -------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Story:
             self.site.disk.remove(path)
 
     def import_state(self) -> None:
-        """Begin anew with what the kubelet's files would say of the pods."""
+        """Begin again with what the kubelet's files would say of the pods."""
         saved = self.site.saved()
         if saved is None or self.rules is None:
             return
@@ -234,11 +234,11 @@ class Story:
         except KubeletStateError:
             return
         with Store(self.site.config.agent.state_directory, self.site.disk) as store:
-            store.save(State(ledger=ledger, boot_id=saved.boot_id, host=saved.host))
+            store.save(Checkpoint(ledger=ledger, boot_id=saved.boot_id, host=saved.host))
 
     # --- what runs and what a start makes of it -------------------------------------------------
 
-    def running_alone(self, keeper: Keeper) -> Iterator[tuple[str, Mask]]:
+    def running_alone(self, controller: Controller) -> Iterator[tuple[str, Mask]]:
         """Yield the pods in whose cgroups containers run on CPUs that no other pod's show."""
         shown: dict[str, Mask] = {}
         for path in self.inside():
@@ -246,26 +246,28 @@ class Story:
             if self.site.kernel.procs(path) and text.strip():
                 pod = path.rpartition("/")[0]
                 shown[pod] = shown.get(pod, EMPTY) | Mask.parse(text.strip())
-        for uid, grant in keeper.state.ledger.grants.items():
-            home = self.site.cgroup(uid, Tier(str(grant.qos)))
+        for uid, allocation in controller.state.ledger.allocations.items():
+            home = self.site.cgroup(uid, Tier(str(allocation.qos)))
             own = shown.get(home, EMPTY)
             others = [cpus for pod, cpus in shown.items() if pod != home]
-            if own and own <= grant.exclusive_cpus and not any(own & each for each in others):
+            if own and own <= allocation.exclusive_cpus and not any(own & each for each in others):
                 yield uid, own
 
-    def lost(self, keeper: Keeper) -> Iterator[str]:
+    def lost(self, controller: Controller) -> Iterator[str]:
         """Yield what ran on CPUs of its own and does not hold them after a start.
 
         A pod that the checkpoint knows has what that says, unless another one runs there; one that
         it knows to be removed has nothing.
         """
-        saved, held = self.site.saved(), keeper.state.held
-        known = () if saved is None else saved.ledger.grants
+        saved, held = self.site.saved(), controller.state.held
+        known = () if saved is None else saved.ledger.allocations
         for uid, cpus in self.alone.items():
-            others = (grant for other, grant in held.ledger.grants.items() if other != uid)
+            others = (
+                allocation for other, allocation in held.ledger.allocations.items() if other != uid
+            )
             if uid not in known and uid not in held.orphaned:
-                grant = held.ledger.grants.get(uid)
-                if grant is None or not cpus <= grant.exclusive_cpus:
+                allocation = held.ledger.allocations.get(uid)
+                if allocation is None or not cpus <= allocation.exclusive_cpus:
                     yield f"{uid} ran on {cpus} and holds them no longer"
                 elif any(other.exclusive_cpus & cpus for other in others):
                     yield f"{uid} runs on {cpus}, which another pod holds"
@@ -284,14 +286,14 @@ class Story:
         return self.site.kernel.exists(path) and not self.site.kernel.procs(path)
 
 
-def intruders(site: Site, keeper: Keeper, unknown: Container[str]) -> Iterator[str]:
+def intruders(site: Site, controller: Controller, unknown: Container[str]) -> Iterator[str]:
     """Yield who may run on CPUs that the ledger gives exclusively to somebody else.
 
     A process that is in no pod, and in no cgroup whose set was written, is not the agent's; nor is
     one in an `unknown` cgroup.
     """
-    grants = keeper.state.ledger.grants
-    bound = {each.cgroup: (each.pod_uid, each.container) for each in keeper.state.held.bindings}
+    allocations = controller.state.ledger.allocations
+    bound = {each.cgroup: (each.pod_uid, each.container) for each in controller.state.held.bindings}
     for path in site.cgroups():
         named = site.layout.parse_pod(path.rpartition("/")[0])
         own = (named.uid, path.rpartition("-")[2].removesuffix(".scope")) if named else ("", "")
@@ -301,22 +303,22 @@ def intruders(site: Site, keeper: Keeper, unknown: Container[str]) -> Iterator[s
             continue
         for pid in () if path in unknown else site.kernel.procs(path):
             allowed = site.kernel.allowed(pid)[0]
-            for other, grant in grants.items():
+            for other, allocation in allocations.items():
                 # What has just been started follows its pod's cgroup until it is found.
-                inside = _of_others(grant, name) if written else EMPTY
-                theirs = inside if other == uid else grant.exclusive_cpus
+                inside = _of_others(allocation, name) if written else EMPTY
+                theirs = inside if other == uid else allocation.exclusive_cpus
                 if allowed & theirs:
                     yield f"/{path} ({uid or 'no pod'}) is on {allowed & theirs} of {other}"
 
 
-def _of_others(grant: PodGrant, name: str) -> Mask:
+def _of_others(allocation: PodAllocation, name: str) -> Mask:
     """Return the CPUs of the containers of a pod that none but they may run on."""
     cpus = EMPTY
-    one = grant.container(name)
+    one = allocation.container(name)
     # An init container's CPUs are those of the containers after it.
     if one is None or one.kind is not ContainerKind.APP:
         return cpus
-    for container in grant.containers:
+    for container in allocation.containers:
         own = container.isolation is Isolation.CONTAINER and container.kind is ContainerKind.APP
         if own and container.name != name and container.cpus is not None:
             cpus |= container.cpus

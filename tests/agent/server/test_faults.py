@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.server.controller import Keeper
+    from agent.server.controller import Controller
     from tests.agent.server.changes import Play
     from tests.agent.server.sites import Site
     from tests.fakes.effects import Fault, Step
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ALL: Final = os.environ.get("NUMAWARDEN_FAULTS") == "all"
 LOOKS: Final = 1 if ALL else 8
 #: What the kernel may answer to each kind of step.
-REFUSALS: Final = {
+REJECTIONS: Final = {
     "file": (errno.ENOSPC, errno.EIO, errno.EROFS),
     "write": (errno.EBUSY, errno.EINVAL, errno.ENODEV, errno.EACCES, errno.ENOSPC),
     "mkdir": (errno.EAGAIN, errno.ENOMEM, errno.EROFS),
@@ -57,13 +57,13 @@ def faults(steps: tuple[Step, ...]) -> Iterator[tuple[str, Fault]]:
     """Yield the ways in which steps may fail, each in turn or all of them."""
     for step in steps:
         if step.is_effect or step.number % LOOKS == 0:
-            ways = list(bus_faults(step) if step.where == "bus" else refusals(step))
+            ways = list(bus_faults(step) if step.where == "bus" else rejections(step))
             yield from ways if ALL else ways[step.number % len(ways) :][:1]
 
 
-def refusals(step: Step) -> Iterator[tuple[str, Fault]]:
+def rejections(step: Step) -> Iterator[tuple[str, Fault]]:
     kind = "file" if step.where == "file" else step.name if step.is_effect else "looks"
-    for code in REFUSALS[kind]:
+    for code in REJECTIONS[kind]:
         error = OSError(code, os.strerror(code), step.subject)
         yield f"{step}: {errno.errorcode[code]}", fail(step.number, error)
 
@@ -76,8 +76,8 @@ def bus_faults(step: Step) -> Iterator[tuple[str, Fault]]:
     silent = BusTimeoutError(step.name, 10.0)
     yield f"{step}: no answer, nothing done", fail(step.number, silent)
     yield f"{step}: no answer, but done", fail(step.number, silent, done=True)
-    refused = BusError(step.name, "org.freedesktop.DBus.Error.AccessDenied", "denied")
-    yield f"{step}: refused", fail(step.number, refused)
+    rejected = BusError(step.name, "org.freedesktop.DBus.Error.AccessDenied", "denied")
+    yield f"{step}: rejected", fail(step.number, rejected)
     yield f"{step}: failed", fail(step.number, JobFailedError(step.subject, "start", "failed"))
 
 
@@ -85,18 +85,18 @@ def troubled(play: Play, fault: Fault) -> list[str]:
     """Play a change with a fault, then compare without it; return what is wrong."""
     site, effects = play.scene.copy(), Effects(fault)
 
-    async def live(keeper: Keeper) -> list[str]:
-        answer = await ask(play, keeper, site)
+    async def live(controller: Controller) -> list[str]:
+        answer = await ask(play, controller, site)
         effects.fault = None
-        held_now, wrong = held(keeper.state.held), []
+        held_now, wrong = held(controller.state.held), []
         if held_now not in (play.starts()[:1] if answer is None else play.starts()):
             wrong.append(f"answered {answer}, and holds {held_now}")
-        well = answer == play.answer and not keeper.state.problems()
+        well = answer == play.answer and not controller.state.problems()
         if well and site.shown() != play.after.shown:
             wrong.append("says that all is well, and the kernel shows something else")
-        await keeper.reconcile()
-        wrong.extend(wrongs(site, keeper))
-        end = play.end(held(keeper.state.held))
+        await controller.reconcile()
+        wrong.extend(wrongs(site, controller))
+        end = play.end(held(controller.state.held))
         if end is None or site.shown() != end.shown:
             wrong.append("the next comparison does not put it right")
         return wrong
@@ -104,10 +104,10 @@ def troubled(play: Play, fault: Fault) -> list[str]:
     return with_agent(site, live, effects)
 
 
-async def ask(play: Play, keeper: Keeper, site: Site) -> object:
+async def ask(play: Play, controller: Controller, site: Site) -> object:
     """Return what is answered, None for an error; one that nobody foresaw is raised."""
     try:
-        return await play.change.ask(keeper, site)
+        return await play.change.ask(controller, site)
     except (RequestError, BindingError):
         return None
 
@@ -128,6 +128,6 @@ def test_an_agent_survives_what_fails_until_it_is_put_right(host: Site, name: st
         if where == "bus":
             error: Exception = BusUnavailableError("unix:path=/bus", "there is none")
         else:
-            codes = REFUSALS["file" if where == "file" else called]
-            error = OSError(codes[number % len(codes)], "refused", step.subject)
+            codes = REJECTIONS["file" if where == "file" else called]
+            error = OSError(codes[number % len(codes)], "rejected", step.subject)
         assert (called, troubled(play, fail_all(where, called, error))) == (called, [])

@@ -80,7 +80,7 @@ async def others_are_answered(agent: Running) -> None:
             assert response.status == HTTPStatus.OK
     assert await ask(agent, "GET", "/v1/pods/nobody") == HTTPStatus.NOT_FOUND
     assert await ask(agent, "DELETE", "/v1/pods/nobody") == HTTPStatus.NOT_FOUND
-    report = await agent.keeper.reconcile()
+    report = await agent.controller.reconcile()
     assert not report.problems
 
 
@@ -153,4 +153,4 @@ async def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(world:
         error = wire.decode(await response.read(), wire.ErrorDocument).error
         assert error.message == "300 mistakes in the manifest, of which the first 100 are told"
         assert len(error.details) == MISTAKES_TOLD
-        assert not agent.keeper.state.ledger.grants
+        assert not agent.controller.state.ledger.allocations

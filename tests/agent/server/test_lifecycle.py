@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.api.client import AgentRefused
+from agent.api.client import AgentError
 from agent.server import lifecycle as service_module
 from agent.server.configured_host import decide
-from agent.server.start.wiring import Assembly, Surrogates
+from agent.server.start.wiring import Fakes, Wiring
 from agent.state.store import CHECKPOINT_NAME
 from sysfs.described.shapes import with_offline
 from sysfs.mask import Mask
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
     from agent.pods.model import Pod
-    from agent.server.configured_host import Situation
+    from agent.server.configured_host import ConfiguredHost
     from agent.server.lifecycle import Service
     from tests.agent.server.support import Running, World
 
@@ -47,7 +47,7 @@ POD = f"kubepods/pod{UID}"
 @in_loop
 async def test_it_is_ready_only_after_the_first_comparison(world: World) -> None:
     async with running(world) as agent:
-        assert agent.keeper.state.last_reconcile is not None
+        assert agent.controller.state.last_reconcile is not None
         assert agent.manager.told[-1].startswith("ready: 0 pods")
         status = await asyncio.to_thread(agent.client.status)
         assert status.ready
@@ -105,7 +105,7 @@ async def busy(agent: Running) -> AsyncIterator[asyncio.Event]:
         began.set()
         await go_on.wait()
 
-    hanging = asyncio.create_task(agent.keeper.queue.run(hang))
+    hanging = asyncio.create_task(agent.controller.queue.run(hang))
     await began.wait()
     yield go_on
     await hanging
@@ -121,33 +121,33 @@ async def test_stopping_finishes_what_has_begun_and_answers_all_else_with_503(
             asyncio.create_task(asyncio.to_thread(world.client().admit, manifest(uid=uid)))
             for uid in uids
         ]
-        await until(lambda: agent.keeper.queue.waiting == len(asked))
+        await until(lambda: agent.controller.queue.waiting == len(asked))
         agent.service.stop()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         # All were answered while the action was still under way.
         assert not agent.life.done()
         go_on.set()
         await agent.life
-        assert agent.keeper.state.ledger.grants == {}
-    refused = [each for each in answers if isinstance(each, AgentRefused)]
-    assert len(refused) == len(asked)
-    assert {(each.status, each.error.code) for each in refused} == {(503, "Stopping")}
+        assert agent.controller.state.ledger.allocations == {}
+    rejected = [each for each in answers if isinstance(each, AgentError)]
+    assert len(rejected) == len(asked)
+    assert {(each.status, each.error.code) for each in rejected} == {(503, "Stopping")}
 
 
 @in_loop
 async def test_the_periodic_comparison_overtakes_the_changes_that_wait(world: World) -> None:
     async with running(world) as agent:
-        started = agent.keeper.metrics.reconcile_duration.count
+        started = agent.controller.metrics.reconcile_duration.count
         compared: list[int] = []
 
         async def change() -> None:
-            compared.append(agent.keeper.metrics.reconcile_duration.count - started)
+            compared.append(agent.controller.metrics.reconcile_duration.count - started)
 
         async with busy(agent) as go_on:
-            asked = [asyncio.create_task(agent.keeper.queue.run(change)) for _ in range(9)]
-            await until(lambda: agent.keeper.queue.waiting == len(asked))
+            asked = [asyncio.create_task(agent.controller.queue.run(change)) for _ in range(9)]
+            await until(lambda: agent.controller.queue.waiting == len(asked))
             world.clock.advance(10)
-            await until(lambda: agent.keeper.queue.waiting > len(asked))
+            await until(lambda: agent.controller.queue.waiting > len(asked))
             go_on.set()
         await asyncio.gather(*asked)
     # One may have had its turn before.
@@ -158,13 +158,13 @@ async def test_the_periodic_comparison_overtakes_the_changes_that_wait(world: Wo
 async def test_drift_is_repaired_at_the_next_period_and_counted(world: World) -> None:
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             world.kernel.write(POD, "cpuset.cpus", "0-15")
             world.clock.advance(10)
             event = await next_event(watcher, "DriftFound")
         assert "unknown" in event.message
         assert world.cpus_of(POD) == "1,9"
-        text = agent.keeper.metrics.render().decode()
+        text = agent.controller.metrics.render().decode()
         assert 'numawarden_drift_found_total{cause="unknown"} 1.0' in text
         assert 'numawarden_drift_repaired_total{cause="unknown"} 1.0' in text
 
@@ -187,7 +187,7 @@ async def test_a_container_that_appears_is_pinned_by_a_comparison(world: World) 
 async def test_cpus_that_go_offline_are_noticed_and_no_longer_given(tmp_path: Path) -> None:
     world = make_world(tmp_path)
     async with running(world) as agent:
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             world.change_host(with_offline(two_packages(), Mask.of(1, 9)))
             world.clock.advance(10)
             event = await next_event(watcher, "HostChanged")
@@ -218,7 +218,7 @@ async def test_the_watchdog_hears_nothing_while_an_action_hangs(world: World) ->
 
     async with running(world, manager) as agent:
         await manager.pinged.wait()
-        hanging = asyncio.create_task(agent.keeper.queue.run(hang))
+        hanging = asyncio.create_task(agent.controller.queue.run(hang))
         await began.wait()
         manager.pinged.clear()
         world.clock.advance(61)
@@ -248,7 +248,7 @@ async def test_a_file_that_appears_or_goes_admits_or_releases_its_pod_at_once(
 ) -> None:
     directory = world.manifest_directory()
     async with running(world) as agent:
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             (directory / "web.yaml").write_bytes(manifest())
             assert (await next_event(watcher, "PodAdmitted")).uid == UID
             (directory / "web.yaml").unlink()
@@ -272,9 +272,9 @@ async def test_a_pod_of_a_file_is_not_removed_over_the_socket(world: World) -> N
     directory = world.manifest_directory()
     (directory / "web.yaml").write_bytes(manifest())
     async with running(world) as agent:
-        with pytest.raises(AgentRefused, match="delete that file") as refused:
+        with pytest.raises(AgentError, match="delete that file") as rejected:
             await asyncio.to_thread(agent.client.remove, UID)
-        assert refused.value.error.code == "ManagedByManifest"
+        assert rejected.value.error.code == "ManagedByManifest"
         assert len(await asyncio.to_thread(agent.client.pods)) == 1
 
 
@@ -303,7 +303,7 @@ async def test_a_bad_manifest_is_reported_and_the_others_are_admitted(world: Wor
         assert status.pods == 1
         assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
         assert any("a.yaml is invalid" in problem for problem in status.problems)
-        text = agent.keeper.metrics.render().decode()
+        text = agent.controller.metrics.render().decode()
         assert 'numawarden_manifests{state="invalid"} 1.0' in text
 
 
@@ -325,7 +325,7 @@ async def test_a_file_with_any_name_leaves_the_others_and_every_answer_alone(wor
             "good.yaml": "admitted",
         }
         (directory / "good.yaml").unlink()
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             assert (await next_event(watcher, "PodRemoved")).uid == UID
 
 
@@ -337,7 +337,7 @@ async def test_an_unforeseen_failure_of_one_pod_leaves_the_other_files_alone(
     (directory / "a.yaml").write_bytes(manifest(uid=OTHER_UID, name="bad"))
     (directory / "b.yaml").write_bytes(manifest())
 
-    def failing(situation: Situation, ledger: Ledger, pod: Pod) -> Decision:
+    def failing(situation: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
         if pod.name == "bad":
             raise KeyError("a mistake in the managers")
         return decide(situation, ledger, pod)
@@ -353,7 +353,7 @@ async def test_an_unforeseen_failure_of_one_pod_leaves_the_other_files_alone(
 async def test_a_manifest_that_turns_bad_is_told_to_watchers_once(world: World) -> None:
     directory = world.manifest_directory()
     async with running(world) as agent:
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             (directory / "a.yaml").write_text("kind: Pod\n")
             event = await next_event(watcher, "ManifestInvalid")
             assert str(directory / "a.yaml") in event.message
@@ -363,13 +363,13 @@ async def test_a_manifest_that_turns_bad_is_told_to_watchers_once(world: World) 
 
 
 @in_loop
-async def test_a_refused_manifest_is_admitted_once_another_pod_ends(world: World) -> None:
+async def test_a_rejected_manifest_is_admitted_once_another_pod_ends(world: World) -> None:
     directory = world.manifest_directory()
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest("big", OTHER_UID, cpu="14"))
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             (directory / "web.yaml").write_bytes(manifest())
-            await next_event(watcher, "PodRefused")
+            await next_event(watcher, "PodRejected")
             await agent.ask(agent.client.remove, OTHER_UID)
             world.clock.advance(service_module.MANIFEST_PERIOD)
             assert (await next_event(watcher, "PodAdmitted")).uid == UID
@@ -393,7 +393,7 @@ async def test_a_stream_of_changes_that_breaks_is_reported_and_opened_again(
 ) -> None:
     directory = world.manifest_directory()
     async with running(world) as agent:
-        troubles = agent.keeper.state.troubles
+        troubles = agent.controller.state.troubles
         opened: list[int] = []
         again = asyncio.Event()
 
@@ -427,13 +427,13 @@ async def test_a_failing_periodic_action_is_reported_and_does_not_end_the_agent(
             fail.set()
             raise RuntimeError("boom")
 
-        monkeypatch.setattr(agent.keeper, "reconcile", broken)
+        monkeypatch.setattr(agent.controller, "reconcile", broken)
         world.clock.advance(10)
         await fail.wait()
         monkeypatch.undo()
         status = await asyncio.to_thread(agent.client.status)
         assert any("boom" in problem for problem in status.problems)
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             await agent.ask(agent.client.admit, manifest())
             await next_event(watcher, "PodAdmitted")
 
@@ -444,9 +444,9 @@ async def restoring(
 ) -> AsyncIterator[tuple[RecordingManager, Service, asyncio.Event]]:
     """Run an agent whose first comparison lasts until the event is set."""
     manager = RecordingManager()
-    assembly = Assembly(world.config, manager, world.clock, Surrogates(world.kernel, live=False))
+    assembly = Wiring(world.config, manager, world.clock, Fakes(world.kernel, live=False))
     began, go_on = asyncio.Event(), asyncio.Event()
-    compare = assembly.keeper.reconcile
+    compare = assembly.controller.reconcile
 
     async def wait_and_compare(**_: bool) -> ReconcileDocument:
         began.set()
@@ -454,7 +454,7 @@ async def restoring(
         return await compare()
 
     with assembly as service:
-        monkeypatch.setattr(assembly.keeper, "reconcile", wait_and_compare)
+        monkeypatch.setattr(assembly.controller, "reconcile", wait_and_compare)
         life = asyncio.create_task(service.run())
         try:
             await began.wait()
@@ -480,16 +480,16 @@ async def test_while_it_restores_everybody_may_look_and_nobody_change_anything(
     client = world.client()
     async with restoring(world, monkeypatch) as (manager, _, go_on):
         assert not (await asyncio.to_thread(client.status)).ready
-        with pytest.raises(AgentRefused, match="ask again soon") as refused:
+        with pytest.raises(AgentError, match="ask again soon") as rejected:
             await asyncio.to_thread(client.admit, manifest())
-        assert (refused.value.status, refused.value.error.code) == (503, "NotReady")
+        assert (rejected.value.status, rejected.value.error.code) == (503, "NotReady")
         go_on.set()
         await manager.is_ready.wait()
         assert (await asyncio.to_thread(client.admit, manifest())).admitted
 
 
 class FullWatch:
-    """Watches until the kernel grants no more."""
+    """Watches until the kernel allocations no more."""
 
     def __init__(self) -> None:
         self.full = False
@@ -527,5 +527,5 @@ async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_told_until_
         assert any("raise fs.inotify.max_user_watches" in line for line in status.problems)
         watch.full = False
         await agent.service._reconcile()
-        assert agent.keeper.state.troubles == {}
+        assert agent.controller.state.troubles == {}
         assert watch.watched == {POD, f"kubepods/pod{OTHER_UID}"}

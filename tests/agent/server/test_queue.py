@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from agent.server.queue import SerialQueue, Stopped, Worker
+from agent.server.queue import QueueStopped, SerialQueue, Worker
 from tests.agent.server.support import FakeClock, in_loop
 
 asked_by: ContextVar[str] = ContextVar("asked_by", default="")
@@ -73,7 +73,7 @@ async def test_an_action_whose_asker_went_away_is_finished() -> None:
 
 
 @in_loop
-async def test_a_stop_finishes_what_has_begun_and_refuses_all_that_waits() -> None:
+async def test_a_stop_finishes_what_has_begun_and_rejects_all_that_waits() -> None:
     queue = SerialQueue(FakeClock())
     serving = asyncio.create_task(queue.serve())
     began, go_on, done = asyncio.Event(), asyncio.Event(), list[str]()
@@ -92,9 +92,9 @@ async def test_a_stop_finishes_what_has_begun_and_refuses_all_that_waits() -> No
     await asyncio.sleep(0)
     assert queue.waiting == 9
     queue.stop()
-    refused = await asyncio.gather(*asked, return_exceptions=True)
-    assert {type(each) for each in refused} == {Stopped}
-    with pytest.raises(Stopped):
+    rejected = await asyncio.gather(*asked, return_exceptions=True)
+    assert {type(each) for each in rejected} == {QueueStopped}
+    with pytest.raises(QueueStopped):
         await queue.run(later)
     assert not serving.done()
     go_on.set()

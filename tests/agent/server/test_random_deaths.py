@@ -14,7 +14,7 @@ import pytest
 
 from agent.api.documents import BindRequest
 from agent.config.config import CgroupDriver
-from agent.server.controller import Keeper
+from agent.server.controller import Controller
 from agent.server.errors import PodNotFoundError
 from cgroupfs.names import Tier
 from tests.agent.server.sites import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from tests.agent.server.sites import Held, Site
     from tests.fakes.effects import Step
 
@@ -54,7 +54,7 @@ KINDS: Final = (
 NAMELESS: Final = 5
 CPUS: Final = ("0", "0-15", "3,11", "5-7")
 
-Ask: TypeAlias = "Callable[[Keeper], Awaitable[object]]"
+Ask: TypeAlias = "Callable[[Controller], Awaitable[object]]"
 
 
 @dataclass
@@ -92,18 +92,18 @@ class Life:
     def recover(self, ask: Ask, course: list[Held], twin: Site) -> None:
         """Let the next agent compare once, then ask it the same again."""
 
-        async def live(keeper: Keeper) -> None:
-            assert held(keeper.state.held) in course
-            await keeper.reconcile()
-            assert wrongs(self.site, keeper) == []
-            assert held_twice(self.site, keeper.state.ledger.grants) == []
+        async def live(controller: Controller) -> None:
+            assert held(controller.state.held) in course
+            await controller.reconcile()
+            assert wrongs(self.site, controller) == []
+            assert held_twice(self.site, controller.state.ledger.allocations) == []
             try:
-                await ask(keeper)
+                await ask(controller)
             except PodNotFoundError:
-                assert held(keeper.state.held) == course[-1]
-            await keeper.reconcile()
-            assert held(keeper.state.held) == course[-1]
-            assert wrongs(self.site, keeper) == []
+                assert held(controller.state.held) == course[-1]
+            await controller.reconcile()
+            assert held(controller.state.held) == course[-1]
+            assert wrongs(self.site, controller) == []
 
         with_agent(self.site, live)
         assert self.site.shown() == twin.shown()
@@ -111,8 +111,8 @@ class Life:
     # --- what is asked for ----------------------------------------------------------------------
 
     def draw(self) -> Ask:
-        held_now = len(what(self.site).grants)
-        asks = [self.admission] * 4 + [self.removal] * held_now + [lambda: Keeper.reconcile]
+        held_now = len(what(self.site).allocations)
+        asks = [self.admission] * 4 + [self.removal] * held_now + [lambda: Controller.reconcile]
         return self.random.choice(asks + [self.binding] * 3 * bool(self.unbound))()
 
     def admission(self) -> Ask:
@@ -121,31 +121,31 @@ class Life:
         containers, budget = KINDS[kind]
         uid = f"{kind}{number:07d}-2222-3333-4444-555555555555"
         pod = pod_of(f"p{number}", uid, containers.format(n=number), budget)
-        return lambda keeper: keeper.admit(pod)
+        return lambda controller: controller.admit(pod)
 
     def removal(self) -> Ask:
-        uid = self.random.choice(sorted(what(self.site).grants))
-        return lambda keeper: keeper.remove(uid)
+        uid = self.random.choice(sorted(what(self.site).allocations))
+        return lambda controller: controller.remove(uid)
 
     def binding(self) -> Ask:
-        known = [each for each in self.unbound if each[0] in what(self.site).grants]
+        known = [each for each in self.unbound if each[0] in what(self.site).allocations]
         if not known:
             return self.admission()
         uid, name, cgroup = self.random.choice(known)
-        return lambda keeper: keeper.bind(uid, name, BindRequest(cgroup=f"/{cgroup}"))
+        return lambda controller: controller.bind(uid, name, BindRequest(cgroup=f"/{cgroup}"))
 
     # --- what others do -------------------------------------------------------------------------
 
     def start_containers(self) -> None:
         """Start all containers of the pods that do not run yet."""
-        for uid, grant in what(self.site).grants.items():
+        for uid, allocation in what(self.site).allocations.items():
             if uid in self.started:
                 continue
             self.started.add(uid)
-            for container in grant.containers:
+            for container in allocation.containers:
                 hidden = uid.startswith(str(NAMELESS))
                 name = f"cri-containerd-{container.name}f.scope" if hidden else container.name
-                cgroup = self.site.start(self.cgroup(grant), name)
+                cgroup = self.site.start(self.cgroup(allocation), name)
                 if hidden:
                     self.unbound.append((uid, container.name, cgroup))
 
@@ -163,16 +163,16 @@ class Life:
         if path and self.site.kernel.read_many(path, ("cpuset.cpus",)) != (None,):
             self.site.kernel.write(path, "cpuset.cpus", self.random.choice(CPUS))
 
-    def cgroup(self, grant: PodGrant) -> str:
-        return self.site.cgroup(grant.uid, Tier(str(grant.qos)))
+    def cgroup(self, allocation: PodAllocation) -> str:
+        return self.site.cgroup(allocation.uid, Tier(str(allocation.qos)))
 
 
 def compared_before(ask: Ask) -> Ask:
     """Return what settles what others did first: an agent asks for nothing before that."""
 
-    async def both(keeper: Keeper) -> None:
-        await keeper.reconcile()
-        await ask(keeper)
+    async def both(controller: Controller) -> None:
+        await controller.reconcile()
+        await ask(controller)
 
     return both
 
@@ -188,10 +188,10 @@ def undisturbed(ask: Ask, site: Site) -> tuple[list[Held], int]:
             course.append(what(site))
         return result
 
-    async def play(keeper: Keeper) -> int:
-        await ask(keeper)
+    async def play(controller: Controller) -> int:
+        await ask(controller)
         steps = len(effects.log)
-        await keeper.reconcile()
+        await controller.reconcile()
         return steps
 
     effects.fault = note

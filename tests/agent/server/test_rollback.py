@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from agent.server.controller import Keeper
+    from agent.server.controller import Controller
     from tests.agent.server.sites import Site
     from tests.agent.server.support import World
     from tests.fakes.effects import Step
@@ -60,26 +60,29 @@ def run(site: Site, uid: str) -> None:
     site.start(site.cgroup(uid), f"{NAMES[uid]}-main")
 
 
-async def admit(keeper: Keeper, uid: str) -> None:
+async def admit(controller: Controller, uid: str) -> None:
     """Admit a pod of one container with two CPUs."""
-    assert (await keeper.admit(pod_of(NAMES[uid], uid, "main=2"))).admitted
+    assert (await controller.admit(pod_of(NAMES[uid], uid, "main=2"))).admitted
 
 
 def put_back(site: Site, backup: bytes) -> None:
     site.disk = pickle.loads(backup)  # noqa: S301  # our own bytes
 
 
-def held(keeper: Keeper) -> dict[str, str]:
-    return {uid: str(grant.exclusive_cpus) for uid, grant in keeper.state.ledger.grants.items()}
+def held(controller: Controller) -> dict[str, str]:
+    return {
+        uid: str(allocation.exclusive_cpus)
+        for uid, allocation in controller.state.ledger.allocations.items()
+    }
 
 
 def with_pod_one(site: Site) -> bytes:
     """Let pod one run; return a backup of the checkpoint."""
 
-    async def begin(keeper: Keeper) -> bytes:
-        await admit(keeper, ONE)
+    async def begin(controller: Controller) -> bytes:
+        await admit(controller, ONE)
         run(site, ONE)
-        await keeper.reconcile()
+        await controller.reconcile()
         return pickle.dumps(site.disk)
 
     return with_agent(site, begin)
@@ -88,31 +91,31 @@ def with_pod_one(site: Site) -> bytes:
 def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -> None:
     backup = with_pod_one(site)
 
-    async def add_another(keeper: Keeper) -> None:
-        await admit(keeper, TWO)
+    async def add_another(controller: Controller) -> None:
+        await admit(controller, TWO)
         run(site, TWO)
-        await keeper.reconcile()
+        await controller.reconcile()
         assert cpus(site, TWO) == Mask.of(2, 10)
 
-    async def begin_again(keeper: Keeper) -> None:
-        assert held(keeper) == {ONE: "1,9", TWO: "2,10"}
-        await keeper.reconcile()
-        assert keeper.state.reading().problems == 1
-        (problem,) = keeper.state.problems()
-        assert f"pod uid {TWO} was adopted from its cgroups with CPUs 2,10" in problem
-        with keeper.events.watch() as watcher:
-            keeper.note_recovered()
+    async def begin_again(controller: Controller) -> None:
+        assert held(controller) == {ONE: "1,9", TWO: "2,10"}
+        await controller.reconcile()
+        assert controller.state.reading().problems == 1
+        (problem,) = controller.state.problems()
+        assert f"pod uid {TWO} was recovered from its cgroups with CPUs 2,10" in problem
+        with controller.events.watch() as watcher:
+            controller.note_recovered()
             assert (await next_event(watcher, "PodRecovered")).uid == TWO
-        await admit(keeper, THREE)
-        assert held(keeper) == {ONE: "1,9", TWO: "2,10", THREE: "3,11"}
+        await admit(controller, THREE)
+        assert held(controller) == {ONE: "1,9", TWO: "2,10", THREE: "3,11"}
         assert (cpus(site, ONE), cpus(site, TWO)) == (Mask.of(1, 9), Mask.of(2, 10))
         saved = site.saved()
         assert saved is not None
-        assert TWO in saved.ledger.grants
-        await admit(keeper, TWO)
-        assert keeper.state.problems() == ()
-        assert held(keeper)[TWO] == "2,10"
-        assert keeper.state.ledger.grants[TWO].name == "two"
+        assert TWO in saved.ledger.allocations
+        await admit(controller, TWO)
+        assert controller.state.problems() == ()
+        assert held(controller)[TWO] == "2,10"
+        assert controller.state.ledger.allocations[TWO].name == "two"
 
     with_agent(site, add_another)
     put_back(site, backup)
@@ -120,34 +123,34 @@ def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -
 
 
 def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site: Site) -> None:
-    async def begin(keeper: Keeper) -> bytes:
-        await admit(keeper, ONE)
+    async def begin(controller: Controller) -> bytes:
+        await admit(controller, ONE)
         return pickle.dumps(site.disk)
 
-    async def take_its_place(keeper: Keeper) -> None:
-        await keeper.remove(ONE)
-        await admit(keeper, TWO)
+    async def take_its_place(controller: Controller) -> None:
+        await controller.remove(ONE)
+        await admit(controller, TWO)
         run(site, TWO)
-        await keeper.reconcile()
+        await controller.reconcile()
         assert cpus(site, TWO) == Mask.of(1, 9)
 
-    async def begin_again(keeper: Keeper) -> None:
-        assert held(keeper) == {TWO: "1,9"}
-        problem = next(line for line in keeper.state.problems() if ONE in line)
+    async def begin_again(controller: Controller) -> None:
+        assert held(controller) == {TWO: "1,9"}
+        problem = next(line for line in controller.state.problems() if ONE in line)
         assert problem == (
             f"pod default/one (uid {ONE}) was given CPUs 1,9 by the checkpoint, but pod {TWO} runs "
             "there: it holds nothing any more, and what runs of it is in the node's shared pool; "
             "admit it again"
         )
-        with keeper.events.watch() as watcher:
-            keeper.note_recovered()
+        with controller.events.watch() as watcher:
+            controller.note_recovered()
             assert (await next_event(watcher, "AllocationDisplaced")).uid == ONE
-        await keeper.reconcile()
+        await controller.reconcile()
         assert cpus(site, TWO) == Mask.of(1, 9)
         # What the problem advises.
-        await admit(keeper, ONE)
-        assert held(keeper) == {TWO: "1,9", ONE: "2,10"}
-        assert not any(ONE in line for line in keeper.state.problems())
+        await admit(controller, ONE)
+        assert held(controller) == {TWO: "1,9", ONE: "2,10"}
+        assert not any(ONE in line for line in controller.state.problems())
 
     backup = with_agent(site, begin)
     with_agent(site, take_its_place)
@@ -159,25 +162,25 @@ def test_two_pods_that_both_run_stay_where_they_are(site: Site) -> None:
     """The checkpoint gives pod one the CPUs on which two runs now; both live."""
     backup = with_pod_one(site)
 
-    async def exchange(keeper: Keeper) -> None:
+    async def exchange(controller: Controller) -> None:
         site.end(site.container(site.cgroup(ONE), "one-main"))
-        await keeper.remove(ONE)
+        await controller.remove(ONE)
         for uid in (TWO, ONE):
-            await admit(keeper, uid)
+            await admit(controller, uid)
             run(site, uid)
-        await keeper.reconcile()
+        await controller.reconcile()
         assert (cpus(site, ONE), cpus(site, TWO)) == (Mask.of(2, 10), Mask.of(1, 9))
 
-    async def begin_again(keeper: Keeper) -> None:
-        assert held(keeper) == {TWO: "1,9", ONE: "2,10"}
-        lines = keeper.state.problems()
+    async def begin_again(controller: Controller) -> None:
+        assert held(controller) == {TWO: "1,9", ONE: "2,10"}
+        lines = controller.state.problems()
         assert any("its own cgroups show CPUs 2,10, which it keeps" in line for line in lines)
-        await keeper.reconcile()
+        await controller.reconcile()
         assert (cpus(site, ONE), cpus(site, TWO)) == (Mask.of(2, 10), Mask.of(1, 9))
         for uid in (ONE, TWO):
-            await admit(keeper, uid)
-        assert keeper.state.problems() == ()
-        assert held(keeper) == {TWO: "1,9", ONE: "2,10"}
+            await admit(controller, uid)
+        assert controller.state.problems() == ()
+        assert held(controller) == {TWO: "1,9", ONE: "2,10"}
 
     with_agent(site, exchange)
     put_back(site, backup)
@@ -187,7 +190,7 @@ def test_two_pods_that_both_run_stay_where_they_are(site: Site) -> None:
 def test_a_removed_pod_that_runs_on_is_not_resurrected_wherever_the_agent_dies(site: Site) -> None:
     with_pod_one(site)
     effects = Effects(looks=False)
-    with_agent(site.copy(), lambda keeper: keeper.remove(ONE), effects)
+    with_agent(site.copy(), lambda controller: controller.remove(ONE), effects)
     saved = next(step for step in effects.log if step.name == "sync_directory")
     later = [step for step in effects.log if step.number > saved.number]
     assert later, "the pod is confined after it was saved"
@@ -196,7 +199,7 @@ def test_a_removed_pod_that_runs_on_is_not_resurrected_wherever_the_agent_dies(s
         with pytest.raises(Died):
             with_agent(
                 scene,
-                lambda keeper: keeper.remove(ONE),
+                lambda controller: controller.remove(ONE),
                 Effects(die_before(step.number), looks=False),
             )
         assert find_nothing(scene) == Mask.parse("0-15")
@@ -205,10 +208,10 @@ def test_a_removed_pod_that_runs_on_is_not_resurrected_wherever_the_agent_dies(s
 def find_nothing(site: Site) -> Mask:
     """Start an agent that holds nothing; return where pod one runs then."""
 
-    async def compare(keeper: Keeper) -> None:
-        assert held(keeper) == {}
-        assert keeper.state.problems() == ()
-        await keeper.reconcile()
+    async def compare(controller: Controller) -> None:
+        assert held(controller) == {}
+        assert controller.state.problems() == ()
+        await controller.reconcile()
 
     with_agent(site, compare)
     return cpus(site, ONE)
@@ -222,13 +225,13 @@ def test_a_removed_pod_is_remembered_until_its_cgroup_is_gone(site: Site) -> Non
         assert saved is not None
         return saved.orphaned
 
-    async def remove(keeper: Keeper) -> None:
-        await keeper.remove(ONE)
-        await keeper.reconcile()
+    async def remove(controller: Controller) -> None:
+        await controller.remove(ONE)
+        await controller.reconcile()
 
-    async def end(keeper: Keeper) -> None:
+    async def end(controller: Controller) -> None:
         site.end(site.container(site.cgroup(ONE), "one-main"))
-        await keeper.reconcile()
+        await controller.reconcile()
 
     with_agent(site, remove)
     assert orphaned() == {ONE}
@@ -239,15 +242,15 @@ def test_a_removed_pod_is_remembered_until_its_cgroup_is_gone(site: Site) -> Non
 def test_a_pod_that_was_removed_and_admitted_again_is_no_orphan(site: Site) -> None:
     with_pod_one(site)
 
-    async def again(keeper: Keeper) -> bytes:
-        await keeper.remove(ONE)
-        await keeper.reconcile()
-        await admit(keeper, ONE)
+    async def again(controller: Controller) -> bytes:
+        await controller.remove(ONE)
+        await controller.reconcile()
+        await admit(controller, ONE)
         return pickle.dumps(site.disk)
 
-    async def keep(keeper: Keeper) -> None:
-        assert keeper.state.held.orphaned == frozenset()
-        assert held(keeper) == {ONE: "1,9"}
+    async def keep(controller: Controller) -> None:
+        assert controller.state.held.orphaned == frozenset()
+        assert held(controller) == {ONE: "1,9"}
 
     with_agent(site, again)
     with_agent(site, keep)
@@ -256,21 +259,21 @@ def test_a_pod_that_was_removed_and_admitted_again_is_no_orphan(site: Site) -> N
 def test_a_rejected_pod_that_runs_holds_nothing_after_a_restart(
     tmp_path: Path, host_root: Path
 ) -> None:
-    """With a strict reservation the shared pool looks like an allocation (`managers.adoption`)."""
+    """With a strict reservation the shared pool looks like an allocation (`managers.recovery`)."""
     config = site_config(make_world(tmp_path, host_root).config, CgroupDriver.CGROUPFS)
     options = {**config.cpu_manager_policy_options, "strict-cpu-reservation": "true"}
     strict = make_site(replace(config, cpu_manager_policy_options=options))
 
-    async def run_anyway(keeper: Keeper) -> None:
-        await admit(keeper, ONE)
+    async def run_anyway(controller: Controller) -> None:
+        await admit(controller, ONE)
         pod = strict.cgroup(TWO)
         strict.kernel.mkdir(pod)
         strict.start(pod, "main")
-        await keeper.reconcile()
+        await controller.reconcile()
         assert cpus(strict, TWO) == Mask.parse("2-8,10-15")
 
-    async def compare(keeper: Keeper) -> None:
-        assert held(keeper) == {ONE: "1,9"}
+    async def compare(controller: Controller) -> None:
+        assert held(controller) == {ONE: "1,9"}
 
     with_agent(strict, run_anyway)
     with_agent(strict, compare)
@@ -282,16 +285,16 @@ def test_after_a_reboot_every_allocation_is_as_it_was(
     monkeypatch.setattr(assembly, "_boot_id", lambda: "before")
     with_pod_one(site)
 
-    async def leave_an_orphan(keeper: Keeper) -> None:
-        await admit(keeper, TWO)
-        await keeper.remove(ONE)
-        await keeper.reconcile()
-        assert keeper.state.held.orphaned == {ONE}
+    async def leave_an_orphan(controller: Controller) -> None:
+        await admit(controller, TWO)
+        await controller.remove(ONE)
+        await controller.reconcile()
+        assert controller.state.held.orphaned == {ONE}
 
-    async def compare(keeper: Keeper) -> None:
-        assert held(keeper) == {TWO: "2,10"}
-        assert keeper.state.held.orphaned == frozenset(), "no cgroup outlives a reboot"
-        assert keeper.state.problems() == ()
+    async def compare(controller: Controller) -> None:
+        assert held(controller) == {TWO: "2,10"}
+        assert controller.state.held.orphaned == frozenset(), "no cgroup outlives a reboot"
+        assert controller.state.problems() == ()
 
     with_agent(site, leave_an_orphan)
     monkeypatch.setattr(assembly, "_boot_id", lambda: "after")
@@ -301,20 +304,20 @@ def test_after_a_reboot_every_allocation_is_as_it_was(
 def test_bindings_of_the_older_checkpoint_never_lead_to_cpus_of_a_running_pod(site: Site) -> None:
     bound = site.start_elsewhere("service")
 
-    async def bind(keeper: Keeper) -> bytes:
-        await admit(keeper, ONE)
-        await keeper.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
+    async def bind(controller: Controller) -> bytes:
+        await admit(controller, ONE)
+        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
         return pickle.dumps(site.disk)
 
-    async def take_its_place(keeper: Keeper) -> None:
-        await keeper.remove(ONE)
-        await admit(keeper, TWO)
+    async def take_its_place(controller: Controller) -> None:
+        await controller.remove(ONE)
+        await admit(controller, TWO)
         run(site, TWO)
-        await keeper.reconcile()
+        await controller.reconcile()
 
-    async def begin_again(keeper: Keeper) -> None:
-        assert held(keeper) == {TWO: "1,9"}
-        await keeper.reconcile()
+    async def begin_again(controller: Controller) -> None:
+        assert held(controller) == {TWO: "1,9"}
+        await controller.reconcile()
         (pid,) = site.kernel.procs(bound)
         assert site.kernel.allowed(pid)[0] == Mask.parse("0,2-8,10-15")
         assert cpus(site, TWO) == Mask.of(1, 9)
@@ -333,9 +336,9 @@ def test_a_tree_that_cannot_be_read_at_the_start_is_a_problem_and_no_end(site: S
             raise OSError(5, "Input/output error", step.subject)
         return do()
 
-    async def look(keeper: Keeper) -> tuple[str, ...]:
-        assert held(keeper) == {ONE: "1,9"}
-        return keeper.state.problems()
+    async def look(controller: Controller) -> tuple[str, ...]:
+        assert held(controller) == {ONE: "1,9"}
+        return controller.state.problems()
 
     lines = with_agent(site, look, Effects(unreadable), from_start=True)
     assert any("the cgroups of running pods cannot be read" in line for line in lines)
@@ -362,12 +365,12 @@ async def test_pods_of_the_manifest_directory_are_confirmed_or_admitted_again(wo
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         assert status.problems == ()
-        grants = agent.keeper.state.ledger.grants
-        assert {uid: str(grant.exclusive_cpus) for uid, grant in grants.items()} == {
+        allocations = agent.controller.state.ledger.allocations
+        assert {uid: str(allocation.exclusive_cpus) for uid, allocation in allocations.items()} == {
             OTHER_UID: "1,9",
             UID: "2,10",
         }
-        owners = agent.keeper.state.held.manifests
+        owners = agent.controller.state.held.manifests
         assert owners == {
             OTHER_UID: str(directory / "db.yaml"),
             UID: str(directory / "web.yaml"),
@@ -379,9 +382,9 @@ def test_the_tier_of_a_pod_is_part_of_what_runs(site: Site) -> None:
     """A cgroup of the same uid in another class is not the pod's."""
     backup = with_pod_one(site)
 
-    async def begin_again(keeper: Keeper) -> None:
-        assert held(keeper) == {ONE: "1,9"}
-        await keeper.reconcile()
+    async def begin_again(controller: Controller) -> None:
+        assert held(controller) == {ONE: "1,9"}
+        await controller.reconcile()
         assert cpus(site, ONE) == Mask.of(1, 9)
 
     burstable = site.cgroup(ONE, Tier.BURSTABLE)
@@ -400,17 +403,17 @@ def test_a_binding_of_a_recovered_container_ends_when_the_pod_has_no_such_contai
     backup = with_pod_one(site)
     bound = site.start_elsewhere("service")
 
-    async def add_another(keeper: Keeper) -> None:
-        await admit(keeper, TWO)
+    async def add_another(controller: Controller) -> None:
+        await admit(controller, TWO)
         run(site, TWO)
-        await keeper.reconcile()
+        await controller.reconcile()
 
-    async def bind_and_confirm(keeper: Keeper) -> None:
-        (shown,) = keeper.state.ledger.grants[TWO].containers
+    async def bind_and_confirm(controller: Controller) -> None:
+        (shown,) = controller.state.ledger.allocations[TWO].containers
         assert shown.name.startswith("two-main")
-        await keeper.bind(TWO, shown.name, BindRequest(cgroup=f"/{bound}"))
-        await admit(keeper, TWO)
-        assert keeper.state.held.bindings.released == (bound,)
+        await controller.bind(TWO, shown.name, BindRequest(cgroup=f"/{bound}"))
+        await admit(controller, TWO)
+        assert controller.state.held.bindings.released == (bound,)
         (pid,) = site.kernel.procs(bound)
         assert site.kernel.allowed(pid)[0] == Mask.parse("0,3-8,11-15")
 

@@ -70,8 +70,8 @@ async def test_without_a_checkpoint_containers_keep_their_cpus_under_their_names
         before = [world.cpus_of(cgroup) for cgroup in cgroups]
     (world.config.agent.state_directory / CHECKPOINT_NAME).unlink()
     async with running(world) as agent:
-        (adopted,) = await asyncio.to_thread(agent.client.pods)
-        assert {each.name: each.cpus for each in adopted.containers} == {
+        (recovered,) = await asyncio.to_thread(agent.client.pods)
+        assert {each.name: each.cpus for each in recovered.containers} == {
             "c0": before[1],
             "c1": before[2],
         }

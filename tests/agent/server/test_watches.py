@@ -76,7 +76,7 @@ async def test_new_cgroups_and_foreign_writes_are_noticed(tmp_path: Path) -> Non
 
 
 @in_loop
-async def test_files_that_were_made_anew_are_noticed_again(tmp_path: Path) -> None:
+async def test_files_that_were_made_again_are_noticed_again(tmp_path: Path) -> None:
     """Taking a controller away removes its files; enabling it makes others of the same names."""
     pod = tmp_path / "kubepods/pod1"
     pod.mkdir(parents=True)

@@ -9,7 +9,7 @@ import structlog
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.sources.errors import ManifestDirectoryError, ManifestFileError
-from agent.sources.files import Format, ManifestFile, scan
+from agent.sources.files import ManifestFile, ManifestFormat, scan
 from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from agent.pods.model import Pod
 
-FORM = Format(load_pod, 4096)
+FORM = ManifestFormat(load_pod, 4096)
 
 
 @pytest.fixture
@@ -85,31 +85,31 @@ def error_of(directory: Path) -> str:
     return str(file.error)
 
 
-def test_a_link_is_refused(directory: Path, tmp_path: Path) -> None:
+def test_a_link_is_rejected(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere.yaml").write_bytes(manifest())
     (directory / "a.yaml").symlink_to(tmp_path / "elsewhere.yaml")
     assert "is a symbolic link; put the file itself here" in error_of(directory)
 
 
-def test_what_is_no_regular_file_is_refused_without_waiting(directory: Path) -> None:
+def test_what_is_no_regular_file_is_rejected_without_waiting(directory: Path) -> None:
     os.mkfifo(directory / "a.yaml", 0o600)
     assert "is not a regular file" in error_of(directory)
 
 
-def test_a_file_that_others_may_write_is_refused(directory: Path) -> None:
+def test_a_file_that_others_may_write_is_rejected(directory: Path) -> None:
     (directory / "a.yaml").write_bytes(manifest())
     (directory / "a.yaml").chmod(0o666)
     assert "can be written by others (mode 0666); close it: chmod go-w" in error_of(directory)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_of_another_user_is_refused(directory: Path) -> None:
+def test_a_file_of_another_user_is_rejected(directory: Path) -> None:
     (directory / "a.yaml").write_bytes(manifest())
     os.chown(directory / "a.yaml", 4242, -1)
     assert "belongs to user 4242; give it to root" in error_of(directory)
 
 
-def test_a_file_above_the_limit_is_refused(directory: Path) -> None:
+def test_a_file_above_the_limit_is_rejected(directory: Path) -> None:
     (directory / "a.yaml").write_bytes(b"#" * 4097)
     assert "larger than 4096 bytes" in error_of(directory)
 
@@ -125,7 +125,7 @@ def test_a_file_above_the_limit_is_refused(directory: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("uid", [None, UID])
-def test_a_file_whose_name_cannot_be_shown_is_refused_and_no_other(
+def test_a_file_whose_name_cannot_be_shown_is_rejected_and_no_other(
     directory: Path, name: bytes, shown: str, uid: str | None
 ) -> None:
     (directory / os.fsdecode(name)).write_bytes(manifest(uid=uid))
@@ -153,14 +153,14 @@ def test_whatever_happens_with_one_file_the_others_are_read(
     for name in ("a.yaml", "b.yaml"):
         (directory / name).write_bytes(manifest(uid=None))
     with structlog.testing.capture_logs() as lines:
-        bad, good = files = scan(directory, {}, Format(load, 4096))
+        bad, good = files = scan(directory, {}, ManifestFormat(load, 4096))
     assert good.pod is not None
     said = f"the agent failed at it ({type(error).__name__}); its log says more"
     assert str(bad.error) == f"{bad.path}: {said}"
     (line,) = lines
     assert (line["event"], line["error"]) == ("manifest failed", type(error).__name__)
     failing = False
-    again, _ = scan(directory, {file.path: file for file in files}, Format(load, 4096))
+    again, _ = scan(directory, {file.path: file for file in files}, ManifestFormat(load, 4096))
     assert again.pod is not None
 
 
@@ -169,27 +169,27 @@ def test_a_directory_that_is_missing_is_named_with_the_remedy(tmp_path: Path) ->
         read(tmp_path / "none")
 
 
-def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_its_place_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ManifestDirectoryError, match="is not a directory"):
         read(tmp_path / "file")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-def test_a_directory_that_others_may_write_is_refused(directory: Path, mode: int) -> None:
+def test_a_directory_that_others_may_write_is_rejected(directory: Path, mode: int) -> None:
     directory.chmod(mode)
     with pytest.raises(ManifestDirectoryError, match="can be written by others"):
         read(directory)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
-def test_a_directory_of_another_user_is_refused(directory: Path) -> None:
+def test_a_directory_of_another_user_is_rejected(directory: Path) -> None:
     os.chown(directory, 4242, -1)
     with pytest.raises(ManifestDirectoryError, match="belongs to user 4242, who could make"):
         read(directory)
 
 
-def test_a_directory_that_others_could_replace_is_refused(directory: Path) -> None:
+def test_a_directory_that_others_could_replace_is_rejected(directory: Path) -> None:
     above = directory / "above"
     inner = above / "manifests"
     inner.mkdir(parents=True, mode=0o755)
@@ -228,5 +228,5 @@ def test_a_file_that_vanishes_while_the_directory_is_read_is_passed_over(
         (directory / "b.yaml").unlink(missing_ok=True)
         return load_pod(content, source)
 
-    files = scan(directory, {}, Format(load_and_remove, 4096))  # type: ignore[arg-type]
+    files = scan(directory, {}, ManifestFormat(load_and_remove, 4096))  # type: ignore[arg-type]
     assert [file.path.name for file in files] == ["a.yaml"]

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api.documents import AdmissionDocument, RefusalDocument
+from agent.api.documents import AdmissionDocument, RejectionDocument
 from agent.managers.decision import Reason
 from agent.parsing.errors import MISTAKES_TOLD
 from agent.pods.digest import spec_digest
 from agent.pods.manifest import load_pod
 from agent.sources.errors import FileFailedError, ManifestDirectoryError
-from agent.sources.files import Format, ManifestFile, scan
+from agent.sources.files import ManifestFile, ManifestFormat, scan
 from agent.sources.manifests import ADMITTED, INVALID, ManifestSource
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
@@ -40,16 +40,16 @@ class Ledger:
             raise FileFailedError(manifest, KeyError())
         self.log.append(f"admit {pod.name}")
         if self.pods.get(pod.uid, spec_digest(pod)) != spec_digest(pod):
-            return self._refused(pod, Reason.CONFLICT)
+            return self._rejected(pod, Reason.CONFLICT)
         if pod.uid not in self.pods and len(self.pods) >= self.room:
-            return self._refused(pod, Reason.TOPOLOGY_AFFINITY)
+            return self._rejected(pod, Reason.TOPOLOGY_AFFINITY)
         self.pods[pod.uid] = spec_digest(pod)
         self.files[pod.uid] = manifest
         return AdmissionDocument(uid=pod.uid, name=pod.name, namespace=pod.namespace, admitted=True)
 
     @staticmethod
-    def _refused(pod: Pod, reason: Reason) -> AdmissionDocument:
-        refusal = RefusalDocument(
+    def _rejected(pod: Pod, reason: Reason) -> AdmissionDocument:
+        rejection = RejectionDocument(
             reason=str(reason),
             message="no",
             remedy="",
@@ -63,7 +63,7 @@ class Ledger:
             name=pod.name,
             namespace=pod.namespace,
             admitted=False,
-            refusal=refusal,
+            rejection=rejection,
         )
 
     async def release(self, uid: str) -> None:
@@ -75,7 +75,7 @@ class Ledger:
         self.releases += 1
 
     async def scan(
-        self, directory: Path, known: Mapping[Path, ManifestFile], form: Format
+        self, directory: Path, known: Mapping[Path, ManifestFile], form: ManifestFormat
     ) -> list[ManifestFile]:
         return scan(directory, known, form)
 
@@ -109,7 +109,9 @@ def scene(tmp_path: Path) -> Scene:
     directory = tmp_path / "manifests"
     directory.mkdir(mode=0o755)
     ledger = Ledger()
-    return Scene(directory, ledger, ManifestSource(directory, ledger, Format(load_pod, 65536)))
+    return Scene(
+        directory, ledger, ManifestSource(directory, ledger, ManifestFormat(load_pod, 65536))
+    )
 
 
 def test_a_new_file_is_admitted_once(scene: Scene) -> None:
@@ -163,7 +165,7 @@ def test_another_spec_for_the_uid_of_a_running_pod_is_a_conflict(scene: Scene) -
     assert scene.ledger.log == []
 
 
-def test_a_conflict_ends_when_the_file_is_deleted_and_written_anew(scene: Scene) -> None:
+def test_a_conflict_ends_when_the_file_is_deleted_and_written_again(scene: Scene) -> None:
     scene.write("a.yaml", manifest())
     scene.sync()
     scene.write("a.yaml", manifest(cpu="4"))
@@ -212,11 +214,11 @@ def test_of_two_files_with_one_uid_the_first_keeps_it(scene: Scene) -> None:
     assert scene.sync() == {"a.yaml": "admitted"}
 
 
-def test_a_refused_pod_is_tried_again_only_when_something_was_freed(scene: Scene) -> None:
+def test_a_rejected_pod_is_tried_again_only_when_something_was_freed(scene: Scene) -> None:
     scene.ledger.room = 1
     scene.write("a.yaml", manifest())
     scene.write("b.yaml", manifest("db", OTHER_UID))
-    assert scene.sync() == {"a.yaml": "admitted", "b.yaml": "refused"}
+    assert scene.sync() == {"a.yaml": "admitted", "b.yaml": "rejected"}
     scene.sync()
     assert scene.ledger.log == []
     (scene.directory / "a.yaml").unlink()
@@ -238,7 +240,7 @@ def test_pods_of_a_directory_that_was_configured_before_are_kept(
     scene.sync()
     other = tmp_path / "other"
     other.mkdir(mode=0o755)
-    scene.source = ManifestSource(other, scene.ledger, Format(load_pod, 65536))
+    scene.source = ManifestSource(other, scene.ledger, ManifestFormat(load_pod, 65536))
     assert scene.sync() == {}
     assert UID in scene.ledger.pods
 
@@ -246,7 +248,7 @@ def test_pods_of_a_directory_that_was_configured_before_are_kept(
 def test_after_a_restart_a_file_still_owns_its_pod(scene: Scene) -> None:
     scene.write("a.yaml", manifest())
     scene.sync()
-    scene.source = ManifestSource(scene.directory, scene.ledger, Format(load_pod, 65536))
+    scene.source = ManifestSource(scene.directory, scene.ledger, ManifestFormat(load_pod, 65536))
     assert scene.sync() == {"a.yaml": "admitted"}
     assert UID in scene.ledger.pods
 

@@ -8,30 +8,30 @@ from hypothesis import strategies as st
 
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.allocations.ledger import (
-    ContainerGrant,
+    ContainerAllocation,
     CpuLimits,
     Isolation,
     Ledger,
     MemoryBlock,
     NodeMemory,
-    PodGrant,
+    PodAllocation,
 )
 from agent.managers.topology.hints import Hint
 from agent.pods.model import ContainerKind, QosClass
-from agent.state.checkpoint import HostFacts, NodeFacts, State
+from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
 from sysfs.mask import EMPTY, Mask
 from tests.strategies import built
 
 
-def ledger_of(*grants: PodGrant, memory: dict[int, NodeMemory] | None = None) -> Ledger:
-    return Ledger.of(grants, MappingProxyType(memory or {}))
+def ledger_of(*allocations: PodAllocation, memory: dict[int, NodeMemory] | None = None) -> Ledger:
+    return Ledger.of(allocations, MappingProxyType(memory or {}))
 
 
-def mixed_pod(uid: str = "11111111-2222-3333-4444-555555555555") -> PodGrant:
+def mixed_pod(uid: str = "11111111-2222-3333-4444-555555555555") -> PodAllocation:
     """Return a pod with a budget, an exclusive and a pod-shared container, and devices."""
     nodes = Mask.of(0)
     block = MemoryBlock("memory", 4 << 30, nodes)
-    return PodGrant(
+    return PodAllocation(
         uid=uid,
         name="mixed",
         namespace="default",
@@ -42,7 +42,7 @@ def mixed_pod(uid: str = "11111111-2222-3333-4444-555555555555") -> PodGrant:
         cpu=CpuLimits(6000, 6000),
         quota_disabled=True,
         containers=(
-            ContainerGrant(
+            ContainerAllocation(
                 name="db",
                 kind=ContainerKind.APP,
                 isolation=Isolation.CONTAINER,
@@ -53,7 +53,7 @@ def mixed_pod(uid: str = "11111111-2222-3333-4444-555555555555") -> PodGrant:
                 cpu=CpuLimits(4000, 4000),
                 quota_disabled=True,
             ),
-            ContainerGrant(
+            ContainerAllocation(
                 name="backup",
                 kind=ContainerKind.SIDECAR,
                 isolation=Isolation.POD,
@@ -65,9 +65,9 @@ def mixed_pod(uid: str = "11111111-2222-3333-4444-555555555555") -> PodGrant:
     )
 
 
-def example() -> State:
+def example() -> Checkpoint:
     charge = NodeMemory(2, Mask.of(0), MappingProxyType({"memory": 4 << 30}))
-    return State(
+    return Checkpoint(
         ledger=ledger_of(mixed_pod(), memory={0: charge}),
         bindings=Bindings(
             (Binding(mixed_pod().uid, "db", "kubepods.slice/kubepods-pod1.slice/db.scope"),)
@@ -93,14 +93,14 @@ def plain_pods(count: int, containers: int = 3) -> Ledger:
     block = MemoryBlock("memory", 64 << 20, Mask.of(0))
     return ledger_of(
         *(
-            PodGrant(
+            PodAllocation(
                 uid=f"pod-{number}",
                 name=f"pod-{number}",
                 namespace="default",
                 qos=QosClass.GUARANTEED,
                 spec_digest=f"{number:064x}",
                 containers=tuple(
-                    ContainerGrant(
+                    ContainerAllocation(
                         name=f"c{index}",
                         kind=kind,
                         isolation=Isolation.CONTAINER,
@@ -136,7 +136,7 @@ devices = st.dictionaries(
 
 
 containers = built(
-    ContainerGrant,
+    ContainerAllocation,
     name=names,
     kind=st.sampled_from(ContainerKind),
     isolation=st.sampled_from(Isolation),
@@ -150,7 +150,7 @@ containers = built(
     why=st.text(max_size=8),
 )
 pods = built(
-    PodGrant,
+    PodAllocation,
     uid=names,
     name=names,
     namespace=names,
@@ -169,12 +169,12 @@ charges = built(
     NodeMemory, sizes, masks, st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)
 )
 ledgers = st.builds(
-    lambda grants, memory: ledger_of(*grants, memory=memory),
+    lambda allocations, memory: ledger_of(*allocations, memory=memory),
     st.lists(pods, max_size=3, unique_by=lambda p: p.uid),
     st.dictionaries(st.integers(0, 63), charges, max_size=2),
 )
 states = built(
-    State,
+    Checkpoint,
     ledger=ledgers,
     bindings=built(
         Bindings,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.managers.allocations.ledger import Ledger
 from agent.state import codec
-from agent.state.checkpoint import State
+from agent.state.checkpoint import Checkpoint
 from agent.state.codec import Encoder, decode, encode
 from agent.state.errors import (
     DamagedCheckpointError,
@@ -51,19 +51,19 @@ def altered(*path: str | int, to: object) -> bytes:
 
 @settings(deadline=None)
 @given(states)
-def test_what_was_encoded_is_decoded(state: State) -> None:
+def test_what_was_encoded_is_decoded(state: Checkpoint) -> None:
     assert decode(encode(state), FILE) == state
 
 
 @settings(max_examples=30, deadline=None)
 @given(states)
-def test_pods_keep_their_order_of_admission(state: State) -> None:
-    assert list(decode(encode(state), FILE).ledger.grants) == list(state.ledger.grants)
+def test_pods_keep_their_order_of_admission(state: Checkpoint) -> None:
+    assert list(decode(encode(state), FILE).ledger.allocations) == list(state.ledger.allocations)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(states, max_size=3))
-def test_bytes_do_not_depend_on_what_was_encoded_before(sequence: list[State]) -> None:
+def test_bytes_do_not_depend_on_what_was_encoded_before(sequence: list[Checkpoint]) -> None:
     encoder = Encoder()
     for state in sequence:
         assert encoder.encode(state) == encode(state)
@@ -76,21 +76,21 @@ def test_order_of_unordered_parts_does_not_change_the_bytes() -> None:
     assert encode(replace(state, policy=turned)) == encode(state)
 
 
-def test_a_changed_grant_of_the_same_uid_is_encoded_anew() -> None:
+def test_a_changed_allocation_of_the_same_uid_is_encoded_again() -> None:
     encoder = Encoder()
     pod = mixed_pod()
-    encoder.encode(State(ledger_of(pod)))
-    renamed = State(ledger_of(replace(pod, name="renamed")))
+    encoder.encode(Checkpoint(ledger_of(pod)))
+    renamed = Checkpoint(ledger_of(replace(pod, name="renamed")))
     assert decode(encoder.encode(renamed), FILE) == renamed
 
 
-def test_grants_that_stay_are_not_encoded_again() -> None:
+def test_allocations_that_stay_are_not_encoded_again() -> None:
     encoder = Encoder()
     ledger = plain_pods(3)
-    encoder.encode(State(ledger))
+    encoder.encode(Checkpoint(ledger))
     before = dict(encoder._known)
-    more = Ledger(MappingProxyType({**ledger.grants, "new": mixed_pod("new")}))
-    encoder.encode(State(more))
+    more = Ledger(MappingProxyType({**ledger.allocations, "new": mixed_pod("new")}))
+    encoder.encode(Checkpoint(more))
     assert all(encoder._known[uid][1] is before[uid][1] for uid in before)
 
 
@@ -133,7 +133,7 @@ def test_a_bit_that_flipped_in_any_byte_is_found() -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_rejected(data: bytes) -> None:
     with pytest.raises(UnusableCheckpointError):
         decode(data, FILE)
 
@@ -202,12 +202,12 @@ def test_files_of_format_1_stay_readable_and_are_still_written_the_same() -> Non
 
 def test_what_pods_of_older_files_hold_counts_as_their_requests() -> None:
     held = decode((Path(__file__).parent / "format1.json").read_bytes(), FILE).ledger
-    (grant,) = held.grants.values()
-    assert grant.requests == {}
+    (allocation,) = held.allocations.values()
+    assert allocation.requests == {}
     assert held.requests["cpu"] == 6000
     assert held.requests["memory"] == 4 << 30
-    stated = replace(grant, requests=MappingProxyType({"cpu": 6500}))
-    saved = decode(encode(State(ledger_of(stated))), FILE)
+    stated = replace(allocation, requests=MappingProxyType({"cpu": 6500}))
+    saved = decode(encode(Checkpoint(ledger_of(stated))), FILE)
     assert saved.ledger.requests == {"cpu": 6500}
 
 
@@ -216,9 +216,9 @@ def test_a_format_of_before_is_read_by_its_own_reader_when_a_later_one_is_writte
 ) -> None:
     asked: list[bytes] = []
 
-    def read2(body: msgspec.Raw) -> State:
+    def read2(body: msgspec.Raw) -> Checkpoint:
         asked.append(bytes(body))
-        return State(Ledger(), agent_version="2")
+        return Checkpoint(Ledger(), agent_version="2")
 
     monkeypatch.setattr(codec, "VERSION", 2)
     monkeypatch.setitem(codec.READERS, 2, read2)

@@ -30,13 +30,13 @@ def test_a_file_is_not_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
-def test_a_directory_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_directory_that_others_can_write_is_rejected(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(StateDirectoryError, match="chmod go-w"):
         check_directory(tmp_path)
 
 
-def test_a_directory_of_another_user_is_refused(
+def test_a_directory_of_another_user_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = os.geteuid() + 1
@@ -45,7 +45,7 @@ def test_a_directory_of_another_user_is_refused(
         check_directory(tmp_path)
 
 
-def test_a_directory_that_others_could_replace_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_others_could_replace_is_rejected(tmp_path: Path) -> None:
     directory = tmp_path / "above/state"
     directory.mkdir(parents=True, mode=0o700)
     directory.parent.chmod(0o777)
@@ -53,7 +53,7 @@ def test_a_directory_that_others_could_replace_is_refused(tmp_path: Path) -> Non
         check_directory(directory)
 
 
-def test_an_unwritable_directory_is_refused(
+def test_an_unwritable_directory_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # root may write anywhere, so the kernel's answer is stood in for

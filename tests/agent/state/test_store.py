@@ -27,7 +27,7 @@ from tests.agent.state.states import example, ledger_of, mixed_pod
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.state.checkpoint import State
+    from agent.state.checkpoint import Checkpoint
     from agent.state.files import Files
 
 BEFORE = example()
@@ -50,7 +50,7 @@ def save_before(directory: Path, files: Files | None = None) -> None:
         store.save(BEFORE)
 
 
-def load(directory: Path, files: Files | None = None) -> State | None:
+def load(directory: Path, files: Files | None = None) -> Checkpoint | None:
     with Store(directory, files) as store:
         result = store.load()
     assert result.problem is None
@@ -150,7 +150,7 @@ def test_an_error_at_any_operation_is_reported_and_loses_nothing(
             assert load_same(store) == AFTER
 
 
-def load_same(store: Store) -> State | None:
+def load_same(store: Store) -> Checkpoint | None:
     return store.load().state
 
 
@@ -445,7 +445,7 @@ def test_a_save_never_replaces_the_checkpoint_of_the_agent_that_took_the_place(
                 store.save(BEFORE)
             loaded = other.load().state
     assert loaded is not None
-    assert loaded.ledger.grants == AFTER.ledger.grants
+    assert loaded.ledger.allocations == AFTER.ledger.allocations
 
 
 def test_a_directory_that_is_put_back_is_saved_to_again(tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def test_a_directory_that_is_put_back_is_saved_to_again(tmp_path: Path) -> None:
         store.save(AFTER)
         loaded = store.load().state
     assert loaded is not None
-    assert loaded.ledger.grants == AFTER.ledger.grants
+    assert loaded.ledger.allocations == AFTER.ledger.allocations
 
 
 @dataclass

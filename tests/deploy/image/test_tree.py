@@ -57,7 +57,7 @@ def test_the_image_has_the_configuration_the_health_check_and_the_licences(root:
     for inside, source in pairs.items():
         assert (root / inside).read_bytes() == (ROOT / source).read_bytes()
     assert mode(root / tree.HEALTH) == 0o755
-    # Written by others, the agent would refuse it.
+    # Written by others, the agent would reject it.
     assert mode(root / tree.CONFIG) == 0o644
 
 

@@ -119,7 +119,7 @@ class Agent:
             os.kill(pid, signal.SIGCONT)
 
     def is_ready(self) -> bool:
-        """Tell whether it answers and says that it is ready."""
+        """Return whether it answers and says that it is ready."""
         try:
             return bool(self.status()["ready"])
         except (OSError, HTTPException):
@@ -136,7 +136,7 @@ class Agent:
         return file
 
     def admit(self, pod: Mapping[str, object]) -> dict[str, Any]:
-        """Ask to admit a pod; returns the answer, be it a refusal; raises `CommandFailed`."""
+        """Ask to admit a pod; returns the answer, be it a rejection; raises `CommandFailed`."""
         status, answer = answer_to("POST", "pods", pod)
         if "admitted" not in answer:
             raise CommandFailed(f"POST /v1/pods: {status} {answer}")
@@ -165,7 +165,7 @@ class Agent:
         return ask("GET", "status")
 
     def problems(self) -> list[str]:
-        """Return what the agent finds the kernel not to honour; raises `CommandFailed`."""
+        """Return what the agent finds the kernel not to enforce; raises `CommandFailed`."""
         return [problem for pod in self.pods() for problem in pod["enforcement"]["problems"]]
 
     def cgroup_of(self, uid: str) -> kernel.Cgroup:

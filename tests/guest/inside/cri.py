@@ -171,7 +171,7 @@ class Runtime:
 
     def __init__(self, address: str = CONTAINERD) -> None:
         # Without an authority of its own, grpcio sends the socket's path, which Go's HTTP/2
-        # server refuses.
+        # server rejects.
         self._channel = grpc.insecure_channel(
             address, options=[("grpc.default_authority", "localhost")]
         )

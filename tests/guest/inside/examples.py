@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     #: What is done to a pod's cgroup and its running containers.
     During: TypeAlias = Callable[[Cgroup, Mapping[str, Workload]], None]
 
-#: A pod whose exclusive containers leave nothing for the others is refused under each policy
+#: A pod whose exclusive containers leave nothing for the others is rejected under each policy
 #: with one of these: by the check itself, or because no hint is left (kubelet 1.36).
 EMPTY_POOL: Final = ("EmptyPodSharedPoolError", "TopologyAffinityError")
 
@@ -44,7 +44,7 @@ class Host:
     def run(self, example: Example, starter: Starter, during: During | None = None) -> None:
         """Take one of the documents' pods through its life; `during` is done when it runs."""
         if example.placements is None:
-            self._refuse(example)
+            self._reject(example)
             return
         pod, running = start(self.checks, self.agent, starter, example)
         placements.check_pod(self.checks, example, running, pod, self.background)
@@ -67,15 +67,15 @@ class Host:
         back = f"{example.name}: its CPUs are everybody's again"
         self.checks.eventually(back, lambda: others.cpus, machine.cpus(), others)
 
-    def _refuse(self, example: Example) -> None:
+    def _reject(self, example: Example) -> None:
         before = self.agent.pods()
         answer = self.agent.admit(example.manifest)
-        refusal = answer.get("refusal") or {}
-        self.checks.equal(f"{example.name}: refused", answer["admitted"], expected=False)
+        rejection = answer.get("rejection") or {}
+        self.checks.equal(f"{example.name}: rejected", answer["admitted"], expected=False)
         self.checks.check(
-            f"{example.name}: the reason", refusal.get("reason") in EMPTY_POOL, refusal
+            f"{example.name}: the reason", rejection.get("reason") in EMPTY_POOL, rejection
         )
-        message = str(refusal.get("message"))
+        message = str(rejection.get("message"))
         self.checks.check(f"{example.name}: says why", "share" in message, message)
         self.checks.equal(f"{example.name}: nothing is held", self.agent.pods(), before)
         left = self.background.cgroup.cpus
@@ -85,9 +85,9 @@ class Host:
 def start(
     checks: Checks, agent: Agent, starter: Starter, example: Example
 ) -> tuple[Cgroup, dict[str, Workload]]:
-    """Admit a pod and start its containers; stops the scenario if it is refused."""
+    """Admit a pod and start its containers; stops the scenario if it is rejected."""
     answer = agent.admit(example.manifest)
-    checks.require(f"{example.name}: admitted", answer["admitted"], answer.get("refusal") or "")
+    checks.require(f"{example.name}: admitted", answer["admitted"], answer.get("rejection") or "")
     pod = agent.cgroup_of(example.uid)
     checks.require(f"{example.name}: has a cgroup before any container", pod.exists, pod)
     starter.open(example, pod)

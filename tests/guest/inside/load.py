@@ -141,11 +141,11 @@ def check(host: Host, program: Path) -> None:
     """
     run = Run.begin(host, LOADED)
     own, *sharing = run.running.values()
-    wanted = {"the pod": None, own.name: None} | dict.fromkeys((one.name for one in sharing), EACH)
+    desired = {"the pod": None, own.name: None} | dict.fromkeys((one.name for one in sharing), EACH)
     cgroups = {"the pod": run.cgroup} | {one.name: one.cgroup for one in (own, *sharing)}
     for name, cgroup in cgroups.items():
         title = f"load: cpu.max of {name} in millicores"
-        host.checks.eventually(title, partial(_millicores, cgroup), wanted[name], cgroup)
+        host.checks.eventually(title, partial(_millicores, cgroup), desired[name], cgroup)
     counts = {own.name: EXCLUSIVE} | dict.fromkeys((s.name for s in sharing), len(machine.cpus()))
     with busy(program, {name: (cgroups[name], count) for name, count in counts.items()}):
         measure(cgroups, SETTLE)
@@ -162,7 +162,7 @@ MOST: Final = LOADED.budget * (1 + EXCESS)
 
 
 def _fits(found: Mapping[str, Usage], own: str, sharing: list[str]) -> bool:
-    """Tell whether everybody used what is theirs."""
+    """Return whether everybody used what is theirs."""
     shared = sum(found[name].cpus for name in sharing)
     return found[own].cpus >= LEAST and shared <= MOST_SHARED and found["the pod"].cpus <= MOST
 
@@ -180,4 +180,4 @@ def _check_shares(host: Host, found: Mapping[str, Usage], own: str, sharing: lis
         checks.equal(f"load: periods in which {name} was throttled", found[name].throttled, 0)
     for name in sharing:
         throttled = found[name].throttled
-        checks.check(f"load: {name} was throttled, so it wanted more", throttled, throttled)
+        checks.check(f"load: {name} was throttled, so it desired more", throttled, throttled)

@@ -43,8 +43,8 @@ def check_pod(
         title = f"{example.name} {name}"
         check_container(checks, title, running[name], placement, background)
         limit = partial(running[name].cgroup.millicores_within, pod)
-        wanted = _quota(example, placement)
-        checks.eventually(f"{title}: cpu.max", limit, wanted, running[name].cgroup)
+        desired = _quota(example, placement)
+        checks.eventually(f"{title}: cpu.max", limit, desired, running[name].cgroup)
     _check_apart(checks, example, running)
     taken = exclusive_cpus(example, running)
     rest = machine.cpus() - taken

@@ -44,7 +44,7 @@ class Example:
     """One pod: its budget and its containers' CPUs (0: none set), and where they must land.
 
     Memory is 1 GiB for each CPU, as in the documents. `placements` is None for a pod that must
-    be refused.
+    be rejected.
     """
 
     name: str

@@ -120,11 +120,11 @@ def check_budgets(host: Host) -> None:
     shown = host.agent.show(BUDGET.uid)["containers"]
     found = {container["name"]: container["devices"] for container in shown}
     known = inventory()
-    wanted = {
+    desired = {
         part.name: {one: [device["id"] for device in known[one]] for one in part.devices}
         for part in BUDGET.parts
     }
-    checks.equal(f"{name}: each container's devices", found, wanted)
+    checks.equal(f"{name}: each container's devices", found, desired)
     check_rejected(host, f"{name}: its card once more", NEAR, f"OutOf{CARD}")
     run.end()
     check_rejected(host, TORN_BUDGET.name, TORN_BUDGET, "TopologyAffinityError")
@@ -140,8 +140,8 @@ def check_policy(host: Host, policy: str) -> None:
             check_rejected(host, title, asked, "TopologyAffinityError")
             continue
         answer = host.agent.admit(asked.manifest)
-        refusal = answer.get("refusal") or ""
-        host.checks.require(f"{title}: admitted", answer["admitted"], refusal)
+        rejection = answer.get("rejection") or ""
+        host.checks.require(f"{title}: admitted", answer["admitted"], rejection)
         _check_admitted(host, title, asked, outcome)
         host.agent.remove(asked.uid)
 
@@ -149,10 +149,10 @@ def check_policy(host: Host, policy: str) -> None:
 def check_rejected(host: Host, title: str, pod: Asked | Staged, reason: str) -> None:
     """Check that a pod is rejected for a reason; one that is not is removed again."""
     answer = host.agent.admit(pod.manifest)
-    refusal = answer.get("refusal") or {}
+    rejection = answer.get("rejection") or {}
     host.checks.equal(f"{title}: rejected", not answer["admitted"], expected=True)
-    found = f"{refusal.get('reason')}: {refusal.get('message')}"
-    host.checks.check(f"{title}: for {reason}", refusal.get("reason") == reason, found)
+    found = f"{rejection.get('reason')}: {rejection.get('message')}"
+    host.checks.check(f"{title}: for {reason}", rejection.get("reason") == reason, found)
     if answer["admitted"]:
         host.agent.remove(pod.uid)
 
@@ -182,5 +182,5 @@ def _check_as_decided(host: Host, title: str, asked: Asked, workload: Workload) 
     checks.eventually(f"{title}: Mems_allowed, as decided", allowed, mems, cgroup)
     checks.eventually(f"{title}: no quota", lambda: cgroup.millicores, None, cgroup)
     known = {name: [device["id"] for device in found] for name, found in inventory().items()}
-    wanted = {name: known[name] for name in asked.devices}
-    checks.equal(f"{title}: its devices", decided["devices"], wanted)
+    desired = {name: known[name] for name in asked.devices}
+    checks.equal(f"{title}: its devices", decided["devices"], desired)

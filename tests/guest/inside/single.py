@@ -35,10 +35,10 @@ def uid_of(name: str) -> str:
 
 
 def admit(checks: Checks, agent: Agent, manifest: dict[str, Any]) -> None:
-    """Admit a pod; stops the scenario if it is refused."""
+    """Admit a pod; stops the scenario if it is rejected."""
     answer = agent.admit(manifest)
     name = manifest["metadata"]["name"]
-    checks.require(f"{name}: admitted", answer["admitted"], answer.get("refusal") or "")
+    checks.require(f"{name}: admitted", answer["admitted"], answer.get("rejection") or "")
 
 
 @contextmanager

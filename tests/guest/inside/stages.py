@@ -38,10 +38,10 @@ class Run:
 
     @classmethod
     def begin(cls, host: Host, pod: Staged) -> Run:
-        """Admit a pod and start its containers in their order; stops the scenario if refused."""
+        """Admit a pod and start its containers in their order; stops the scenario if rejected."""
         answer = host.agent.admit(pod.manifest)
-        refusal = answer.get("refusal") or ""
-        host.checks.require(f"{pod.name}: admitted", answer["admitted"], refusal)
+        rejection = answer.get("rejection") or ""
+        host.checks.require(f"{pod.name}: admitted", answer["admitted"], rejection)
         run = cls(host, pod, host.agent.cgroup_of(pod.uid), SystemdRun(), {}, {}, {})
         run.starter.open(pod, run.cgroup)
         for part in pod.parts:
@@ -79,9 +79,11 @@ class Run:
             return workload.cgroup.millicores_within(self.cgroup)
 
         wait_until(lambda: _quota_fits(part, budget, quota()))
-        wanted, found = _wanted_quota(part, budget), quota()
+        desired, found = _desired_quota(part, budget), quota()
         fits = _quota_fits(part, budget, found)
-        self.host.checks.check(f"{title}: cpu.max is {wanted}", fits, f"{found}, {workload.cgroup}")
+        self.host.checks.check(
+            f"{title}: cpu.max is {desired}", fits, f"{found}, {workload.cgroup}"
+        )
 
     @property
     def held(self) -> frozenset[int]:
@@ -110,7 +112,7 @@ class Run:
         self.host.checks.eventually(gone, lambda: self.cgroup.exists, expected=False)
 
 
-def _wanted_quota(part: Part, budget: int) -> str:
+def _desired_quota(part: Part, budget: int) -> str:
     if isinstance(part.placement, Exclusive):
         return "no limit"
     if part.kind is Kind.INIT and isinstance(part.placement, PodShared):
@@ -119,7 +121,7 @@ def _wanted_quota(part: Part, budget: int) -> str:
 
 
 def _quota_fits(part: Part, budget: int, quota: int | None) -> bool:
-    """Tell whether a quota in millicores is as `_wanted_quota` has it."""
+    """Return whether a quota in millicores is as `_desired_quota` has it."""
     if isinstance(part.placement, Exclusive):
         return quota is None
     least = 1

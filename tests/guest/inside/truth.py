@@ -20,13 +20,13 @@ FILES: Final = {
 
 
 def differences(verification: Mapping[str, Any]) -> list[str]:
-    """Return which files do not show what `GET /v1/verify` says is wanted, a line each."""
+    """Return which files do not show what `GET /v1/verify` says is desired, a line each."""
     return [
-        f"{cgroup['kernel']['cgroup']}/{file}: {shown} instead of {cgroup[wanted]}"
+        f"{cgroup['kernel']['cgroup']}/{file}: {shown} instead of {cgroup[desired]}"
         for cgroup in verification["cgroups"]
-        for file, wanted in FILES.items()
-        if cgroup[wanted] is not None
-        and (shown := _shown(cgroup["kernel"]["cgroup"], file)) != cgroup[wanted]
+        for file, desired in FILES.items()
+        if cgroup[desired] is not None
+        and (shown := _shown(cgroup["kernel"]["cgroup"], file)) != cgroup[desired]
     ]
 
 

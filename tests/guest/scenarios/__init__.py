@@ -13,7 +13,7 @@ class Scenario:
     The limit is for a busy host: a scenario takes some minutes where nothing else runs, and
     each of its waits ends by itself.
 
-    `agent` tells whether the agent's environment is laid at its place, `wheels` whether the job
+    `agent` says whether the agent's environment is laid at its place, `wheels` whether the job
     also brings the wheels to install it from, `image` whether the container image's root is laid
     there instead of the environment. One that is not `usual` runs when it is named.
     """
@@ -60,7 +60,7 @@ SCENARIOS: Final = {
         Scenario(
             "survival",
             "two-sockets",
-            "the agent stopped, restarted, killed, rolled back; workloads and grants stay",
+            "the agent stopped, restarted, killed, rolled back; workloads and allocations stay",
         ),
         Scenario(
             "provocations",

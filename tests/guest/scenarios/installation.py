@@ -24,17 +24,17 @@ PREFIX: Final = Path("/opt/numawarden")
 #: Where Debian has the wheels that venv installs.
 WHEELS: Final = Path("/usr/share/python-wheels")
 
-Refusal: TypeAlias = tuple[str, str, dict[str, Any]]
+Rejection: TypeAlias = tuple[str, str, dict[str, Any]]
 
 #: What is wrong, what the one line must name, and how the configuration differs from a good one.
-WRONG: Final[tuple[Refusal, ...]] = (
+WRONG: Final[tuple[Rejection, ...]] = (
     ("unknown cgroup driver", "cgroupDriver", {"cgroupDriver": "cgroup"}),
     ("no state directory", "/proc/none", {"agent": {"stateDirectory": "/proc/none"}}),
     ("no cgroup v2", "/tmp", {"agent": {"cgroupMount": "/tmp"}}),
     ("reserved CPUs that are not there", "99", {"reservedSystemCPUs": "0,99"}),
 )
 #: A second agent with everything of its own but the cgroup tree.
-TAKEN: Final[Refusal] = ("cgroup tree in use", "belongs to another agent, process", {})
+TAKEN: Final[Rejection] = ("cgroup tree in use", "belongs to another agent, process", {})
 
 
 def run(guest: Guest) -> None:
@@ -44,14 +44,14 @@ def run(guest: Guest) -> None:
     _check_unit(guest.checks)
     own = _own_places(guest)
     # First, for the service may not keep what Python compiles, and a start by hand does.
-    for refusal in WRONG:
-        _check_refusal(guest, agent, own, refusal)
+    for rejection in WRONG:
+        _check_rejection(guest, agent, own, rejection)
     _check_user(guest, agent, own)
     shutil.copy(guest.job / "deploy/config.yaml", CONFIG)
     started = attempt("systemctl", "start", SERVICE)
     guest.checks.require("it starts with the configuration that is shipped", started.ok, started)
     guest.checks.check("it says that it is ready", agent.is_ready())
-    _check_refusal(guest, agent, own, TAKEN)
+    _check_rejection(guest, agent, own, TAKEN)
     guest.checks.check("the first one is as it was", agent.is_ready())
     agent.stop()
 
@@ -93,9 +93,9 @@ def _own_places(guest: Guest) -> dict[str, Any]:
     return {"stateDirectory": str(state), "socketPath": socket, "metrics": {"port": 9465}}
 
 
-def _check_refusal(guest: Guest, agent: Agent, own: dict[str, Any], refusal: Refusal) -> None:
+def _check_rejection(guest: Guest, agent: Agent, own: dict[str, Any], rejection: Rejection) -> None:
     """Start a second agent in a way that cannot work: it is said in one line."""
-    name, said, changes = refusal
+    name, said, changes = rejection
     settings = {key: value for key, value in changes.items() if key != "agent"}
     second = {**own, **changes.get("agent", {})}
     file = agent.write_config(guest.work / "second.yaml", agent=second, **settings)
@@ -118,5 +118,5 @@ def _check_user(guest: Guest, agent: Agent, own: dict[str, Any]) -> None:
 def _check_outcome(checks: Checks, name: str, said: str, outcome: Outcome) -> None:
     """Check for exit code 2 or more, and one line for people after the log's (JSON) lines."""
     lines = [line for line in outcome.stderr.splitlines() if not line.startswith("{")]
-    checks.check(f"{name}: refused", outcome.status not in (0, 1, 124), outcome)
+    checks.check(f"{name}: rejected", outcome.status not in (0, 1, 124), outcome)
     checks.check(f"{name}: in one line", len(lines) == 1 and said in lines[0], lines)

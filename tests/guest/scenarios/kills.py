@@ -33,7 +33,7 @@ SEED: Final = 5526
 KILLS: Final = 8
 #: One of so many kills is followed by another while the agent starts again.
 IN_START: Final = 4
-#: What comes and goes, by its CPUs; together more than the host has, so that some are refused.
+#: What comes and goes, by its CPUs; together more than the host has, so that some are rejected.
 CPUS: Final = {f"churn-{number}": 1 + number % 3 for number in range(7)}
 
 MIXED: Final = next(example for example in POD_SCOPE if example.name == "pod-scope-mixed")
@@ -200,11 +200,11 @@ class Churn:
             if uid not in pods:
                 yield f"{uid} is lost"
         there = {path.name for path in PODS.path.glob("kubepods-pod*.slice")} - {self.pod.path.name}
-        wanted = {f"kubepods-pod{uid.replace('-', '_')}.slice": uid for uid in self.held}
-        if there != set(wanted):
-            yield f"slices are {sorted(there)}, expected {sorted(wanted)}"
-        for name in there & set(wanted):
-            uid, group = wanted[name], kernel.Cgroup(PODS.path / name)
+        desired = {f"kubepods-pod{uid.replace('-', '_')}.slice": uid for uid in self.held}
+        if there != set(desired):
+            yield f"slices are {sorted(there)}, expected {sorted(desired)}"
+        for name in there & set(desired):
+            uid, group = desired[name], kernel.Cgroup(PODS.path / name)
             want = (self.held[uid], pods[uid]["containers"][0]["mems"], "max 100000")
             shown = tuple(map(group.read, ("cpuset.cpus", "cpuset.mems", "cpu.max")))
             if shown != want or group.read("cpuset.cpus.effective") != want[0]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = {example.name: example for example in POD_SCOPE}
 MIXED: Final = EXAMPLES["pod-scope-mixed"]
-REFUSED: Final = EXAMPLES["pod-scope-admission-failure"]
+REJECTED: Final = EXAMPLES["pod-scope-admission-failure"]
 
 #: Status of promtool when a page parses and only names are against its rules.
 LINT: Final = 3
@@ -35,7 +35,7 @@ ASSIGNMENTS: Final = {
 
 
 def run(guest: Guest) -> None:
-    """Admit one pod, refuse another, and read what the metrics say of it."""
+    """Admit one pod, reject another, and read what the metrics say of it."""
     checks, agent = guest.checks, Agent(guest)
     agent.start()
     rules = guest.job / "deploy/prometheus/alerts.yaml"
@@ -43,7 +43,7 @@ def run(guest: Guest) -> None:
     reader = prometheus.Prometheus(guest.work, config)
     _healthy(checks)
     checks.require("a pod is admitted", agent.admit(MIXED.manifest)["admitted"])
-    checks.check("a pod is refused", not agent.admit(REFUSED.manifest)["admitted"])
+    checks.check("a pod is rejected", not agent.admit(REJECTED.manifest)["admitted"])
     text = agent.metrics()
     guest.log("metrics.txt", text)
     _check_page(checks, text)

@@ -94,7 +94,7 @@ def _prometheus(guest: Guest) -> None:
     good = prometheus.check_metrics(_Page.METRICS)
     guest.checks.check("promtool takes a good page", good.ok, good)
     bad = prometheus.check_metrics("guest_answer forty-two\n")
-    guest.checks.check("promtool refuses a bad page", not bad.ok, bad)
+    guest.checks.check("promtool rejects a bad page", not bad.ok, bad)
 
 
 class _Page(BaseHTTPRequestHandler):

@@ -311,7 +311,7 @@ def _cgroup_removed(story: Story) -> None:
 
 
 def _cpus_offline(story: Story) -> None:
-    """One CPU of two, then both: the grant stays, is told, and comes back with the CPUs."""
+    """One CPU of two, then both: the allocation stays, is told, and comes back with the CPUs."""
     held = sorted(story.own.cgroup.cpus)
     for gone in (held[:1], held):
         _offline(story, gone, held)
@@ -340,7 +340,7 @@ def _offline(story: Story, gone: list[int], held: list[int]) -> None:
     contested = story.metric("numawarden_contested_cgroups")
     story.checks.equal(f"{what}: nobody is said to fight", contested, {"": 0.0})
     holds = story.agent.show(MIXED.uid)["containers"][0]["cpus"]
-    story.checks.equal(f"{what}: the grant stays", kernel.ids(holds), frozenset(held))
+    story.checks.equal(f"{what}: the allocation stays", kernel.ids(holds), frozenset(held))
     _admits_elsewhere(story, what, gone)
     _switch(gone, "1")
     story.checks.eventually(f"{what}, and back: by itself", story.changed, {})
@@ -349,7 +349,7 @@ def _offline(story: Story, gone: list[int], held: list[int]) -> None:
 
 
 def _findings(story: Story) -> float | None:
-    return story.metric("numawarden_invalid_grants").get(OFFLINE)
+    return story.metric("numawarden_invalid_allocations").get(OFFLINE)
 
 
 def _admits_elsewhere(story: Story, what: str, gone: list[int]) -> None:
@@ -408,9 +408,9 @@ def _checkpoint_lost(story: Story) -> None:
     story.checks.equal("a spoiled checkpoint: no restart", restarts, "0")
     problems = " ".join(story.agent.status()["problems"])
     story.checks.check("a spoiled checkpoint: told", "checkpoint.json." in problems, problems)
-    story.checks.equal("adopted: every setting is what it was", story.changed(), {})
-    adopted = {pod["uid"]: pod["exclusiveCpus"] for pod in story.agent.pods()}
-    story.checks.equal("adopted: the same CPUs", adopted, {MIXED.uid: held["exclusiveCpus"]})
+    story.checks.equal("recovered: every setting is what it was", story.changed(), {})
+    recovered = {pod["uid"]: pod["exclusiveCpus"] for pod in story.agent.pods()}
+    story.checks.equal("recovered: the same CPUs", recovered, {MIXED.uid: held["exclusiveCpus"]})
     for example in (MIXED, BACKGROUND):
         status, answer = answer_to("POST", "pods", example.manifest)
         story.checks.check(f"{example.name}: again", status < HTTPStatus.BAD_REQUEST, answer)

@@ -27,7 +27,7 @@ EXAMPLES: Final = {example.name: example for example in POD_SCOPE}
 MIXED: Final = EXAMPLES["pod-scope-mixed"]
 LATE: Final = EXAMPLES["pod-scope-no-budget"]
 EARLY: Final = EXAMPLES["pod-scope-all-guaranteed"]
-REFUSED: Final = EXAMPLES["pod-scope-admission-failure"]
+REJECTED: Final = EXAMPLES["pod-scope-admission-failure"]
 
 PODS: Final = Path("/sys/fs/cgroup/kubepods.slice")
 CHECKPOINT: Final = Path("/var/lib/numawarden/checkpoint.json")
@@ -81,7 +81,7 @@ def run(guest: Guest) -> None:
         ("a restart", story.agent.restart),
     ):
         _leaves_alone(story, what, act)
-        story.checks.equal(f"{what}: the same grants", _held(story.agent), held)
+        story.checks.equal(f"{what}: the same allocations", _held(story.agent), held)
     story.check_placements()
     _admits_once(story)
     _commands(story)
@@ -109,21 +109,21 @@ def _admits_once(story: Story) -> None:
     """Check that admitting a pod again, after restarts, is the same admission."""
     held = _held(story.agent)
     answer = story.agent.admit(MIXED.manifest)
-    story.checks.check("again: admitted", answer["admitted"], answer.get("refusal") or "")
+    story.checks.check("again: admitted", answer["admitted"], answer.get("rejection") or "")
     story.checks.check("again: it says so", answer["alreadyAdmitted"])
     story.checks.equal("again: nothing new is held", _held(story.agent), held)
 
 
 def _commands(story: Story) -> None:
-    """Check that looking, a refused pod and a container bound once more change nothing."""
+    """Check that looking, a rejected pod and a container bound once more change nothing."""
     held = _held(story.agent)
     name = MIXED.containers[0]
     again = ("bind", MIXED.name, name, "--pid", str(story.mixed[name].pid))
     for command in (("status",), ("list",), ("show", MIXED.name), again):
         outcome = story.agent.cli(*command)
         story.checks.check(f"numawarden {command[0]}", outcome.ok, outcome.command)
-    refused = story.agent.cli("admit", story.agent.manifest(REFUSED.manifest))
-    story.checks.equal("numawarden admit: refused", refused.status, 1)
+    rejected = story.agent.cli("admit", story.agent.manifest(REJECTED.manifest))
+    story.checks.equal("numawarden admit: rejected", rejected.status, 1)
     story.checks.equal("commands: nothing else is held", _held(story.agent), held)
 
 
@@ -144,7 +144,7 @@ def _rolls_back(story: Story) -> None:
     uids = {pod["uid"] for pod in agent.pods()}
     checks.equal("older: who runs is known", uids, {BACKGROUND.uid, MIXED.uid, LATE.uid})
     problems = agent.status()["problems"]
-    for what, uid in (("adopted", LATE.uid), ("by the checkpoint, but", EARLY.uid)):
+    for what, uid in (("recovered", LATE.uid), ("by the checkpoint, but", EARLY.uid)):
         told = [line for line in problems if uid in line and what in line]
         checks.equal(f"older: told that {uid} is {what}", len(told), 1)
     taken = placements.exclusive_cpus(LATE, late)

@@ -16,7 +16,7 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 
 if TYPE_CHECKING:
     from agent.api.documents import PodDocument
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from agent.pods.model import Container
 
 ONE = guaranteed("cpu=1 memory=1Gi")
@@ -24,41 +24,43 @@ TWO = guaranteed("cpu=2 memory=1Gi")
 THREE = guaranteed("cpu=3 memory=1Gi")
 
 
-def granted(*containers: Container, budget: str = "cpu=4 memory=4Gi") -> PodGrant:
+def allocated(*containers: Container, budget: str = "cpu=4 memory=4Gi") -> PodAllocation:
     rules = make_rules()
-    grant = admit(rules, rules.empty_ledger(), pod(*containers, of_pod=guaranteed(budget))).grant
-    assert grant is not None
-    return grant
+    allocation = admit(
+        rules, rules.empty_ledger(), pod(*containers, of_pod=guaranteed(budget))
+    ).allocation
+    assert allocation is not None
+    return allocation
 
 
-def document(grant: PodGrant) -> PodDocument:
-    return pod_document(grant, Mask.of(0), source="checkpoint")
+def document(allocation: PodAllocation) -> PodDocument:
+    return pod_document(allocation, Mask.of(0), source="checkpoint")
 
 
-def listed(grant: PodGrant) -> list[str]:
-    return list(list_lines([document(grant)]))[1:]
+def listed(allocation: PodAllocation) -> list[str]:
+    return list(list_lines([document(allocation)]))[1:]
 
 
-def shown(grant: PodGrant) -> list[str]:
-    return list(pod_lines(document(grant)))
+def shown(allocation: PodAllocation) -> list[str]:
+    return list(pod_lines(document(allocation)))
 
 
-def unspecified(grant: PodGrant) -> PodGrant:
-    nothing = tuple(replace(container, why="") for container in grant.containers)
-    return replace(grant, spec_digest="", containers=nothing)
+def unspecified(allocation: PodAllocation) -> PodAllocation:
+    nothing = tuple(replace(container, why="") for container in allocation.containers)
+    return replace(allocation, spec_digest="", containers=nothing)
 
 
 def test_an_init_container_that_meets_a_sidecar_is_not_said_to_be_alone() -> None:
-    grant = granted(sidecar("s"), init("i", THREE), init("burst"), app("a", TWO))
+    allocation = allocated(sidecar("s"), init("i", THREE), init("burst"), app("a", TWO))
     overlap = "its own among init containers; s may use 3 of them too"
-    assert listed(grant) == [
+    assert listed(allocation) == [
         "  pod budget: CPUs 1-4, 4Gi of memory on node 0",
         "  s      CPUs 3-4 (the pod's shared pool), memory on node 0",
         f"  i      CPUs 1-3 ({overlap}), memory on node 0",
         "  burst  CPUs 1-4 (the pod's budget until its other containers start), memory on node 0",
         "  a      CPUs 1-2 (its own), memory on node 0",
     ]
-    quotas = [line for line in shown(grant) if line.startswith("  quota")]
+    quotas = [line for line in shown(allocation) if line.startswith("  quota")]
     assert quotas == ["  quota     none", "  quota     none, its CPUs are its own"]
 
 
@@ -66,60 +68,60 @@ def test_what_is_read_otherwise_than_meant_is_said_with_the_answer() -> None:
     says = "spec.containers[0].resources.requests.memory: 128m counts as 1"
     answer = AdmissionDocument(
         uid="u", name="p", namespace="default", admitted=True,
-        pod=document(granted(app("a", TWO))), explanation=ExplanationDocument((), (), (says,)),
+        pod=document(allocated(app("a", TWO))), explanation=ExplanationDocument((), (), (says,)),
     )  # fmt: skip
     assert f"  warning: {says}" in list(admission_lines(answer))
-    refused = replace(answer, admitted=False, pod=None)
-    assert f"  warning: {says}" in list(admission_lines(refused))
+    rejected = replace(answer, admitted=False, pod=None)
+    assert f"  warning: {says}" in list(admission_lines(rejected))
 
 
 def test_of_many_that_it_meets_a_few_are_named() -> None:
-    grant = granted(*(sidecar(f"s{n}") for n in range(5)), init("i", THREE), app("a", TWO))
-    (line,) = (line for line in listed(grant) if line.startswith("  i "))
+    allocation = allocated(*(sidecar(f"s{n}") for n in range(5)), init("i", THREE), app("a", TWO))
+    (line,) = (line for line in listed(allocation) if line.startswith("  i "))
     assert "; s0, s1, s2 and others may use 3 of them too)" in line
 
 
 def test_of_a_pod_without_a_specification_no_cpus_are_said_to_be_its_own() -> None:
-    grant = unspecified(granted(app("a", TWO), app("b")))
-    assert not [line for line in (*listed(grant), *shown(grant)) if "its own)" in line]
-    assert shown(grant)[-1] == (
+    allocation = unspecified(allocated(app("a", TWO), app("b")))
+    assert not [line for line in (*listed(allocation), *shown(allocation)) if "its own)" in line]
+    assert shown(allocation)[-1] == (
         "no specification is known yet; admit its manifest to confirm what it holds"
     )
 
 
 def test_a_checkpoint_of_an_earlier_release_has_no_reasons() -> None:
-    grant = granted(app("a", TWO), app("b"))
-    earlier = replace(unspecified(grant), spec_digest=grant.spec_digest)
+    allocation = allocated(app("a", TWO), app("b"))
+    earlier = replace(unspecified(allocation), spec_digest=allocation.spec_digest)
     assert shown(earlier)[-1] == "decided by an earlier release, which did not keep its reasons"
     assert "  CPUs      1-2 (its own)" in shown(earlier)
 
 
 def test_budget_that_no_container_can_use_is_said_wherever_the_pod_is() -> None:
-    lonely = granted(app("a", TWO), budget="cpu=6 memory=1Gi")
+    lonely = allocated(app("a", TWO), budget="cpu=6 memory=1Gi")
     line = "4 of 6 CPUs of the budget are used by no container"
     assert f"  {line}" in listed(lonely)
     assert f"  unused    {line}" in shown(lonely)
-    later = granted(init("i"), app("a", TWO), budget="cpu=2 memory=4Gi")
+    later = allocated(init("i"), app("a", TWO), budget="cpu=2 memory=4Gi")
     assert (
         "  3Gi of 4Gi of memory of the budget are used by no container once its init containers"
         " are done"
     ) in listed(later)
-    assert not [line for line in listed(granted(app("a", ONE), app("b"))) if "budget are" in line]
+    assert not [line for line in listed(allocated(app("a", ONE), app("b"))) if "budget are" in line]
 
 
 def test_there_are_words_for_every_way_of_sharing() -> None:
     for sharing in Sharing:
-        one = replace(document(granted(app("a"))).containers[0], sharing=str(sharing))
-        whole = replace(document(granted(app("a"))), containers=(one,))
+        one = replace(document(allocated(app("a"))).containers[0], sharing=str(sharing))
+        whole = replace(document(allocated(app("a"))), containers=(one,))
         (line,) = (line for line in pod_lines(whole) if line.startswith("  CPUs"))
         assert f"({sharing})" not in line
 
 
 def test_an_admission_names_the_devices_of_every_container() -> None:
-    grant = granted(app("main", TWO), app("log"))
-    first, second = grant.containers
+    allocation = allocated(app("main", TWO), app("log"))
+    first, second = allocation.containers
     devices = MappingProxyType({"example.com/gpu": ("g0", "g1"), "example.com/nic": ("n3",)})
-    given = replace(grant, containers=(replace(first, devices=devices), second))
+    given = replace(allocation, containers=(replace(first, devices=devices), second))
     answer = AdmissionDocument(uid="u", name="p", namespace="d", admitted=True, pod=document(given))
     lines = list(admission_lines(answer))
     place = next(number for number, line in enumerate(lines) if line.startswith("  main"))

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.ledger import CpuLimits, PodGrant
+from agent.managers.allocations.ledger import CpuLimits, PodAllocation
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources, sidecar
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 
 
-def granted(asked: Pod) -> PodGrant:
+def allocated(asked: Pod) -> PodAllocation:
     rules = make_rules()
     decision = admit(rules, rules.empty_ledger(), asked)
-    assert decision.grant is not None, decision.refusal
-    return decision.grant
+    assert decision.allocation is not None, decision.rejection
+    return decision.allocation
 
 
 def test_requests_are_the_peak_over_the_life_of_the_pod() -> None:
-    grant = granted(
+    allocation = allocated(
         pod(
             sidecar("s", resources("cpu=500m memory=1Gi")),
             init("i", resources("cpu=2 memory=1Gi hugepages-2Mi=4Mi", "hugepages-2Mi=4Mi")),
             app("a", resources("cpu=1 memory=3Gi")),
         )
     )
-    assert grant.requests == {"cpu": 2500, "memory": 4 * _GIB, "hugepages-2Mi": 4 << 20}
+    assert allocation.requests == {"cpu": 2500, "memory": 4 * _GIB, "hugepages-2Mi": 4 << 20}
 
 
 def test_a_budget_is_what_the_pod_requests_and_is_limited_to() -> None:
-    grant = granted(pod(app("a"), app("b"), of_pod=guaranteed("cpu=4 memory=4Gi")))
-    assert grant.requests == {"cpu": 4000, "memory": 4 * _GIB}
-    assert grant.limits == {"memory": 4 * _GIB}
-    assert grant.cpu == CpuLimits(4000, 4000)
+    allocation = allocated(pod(app("a"), app("b"), of_pod=guaranteed("cpu=4 memory=4Gi")))
+    assert allocation.requests == {"cpu": 4000, "memory": 4 * _GIB}
+    assert allocation.limits == {"memory": 4 * _GIB}
+    assert allocation.cpu == CpuLimits(4000, 4000)
 
 
 def test_overhead_is_added_to_requests_and_to_limits_that_there_are() -> None:
     asked = pod(app("a", guaranteed("cpu=1500m memory=1Gi")))
-    grant = granted(replace(asked, overhead=amounts("cpu=250m memory=128Mi")))
-    assert grant.cpu == CpuLimits(1750, 1750)
-    assert grant.requests == {"cpu": 1750, "memory": _GIB + (128 << 20)}
-    assert grant.limits == {"memory": _GIB + (128 << 20)}
+    allocation = allocated(replace(asked, overhead=amounts("cpu=250m memory=128Mi")))
+    assert allocation.cpu == CpuLimits(1750, 1750)
+    assert allocation.requests == {"cpu": 1750, "memory": _GIB + (128 << 20)}
+    assert allocation.limits == {"memory": _GIB + (128 << 20)}
     open_ended = replace(pod(app("a")), overhead=amounts("cpu=250m"))
-    assert granted(open_ended).cpu == CpuLimits(250, None)
+    assert allocated(open_ended).cpu == CpuLimits(250, None)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,14 @@ def test_overhead_is_added_to_requests_and_to_limits_that_there_are() -> None:
 def test_the_memory_of_a_pod_is_limited_when_that_of_all_containers_is(
     containers: tuple[Container, ...], limits: int | None
 ) -> None:
-    assert granted(pod(*containers)).limits.get("memory") == limits
+    assert allocated(pod(*containers)).limits.get("memory") == limits
 
 
 def test_a_container_remembers_its_own_limits_and_why_it_shares() -> None:
-    grant = granted(pod(app("a", resources("cpu=1", "memory=1Gi hugepages-2Mi=2Mi")), app("b")))
-    first, second = grant.containers
+    allocation = allocated(
+        pod(app("a", resources("cpu=1", "memory=1Gi hugepages-2Mi=2Mi")), app("b"))
+    )
+    first, second = allocation.containers
     assert first.limits == {"memory": _GIB, "hugepages-2Mi": 2 << 20}
     assert second.limits == {}
     assert "QoS class is Burstable" in second.why

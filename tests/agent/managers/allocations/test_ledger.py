@@ -1,4 +1,4 @@
-"""What a ledger derives from its grants, and at what cost."""
+"""What a ledger derives from its allocations, and at what cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import remove
-from agent.managers.allocations.ledger import ContainerGrant, Ledger, PodGrant
+from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
 from agent.managers.allocations.shared_map import SharedMap
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
@@ -28,28 +28,28 @@ HOLDINGS = st.lists(
 )
 
 
-def grant(
+def allocation(
     uid: str, cpus: int, more: int = 0, gpus: frozenset[str] = frozenset(),
     nics: frozenset[str] = frozenset(),
-) -> PodGrant:  # fmt: skip
+) -> PodAllocation:  # fmt: skip
     """Return a pod of an init container and an app, whose devices may be the same."""
     devices = {GPU: tuple(sorted(gpus)), NIC: tuple(sorted(nics))}
     containers = (
-        ContainerGrant("i", ContainerKind.INIT, cpus=Mask(cpus), devices={GPU: tuple(gpus)}),
-        ContainerGrant("a", ContainerKind.APP, cpus=Mask(more), devices=devices),
+        ContainerAllocation("i", ContainerKind.INIT, cpus=Mask(cpus), devices={GPU: tuple(gpus)}),
+        ContainerAllocation("a", ContainerKind.APP, cpus=Mask(more), devices=devices),
     )
-    return PodGrant(uid, "p", "default", QosClass.GUARANTEED, "", containers)
+    return PodAllocation(uid, "p", "default", QosClass.GUARANTEED, "", containers)
 
 
 def derived(ledger: Ledger) -> tuple[object, ...]:
-    """Return all that follows from the grants, worked out anew."""
+    """Return all that follows from the allocations, worked out again."""
     cpus, devices = EMPTY, dict[str, set[str]]()
-    for one in ledger.grants.values():
+    for one in ledger.allocations.values():
         cpus |= one.exclusive_cpus
         for _, resource, device in one.held_devices():
             devices.setdefault(resource, set()).add(device)
     numbers = dict[tuple[str, str], int]()
-    for one in ledger.grants.values():
+    for one in ledger.allocations.values():
         own = {("cpu", str(cpu)) for cpu in one.exclusive_cpus}
         own |= {(resource, device) for _, resource, device in one.held_devices()}
         for key in own:
@@ -68,49 +68,51 @@ def test_what_several_pods_hold_is_free_once_the_last_of_them_ends(
     draw: Random,
     at_once: bool,  # noqa: FBT001  (hypothesis)
 ) -> None:
-    grants = [grant(f"u-{number}", *held) for number, held in enumerate(holdings)]
-    ledger = Ledger.of(grants, {}) if at_once else Ledger()
-    for one in grants:
-        ledger = ledger.with_grant(one)
+    allocations = [allocation(f"u-{number}", *held) for number, held in enumerate(holdings)]
+    ledger = Ledger.of(allocations, {}) if at_once else Ledger()
+    for one in allocations:
+        ledger = ledger.with_allocation(one)
         assert at_once or said(ledger) == derived(ledger)
-    changed = draw.choice(grants)
-    ledger = ledger.with_grant(grant(changed.uid, draw.randrange(16), gpus=frozenset("b")))
-    assert list(ledger.grants) == [one.uid for one in grants]
+    changed = draw.choice(allocations)
+    ledger = ledger.with_allocation(
+        allocation(changed.uid, draw.randrange(16), gpus=frozenset("b"))
+    )
+    assert list(ledger.allocations) == [one.uid for one in allocations]
     assert said(ledger) == derived(ledger)
-    draw.shuffle(grants)
-    for one in grants:
-        ledger = ledger.without_grant(one.uid)
+    draw.shuffle(allocations)
+    for one in allocations:
+        ledger = ledger.without_allocation(one.uid)
         assert said(ledger) == derived(ledger)
-    assert ledger == Ledger(grants=ledger.grants)
+    assert ledger == Ledger(allocations=ledger.allocations)
 
 
-class Watched(Mapping[str, PodGrant]):
-    """Grants that note which of them are looked at."""
+class Watched(Mapping[str, PodAllocation]):
+    """Allocations that note which of them are looked at."""
 
-    def __init__(self, grants: Mapping[str, PodGrant]) -> None:
-        self._grants = grants
+    def __init__(self, allocations: Mapping[str, PodAllocation]) -> None:
+        self._allocations = allocations
         self.looked_at: set[str] = set()
 
-    def __getitem__(self, uid: str) -> PodGrant:
+    def __getitem__(self, uid: str) -> PodAllocation:
         self.looked_at.add(uid)
-        return self._grants[uid]
+        return self._allocations[uid]
 
     def __iter__(self) -> Iterator[str]:
-        self.looked_at.update(self._grants)
-        return iter(self._grants)
+        self.looked_at.update(self._allocations)
+        return iter(self._allocations)
 
     def __len__(self) -> int:
-        return len(self._grants)
+        return len(self._allocations)
 
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_removal_looks_at_no_other_pod(*, twice: bool) -> None:
     rules = make_rules()
-    held = [grant(f"u-{cpu}", 1 << cpu, gpus=frozenset(str(cpu))) for cpu in range(1, 9)]
-    twins = [grant("twin", 1 << 1, gpus=frozenset("1"))] if twice else []
+    held = [allocation(f"u-{cpu}", 1 << cpu, gpus=frozenset(str(cpu))) for cpu in range(1, 9)]
+    twins = [allocation("twin", 1 << 1, gpus=frozenset("1"))] if twice else []
     ledger = Ledger.of([*held, *twins], rules.empty_ledger().memory)
-    watched = Watched(ledger.grants)
-    left = remove(rules, replace(ledger, grants=SharedMap.of(watched)), "u-1")
+    watched = Watched(ledger.allocations)
+    left = remove(rules, replace(ledger, allocations=SharedMap.of(watched)), "u-1")
     assert watched.looked_at == {"u-1"}
     assert said(left) == derived(left)
     assert (1 in left.exclusive_cpus) is twice

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.ledger import ContainerGrant, Isolation, PodGrant
+from agent.managers.allocations.ledger import ContainerAllocation, Isolation, PodAllocation
 from agent.managers.allocations.sharing import (
     NAMED,
     Share,
@@ -26,67 +26,69 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Container, Pod
 
 TWO = guaranteed("cpu=2 memory=1Gi")
 
 
-def granted(rules: Rules, *containers: Container, budget: str = "") -> PodGrant:
+def allocated(rules: EffectivePolicy, *containers: Container, budget: str = "") -> PodAllocation:
     of_pod = guaranteed(budget) if budget else None
-    grant = admit(rules, rules.empty_ledger(), pod(*containers, of_pod=of_pod)).grant
-    assert grant is not None
-    return grant
+    allocation = admit(rules, rules.empty_ledger(), pod(*containers, of_pod=of_pod)).allocation
+    assert allocation is not None
+    return allocation
 
 
-def told(grant: PodGrant) -> dict[str, Sharing]:
-    names = (container.name for container in grant.containers)
-    return dict(zip(names, (share.sharing for share in shares(grant)), strict=True))
+def told(allocation: PodAllocation) -> dict[str, Sharing]:
+    names = (container.name for container in allocation.containers)
+    return dict(zip(names, (share.sharing for share in shares(allocation)), strict=True))
 
 
-def imported(*containers: ContainerGrant, budget: str = "") -> PodGrant:
-    """Return a grant of which no specification is known."""
+def imported(*containers: ContainerAllocation, budget: str = "") -> PodAllocation:
+    """Return an allocation of which no specification is known."""
     cpus = Mask.parse(budget) if budget else None
-    return PodGrant("u", "u", "imported", QosClass.GUARANTEED, "", containers, cpus)
+    return PodAllocation("u", "u", "imported", QosClass.GUARANTEED, "", containers, cpus)
 
 
 def holding(
     name: str, cpus: str | None, kind: ContainerKind = ContainerKind.APP, why: str = ""
-) -> ContainerGrant:
+) -> ContainerAllocation:
     held = None if cpus is None else Mask.parse(cpus)
     isolation = Isolation.HOST if held is None else Isolation.CONTAINER
-    return ContainerGrant(name, kind, isolation, held, why=why)
+    return ContainerAllocation(name, kind, isolation, held, why=why)
 
 
 def test_a_slice_of_the_budget_is_its_own_and_the_rest_is_shared_in_the_pod() -> None:
-    grant = granted(make_rules(), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi")
-    assert told(grant) == {"a": Sharing.OWN, "b": Sharing.POD}
+    allocation = allocated(make_rules(), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi")
+    assert told(allocation) == {"a": Sharing.OWN, "b": Sharing.POD}
 
 
 def test_without_cpus_of_its_own_a_container_runs_in_the_nodes_pool() -> None:
-    grant = granted(make_rules(), app("a", TWO), app("b"))
-    assert told(grant) == {"a": Sharing.NODE, "b": Sharing.NODE}
+    allocation = allocated(make_rules(), app("a", TWO), app("b"))
+    assert told(allocation) == {"a": Sharing.NODE, "b": Sharing.NODE}
 
 
 def test_an_init_container_and_the_app_that_gets_its_cpus_never_meet() -> None:
     rules = make_rules(scope=CONTAINER)
-    grant = granted(rules, init("i", TWO), app("a", TWO))
-    assert grant.containers[0].cpus == grant.containers[1].cpus
-    assert told(grant) == {"i": Sharing.OWN, "a": Sharing.OWN}
+    allocation = allocated(rules, init("i", TWO), app("a", TWO))
+    assert allocation.containers[0].cpus == allocation.containers[1].cpus
+    assert told(allocation) == {"i": Sharing.OWN, "a": Sharing.OWN}
 
 
 def test_a_shared_init_container_bursts_over_the_budget_and_is_in_no_pool() -> None:
-    grant = granted(make_rules(), init("i"), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi")
-    assert told(grant) == {"i": Sharing.BUDGET, "a": Sharing.OWN, "b": Sharing.POD}
+    allocation = allocated(
+        make_rules(), init("i"), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi"
+    )
+    assert told(allocation) == {"i": Sharing.BUDGET, "a": Sharing.OWN, "b": Sharing.POD}
 
 
 def test_an_exclusive_init_container_meets_the_shared_sidecar_before_it() -> None:
     """KEP-5526 gives the sidecar the final pool from its start."""
     containers = (sidecar("s"), init("i", guaranteed("cpu=3 memory=1Gi")), app("a", TWO))
-    grant = granted(make_rules(), *containers, budget="cpu=4 memory=4Gi")
-    by_name = {c.name: c.cpus for c in grant.containers}
+    allocation = allocated(make_rules(), *containers, budget="cpu=4 memory=4Gi")
+    by_name = {c.name: c.cpus for c in allocation.containers}
     assert by_name == {"s": Mask.parse("3-4"), "i": Mask.parse("1-3"), "a": Mask.parse("1-2")}
-    assert shares(grant) == (
+    assert shares(allocation) == (
         Share(Sharing.POD),
         Share(Sharing.OVERLAPPING, Mask.of(3), ("s",)),
         Share(Sharing.OWN),
@@ -95,44 +97,44 @@ def test_an_exclusive_init_container_meets_the_shared_sidecar_before_it() -> Non
 
 def test_an_init_container_before_the_sidecar_is_over_when_that_starts() -> None:
     containers = (init("i", guaranteed("cpu=3 memory=1Gi")), sidecar("s"), app("a", TWO))
-    grant = granted(make_rules(), *containers, budget="cpu=4 memory=4Gi")
-    assert told(grant)["i"] is Sharing.OWN
+    allocation = allocated(make_rules(), *containers, budget="cpu=4 memory=4Gi")
+    assert told(allocation)["i"] is Sharing.OWN
 
 
 def test_no_more_than_a_few_of_those_who_meet_are_named() -> None:
     many = [sidecar(f"s{number}") for number in range(NAMED + 3)]
     last = init("i", guaranteed("cpu=3 memory=1Gi"))
-    grant = granted(make_rules(), *many, last, app("a", TWO), budget="cpu=4 memory=4Gi")
-    share = shares(grant)[len(many)]
+    allocation = allocated(make_rules(), *many, last, app("a", TWO), budget="cpu=4 memory=4Gi")
+    share = shares(allocation)[len(many)]
     assert share.others == tuple(f"s{number}" for number in range(NAMED))
 
 
 def test_cpus_that_nobody_else_of_an_imported_pod_holds_are_its_own() -> None:
-    grant = imported(holding("a", "1-2"), holding("b", "3"), holding("c", None))
-    assert told(grant) == {"a": Sharing.OWN, "b": Sharing.OWN, "c": Sharing.NODE}
+    allocation = imported(holding("a", "1-2"), holding("b", "3"), holding("c", None))
+    assert told(allocation) == {"a": Sharing.OWN, "b": Sharing.OWN, "c": Sharing.NODE}
 
 
 def test_what_two_containers_of_an_imported_pod_hold_may_be_in_turn_or_shared() -> None:
-    grant = imported(holding("a", "1-2"), holding("b", "2"), holding("c", "3"))
-    assert told(grant) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN, "c": Sharing.OWN}
+    allocation = imported(holding("a", "1-2"), holding("b", "2"), holding("c", "3"))
+    assert told(allocation) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN, "c": Sharing.OWN}
 
 
 def test_in_an_imported_budget_a_single_set_may_be_the_pods_pool() -> None:
-    grant = imported(holding("a", "1-2"), holding("b", "3"), budget="1-3")
-    assert told(grant) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN}
+    allocation = imported(holding("a", "1-2"), holding("b", "3"), budget="1-3")
+    assert told(allocation) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN}
 
 
 def test_a_reason_stands_for_a_specification_before_it_has_a_digest() -> None:
     """A pod that was imported together with its manifest."""
-    grant = imported(holding("a", "1-2", why="Guaranteed"), budget="1-2")
+    allocation = imported(holding("a", "1-2", why="Guaranteed"), budget="1-2")
     assert not is_specified(imported(holding("a", "1-2")))
-    assert is_specified(grant)
-    assert told(grant) == {"a": Sharing.OWN}
+    assert is_specified(allocation)
+    assert told(allocation) == {"a": Sharing.OWN}
 
 
 def test_exclusive_cpus_of_two_apps_that_are_the_same_are_neithers_own() -> None:
-    grant = replace(imported(holding("a", "1-2"), holding("b", "2-3")), spec_digest="d")
-    assert shares(grant) == (
+    allocation = replace(imported(holding("a", "1-2"), holding("b", "2-3")), spec_digest="d")
+    assert shares(allocation) == (
         Share(Sharing.OVERLAPPING, Mask.of(2), ("b",)),
         Share(Sharing.OVERLAPPING, Mask.of(2), ("a",)),
     )
@@ -146,31 +148,31 @@ def test_only_a_standard_init_container_ends_before_the_next_starts(
     kinds: str, *, together: bool
 ) -> None:
     of = {"I": ContainerKind.INIT, "S": ContainerKind.SIDECAR, "A": ContainerKind.APP}
-    both = tuple(ContainerGrant(str(place), of[kind]) for place, kind in enumerate(kinds))
+    both = tuple(ContainerAllocation(str(place), of[kind]) for place, kind in enumerate(kinds))
     assert run_together(both, 0, 1) is together
     assert run_together(both, 1, 0) is together
 
 
-def moments(grant: PodGrant) -> Iterator[list[int]]:
+def moments(allocation: PodAllocation) -> Iterator[list[int]]:
     """Yield the places of the containers that run together, step by step of the pod's start."""
     started: list[int] = []
-    for place, container in enumerate(grant.containers):
+    for place, container in enumerate(allocation.containers):
         if container.kind is ContainerKind.APP:
             continue
         yield [*started, place]
         if container.kind is ContainerKind.SIDECAR:
             started.append(place)
-    apps = [p for p, c in enumerate(grant.containers) if c.kind is ContainerKind.APP]
+    apps = [p for p, c in enumerate(allocation.containers) if c.kind is ContainerKind.APP]
     yield [*started, *apps]
 
 
-def met(grant: PodGrant, place: int) -> Mask:
+def met(allocation: PodAllocation, place: int) -> Mask:
     """Return which of a container's CPUs any other may use while it runs, moment by moment."""
-    found, mine = Mask(0), grant.containers[place].cpus or Mask(0)
-    for running in moments(grant):
+    found, mine = Mask(0), allocation.containers[place].cpus or Mask(0)
+    for running in moments(allocation):
         for other in running if place in running else ():
             if other != place:
-                found |= mine & (grant.containers[other].cpus or Mask(0))
+                found |= mine & (allocation.containers[other].cpus or Mask(0))
     return found
 
 
@@ -186,16 +188,16 @@ def test_own_is_said_exactly_where_no_other_container_may_run_on_it(
     """Whatever is held, also what no decision would give."""
     order = sorted(rows, key=lambda row: row[0] is ContainerKind.APP)
     containers = tuple(
-        ContainerGrant(
+        ContainerAllocation(
             str(place), kind, Isolation.CONTAINER if alone else Isolation.POD, Mask.from_ids(cpus)
         )
         for place, (kind, cpus, alone) in enumerate(order)
     )
-    grant = PodGrant("u", "p", "n", QosClass.GUARANTEED, "digest", containers)
-    for place, share in enumerate(shares(grant)):
+    allocation = PodAllocation("u", "p", "n", QosClass.GUARANTEED, "digest", containers)
+    for place, share in enumerate(shares(allocation)):
         alone = containers[place].isolation is Isolation.CONTAINER
-        assert (share.sharing is Sharing.OWN) is (alone and not met(grant, place))
-        assert share.cpus == (met(grant, place) if alone else Mask(0))
+        assert (share.sharing is Sharing.OWN) is (alone and not met(allocation, place))
+        assert share.cpus == (met(allocation, place) if alone else Mask(0))
 
 
 @given(rules=rule_sets(), asked=pods("u-1"))
@@ -205,13 +207,13 @@ def test_own_is_said_exactly_where_no_other_container_may_run_on_it(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 def test_of_what_is_admitted_only_init_containers_ever_meet_another(
-    rules: Rules, asked: Pod
+    rules: EffectivePolicy, asked: Pod
 ) -> None:
-    grant = admit(rules, rules.empty_ledger(), asked).grant
-    for place, share in enumerate(shares(grant) if grant is not None else ()):
-        assert grant is not None
+    allocation = admit(rules, rules.empty_ledger(), asked).allocation
+    for place, share in enumerate(shares(allocation) if allocation is not None else ()):
+        assert allocation is not None
         if share.sharing is Sharing.OWN:
-            assert not met(grant, place)
+            assert not met(allocation, place)
         if share.sharing is Sharing.OVERLAPPING:
-            assert grant.containers[place].kind is ContainerKind.INIT
+            assert allocation.containers[place].kind is ContainerKind.INIT
         assert share.sharing is not Sharing.UNKNOWN

@@ -15,36 +15,36 @@ from tests.agent.managers.test_invariants import pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import PodGrant
-    from agent.managers.effective_policy import Rules
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Container, Pod
 
 TWO = guaranteed("cpu=2 memory=1Gi")
 BUDGET = guaranteed("cpu=6 memory=4Gi")
 
 
-def granted(*containers: Container, rules: Rules | None = None) -> PodGrant:
+def allocated(*containers: Container, rules: EffectivePolicy | None = None) -> PodAllocation:
     rules = rules or make_rules()
-    grant = admit(rules, rules.empty_ledger(), pod(*containers, of_pod=BUDGET)).grant
-    assert grant is not None
-    return grant
+    allocation = admit(rules, rules.empty_ledger(), pod(*containers, of_pod=BUDGET)).allocation
+    assert allocation is not None
+    return allocation
 
 
 def test_what_the_only_exclusive_container_leaves_is_used_by_nobody() -> None:
-    assert unused_budget(granted(app("a", TWO))) == (
+    assert unused_budget(allocated(app("a", TWO))) == (
         UnusedBudget(CPU, 4, 6, Mask.parse("3-6")),
         UnusedBudget("memory", 3 * GIB, 4 * GIB),
     )
 
 
 def test_a_container_that_shares_can_use_all_the_rest() -> None:
-    assert unused_budget(granted(app("a", TWO), app("b"))) == ()
-    assert unused_budget(granted(app("a", TWO), sidecar("s"))) == ()
+    assert unused_budget(allocated(app("a", TWO), app("b"))) == ()
+    assert unused_budget(allocated(app("a", TWO), sidecar("s"))) == ()
 
 
 def test_an_init_container_uses_it_for_a_while_only() -> None:
-    grant = granted(init("i"), app("a", TWO))
-    assert [(each.resource, each.unused) for each in unused_budget(grant)] == [
+    allocation = allocated(init("i"), app("a", TWO))
+    assert [(each.resource, each.unused) for each in unused_budget(allocation)] == [
         (CPU, 4),
         ("memory", 3 * GIB),
     ]
@@ -52,18 +52,18 @@ def test_an_init_container_uses_it_for_a_while_only() -> None:
 
 def test_all_of_a_budget_may_be_used_without_anybody_sharing() -> None:
     rest = guaranteed("cpu=4 memory=3Gi")
-    assert unused_budget(granted(app("a", TWO), app("b", rest))) == ()
+    assert unused_budget(allocated(app("a", TWO), app("b", rest))) == ()
 
 
 def test_in_container_scope_there_is_no_budget_to_be_unused() -> None:
-    assert unused_budget(granted(app("a", TWO), rules=make_rules(scope=CONTAINER))) == ()
+    assert unused_budget(allocated(app("a", TWO), rules=make_rules(scope=CONTAINER))) == ()
 
 
 def test_nothing_is_said_of_a_pod_whose_containers_are_not_all_known() -> None:
     """Of an imported budget the sharing container may be the one that has ended."""
-    grant = granted(app("a", TWO))
-    unknown = tuple(replace(container, why="") for container in grant.containers)
-    assert unused_budget(replace(grant, spec_digest="", containers=unknown)) == ()
+    allocation = allocated(app("a", TWO))
+    unknown = tuple(replace(container, why="") for container in allocation.containers)
+    assert unused_budget(replace(allocation, spec_digest="", containers=unknown)) == ()
 
 
 @given(rules=rule_sets(), asked=pods("u-1"))
@@ -72,21 +72,23 @@ def test_nothing_is_said_of_a_pod_whose_containers_are_not_all_known() -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-def test_it_is_the_budget_less_what_lasts_unless_somebody_shares(rules: Rules, asked: Pod) -> None:
-    grant = admit(rules, rules.empty_ledger(), asked).grant
-    if grant is None:
+def test_it_is_the_budget_less_what_lasts_unless_somebody_shares(
+    rules: EffectivePolicy, asked: Pod
+) -> None:
+    allocation = admit(rules, rules.empty_ledger(), asked).allocation
+    if allocation is None:
         return
     lasting = [
         c for c in demand_of(rules.policy, asked).containers if c.kind is not ContainerKind.INIT
     ]
-    found = {each.resource: each.unused for each in unused_budget(grant)}
+    found = {each.resource: each.unused for each in unused_budget(allocation)}
     cpus = 0
-    if grant.cpus is not None and all(c.cpus for c in lasting):
-        cpus = len(grant.cpus) - sum(c.cpus for c in lasting)
+    if allocation.cpus is not None and all(c.cpus for c in lasting):
+        cpus = len(allocation.cpus) - sum(c.cpus for c in lasting)
     assert found.pop(CPU, 0) == cpus
     memory: dict[str, int] = {}
     if all(c.memory for c in lasting):
-        for block in grant.memory:
+        for block in allocation.memory:
             used = sum(c.memory.get(block.type, 0) for c in lasting)
             memory[block.type] = block.size - used
     assert found == {name: size for name, size in memory.items() if size > 0}

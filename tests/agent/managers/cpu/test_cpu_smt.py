@@ -14,7 +14,7 @@ def test_whole_cores_are_aligned(count: int) -> None:
     assert smt_misalignment(TWO_SOCKETS, TWO_SOCKETS.all, count) is None
 
 
-def test_half_a_core_is_refused() -> None:
+def test_half_a_core_is_rejected() -> None:
     problem = smt_misalignment(TWO_SOCKETS, TWO_SOCKETS.all, 5)
 
     assert problem is not None

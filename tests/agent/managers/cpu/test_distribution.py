@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from agent.managers.cpu import distribution as cpu_distribution
 from agent.managers.cpu.distribution import NodeShare, distribution
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.search_budget import SearchBudget
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import Shape
 from tests.agent.managers.cpu.cpu_reference import best_shares
@@ -15,12 +15,12 @@ SIXTEEN = Shape(sockets=16, cores=2).topology()
 
 
 def given_by(
-    room: list[int], number: int, groups: int, group: int, work: Work | None = None
+    room: list[int], number: int, groups: int, group: int, work: SearchBudget | None = None
 ) -> dict[int, int] | None:
     shares = cpu_distribution._Shares(room, number, groups, group)
     if not shares.possible:
         return None
-    chosen, deal = shares.best(work or Work())
+    chosen, deal = shares.best(work or SearchBudget())
     extra = dict(deal.given)
     return {index: extra.get(index, 0) for index in chosen}
 
@@ -124,7 +124,7 @@ def test_more_than_eight_nodes_are_chosen_as_by_trying_every_set(
     room: list[int], number: int, groups: int, group: int
 ) -> None:
     number = min(number, groups)
-    work = Work(left=10**6)
+    work = SearchBudget(left=10**6)
 
     shares = given_by(room, number, groups, group, work)
 
@@ -134,7 +134,7 @@ def test_more_than_eight_nodes_are_chosen_as_by_trying_every_set(
 
 def test_what_is_too_much_to_compare_is_noted_and_still_fits() -> None:
     room = [3 * (number + 1) for number in range(16)]
-    work = Work()
+    work = SearchBudget()
 
     shares = given_by(room, 8, 100, 1, work)
 

@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from agent.managers.cpu.manager import CpuManager, aligned_cpus
-from agent.managers.decision import Reason, Refusal
+from agent.managers.decision import Reason, Rejection
 from agent.managers.machine import Machine
-from agent.managers.manager import Refused
+from agent.managers.manager import Rejected
 from agent.managers.policy import CpuPolicy
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from sysfs.described.shapes import regular_host
@@ -20,7 +20,7 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
     from agent.managers.allocations.draft import Draft
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Resources
 
 RULES = make_rules(scope=CONTAINER)
@@ -41,13 +41,13 @@ def allocate(draft: Draft, hint: Hint = NO_AFFINITY) -> dict[str, str]:
     return {name: str(cpus) for name, cpus in draft.cpus.items()}
 
 
-def refusal(draft: Draft) -> Refusal:
-    with pytest.raises(Refused) as caught:
+def rejection(draft: Draft) -> Rejection:
+    with pytest.raises(Rejected) as caught:
         allocate(draft)
     return caught.value.cause.explain()
 
 
-def without_cpu_manager() -> Rules:
+def without_cpu_manager() -> EffectivePolicy:
     return replace(RULES, policy=replace(RULES.policy, cpu=CpuPolicy()))
 
 
@@ -93,9 +93,9 @@ class TestAllocation:
         draft = draft_of(RULES, pod(init("i", own(2)), sidecar("s", own(1)), app("a", own(2))))
         assert allocate(draft) == {"i": "1-2", "s": "1", "a": "2-3"}
 
-    def test_too_few_free_cpus_are_a_refusal_with_what_is_free_where(self) -> None:
+    def test_too_few_free_cpus_are_a_rejection_with_what_is_free_where(self) -> None:
         ledger = with_pod(RULES, pod(app("a", own(5)), app("b", own(8)), uid="other"))
-        found = refusal(draft_of(RULES, pod(app("a", own(4))), ledger))
+        found = rejection(draft_of(RULES, pod(app("a", own(4))), ledger))
         assert (found.reason, found.resource, found.container) == (Reason.UNEXPECTED, "cpu", "a")
         assert (found.asked, found.free) == (4, {0: 2, 1: 0})
         assert found.message == "not enough CPUs: 4 asked, 2 free"
@@ -114,15 +114,15 @@ class TestAlignment:
 
 
 class TestWholeCores:
-    def test_half_a_core_is_refused_before_anything_is_taken(self) -> None:
+    def test_half_a_core_is_rejected_before_anything_is_taken(self) -> None:
         draft = draft_of(WHOLE_CORES, pod(app("a", own(3))))
-        found = refusal(draft)
+        found = rejection(draft)
         assert (found.reason, found.asked, found.free) == (Reason.SMT_ALIGNMENT, 3, {0: 6, 1: 8})
         assert draft.cpus == {}
 
     def test_reserved_cores_do_not_count_as_free(self) -> None:
         ledger = with_pod(WHOLE_CORES, pod(app("a", own(6)), app("b", own(6)), uid="other"))
-        found = refusal(draft_of(WHOLE_CORES, pod(app("a", own(4))), ledger))
+        found = rejection(draft_of(WHOLE_CORES, pod(app("a", own(4))), ledger))
         assert sum(found.free.values()) == 2
 
     def test_a_container_of_whole_cores_is_counted_as_aligned(self) -> None:
@@ -131,9 +131,9 @@ class TestWholeCores:
         aligned = counted(draft, "aligned")
         assert aligned["container_aligned_compute_resources_count container,physical_cpu"] == 1
 
-    def test_a_refusal_is_counted_as_not_aligned(self) -> None:
+    def test_a_rejection_is_counted_as_not_aligned(self) -> None:
         draft = draft_of(WHOLE_CORES, pod(app("a", own(3))))
-        refusal(draft)
+        rejection(draft)
         assert counted(draft) == {
             "cpu_manager_pinning_requests_total": 1,
             "cpu_manager_pinning_errors_total": 1,
@@ -163,10 +163,10 @@ class TestBudget:
         MANAGER.allocate_pod(draft, ON_NODE_0)
         assert (draft.pod_cpus, draft.cpus) == (None, {})
 
-    def test_an_empty_shared_pool_is_refused_and_counted(self) -> None:
+    def test_an_empty_shared_pool_is_rejected_and_counted(self) -> None:
         asked = pod(app("a", own(4)), app("b"), of_pod=self.BUDGET)
         draft = draft_of(make_rules(topology=BEST_EFFORT), asked)
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Rejected) as caught:
             MANAGER.allocate_pod(draft, ON_NODE_0)
         assert caught.value.cause.explain().reason is Reason.EMPTY_POD_SHARED_POOL
         assert counted(draft) == {
@@ -181,7 +181,7 @@ class TestBudget:
         MANAGER.allocate_pod(draft, ON_NODE_1)
         assert len(draft.cpus["a"]) == 1
         odd_budget = pod(app("a"), of_pod=guaranteed("cpu=3 memory=4Gi"))
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Rejected) as caught:
             MANAGER.allocate_pod(draft_of(rules, odd_budget), ON_NODE_1)
         assert caught.value.cause.explain().reason is Reason.SMT_ALIGNMENT
         assert caught.value.cause.explain().container is None
@@ -198,7 +198,7 @@ class TestBudget:
         rules = make_rules(SMT, BEST_EFFORT, reserved="0,8", full_pcpus_only=True)
         asked = pod(app("a"), of_pod=guaranteed(f"cpu={cpus} memory=4Gi"))
         draft = draft_of(rules, asked)
-        with nullcontext() if cpus == 4 else pytest.raises(Refused):
+        with nullcontext() if cpus == 4 else pytest.raises(Rejected):
             MANAGER.allocate_pod(draft, ON_NODE_0)
         assert counted(draft, "aligned").get(name) == 1
 
@@ -206,6 +206,6 @@ class TestBudget:
         rules = make_rules(SMT, BEST_EFFORT, reserved="0,8", full_pcpus_only=True)
         asked = pod(app("a", own(4)), app("b"), of_pod=self.BUDGET)
         draft = draft_of(rules, asked)
-        with pytest.raises(Refused):
+        with pytest.raises(Rejected):
             MANAGER.allocate_pod(draft, ON_NODE_0)
         assert counted(draft, "aligned") == {}

@@ -52,12 +52,12 @@ def test_a_quantity_lies_on_few_cores_where_cores_differ() -> None:
     assert str(reserve_cpus(hybrid, PACKED, 2000)) == "2-3"
 
 
-def test_no_reservation_is_refused() -> None:
+def test_no_reservation_is_rejected() -> None:
     with pytest.raises(EmptyReservationError, match="set reservedSystemCPUs"):
         reserve_cpus(TWO_SOCKETS, PACKED, 0)
 
 
-def test_a_reservation_larger_than_the_host_is_refused() -> None:
+def test_a_reservation_larger_than_the_host_is_rejected() -> None:
     with pytest.raises(ReservationTooLargeError, match="unable to reserve 17 CPUs") as caught:
         reserve_cpus(TWO_SOCKETS, PACKED, 16_500)
 

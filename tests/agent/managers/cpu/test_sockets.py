@@ -29,7 +29,7 @@ from tests.agent.pods.pods import app, guaranteed, pod
 if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.cpu.topology import CpuTopology
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 
 #: Two sockets of two nodes of eight CPUs: 0-15 and 16-31.
@@ -43,7 +43,7 @@ def sockets(topology: CpuTopology, cpus: Mask) -> int:
     return sum(1 for socket in topology.sockets if socket.cpus & cpus.bits)
 
 
-def nearly_full(rules: Rules, cpus: int) -> Ledger:
+def nearly_full(rules: EffectivePolicy, cpus: int) -> Ledger:
     """Return the ledger of a host whose first socket has a pod of so many CPUs."""
     return with_pod(rules, pod(app("x", guaranteed(f"cpu={cpus} memory=1Gi")), uid="other"))
 
@@ -54,10 +54,10 @@ def test_twelve_cpus_are_taken_on_the_socket_that_has_them(
     policy: TopologyManagerPolicy, scope: TopologyManagerScope
 ) -> None:
     rules = make_rules(MACHINE, policy, scope, memory=False, align_by_socket=True)
-    wanted = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
-    grant = with_pod(rules, wanted, nearly_full(rules, 5)).grants["u-1"]
-    assert grant.exclusive_cpus <= Mask.parse("16-31")
-    assert len(grant.exclusive_cpus) == 12
+    desired = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
+    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
+    assert allocation.exclusive_cpus <= Mask.parse("16-31")
+    assert len(allocation.exclusive_cpus) == 12
 
 
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
@@ -66,46 +66,46 @@ def test_memory_of_two_nodes_is_on_that_socket_as_well(
     policy: TopologyManagerPolicy, scope: TopologyManagerScope
 ) -> None:
     rules = make_rules(MACHINE, policy, scope, align_by_socket=True)
-    wanted = pod(app("a", guaranteed("cpu=12 memory=20Gi")))
-    grant = with_pod(rules, wanted, nearly_full(rules, 5)).grants["u-1"]
-    assert grant.exclusive_cpus <= Mask.parse("16-31")
-    assert grant.containers[0].mems == Mask.of(2, 3)
+    desired = pod(app("a", guaranteed("cpu=12 memory=20Gi")))
+    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
+    assert allocation.exclusive_cpus <= Mask.parse("16-31")
+    assert allocation.containers[0].mems == Mask.of(2, 3)
 
 
 @pytest.mark.parametrize("memory", ["1Gi", "20Gi"])
 def test_best_effort_keeps_cpus_on_a_socket_whatever_memory_prefers(memory: str) -> None:
     rules = make_rules(MACHINE, BEST_EFFORT, align_by_socket=True)
-    wanted = pod(app("a", guaranteed(f"cpu=12 memory={memory}")))
-    grant = with_pod(rules, wanted, nearly_full(rules, 5)).grants["u-1"]
-    assert grant.exclusive_cpus <= Mask.parse("16-31")
+    desired = pod(app("a", guaranteed(f"cpu=12 memory={memory}")))
+    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
+    assert allocation.exclusive_cpus <= Mask.parse("16-31")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_the_option_they_are_torn_over_both(policy: TopologyManagerPolicy) -> None:
     rules = make_rules(MACHINE, policy, memory=False)
-    wanted = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
-    grant = with_pod(rules, wanted, nearly_full(rules, 5)).grants["u-1"]
-    assert sockets(MACHINE.cpus, grant.exclusive_cpus) == 2
+    desired = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
+    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
+    assert sockets(MACHINE.cpus, allocation.exclusive_cpus) == 2
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pods_budget_and_its_slices_keep_to_a_socket(policy: TopologyManagerPolicy) -> None:
     rules = make_rules(MACHINE, policy, align_by_socket=True)
-    wanted = pod(
+    desired = pod(
         app("a", guaranteed("cpu=6 memory=1Gi")),
         app("b"),
         of_pod=guaranteed("cpu=12 memory=20Gi"),
     )
-    grant = with_pod(rules, wanted, nearly_full(rules, 5)).grants["u-1"]
-    assert sockets(MACHINE.cpus, grant.exclusive_cpus) == 1
+    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
+    assert sockets(MACHINE.cpus, allocation.exclusive_cpus) == 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_no_socket_has_is_still_given(policy: TopologyManagerPolicy) -> None:
     rules = make_rules(MACHINE, policy, memory=False, align_by_socket=True)
     decision = admit(rules, rules.empty_ledger(), pod(app("a", guaranteed("cpu=20 memory=1Gi"))))
-    assert decision.grant is not None
-    assert len(decision.grant.exclusive_cpus) == 20
+    assert decision.allocation is not None
+    assert len(decision.allocation.exclusive_cpus) == 20
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -114,10 +114,10 @@ def test_on_many_nodes_preferred_sets_are_on_one_socket_as_well(
 ) -> None:
     rules = make_rules(MANY, policy, memory=False, align_by_socket=True)
     assert not rules.machine.lists_hints
-    wanted = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
-    grant = with_pod(rules, wanted, nearly_full(rules, 15)).grants["u-1"]
-    assert grant.exclusive_cpus <= Mask.parse("24-47")
-    hint = grant.containers[0].hint
+    desired = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
+    allocation = with_pod(rules, desired, nearly_full(rules, 15)).allocations["u-1"]
+    assert allocation.exclusive_cpus <= Mask.parse("24-47")
+    hint = allocation.containers[0].hint
     if policy is not NO_POLICY:
         assert hint.preferred
         assert Mask(hint.nodes or 0) <= Mask.parse("6-11")

@@ -58,17 +58,17 @@ def test_an_unreported_uncore_cache_is_the_socket(unknown: int | None) -> None:
     assert ids(topology.uncores) == {7: "0-1"}
 
 
-def test_a_cpu_listed_twice_is_refused() -> None:
+def test_a_cpu_listed_twice_is_rejected() -> None:
     with pytest.raises(CpuTopologyError, match="cpu 3 is listed twice"):
         CpuTopology.from_rows([(3, 3, 0, 0, 0), (3, 3, 0, 0, 0)])
 
 
-def test_negative_ids_are_refused() -> None:
+def test_negative_ids_are_rejected() -> None:
     with pytest.raises(CpuTopologyError, match="cpu 0 in node -1"):
         CpuTopology.from_rows([(0, 0, 0, -1, 0)])
 
 
-def test_a_machine_without_cpus_is_refused() -> None:
+def test_a_machine_without_cpus_is_rejected() -> None:
     with pytest.raises(CpuTopologyError, match="at least one online CPU"):
         CpuTopology.from_rows([])
 

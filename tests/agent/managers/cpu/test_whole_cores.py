@@ -31,9 +31,9 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger, PodGrant
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.cpu.topology import CpuTopology
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
 HOSTS: Final = 120
@@ -66,7 +66,7 @@ class Story:
     """One drawn host on which pods come and go."""
 
     random: Random
-    rules: Rules
+    rules: EffectivePolicy
     ledger: Ledger
     allocated: list[Allocated] = field(default_factory=list)
 
@@ -89,16 +89,16 @@ class Story:
         return story
 
     def _step(self, uid: str) -> None:
-        held = sorted(self.ledger.grants)
+        held = sorted(self.ledger.allocations)
         if held and self.random.random() < 0.3:
             self.ledger = remove(self.rules, self.ledger, self.random.choice(held))
             return
         before = self.ledger
         decision = admit(self.rules, before, self._pod(uid))
         self.ledger = decision.ledger
-        if decision.grant is not None:
+        if decision.allocation is not None:
             others = before.exclusive_cpus
-            self._note(decision.grant, self.rules.assignable_cpus - others, others)
+            self._note(decision.allocation, self.rules.assignable_cpus - others, others)
 
     def _pod(self, uid: str) -> Pod:
         """Draw a pod of one exclusive container, or a budget of several and a shared one."""
@@ -113,15 +113,15 @@ class Story:
         ]
         return pod(*slices, app("z"), of_pod=budget, uid=uid)
 
-    def _note(self, grant: PodGrant, free: Mask, others: Mask) -> None:
+    def _note(self, allocation: PodAllocation, free: Mask, others: Mask) -> None:
         topology = self.rules.machine.cpus
-        if grant.cpus is not None:
-            near = self._near(free, grant.cpus)
-            self.allocated.append(Allocated(topology, near, others, grant.cpus))
-            free, others = grant.cpus, EMPTY
-        for container in grant.containers:
+        if allocation.cpus is not None:
+            near = self._near(free, allocation.cpus)
+            self.allocated.append(Allocated(topology, near, others, allocation.cpus))
+            free, others = allocation.cpus, EMPTY
+        for container in allocation.containers:
             if container.cpus is not None and container.isolation is Isolation.CONTAINER:
-                near = free if grant.cpus is not None else self._near(free, container.cpus)
+                near = free if allocation.cpus is not None else self._near(free, container.cpus)
                 self.allocated.append(Allocated(topology, near, others, container.cpus))
                 free, others = free - container.cpus, others | container.cpus
 

@@ -85,7 +85,7 @@ def test_what_init_containers_left_is_used_before_anything_aligned() -> None:
     assert reusable_devices_after(frozenset({"a", "b"}), ("a",), standard_init=False) == {"b"}
 
 
-def test_too_few_devices_are_refused_with_numbers() -> None:
+def test_too_few_devices_are_rejected_with_numbers() -> None:
     with pytest.raises(
         DeviceAllocationError,
         match=r"unavailable for example.com/gpu. Requested: 3, Available: 2",
@@ -94,7 +94,7 @@ def test_too_few_devices_are_refused_with_numbers() -> None:
     assert (caught.value.requested, caught.value.available) == (3, 2)
 
 
-def test_an_inventory_without_a_healthy_device_is_refused() -> None:
+def test_an_inventory_without_a_healthy_device_is_rejected() -> None:
     with pytest.raises(NoHealthyDevicesError, match="no healthy devices present"):
         assign_devices(GPU, (device("a", 0, healthy=False),), 1, NO_AFFINITY, ())
 

@@ -7,7 +7,7 @@ import pytest
 from agent.managers.admission import admit, remove
 from agent.managers.decision import Reason
 from agent.managers.device.manager import DeviceManager
-from agent.managers.manager import Refused
+from agent.managers.manager import Rejected
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.model import QosClass
@@ -17,7 +17,7 @@ from tests.agent.managers.hosts import CONTAINER, POD, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerScope
     from agent.pods.model import Resources
 
@@ -50,8 +50,8 @@ def test_a_container_without_devices_has_no_preference() -> None:
 
 def test_a_container_that_asks_for_no_device_by_number_holds_none() -> None:
     decision = admit(RULES, RULES.empty_ledger(), pod(app("c1", gpus(0))))
-    assert decision.grant is not None
-    assert decision.grant.containers[0].devices == {}
+    assert decision.allocation is not None
+    assert decision.allocation.containers[0].devices == {}
     assert remove(RULES, decision.ledger, decision.uid) == RULES.empty_ledger()
 
 
@@ -81,15 +81,19 @@ def test_an_init_containers_devices_are_used_again_a_sidecars_are_not() -> None:
     assert draft.devices == {"i": {GPU: ("gpu0",)}, "s": {GPU: ("gpu0",)}, "c1": {GPU: ("gpu1",)}}
 
 
-def test_too_few_devices_are_a_refusal_with_what_is_free_where() -> None:
+def test_too_few_devices_are_a_rejection_with_what_is_free_where() -> None:
     ledger = with_pod(RULES, pod(app("c1", gpus(3)), uid="other"))
     draft = draft_of(RULES, pod(app("c1", gpus(2))), ledger)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         MANAGER.allocate(draft, container(draft, "c1"), NO_AFFINITY)
-    refusal = caught.value.cause.explain()
-    assert (refusal.reason, refusal.resource, refusal.container) == (Reason.UNEXPECTED, GPU, "c1")
-    assert (refusal.asked, refusal.free) == (2, {1: 1})
-    assert "Requested: 2, Available: 1" in refusal.message
+    rejection = caught.value.cause.explain()
+    assert (rejection.reason, rejection.resource, rejection.container) == (
+        Reason.UNEXPECTED,
+        GPU,
+        "c1",
+    )
+    assert (rejection.asked, rejection.free) == (2, {1: 1})
+    assert "Requested: 2, Available: 1" in rejection.message
 
 
 def test_a_budgets_containers_get_devices_one_after_the_other_from_the_pods_nodes() -> None:
@@ -105,14 +109,18 @@ def test_a_budgets_containers_get_devices_one_after_the_other_from_the_pods_node
     assert draft.devices == {"i": {GPU: ("gpu2",)}, "s": {GPU: ("gpu2",)}, "c1": {GPU: ("gpu3",)}}
 
 
-def test_a_budget_with_too_few_devices_is_refused_naming_the_container() -> None:
+def test_a_budget_with_too_few_devices_is_rejected_naming_the_container() -> None:
     rules = make_rules(scope=POD, devices={GPU: GPUS})
     asked = pod(app("c1", gpus(3)), app("c2", gpus(2)), of_pod=guaranteed("cpu=4 memory=4Gi"))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         MANAGER.allocate_pod(draft_of(rules, asked), ON_NODE_0)
-    refusal = caught.value.cause.explain()
-    assert (refusal.reason, refusal.resource, refusal.container) == (Reason.UNEXPECTED, GPU, "c2")
-    assert (refusal.asked, refusal.free) == (2, {1: 1})
+    rejection = caught.value.cause.explain()
+    assert (rejection.reason, rejection.resource, rejection.container) == (
+        Reason.UNEXPECTED,
+        GPU,
+        "c2",
+    )
+    assert (rejection.asked, rejection.free) == (2, {1: 1})
 
 
 class TestPodsWithABudget:
@@ -120,7 +128,7 @@ class TestPodsWithABudget:
 
     BUDGET = guaranteed("cpu=2 memory=1Gi")
 
-    def rules(self, policy: TopologyManagerPolicy) -> Rules:
+    def rules(self, policy: TopologyManagerPolicy) -> EffectivePolicy:
         return make_rules(topology=policy, scope=POD, devices={GPU: GPUS[:2]})
 
     @pytest.mark.parametrize("policy", TopologyManagerPolicy)
@@ -137,7 +145,7 @@ class TestPodsWithABudget:
             admitted.append(decision.admitted)
         assert admitted == [True, False, False]
         assert ledger.devices == {GPU: frozenset({"gpu0", "gpu1"})}
-        held = list(ledger.grants["u-0"].held_devices())
+        held = list(ledger.allocations["u-0"].held_devices())
         assert held == [("a", GPU, "gpu0"), ("a", GPU, "gpu1")]
 
     @pytest.mark.parametrize("policy", TopologyManagerPolicy)
@@ -155,7 +163,7 @@ class TestPodsWithABudget:
     ) -> None:
         rules = self.rules(policy)
         ledger = with_pod(rules, pod(app("a", gpus(1)), app("b", gpus(1)), of_pod=budget))
-        assert [(name, device) for name, _, device in ledger.grants["u-1"].held_devices()] == [
+        assert [(name, device) for name, _, device in ledger.allocations["u-1"].held_devices()] == [
             ("a", "gpu0"),
             ("b", "gpu1"),
         ]
@@ -168,8 +176,8 @@ def test_a_best_effort_pod_gets_devices_of_one_node_where_anything_is_aligned(
 ) -> None:
     on_both = tuple(PluginDevice(f"gpu{number}", Mask.of(number % 2)) for number in range(4))
     rules = make_rules(topology=policy, scope=scope, devices={GPU: on_both})
-    grant = with_pod(rules, pod(app("a", gpus(2)))).grants["u-1"]
-    assert grant.qos is QosClass.BEST_EFFORT
-    assert grant.containers[0].cpus is None
+    allocation = with_pod(rules, pod(app("a", gpus(2)))).allocations["u-1"]
+    assert allocation.qos is QosClass.BEST_EFFORT
+    assert allocation.containers[0].cpus is None
     aligned = policy is not TopologyManagerPolicy.NONE
-    assert grant.containers[0].devices == {GPU: ("gpu0", "gpu2" if aligned else "gpu1")}
+    assert allocation.containers[0].devices == {GPU: ("gpu0", "gpu2" if aligned else "gpu1")}

@@ -90,7 +90,7 @@ def test_a_hint_without_room_is_extended_by_the_best_mask_around_it() -> None:
     assert blocks[0].nodes == Mask.of(0, 3)
 
 
-def test_a_hint_that_cannot_be_extended_is_refused() -> None:
+def test_a_hint_that_cannot_be_extended_is_rejected() -> None:
     _, state = assign(TWO, initial_memory(TWO), {"memory": 4 * GI}, yes(0))
     with pytest.raises(CannotExtendHintError) as caught:
         assign(TWO, state, {"memory": GI}, yes(0))
@@ -116,7 +116,7 @@ def test_an_alignment_called_preferred_needs_a_preferred_default() -> None:
     assert blocks[0].nodes == Mask.of(1, 2)
 
 
-def test_where_nothing_has_room_the_refusal_says_what_is_free() -> None:
+def test_where_nothing_has_room_the_rejection_says_what_is_free() -> None:
     with pytest.raises(NoDefaultHintError) as caught:
         assign(TWO, initial_memory(TWO), {"memory": 9 * GI}, NO_AFFINITY)
     assert caught.value.demand.requests == {"memory": 9 * GI}
@@ -143,7 +143,7 @@ def test_a_single_node_with_room_is_taken_out_of_its_group_as_in_the_kubelet() -
     assert release(FOUR, state, [*group, *single]) == initial_memory(FOUR)
 
 
-def test_an_unknown_huge_page_size_is_refused_before_anything_else() -> None:
+def test_an_unknown_huge_page_size_is_rejected_before_anything_else() -> None:
     with pytest.raises(UnknownMemoryTypeError):
         assign(TWO, initial_memory(TWO), {"memory": GI, "hugepages-1Gi": GI}, yes(0))
 

@@ -72,7 +72,7 @@ def test_a_page_size_of_one_node_only_is_found_there() -> None:
     assert hints["memory"] == (yes(0), no(0, 1))
 
 
-def test_a_page_size_that_the_machine_lacks_is_refused_by_name() -> None:
+def test_a_page_size_that_the_machine_lacks_is_rejected_by_name() -> None:
     facts = facts_of(node(0, 8 * GI, {2 * MI: 64}))
     with pytest.raises(UnknownMemoryTypeError, match="1 GiB of hugepages-1Gi asked") as caught:
         memory_hints(facts, initial_memory(facts), {"hugepages-1Gi": GI})

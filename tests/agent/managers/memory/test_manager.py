@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.allocations.ledger import MemoryBlock
-from agent.managers.decision import Reason, Refusal
+from agent.managers.decision import Reason, Rejection
 from agent.managers.machine import Machine
-from agent.managers.manager import Refused
+from agent.managers.manager import Rejected
 from agent.managers.memory.manager import MemoryManager, release_memory
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from sysfs.described.shapes import regular_host
@@ -50,8 +50,8 @@ def shown(draft: Draft) -> dict[str, list[str]]:
     }
 
 
-def refusal(draft: Draft, hint: Hint = NO_AFFINITY) -> Refusal:
-    with pytest.raises(Refused) as caught:
+def rejection(draft: Draft, hint: Hint = NO_AFFINITY) -> Rejection:
+    with pytest.raises(Rejected) as caught:
         allocate(draft, hint)
     return caught.value.cause.explain()
 
@@ -80,9 +80,9 @@ class TestHints:
         draft = draft_of(make_rules(), pod(app("a", own(4)), app("b"), of_pod=budget(4)))
         assert MANAGER.pod_hints(draft) == {"memory": ()}
 
-    def test_a_page_size_that_the_machine_lacks_is_a_refusal_naming_it(self) -> None:
+    def test_a_page_size_that_the_machine_lacks_is_a_rejection_naming_it(self) -> None:
         draft = draft_of(PAGED, pod(app("a", guaranteed("cpu=1 memory=1Gi hugepages-1Gi=1Gi"))))
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Rejected) as caught:
             MANAGER.container_hints(draft, container(draft, "a"))
         found = caught.value.cause.explain()
         assert (found.reason, found.resource) == (Reason.UNEXPECTED, "hugepages-1Gi")
@@ -119,10 +119,10 @@ class TestAllocation:
         }
         assert draft.node_memory[0].reserved["memory"] == 5 * GIB
 
-    def test_a_refusal_names_the_scarcest_type_and_is_counted(self) -> None:
+    def test_a_rejection_names_the_scarcest_type_and_is_counted(self) -> None:
         asked = guaranteed("cpu=1 memory=1Gi hugepages-2Mi=3Gi")
         draft = draft_of(PAGED, pod(app("a", asked)))
-        found = refusal(draft)
+        found = rejection(draft)
         assert (found.resource, found.asked) == ("hugepages-2Mi", 3 * GIB)
         assert found.free == {0: GIB, 1: GIB}
         assert counted(draft, "errors") == {
@@ -151,9 +151,9 @@ class TestBudget:
             "resource_manager_container_assignments memory,pod_shared": 2,
         }
 
-    def test_an_empty_shared_pool_is_refused_and_nothing_charged(self) -> None:
+    def test_an_empty_shared_pool_is_rejected_and_nothing_charged(self) -> None:
         draft = self.draft(app("a", own(4)), app("b"))
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Rejected) as caught:
             MANAGER.allocate_pod(draft, ON_NODE_0)
         assert caught.value.cause.explain().reason is Reason.EMPTY_POD_SHARED_POOL
         assert caught.value.cause.explain().resource == "memory"
@@ -162,9 +162,9 @@ class TestBudget:
             "resource_manager_allocation_errors_total memory,pod": 1
         }
 
-    def test_a_budget_that_no_set_of_nodes_has_is_refused_for_the_pod(self) -> None:
+    def test_a_budget_that_no_set_of_nodes_has_is_rejected_for_the_pod(self) -> None:
         draft = self.draft(app("a"), gib=31)
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Rejected) as caught:
             MANAGER.allocate_pod(draft, ON_BOTH)
         assert caught.value.cause.explain().container is None
         assert caught.value.cause.explain().asked == 31 * GIB
@@ -174,6 +174,6 @@ class TestBudget:
 def test_release_gives_back_what_the_pod_or_its_containers_were_charged(scope: object) -> None:
     rules = make_rules(scope=scope)  # type: ignore[arg-type]  # parametrized by value
     ledger = with_pod(rules, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
-    grant = ledger.grants["u-1"]
+    allocation = ledger.allocations["u-1"]
     assert ledger.memory[0].reserved["memory"] == (4 if scope is POD else 1) * GIB
-    assert release_memory(rules, ledger.memory, grant) == rules.empty_ledger().memory
+    assert release_memory(rules, ledger.memory, allocation) == rules.empty_ledger().memory

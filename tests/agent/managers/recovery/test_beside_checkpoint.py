@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.managers.admission import admit, remove
 from agent.managers.effective_policy import shared_cpus
 from agent.managers.recovery.beside_checkpoint import Recovery, recover
-from agent.managers.recovery.from_cgroups import Seen, SeenPod
+from agent.managers.recovery.from_cgroups import ObservedContainer, ObservedPod
 from agent.pods.model import QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import CONTAINER, SMT, make_rules
@@ -19,7 +19,7 @@ from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
 
 RULES = make_rules(SMT, scope=CONTAINER, memory=False)
 
@@ -33,14 +33,16 @@ def checkpoint(*admitted: tuple[str, int]) -> Ledger:
     return ledger
 
 
-def shown(uid: str, cpus: str) -> SeenPod:
+def shown(uid: str, cpus: str) -> ObservedPod:
     """Return a running Guaranteed pod of one container."""
-    own = Seen(f"pod{uid}", Mask.parse(cpus), EMPTY)
-    return SeenPod(uid, QosClass.GUARANTEED, own, (Seen("c1", Mask.parse(cpus), EMPTY),))
+    own = ObservedContainer(f"pod{uid}", Mask.parse(cpus), EMPTY)
+    return ObservedPod(
+        uid, QosClass.GUARANTEED, own, (ObservedContainer("c1", Mask.parse(cpus), EMPTY),)
+    )
 
 
 def held(ledger: Ledger) -> dict[str, str]:
-    return {uid: str(grant.exclusive_cpus) for uid, grant in ledger.grants.items()}
+    return {uid: str(allocation.exclusive_cpus) for uid, allocation in ledger.allocations.items()}
 
 
 def told(recovery: Recovery) -> list[tuple[str, str, str, str]]:
@@ -53,8 +55,8 @@ def test_a_running_pod_that_the_checkpoint_does_not_know_keeps_its_cpus() -> Non
     recovery = recover(RULES, ledger, [shown("old", "1,9"), shown("new", "2,10")])
     assert held(recovery.ledger) == {"old": "1,9", "new": "2,10"}
     assert (recovery.recovered, recovery.displaced, recovery.notes) == (("new",), (), ())
-    assert recovery.ledger.grants["old"] is ledger.grants["old"]
-    assert recovery.ledger.grants["new"].recovered
+    assert recovery.ledger.allocations["old"] is ledger.allocations["old"]
+    assert recovery.ledger.allocations["new"].recovered
 
 
 def test_a_pod_of_the_checkpoint_that_does_not_run_gives_way_to_one_that_does() -> None:
@@ -71,9 +73,9 @@ def test_a_pod_that_runs_elsewhere_is_taken_as_the_kernel_shows_it() -> None:
     recovery = recover(RULES, ledger, running)
     assert held(recovery.ledger) == {"new": "1,9", "old": "2,10", "last": "3,11"}
     assert told(recovery) == [("old", "1,9", "new", "2,10"), ("next", "2,10", "old", "")]
-    old = recovery.ledger.grants["old"]
-    assert (old.recovered, old.name) == (True, ledger.grants["old"].name)
-    assert recovery.ledger.grants["last"] is ledger.grants["last"]
+    old = recovery.ledger.allocations["old"]
+    assert (old.recovered, old.name) == (True, ledger.allocations["old"].name)
+    assert recovery.ledger.allocations["last"] is ledger.allocations["last"]
 
 
 def test_a_pod_that_is_confined_to_the_shared_pool_loses_what_the_checkpoint_gives_it() -> None:
@@ -126,23 +128,26 @@ def test_a_recovered_pod_is_confirmed_by_its_specification(again: bool) -> None:
         decision = admit(RULES, decision.ledger, asked)
     assert decision.already_admitted
     assert held(decision.ledger) == {"old": "1,9", "new": "2,10"}
-    assert not decision.ledger.grants["new"].recovered
+    assert not decision.ledger.allocations["new"].recovered
 
 
-def runs_as_held(rules: Rules, ledger: Ledger, uid: str) -> SeenPod:
+def runs_as_held(rules: EffectivePolicy, ledger: Ledger, uid: str) -> ObservedPod:
     """Return a pod of a ledger as the kernel shows it when all of it runs."""
-    grant = ledger.grants[uid]
+    allocation = ledger.allocations[uid]
     pool = shared_cpus(rules, ledger)
     containers = tuple(
-        Seen(each.name, pool if each.cpus is None else each.cpus, each.mems)
-        for each in grant.containers
+        ObservedContainer(each.name, pool if each.cpus is None else each.cpus, each.mems)
+        for each in allocation.containers
         if each.kind != "init"
     )
     cpus = EMPTY
     for each in containers:
         cpus |= each.cpus
-    return SeenPod(
-        uid, grant.qos, Seen(f"pod{uid}", cpus | (grant.cpus or EMPTY), EMPTY), containers
+    return ObservedPod(
+        uid,
+        allocation.qos,
+        ObservedContainer(f"pod{uid}", cpus | (allocation.cpus or EMPTY), EMPTY),
+        containers,
     )
 
 
@@ -154,17 +159,21 @@ def test_whatever_checkpoint_is_put_back_nobody_is_given_what_a_running_pod_has(
     rules = data.draw(rule_sets())
     ledger = older = rules.empty_ledger()
     for number in range(data.draw(st.integers(1, 8))):
-        if data.draw(st.booleans()) and ledger.grants:
-            ledger = remove(rules, ledger, data.draw(st.sampled_from(sorted(ledger.grants))))
+        if data.draw(st.booleans()) and ledger.allocations:
+            ledger = remove(rules, ledger, data.draw(st.sampled_from(sorted(ledger.allocations))))
         ledger = admit(rules, ledger, data.draw(pods(f"p{number}"))).ledger
         if data.draw(st.booleans()):
             older = ledger
-    uids = st.sets(st.sampled_from(sorted(ledger.grants))) if ledger.grants else st.just(set())
+    uids = (
+        st.sets(st.sampled_from(sorted(ledger.allocations)))
+        if ledger.allocations
+        else st.just(set())
+    )
     running = [runs_as_held(rules, ledger, uid) for uid in sorted(data.draw(uids))]
     recovery = recover(rules, older, running)
     assert broken_invariants(rules, recovery.ledger) == []
     for each in running:
-        own = ledger.grants[each.uid].exclusive_cpus
+        own = ledger.allocations[each.uid].exclusive_cpus
         if not rules.static_cpus or not own or own == shared_cpus(rules, older):
             continue
         # Init containers are over: what only they had shows nowhere.
@@ -173,10 +182,10 @@ def test_whatever_checkpoint_is_put_back_nobody_is_given_what_a_running_pod_has(
             now |= seen.cpus & own
         if not now:
             continue
-        assert now <= recovery.ledger.grants[each.uid].exclusive_cpus
-        others = (g for uid, g in recovery.ledger.grants.items() if uid != each.uid)
+        assert now <= recovery.ledger.allocations[each.uid].exclusive_cpus
+        others = (g for uid, g in recovery.ledger.allocations.items() if uid != each.uid)
         assert not any(other.exclusive_cpus & now for other in others)
-    for uid in recovery.ledger.grants.keys() & older.grants.keys():
-        assert recovery.ledger.grants[uid] is older.grants[uid]
+    for uid in recovery.ledger.allocations.keys() & older.allocations.keys():
+        assert recovery.ledger.allocations[uid] is older.allocations[uid]
     again = recover(rules, recovery.ledger, running)
     assert again.ledger is recovery.ledger

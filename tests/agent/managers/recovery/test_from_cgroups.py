@@ -10,10 +10,15 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import Isolation
-from agent.managers.effective_policy import Rules, shared_cpus, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
 from agent.managers.policy import CpuManagerPolicy, NodeFit
 from agent.managers.recovery.beside_checkpoint import Recovery, recover
-from agent.managers.recovery.from_cgroups import Seen, SeenPod, describe_adopted, is_adopted
+from agent.managers.recovery.from_cgroups import (
+    ObservedContainer,
+    ObservedPod,
+    describe_recovered,
+    is_recovered,
+)
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, PLAIN, POD, make_rules
@@ -24,7 +29,7 @@ from tests.conformance.invariants import broken_invariants
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.allocations.ledger import ContainerGrant, Ledger, PodGrant
+    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
     from agent.managers.decision import Decision
     from agent.pods.model import Pod
 
@@ -32,37 +37,39 @@ RULES = make_rules(scope=CONTAINER, memory=False)
 STRICT = make_rules(scope=CONTAINER, memory=False, strict_cpu_reservation=True)
 
 
-def seen(name: str, cpus: str, mems: str = "", *, in_effect: bool = True) -> Seen:
-    return Seen(name, Mask.parse(cpus), Mask.parse(mems), in_effect)
+def seen(name: str, cpus: str, mems: str = "", *, in_effect: bool = True) -> ObservedContainer:
+    return ObservedContainer(name, Mask.parse(cpus), Mask.parse(mems), in_effect)
 
 
-def shown(uid: str, cpus: str, *containers: Seen, qos: QosClass = QosClass.GUARANTEED) -> SeenPod:
+def shown(
+    uid: str, cpus: str, *containers: ObservedContainer, qos: QosClass = QosClass.GUARANTEED
+) -> ObservedPod:
     mems = EMPTY
     for each in containers:
         mems |= each.mems
-    return SeenPod(uid, qos, Seen(f"pod{uid}", Mask.parse(cpus), mems), containers)
+    return ObservedPod(uid, qos, ObservedContainer(f"pod{uid}", Mask.parse(cpus), mems), containers)
 
 
-def without_checkpoint(rules: Rules, running: Sequence[SeenPod]) -> Recovery:
+def without_checkpoint(rules: EffectivePolicy, running: Sequence[ObservedPod]) -> Recovery:
     """Return what is recovered where the checkpoint is lost."""
     return recover(rules, rules.empty_ledger(), running)
 
 
 def held(ledger: Ledger) -> dict[str, str]:
-    return {uid: str(grant.exclusive_cpus) for uid, grant in ledger.grants.items()}
+    return {uid: str(allocation.exclusive_cpus) for uid, allocation in ledger.allocations.items()}
 
 
 def asking(text: str, uid: str = "a") -> Pod:
     return pod(app("c1", guaranteed(text)), uid=uid)
 
 
-def confirmed(rules: Rules, asked: Pod, *running: SeenPod) -> Decision:
+def confirmed(rules: EffectivePolicy, asked: Pod, *running: ObservedPod) -> Decision:
     return admit(rules, without_checkpoint(rules, running).ledger, asked)
 
 
 class TestWhatIsEvidence:
     def test_cpus_that_nobody_else_shows_were_given(self) -> None:
-        adoption = without_checkpoint(
+        recovery = without_checkpoint(
             RULES,
             [
                 shown("a", "1-2", seen("x", "1-2")),
@@ -70,10 +77,10 @@ class TestWhatIsEvidence:
                 shown("c", "0,3-15", seen("z", "0,3-15"), qos=QosClass.BURSTABLE),
             ],
         )
-        assert held(adoption.ledger) == {"a": "1-2"}
-        assert adoption.notes == ()
-        assert is_adopted(adoption.ledger.grants["a"])
-        assert shared_pool(RULES, adoption.ledger) == Mask.parse("0,3-15")
+        assert held(recovery.ledger) == {"a": "1-2"}
+        assert recovery.notes == ()
+        assert is_recovered(recovery.ledger.allocations["a"])
+        assert shared_pool(RULES, recovery.ledger) == Mask.parse("0,3-15")
 
     def test_several_pods_on_the_same_cpus_share_them(self) -> None:
         running = [shown(uid, "3-15", seen("x", "3-15")) for uid in "bc"]
@@ -88,12 +95,12 @@ class TestWhatIsEvidence:
 
     def test_exclusive_and_shared_containers_of_one_pod_are_told_apart(self) -> None:
         mixed = shown("a", "0-15", seen("own", "1-2"), seen("rest", "0,3-15"))
-        (grant,) = without_checkpoint(RULES, [mixed]).ledger.grants.values()
-        assert [(c.name, str(c.cpus), c.isolation) for c in grant.containers] == [
+        (allocation,) = without_checkpoint(RULES, [mixed]).ledger.allocations.values()
+        assert [(c.name, str(c.cpus), c.isolation) for c in allocation.containers] == [
             ("own", "1-2", Isolation.CONTAINER),
             ("rest", "None", Isolation.HOST),
         ]
-        assert grant.cpus is None
+        assert allocation.cpus is None
 
     def test_only_guaranteed_pods_hold_anything(self) -> None:
         burstable = shown("a", "1-2", seen("x", "1-2"), qos=QosClass.BURSTABLE)
@@ -101,56 +108,61 @@ class TestWhatIsEvidence:
 
     def test_contradictions_are_named_and_nobody_is_given_anything(self) -> None:
         running = [shown("a", "1-2", seen("x", "1-2")), shown("b", "2-3", seen("y", "2-3"))]
-        adoption = without_checkpoint(RULES, running)
-        assert held(adoption.ledger) == {}
-        assert adoption.notes == (
+        recovery = without_checkpoint(RULES, running)
+        assert held(recovery.ledger) == {}
+        assert recovery.notes == (
             "pod a: x shows CPUs 1-2, some of them another pod's",
             "pod b: y shows CPUs 2-3, some of them another pod's",
         )
 
     def test_what_is_not_in_effect_is_no_evidence(self) -> None:
-        stray = SeenPod("a", QosClass.GUARANTEED, seen("p", ""), (seen("x", "1", in_effect=False),))
-        adoption = without_checkpoint(RULES, [stray])
-        assert held(adoption.ledger) == {}
-        assert adoption.notes == ("pod a: x shows CPUs 1, which are not in effect",)
+        stray = ObservedPod(
+            "a", QosClass.GUARANTEED, seen("p", ""), (seen("x", "1", in_effect=False),)
+        )
+        recovery = without_checkpoint(RULES, [stray])
+        assert held(recovery.ledger) == {}
+        assert recovery.notes == ("pod a: x shows CPUs 1, which are not in effect",)
 
-    def test_where_nobody_gets_cpus_nothing_is_adopted(self) -> None:
+    def test_where_nobody_gets_cpus_nothing_is_recovered(self) -> None:
         from agent.managers.policy import Policy  # noqa: PLC0415
 
-        rules = Rules(PLAIN, Policy())
-        assert without_checkpoint(rules, [shown("a", "1-2", seen("x", "1-2"))]).ledger.grants == {}
+        rules = EffectivePolicy(PLAIN, Policy())
+        assert (
+            without_checkpoint(rules, [shown("a", "1-2", seen("x", "1-2"))]).ledger.allocations
+            == {}
+        )
 
 
-@pytest.mark.parametrize("namespace", ["default", "adopted"])
+@pytest.mark.parametrize("namespace", ["default", "recovered"])
 def test_an_imported_allocation_is_no_recovered_one_whatever_its_namespace(namespace: str) -> None:
     amounts = guaranteed("cpu=2 memory=1Gi")
     asked = pod(init("i", amounts), app("c1", amounts), app("c2", amounts), uid="a")
     asked = replace(asked, namespace=namespace)
     ledger = admit(RULES, RULES.empty_ledger(), asked).ledger
-    known = ledger.grants["a"]
+    known = ledger.allocations["a"]
     imported = replace(known, spec_digest="")
-    assert not is_adopted(imported)
-    decision = admit(RULES, replace(ledger, grants=MappingProxyType({"a": imported})), asked)
+    assert not is_recovered(imported)
+    decision = admit(RULES, replace(ledger, allocations=MappingProxyType({"a": imported})), asked)
     assert decision.already_admitted
-    assert decision.grant == known
+    assert decision.allocation == known
 
 
 class TestConfirming:
     def test_a_specification_of_the_same_size_completes_it(self) -> None:
         decision = confirmed(RULES, asking("cpu=2 memory=1Gi"), shown("a", "1,9", seen("x", "1,9")))
         assert decision.already_admitted
-        grant = decision.grant
-        assert grant is not None
-        assert not is_adopted(grant)
-        assert [(c.name, str(c.cpus)) for c in grant.containers] == [("c1", "1,9")]
+        allocation = decision.allocation
+        assert allocation is not None
+        assert not is_recovered(allocation)
+        assert [(c.name, str(c.cpus)) for c in allocation.containers] == [("c1", "1,9")]
         again = admit(RULES, decision.ledger, asking("cpu=2 memory=1Gi"))
-        assert again.grant is grant
+        assert again.allocation is allocation
 
     @pytest.mark.parametrize("text", ["cpu=1 memory=1Gi", "cpu=3 memory=1Gi"])
     def test_another_size_is_a_conflict_and_changes_nothing(self, text: str) -> None:
         decision = confirmed(RULES, asking(text), shown("a", "1-2", seen("x", "1-2")))
-        assert decision.refusal is not None
-        assert decision.refusal.reason == "PodConflict"
+        assert decision.rejection is not None
+        assert decision.rejection.reason == "PodConflict"
         assert held(decision.ledger) == {"a": "1-2"}
 
     def test_names_tell_containers_of_one_size_apart(self) -> None:
@@ -160,9 +172,9 @@ class TestConfirming:
             uid="a",
         )
         running = shown("a", "1-2", seen("shop-web.scope", "1"), seen("db.scope", "2"))
-        grant = confirmed(RULES, both, running).grant
-        assert grant is not None
-        assert {c.name: str(c.cpus) for c in grant.containers} == {"db": "2", "web": "1"}
+        allocation = confirmed(RULES, both, running).allocation
+        assert allocation is not None
+        assert {c.name: str(c.cpus) for c in allocation.containers} == {"db": "2", "web": "1"}
 
     def test_sizes_tell_containers_without_names_apart(self) -> None:
         both = pod(
@@ -172,9 +184,9 @@ class TestConfirming:
             uid="a",
         )
         ids = [seen("cri-containerd-1.scope", "4"), seen("cri-containerd-2.scope", "1-3")]
-        grant = confirmed(RULES, both, shown("a", "1-4", *ids)).grant
-        assert grant is not None
-        assert {c.name: str(c.cpus) for c in grant.containers} == {
+        allocation = confirmed(RULES, both, shown("a", "1-4", *ids)).allocation
+        assert allocation is not None
+        assert {c.name: str(c.cpus) for c in allocation.containers} == {
             "setup": "1-2",
             "db": "1-3",
             "web": "4",
@@ -186,16 +198,16 @@ class TestConfirming:
             app("web", guaranteed("cpu=1 memory=1Gi")),
             uid="a",
         )
-        grant = confirmed(RULES, both, shown("a", "1-4", seen("x", "1-3"))).grant
-        assert grant is not None
-        assert {c.name: str(c.cpus) for c in grant.containers} == {"db": "1-3", "web": "4"}
+        allocation = confirmed(RULES, both, shown("a", "1-4", seen("x", "1-3"))).allocation
+        assert allocation is not None
+        assert {c.name: str(c.cpus) for c in allocation.containers} == {"db": "1-3", "web": "4"}
 
     def test_memory_is_charged_where_it_is_pinned(self) -> None:
         rules = make_rules(scope=CONTAINER)
         running = shown("a", "9-10", seen("x", "9-10", "1"))
         decision = confirmed(rules, asking("cpu=2 memory=3Gi"), running)
-        assert decision.grant is not None
-        assert decision.grant.containers[0].mems == Mask.of(1)
+        assert decision.allocation is not None
+        assert decision.allocation.containers[0].mems == Mask.of(1)
         assert decision.ledger.memory[1].reserved["memory"] == 3 * GIB
         assert remove(rules, decision.ledger, "a") == rules.empty_ledger()
 
@@ -203,14 +215,14 @@ class TestConfirming:
         """Admitted like any other it would get memory of node 0, and its pages would move."""
         rules = make_rules(scope=CONTAINER)
         running = shown("a", "0-15", seen("x", "0-15", "1"))
-        (grant,) = without_checkpoint(rules, [running]).ledger.grants.values()
-        assert describe_adopted(grant) == (
+        (allocation,) = without_checkpoint(rules, [running]).ledger.allocations.values()
+        assert describe_recovered(allocation) == (
             "memory on nodes 1, how much of it is not known and not counted"
         )
         decision = confirmed(rules, asking("cpu=1500m memory=3Gi"), running)
         assert decision.already_admitted
-        assert decision.grant is not None
-        (container,) = decision.grant.containers
+        assert decision.allocation is not None
+        (container,) = decision.allocation.containers
         assert (container.cpus, container.mems) == (None, Mask.of(1))
         assert decision.ledger.memory[1].reserved["memory"] == 3 * GIB
         assert remove(rules, decision.ledger, "a") == rules.empty_ledger()
@@ -218,14 +230,14 @@ class TestConfirming:
     def test_memory_is_pinned_also_where_cpus_are_nobodys_own(self) -> None:
         rules = make_rules(scope=CONTAINER)
         cpu = replace(rules.policy.cpu, policy=CpuManagerPolicy.NONE)
-        rules = Rules(rules.machine, replace(rules.policy, cpu=cpu))
+        rules = EffectivePolicy(rules.machine, replace(rules.policy, cpu=cpu))
         running = shown("a", "1-2", seen("x", "1-2", "1"))
         decision = confirmed(rules, asking("cpu=2 memory=3Gi"), running)
-        assert decision.grant is not None
-        assert decision.grant.exclusive_cpus == EMPTY
-        assert decision.grant.containers[0].mems == Mask.of(1)
+        assert decision.allocation is not None
+        assert decision.allocation.exclusive_cpus == EMPTY
+        assert decision.allocation.containers[0].mems == Mask.of(1)
 
-    def test_a_container_that_asks_for_less_than_memory_of_its_own_is_admitted_anew(self) -> None:
+    def test_a_container_that_asks_for_less_than_memory_of_its_own_is_admitted_again(self) -> None:
         rules = make_rules(scope=CONTAINER)
         running = shown("a", "0-15", seen("x", "0-15", "1"))
         asked = pod(app("c1", resources("cpu=1")), uid="a")
@@ -241,28 +253,28 @@ class TestConfirming:
         assert decision.admitted
         assert decision.ledger.requests == {"cpu": 1000}
         new = admit(rules, rules.empty_ledger(), asked)
-        assert new.refusal is not None
-        assert new.refusal.reason == "OutOfcpu"
+        assert new.rejection is not None
+        assert new.rejection.reason == "OutOfcpu"
 
     def test_names_tell_whose_memory_is_where(self) -> None:
         rules = make_rules(scope=CONTAINER)
         names = ("db", "web")
         both = pod(*(app(n, guaranteed("cpu=500m memory=1Gi")) for n in names), uid="a")
         running = shown("a", "0-15", seen("web.scope", "0-15", "1"), seen("db", "0-15", "0"))
-        grant = confirmed(rules, both, running).grant
-        assert grant is not None
-        assert {c.name: str(c.mems) for c in grant.containers} == {"db": "0", "web": "1"}
+        allocation = confirmed(rules, both, running).allocation
+        assert allocation is not None
+        assert {c.name: str(c.mems) for c in allocation.containers} == {"db": "0", "web": "1"}
         nameless = shown("a", "0-15", seen("x", "0-15", "1"), seen("y", "0-15", "0"))
-        refusal = confirmed(rules, both, nameless).refusal
-        assert refusal is not None
-        assert "where the memory of db is, is not shown" in refusal.message
+        rejection = confirmed(rules, both, nameless).rejection
+        assert rejection is not None
+        assert "where the memory of db is, is not shown" in rejection.message
 
     def test_the_limit_of_a_cgroup_says_how_much_is_held(self) -> None:
         rules = make_rules(scope=CONTAINER)
         limited = replace(seen("x", "9-10", "1"), memory=3 * GIB)
         ledger = without_checkpoint(rules, [shown("a", "9-10", limited)]).ledger
         assert ledger.memory[1].reserved["memory"] == 3 * GIB
-        assert describe_adopted(ledger.grants["a"]) == "CPUs 9-10, memory on nodes 1"
+        assert describe_recovered(ledger.allocations["a"]) == "CPUs 9-10, memory on nodes 1"
         assert remove(rules, ledger, "a") == rules.empty_ledger()
 
     def test_the_limit_of_a_pod_says_it_where_containers_have_none(self) -> None:
@@ -272,7 +284,7 @@ class TestConfirming:
             rules, [replace(whole, own=replace(whole.own, memory=2 * GIB))]
         ).ledger
         assert ledger.memory[1].reserved["memory"] == 2 * GIB
-        assert describe_adopted(ledger.grants["a"]) == "CPUs 9-10, memory on nodes 1"
+        assert describe_recovered(ledger.allocations["a"]) == "CPUs 9-10, memory on nodes 1"
 
     def test_memory_that_is_not_pinned_is_a_conflict(self) -> None:
         rules = make_rules(scope=CONTAINER)
@@ -286,8 +298,8 @@ class TestConfirming:
         decision = confirmed(
             rules, asking("cpu=2 memory=1Gi e.org/g=1"), shown("a", "1-2", seen("x", "1-2"))
         )
-        assert decision.refusal is not None
-        assert "devices" in decision.refusal.message
+        assert decision.rejection is not None
+        assert "devices" in decision.rejection.message
 
 
 class TestBudgets:
@@ -300,26 +312,26 @@ class TestBudgets:
         uid="a",
     )
 
-    def grant(self, *containers: Seen, cpus: str = "1-5") -> PodGrant | None:
-        return confirmed(self.RULES, self.MIXED, shown("a", cpus, *containers)).grant
+    def allocation(self, *containers: ObservedContainer, cpus: str = "1-5") -> PodAllocation | None:
+        return confirmed(self.RULES, self.MIXED, shown("a", cpus, *containers)).allocation
 
     def test_it_is_divided_as_the_cgroups_show(self) -> None:
-        grant = self.grant(seen("x", "2-3"), seen("y", "1,4-5"), seen("z", "1,4-5"))
-        assert grant is not None
-        assert str(grant.cpus) == "1-5"
-        assert {c.name: (str(c.cpus), c.isolation) for c in grant.containers} == {
+        allocation = self.allocation(seen("x", "2-3"), seen("y", "1,4-5"), seen("z", "1,4-5"))
+        assert allocation is not None
+        assert str(allocation.cpus) == "1-5"
+        assert {c.name: (str(c.cpus), c.isolation) for c in allocation.containers} == {
             "db": ("2-3", Isolation.CONTAINER),
             "log": ("1,4-5", Isolation.POD),
             "met": ("1,4-5", Isolation.POD),
         }
 
     def test_a_lone_sharer_is_known_by_the_size_of_the_rest(self) -> None:
-        grant = self.grant(seen("x", "2-3"), seen("y", "1,4-5"))
-        assert grant is not None
-        assert [str(c.cpus) for c in grant.containers] == ["2-3", "1,4-5", "1,4-5"]
+        allocation = self.allocation(seen("x", "2-3"), seen("y", "1,4-5"))
+        assert allocation is not None
+        assert [str(c.cpus) for c in allocation.containers] == ["2-3", "1,4-5", "1,4-5"]
 
     def test_another_size_is_no_such_budget(self) -> None:
-        assert self.grant(seen("x", "2-3"), cpus="1-4") is None
+        assert self.allocation(seen("x", "2-3"), cpus="1-4") is None
 
     def test_sets_of_one_size_that_could_be_either_are_not_guessed(self) -> None:
         even = replace(self.MIXED, resources=guaranteed("cpu=4 memory=4Gi"))
@@ -330,52 +342,58 @@ class TestBudgets:
 @given(data=st.data(), rules=rule_sets(), asked=st.lists(pods(), min_size=1, max_size=4))
 @EVERY_SEQUENCE
 def test_whatever_ran_nothing_is_held_twice_and_nobody_is_moved(
-    data: st.DataObject, rules: Rules, asked: list[Pod]
+    data: st.DataObject, rules: EffectivePolicy, asked: list[Pod]
 ) -> None:
-    """Admit pods, lose the ledger, adopt what their cgroups show, and ask for them again."""
+    """Admit pods, lose the ledger, recover what their cgroups show, and ask for them again."""
     ledger = rules.empty_ledger()
     named = [replace(one, uid=f"u-{number}") for number, one in enumerate(asked)]
     for one in named:
         ledger = admit(rules, ledger, one).ledger
     pool = shared_cpus(rules, ledger)
     limits = data.draw(st.booleans())
-    running = [as_shown(grant, pool, limits=limits) for grant in ledger.grants.values()]
-    adopted = without_checkpoint(rules, running).ledger
-    assert broken_invariants(rules, adopted) == []
-    for uid, grant in ledger.grants.items():
-        own = any(one.cpus for one in grant.containers if one.kind is not ContainerKind.INIT)
+    running = [
+        as_shown(allocation, pool, limits=limits) for allocation in ledger.allocations.values()
+    ]
+    recovered = without_checkpoint(rules, running).ledger
+    assert broken_invariants(rules, recovered) == []
+    for uid, allocation in ledger.allocations.items():
+        own = any(one.cpus for one in allocation.containers if one.kind is not ContainerKind.INIT)
         if own and shared_pool(rules, ledger):
-            assert uid in adopted.grants, "whoever had CPUs of its own still has them"
-    for one in data.draw(st.permutations([one for one in named if one.uid in ledger.grants])):
-        decision = admit(rules, adopted, one)
-        adopted = decision.ledger
-        before = ledger.grants[one.uid]
-        if decision.already_admitted and decision.grant is not None:
-            assert decision.grant.exclusive_cpus == before.exclusive_cpus, "nobody is moved"
-            assert mems(decision.grant) == mems(before), "nor is its memory"
-        assert broken_invariants(rules, adopted) == []
-    for uid in list(adopted.grants):
-        adopted = remove(rules, adopted, uid)
-    assert adopted == rules.empty_ledger()
+            assert uid in recovered.allocations, "whoever had CPUs of its own still has them"
+    for one in data.draw(st.permutations([one for one in named if one.uid in ledger.allocations])):
+        decision = admit(rules, recovered, one)
+        recovered = decision.ledger
+        before = ledger.allocations[one.uid]
+        if decision.already_admitted and decision.allocation is not None:
+            assert decision.allocation.exclusive_cpus == before.exclusive_cpus, "nobody is moved"
+            assert mems(decision.allocation) == mems(before), "nor is its memory"
+        assert broken_invariants(rules, recovered) == []
+    for uid in list(recovered.allocations):
+        recovered = remove(rules, recovered, uid)
+    assert recovered == rules.empty_ledger()
 
 
-def mems(grant: PodGrant) -> dict[str, Mask]:
-    return {c.name: c.mems for c in grant.containers if c.kind is not ContainerKind.INIT}
+def mems(allocation: PodAllocation) -> dict[str, Mask]:
+    return {c.name: c.mems for c in allocation.containers if c.kind is not ContainerKind.INIT}
 
 
-def as_shown(grant: PodGrant, pool: Mask, *, limits: bool) -> SeenPod:
-    """Show what the enforcement of a grant makes of the cgroups of its app containers."""
-    running = [one for one in grant.containers if one.kind is not ContainerKind.INIT]
+def as_shown(allocation: PodAllocation, pool: Mask, *, limits: bool) -> ObservedPod:
+    """Show what the enforcement of an allocation makes of the cgroups of its app containers."""
+    running = [one for one in allocation.containers if one.kind is not ContainerKind.INIT]
     sets = [pool if one.cpus is None else one.cpus for one in running]
-    union = grant.cpus or EMPTY
-    for one in grant.containers:
+    union = allocation.cpus or EMPTY
+    for one in allocation.containers:
         union |= pool if one.cpus is None else one.cpus
     containers = tuple(
-        Seen(f"cri-containerd-{number}.scope", cpus, one.mems, memory=size(one) if limits else 0)
+        ObservedContainer(
+            f"cri-containerd-{number}.scope", cpus, one.mems, memory=size(one) if limits else 0
+        )
         for number, (one, cpus) in enumerate(zip(running, sets, strict=True))
     )
-    return SeenPod(grant.uid, grant.qos, Seen("pod", union, EMPTY), containers)
+    return ObservedPod(
+        allocation.uid, allocation.qos, ObservedContainer("pod", union, EMPTY), containers
+    )
 
 
-def size(grant: ContainerGrant) -> int:
-    return sum(block.size for block in grant.memory if block.type == MEMORY)
+def size(allocation: ContainerAllocation) -> int:
+    return sum(block.size for block in allocation.memory if block.type == MEMORY)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from agent.managers.topology.implicit_hints import HintFamily
-from agent.managers.topology.node_cover import Cover, Demand, Span
+from agent.managers.topology.node_cover import Cover, CoverDemand, Span
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
@@ -32,16 +32,16 @@ def some_of(nodes: int) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def demands(draw: st.DrawFn, nodes: int) -> Demand:
+def demands(draw: st.DrawFn, nodes: int) -> CoverDemand:
     """Draw a demand that all nodes together meet: amounts by node, or by places of several."""
     if draw(st.integers(0, 3)):
         most = draw(st.sampled_from([1, 2, 5]))
         amounts = {node: draw(st.integers(0, most)) for node in iter_bits(nodes)}
-        places = Demand.by_node(0, amounts).places
+        places = CoverDemand.by_node(0, amounts).places
     else:
         pairs = st.tuples(some_of(nodes), st.integers(1, 2))
         places = tuple(draw(st.lists(pairs, min_size=1, max_size=4)))
-    return Demand(draw(st.integers(0, sum(amount for _, amount in places))), places)
+    return CoverDemand(draw(st.integers(0, sum(amount for _, amount in places))), places)
 
 
 @st.composite

@@ -30,12 +30,12 @@ def naive_merge(
     if single:
         lists = [[hint for hint in hints if _is_single(hint)] for hints in lists]
     closest = policy.prefer_closest_numa_nodes and not single
-    wanted = max((_narrowest(hints) for hints in lists), default=0)
+    desired = max((_narrowest(hints) for hints in lists), default=0)
     best: Hint | None = None
     for permutation in product(*lists):
         candidate = _intersection(nodes, permutation)
         if candidate.nodes and (
-            best is None or _is_better(candidate, best, wanted, distances if closest else None)
+            best is None or _is_better(candidate, best, desired, distances if closest else None)
         ):
             best = candidate
     result = best if best is not None else Hint(nodes, preferred=False)
@@ -77,16 +77,16 @@ def _intersection(nodes: int, permutation: tuple[Hint, ...]) -> Hint:
 
 
 def _is_better(
-    new: Hint, old: Hint, wanted: int, distances: Mapping[int, Mapping[int, int]] | None
+    new: Hint, old: Hint, desired: int, distances: Mapping[int, Mapping[int, int]] | None
 ) -> bool:
-    """Tell whether a candidate replaces the best so far, case by case as the kubelet does."""
+    """Return whether a candidate replaces the best so far, case by case as the kubelet does."""
     if new.preferred != old.preferred:
         return new.preferred
     new_count, old_count = _count(new), _count(old)
-    if not new.preferred and old_count == wanted != new_count:
+    if not new.preferred and old_count == desired != new_count:
         return False
-    if not new.preferred and old_count < wanted and new_count != old_count:
-        return old_count < new_count <= wanted
+    if not new.preferred and old_count < desired and new_count != old_count:
+        return old_count < new_count <= desired
     if new_count != old_count:
         return new_count < old_count
     if distances is not None and _average(new, distances) != _average(old, distances):

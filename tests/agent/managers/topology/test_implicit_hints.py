@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.effective_policy import Rules
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
 from agent.managers.topology import implicit_hints as hint_family
 from agent.managers.topology.hints import Hint
 from agent.managers.topology.implicit_hints import HintFamily, best_few, is_listed, rank, smallest
-from agent.managers.topology.node_cover import Cover, Demand
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.node_cover import Cover, CoverDemand
+from agent.managers.topology.search_budget import SearchBudget
 from sysfs.mask import Mask, iter_bits
 from tests.agent.managers.test_invariants import machines, pods, rule_sets
 from tests.agent.managers.topology.families import covers, hint_families, node_sets, subsets
@@ -39,7 +39,7 @@ def test_it_answers_as_its_list_does(nodes: int, data: st.DataObject) -> None:
     hints = list(family)
     masks = [hint.nodes or 0 for hint in hints]
     assert bool(family) == bool(hints)
-    assert family.narrowest(Work()) == min(mask.bit_count() for mask in masks)
+    assert family.narrowest(SearchBudget()) == min(mask.bit_count() for mask in masks)
     assert family.single_nodes() == [h for h in hints if (h.nodes or 0).bit_count() == 1]
     mask = data.draw(subsets(nodes))
     assert family.holds(mask) == (mask in masks)
@@ -61,7 +61,7 @@ def test_the_best_that_contains_some_nodes_is_that_of_its_list(
     family = replace(data.draw(hint_families(nodes)), span=None)
     inside = data.draw(subsets(nodes))
     fitting = [hint for hint in family if not inside & ~(hint.nodes or 0)]
-    assert family.best(Work(), inside) == min(fitting, key=rank, default=None)
+    assert family.best(SearchBudget(), inside) == min(fitting, key=rank, default=None)
 
 
 @given(nodes=node_sets(most=6), data=st.data())
@@ -69,11 +69,11 @@ def test_the_best_that_contains_some_nodes_is_that_of_its_list(
 def test_the_smallest_set_is_found(nodes: int, data: st.DataObject) -> None:
     cover = data.draw(covers(nodes))
     sizes = [mask.bit_count() for mask in range(nodes + 1) if cover.holds(mask)]
-    assert smallest(cover, Work()) == min(sizes, default=0)
+    assert smallest(cover, SearchBudget()) == min(sizes, default=0)
 
 
 def test_a_family_that_nothing_meets_has_no_smallest_set() -> None:
-    assert smallest(Cover(0b11, (Demand(3, ((0b01, 1), (0b10, 1))),)), Work()) == 0
+    assert smallest(Cover(0b11, (CoverDemand(3, ((0b01, 1), (0b10, 1))),)), SearchBudget()) == 0
 
 
 def test_an_answer_that_was_found_before_still_says_that_the_budget_was_exceeded() -> None:
@@ -82,11 +82,11 @@ def test_an_answer_that_was_found_before_still_says_that_the_budget_was_exceeded
     other = {node: 104_729 - weight for node, weight in hard.items()}
     third = {node: weight * weight % 104_729 for node, weight in hard.items()}
     needs = (
-        Demand.by_node(half, hard),
-        Demand.by_node(sum(other.values()) // 2 + 1, other),
-        Demand.by_node(sum(third.values()) // 2 + 1, third),
+        CoverDemand.by_node(half, hard),
+        CoverDemand.by_node(sum(other.values()) // 2 + 1, other),
+        CoverDemand.by_node(sum(third.values()) // 2 + 1, third),
     )
-    first, second = Work(), Work()
+    first, second = SearchBudget(), SearchBudget()
     cover = Cover((1 << 60) - 1, needs)
     assert smallest(cover, first) == smallest(cover, second)
     assert first.exceeded == second.exceeded
@@ -109,7 +109,7 @@ def lists() -> Iterator[pytest.MonkeyPatch]:
 
 
 @st.composite
-def rules_with_devices(draw: st.DrawFn) -> Rules:
+def rules_with_devices(draw: st.DrawFn) -> EffectivePolicy:
     """Draw rules as for every sequence, with devices, large pages and closest nodes besides."""
     machine = draw(machines().filter(lambda machine: len(machine.nodes) <= 6))
     large = [draw(st.integers(0, 2)) for _ in machine.nodes]
@@ -132,13 +132,13 @@ def rules_with_devices(draw: st.DrawFn) -> Rules:
     options = replace(rules.policy.cpu.options, align_by_socket=False)
     cpu = replace(rules.policy.cpu, options=options)
     policy = replace(rules.policy, cpu=cpu, topology=topology, devices=devices)
-    return Rules(rules.machine, policy)
+    return EffectivePolicy(rules.machine, policy)
 
 
-def with_more(asked: Pod, wanted: dict[str, int]) -> Pod:
+def with_more(asked: Pod, desired: dict[str, int]) -> Pod:
     """Return a pod whose first app asks for devices and large pages as well."""
     first = asked.containers[0]
-    devices = guaranteed(" ".join(f"{name}={count}" for name, count in wanted.items()))
+    devices = guaranteed(" ".join(f"{name}={count}" for name, count in desired.items()))
     limits = {**first.resources.limits, **devices.limits}
     requests = {**first.resources.requests, **devices.requests}
     resources = replace(first.resources, limits=limits, requests=requests)
@@ -148,35 +148,39 @@ def with_more(asked: Pod, wanted: dict[str, int]) -> Pod:
 @given(rules=rules_with_devices(), data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_whole_admissions_are_the_same_by_rules_as_by_lists(
-    lists: pytest.MonkeyPatch, rules: Rules, data: st.DataObject
+    lists: pytest.MonkeyPatch, rules: EffectivePolicy, data: st.DataObject
 ) -> None:
     ledger = rules.empty_ledger()
     for number in range(data.draw(st.integers(1, 8))):
         step = data.draw(st.sampled_from(["admit", "admit", "admit", "remove", "start"]))
         if step == "admit":
-            wanted = data.draw(st.dictionaries(st.sampled_from(MORE), st.integers(1, 3)))
-            wanted = {
-                name: count << 30 * (name not in ("gpu", "nic")) for name, count in wanted.items()
+            desired = data.draw(st.dictionaries(st.sampled_from(MORE), st.integers(1, 3)))
+            desired = {
+                name: count << 30 * (name not in ("gpu", "nic")) for name, count in desired.items()
             }
             asked = data.draw(pods(f"u-{number}"))
-            ledger = _admitted(lists, rules, ledger, with_more(asked, wanted) if wanted else asked)
-        elif ledger.grants:
-            uid = data.draw(st.sampled_from(sorted(ledger.grants)))
-            names = [container.name for container in ledger.grants[uid].containers]
+            ledger = _admitted(
+                lists, rules, ledger, with_more(asked, desired) if desired else asked
+            )
+        elif ledger.allocations:
+            uid = data.draw(st.sampled_from(sorted(ledger.allocations)))
+            names = [container.name for container in ledger.allocations[uid].containers]
             if step == "remove":
                 ledger = remove(rules, ledger, uid)
             else:
                 ledger = start_container(rules, ledger, uid, data.draw(st.sampled_from(names)))
 
 
-def _admitted(lists: pytest.MonkeyPatch, rules: Rules, ledger: Ledger, asked: Pod) -> Ledger:
+def _admitted(
+    lists: pytest.MonkeyPatch, rules: EffectivePolicy, ledger: Ledger, asked: Pod
+) -> Ledger:
     answers: list[Decision] = []
     for most in (8, 0):
         lists.setattr(hint_family, "MOST_LISTED", most)
         answers.append(admit(rules, ledger, asked))
     by_lists, by_rules = answers
-    assert by_rules.grant == by_lists.grant
-    assert by_rules.refusal == by_lists.refusal
+    assert by_rules.allocation == by_lists.allocation
+    assert by_rules.rejection == by_lists.rejection
     assert by_rules.ledger == by_lists.ledger
     assert by_rules.counters == by_lists.counters
     for ours, theirs in zip(by_rules.hints, by_lists.hints, strict=True):
@@ -190,7 +194,7 @@ def _in_full(offered: ProviderHints) -> dict[str, list[Hint] | None]:
 
 
 def test_what_it_stands_for_is_listed_in_the_kubelets_order() -> None:
-    three = HintFamily((1,), Cover(0b111, (Demand(2, ((1, 1), (2, 1), (4, 1))),)), 1)
+    three = HintFamily((1,), Cover(0b111, (CoverDemand(2, ((1, 1), (2, 1), (4, 1))),)), 1)
     assert [tuple(iter_bits(hint.nodes or 0)) for hint in three] == [
         (0,),
         (0, 1),

@@ -14,8 +14,8 @@ from agent.managers.topology.implicit_hints import HintFamily
 from agent.managers.topology.implicit_merge import best_common, best_intersection, misfit
 from agent.managers.topology.manager import merge_hints
 from agent.managers.topology.merge import reachable_masks
-from agent.managers.topology.node_cover import Cover, Demand
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.node_cover import Cover, CoverDemand
+from agent.managers.topology.search_budget import SearchBudget
 from agent.managers.topology.tiebreak import Order, by_value
 from tests.agent.managers.topology.families import distances_of, hint_families, node_sets, some_of
 from tests.agent.managers.topology.naive_merge import naive_merge
@@ -56,7 +56,7 @@ def test_rules_merge_as_lists_do(nodes: int, data: st.DataObject) -> None:
     distances = data.draw(distances_of(nodes))
     by_rules: list[ProviderHints] = [{f"r{i}": hints} for i, hints in enumerate(drawn)]
     by_lists: list[ProviderHints] = [{f"r{i}": listed(hints)} for i, hints in enumerate(drawn)]
-    work = Work()
+    work = SearchBudget()
     merged = merge_hints(nodes, distances, policy, by_rules, work)
     assert merged == naive_merge(nodes, distances, policy, by_lists)
     assert not work.exceeded
@@ -68,29 +68,29 @@ def test_without_any_budget_the_choice_is_one_of_those_that_can_be_made(
     nodes: int, data: st.DataObject
 ) -> None:
     drawn = data.draw(offers(nodes))
-    wanted = data.draw(st.integers(1, 4))
-    work = Work(left=0)
-    chosen = best_intersection(drawn, nodes, wanted, by_value, work)
+    desired = data.draw(st.integers(1, 4))
+    work = SearchBudget(left=0)
+    chosen = best_intersection(drawn, nodes, desired, by_value, work)
     reachable = reachable_masks([listed(hints) for hints in drawn], nodes)
     assert chosen in reachable if reachable else chosen is None
 
 
 def capacity(nodes: int, amount: int, need: int, fewest: int) -> HintFamily:
     """Return hints of a resource of which every one of the nodes has the same amount."""
-    demand = Demand.by_node(need, dict.fromkeys(range(nodes), amount))
+    demand = CoverDemand.by_node(need, dict.fromkeys(range(nodes), amount))
     return HintFamily((), Cover((1 << nodes) - 1, (demand,)), fewest)
 
 
 def test_sixty_four_nodes_are_no_more_work_than_four() -> None:
     nodes = (1 << 64) - 1
     families = [capacity(64, 10, 25, 3), capacity(64, 7, 20, 3)]
-    work = Work()
+    work = SearchBudget()
     assert best_common(families, nodes, Order(by_value), work) == 0b111
     families[1] = capacity(64, 7, 30, 5)
     assert best_common(families, nodes, Order(by_value), work) is None
     assert best_intersection(families, nodes, 5, by_value, work) == 0b11111
     assert not work.exceeded
-    assert Work().left - work.left < 500
+    assert SearchBudget().left - work.left < 500
 
 
 @given(nodes=node_sets(), data=st.data())
@@ -109,25 +109,25 @@ def test_sets_on_few_sockets_come_first_where_sockets_count(
         for mask in range(1, nodes + 1)
         if not mask & ~nodes and all(family.prefers(mask) for family in families)
     )
-    work = Work()
+    work = SearchBudget()
     order = Order(by_value, sockets=lambda _: (0,))
     assert best_common(families, nodes, order, work) == min(preferred, key=key, default=None)
     assert not work.exceeded
 
 
-def uneven(nodes: int, resources: int, wanted: int) -> HintFamily:
+def uneven(nodes: int, resources: int, desired: int) -> HintFamily:
     """Return hints for amounts that tell every node from every other, nearly too much to find."""
     needs = []
     for resource in range(1, resources + 1):
         amounts = {node: pow(node + 7, resource + 2, 1_000_003) for node in range(nodes)}
-        most = sum(sorted(amounts.values())[-wanted:])
-        needs.append(Demand.by_node(most * 8 // 10, amounts))
-    return HintFamily((), Cover((1 << nodes) - 1, tuple(needs)), wanted)
+        most = sum(sorted(amounts.values())[-desired:])
+        needs.append(CoverDemand.by_node(most * 8 // 10, amounts))
+    return HintFamily((), Cover((1 << nodes) - 1, tuple(needs)), desired)
 
 
 def test_a_choice_that_takes_too_much_work_is_valid_and_says_so() -> None:
     family, nodes = uneven(40, 5, 20), (1 << 40) - 1
-    work = Work()
+    work = SearchBudget()
     assert best_common([family], nodes, Order(by_value), work) is None
     assert work.exceeded
     chosen = best_intersection([family], nodes, 20, by_value, work)
@@ -135,5 +135,5 @@ def test_a_choice_that_takes_too_much_work_is_valid_and_says_so() -> None:
     assert family.holds(chosen)
 
 
-def test_the_wanted_number_of_nodes_is_best_then_fewer_then_more() -> None:
+def test_the_desired_number_of_nodes_is_best_then_fewer_then_more() -> None:
     assert sorted(range(1, 6), key=lambda count: misfit(count, 3)) == [3, 2, 1, 4, 5]

@@ -74,7 +74,7 @@ def test_without_any_opinion_every_node_is_preferred() -> None:
         assert merge_hints(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=True), True)
 
 
-def test_a_resource_that_fits_nowhere_is_refused_unless_best_effort() -> None:
+def test_a_resource_that_fits_nowhere_is_rejected_unless_best_effort() -> None:
     providers: list[ProviderHints] = [{"cpu": ()}, {"memory": ANYWHERE}]
     assert merge_hints(TWO_NODES, FLAT, BEST_EFFORT, providers) == (no(0), True)
     assert merge_hints(TWO_NODES, FLAT, RESTRICTED, providers) == (no(0), False)

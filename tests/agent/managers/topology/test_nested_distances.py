@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.topology.nested_distances import Nested
+from agent.managers.topology.nested_distances import DistanceBound
 from agent.managers.topology.tiebreak import Closest
 from tests.agent.managers.topology.families import distances_of
 
@@ -27,11 +27,11 @@ def test_no_choice_is_closer_than_the_bound(data: st.DataObject, size: int) -> N
     near = data.draw(st.lists(st.integers(0, 60), min_size=size, max_size=size))
     first = data.draw(st.integers(0, size))
     more = data.draw(st.integers(0, first))
-    assert Nested(rows).at_least(near, first, more) <= least(rows, near, first, more)
+    assert DistanceBound(rows).at_least(near, first, more) <= least(rows, near, first, more)
 
 
 @given(data=st.data(), size=st.integers(1, 6))
-def test_nested_groups_are_reckoned_exactly(data: st.DataObject, size: int) -> None:
+def test_nested_groups_are_computed_exactly(data: st.DataObject, size: int) -> None:
     gap = st.sampled_from([24, 42, 60])
     gaps = data.draw(st.lists(gap, min_size=size - 1, max_size=size - 1))
     rows = [[10] * size for _ in range(size)]
@@ -41,7 +41,7 @@ def test_nested_groups_are_reckoned_exactly(data: st.DataObject, size: int) -> N
     more = data.draw(st.integers(0, first))
     chosen = range(first, size)
     near = [sum(rows[at][one] for one in chosen) for at in range(size)]
-    assert Nested(rows).at_least(near, first, more) == least(rows, near, first, more)
+    assert DistanceBound(rows).at_least(near, first, more) == least(rows, near, first, more)
 
 
 def test_a_remainder_is_put_together() -> None:
@@ -49,4 +49,4 @@ def test_a_remainder_is_put_together() -> None:
         [10 if a == b else 24 if a // 4 == b // 4 else 42 for b in range(12)] for a in range(12)
     ]
     five = 5 * 10 + 6 * 24 + 4 * 42
-    assert Nested(rows).at_least([0] * 12, 12, 5) == five
+    assert DistanceBound(rows).at_least([0] * 12, 12, 5) == five

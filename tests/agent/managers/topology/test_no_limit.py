@@ -16,7 +16,7 @@ from agent.managers.admission import PROVIDERS, admit
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.draft import Draft
 from agent.managers.decision import BOUNDED_CHOICES
-from agent.managers.effective_policy import Rules
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -44,10 +44,10 @@ GIB = 1 << 30
 TWELVE = regular_host(4, 3, 4, memory_bytes=16 * GIB)
 
 
-def rules_of(host: Host, topology: TopologyPolicy, *, memory: bool = False) -> Rules:
+def rules_of(host: Host, topology: TopologyPolicy, *, memory: bool = False) -> EffectivePolicy:
     machine = Machine.of(host)
     with_cpus = [node.id for node in machine.cpus.nodes]
-    return Rules(
+    return EffectivePolicy(
         machine,
         Policy(
             cpu=CpuPolicy(CpuManagerPolicy.STATIC, CpuPolicyOptions(), Mask.of(0)),
@@ -62,7 +62,7 @@ def asking(text: str, uid: str = "new") -> Pod:
     return pod(app("main", guaranteed(text)), uid=uid)
 
 
-def steps(rules: Rules, asked: Pod) -> int:
+def steps(rules: EffectivePolicy, asked: Pod) -> int:
     """Return how many steps the choices of an admission on an empty host take."""
     draft = Draft.start(rules, rules.empty_ledger(), demand_of(rules.policy, asked))
     align_and_allocate(draft, PROVIDERS)
@@ -85,7 +85,7 @@ def steps(rules: Rules, asked: Pod) -> int:
     ),
     pods=st.lists(
         st.tuples(st.integers(1, 40), st.integers(0, 4)).map(
-            lambda wanted: f"cpu={wanted[0]} memory=1Gi" + f" gpu={wanted[1]}" * (wanted[1] > 0)
+            lambda desired: f"cpu={desired[0]} memory=1Gi" + f" gpu={desired[1]}" * (desired[1] > 0)
         ),
         min_size=1,
         max_size=5,
@@ -101,7 +101,7 @@ def test_thirty_memory_only_nodes_change_no_decision_on_cpus(
     for number, text in enumerate(pods):
         asked = asking(text, f"u-{number}")
         one, other = admit(few, without, asked), admit(many, with_them, asked)
-        assert one.grant == other.grant
+        assert one.allocation == other.allocation
         assert one.admitted == other.admitted
         without, with_them = one.ledger, other.ledger
 
@@ -154,8 +154,8 @@ def test_a_choice_that_exceeds_the_budget_of_work_is_valid_and_counted() -> None
     )
     decision = admit(rules, rules.empty_ledger(), asked)
     assert decision.counters[(BOUNDED_CHOICES.name, ())] >= 1
-    assert decision.grant is not None
-    blocks = decision.grant.containers[0].memory
+    assert decision.allocation is not None
+    blocks = decision.allocation.containers[0].memory
     for block in blocks:
         held = sum(rules.memory.allocatable[node][block.type] for node in block.nodes)
         assert held >= block.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.topology.node_cover import Cover, Demand, Span
+from agent.managers.topology.node_cover import Cover, CoverDemand, Span
 from tests.agent.managers.topology.families import covers, node_sets, subsets
 
 
@@ -26,16 +26,16 @@ def test_common_members_are_those_of_all(nodes: int, data: st.DataObject) -> Non
 
 
 def test_a_device_on_two_nodes_is_in_reach_of_either_and_counts_once() -> None:
-    device = Demand(1, ((0b110, 1),))
+    device = CoverDemand(1, ((0b110, 1),))
     assert [device.held_by(mask) for mask in (0b001, 0b010, 0b100, 0b110)] == [0, 1, 1, 1]
 
 
 def test_a_node_that_has_nothing_is_no_place() -> None:
-    assert Demand.by_node(1, {0: 0, 1: 5}).places == ((0b10, 5),)
+    assert CoverDemand.by_node(1, {0: 0, 1: 5}).places == ((0b10, 5),)
 
 
 def test_required_nodes_are_in_every_member() -> None:
-    cover = Cover(0b111, (Demand(1, ((1, 1), (2, 1), (4, 1))),)).containing(0b100)
+    cover = Cover(0b111, (CoverDemand(1, ((1, 1), (2, 1), (4, 1))),)).containing(0b100)
     assert [mask for mask in range(8) if cover.holds(mask)] == [0b100, 0b101, 0b110, 0b111]
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agent.managers.topology.node_cover import Cover, Demand
+from agent.managers.topology.node_cover import Cover, CoverDemand
 from agent.managers.topology.node_search import Search
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.search_budget import SearchBudget
 from agent.managers.topology.tiebreak import Closest, by_value
 from tests.agent.managers.topology.families import covers, distances_of, node_sets
 
@@ -40,7 +40,7 @@ def test_all_sets_that_can_come_out_are_found_in_order(nodes: int, data: st.Data
     pool = reduce(and_, [cover.domain for cover in drawn])
     assume(pool)
     every = outcomes(drawn, pool)
-    search = Search(drawn, pool, Work(), every=True)
+    search = Search(drawn, pool, SearchBudget(), every=True)
     for size in range(1, pool.bit_count() + 1):
         expected = sorted(mask for mask in every if mask.bit_count() == size)
         assert list(search.sets(size)) == expected
@@ -59,20 +59,22 @@ def test_the_best_is_the_closest_then_the_lowest(nodes: int, data: st.DataObject
     for size in range(1, pool.bit_count() + 2):
         sized = [mask for mask in every if mask.bit_count() == size]
         for order in (by_value, closest):
-            found = Search(drawn, pool, Work()).best(size, order)
+            found = Search(drawn, pool, SearchBudget()).best(size, order)
             assert found == min(sized, key=order, default=None)
 
 
 def test_only_the_node_that_has_enough_is_found_without_trying_pairs() -> None:
-    work = Work()
-    cover = Cover(FULL, (Demand.by_node(9, {node: 9 if node == 40 else 1 for node in range(64)}),))
+    work = SearchBudget()
+    cover = Cover(
+        FULL, (CoverDemand.by_node(9, {node: 9 if node == 40 else 1 for node in range(64)}),)
+    )
     assert Search([cover], FULL, work).best(1, by_value) == 1 << 40
-    assert Work().left - work.left < 100
+    assert SearchBudget().left - work.left < 100
 
 
 def test_without_work_nothing_is_found_and_one_pass_still_gives_a_member() -> None:
-    cover = Cover(FULL, (Demand.by_node(9, dict.fromkeys(range(64), 2)),))
-    work = Work(left=3)
+    cover = Cover(FULL, (CoverDemand.by_node(9, dict.fromkeys(range(64), 2)),))
+    work = SearchBudget(left=3)
     search = Search([cover], FULL, work)
     assert search.best(5, by_value) is None
     assert work.exceeded
@@ -81,7 +83,7 @@ def test_without_work_nothing_is_found_and_one_pass_still_gives_a_member() -> No
 
 def test_nodes_of_a_place_of_several_are_ordered_beside_others() -> None:
     """Nodes with and without such a place were compared as a number with a tuple."""
-    drawn = [Cover(15, (Demand(0, ((1, 1),)),), 3), Cover(15, (Demand(1, ((3, 1),)),))]
-    search = Search(drawn, 15, Work(), every=True)
+    drawn = [Cover(15, (CoverDemand(0, ((1, 1),)),), 3), Cover(15, (CoverDemand(1, ((3, 1),)),))]
+    search = Search(drawn, 15, SearchBudget(), every=True)
     found = {mask for size in range(1, 5) for mask in search.sets(size)}
     assert found == outcomes(drawn, 15)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.decision import Reason, Refusal
-from agent.managers.manager import Refused
+from agent.managers.decision import Reason, Rejection
+from agent.managers.manager import Rejected
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.managers.topology.scope import align_and_allocate
 from tests.agent.managers.drafts import counted, draft_of
@@ -41,7 +41,7 @@ class Recorder:
     name: str
     log: list[str]
     hints: ProviderHints = field(default_factory=dict)
-    refuses: str | None = None
+    rejects: str | None = None
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         del draft
@@ -56,8 +56,8 @@ class Recorder:
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         del draft
         self.log.append(f"{self.name} gives {container.name} {hint.nodes}")
-        if container.name == self.refuses:
-            raise Refused(Refusal(Reason.UNEXPECTED, "no"))
+        if container.name == self.rejects:
+            raise Rejected(Rejection(Reason.UNEXPECTED, "no"))
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
         del draft
@@ -130,14 +130,14 @@ def test_policy_none_asks_for_no_hints_whatever_the_scope(*, budget: bool) -> No
     assert (draft.traces, draft.hint("a")) == ([], NO_AFFINITY)
 
 
-class TestRefusal:
+class TestRejection:
     @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
     @pytest.mark.parametrize("scope", [CONTAINER, POD])
-    def test_hints_that_do_not_merge_are_refused_before_anything_is_given(
+    def test_hints_that_do_not_merge_are_rejected_before_anything_is_given(
         self, policy: TopologyManagerPolicy, scope: TopologyManagerScope
     ) -> None:
         log: list[str] = []
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Rejected) as caught:
             align_and_allocate(two_containers(policy, scope), [Recorder("one", log, IMPOSSIBLE)])
         assert caught.value.cause.explain().reason is Reason.TOPOLOGY_AFFINITY
         assert caught.value.cause.explain().container == ("i" if scope is CONTAINER else None)
@@ -150,11 +150,11 @@ class TestRefusal:
         assert log[-1] == "one gives a 3"
         assert draft.hint("a") == Hint(3, preferred=False)
 
-    def test_a_provider_that_refuses_ends_the_admission(self) -> None:
+    def test_a_provider_that_rejects_ends_the_admission(self) -> None:
         log: list[str] = []
         draft = two_containers(RESTRICTED, CONTAINER)
-        with pytest.raises(Refused):
-            align_and_allocate(draft, [Recorder("one", log, refuses="i"), Recorder("two", log)])
+        with pytest.raises(Rejected):
+            align_and_allocate(draft, [Recorder("one", log, rejects="i"), Recorder("two", log)])
         assert log == ["one hints i", "two hints i", "one gives i 3"]
 
 
@@ -164,9 +164,9 @@ class TestCounters:
     ALIGNED = "container_aligned_compute_resources_count"
     FAILED = "container_aligned_compute_resources_failure_count"
 
-    def counters(self, draft: Draft, hints: ProviderHints, refuses: str | None = None) -> object:
-        with suppress(Refused):
-            align_and_allocate(draft, [Recorder("one", [], hints, refuses)])
+    def counters(self, draft: Draft, hints: ProviderHints, rejects: str | None = None) -> object:
+        with suppress(Rejected):
+            align_and_allocate(draft, [Recorder("one", [], hints, rejects)])
         return counted(draft)
 
     @pytest.mark.parametrize(
@@ -191,4 +191,4 @@ class TestCounters:
 
     def test_policy_none_counts_requests_and_no_errors(self) -> None:
         draft = two_containers(NO_POLICY, POD)
-        assert self.counters(draft, {}, refuses="i") == {self.REQUESTS: 1}
+        assert self.counters(draft, {}, rejects="i") == {self.REQUESTS: 1}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agent.managers.topology.search_budget import Work
+from agent.managers.topology.search_budget import SearchBudget
 
 
 def test_steps_are_taken_until_none_is_left() -> None:
-    work = Work(left=3)
+    work = SearchBudget(left=3)
     assert work.take(2)
     assert work.take()
     assert not work.exceeded
@@ -15,7 +15,7 @@ def test_steps_are_taken_until_none_is_left() -> None:
 
 
 def test_what_was_exceeded_stays_so() -> None:
-    work = Work(left=1)
+    work = SearchBudget(left=1)
     assert not work.take(2)
     assert work.take()
     assert work.exceeded

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.machine import Machine
-from agent.managers.topology.tiebreak import Closest, Nearness, by_value
+from agent.managers.topology.tiebreak import Closest, NodeDistances, by_value
 from sysfs.described.shapes import regular_host
 from sysfs.mask import iter_bits
 from tests.agent.managers.topology.families import distances_of, node_sets
@@ -27,7 +27,7 @@ def test_the_sum_of_distances_comes_before_the_value() -> None:
 def test_a_bound_is_never_above_what_it_bounds(nodes: int, data: st.DataObject) -> None:
     closest = Closest(data.draw(distances_of(nodes)))
     bits = [1 << node for node in iter_bits(nodes)]
-    near = Nearness(closest, bits)
+    near = NodeDistances(closest, bits)
     first = data.draw(st.integers(0, len(bits)))
     chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
     others = sum(data.draw(st.sets(st.sampled_from(bits[:first])))) if first else 0
@@ -43,7 +43,7 @@ def test_the_total_of_chosen_and_all_first_nodes_is_that_of_the_set(
     bits = [1 << node for node in iter_bits(nodes)]
     first = data.draw(st.integers(0, len(bits)))
     chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
-    total = Nearness(closest, bits).total(chosen, first)
+    total = NodeDistances(closest, bits).total(chosen, first)
     assert total == closest.total(chosen | sum(bits[:first]))
 
 
@@ -67,7 +67,7 @@ def test_nodes_of_one_package_are_alike() -> None:
 @given(nodes=node_sets(), data=st.data())
 def test_a_guess_is_the_total_of_an_allowed_set(nodes: int, data: st.DataObject) -> None:
     closest = Closest(data.draw(distances_of(nodes)))
-    near = Nearness(closest, [1 << node for node in iter_bits(nodes)])
+    near = NodeDistances(closest, [1 << node for node in iter_bits(nodes)])
     size = data.draw(st.integers(1, nodes.bit_count()))
     seen: list[int] = []
 

@@ -17,7 +17,7 @@ from tests.agent.server.support import UID, make_world
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.server.controller import Keeper
+    from agent.server.controller import Controller
     from tests.agent.server.sites import Site
 
 ALL = {"cpuset.cpus": "0-15", "cpuset.mems": "0-1"}
@@ -31,12 +31,12 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     return make_site(site_config(make_world(tmp_path).config, request.param))
 
 
-async def settle(site: Site, keeper: Keeper, containers: str) -> list[str]:
+async def settle(site: Site, controller: Controller, containers: str) -> list[str]:
     """Have a pod running; return the cgroups above it, the outermost first."""
-    await keeper.admit(pod_of("web", UID, containers))
+    await controller.admit(pod_of("web", UID, containers))
     pod = site.cgroup(UID, TIERS[containers])
     site.start(pod, "main")
-    await keeper.reconcile()
+    await controller.reconcile()
     above, path = list[str](), parent(pod)
     while path:
         above.insert(0, path)
@@ -49,44 +49,44 @@ async def settle(site: Site, keeper: Keeper, containers: str) -> list[str]:
 def test_a_set_that_somebody_wrote_above_pods_is_widened_and_told(
     site: Site, containers: str, file: str, value: str
 ) -> None:
-    async def live(keeper: Keeper) -> None:
-        for path in await settle(site, keeper, containers):
+    async def live(controller: Controller) -> None:
+        for path in await settle(site, controller, containers):
             assert site.kernel.read(path, file).strip() == ""
             site.kernel.write(path, file, value)
-            found = await keeper.reconcile()
+            found = await controller.reconcile()
             assert found.found
             assert site.kernel.read(path, file).strip() == ALL[file]
-            named = [each for each in keeper.state.drift if each.cgroup == f"/{path}"]
+            named = [each for each in controller.state.drift if each.cgroup == f"/{path}"]
             assert [(each.file, each.found) for each in named] == [(file, value)]
-            assert wrongs(site, keeper) == []
-            assert (await keeper.reconcile()).found == {}
+            assert wrongs(site, controller) == []
+            assert (await controller.reconcile()).found == {}
             # Nothing runs there twice: the next one is looked at from the start.
-            keeper.state.drift = ()
+            controller.state.drift = ()
 
     with_agent(site, live)
 
 
 def test_a_set_that_leaves_nothing_out_is_nobodys_business(site: Site) -> None:
-    async def live(keeper: Keeper) -> None:
-        for path in await settle(site, keeper, "main~1"):
+    async def live(controller: Controller) -> None:
+        for path in await settle(site, controller, "main~1"):
             site.kernel.write(path, "cpuset.cpus", "0-15")
-        assert (await keeper.reconcile()).found == {}
+        assert (await controller.reconcile()).found == {}
 
     with_agent(site, live)
 
 
 def test_a_full_set_stays_while_cpus_are_offline(site: Site) -> None:
-    async def live(keeper: Keeper) -> None:
-        above = await settle(site, keeper, "main~1")
+    async def live(controller: Controller) -> None:
+        above = await settle(site, controller, "main~1")
         for path in above:
             site.kernel.write(path, "cpuset.cpus", "0-15")
-        await keeper.reconcile()
+        await controller.reconcile()
         for online in ("0-13", "0-15"):
             site.kernel.set_online(Mask.parse(online))
-            await keeper.reconcile()
+            await controller.reconcile()
             shown = {site.kernel.read(path, "cpuset.cpus").strip() for path in above}
             assert shown == {"0-15"}
-            assert not {each.cgroup for each in keeper.state.drift} & {f"/{p}" for p in above}
+            assert not {each.cgroup for each in controller.state.drift} & {f"/{p}" for p in above}
 
     with_agent(site, live)
 
@@ -96,26 +96,26 @@ def test_a_set_that_systemd_was_told_is_taken_back_there_as_well(tmp_path: Path)
     systemd = site.systemd
     assert systemd is not None
 
-    async def live(keeper: Keeper) -> None:
-        for path in await settle(site, keeper, "main~1"):
+    async def live(controller: Controller) -> None:
+        for path in await settle(site, controller, "main~1"):
             unit = path.rpartition("/")[2]
             systemd.set_properties(unit, (allowed_cpus(Mask.parse("5-9")),))
-            assert (await keeper.reconcile()).found
+            assert (await controller.reconcile()).found
             systemd.daemon_reload()
             systemd.start_scope("other.scope", "system.slice", 4711 + len(path))
             assert site.kernel.read(path, "cpuset.cpus").strip() == ALL["cpuset.cpus"]
             systemd.stop("other.scope")
-            assert (await keeper.reconcile()).found == {}
+            assert (await controller.reconcile()).found == {}
 
     with_agent(site, live)
 
 
 def test_a_container_that_waits_for_room_above_is_right_after_one_comparison(site: Site) -> None:
-    async def live(keeper: Keeper) -> None:
-        above = await settle(site, keeper, "main=2")
+    async def live(controller: Controller) -> None:
+        above = await settle(site, controller, "main=2")
         site.kernel.write(above[0], "cpuset.cpus", "15")
-        await keeper.reconcile()
-        cpus = keeper.state.ledger.grants[UID].exclusive_cpus
+        await controller.reconcile()
+        cpus = controller.state.ledger.allocations[UID].exclusive_cpus
         main = site.container(site.cgroup(UID), "main")
         assert site.kernel.read(main, "cpuset.cpus.effective").strip() == str(cpus)
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import ContainerGrant, CpuLimits, PodGrant
+from agent.managers.allocations.ledger import ContainerAllocation, CpuLimits, PodAllocation
 from agent.pods.model import QosClass
 from agent.reconcile.desired.limits import (
     EVERYTHING,
-    Enforced,
+    EnforcedControllers,
     class_weight,
     container_defaults,
     cpu_weight,
@@ -41,24 +41,24 @@ from tests.agent.reconcile.pods import (
 )
 
 GIB = 1 << 30
-PAGES = Enforced(page_sizes=(2 << 20, 1 << 30))
+PAGES = EnforcedControllers(page_sizes=(2 << 20, 1 << 30))
 NO_PAGES = {"hugetlb.2MB.max": "0", "hugetlb.1GB.max": "0"}
 
 
 def limited(
-    *containers: ContainerGrant,
+    *containers: ContainerAllocation,
     uid: str = UID,
     request: int | None = 2000,
     qos: QosClass = QosClass.BURSTABLE,
     **limits: int,
-) -> PodGrant:
+) -> PodAllocation:
     """Return a pod with limits by memory type (`hugepages_2Mi` for `hugepages-2Mi`)."""
     sizes = {name.replace("_", "-"): size for name, size in limits.items()}
-    grant = pod(*(containers or (on_host("a"),)), uid=uid, qos=qos)
-    return replace(grant, cpu=CpuLimits(request, None), limits=MappingProxyType(sizes))
+    allocation = pod(*(containers or (on_host("a"),)), uid=uid, qos=qos)
+    return replace(allocation, cpu=CpuLimits(request, None), limits=MappingProxyType(sizes))
 
 
-def with_limit(name: str, **limits: int) -> ContainerGrant:
+def with_limit(name: str, **limits: int) -> ContainerAllocation:
     sizes = {key.replace("_", "-"): size for key, size in limits.items()}
     return replace(on_host(name), limits=MappingProxyType(sizes))
 
@@ -82,8 +82,8 @@ def test_more_requested_never_weighs_less_and_any_weight_is_valid(one: int, othe
 
 
 def test_a_pod_has_its_weight_its_limit_in_whole_pages_and_no_huge_pages_unasked() -> None:
-    grant = limited(memory=GIB + 1, hugepages_2Mi=(4 << 20) + 1)
-    assert pod_values(grant, PAGES) == {
+    allocation = limited(memory=GIB + 1, hugepages_2Mi=(4 << 20) + 1)
+    assert pod_values(allocation, PAGES) == {
         "cpu.weight": "79",
         "memory.max": str(GIB),
         "hugetlb.2MB.max": str(4 << 20),
@@ -92,8 +92,8 @@ def test_a_pod_has_its_weight_its_limit_in_whole_pages_and_no_huge_pages_unasked
 
 
 def test_memory_without_a_limit_is_left_alone_and_best_effort_weighs_least() -> None:
-    grant = limited(qos=QosClass.BEST_EFFORT, request=None)
-    assert pod_values(grant, EVERYTHING) == {"cpu.weight": "1"}
+    allocation = limited(qos=QosClass.BEST_EFFORT, request=None)
+    assert pod_values(allocation, EVERYTHING) == {"cpu.weight": "1"}
 
 
 def test_nothing_is_set_of_a_pod_whose_specification_nobody_knows() -> None:
@@ -105,9 +105,9 @@ def test_an_endless_limit_is_none() -> None:
 
 
 def test_a_controller_that_is_left_to_others_sets_nothing() -> None:
-    grant, container = limited(memory=GIB), with_limit("a", memory=GIB, hugepages_2Mi=2 << 20)
+    allocation, container = limited(memory=GIB), with_limit("a", memory=GIB, hugepages_2Mi=2 << 20)
     only_sets = replace(PAGES, controllers=frozenset({"cpuset"}))
-    assert pod_values(grant, only_sets) == {}
+    assert pod_values(allocation, only_sets) == {}
     assert container_defaults(container, only_sets) == {}
     assert container_defaults(container, PAGES) == {
         "memory.max": str(GIB),
@@ -132,11 +132,11 @@ def shown(tree: EmulatedKernel, path: str, *files: str) -> dict[str, str]:
 
 def test_a_new_pod_shows_all_of_it_and_so_does_its_class() -> None:
     tree = kernel()
-    grant = limited(memory=GIB)
-    report = directories(tree, PAGES).enforce(target(grant))
+    allocation = limited(memory=GIB)
+    report = directories(tree, PAGES).enforce(target(allocation))
     assert report.ok
-    wanted = {"cpu.weight": "79", "memory.max": str(GIB), **NO_PAGES}
-    assert shown(tree, path_of(grant), *wanted) == wanted
+    desired = {"cpu.weight": "79", "memory.max": str(GIB), **NO_PAGES}
+    assert shown(tree, path_of(allocation), *desired) == desired
     assert shown(tree, "kubepods/burstable", "cpu.weight") == {"cpu.weight": "79"}
 
 
@@ -155,20 +155,20 @@ def test_the_weight_of_a_class_follows_the_pods_that_come_and_go() -> None:
 def test_a_container_gets_its_limit_where_its_runtime_set_none() -> None:
     tree = kernel()
     enforcer = directories(tree, PAGES)
-    grant = limited(
+    allocation = limited(
         with_limit("a", memory=GIB, hugepages_2Mi=2 << 20), on_host("b"), memory=3 * GIB
     )
-    enforcer.enforce(target(grant))
-    path = path_of(grant)
+    enforcer.enforce(target(allocation))
+    path = path_of(allocation)
     run(tree, f"{path}/a", 1)
     run(tree, f"{path}/b", 2)
-    assert enforcer.enforce(target(grant)).ok
+    assert enforcer.enforce(target(allocation)).ok
     assert shown(tree, f"{path}/a", "memory.max", "hugetlb.2MB.max") == {
         "memory.max": str(GIB),
         "hugetlb.2MB.max": str(2 << 20),
     }
     tree.write(f"{path}/a", "memory.max", str(2 * GIB))  # its runtime resized it
-    report = enforcer.repair(target(grant))
+    report = enforcer.repair(target(allocation))
     assert report.ok
     assert not report.found
     assert not report.writes
@@ -183,15 +183,15 @@ def test_a_container_gets_its_limit_where_its_runtime_set_none() -> None:
 def test_what_somebody_changes_is_found_and_repaired(file: str, other: str) -> None:
     tree = kernel()
     enforcer = directories(tree, PAGES)
-    grant = limited(memory=GIB)
-    enforcer.enforce(target(grant))
-    path = path_of(grant)
+    allocation = limited(memory=GIB)
+    enforcer.enforce(target(allocation))
+    path = path_of(allocation)
     before = shown(tree, path, file)
     tree.write(path, file, other)
-    verified = enforcer.verify(target(grant))
+    verified = enforcer.verify(target(allocation))
     assert [(p.cgroup, p.file) for p in verified.found] == [(path, file)]
     assert f"{file} of /{path} shows {other} instead of {before[file]}" in verified.found[0].detail
-    report = enforcer.repair(target(grant))
+    report = enforcer.repair(target(allocation))
     assert report.ok
     assert [p.file for p in report.drift] == [file]
     assert shown(tree, path, file) == before
@@ -200,9 +200,9 @@ def test_what_somebody_changes_is_found_and_repaired(file: str, other: str) -> N
 def test_a_running_pod_is_taken_over_without_killing_and_says_so_until_it_fits() -> None:
     tree = kernel()
     enforcer = directories(tree, PAGES)
-    grant = limited(with_limit("a", memory=GIB), memory=GIB)
-    path = path_of(grant)
-    known_without = replace(grant, limits=MappingProxyType({}), containers=(on_host("a"),))
+    allocation = limited(with_limit("a", memory=GIB), memory=GIB)
+    path = path_of(allocation)
+    known_without = replace(allocation, limits=MappingProxyType({}), containers=(on_host("a"),))
     enforcer.enforce(target(known_without))
     run(tree, f"{path}/a", 1)
     tree.write(path, "hugetlb.2MB.max", "max")
@@ -210,7 +210,7 @@ def test_a_running_pod_is_taken_over_without_killing_and_says_so_until_it_fits()
         tree.write(above, "cgroup.subtree_control", "+hugetlb +memory")
     tree.use(f"{path}/a", "memory.max", 3 * GIB)
     tree.use(f"{path}/a", "hugetlb.2MB.max", 2 << 20)
-    reports = [enforcer.repair(target(grant)) for _ in range(2)]
+    reports = [enforcer.repair(target(allocation)) for _ in range(2)]
     for report in reports:
         assert tree.procs(f"{path}/a") == (1,)
         found = {(p.cgroup, p.file): p for p in report.remaining}
@@ -225,7 +225,7 @@ def test_a_running_pod_is_taken_over_without_killing_and_says_so_until_it_fits()
         assert not report.drift
     tree.use(f"{path}/a", "memory.max", GIB // 2)
     tree.use(f"{path}/a", "hugetlb.2MB.max", 0)
-    report = enforcer.repair(target(grant))
+    report = enforcer.repair(target(allocation))
     assert report.ok
     assert not report.drift  # nobody undid anything
     assert shown(tree, f"{path}/a", "memory.max") == {"memory.max": str(GIB)}
@@ -235,9 +235,9 @@ def test_a_running_pod_is_taken_over_without_killing_and_says_so_until_it_fits()
 def test_what_is_left_to_others_is_neither_written_nor_compared() -> None:
     tree = kernel()
     enforcer = directories(tree, replace(PAGES, controllers=frozenset({"memory"})))
-    grant = limited(memory=GIB)
-    assert enforcer.enforce(target(grant)).ok
-    path = path_of(grant)
+    allocation = limited(memory=GIB)
+    assert enforcer.enforce(target(allocation)).ok
+    path = path_of(allocation)
     assert shown(tree, path, "memory.max") == {"memory.max": str(GIB)}
     assert tree.read_many(path, ("cpuset.cpus", "cpu.weight")) == (None, None)
     tree.write("", "cgroup.subtree_control", "+cpu +hugetlb")
@@ -245,7 +245,7 @@ def test_what_is_left_to_others_is_neither_written_nor_compared() -> None:
     tree.write("kubepods/burstable", "cgroup.subtree_control", "+cpu +hugetlb")
     tree.write(path, "cpu.weight", "7")
     tree.write(path, "hugetlb.2MB.max", "4194304")
-    assert enforcer.repair(target(grant)).ok
+    assert enforcer.repair(target(allocation)).ok
     assert shown(tree, path, "cpu.weight", "hugetlb.2MB.max") == {
         "cpu.weight": "7",
         "hugetlb.2MB.max": "4194304",
@@ -267,26 +267,26 @@ def test_a_controller_that_the_kernel_does_not_offer_is_said_once_and_missed_by_
 def test_systemd_remembers_weights_and_limits() -> None:
     tree = kernel()
     enforcer, systemd = slices(tree, PAGES)
-    grant = limited(memory=GIB)
-    assert enforcer.enforce(target(grant)).ok
-    unit = path_of(grant, Driver.SYSTEMD).rpartition("/")[2]
+    allocation = limited(memory=GIB)
+    assert enforcer.enforce(target(allocation)).ok
+    unit = path_of(allocation, Driver.SYSTEMD).rpartition("/")[2]
     assert systemd.unit_property(unit, "MemoryMax") == GIB
     assert systemd.unit_property(unit, "CPUWeight") == 79
     assert systemd.unit_property("kubepods-burstable.slice", "CPUWeight") == 79
     calls = len(systemd.calls)
-    assert enforcer.repair(target(grant)).ok
+    assert enforcer.repair(target(allocation)).ok
     assert len(systemd.calls) == calls
 
 
 def test_systemd_is_told_of_no_limit_that_would_kill() -> None:
     tree = kernel()
     enforcer, systemd = slices(tree)
-    grant = limited(memory=GIB)
-    path = path_of(grant, Driver.SYSTEMD)
+    allocation = limited(memory=GIB)
+    path = path_of(allocation, Driver.SYSTEMD)
     unit = path.rpartition("/")[2]
-    enforcer.enforce(target(replace(grant, limits=MappingProxyType({}))))
+    enforcer.enforce(target(replace(allocation, limits=MappingProxyType({}))))
     tree.use(path, "memory.max", 2 * GIB)
-    assert not enforcer.repair(target(grant)).ok
+    assert not enforcer.repair(target(allocation)).ok
     assert systemd.held[unit].get("MemoryMax") is None
     assert shown(tree, path, "memory.max") == {"memory.max": "max"}
 
@@ -295,12 +295,12 @@ def test_a_limit_that_somebody_set_by_hand_survives_what_systemd_is_told() -> No
     tree = kernel()
     left = replace(PAGES, controllers=frozenset({"cpuset", "cpu"}))
     enforcer, systemd = slices(tree, left)
-    grant = limited(memory=GIB)
-    path = path_of(grant, Driver.SYSTEMD)
-    enforcer.enforce(target(grant))
+    allocation = limited(memory=GIB)
+    path = path_of(allocation, Driver.SYSTEMD)
+    enforcer.enforce(target(allocation))
     for above in ("", "kubepods.slice", "kubepods.slice/kubepods-burstable.slice"):
         tree.write(above, "cgroup.subtree_control", "+memory")
     tree.write(path, "memory.max", str(2 * GIB))
-    enforcer.repair(target(grant, pod(on_host("b"), uid=OTHER)))
+    enforcer.repair(target(allocation, pod(on_host("b"), uid=OTHER)))
     systemd.realize(path.rpartition("/")[2])
     assert shown(tree, path, "memory.max") == {"memory.max": str(2 * GIB)}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import Isolation, Ledger, PodGrant
+from agent.managers.allocations.ledger import Isolation, Ledger, PodAllocation
 from agent.reconcile.desired.online import usable
 from sysfs.described.shapes import regular_host, with_offline
 from sysfs.mask import Mask
@@ -23,16 +23,16 @@ def ledger() -> Ledger:
     return with_pod(make_rules(), budget)
 
 
-def only(held: Ledger) -> PodGrant:
-    (grant,) = held.grants.values()
-    return grant
+def only(held: Ledger) -> PodAllocation:
+    (allocation,) = held.allocations.values()
+    return allocation
 
 
 def without(cpus: str) -> Ledger:
     return usable(ledger(), with_offline(HOST, Mask.parse(cpus)))
 
 
-def test_a_whole_host_honours_the_ledger_as_it_is() -> None:
+def test_a_whole_host_enforces_the_ledger_as_it_is() -> None:
     held = ledger()
     assert usable(held, HOST) is held
 
@@ -42,8 +42,8 @@ def test_what_still_runs_keeps_its_set_so_that_cpus_come_back_by_themselves() ->
 
 
 def test_a_container_without_cpus_runs_in_what_is_left_of_its_pod() -> None:
-    grant = only(without("1-2"))
-    first, second = grant.containers
+    allocation = only(without("1-2"))
+    first, second = allocation.containers
     assert (first.cpus, first.isolation, first.quota_disabled) == (
         Mask.parse("1-4"),
         Isolation.POD,
@@ -61,9 +61,9 @@ def test_a_pod_without_cpus_runs_in_the_nodes_pool() -> None:
 
 def test_cpus_that_do_not_exist_are_never_written() -> None:
     smaller = regular_host(packages=1, cores_per_node=4, threads=1)
-    grant = only(usable(ledger(), smaller))
-    assert grant.cpus == Mask.parse("1-3")
-    assert [c.cpus for c in grant.containers] == [Mask.parse("1-2"), Mask.of(3)]
+    allocation = only(usable(ledger(), smaller))
+    assert allocation.cpus == Mask.parse("1-3")
+    assert [c.cpus for c in allocation.containers] == [Mask.parse("1-2"), Mask.of(3)]
 
 
 def test_nodes_without_memory_are_never_written() -> None:
@@ -78,7 +78,7 @@ def test_nodes_without_memory_are_never_written() -> None:
 def test_what_is_known_to_be_usable_is_not_looked_at_again() -> None:
     held = ledger()
     changed = Ledger(
-        {uid: replace(grant, name="renamed") for uid, grant in held.grants.items()},
+        {uid: replace(allocation, name="renamed") for uid, allocation in held.allocations.items()},
         held.exclusive_cpus,
     )
     host = with_offline(HOST, Mask.parse("2"))

@@ -22,8 +22,8 @@ from tests.agent.reconcile.pods import exclusive, on_host, pod, pod_shared
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.managers.allocations.ledger import ContainerGrant, PodGrant
-    from agent.managers.effective_policy import Rules
+    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Container, Pod
     from agent.reconcile.desired.quota import PodQuotas
 
@@ -56,30 +56,32 @@ def test_a_quota_is_a_hundred_microseconds_for_each_millicore(millis: int) -> No
     assert cpu_max(millis) == CpuMax(millis * 100, 100_000)
 
 
-def quota(grant: PodGrant, name: str) -> CpuMax | None:
-    return pod_quotas(grant).containers[name]
+def quota(allocation: PodAllocation, name: str) -> CpuMax | None:
+    return pod_quotas(allocation).containers[name]
 
 
 def test_exclusive_cpus_have_no_quota() -> None:
-    grant = pod(exclusive("db", "2-5"), limit=4000)
-    assert quota(grant, "db") == UNLIMITED
+    allocation = pod(exclusive("db", "2-5"), limit=4000)
+    assert quota(allocation, "db") == UNLIMITED
 
 
 def test_with_the_gate_off_exclusive_cpus_keep_their_quota() -> None:
-    grant = pod(exclusive("db", "2-5", quota=True), limit=4000)
-    assert pod_quotas(grant).pod == quota(grant, "db") == CpuMax(400_000)
+    allocation = pod(exclusive("db", "2-5", quota=True), limit=4000)
+    assert pod_quotas(allocation).pod == quota(allocation, "db") == CpuMax(400_000)
 
 
 def test_a_pod_shared_container_has_its_own_limit_or_else_the_pods() -> None:
-    grant = pod(pod_shared("a", "6-7", limit=500), pod_shared("b", "6-7"), cpus="2-7", limit=6000)
-    assert quota(grant, "a") == CpuMax(50_000)
-    assert quota(grant, "b") == CpuMax(600_000)
+    allocation = pod(
+        pod_shared("a", "6-7", limit=500), pod_shared("b", "6-7"), cpus="2-7", limit=6000
+    )
+    assert quota(allocation, "a") == CpuMax(50_000)
+    assert quota(allocation, "b") == CpuMax(600_000)
 
 
 def test_a_host_container_has_its_own_limit_or_else_the_pods() -> None:
-    grant = pod(on_host("a", limit=250), on_host("b"), limit=2000)
-    assert quota(grant, "a") == CpuMax(25_000)
-    assert quota(grant, "b") == CpuMax(200_000)
+    allocation = pod(on_host("a", limit=250), on_host("b"), limit=2000)
+    assert quota(allocation, "a") == CpuMax(25_000)
+    assert quota(allocation, "b") == CpuMax(200_000)
 
 
 def test_a_host_container_without_any_limit_keeps_what_its_runtime_set() -> None:
@@ -94,8 +96,8 @@ def test_a_pod_without_exclusive_members_has_its_limit() -> None:
 
 
 def test_an_exclusive_slice_and_a_pool_that_use_up_the_budget_lift_the_pods_quota() -> None:
-    grant = pod(exclusive("a", "2-3"), pod_shared("b", "4-5"), cpus="2-5", limit=4000)
-    assert pod_quotas(grant).pod == UNLIMITED
+    allocation = pod(exclusive("a", "2-3"), pod_shared("b", "4-5"), cpus="2-5", limit=4000)
+    assert pod_quotas(allocation).pod == UNLIMITED
 
 
 def test_the_quota_of_an_imported_pod_is_left_alone_until_its_limit_is_known() -> None:
@@ -110,8 +112,8 @@ class TestWhatExclusiveCpusLeaveOfABudget:
 
     def test_is_divided_evenly_where_nothing_is_said(self) -> None:
         # The example of the documentation: a budget of 4, a sidecar of 2, two workers.
-        grant = pod(exclusive("sidecar", "2-3"), on_host("w1"), on_host("w2"), limit=4000)
-        quotas = pod_quotas(grant)
+        allocation = pod(exclusive("sidecar", "2-3"), on_host("w1"), on_host("w2"), limit=4000)
+        quotas = pod_quotas(allocation)
         assert quotas.containers == {
             "sidecar": UNLIMITED,
             "w1": CpuMax(100_000),
@@ -120,63 +122,63 @@ class TestWhatExclusiveCpusLeaveOfABudget:
         assert quotas.pod == UNLIMITED
 
     def test_is_what_one_container_alone_may_use(self) -> None:
-        grant = pod(exclusive("a", "2-4"), on_host("b"), limit=5000)
-        assert quota(grant, "b") == CpuMax(200_000)
+        allocation = pod(exclusive("a", "2-4"), on_host("b"), limit=5000)
+        assert quota(allocation, "b") == CpuMax(200_000)
 
     def test_goes_to_stated_limits_first_and_the_rest_to_the_others(self) -> None:
-        grant = pod(
+        allocation = pod(
             exclusive("a", "2-4"), on_host("b", limit=1500), on_host("c"), on_host("d"), limit=6000
         )
-        assert quota(grant, "b") == CpuMax(150_000)
-        assert quota(grant, "c") == quota(grant, "d") == CpuMax(75_000)
+        assert quota(allocation, "b") == CpuMax(150_000)
+        assert quota(allocation, "c") == quota(allocation, "d") == CpuMax(75_000)
 
     def test_leaves_a_tenth_of_a_cpu_to_those_who_ask_for_nothing(self) -> None:
-        grant = pod(exclusive("a", "2-4"), on_host("b", limit=3000), on_host("c"), limit=6000)
-        assert quota(grant, "b") == CpuMax(290_000)
-        assert quota(grant, "c") == CpuMax(10_000)
+        allocation = pod(exclusive("a", "2-4"), on_host("b", limit=3000), on_host("c"), limit=6000)
+        assert quota(allocation, "b") == CpuMax(290_000)
+        assert quota(allocation, "c") == CpuMax(10_000)
 
     def test_covers_every_request_before_anything_else(self) -> None:
-        grant = pod(
+        allocation = pod(
             exclusive("a", "2-4"), on_host("b", limit=3000), on_host("c", request=2500), limit=6000
         )
-        assert quota(grant, "b") == CpuMax(50_000)
-        assert quota(grant, "c") == CpuMax(250_000)
+        assert quota(allocation, "b") == CpuMax(50_000)
+        assert quota(allocation, "c") == CpuMax(250_000)
 
     def test_is_the_least_that_the_kernel_takes_where_nothing_is_left(self) -> None:
-        grant = pod(exclusive("a", "2-4"), on_host("b"), limit=3000)
-        assert quota(grant, "b") == CpuMax(1000)
+        allocation = pod(exclusive("a", "2-4"), on_host("b"), limit=3000)
+        assert quota(allocation, "b") == CpuMax(1000)
 
     def test_stays_with_sidecars_only_as_far_as_init_containers_spare_it(self) -> None:
         kinds = ContainerKind
-        grant = pod(
+        allocation = pod(
             on_host("s", kind=kinds.SIDECAR),
             on_host("i", kind=kinds.INIT, request=3500),
             exclusive("a", "2-3"),
             limit=4000,
         )
         # 2 CPUs are left once the pod is up, but the init container leaves half a CPU.
-        assert quota(grant, "s") == CpuMax(50_000)
-        assert quota(grant, "i") == CpuMax(350_000)
+        assert quota(allocation, "s") == CpuMax(50_000)
+        assert quota(allocation, "i") == CpuMax(350_000)
 
     def test_does_not_shrink_for_an_init_container_before_the_sidecar(self) -> None:
-        grant = pod(
+        allocation = pod(
             on_host("i", kind=ContainerKind.INIT, request=4000),
             on_host("s", kind=ContainerKind.SIDECAR),
             exclusive("a", "2-3"),
             limit=4000,
         )
-        assert quota(grant, "s") == CpuMax(200_000)
-        assert quota(grant, "i") == CpuMax(400_000)
+        assert quota(allocation, "s") == CpuMax(200_000)
+        assert quota(allocation, "i") == CpuMax(400_000)
 
     def test_is_the_quota_of_a_cgroup_that_nobody_knows(self) -> None:
-        grant = pod(exclusive("a", "2-4"), on_host("b"), on_host("c"), limit=5000)
-        assert pod_quotas(grant).unidentified == CpuMax(200_000)
+        allocation = pod(exclusive("a", "2-4"), on_host("b"), on_host("c"), limit=5000)
+        assert pod_quotas(allocation).unidentified == CpuMax(200_000)
         pooled = pod(exclusive("a", "2-3"), pod_shared("b", "4-5"), cpus="2-5", limit=4000)
         assert pod_quotas(pooled).unidentified is None
 
     def test_keeps_the_pods_quota_where_it_never_throttles(self) -> None:
-        grant = pod(exclusive("a", "2-4"), on_host("b", limit=1000), limit=5000)
-        assert pod_quotas(grant).pod == CpuMax(500_000)
+        allocation = pod(exclusive("a", "2-4"), on_host("b", limit=1000), limit=5000)
+        assert pod_quotas(allocation).pod == CpuMax(500_000)
         scarce = pod(exclusive("a", "2-4"), on_host("b", limit=1900), limit=5000)
         assert pod_quotas(scarce).pod == UNLIMITED
 
@@ -184,9 +186,11 @@ class TestWhatExclusiveCpusLeaveOfABudget:
 def test_a_thousand_containers_of_each_kind_are_divided_at_once() -> None:
     some = [on_host(f"s{n}", kind=ContainerKind.SIDECAR) for n in range(500)]
     some += [on_host(f"i{n}", kind=ContainerKind.INIT) for n in range(500)]
-    grant = pod(*some, exclusive("x", "2-3"), *(on_host(f"a{n}") for n in range(999)), limit=50_000)
-    caps = pod_quotas(grant).containers
-    assert len(caps) == len(grant.containers)
+    allocation = pod(
+        *some, exclusive("x", "2-3"), *(on_host(f"a{n}") for n in range(999)), limit=50_000
+    )
+    caps = pod_quotas(allocation).containers
+    assert len(caps) == len(allocation.containers)
 
 
 # --- properties over generated pods ---------------------------------------------------------------
@@ -224,23 +228,23 @@ def budget_pods(draw: st.DrawFn) -> Pod:
     return found
 
 
-RULES: tuple[Rules, ...] = (
+RULES: tuple[EffectivePolicy, ...] = (
     make_rules(topology=RESTRICTED, scope=POD, memory=False),
     make_rules(topology=RESTRICTED, scope=CONTAINER, memory=False),
     make_rules(topology=NO_POLICY, memory=False),
 )
 
 
-def times(grant: PodGrant) -> Iterator[Sequence[ContainerGrant]]:
+def times(allocation: PodAllocation) -> Iterator[Sequence[ContainerAllocation]]:
     """Yield who runs at one time: the pod once it is up, and each init container's turn."""
-    yield [c for c in grant.containers if c.kind is not ContainerKind.INIT]
-    for number, container in enumerate(grant.containers):
+    yield [c for c in allocation.containers if c.kind is not ContainerKind.INIT]
+    for number, container in enumerate(allocation.containers):
         if container.kind is ContainerKind.INIT:
-            before = grant.containers[:number]
+            before = allocation.containers[:number]
             yield [*(c for c in before if c.kind is ContainerKind.SIDECAR), container]
 
 
-def most(running: Sequence[ContainerGrant], quotas: PodQuotas) -> int:
+def most(running: Sequence[ContainerAllocation], quotas: PodQuotas) -> int:
     """Return what these containers may use at most, in millicores, each by quota or by set."""
     own: set[int] = set()
     total = 0
@@ -259,22 +263,22 @@ def most(running: Sequence[ContainerGrant], quotas: PodQuotas) -> int:
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(RULES), budget_pods())
 def test_a_pod_never_uses_more_than_its_budget_and_never_throttles_exclusive_cpus(
-    rules: Rules, asked: Pod
+    rules: EffectivePolicy, asked: Pod
 ) -> None:
     decision = admit(rules, rules.empty_ledger(), asked)
-    assume(decision.grant is not None)
-    grant = decision.grant
-    assert grant is not None
-    quotas = pod_quotas(grant)
-    limit = grant.cpu.limit_millis
+    assume(decision.allocation is not None)
+    allocation = decision.allocation
+    assert allocation is not None
+    quotas = pod_quotas(allocation)
+    limit = allocation.cpu.limit_millis
     assert limit is not None
-    unthrottled = [c for c in grant.containers if c.isolation is Isolation.CONTAINER]
+    unthrottled = [c for c in allocation.containers if c.isolation is Isolation.CONTAINER]
     for container in unthrottled:
         assert quotas.containers[container.name] == UNLIMITED
     if not unthrottled:
         assert quotas.pod == cpu_max(limit)
         return
-    for running in times(grant):
+    for running in times(allocation):
         used = most(running, quotas)
         asleep = [c for c in running if not c.cpu.request_millis]
         assert used <= limit + LEAST * len(asleep)
@@ -285,13 +289,13 @@ def test_a_pod_never_uses_more_than_its_budget_and_never_throttles_exclusive_cpu
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(RULES), budget_pods())
 def test_every_container_may_use_what_it_requests_and_no_more_than_its_limit(
-    rules: Rules, asked: Pod
+    rules: EffectivePolicy, asked: Pod
 ) -> None:
     decision = admit(rules, rules.empty_ledger(), asked)
-    assume(decision.grant is not None)
-    assert decision.grant is not None
-    quotas = pod_quotas(decision.grant)
-    for container in decision.grant.containers:
+    assume(decision.allocation is not None)
+    assert decision.allocation is not None
+    quotas = pod_quotas(decision.allocation)
+    for container in decision.allocation.containers:
         cap = quotas.containers[container.name]
         assert cap is not None
         assert cap.allows(cpu_max(container.cpu.request_millis or 1))
@@ -305,7 +309,7 @@ def test_what_is_left_is_given_out_where_somebody_has_no_limit(
     limits: list[int | None], more: int
 ) -> None:
     others = [on_host(f"c{n}", limit=limit) for n, limit in enumerate([*limits, None])]
-    grant = pod(exclusive("x", "2-3"), *others, limit=2000 + LEAST * len(others) + more)
-    assert grant.cpu.limit_millis is not None
-    used = most(grant.containers, pod_quotas(grant))
-    assert grant.cpu.limit_millis - 2 * len(others) < used <= grant.cpu.limit_millis
+    allocation = pod(exclusive("x", "2-3"), *others, limit=2000 + LEAST * len(others) + more)
+    assert allocation.cpu.limit_millis is not None
+    used = most(allocation.containers, pod_quotas(allocation))
+    assert allocation.cpu.limit_millis - 2 * len(others) < used <= allocation.cpu.limit_millis

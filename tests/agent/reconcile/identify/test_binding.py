@@ -7,7 +7,7 @@ import pytest
 
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.reconcile.errors import BindingError
-from agent.reconcile.identify.binding import Held, cgroup_named, cgroup_of_pid, make_binding
+from agent.reconcile.identify.binding import HoldingPod, cgroup_named, cgroup_of_pid, make_binding
 from cgroupfs.names import Driver
 from tests.agent.reconcile.pods import OTHER, UID, kernel, layout, mixed, path_of
 
@@ -49,7 +49,7 @@ def bind(cgroup: str, container: str = "db", bindings: Bindings | None = None) -
         mixed(),
         container,
         cgroup,
-        held=Held(Bindings() if bindings is None else bindings, (UID, OTHER)),
+        held=HoldingPod(Bindings() if bindings is None else bindings, (UID, OTHER)),
         own=OWN,
     )
 
@@ -91,13 +91,13 @@ def test_a_containers_own_cgroup_can_be_bound(cgroup: str, bound: str) -> None:
         ("system.slice/dev-hugepages.mount", "scope"),
     ],
 )
-def test_what_is_not_one_containers_own_is_refused(cgroup: str, why: str) -> None:
+def test_what_is_not_one_containers_own_is_rejected(cgroup: str, why: str) -> None:
     with pytest.raises(BindingError, match=why) as caught:
         bind(cgroup)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_container_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_container_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(BindingError, match="it has db, backup, metrics"):
         bind(f"{POD}/db.scope", "web")
 
@@ -148,7 +148,7 @@ def test_the_cgroup_of_a_process_is_read_from_proc(tmp_path: Path) -> None:
         ("0::/../../etc\n", r"'\.\.'"),
     ],
 )
-def test_a_process_without_a_usable_cgroup_is_refused(
+def test_a_process_without_a_usable_cgroup_is_rejected(
     tmp_path: Path, text: str | None, why: str
 ) -> None:
     if text is not None:
@@ -158,7 +158,7 @@ def test_a_process_without_a_usable_cgroup_is_refused(
         cgroup_of_pid(tmp_path, 42)
 
 
-def test_a_process_whose_cgroups_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_a_process_whose_cgroups_name_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "42").mkdir()
     (tmp_path / "42" / "cgroup").write_bytes(b"0::/system.slice/caf\xe9.scope\n")
     with pytest.raises(BindingError, match="it is not UTF-8"):

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from agent.managers.allocations.bindings import NO_BINDINGS, Binding, Bindings
 from agent.reconcile.identify.containers import (
-    Identity,
-    Landscape,
+    IdentifiedBy,
+    IdentifiedCgroups,
     Subgroup,
     identify,
     name_match,
     survey,
 )
-from agent.runtimes.identifier import Told
+from agent.runtimes.identifier import RuntimeName
 from cgroupfs.names import Driver
 from tests.agent.reconcile.pods import (
     OTHER,
@@ -31,10 +31,10 @@ from tests.agent.reconcile.pods import (
 )
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import PodGrant
+    from agent.managers.allocations.ledger import PodAllocation
     from agent.runtimes.identifier import NamedPod
     from cgroupfs.emulated.kernel import EmulatedKernel
-    from cgroupfs.verify import Record
+    from cgroupfs.verify import WriterRecord
 
 POD = path_of(mixed())
 
@@ -75,11 +75,15 @@ def make(tree: EmulatedKernel, *paths: str) -> None:
                 tree.mkdir(above)
 
 
-def look(tree: EmulatedKernel, *grants: PodGrant, bindings: Bindings = NO_BINDINGS) -> Landscape:
-    return survey(tree, layout(), ledger(*grants), bindings)
+def look(
+    tree: EmulatedKernel, *allocations: PodAllocation, bindings: Bindings = NO_BINDINGS
+) -> IdentifiedCgroups:
+    return survey(tree, layout(), ledger(*allocations), bindings)
 
 
-def found(landscape: Landscape, uid: str = UID) -> dict[str, tuple[str | None, Identity]]:
+def found(
+    landscape: IdentifiedCgroups, uid: str = UID
+) -> dict[str, tuple[str | None, IdentifiedBy]]:
     return {
         located.cgroup: (located.container, located.identity)
         for located in landscape.pods[uid].containers
@@ -95,9 +99,9 @@ def test_children_are_identified_by_name_and_the_rest_is_unknown() -> None:
     tree = kernel()
     make(tree, f"{POD}/db", f"{POD}/shop-backup", f"{POD}/0f3a")
     assert found(look(tree, mixed())) == {
-        f"{POD}/db": ("db", Identity.NAME),
-        f"{POD}/shop-backup": ("backup", Identity.NAME),
-        f"{POD}/0f3a": (None, Identity.UNKNOWN),
+        f"{POD}/db": ("db", IdentifiedBy.NAME),
+        f"{POD}/shop-backup": ("backup", IdentifiedBy.NAME),
+        f"{POD}/0f3a": (None, IdentifiedBy.UNKNOWN),
     }
 
 
@@ -106,24 +110,24 @@ def test_a_binding_wins_over_a_name() -> None:
     make(tree, f"{POD}/db")
     bindings = Bindings((Binding(UID, "backup", f"{POD}/db"),))
     assert found(look(tree, mixed(), bindings=bindings)) == {
-        f"{POD}/db": ("backup", Identity.BOUND)
+        f"{POD}/db": ("backup", IdentifiedBy.BOUND)
     }
 
 
 def test_the_only_container_is_whatever_runs_in_the_pod() -> None:
     tree = kernel()
     make(tree, f"{POD}/0f3a")
-    grant = pod(exclusive("db", "2-5"))
-    assert found(look(tree, grant)) == {f"{POD}/0f3a": ("db", Identity.ONLY)}
+    allocation = pod(exclusive("db", "2-5"))
+    assert found(look(tree, allocation)) == {f"{POD}/0f3a": ("db", IdentifiedBy.ONLY)}
 
 
 def test_where_all_are_entitled_to_the_same_the_name_does_not_matter() -> None:
     tree = kernel()
     make(tree, f"{POD}/0f3a")
     alike = pod(on_host("a", limit=500), on_host("b", limit=500))
-    assert found(look(tree, alike)) == {f"{POD}/0f3a": (None, Identity.ALIKE)}
+    assert found(look(tree, alike)) == {f"{POD}/0f3a": (None, IdentifiedBy.ALIKE)}
     other_quota = pod(on_host("a", limit=500), on_host("b", limit=600))
-    assert found(look(tree, other_quota)) == {f"{POD}/0f3a": (None, Identity.UNKNOWN)}
+    assert found(look(tree, other_quota)) == {f"{POD}/0f3a": (None, IdentifiedBy.UNKNOWN)}
 
 
 def showing(sets: dict[str, str]) -> EmulatedKernel:
@@ -144,8 +148,8 @@ IDS = ("cri-containerd-aaa.scope", "cri-containerd-bbb.scope")
 def test_what_was_pinned_before_is_known_by_its_cpus() -> None:
     tree = showing({IDS[0]: "2-5", IDS[1]: ""})
     assert found(look(tree, mixed())) == {
-        f"{POD}/{IDS[0]}": ("db", Identity.CPUS),
-        f"{POD}/{IDS[1]}": (None, Identity.UNKNOWN),
+        f"{POD}/{IDS[0]}": ("db", IdentifiedBy.CPUS),
+        f"{POD}/{IDS[1]}": (None, IdentifiedBy.UNKNOWN),
     }
 
 
@@ -161,32 +165,32 @@ def test_what_was_pinned_before_is_known_by_its_cpus() -> None:
 )
 def test_cpus_that_do_not_tell_for_certain_tell_nothing(sets: dict[str, str]) -> None:
     located = found(look(showing(sets), mixed()))
-    assert located[f"{POD}/{IDS[0]}"] == (None, Identity.UNKNOWN)
+    assert located[f"{POD}/{IDS[0]}"] == (None, IdentifiedBy.UNKNOWN)
 
 
 class Finder:
     """Knows some cgroups."""
 
-    def container_of(self, pod: NamedPod, cgroup: str) -> Told | None:
+    def container_of(self, pod: NamedPod, cgroup: str) -> RuntimeName | None:
         del pod
-        known = {"x": Told("backup"), "y": Told("unheard-of"), "z": Told(None)}
+        known = {"x": RuntimeName("backup"), "y": RuntimeName("unheard-of"), "z": RuntimeName(None)}
         return known.get(cgroup.rpartition("/")[2])
 
-    def remembered(self, cgroup: str) -> Record | None:
+    def remembered(self, cgroup: str) -> WriterRecord | None:
         raise NotImplementedError
 
 
 def test_a_finder_is_asked_before_names_are_looked_at() -> None:
-    assert identify(mixed(), f"{POD}/x", Finder()) == ("backup", Identity.RUNTIME)
-    assert identify(mixed(), f"{POD}/y", Finder()) == (None, Identity.UNKNOWN)
-    assert identify(mixed(), f"{POD}/db", Finder()) == ("db", Identity.NAME)
+    assert identify(mixed(), f"{POD}/x", Finder()) == ("backup", IdentifiedBy.RUNTIME)
+    assert identify(mixed(), f"{POD}/y", Finder()) == (None, IdentifiedBy.UNKNOWN)
+    assert identify(mixed(), f"{POD}/db", Finder()) == ("db", IdentifiedBy.NAME)
 
 
 def test_of_a_pod_with_one_container_neither_sandbox_nor_stranger_is_taken_for_it() -> None:
     one = pod(exclusive("db", "2-5"))
-    assert identify(one, f"{POD}/z", Finder()) == (None, Identity.SANDBOX)
-    assert identify(one, f"{POD}/y", Finder()) == (None, Identity.UNKNOWN)
-    assert identify(one, f"{POD}/unknown", Finder()) == ("db", Identity.ONLY)
+    assert identify(one, f"{POD}/z", Finder()) == (None, IdentifiedBy.SANDBOX)
+    assert identify(one, f"{POD}/y", Finder()) == (None, IdentifiedBy.UNKNOWN)
+    assert identify(one, f"{POD}/unknown", Finder()) == ("db", IdentifiedBy.ONLY)
 
 
 def test_cgroups_around_a_bound_one_are_not_containers() -> None:
@@ -203,7 +207,7 @@ def test_of_two_bound_cgroups_in_each_other_the_inner_one_counts() -> None:
     bindings = Bindings((Binding(UID, "db", "machine/a"), Binding(OTHER, "web", "machine/a/b")))
     landscape = look(tree, mixed(), other, bindings=bindings)
     assert found(landscape) == {}
-    assert found(landscape, OTHER) == {"machine/a/b": ("web", Identity.BOUND)}
+    assert found(landscape, OTHER) == {"machine/a/b": ("web", IdentifiedBy.BOUND)}
 
 
 @pytest.mark.parametrize(
@@ -221,7 +225,7 @@ def test_a_binding_that_does_not_hold_any_more_is_passed_over(binding: Binding) 
     tree = kernel()
     make(tree, f"{POD}/x", f"{path_of(mixed(OTHER))}/x")
     located = look(tree, mixed(), bindings=Bindings((binding,))).pods[UID]
-    assert [c.identity for c in located.containers] == [Identity.UNKNOWN]
+    assert [c.identity for c in located.containers] == [IdentifiedBy.UNKNOWN]
 
 
 def test_runtime_subgroups_with_sets_of_their_own_belong_to_the_container() -> None:
@@ -242,8 +246,8 @@ def test_runtime_subgroups_with_sets_of_their_own_belong_to_the_container() -> N
 def test_pod_cgroups_without_a_pod_are_leftovers(driver: Driver) -> None:
     tree = kernel()
     gone = [replace(mixed(), uid=OTHER), pod(uid=OTHER)]
-    for grant in (mixed(), *gone):
-        make(tree, f"{path_of(grant, driver)}/x")
+    for allocation in (mixed(), *gone):
+        make(tree, f"{path_of(allocation, driver)}/x")
     make(tree, f"{layout(driver).pods()}/something-else")
     landscape = survey(tree, layout(driver), ledger(mixed()), NO_BINDINGS)
     leftover = path_of(gone[0], driver)
@@ -253,5 +257,5 @@ def test_pod_cgroups_without_a_pod_are_leftovers(driver: Driver) -> None:
 
 
 def test_sidecars_and_apps_of_a_pod_pool_are_found_alike() -> None:
-    grant = pod(pod_shared("a", "2-3"), pod_shared("b", "2-3"), cpus="2-3", limit=2000)
-    assert identify(grant, f"{POD}/0f3a") == (None, Identity.ALIKE)
+    allocation = pod(pod_shared("a", "2-3"), pod_shared("b", "2-3"), cpus="2-3", limit=2000)
+    assert identify(allocation, f"{POD}/0f3a") == (None, IdentifiedBy.ALIKE)

@@ -9,41 +9,41 @@ import pytest
 
 from agent.api.documents import BindRequest
 from agent.managers.allocations.bindings import NO_BINDINGS
-from agent.managers.allocations.ledger import ContainerGrant, Isolation, Ledger, PodGrant
+from agent.managers.allocations.ledger import ContainerAllocation, Isolation, Ledger, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
-from agent.reconcile.desired.state import Target
+from agent.reconcile.desired.state import Desired
 from agent.reconcile.errors import BindingError
 from agent.reconcile.start_checks import make_enforcer, make_layout
 from agent.server.errors import KernelUnreadableError
-from agent.server.kernel.enforced import EnforcedKernel
+from agent.server.kernel.enforced import KernelEnforcement
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
 from tests.fakes.kernel import FaultyTree
 
 if TYPE_CHECKING:
-    from cgroupfs.tree import Tree
+    from cgroupfs.tree import CgroupTree
     from tests.fakes.kernel import Operation
 
 POD = "kubepods/podu-1"
 
 
-def grant(*names: str) -> PodGrant:
+def allocation(*names: str) -> PodAllocation:
     containers = tuple(
-        ContainerGrant(name, ContainerKind.APP, Isolation.CONTAINER, Mask.of(number))
+        ContainerAllocation(name, ContainerKind.APP, Isolation.CONTAINER, Mask.of(number))
         for number, name in enumerate(names, start=1)
     )
-    return PodGrant("u-1", "web", "shop", QosClass.GUARANTEED, "", containers)
+    return PodAllocation("u-1", "web", "shop", QosClass.GUARANTEED, "", containers)
 
 
-def target(*grants: PodGrant) -> Target:
-    exclusive = Mask.from_ids(cpu for each in grants for cpu in each.exclusive_cpus)
-    ledger = Ledger({each.uid: each for each in grants}, exclusive)
-    return Target(ledger, Mask.parse("0-7") - exclusive, NO_BINDINGS)
+def target(*allocations: PodAllocation) -> Desired:
+    exclusive = Mask.from_ids(cpu for each in allocations for cpu in each.exclusive_cpus)
+    ledger = Ledger({each.uid: each for each in allocations}, exclusive)
+    return Desired(ledger, Mask.parse("0-7") - exclusive, NO_BINDINGS)
 
 
-def kernel_of(tree: Tree) -> EnforcedKernel:
+def kernel_of(tree: CgroupTree) -> KernelEnforcement:
     layout = make_layout("cgroupfs")
-    return EnforcedKernel(
+    return KernelEnforcement(
         make_enforcer(tree, layout, None), tree, layout, Path("/sys/fs/cgroup"), Path("/proc")
     )
 
@@ -54,29 +54,29 @@ def tree() -> EmulatedKernel:
 
 
 def test_a_new_pod_is_no_drift(tree: EmulatedKernel) -> None:
-    outcome = kernel_of(tree).admitted(target(grant("a")), "u-1")
+    outcome = kernel_of(tree).admitted(target(allocation("a")), "u-1")
     assert (outcome.found, outcome.unenforced, outcome.problems) == ({}, {}, ())
     assert outcome.cgroups == (POD,)
 
 
 def test_drift_is_found_and_repaired_by_cause(tree: EmulatedKernel) -> None:
-    kernel, wanted = kernel_of(tree), target(grant("a"))
-    kernel.admitted(wanted, "u-1")
+    kernel, desired = kernel_of(tree), target(allocation("a"))
+    kernel.admitted(desired, "u-1")
     tree.write(POD, "cpuset.cpus", "0-7")
-    outcome = kernel.reconcile(wanted)
+    outcome = kernel.reconcile(desired)
     assert outcome.found == outcome.repaired == {"unknown": 1}
-    assert kernel.reconcile(wanted).found == {}
+    assert kernel.reconcile(desired).found == {}
 
 
 def test_a_container_that_appears_is_settled_which_is_no_drift(tree: EmulatedKernel) -> None:
-    kernel, wanted = kernel_of(tree), target(grant("a", "b"))
-    kernel.admitted(wanted, "u-1")
+    kernel, desired = kernel_of(tree), target(allocation("a", "b"))
+    kernel.admitted(desired, "u-1")
     tree.mkdir(f"{POD}/a")
-    outcome = kernel.reconcile(wanted)
+    outcome = kernel.reconcile(desired)
     assert (outcome.found, outcome.settled) == ({}, (f"{POD}/a",))
     assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
     tree.write(f"{POD}/a", "cpuset.cpus", "2")
-    outcome = kernel.reconcile(wanted)
+    outcome = kernel.reconcile(desired)
     assert (outcome.found, outcome.settled) == ({"unknown": 1}, ())
 
 
@@ -84,15 +84,15 @@ def test_controllers_that_go_with_a_pods_first_container_are_settled_too(
     tree: EmulatedKernel,
 ) -> None:
     """When the first unit of a slice starts, systemd takes them back."""
-    kernel, wanted = kernel_of(tree), target(grant("a", "b"))
-    kernel.admitted(wanted, "u-1")
+    kernel, desired = kernel_of(tree), target(allocation("a", "b"))
+    kernel.admitted(desired, "u-1")
     tree.write(POD, "cgroup.subtree_control", "-cpuset -cpu")
     tree.mkdir(f"{POD}/a")
-    outcome = kernel.reconcile(wanted)
+    outcome = kernel.reconcile(desired)
     assert (outcome.found, outcome.settled) == ({}, (f"{POD}/a",))
     assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
     tree.write(POD, "cgroup.subtree_control", "-cpuset")
-    outcome = kernel.reconcile(wanted)
+    outcome = kernel.reconcile(desired)
     assert outcome.found["controller lost"] == 2
     # The files below are new ones, which nobody watches yet.
     assert POD in outcome.renewed
@@ -100,23 +100,23 @@ def test_controllers_that_go_with_a_pods_first_container_are_settled_too(
 
 
 def test_what_changed_while_no_agent_ran_is_drift(tree: EmulatedKernel) -> None:
-    wanted = target(grant("a"))
-    kernel_of(tree).admitted(wanted, "u-1")
+    desired = target(allocation("a"))
+    kernel_of(tree).admitted(desired, "u-1")
     tree.write(POD, "cpuset.cpus", "0-7")
-    assert kernel_of(tree).reconcile(wanted).found == {"unknown": 1}
+    assert kernel_of(tree).reconcile(desired).found == {"unknown": 1}
 
 
 def test_containers_that_run_are_named(tree: EmulatedKernel) -> None:
-    kernel, wanted = kernel_of(tree), target(grant("a", "b"))
-    kernel.admitted(wanted, "u-1")
+    kernel, desired = kernel_of(tree), target(allocation("a", "b"))
+    kernel.admitted(desired, "u-1")
     for name in ("a", "b"):
         tree.mkdir(f"{POD}/{name}")
     tree.spawn(f"{POD}/a", 7)
-    assert kernel.reconcile(wanted).running == (("u-1", "a"),)
+    assert kernel.reconcile(desired).running == (("u-1", "a"),)
 
 
 def test_what_the_kernel_shows_stands_with_its_container(tree: EmulatedKernel) -> None:
-    kernel, pod = kernel_of(tree), grant("a", "b")
+    kernel, pod = kernel_of(tree), allocation("a", "b")
     kernel.admitted(target(pod), "u-1")
     tree.mkdir(f"{POD}/a")
     kernel.reconcile(target(pod))
@@ -127,7 +127,7 @@ def test_what_the_kernel_shows_stands_with_its_container(tree: EmulatedKernel) -
 
 
 def test_a_removed_pod_is_gone_and_processes_that_stay_are_noted(tree: EmulatedKernel) -> None:
-    kernel, pod = kernel_of(tree), grant("a")
+    kernel, pod = kernel_of(tree), allocation("a")
     kernel.admitted(target(pod), "u-1")
     assert kernel.removed(target(), pod).notes == ()
     assert not tree.exists(POD)
@@ -151,15 +151,15 @@ class BrokenTree(EmulatedKernel):
 
 def test_a_tree_that_fails_is_a_problem_and_no_exception() -> None:
     kernel = kernel_of(BrokenTree(Mask.parse("0-7"), Mask.of(0)))
-    wanted = target(grant("a"))
-    assert "Input/output error" in kernel.admitted(wanted, "u-1").unenforced["u-1"][0]
-    assert "Input/output error" in kernel.reconcile(wanted).problems[0]
-    assert "Input/output error" in kernel.removed(target(), grant("a")).problems[0]
+    desired = target(allocation("a"))
+    assert "Input/output error" in kernel.admitted(desired, "u-1").unenforced["u-1"][0]
+    assert "Input/output error" in kernel.reconcile(desired).problems[0]
+    assert "Input/output error" in kernel.removed(target(), allocation("a")).problems[0]
 
 
 def test_a_cgroup_is_named_by_its_path_with_or_without_the_mount(tree: EmulatedKernel) -> None:
     tree.mkdir("a.scope")
-    kernel, pod = kernel_of(tree), grant("a")
+    kernel, pod = kernel_of(tree), allocation("a")
     for path in ("a.scope", "/a.scope", "/sys/fs/cgroup/a.scope"):
         binding = kernel.locate(target(pod), pod, "a", BindRequest(cgroup=path))
         assert binding.cgroup == "a.scope"
@@ -167,7 +167,9 @@ def test_a_cgroup_is_named_by_its_path_with_or_without_the_mount(tree: EmulatedK
 
 def test_a_process_that_does_not_run_cannot_be_bound(tree: EmulatedKernel) -> None:
     with pytest.raises(BindingError, match="no such process"):
-        kernel_of(tree).locate(target(grant("a")), grant("a"), "a", BindRequest(pid=2**30))
+        kernel_of(tree).locate(
+            target(allocation("a")), allocation("a"), "a", BindRequest(pid=2**30)
+        )
 
 
 def test_a_tree_that_cannot_be_read_is_said_to_be_that(tree: EmulatedKernel) -> None:
@@ -175,20 +177,20 @@ def test_a_tree_that_cannot_be_read_is_said_to_be_that(tree: EmulatedKernel) -> 
         raise OSError(errno.EIO, os.strerror(errno.EIO), operation.path)
 
     faulty = FaultyTree(tree)
-    kernel, wanted = kernel_of(faulty), target(grant("a"))
-    kernel.admitted(wanted, "u-1")
+    kernel, desired = kernel_of(faulty), target(allocation("a"))
+    kernel.admitted(desired, "u-1")
     faulty.fault = broken
     request = BindRequest(cgroup=f"/{POD}/x")
     tree.mkdir(f"{POD}/x")
     for ask in (
-        lambda: kernel.verify(wanted, Mask.parse("0-7")),
-        lambda: kernel.observe(wanted, grant("a")),
+        lambda: kernel.verify(desired, Mask.parse("0-7")),
+        lambda: kernel.observe(desired, allocation("a")),
     ):
         with pytest.raises(KernelUnreadableError, match=r"at /kubepods\S*: Input/output error"):
             ask()
     kernel = kernel_of(Unsearchable(tree))
     with pytest.raises(KernelUnreadableError, match="Input/output error; see the kernel log"):
-        kernel.locate(wanted, grant("a"), "a", request)
+        kernel.locate(desired, allocation("a"), "a", request)
 
 
 class Unsearchable(FaultyTree):
@@ -198,9 +200,9 @@ class Unsearchable(FaultyTree):
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
 
-def shared(uid: str) -> PodGrant:
-    container = ContainerGrant("a", ContainerKind.APP)
-    return PodGrant(uid, uid, "shop", QosClass.GUARANTEED, "", (container,))
+def shared(uid: str) -> PodAllocation:
+    container = ContainerAllocation("a", ContainerKind.APP)
+    return PodAllocation(uid, uid, "shop", QosClass.GUARANTEED, "", (container,))
 
 
 def test_a_container_in_a_pod_that_was_not_looked_at_is_settled_by_the_next_comparison(

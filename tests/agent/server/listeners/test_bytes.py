@@ -17,7 +17,7 @@ from agent.server.listeners.connections import Connections
 from agent.server.listeners.exchange import PIECE_BYTES
 from agent.server.listeners.limits import Caller, Limit, Limits
 from agent.server.listeners.messages import Response
-from agent.server.listeners.protocol import MAX_HEAD_BYTES, READ_BYTES, Connection
+from agent.server.listeners.protocol import MAX_HEAD_BYTES, READ_BYTES, HttpConnection
 from agent.server.listeners.sockets import Address, open_tcp
 from tests.agent.server.support import in_loop, running
 
@@ -75,7 +75,7 @@ class Site:
         return Response(b"hello")
 
     @property
-    def held(self) -> list[Connection]:
+    def held(self) -> list[HttpConnection]:
         return self.doors._all()
 
     async def enter(self, said: bytes = b"") -> Ends:
@@ -84,7 +84,7 @@ class Site:
         return ends
 
     async def begins(self, caller: Caller, size: int = BODY) -> Ends:
-        """Announce a body of so many bytes, and return when it is asked for or refused."""
+        """Announce a body of so many bytes, and return when it is asked for or rejected."""
         self.caller = caller
         head = posting("/body", "Expect: 100-continue", f"Content-Length: {size}")
         return await self.enter(head)
@@ -156,7 +156,7 @@ async def test_unfinished_bodies_share_one_room_of_which_each_user_and_root_has_
 
 
 @in_loop
-async def test_what_is_refused_for_want_of_room_is_asked_for_again_later() -> None:
+async def test_what_is_rejected_for_want_of_room_is_asked_for_again_later() -> None:
     async with opened(bodies=Limit(everyone=BODY, caller=BODY)) as site:
         ends = await site.begins(STRANGER, BODY + 1)
         head = await ends[0].readuntil(b"\r\n\r\n")
@@ -179,7 +179,7 @@ async def test_a_body_of_unknown_length_is_counted_as_it_comes() -> None:
 
 
 @in_loop
-async def test_a_body_that_is_announced_too_large_is_refused_before_it_is_sent() -> None:
+async def test_a_body_that_is_announced_too_large_is_rejected_before_it_is_sent() -> None:
     async with opened() as site:
         ends = await site.begins(STRANGER, 4 * BODY + 1)
         assert await status(ends) == 413
@@ -199,14 +199,14 @@ async def test_little_is_received_of_what_nobody_reads_yet(
     monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     received = 0
-    update = Connection.buffer_updated
+    update = HttpConnection.buffer_updated
 
-    def counting(connection: Connection, size: int) -> None:
+    def counting(connection: HttpConnection, size: int) -> None:
         nonlocal received
         received += size
         update(connection, size)
 
-    monkeypatch.setattr(Connection, "buffer_updated", counting)
+    monkeypatch.setattr(HttpConnection, "buffer_updated", counting)
     async with opened() as site:
         _, writer = await site.enter(said)
         await site.asked.wait()

@@ -254,21 +254,21 @@ async def test_a_host_without_descriptors_is_asked_again(
     monkeypatch.setattr(connections, "PAUSE_SECONDS", 0.0)
     loop = asyncio.get_running_loop()
     accept = loop.sock_accept
-    refusals = [errno.EMFILE, errno.ECONNABORTED]
+    rejections = [errno.EMFILE, errno.ECONNABORTED]
 
-    async def refusing(listening: socket.socket) -> tuple[socket.socket, object]:
-        if refusals:
-            number = refusals.pop(0)
+    async def rejecting(listening: socket.socket) -> tuple[socket.socket, object]:
+        if rejections:
+            number = rejections.pop(0)
             raise OSError(number, os.strerror(number))
         return await accept(listening)
 
-    monkeypatch.setattr(loop, "sock_accept", refusing)
+    monkeypatch.setattr(loop, "sock_accept", rejecting)
     with capture_logs() as said:
         async with opened(limits(1)) as door:
             visitor = await door.enter()
             assert await answered(visitor)
             await left(visitor)
-    assert not refusals
+    assert not rejections
     assert [line["reason"] for line in said] == ["Too many open files"]
 
 

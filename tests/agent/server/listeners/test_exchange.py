@@ -169,7 +169,7 @@ async def test_a_peer_that_still_sends_its_body_sees_the_answer_first(
     "body", [b"x" * (MAX_BYTES + 1), b"x" * 3_000_000], ids=["by one", "by far"]
 )
 @in_loop
-async def test_a_body_above_the_limit_is_refused(body: bytes) -> None:
+async def test_a_body_above_the_limit_is_rejected(body: bytes) -> None:
     async with opened() as site:
         assert parsed(await site.talk(asking("POST", "/body", body=body), end=True)) == [
             (413, f"the body is larger than {MAX_BYTES} bytes\n".encode())
@@ -289,7 +289,7 @@ async def test_who_goes_away_amid_a_body_is_answered_as_far_as_that_goes() -> No
 
 
 @in_loop
-async def test_what_is_no_target_is_refused() -> None:
+async def test_what_is_no_target_is_rejected() -> None:
     async with opened() as site:
         ((status, text),) = parsed(await site.talk(asking("GET", "http://[", LAST)))
         assert (status, site.asked) == (400, [])

@@ -14,7 +14,7 @@ from agent.server import lifecycle as service_module
 from agent.server.listeners.connections import Connections
 from agent.server.listeners.limits import Caller, Limit, Limits
 from agent.server.listeners.messages import Response, Stream
-from agent.server.listeners.protocol import Connection
+from agent.server.listeners.protocol import HttpConnection
 from agent.server.listeners.sockets import Address, open_tcp
 from tests.agent.server.support import in_loop, running
 
@@ -180,7 +180,9 @@ async def test_nothing_is_kept_of_a_connection_that_is_over() -> None:
     async with opened(Limit(everyone=2, caller=2)) as site:
         first, second = [await site.watch() for _ in range(2)]
         gc.collect()  # those of other tests
-        kept = weakref.WeakSet(found for found in gc.get_objects() if isinstance(found, Connection))
+        kept = weakref.WeakSet(
+            found for found in gc.get_objects() if isinstance(found, HttpConnection)
+        )
         assert len(kept) == 2
         third = await site.watch()
         assert await ended(first)  # one that had to give way, and one that leaves

@@ -50,7 +50,7 @@ async def test_an_agent_that_does_not_compare_is_not_healthy(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(world) as agent:
-        monkeypatch.setattr(agent.keeper, "reconcile", asyncio.Event().wait)
+        monkeypatch.setattr(agent.controller, "reconcile", asyncio.Event().wait)
         world.clock.advance(300)
         status, text = await fetch(agent, "/healthz")
     assert status == 503
@@ -60,7 +60,7 @@ async def test_an_agent_that_does_not_compare_is_not_healthy(
 @in_loop
 async def test_an_agent_that_restores_is_not_ready(world: World) -> None:
     async with running(world) as agent:
-        agent.keeper.state.ready = False
+        agent.controller.state.ready = False
         assert (await fetch(agent, "/readyz"))[0] == 503
 
 
@@ -71,7 +71,7 @@ async def test_nothing_can_be_changed_there(world: World) -> None:
         for path in ("/v1/pods", "/metrics", "/healthz"):
             response = await session.post(base + path, data=manifest())
             assert response.status in (404, 405)
-        assert not agent.keeper.state.ledger.grants
+        assert not agent.controller.state.ledger.allocations
 
 
 @in_loop
@@ -91,14 +91,14 @@ async def test_many_scrapes_within_a_second_without_a_change_are_one_rendering(
 ) -> None:
     async with running(world) as agent:
         renderings = 0
-        render = agent.keeper.metrics.render
+        render = agent.controller.metrics.render
 
         def counted() -> bytes:
             nonlocal renderings
             renderings += 1
             return render()
 
-        monkeypatch.setattr(agent.keeper.metrics, "render", counted)
+        monkeypatch.setattr(agent.controller.metrics, "render", counted)
         world.clock.advance(1)
         texts = [await fetch(agent, "/metrics") for _ in range(5)]
         assert (renderings, len(set(texts))) == (1, 1)

@@ -10,7 +10,7 @@ from agent.server.listeners.errors import (
     NotFoundError,
     UnknownParameterError,
 )
-from agent.server.listeners.messages import Request, Response, Target
+from agent.server.listeners.messages import Request, RequestTarget, Response
 from agent.server.listeners.routes import Routes
 
 
@@ -39,7 +39,7 @@ ROUTES = Routes(
 def test_parameters_are_checked_where_they_are_told() -> None:
     routes = Routes([("GET", "/a", other), ("GET", "/b", other)], {("GET", "/a"): ("x",)})
     for target, unknown in (("/a?x=1&x=2", None), ("/a?x&y=1", "y"), ("/b?x", "x"), ("/b", None)):
-        request = Request("GET", Target.parse(target), nothing)
+        request = Request("GET", RequestTarget.parse(target), nothing)
         if unknown is None:
             assert isinstance(asyncio.run(routes(request)), Response)
         else:
@@ -49,7 +49,7 @@ def test_parameters_are_checked_where_they_are_told() -> None:
 
 
 def answer(method: str, target: str) -> str:
-    request = Request(method, Target.parse(target), nothing)
+    request = Request(method, RequestTarget.parse(target), nothing)
     response = asyncio.run(ROUTES(request))
     assert isinstance(response, Response)
     return response.body.decode()
@@ -69,17 +69,17 @@ def answer(method: str, target: str) -> str:
     ],
 )
 def test_a_path_is_split_before_it_is_decoded(target: str, segments: tuple[str, ...]) -> None:
-    assert Target.parse(target).segments == segments
+    assert RequestTarget.parse(target).segments == segments
 
 
 def test_a_query_keeps_what_is_empty_and_what_comes_twice() -> None:
-    query = Target.parse("/a?b=1&b=%202&c=&d").query
+    query = RequestTarget.parse("/a?b=1&b=%202&c=&d").query
     assert query == (("b", "1"), ("b", " 2"), ("c", ""), ("d", ""))
 
 
-def test_what_is_no_target_is_refused() -> None:
+def test_what_is_no_target_is_rejected() -> None:
     with pytest.raises(ValueError, match="IPv6"):
-        Target.parse("http://[")
+        RequestTarget.parse("http://[")
 
 
 def test_the_handler_is_found_by_method_and_path() -> None:

@@ -56,9 +56,9 @@ def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
 def test_a_socket_in_use_is_left_alone_and_said_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     first = open_unix(path, None)
-    with pytest.raises(StartError) as refused:
+    with pytest.raises(StartError) as rejected:
         open_unix(path, None)
-    assert str(refused.value) == (
+    assert str(rejected.value) == (
         f"socket {path}: in use; stop the agent that uses it, or name another path"
     )
     with socket.socket(socket.AF_UNIX) as client:
@@ -97,13 +97,13 @@ def test_a_missing_directory_is_named_with_the_remedy(tmp_path: Path) -> None:
         open_unix(tmp_path / "no" / "a.sock", None)
 
 
-def test_a_directory_in_which_others_could_replace_the_socket_is_refused(tmp_path: Path) -> None:
+def test_a_directory_in_which_others_could_replace_the_socket_is_rejected(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(StartError, match=r"can be written by others \(mode 0777\); close it"):
         open_unix(tmp_path / "a.sock", None)
 
 
-def test_a_directory_above_in_which_others_could_replace_it_is_refused(tmp_path: Path) -> None:
+def test_a_directory_above_in_which_others_could_replace_it_is_rejected(tmp_path: Path) -> None:
     inner = tmp_path / "run"
     inner.mkdir(mode=0o755)
     tmp_path.chmod(0o777)
@@ -112,13 +112,13 @@ def test_a_directory_above_in_which_others_could_replace_it_is_refused(tmp_path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
-def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_rejected(tmp_path: Path) -> None:
     os.chown(tmp_path, 4242, -1)
     with pytest.raises(StartError, match=f"{tmp_path} belongs to user 4242; give it to root"):
         open_unix(tmp_path / "a.sock", None)
 
 
-def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_too_long_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="longer than 107 bytes"):
         open_unix(tmp_path / ("a" * 120), None)
 
@@ -151,20 +151,20 @@ def test_a_known_group_is_found() -> None:
 def test_a_port_in_use_is_said_in_a_line() -> None:
     with open_tcp(Address("127.0.0.1", 0)) as first:
         port = first.getsockname()[1]
-        with pytest.raises(StartError) as refused:
+        with pytest.raises(StartError) as rejected:
             open_tcp(Address("127.0.0.1", port))
-    assert str(refused.value) == (
+    assert str(rejected.value) == (
         f"metrics listener 127.0.0.1:{port}: Address already in use; "
         "stop what listens there, or name another address"
     )
 
 
-def test_an_address_of_another_machine_is_refused() -> None:
+def test_an_address_of_another_machine_is_rejected() -> None:
     with pytest.raises(StartError, match="Cannot assign requested address"):
         open_tcp(Address("192.0.2.1", 0))
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_address_that_is_none_is_rejected() -> None:
     with pytest.raises(StartError, match="name an address of this machine"):
         open_tcp(Address("not an address", 1))
 
@@ -187,7 +187,7 @@ def test_a_bad_certificate_is_said_in_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o660])
-def test_a_key_that_others_can_read_or_write_is_refused(certificate: Path, mode: int) -> None:
+def test_a_key_that_others_can_read_or_write_is_rejected(certificate: Path, mode: int) -> None:
     key = certificate.with_name(f"key-{mode:o}.pem")
     key.write_bytes(certificate.read_bytes())
     key.chmod(mode)

@@ -27,8 +27,8 @@ def test_what_a_decision_caused_is_added() -> None:
 
 def test_label_values_that_were_not_known_appear_when_they_happen() -> None:
     counters = Counters()
-    counters.add(names.REFUSALS, "TopologyAffinityError")
-    assert counters.value(names.REFUSALS, "TopologyAffinityError") == 1
+    counters.add(names.REJECTIONS, "TopologyAffinityError")
+    assert counters.value(names.REJECTIONS, "TopologyAffinityError") == 1
 
 
 @pytest.mark.parametrize(

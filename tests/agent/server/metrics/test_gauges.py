@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.managers import admission
-from agent.managers.effective_policy import Rules, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, shared_pool
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -19,7 +19,7 @@ from agent.managers.policy import (
 )
 from agent.pods.manifest import load_pod
 from agent.server.metrics import names
-from agent.server.metrics.gauges import Reading, families, samples
+from agent.server.metrics.gauges import GaugeInput, families, samples
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
@@ -43,20 +43,20 @@ POLICY = Policy(
         {"example.org/nic": (PluginDevice("a"), PluginDevice("b", healthy=False))}
     ),
 )
-RULES = Rules(Machine.of(HOST), POLICY)
+RULES = EffectivePolicy(Machine.of(HOST), POLICY)
 
 
-def reading(ledger: Ledger) -> Reading:
-    return Reading("1.2.3", HOST, RULES, ledger, shared_pool(RULES, ledger))
+def reading(ledger: Ledger) -> GaugeInput:
+    return GaugeInput("1.2.3", HOST, RULES, ledger, shared_pool(RULES, ledger))
 
 
-def values(at: Reading) -> dict[tuple[str, tuple[str, ...]], float]:
+def values(at: GaugeInput) -> dict[tuple[str, tuple[str, ...]], float]:
     return {(sample.metric.name, sample.labels): sample.value for sample in samples(at)}
 
 
 def admitted() -> Ledger:
-    wanted = load_pod(manifest(cpu="2", memory="3Gi"), "test")
-    decision = admission.admit(RULES, RULES.empty_ledger(), wanted)
+    desired = load_pod(manifest(cpu="2", memory="3Gi"), "test")
+    decision = admission.admit(RULES, RULES.empty_ledger(), desired)
     assert decision.admitted
     return decision.ledger
 
@@ -93,7 +93,7 @@ def test_every_cpu_and_byte_of_a_node_is_held_reserved_or_free() -> None:
 
 def test_memory_that_is_not_known_is_not_told() -> None:
     host = replace(HOST, nodes=(HOST.nodes[0], replace(HOST.nodes[1], memory_bytes=None)))
-    rules = Rules(Machine.of(host), replace(POLICY, memory=MemoryPolicy()))
+    rules = EffectivePolicy(Machine.of(host), replace(POLICY, memory=MemoryPolicy()))
     now = values(replace(reading(admitted()), host=host, rules=rules))
     told = {labels[0] for name, labels in now
             if name == "numawarden_node_memory_bytes" and labels[1] == "memory"}  # fmt: skip
@@ -102,7 +102,7 @@ def test_memory_that_is_not_known_is_not_told() -> None:
 
 def test_nothing_stays_behind_when_the_pod_is_gone() -> None:
     ledger = admitted()
-    (uid,) = ledger.grants
+    (uid,) = ledger.allocations
     before = values(reading(RULES.empty_ledger()))
     assert values(reading(admission.remove(RULES, ledger, uid))) == before
 
@@ -116,7 +116,7 @@ def test_budget_that_no_container_can_use_is_the_sum_over_pods_and_goes_with_the
         ledger = admission.admit(rules, ledger, lonely).ledger
 
     def unused(of: Ledger) -> tuple[float, float]:
-        now = values(Reading("1", HOST, rules, of, shared_pool(rules, of)))
+        now = values(GaugeInput("1", HOST, rules, of, shared_pool(rules, of)))
         memory = now["numawarden_unused_budget_memory_bytes", ("memory",)]
         return now["numawarden_unused_budget_cpus", ()], memory
 
@@ -190,10 +190,10 @@ class TestAssignments:
     GUARANTEED = guaranteed("cpu=2 memory=1Gi")
     FRACTION = guaranteed("cpu=500m memory=1Gi")
 
-    def counted(self, rules: Rules, *containers: Container) -> dict[str, float]:
+    def counted(self, rules: EffectivePolicy, *containers: Container) -> dict[str, float]:
         """Return what is not zero, as `cpu node_exclusive`."""
         ledger = with_pod(rules, pods.pod(*containers, of_pod=guaranteed("cpu=4 memory=4Gi")))
-        now = Reading("1", regular_host(), rules, ledger, shared_pool(rules, ledger))
+        now = GaugeInput("1", regular_host(), rules, ledger, shared_pool(rules, ledger))
         return {
             " ".join(sample.labels): sample.value
             for sample in samples(now)

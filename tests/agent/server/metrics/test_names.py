@@ -70,9 +70,9 @@ def test_every_counter_exists_from_the_start(metric: MetricSpec) -> None:
     assert list(metric.initial())
 
 
-def test_what_may_drift_and_be_refused_starts_at_0_by_cause_and_reason() -> None:
+def test_what_may_drift_and_be_rejected_starts_at_0_by_cause_and_reason() -> None:
     assert {cause for (cause,) in names.DRIFT_FOUND.initial()} == set(map(str, Cause))
-    assert {reason for (reason,) in names.REFUSALS.initial()} >= set(map(str, Reason))
+    assert {reason for (reason,) in names.REJECTIONS.initial()} >= set(map(str, Reason))
     assert list(names.REMOVALS.initial()) == [()]
 
 

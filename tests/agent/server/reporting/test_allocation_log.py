@@ -4,7 +4,12 @@ import json
 from typing import Any
 
 from agent.managers.admission import admit
-from agent.managers.allocations.ledger import ContainerGrant, Isolation, MemoryBlock, PodGrant
+from agent.managers.allocations.ledger import (
+    ContainerAllocation,
+    Isolation,
+    MemoryBlock,
+    PodAllocation,
+)
 from agent.pods.model import ContainerKind, QosClass
 from agent.server.reporting.allocation_log import (
     BYTES_TOLD,
@@ -19,13 +24,13 @@ from tests.agent.pods.pods import app, guaranteed, pod
 POOL = Mask.parse("0,4-7")
 
 
-def told(*containers: ContainerGrant) -> dict[str, Any]:
-    grant = PodGrant("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
-    return dict(allocation_fields(grant, POOL))
+def told(*containers: ContainerAllocation) -> dict[str, Any]:
+    allocation = PodAllocation("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
+    return dict(allocation_fields(allocation, POOL))
 
 
 def test_each_container_is_told_with_what_it_got_and_why() -> None:
-    own = ContainerGrant(
+    own = ContainerAllocation(
         "a",
         ContainerKind.APP,
         Isolation.CONTAINER,
@@ -34,7 +39,7 @@ def test_each_container_is_told_with_what_it_got_and_why() -> None:
         {"example.org/nic": ("n0",)},
         why="Guaranteed",
     )
-    assert told(own, ContainerGrant("b", ContainerKind.APP, why="a fraction")) == {
+    assert told(own, ContainerAllocation("b", ContainerKind.APP, why="a fraction")) == {
         "containers": [
             {
                 "name": "a",
@@ -59,7 +64,7 @@ def test_each_container_is_told_with_what_it_got_and_why() -> None:
 
 
 def test_of_very_many_containers_the_first_are_told_and_the_others_counted() -> None:
-    many = [ContainerGrant(f"c{n}", ContainerKind.APP, why="shares") for n in range(1000)]
+    many = [ContainerAllocation(f"c{n}", ContainerKind.APP, why="shares") for n in range(1000)]
     fields = told(*many)
     assert len(fields["containers"]) == CONTAINERS_TOLD
     assert fields["containers_left_out"] == 1000 - CONTAINERS_TOLD
@@ -70,7 +75,7 @@ def test_a_line_stays_short_whatever_is_in_it() -> None:
     odd = Mask(int("01" * 4096, 2))
     devices = {f"d{n}": tuple(f"{n}-{device}" for device in range(500)) for n in range(3)}
     many = [
-        ContainerGrant(
+        ContainerAllocation(
             "c" * 63, ContainerKind.APP, Isolation.CONTAINER, odd, (), devices, why="w" * 9999
         )
         for _ in range(1000)
@@ -85,6 +90,6 @@ def test_a_line_stays_short_whatever_is_in_it() -> None:
 def test_budget_that_no_container_can_use_is_told() -> None:
     rules = make_rules()
     lonely = pod(app("c", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=5 memory=1Gi"))
-    grant = admit(rules, rules.empty_ledger(), lonely).grant
-    assert grant is not None
-    assert allocation_fields(grant, POOL)["unused_budget"] == {"cpu": 3}
+    allocation = admit(rules, rules.empty_ledger(), lonely).allocation
+    assert allocation is not None
+    assert allocation_fields(allocation, POOL)["unused_budget"] == {"cpu": 3}

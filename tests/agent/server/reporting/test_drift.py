@@ -55,14 +55,14 @@ async def test_drift_names_everything_in_event_log_status_and_counter(
         await agent.ask(agent.client.reconcile)
         before = world.kernel.read(f"{POD}/c1", "cpuset.cpus").strip()
         world.kernel.write(f"{POD}/c1", "cpuset.cpus", "5-6")
-        with agent.keeper.events.watch() as watcher, capture_logs() as logs:
+        with agent.controller.events.watch() as watcher, capture_logs() as logs:
             await agent.ask(FINDERS[finder], agent.client)
             # Whoever changes something without looking there leaves it to the next comparison.
-            if not agent.keeper.state.drift:
+            if not agent.controller.state.drift:
                 await agent.ask(agent.client.reconcile)
             event = await next_event(watcher, "DriftFound")
         status = await asyncio.to_thread(agent.client.status)
-        text = agent.keeper.metrics.render().decode()
+        text = agent.controller.metrics.render().decode()
     line = (
         f"shop/web, container c1: cpuset.cpus of /{POD}/c1 shows 5-6 instead of {before} (unknown)"
     )
@@ -85,7 +85,7 @@ async def test_drift_of_many_settings_at_once_is_bounded_and_counted_in_full(wor
         for path in cgroups:
             world.kernel.mkdir(path)
         await agent.ask(agent.client.reconcile)
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             for _ in range(3):
                 for path in cgroups:
                     world.kernel.write(path, "cpuset.cpus", "1")
@@ -93,7 +93,7 @@ async def test_drift_of_many_settings_at_once_is_bounded_and_counted_in_full(wor
             first = await next_event(watcher, "DriftFound")
             rest = await next_event(watcher, "DriftFound")
         status = await asyncio.to_thread(agent.client.status)
-        text = agent.keeper.metrics.render().decode()
+        text = agent.controller.metrics.render().decode()
     assert first.message.count("shows 1 instead of 1,9") == DRIFT_NAMED
     assert f"{many - DRIFT_NAMED} more settings differ" in rest.message
     assert len(status.drift) == DRIFT_KEPT

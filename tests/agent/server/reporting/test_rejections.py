@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from structlog.testing import capture_logs
 
 from agent.api.documents import FailedPodDocument, decode
-from agent.pods.identity import Identity
+from agent.pods.identity import PodIdentity
 from agent.server.errors import InvalidManifestError
 from agent.server.metrics import names
 from agent.server.reporting.records import API, REJECTIONS_KEPT
@@ -22,7 +22,7 @@ from tests.agent.server.test_controller import Recorder, keeping, pod
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.server.controller import Keeper
+    from agent.server.controller import Controller
     from tests.agent.server.support import Running, World
 
 #: What FakeClock says it is.
@@ -39,8 +39,8 @@ def lines(log: Sequence[Mapping[str, Any]], event: str) -> list[Mapping[str, Any
     return [line for line in log if line["event"] == event]
 
 
-def statuses(keeper: Keeper) -> list[FailedPodDocument]:
-    return [rejection.status for rejection in keeper.state.records.rejections.values()]
+def statuses(controller: Controller) -> list[FailedPodDocument]:
+    return [rejection.status for rejection in controller.state.records.rejections.values()]
 
 
 async def failed(agent: Running, uid: str) -> FailedPodDocument:
@@ -53,25 +53,25 @@ async def failed(agent: Running, uid: str) -> FailedPodDocument:
 async def test_a_rejected_pod_has_failed_with_reason_message_and_time(world: World) -> None:
     async with running(world) as agent:
         _, answer = await ask(agent, "POST", "/v1/pods", manifest("big", cpu="64"))
-        refusal = json.loads(answer)["refusal"]
+        rejection = json.loads(answer)["rejection"]
         shown = await failed(agent, UID)
         assert (shown.phase, shown.reason, shown.message, shown.time, shown.source) == (
-            "Failed", refusal["reason"], refusal["message"], NOW, API,
+            "Failed", rejection["reason"], rejection["message"], NOW, API,
         )  # fmt: skip
         assert (shown.uid, shown.namespace, shown.name) == (UID, "shop", "big")
-        assert shown.refusal is not None
+        assert shown.rejection is not None
         assert shown.explanation is not None
         now = await asyncio.to_thread(agent.client.status)
     (listed,) = now.failed
     assert (listed.uid, listed.phase, listed.reason) == (UID, "Failed", shown.reason)
     assert listed.explanation is None
-    assert [answer.uid for answer in now.refused] == [UID]
+    assert [answer.uid for answer in now.rejected] == [UID]
 
 
 @in_loop
 async def test_an_invalid_pod_leaves_a_line_an_event_a_count_and_a_status(world: World) -> None:
     async with running(world) as agent:
-        with agent.keeper.events.watch() as watcher, capture_logs() as log:
+        with agent.controller.events.watch() as watcher, capture_logs() as log:
             assert (await ask(agent, "POST", "/v1/pods", bad()))[0] == 422
             event = await next_event(watcher, "PodInvalid")
         (line,) = lines(log, "pod invalid")
@@ -85,9 +85,9 @@ async def test_an_invalid_pod_leaves_a_line_an_event_a_count_and_a_status(world:
         shown = await failed(agent, UID)
         assert (shown.phase, shown.reason, shown.time) == ("Failed", "InvalidManifest", NOW)
         assert "spec.containers[0].name" in [detail.path for detail in shown.details]
-        assert agent.keeper.metrics.counters.value(names.ADMISSIONS, "invalid") == 1
+        assert agent.controller.metrics.counters.value(names.ADMISSIONS, "invalid") == 1
         now = await asyncio.to_thread(agent.client.status)
-    assert now.refused == ()
+    assert now.rejected == ()
     assert [listed.reason for listed in now.failed] == ["InvalidManifest"]
 
 
@@ -96,10 +96,10 @@ async def test_a_pod_that_is_admitted_in_the_end_has_failed_no_more(world: World
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", bad())
         await ask(agent, "POST", "/v1/pods", bad("nameless-uid", None))
-        assert len(statuses(agent.keeper)) == 2
+        assert len(statuses(agent.controller)) == 2
         await ask(agent, "POST", "/v1/pods", manifest("web", UID))
         await ask(agent, "POST", "/v1/pods", manifest("nameless-uid", None))
-        assert statuses(agent.keeper) == []
+        assert statuses(agent.controller) == []
         _, body = await ask(agent, "GET", f"/v1/pods/{UID}")
         assert json.loads(body)["phase"] == "Admitted"
 
@@ -111,8 +111,8 @@ async def test_a_dry_run_leaves_nothing(world: World) -> None:
             for body in (bad(), manifest("big", OTHER_UID, cpu="64")):
                 await ask(agent, "POST", "/v1/pods?dryRun=true", body)
         assert log == []
-        assert statuses(agent.keeper) == []
-        assert agent.keeper.metrics.counters.value(names.ADMISSIONS, "invalid") == 0
+        assert statuses(agent.controller) == []
+        assert agent.controller.metrics.counters.value(names.ADMISSIONS, "invalid") == 0
         assert (await ask(agent, "GET", f"/v1/pods/{UID}"))[0] == 404
 
 
@@ -123,39 +123,41 @@ async def test_nobody_fails_a_pod_that_is_admitted(world: World) -> None:
         await ask(agent, "POST", "/v1/pods", manifest())
         assert (await ask(agent, "POST", "/v1/pods", bad()))[0] == 422
         assert (await ask(agent, "POST", "/v1/pods", manifest(cpu="4")))[0] == 409
-        assert statuses(agent.keeper) == []
+        assert statuses(agent.controller) == []
         _, body = await ask(agent, "GET", f"/v1/pods/{UID}")
         assert json.loads(body)["phase"] == "Admitted"
-        assert agent.keeper.metrics.counters.value(names.ADMISSIONS, "invalid") == 1
+        assert agent.controller.metrics.counters.value(names.ADMISSIONS, "invalid") == 1
 
 
-def invalid(keeper: Keeper, identity: Identity, mistakes: int = 1, text: str = "wrong") -> None:
+def invalid(
+    controller: Controller, identity: PodIdentity, mistakes: int = 1, text: str = "wrong"
+) -> None:
     details = tuple((f"spec.x[{number}]", text) for number in range(mistakes))
-    keeper.rejections.invalid_request(InvalidManifestError(text, details, identity))
+    controller.rejections.invalid_request(InvalidManifestError(text, details, identity))
 
 
 @in_loop
 async def test_of_what_cannot_be_told_apart_only_the_latest_is_kept() -> None:
-    async with keeping(Recorder()) as keeper:
+    async with keeping(Recorder()) as controller:
         for text in ("first", "second"):
-            invalid(keeper, Identity(), text=text)
-            invalid(keeper, Identity("", "web", "shop"), text=text)
-            invalid(keeper, Identity("u-1", "web", "shop"), text=text)
-        assert [status.message for status in statuses(keeper)] == ["second"] * 3
+            invalid(controller, PodIdentity(), text=text)
+            invalid(controller, PodIdentity("", "web", "shop"), text=text)
+            invalid(controller, PodIdentity("u-1", "web", "shop"), text=text)
+        assert [status.message for status in statuses(controller)] == ["second"] * 3
 
 
 @in_loop
 async def test_however_much_is_wrong_little_of_it_is_kept_and_told() -> None:
-    async with keeping(Recorder()) as keeper:
-        with keeper.events.watch() as watcher, capture_logs() as log:
+    async with keeping(Recorder()) as controller:
+        with controller.events.watch() as watcher, capture_logs() as log:
             for number in range(REJECTIONS_KEPT + 5):
-                invalid(keeper, Identity(f"u-{number}"), 5000, "x" * 100_000)
+                invalid(controller, PodIdentity(f"u-{number}"), 5000, "x" * 100_000)
             event = await next_event(watcher, "PodInvalid")
         (line, *_) = log
         assert len(json.dumps(line)) < (MISTAKES_TOLD + 2) * (LONGEST + 10)
         assert line["mistakes_left_out"] == 5000 - MISTAKES_TOLD
         assert len(event.message) == LONGEST
-        kept = statuses(keeper)
+        kept = statuses(controller)
         assert len(kept) == REJECTIONS_KEPT
         assert kept[0].uid == "u-5"
         assert all(len(status.details) == MISTAKES_TOLD for status in kept)
@@ -181,17 +183,17 @@ async def test_a_file_that_is_no_pod_fails_once_until_it_is_one_or_gone(world: W
             assert (shown.reason, shown.source) == ("InvalidManifest", str(file))
             assert "spec.containers[0].name" in [detail.path for detail in shown.details]
             await agent.service._sync_manifests()
-            assert len(lines(log, "manifest refused")) == 1
+            assert len(lines(log, "manifest rejected")) == 1
             assert lines(log, "pod invalid") == []
-            assert agent.keeper.metrics.counters.value(names.ADMISSIONS, "invalid") == 1
+            assert agent.controller.metrics.counters.value(names.ADMISSIONS, "invalid") == 1
             file.write_bytes(manifest("big", cpu="64"))
             await agent.service._sync_manifests()
-            assert [(s.reason != "InvalidManifest", s.name) for s in statuses(agent.keeper)] == [
-                (True, "big")
-            ]
+            assert [
+                (s.reason != "InvalidManifest", s.name) for s in statuses(agent.controller)
+            ] == [(True, "big")]
             file.unlink()
             await agent.service._sync_manifests()
-            assert statuses(agent.keeper) == []
+            assert statuses(agent.controller) == []
 
 
 @in_loop
@@ -202,12 +204,12 @@ async def test_a_file_that_is_damaged_does_not_fail_the_pod_it_keeps(world: Worl
     async with running(world) as agent:
         file.write_bytes(bad("web", None))
         await agent.service._sync_manifests()
-        assert len(agent.keeper.pods()) == 1
-        assert statuses(agent.keeper) == []
+        assert len(agent.controller.pods()) == 1
+        assert statuses(agent.controller) == []
 
 
 @in_loop
 async def test_the_pod_of_a_file_that_is_rejected_names_the_file() -> None:
-    async with keeping(Recorder()) as keeper:
-        await keeper.admit(pod(cpu="64"), "/manifests/web.yaml")
-        assert [status.source for status in statuses(keeper)] == ["/manifests/web.yaml"]
+    async with keeping(Recorder()) as controller:
+        await controller.admit(pod(cpu="64"), "/manifests/web.yaml")
+        assert [status.source for status in statuses(controller)] == ["/manifests/web.yaml"]

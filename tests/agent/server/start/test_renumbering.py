@@ -41,7 +41,7 @@ def test_nodes_without_cpus_keep_their_number_or_are_lost() -> None:
 def test_memory_hints_and_charges_follow_their_node_and_come_back() -> None:
     ledger = with_pod(make_rules(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
     moved = renumbered(ledger, {0: 1, 1: 0})
-    (before,), (after,) = ledger.grants.values(), moved.grants.values()
+    (before,), (after,) = ledger.allocations.values(), moved.allocations.values()
     assert before.containers[0].mems == Mask.of(0)
     assert after.containers[0].mems == Mask.of(1)
     assert after.containers[0].hint.nodes == 0b10

@@ -59,11 +59,11 @@ def rules_of(document: StatusDocument) -> list[str]:
 
 async def become(agent: Running, host: Host) -> None:
     """Change the host under the agent, and wait until it has seen all of the change."""
-    with agent.keeper.events.watch() as watcher:
+    with agent.controller.events.watch() as watcher:
         agent.world.change_host(host)
         agent.service.look_again()
         # Meanwhile it may have looked at files that were not all written yet.
-        while agent.keeper.state.situation.host.online != host.online:
+        while agent.controller.state.situation.host.online != host.online:
             await next_event(watcher, "HostChanged")
     await agent.ask(agent.client.reconcile)
 
@@ -244,9 +244,9 @@ async def test_what_is_not_valid_is_told_in_show_status_metrics_and_once_as_an_e
         assert [finding.message for finding in shown.invalid] == [
             "holds CPUs 1, which are reserved now"
         ]
-        text = agent.keeper.metrics.render().decode()
-        assert 'numawarden_invalid_grants{rule="reservedSystemCPUs"} 1.0' in text
-        assert 'numawarden_invalid_grants{rule="CPU offline"} 0.0' in text
+        text = agent.controller.metrics.render().decode()
+        assert 'numawarden_invalid_allocations{rule="reservedSystemCPUs"} 1.0' in text
+        assert 'numawarden_invalid_allocations{rule="CPU offline"} 0.0' in text
         await agent.ask(agent.client.remove, UID)
         assert rules_of(await status(agent)) == []
 
@@ -256,9 +256,9 @@ async def test_a_cpu_that_goes_offline_under_a_pod_is_told_and_taken_back(tmp_pa
     world = make_world(tmp_path)
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
-        with agent.keeper.events.watch() as watcher:
+        with agent.controller.events.watch() as watcher:
             await become(agent, with_offline(two_packages(), Mask.of(9)))
-            event = await next_event(watcher, "GrantInvalid")
+            event = await next_event(watcher, "AllocationInvalid")
         assert "holds CPUs 9, which are offline (CPU offline)" in event.message
         assert rules_of(await status(agent)) == ["CPU offline"]
         await become(agent, two_packages())
@@ -280,8 +280,8 @@ async def test_a_pod_whose_cpus_are_all_offline_runs_on_nobody_elses(tmp_path: P
         assert world.cpus_of(f"{POD}/c0") == "0,3-8,11-15"
         await become(agent, two_packages())
         assert world.cpus_of(f"{POD}/c0") == "1,9"
-        # What is wanted anew was undone by nobody.
-        text = agent.keeper.metrics.render().decode()
+        # What is desired again was undone by nobody.
+        text = agent.controller.metrics.render().decode()
         assert 'drift_found_total{cause="unknown"} 0.0' in text
 
 
@@ -320,9 +320,9 @@ async def test_a_configuration_that_no_longer_fits_keeps_pods_and_admits_no_new_
         assert "no new one is admitted" in told.problems[0]
         again = await asyncio.to_thread(agent.client.admit, manifest())
         assert again.already_admitted
-        refused = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
-        assert refused.refusal is not None
-        assert "the configuration does not fit this host" in refused.refusal.message
+        rejected = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+        assert rejected.rejection is not None
+        assert "the configuration does not fit this host" in rejected.rejection.message
         await become(agent, two_packages())
         other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
         assert other.admitted
@@ -340,7 +340,7 @@ def test_rules_that_fitted_before_stay_in_force_while_the_host_lacks_something(
     assert "the rules of before stay in force" in after.problems()[0]
 
 
-def test_with_nothing_held_a_configuration_that_does_not_fit_is_refused(world: World) -> None:
+def test_with_nothing_held_a_configuration_that_does_not_fit_is_rejected(world: World) -> None:
     config = replace(world.config, reserved_system_cpus=Mask.of(99))
     with pytest.raises(ConfigError):
         situate(config, two_packages())

@@ -15,7 +15,7 @@ from agent.reconcile.errors import EnforcementStartError
 from agent.server.clock import SystemClock
 from agent.server.configured_host import situate
 from agent.server.errors import StartError
-from agent.server.start.wiring import Assembly, Surrogates
+from agent.server.start.wiring import Fakes, Wiring
 from agent.state.errors import StateDirectoryError, StateDirectoryLockedError
 from cgroupfs.errors import TreeLockedError
 from sysfs.described.shapes import with_offline
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from tests.agent.server.support import World
 
 
-def assemble(world: World, *, emulated: bool = True, systemd: object = None) -> Assembly:
+def assemble(world: World, *, emulated: bool = True, systemd: object = None) -> Wiring:
     tree = world.kernel if emulated else None
-    surrogates = Surrogates(tree=tree, systemd=systemd, live=False)  # type: ignore[arg-type]
-    return Assembly(world.config, RecordingManager(), SystemClock(), surrogates)
+    surrogates = Fakes(tree=tree, systemd=systemd, live=False)  # type: ignore[arg-type]
+    return Wiring(world.config, RecordingManager(), SystemClock(), surrogates)
 
 
 def set_agent(world: World, **changes: object) -> None:
@@ -41,8 +41,8 @@ def set_agent(world: World, **changes: object) -> None:
     world.config = replace(world.config, agent=agent)
 
 
-def refused(world: World, kind: type[Exception], code: ExitCode, *, emulated: bool = True) -> str:
-    """Return the one line that a start is refused with; nothing may stay open or locked."""
+def rejected(world: World, kind: type[Exception], code: ExitCode, *, emulated: bool = True) -> str:
+    """Return the one line that a start is rejected with; nothing may stay open or locked."""
     with pytest.raises(kind) as error:
         assemble(world, emulated=emulated)
     (line,) = lines_of(error.value)
@@ -58,12 +58,12 @@ def test_what_was_opened_is_closed_and_can_be_opened_again(world: World) -> None
         assert not world.socket.exists()
 
 
-def test_a_second_agent_on_the_same_state_is_refused(world: World) -> None:
+def test_a_second_agent_on_the_same_state_is_rejected(world: World) -> None:
     with assemble(world), pytest.raises(StateDirectoryLockedError, match="in use by process"):
         assemble(world)
 
 
-def test_a_second_agent_on_the_same_cgroup_tree_is_refused_whatever_else_it_has(
+def test_a_second_agent_on_the_same_cgroup_tree_is_rejected_whatever_else_it_has(
     world: World, tmp_path: Path
 ) -> None:
     with assemble(world):
@@ -73,12 +73,12 @@ def test_a_second_agent_on_the_same_cgroup_tree_is_refused_whatever_else_it_has(
         set_agent(world, **places)
         world.config = replace(world.config, cgroup_root="/elsewhere")
         before = world.kernel.children("")
-        line = refused(world, TreeLockedError, ExitCode.ENVIRONMENT)
+        line = rejected(world, TreeLockedError, ExitCode.ENVIRONMENT)
         assert "belongs to another agent" in line
         assert world.kernel.children("") == before
     with assemble(world):
         world.config = first
-        refused(world, TreeLockedError, ExitCode.ENVIRONMENT)
+        rejected(world, TreeLockedError, ExitCode.ENVIRONMENT)
     with assemble(world):
         pass
 
@@ -98,52 +98,52 @@ def test_a_port_in_use_is_said_and_the_socket_is_removed(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         set_agent(world, metrics=MetricsConfig(port=port))
-        line = refused(world, StartError, ExitCode.ENVIRONMENT)
+        line = rejected(world, StartError, ExitCode.ENVIRONMENT)
     assert f"metrics listener 127.0.0.1:{port}: Address already in use" in line
 
 
 def test_a_missing_state_directory_is_said(world: World, tmp_path: Path) -> None:
     set_agent(world, state_directory=tmp_path / "none")
-    line = refused(world, StateDirectoryError, ExitCode.ENVIRONMENT)
+    line = rejected(world, StateDirectoryError, ExitCode.ENVIRONMENT)
     assert "does not exist; create it: install -d -m 0700" in line
 
 
 def test_a_state_directory_open_to_others_is_said(world: World) -> None:
     world.config.agent.state_directory.chmod(0o770)
-    assert "can be written by others" in refused(world, StateDirectoryError, ExitCode.ENVIRONMENT)
+    assert "can be written by others" in rejected(world, StateDirectoryError, ExitCode.ENVIRONMENT)
 
 
 def test_a_directory_that_is_no_cgroup_tree_is_said(world: World, tmp_path: Path) -> None:
     (tmp_path / "cgroup").mkdir()
-    line = refused(world, EnforcementStartError, ExitCode.ENVIRONMENT, emulated=False)
+    line = rejected(world, EnforcementStartError, ExitCode.ENVIRONMENT, emulated=False)
     assert f"cgroup v2 at {tmp_path}/cgroup: it is not a cgroup2 file system" in line
 
 
 def test_a_missing_cgroup_mount_is_said(world: World) -> None:
-    line = refused(world, EnforcementStartError, ExitCode.ENVIRONMENT, emulated=False)
+    line = rejected(world, EnforcementStartError, ExitCode.ENVIRONMENT, emulated=False)
     assert "cgroup v2 at " in line
     assert "cgroup: no such directory" in line
 
 
 def test_a_host_tree_that_describes_no_host_is_said(world: World, tmp_path: Path) -> None:
     set_agent(world, sysfs_root=tmp_path / "nowhere")
-    assert "nowhere/sys/devices/system/cpu" in refused(world, SysfsError, ExitCode.BAD_INPUT)
+    assert "nowhere/sys/devices/system/cpu" in rejected(world, SysfsError, ExitCode.BAD_INPUT)
 
 
 def test_an_unknown_socket_group_is_said(world: World) -> None:
     set_agent(world, socket_group="no-such-group")
-    line = refused(world, StartError, ExitCode.ENVIRONMENT)
+    line = rejected(world, StartError, ExitCode.ENVIRONMENT)
     assert "there is no group 'no-such-group'" in line
 
 
 def test_a_bad_certificate_is_said(world: World, certificate: Path) -> None:
     set_agent(world, metrics=MetricsConfig(tls_certificate=world.directory, tls_key=certificate))
-    assert "TLS certificate" in refused(world, StartError, ExitCode.ENVIRONMENT)
+    assert "TLS certificate" in rejected(world, StartError, ExitCode.ENVIRONMENT)
 
 
 def test_a_configuration_that_does_not_fit_the_host_is_said(world: World) -> None:
     world.config = replace(world.config, reserved_system_cpus=Mask.of(99))
-    assert "99" in refused(world, ConfigError, ExitCode.BAD_INPUT)
+    assert "99" in rejected(world, ConfigError, ExitCode.BAD_INPUT)
 
 
 class NoBus:

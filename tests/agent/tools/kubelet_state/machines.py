@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
 #: CPUs 0-15 on two nodes, CPU 0 reserved; the memory manager is off unless a test wants it.
@@ -55,10 +55,10 @@ def files(
     return KubeletState(cpu=read_cpu_state(data, PATH))
 
 
-def admitted(rules: Rules, *pods: Pod) -> Ledger:
+def admitted(rules: EffectivePolicy, *pods: Pod) -> Ledger:
     ledger = rules.empty_ledger()
     for asked in pods:
         decision = admit(rules, ledger, asked)
-        assert decision.admitted, decision.refusal
+        assert decision.admitted, decision.rejection
         ledger = decision.ledger
     return ledger

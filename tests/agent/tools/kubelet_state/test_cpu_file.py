@@ -113,7 +113,7 @@ def test_a_file_without_a_checksum_is_taken_as_the_kubelet_takes_it(checksum: by
         ('{"podEntries":{"u":{"cpuSet":"z"}}}', "$.podEntries.u.cpuSet", "'z' is not a number"),
     ],
 )
-def test_a_damaged_file_is_refused_with_the_place_and_the_reason(
+def test_a_damaged_file_is_rejected_with_the_place_and_the_reason(
     content: str, field: str, problem: str
 ) -> None:
     with pytest.raises(UnreadableStateFileError) as caught:

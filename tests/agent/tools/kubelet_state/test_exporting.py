@@ -23,14 +23,14 @@ from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.tools.kubelet_state.machines import PATH, admitted
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger, PodGrant
-    from agent.managers.effective_policy import Rules
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
 BUDGET = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=2 memory=1Gi"))
 
 
-def through_files(rules: Rules, ledger: Ledger) -> tuple[KubeletState, dict[str, bytes]]:
+def through_files(rules: EffectivePolicy, ledger: Ledger) -> tuple[KubeletState, dict[str, bytes]]:
     """Return what is read from the files of a ledger, and the files."""
     contents = encode_files(kubelet_state(rules, ledger), pod_level=rules.policy.pod_level_managers)
     cpu = read_cpu_state(contents["cpu_manager_state"], PATH)
@@ -40,7 +40,7 @@ def through_files(rules: Rules, ledger: Ledger) -> tuple[KubeletState, dict[str,
 @given(rules=rule_sets(), data=st.data())
 @EVERY_SEQUENCE
 def test_there_and_back_is_the_same_and_the_pods_confirm_it(
-    rules: Rules, data: st.DataObject
+    rules: EffectivePolicy, data: st.DataObject
 ) -> None:
     asked: dict[str, Pod] = {}
     ledger = rules.empty_ledger()
@@ -53,9 +53,9 @@ def test_there_and_back_is_the_same_and_the_pods_confirm_it(
     removing, starting = data.draw(st.booleans()), data.draw(st.booleans())
     if asked and removing:
         ledger = remove(rules, ledger, data.draw(st.sampled_from(sorted(asked))))
-    if ledger.grants and starting:
-        uid = data.draw(st.sampled_from(sorted(ledger.grants)))
-        last = ledger.grants[uid].containers[-1].name
+    if ledger.allocations and starting:
+        uid = data.draw(st.sampled_from(sorted(ledger.allocations)))
+        last = ledger.allocations[uid].containers[-1].name
         ledger = start_container(rules, ledger, uid, last)
 
     read, contents = through_files(rules, ledger)
@@ -64,21 +64,23 @@ def test_there_and_back_is_the_same_and_the_pods_confirm_it(
     assert taken.ledger.exclusive_cpus == ledger.exclusive_cpus
     assert taken.ledger.memory == ledger.memory
     assert through_files(rules, taken.ledger)[1] == contents
-    for uid in taken.ledger.grants:
+    for uid in taken.ledger.allocations:
         confirmed = admit(rules, taken.ledger, asked[uid])
-        assert confirmed.already_admitted, confirmed.refusal
-        assert confirmed.grant == without_hints(ledger.grants[uid])
+        assert confirmed.already_admitted, confirmed.rejection
+        assert confirmed.allocation == without_hints(ledger.allocations[uid])
         assert through_files(rules, confirmed.ledger)[1] == contents
     completed = take_over(rules, read, asked).ledger
-    assert {uid: replace(grant, spec_digest=ledger.grants[uid].spec_digest)
-            for uid, grant in completed.grants.items()} == {
-        uid: without_hints(ledger.grants[uid]) for uid in completed.grants
+    assert {uid: replace(allocation, spec_digest=ledger.allocations[uid].spec_digest)
+            for uid, allocation in completed.allocations.items()} == {
+        uid: without_hints(ledger.allocations[uid]) for uid in completed.allocations
     }  # fmt: skip
 
 
-def without_hints(grant: PodGrant) -> PodGrant:
-    """Return a grant without what only the topology manager's memory holds."""
-    return replace(grant, containers=tuple(replace(c, hint=NO_AFFINITY) for c in grant.containers))
+def without_hints(allocation: PodAllocation) -> PodAllocation:
+    """Return an allocation without what only the topology manager's memory holds."""
+    return replace(
+        allocation, containers=tuple(replace(c, hint=NO_AFFINITY) for c in allocation.containers)
+    )
 
 
 def test_a_budget_cannot_be_written_without_the_gate() -> None:
@@ -88,7 +90,7 @@ def test_a_budget_cannot_be_written_without_the_gate() -> None:
         kubelet_state(make_rules(managed=False), ledger)
 
 
-def test_grants_that_the_host_cannot_honour_are_not_written() -> None:
+def test_allocations_that_the_host_cannot_enforce_are_not_written() -> None:
     ledger = admitted(make_rules(), BUDGET)
     smaller = make_rules(Machine.of(regular_host(cores_per_node=1, threads=1)))
     with pytest.raises(CannotExportError, match=r"CPUs .* are in the state but not online"):

@@ -32,10 +32,14 @@ SHARED_FILES = files(
 
 def test_cpus_are_taken_over_and_out_of_the_shared_pool() -> None:
     ledger = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}})).ledger
-    grant = ledger.grants["u-1"]
-    assert (grant.name, grant.namespace, grant.qos) == ("u-1", "imported", QosClass.GUARANTEED)
-    assert (grant.spec_digest, grant.cpus) == ("", None)
-    (container,) = grant.containers
+    allocation = ledger.allocations["u-1"]
+    assert (allocation.name, allocation.namespace, allocation.qos) == (
+        "u-1",
+        "imported",
+        QosClass.GUARANTEED,
+    )
+    assert (allocation.spec_digest, allocation.cpus) == ("", None)
+    (container,) = allocation.containers
     assert (container.name, container.cpus) == ("a", Mask.parse("1-2"))
     assert (container.isolation, container.quota_disabled) == (Isolation.CONTAINER, True)
     assert str(shared_pool(RULES, ledger)) == "0,3-15"
@@ -47,19 +51,22 @@ def test_an_imported_pod_is_removed_like_any_other() -> None:
     assert remove(RULES, ledger, "u-1") == RULES.empty_ledger()
 
 
-def test_the_first_specification_that_fits_completes_the_grant_and_changes_no_cpu() -> None:
+def test_the_first_specification_that_fits_completes_the_allocation_and_changes_no_cpu() -> None:
     ledger = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}})).ledger
     decision = admit(RULES, ledger, TWO)
     assert decision.already_admitted
-    grant = decision.grant
-    assert grant is not None
-    assert decision.ledger.grants["u-1"] == grant
-    assert (grant.name, grant.spec_digest) == ("p", spec_digest(TWO))
-    assert [(c.name, c.cpus) for c in grant.containers] == [("a", Mask.parse("1-2")), ("b", None)]
-    assert grant.cpu.limit_millis == 2500
+    allocation = decision.allocation
+    assert allocation is not None
+    assert decision.ledger.allocations["u-1"] == allocation
+    assert (allocation.name, allocation.spec_digest) == ("p", spec_digest(TWO))
+    assert [(c.name, c.cpus) for c in allocation.containers] == [
+        ("a", Mask.parse("1-2")),
+        ("b", None),
+    ]
+    assert allocation.cpu.limit_millis == 2500
     assert decision.ledger.exclusive_cpus == ledger.exclusive_cpus
     again = admit(RULES, decision.ledger, TWO)
-    assert (again.grant, again.ledger) == (grant, decision.ledger)
+    assert (again.allocation, again.ledger) == (allocation, decision.ledger)
 
 
 @pytest.mark.parametrize(
@@ -76,32 +83,32 @@ def test_another_specification_conflicts_and_changes_nothing(
     ledger = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}})).ledger
     decision = admit(RULES, ledger, asked)  # type: ignore[arg-type]  # parametrized
     assert decision.ledger is ledger
-    assert decision.refusal is not None
-    assert decision.refusal.reason is Reason.CONFLICT
-    assert difference in decision.refusal.message
+    assert decision.rejection is not None
+    assert decision.rejection.reason is Reason.CONFLICT
+    assert difference in decision.rejection.message
 
 
 def test_inside_a_budget_nothing_is_said_of_quotas_until_the_pod_is_known() -> None:
-    (grant,) = take_over(RULES, SHARED_FILES).ledger.grants.values()
-    assert grant.cpus == Mask.parse("1-4")
-    assert not any(container.quota_disabled for container in grant.containers)
+    (allocation,) = take_over(RULES, SHARED_FILES).ledger.allocations.values()
+    assert allocation.cpus == Mask.parse("1-4")
+    assert not any(container.quota_disabled for container in allocation.containers)
 
 
 def test_manifests_complete_kinds_isolation_and_limits() -> None:
     taken = take_over(RULES, SHARED_FILES, {"u-1": SHARING})
-    (grant,) = taken.ledger.grants.values()
+    (allocation,) = taken.ledger.allocations.values()
     assert taken.notes == ()
-    assert [(c.name, c.kind, c.isolation) for c in grant.containers] == [
+    assert [(c.name, c.kind, c.isolation) for c in allocation.containers] == [
         ("log", ContainerKind.SIDECAR, Isolation.CONTAINER),
         ("db", ContainerKind.APP, Isolation.CONTAINER),
         ("web", ContainerKind.APP, Isolation.POD),
     ]
-    assert grant.cpu.limit_millis == 4000
-    assert grant.spec_digest == ""
+    assert allocation.cpu.limit_millis == 4000
+    assert allocation.spec_digest == ""
     assert admit(RULES, taken.ledger, SHARING).already_admitted
 
 
-def test_manifests_that_do_not_fit_are_refused_by_name() -> None:
+def test_manifests_that_do_not_fit_are_rejected_by_name() -> None:
     with pytest.raises(UnfitStateError, match=r"pod default/p \(u-1\): by its manifest it has no"):
         take_over(RULES, SHARED_FILES, {"u-1": TWO})
 

@@ -22,7 +22,7 @@ def manifest(uid: str, name: str = "p", **annotations: str) -> dict[str, object]
     }
 
 
-def test_a_clusters_list_gives_the_pods_that_are_wanted(tmp_path: Path) -> None:
+def test_a_clusters_list_gives_the_pods_that_are_desired(tmp_path: Path) -> None:
     file = tmp_path / "pods.json"
     broken = {**manifest("other"), "spec": {}}
     listed = {"kind": "List", "items": [manifest("u-1", "one"), broken, manifest("u-2", "two")]}
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str, probl
     assert str(caught.value).startswith(str(file))
 
 
-def test_two_pods_of_one_uid_are_refused(tmp_path: Path) -> None:
+def test_two_pods_of_one_uid_are_rejected(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.json").write_text(json.dumps(manifest("u-1", name)))
     with pytest.raises(ManifestError, match="a second pod has u-1"):

@@ -15,14 +15,14 @@ from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.tools.kubelet_state.machines import admitted
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import Rules
+    from agent.managers.effective_policy import EffectivePolicy
 
 RULES: Final = make_rules(scope=CONTAINER)
 ONE: Final = pod(app("a", guaranteed("cpu=1 memory=2Gi")), uid="u")
 WIDE: Final = pod(app("a", guaranteed("cpu=1 memory=20Gi")), uid="w")
 
 
-def state(rules: Rules = RULES) -> MemoryState:
+def state(rules: EffectivePolicy = RULES) -> MemoryState:
     """Return a state in which a pod holds 2 GiB on one node."""
     memory = kubelet_state(rules, admitted(rules, ONE)).memory
     assert memory is not None

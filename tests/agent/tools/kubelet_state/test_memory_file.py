@@ -77,7 +77,7 @@ def test_budgets_are_never_written_where_the_format_has_none() -> None:
         ('{"entries":{"u":"c"}}', "$.entries"),
     ],
 )
-def test_a_damaged_file_is_refused_with_the_place(content: str, field: str) -> None:
+def test_a_damaged_file_is_rejected_with_the_place(content: str, field: str) -> None:
     with pytest.raises(UnreadableStateFileError) as caught:
         read_memory_state(content.encode(), PATH)
     assert caught.value.field.startswith(field)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from agent.managers.decision import Reason
 from agent.managers.effective_policy import shared_pool
-from agent.tools.replay.play import Outcome, play
+from agent.tools.replay.play import StepOutcome, play
 from agent.tools.replay.recorded import recorded_sequence
 from tests.agent.tools.replay.cases import line_of
 from tests.agent.tools.replay.texts import HEAD, admitting, sequence
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def played(folder: Path, *steps: str, head: str = HEAD) -> list[Outcome]:
+def played(folder: Path, *steps: str, head: str = HEAD) -> list[StepOutcome]:
     return list(play(sequence(folder, *steps, head=head)))
 
 
-def pools(outcomes: list[Outcome]) -> list[str]:
+def pools(outcomes: list[StepOutcome]) -> list[str]:
     return [str(shared_pool(o.state.rules, o.state.ledger)) for o in outcomes if o.state]
 
 
@@ -27,15 +27,15 @@ def test_every_step_finds_what_the_ones_before_it_left(tmp_path: Path) -> None:
     assert [outcome.decision is not None for outcome in outcomes] == [True, True, False, True]
 
 
-def test_a_refused_pod_changes_nothing_and_says_why(tmp_path: Path) -> None:
+def test_a_rejected_pod_changes_nothing_and_says_why(tmp_path: Path) -> None:
     outcomes = played(tmp_path, admitting("a"), admitting("b", 99))
     assert outcomes[1].state == outcomes[0].state
     assert outcomes[1].decision is not None
-    assert outcomes[1].decision.refusal is not None
-    assert outcomes[1].decision.refusal.reason == "OutOfcpu"
+    assert outcomes[1].decision.rejection is not None
+    assert outcomes[1].decision.rejection.reason == "OutOfcpu"
 
 
-def test_what_concerns_a_pod_that_was_refused_does_nothing(tmp_path: Path) -> None:
+def test_what_concerns_a_pod_that_was_rejected_does_nothing(tmp_path: Path) -> None:
     outcomes = played(tmp_path, admitting("b", 99), "start: {pod: b, container: main}", "remove: b")
     assert [outcome.notes for outcome in outcomes[1:]] == [("pod default/b holds nothing",)] * 2
     assert len(set(pools(outcomes))) == 1
@@ -61,7 +61,7 @@ def test_starting_a_container_ends_the_init_containers_before_it(tmp_path: Path)
 
 
 class TestRestart:
-    def test_grants_stay_and_new_pods_follow_the_new_rules(self, tmp_path: Path) -> None:
+    def test_allocations_stay_and_new_pods_follow_the_new_rules(self, tmp_path: Path) -> None:
         outcomes = played(
             tmp_path,
             admitting("a"),
@@ -71,8 +71,8 @@ class TestRestart:
         assert pools(outcomes)[:2] == ["0,2-8,10-15"] * 2
         held = outcomes[2].state
         assert held is not None
-        assert str(held.ledger.grants["uid-a"].exclusive_cpus) == "1,9"
-        assert not held.ledger.grants["uid-b"].exclusive_cpus & held.rules.policy.cpu.reserved
+        assert str(held.ledger.allocations["uid-a"].exclusive_cpus) == "1,9"
+        assert not held.ledger.allocations["uid-b"].exclusive_cpus & held.rules.policy.cpu.reserved
 
     def test_cpus_that_went_offline_are_named(self, tmp_path: Path) -> None:
         outcomes = played(tmp_path, admitting("a"), "restart: {host: {shape: {offline: '9'}}}")
@@ -80,21 +80,21 @@ class TestRestart:
 
 
 class TestRecorded:
-    def test_an_invalid_pod_is_refused_as_such(self, tmp_path: Path) -> None:
+    def test_an_invalid_pod_is_rejected_as_such(self, tmp_path: Path) -> None:
         line = line_of(steps=[{"op": "admit", "pod": {"metadata": {"uid": "u"}, "spec": {}}}])
         (outcome,) = play(recorded_sequence(line, "x:1", tmp_path))
         assert outcome.decision is not None
-        assert outcome.decision.refusal is not None
-        assert outcome.decision.refusal.reason is Reason.INVALID
-        assert "steps[0].admit" in outcome.decision.refusal.message
+        assert outcome.decision.rejection is not None
+        assert outcome.decision.rejection.reason is Reason.INVALID
+        assert "steps[0].admit" in outcome.decision.rejection.message
 
-    def test_a_refused_configuration_is_the_end(self, tmp_path: Path) -> None:
+    def test_a_rejected_configuration_is_the_end(self, tmp_path: Path) -> None:
         line = line_of(reserved="99", steps=[{"op": "remove", "uid": "u"}])
         (outcome,) = play(recorded_sequence(line, "x:1", tmp_path))
         assert (outcome.number, outcome.state) == (None, None)
         assert "config.reservedSystemCPUs: this host has no CPU 99" in outcome.notes[0]
 
-    def test_a_refused_configuration_at_a_restart_is_the_end_as_well(self, tmp_path: Path) -> None:
+    def test_a_rejected_configuration_at_a_restart_is_the_end_as_well(self, tmp_path: Path) -> None:
         broken = {"cpu": {"policy": "static"}, "memory": {"policy": "None"},
                   "topology": {"policy": "sideways", "scope": "pod"}}  # fmt: skip
         line = line_of(

@@ -136,7 +136,7 @@ class TestMistakes:
         )
         assert problem.startswith("line 2: config")
 
-    def test_a_pod_that_the_api_server_would_refuse(self, tmp_path: Path) -> None:
+    def test_a_pod_that_the_api_server_would_reject(self, tmp_path: Path) -> None:
         (problem,) = problems(
             tmp_path, "admit: {metadata: {name: UP}, spec: {containers: [{name: c}]}}"
         )

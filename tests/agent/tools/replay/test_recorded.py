@@ -128,7 +128,7 @@ class TestMistakes:
             line_of(config={"cpu": {}}),
         ],
     )
-    def test_a_line_that_is_no_sequence_is_refused_by_number(
+    def test_a_line_that_is_no_sequence_is_rejected_by_number(
         self, tmp_path: Path, line: str
     ) -> None:
         file = tmp_path / "a.jsonl"
@@ -136,7 +136,7 @@ class TestMistakes:
         with pytest.raises(ReplayError, match=r"a\.jsonl:2: this is no recorded sequence"):
             list(recorded_sequences(file))
 
-    def test_a_topology_that_is_none_is_refused_with_its_place(self, tmp_path: Path) -> None:
+    def test_a_topology_that_is_none_is_rejected_with_its_place(self, tmp_path: Path) -> None:
         line = line_of(topology={"cpus": [[0, 0, 0]], "numa": [{"id": 0, "memory": "x"}]})
         with pytest.raises(ReplayError) as caught:
             recorded_sequence(line, "x:1", tmp_path)

@@ -11,7 +11,7 @@ from agent.tools.replay.reading import load_sequence
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.tools.replay.steps import Sequence
+    from agent.tools.replay.steps import ReplaySequence
 
 #: Two nodes of four cores with two threads, 16 GiB each; CPU 0 is reserved.
 HEAD = """\
@@ -34,7 +34,7 @@ def text(*steps: str, head: str = HEAD) -> str:
     return head + "steps:\n" + "".join(indent(f"- {step}\n", "  ") for step in steps)
 
 
-def sequence(folder: Path, *steps: str, head: str = HEAD) -> Sequence:
+def sequence(folder: Path, *steps: str, head: str = HEAD) -> ReplaySequence:
     file = folder / "sequence.yaml"
     file.write_text(text(*steps, head=head))
     return load_sequence(file)
