@@ -8,8 +8,8 @@ MINUTES ?= 10
 AUDIT ?=
 SHELL := /bin/bash
 
-.PHONY: help setup demo test lint types guest bench conformance docs load fuzz dependencies wheel \
-    image audit clean
+.PHONY: help setup demo test lint types words guest bench conformance docs changelog load fuzz \
+    dependencies wheel image audit clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -23,11 +23,17 @@ demo: setup ## run the real agent against an embedded two-socket machine
 test: setup ## run every test that needs neither root nor a NUMA machine
 	@$(BIN)/pytest -q -n auto --dist loadfile
 
-lint: setup ## check style and formatting
+lint: setup ## check style, formatting, spelling, imports between folders, and words that are not ours
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/codespell
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m tests.words
 
 types: setup ## check types
 	@$(BIN)/mypy
+
+words: setup ## lower the counts of words that are not ours and became fewer
+	@$(BIN)/python -m tests.words --lower
 
 guest: setup ## boot NUMA guests in QEMU and run the scenarios on real cgroups
 	@$(BIN)/python -m tests.guest
@@ -41,10 +47,13 @@ conformance: setup ## compare decisions with the recorded ones [VECTORS=DIR]
 docs: setup ## write what the commands shown in docs/scopes.md and docs/rollout.md print now
 	@$(BIN)/python -m tests.docs --write
 
+changelog: setup ## show what the fragments of changelog.d say of the next release
+	@$(BIN)/towncrier build --draft --version next
+
 load: setup ## keep 500 pods coming and going for ten minutes of the host's time, while systemd's bus hangs for one [MINUTES=N]
 	@$(BIN)/python -m tests.load --minutes $(MINUTES)
 
-fuzz: setup ## give damaged inputs to every door [INPUTS=N SEED=N]
+fuzz: setup ## give damaged inputs to every interface [INPUTS=N SEED=N]
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED)
 
 dependencies: setup ## write the SBOM and the third-party licences of the locked dependencies
@@ -61,4 +70,4 @@ audit: setup ## look the locked dependencies up among the known vulnerabilities;
 	    --strict $(AUDIT)
 
 clean: ## remove what the other targets made, the guest images too
-	@rm -rf .venv .cache dist build bench.json bench-rest.json .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .cache dist build bench.json bench-rest.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
