@@ -104,10 +104,10 @@ def complaint(word: Word, hits: list[Hit]) -> list[str]:
         return []
     if len(hits) < word.allowed:
         return [f"{word.pattern}: allowed {word.allowed}, left {len(hits)}; lower it: make words"]
-    return [
-        f"{word.pattern}: allowed {word.allowed}, found {len(hits)}; say: {word.instead}",
-        *(f"  {hit.file}:{hit.line}: {hit.text}" for hit in hits),
-    ]
+    what = f"{word.pattern}: allowed {word.allowed}, found {len(hits)}; say: {word.instead}"
+    if word.allowed:
+        return [f"{what} (the new ones are in your change: git diff)"]
+    return [what, *(f"  {hit.file}:{hit.line}: {hit.text}" for hit in hits)]
 
 
 def lowered(text: str, counts: dict[str, int]) -> str:

@@ -94,9 +94,11 @@ def test_more_hits_than_allowed_are_a_complaint_and_so_are_fewer(
     assert found == [] if expected is None else expected in found[0]
 
 
-def test_a_complaint_names_every_place(tmp_path: Path) -> None:
-    found = complaint(TOLD, hits_of(TOLD, texts_below(tree(tmp_path, page="x\ntold told"))))
-    assert found[1:] == ["  docs/page.md:2: told told"] * 2
+def test_a_complaint_names_every_place_of_a_word_that_has_none_allowed(tmp_path: Path) -> None:
+    texts = list(texts_below(tree(tmp_path, page="x\ntold told")))
+    never = Word(TOLD.pattern, TOLD.instead)
+    assert complaint(never, hits_of(never, texts))[1:] == ["  docs/page.md:2: told told"] * 2
+    assert len(complaint(TOLD, hits_of(TOLD, texts))) == 1
 
 
 def test_counts_are_lowered_and_never_raised() -> None:

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_links import files_of
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "adr"
+RECORDS = sorted(FOLDER.glob("[0-9]*.md"))
+INDEX = FOLDER / "README.md"
+ROW = re.compile(r"^\| (\d+) \| \[([^\]]+)\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
+STATUS = re.compile(r"(Accepted|Replaced by \[\d+\]\([^)]+\))\.")
+PAGES = [
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "changelog.d" / "README.md",
+    INDEX,
+    *RECORDS,
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_every_record_has_the_one_format(record: Path) -> None:
+    lines = record.read_text().splitlines()
+    number = int(record.name[:4])
+    assert lines[0].startswith(f"# {number}. ")
+    assert STATUS.fullmatch(lines[2]), lines[2]
+    headings = [line for line in lines if line.startswith("## ")]
+    assert headings == ["## Context", "## Decision", "## Consequences"]
+
+
+def test_records_are_numbered_without_a_gap() -> None:
+    assert [int(record.name[:4]) for record in RECORDS] == list(range(1, len(RECORDS) + 1))
+
+
+def test_the_index_has_every_record_with_its_title_and_status() -> None:
+    expected = []
+    for record in RECORDS:
+        lines = record.read_text().splitlines()
+        number, _, title = lines[0].removeprefix("# ").partition(". ")
+        expected.append((number, title, record.name, lines[2].removesuffix(".")))
+    assert ROW.findall(INDEX.read_text()) == expected
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_relative_link_of_these_pages_leads_to_a_file(page: Path) -> None:
+    assert [name for name in files_of(page.read_text()) if not (page.parent / name).exists()] == []
