@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sysfs.cpus import read_core_kinds, read_cpu_sets
 from sysfs.files import SysfsTree
 from sysfs.host import CoreKind, Cpu, Host
-from sysfs.net import read_interfaces
+from sysfs.net import read_interfaces, read_links
 from sysfs.nodes import nodes_of_cpus, read_nodes
 from sysfs.pci import read_pci_devices
 from sysfs.siblings import read_topology, read_uncore
@@ -78,6 +78,4 @@ def read_devices(tree: SysfsTree, online: Mask, *, live: bool = False) -> tuple[
 def _links(*, live: bool) -> tuple[tuple[str, str], ...]:
     if not live:
         return ()
-    from sysfs.links import read_links  # noqa: PLC0415  # only a live host needs netlink
-
     return read_links()

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from agent.api import documents as wire
+from agent.api.verification import VerificationDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,9 +112,9 @@ class AgentClient:
         """Return how the agent is doing."""
         return self._call("GET", "/v1/status", wire.StatusDocument)
 
-    def verify(self) -> wire.VerificationDocument:
+    def verify(self) -> VerificationDocument:
         """Return the truth of the kernel beside the ledger."""
-        return self._call("GET", "/v1/verify", wire.VerificationDocument)
+        return self._call("GET", "/v1/verify", VerificationDocument)
 
     def reconcile(self) -> wire.ReconcileDocument:
         """Have the kernel compared with the ledger now, and repaired."""

@@ -12,7 +12,7 @@ from agent.cli.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.documents import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
+    from agent.api.verification import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
 
 
 @click.command()

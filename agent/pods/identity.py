@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
@@ -25,6 +25,23 @@ class PodIdentity(Struct, frozen=True):
 
 
 NOBODY: Final = PodIdentity()
+
+
+class Named(Protocol):
+    """Whatever has a pod's name and namespace."""
+
+    @property
+    def name(self) -> str:
+        """The pod's name."""
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the name is in."""
+
+
+def full_name(pod: Named) -> str:
+    """Return `namespace/name`."""
+    return f"{pod.namespace}/{pod.name}"
 
 
 def identity_of(document: Node, default_namespace: str) -> PodIdentity:

@@ -23,6 +23,7 @@ from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.differences import assess
 from agent.reconcile.drivers.pod_cgroups import CreateError
+from agent.reconcile.drivers.unit_record import record_of
 from agent.reconcile.identify.containers import given_up, leftovers, pod_cgroup, runs, subgroups
 from agent.reconcile.remarks import (
     beside,
@@ -54,7 +55,7 @@ from agent.reconcile.snapshot import (
 from cgroupfs.apply import apply
 from cgroupfs.controllers import ENABLED, available, enable, enabled
 from cgroupfs.errors import CgroupError, CgroupNameError
-from cgroupfs.plan import Plan, is_below_use, make_plan
+from cgroupfs.plan import Plan, make_plan
 from cgroupfs.state import (
     CPU_WEIGHT,
     CPUS,
@@ -451,7 +452,7 @@ class Enforcer:
             cgroup, state = item.setting.cgroup, scene.states.get(item.setting.cgroup)
             if state is None or item.role is Role.SUBGROUP:
                 continue
-            record = _to_tell(item, state)
+            record = record_of(item, state)
             if item.role is Role.ALL_PODS and record.cpus is None and record.mems is None:
                 continue  # nobody undid anything there, and its other files are not ours
             try:
@@ -480,22 +481,3 @@ class Enforcer:
         values = {MEMORY_MAX: NO_LIMIT, CPU_WEIGHT: DEFAULT_WEIGHT}
         values |= dict.fromkeys(self._enforced.files, NO_LIMIT)
         return CgroupState(EMPTY, cpus, EMPTY, mems, UNLIMITED, populated=False, values=values)
-
-
-def _to_tell(item: DesiredCgroup, state: CgroupState) -> WriterRecord:
-    """Return what systemd must hold.
-
-    It rewrites `cpu.max`, `cpu.weight` and `memory.max` always, so what is there is told as well.
-    """
-    setting, shown = item.setting, state.values
-    kept = {f: shown[f] for f, unset in _UNSET.items() if shown.get(f, unset) != unset}
-    desired = {
-        file: text
-        for file, text in setting.values_beside(shown).items()
-        if file in _UNSET and not is_below_use(text, state.in_use, file)
-    }
-    cpus, mems = setting.sets_beside(state.cpus, state.mems)
-    return WriterRecord(cpus, mems, setting.cpu_max or state.cpu_max, kept | desired)
-
-
-_UNSET: Final = {CPU_WEIGHT: DEFAULT_WEIGHT, MEMORY_MAX: NO_LIMIT}

@@ -24,12 +24,12 @@ from agent.api.documents import (
     PodDocument,
     ReconcileDocument,
     RemovalDocument,
-    VerificationDocument,
 )
 from agent.managers import admission
 from agent.managers.effective_policy import shared_cpus
 from agent.managers.readmission import restored
 from agent.managers.recovery.from_cgroups import describe_recovered, is_recovered
+from agent.pods.identity import full_name
 from agent.server.configured_host import decide
 from agent.server.errors import (
     BindingNotFoundError,
@@ -54,6 +54,7 @@ from cgroupfs.tree import ancestors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from agent.api.verification import VerificationDocument
     from agent.managers.allocations.bindings import Binding
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import Decision
@@ -102,7 +103,7 @@ class Controller:
         The same pod asked for again gets the same allocation; a rejected pod changes nothing. A pod
         that is asked for by a file (`manifest`, its path) belongs to that file from then on.
         """
-        with operation("admit", uid=pod.uid, pod=_full_name(pod)):
+        with operation("admit", uid=pod.uid, pod=full_name(pod)):
             started = self._clock.monotonic()
             answer = await self.queue.run(lambda: self._admit(pod, manifest))
             self.metrics.admission_duration.observe(self._clock.monotonic() - started)
@@ -172,7 +173,7 @@ class Controller:
                 self.tell(
                     "PodRecovered",
                     allocation.uid,
-                    _full_name(allocation),
+                    full_name(allocation),
                     describe_recovered(allocation),
                 )
         for uid, displaced in self.state.displaced.items():
@@ -242,7 +243,7 @@ class Controller:
             enforced=not record.problems,
             **self._allocation_fields(decision.allocation),
         )
-        self.tell("PodAdmitted", pod.uid, _full_name(pod))
+        self.tell("PodAdmitted", pod.uid, full_name(pod))
         return self._admission(decision, decision.allocation, record)
 
     async def _repeat(
@@ -274,8 +275,8 @@ class Controller:
         self._note(outcome)
         self.metrics.counters.add(names.REMOVALS)
         problems = (*outcome.unenforced.get(uid, ()), *outcome.problems)
-        log.info("pod removed", pod=_full_name(allocation), problems=problems)
-        self.tell("PodRemoved", uid, _full_name(allocation))
+        log.info("pod removed", pod=full_name(allocation), problems=problems)
+        self.tell("PodRemoved", uid, full_name(allocation))
         return RemovalDocument(
             uid=uid,
             name=allocation.name,
@@ -290,22 +291,20 @@ class Controller:
         await self._saving.commit(replace(held, bindings=held.bindings.with_binding(binding)))
         await self._enforce(uid)
         log.info("container bound", cgroup=f"/{binding.cgroup}")
-        self.tell(
-            "ContainerBound", uid, _full_name(allocation), f"{container} is /{binding.cgroup}"
-        )
+        self.tell("ContainerBound", uid, full_name(allocation), f"{container} is /{binding.cgroup}")
         return self._bound(binding)
 
     async def _unbind(self, uid: str, container: str) -> BindDocument:
         allocation, held = self._allocation(uid, container), self.state.held
         binding = held.bindings.of_container(uid, container)
         if binding is None:
-            raise BindingNotFoundError(_full_name(allocation), container)
+            raise BindingNotFoundError(full_name(allocation), container)
         await self._saving.commit(replace(held, bindings=held.bindings.without_binding(binding)))
         # What was bound is confined before anybody else may be given the container's CPUs.
         await self._enforce(uid)
         cgroup = f"/{binding.cgroup}"
         log.info("container unbound", cgroup=cgroup)
-        self.tell("ContainerUnbound", uid, _full_name(allocation), f"{container} was {cgroup}")
+        self.tell("ContainerUnbound", uid, full_name(allocation), f"{container} was {cgroup}")
         return self._bound(binding)
 
     def _bound(self, binding: Binding) -> BindDocument:
@@ -394,9 +393,9 @@ class Controller:
         for uid, problems in news.items():
             counters.add(names.ENFORCEMENT_FAILURES)
             log.error(
-                "pod not enforced", uid=uid, pod=_full_name(allocations[uid]), problems=problems
+                "pod not enforced", uid=uid, pod=full_name(allocations[uid]), problems=problems
             )
-            self.tell("PodNotEnforced", uid, _full_name(allocations[uid]), "; ".join(problems))
+            self.tell("PodNotEnforced", uid, full_name(allocations[uid]), "; ".join(problems))
         if outcome.problems and outcome.problems != self.state.kernel_problems:
             log.error("not enforced", problems=outcome.problems)
         self.state.kernel_problems = outcome.problems
@@ -468,7 +467,7 @@ class Controller:
             raise PodNotFoundError(uid)
         if container is not None and allocation.container(container) is None:
             known = tuple(member.name for member in allocation.containers)
-            raise ContainerNotFoundError(_full_name(allocation), container, known)
+            raise ContainerNotFoundError(full_name(allocation), container, known)
         return allocation
 
     def _admission(
@@ -498,7 +497,3 @@ class Controller:
 
 def _watch_nothing(_cgroups: Iterable[str]) -> None:
     """Leave it to the next comparison, where nobody watches cgroups."""
-
-
-def _full_name(pod: Pod | PodAllocation) -> str:
-    return f"{pod.namespace}/{pod.name}"

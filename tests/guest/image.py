@@ -105,10 +105,10 @@ def recipe_key() -> str:
 
 
 def make(directory: Path) -> None:
-    """Make the image into an empty directory: bootstrap, customise, pack."""
+    """Make the image into an empty directory: bootstrap, customize, pack."""
     tree = directory / "tree"
     _bootstrap(tree)
-    _customise(tree)
+    _customize(tree)
     unpack_kernel(_kernel_of(tree), directory / "vmlinux")
     _keep_python(tree, directory / "python")
     packages = host.run(["dpkg-query", f"--admindir={tree}/var/lib/dpkg", "-W"])
@@ -154,7 +154,7 @@ def _exclusions() -> str:
     return "".join(f"path-exclude={pattern}\n" for pattern in _entries("excluded"))
 
 
-def _customise(tree: Path) -> None:
+def _customize(tree: Path) -> None:
     """Lay the recipe's own files over the tree and let targets start only what is listed."""
     shutil.copytree(RECIPE / "rootfs", tree, dirs_exist_ok=True)
     (tree / "etc/machine-id").write_text("")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cgroupfs.errors import CgroupValueError
+from cgroupfs.plan import is_below_use
 from cgroupfs.state import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, CpuMax
 from cgroupfs.verify import WriterRecord
 from systemd.errors import ProtocolError
@@ -22,11 +23,15 @@ from systemd.properties import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from agent.reconcile.desired.settings import DesiredCgroup
+    from cgroupfs.state import CgroupState
     from sysfs.mask import Mask
     from systemd.bus import Systemd
     from systemd.properties import Property
 
 _SUFFIXES: Final = (".slice", ".scope", ".service")
+#: What the kernel shows of a value that was never set.
+_UNSET: Final = {CPU_WEIGHT: DEFAULT_WEIGHT, MEMORY_MAX: NO_LIMIT}
 
 
 def unit_of(cgroup: str) -> str | None:
@@ -102,3 +107,19 @@ def _number(systemd: Systemd, unit: str, name: str) -> int:
     if isinstance(value, int):
         return value
     raise ProtocolError(name, value)
+
+
+def record_of(item: DesiredCgroup, state: CgroupState) -> WriterRecord:
+    """Return what systemd must hold.
+
+    It rewrites `cpu.max`, `cpu.weight` and `memory.max` always, so these are recorded as shown.
+    """
+    setting, shown = item.setting, state.values
+    kept = {f: shown[f] for f, unset in _UNSET.items() if shown.get(f, unset) != unset}
+    desired = {
+        file: text
+        for file, text in setting.values_beside(shown).items()
+        if file in _UNSET and not is_below_use(text, state.in_use, file)
+    }
+    cpus, mems = setting.sets_beside(state.cpus, state.mems)
+    return WriterRecord(cpus, mems, setting.cpu_max or state.cpu_max, kept | desired)

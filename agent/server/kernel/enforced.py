@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from agent.api.documents import BindRequest, KernelDocument, VerificationDocument
+    from agent.api.documents import BindRequest, KernelDocument
+    from agent.api.verification import VerificationDocument
     from agent.managers.allocations.bindings import Binding
     from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.backoff import WriterConflict

@@ -13,7 +13,8 @@ from msgspec import Struct, field
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.api.documents import BindRequest, KernelDocument, VerificationDocument
+    from agent.api.documents import BindRequest, KernelDocument
+    from agent.api.verification import VerificationDocument
     from agent.managers.allocations.bindings import Binding
     from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.desired.state import Desired

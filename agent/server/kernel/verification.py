@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.api import documents as wire
+from agent.api.verification import (
+    AncestorDocument,
+    DifferenceDocument,
+    IntrudingTaskDocument,
+    VerificationDocument,
+    VerifiedDocument,
+)
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.intruding_tasks import ExclusiveTerritory, foreign_tasks
 from agent.server.kernel.documents import kernel_document
@@ -30,7 +36,7 @@ def verification(
     report: EnforcementReport,
     tasks: Iterable[Task],
     online: Mask,
-) -> wire.VerificationDocument:
+) -> VerificationDocument:
     """Return what was found; `agrees` when nothing differs and nobody was put where he is foreign.
 
     Tasks that may run anywhere are told without being a difference: nothing was set for them.
@@ -41,7 +47,7 @@ def verification(
     above = tuple(_ancestors(tree, report))
     problems = tuple(problem.detail for problem in report.problems)
     differs = problems or intruders or any(each.problems for each in report.cgroups)
-    return wire.VerificationDocument(
+    return VerificationDocument(
         agrees=not differs and not any(each.lacking for each in above),
         cgroups=tuple(_cgroup(target, each) for each in report.cgroups if _matters(each)),
         ancestors=above,
@@ -61,11 +67,11 @@ def _territories(target: Desired, report: EnforcementReport) -> Iterator[Exclusi
             yield ExclusiveTerritory(uid, allocation.exclusive_cpus, cgroups)
 
 
-def _ancestors(tree: CgroupTree, report: EnforcementReport) -> Iterator[wire.AncestorDocument]:
+def _ancestors(tree: CgroupTree, report: EnforcementReport) -> Iterator[AncestorDocument]:
     paths = (each.desired.setting.cgroup for each in report.cgroups)
     for path in dict.fromkeys(above for each in paths for above in ancestors(each)):
         on = enabled(tree, path)
-        yield wire.AncestorDocument(
+        yield AncestorDocument(
             cgroup=f"/{path}",
             enabled=tuple(sorted(on)),
             lacking=tuple(name for name in NEEDED if name not in on),
@@ -79,13 +85,13 @@ def _matters(report: CgroupReport) -> bool:
     return bool(report.problems) or not (report.desired.role is Role.ALL_PODS and unset)
 
 
-def _cgroup(target: Desired, report: CgroupReport) -> wire.VerifiedDocument:
+def _cgroup(target: Desired, report: CgroupReport) -> VerifiedDocument:
     desired, state = report.desired, report.state
     setting = desired.setting
     shown = (None, None) if state is None else (state.cpus, state.mems)
     cpus, mems = setting.sets_beside(*shown)
     allocation = target.ledger.allocations.get(desired.pod)
-    return wire.VerifiedDocument(
+    return VerifiedDocument(
         uid=desired.pod,
         pod="" if allocation is None else f"{allocation.namespace}/{allocation.name}",
         container=desired.container,
@@ -104,15 +110,13 @@ def _values(report: CgroupReport) -> dict[str, str]:
     return dict(report.desired.setting.values_beside(shown))
 
 
-def _difference(problem: Difference) -> wire.DifferenceDocument:
-    return wire.DifferenceDocument(
-        file=problem.file, cause=str(problem.cause), detail=problem.detail
-    )
+def _difference(problem: Difference) -> DifferenceDocument:
+    return DifferenceDocument(file=problem.file, cause=str(problem.cause), detail=problem.detail)
 
 
-def _foreign(found: IntrudingTask) -> wire.IntrudingTaskDocument:
+def _foreign(found: IntrudingTask) -> IntrudingTaskDocument:
     task = found.task
-    return wire.IntrudingTaskDocument(
+    return IntrudingTaskDocument(
         pid=task.pid,
         name=task.name,
         threads=task.threads,

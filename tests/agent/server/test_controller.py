@@ -38,7 +38,8 @@ from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, manif
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from agent.api.documents import KernelDocument, VerificationDocument
+    from agent.api.documents import KernelDocument
+    from agent.api.verification import VerificationDocument
     from agent.managers.allocations.ledger import PodAllocation
     from agent.pods.model import Pod
     from agent.reconcile.desired.state import Desired

@@ -6,7 +6,7 @@ import pyroute2
 import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 
-from sysfs.links import read_links
+from sysfs.net import read_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

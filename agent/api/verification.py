@@ -1,0 +1,74 @@
+"""The documents of `GET /v1/verify`: what the kernel shows beside what is desired."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from agent.api.documents import Document, KernelDocument
+
+
+class DifferenceDocument(Document, frozen=True):
+    """One file of a cgroup that differs from what is desired ("" for the cgroup itself)."""
+
+    file: str
+    cause: str
+    detail: str
+
+
+class VerifiedDocument(Document, frozen=True):
+    """One cgroup: what the ledger wants of it (null: nothing) beside what the kernel shows.
+
+    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `leftover`, `qos class` or
+    `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts desired of other
+    files. Of the last two no set is desired, unless they have one.
+    """
+
+    uid: str
+    pod: str
+    container: str | None
+    role: str
+    cpus: str | None
+    mems: str | None
+    cpu_max: str | None
+    kernel: KernelDocument
+    values: dict[str, str] = field(default_factory=dict)
+    differences: tuple[DifferenceDocument, ...] = ()
+
+
+class AncestorDocument(Document, frozen=True):
+    """A cgroup above others: the controllers that it passes on, and those that it should too."""
+
+    cgroup: str
+    enabled: tuple[str, ...]
+    lacking: tuple[str, ...]
+
+
+class IntrudingTaskDocument(Document, frozen=True):
+    """Threads of one process that may run on `cpus`, which belong to other `pods` (uids)."""
+
+    pid: int
+    name: str
+    threads: int
+    cgroup: str | None
+    affinity: str
+    cpus: str
+    pods: tuple[str, ...]
+
+
+class VerificationDocument(Document, frozen=True):
+    """The kernel beside the ledger.
+
+    `foreign` are tasks that were confined to a set with exclusive CPUs of others. `unconfined` are
+    the first of those that may run on every CPU, `unconfined_tasks` is the number of their threads
+    and `kernel_threads` that of kernel threads not bound to one CPU; neither is a difference.
+    """
+
+    agrees: bool
+    cgroups: tuple[VerifiedDocument, ...]
+    ancestors: tuple[AncestorDocument, ...]
+    foreign: tuple[IntrudingTaskDocument, ...]
+    unconfined: tuple[IntrudingTaskDocument, ...]
+    unconfined_tasks: int
+    kernel_threads: int
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
