@@ -67,20 +67,21 @@ def test_there_and_back_is_the_same_and_the_pods_confirm_it(
     for uid in taken.ledger.allocations:
         confirmed = admit(rules, taken.ledger, asked[uid])
         assert confirmed.already_admitted, confirmed.rejection
-        assert confirmed.allocation == without_hints(ledger.allocations[uid])
+        assert confirmed.allocation == what_files_hold(ledger.allocations[uid])
         assert through_files(rules, confirmed.ledger)[1] == contents
     completed = take_over(rules, read, asked).ledger
     assert {uid: replace(allocation, spec_digest=ledger.allocations[uid].spec_digest)
             for uid, allocation in completed.allocations.items()} == {
-        uid: without_hints(ledger.allocations[uid]) for uid in completed.allocations
+        uid: what_files_hold(ledger.allocations[uid]) for uid in completed.allocations
     }  # fmt: skip
 
 
-def without_hints(allocation: PodAllocation) -> PodAllocation:
-    """Return an allocation without what only the topology manager's memory holds."""
-    return replace(
-        allocation, containers=tuple(replace(c, hint=NO_AFFINITY) for c in allocation.containers)
+def what_files_hold(allocation: PodAllocation) -> PodAllocation:
+    """Return an allocation without its hints and devices: other files of the kubelet have these."""
+    containers = tuple(
+        replace(each, hint=NO_AFFINITY, devices={}) for each in allocation.containers
     )
+    return replace(allocation, containers=containers)
 
 
 def test_a_budget_cannot_be_written_without_the_gate() -> None:
