@@ -215,6 +215,8 @@ class PodDocument(Document, frozen=True):
     `explanation` is None for a pod that was decided before the agent was last started; the `why`
     of its containers is kept. `phase` is `Admitted`: whether its containers run is not the agent's
     to say. `spec_digest` is "" as long as no specification was asked for that fits it.
+    `containers_found` counts the containers that are to run (no finished init containers) and whose
+    cgroups were found, None where the kernel was not looked at (a dry run).
     """
 
     uid: str
@@ -233,6 +235,7 @@ class PodDocument(Document, frozen=True):
     invalid: tuple[ViolationDocument, ...] = ()
     phase: str = "Admitted"
     unused_budget: tuple[UnusedBudgetDocument, ...] = ()
+    containers_found: int | None = None
 
 
 class FailedPodDocument(Document, frozen=True):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.api import documents as wire
 from agent.managers.allocations.sharing import shares
 from agent.managers.allocations.unused_budget import unused_budget
 from agent.managers.topology.implicit_hints import HintFamily, best_few
+from agent.pods.model import ContainerKind
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from agent.managers.allocations.ledger import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.allocations.sharing import Share
@@ -26,17 +27,27 @@ if TYPE_CHECKING:
 BEST_HINTS: Final = 8
 
 
+class Recorded(Protocol):
+    """What enforcement found of a pod."""
+
+    problems: tuple[str, ...]
+    running: frozenset[str]
+
+
 def pod_document(
     allocation: PodAllocation,
     shared_pool: Mask,
     *,
     source: str,
-    problems: Sequence[str] = (),
+    record: Recorded | None = None,
     explanation: wire.ExplanationDocument | None = None,
     kernel: Mapping[str | None, tuple[wire.KernelDocument, ...]] | None = None,
     invalid: Iterable[Violation] = (),
 ) -> wire.PodDocument:
-    """Return one pod; `kernel` holds cgroups by container (None: the pod's own)."""
+    """Return one pod; `kernel` holds cgroups by container (None: the pod's own).
+
+    Without a `record` the kernel was not looked at (a dry run).
+    """
     seen = kernel or {}
     containers = tuple(
         _container(container, share, shared_pool, seen.get(container.name, ()))
@@ -53,12 +64,19 @@ def pod_document(
         memory=_memory(allocation.memory),
         exclusive_cpus=str(allocation.exclusive_cpus),
         containers=containers,
-        enforcement=enforcement_document(problems),
+        enforcement=enforcement_document(() if record is None else record.problems),
         explanation=explanation,
         kernel=seen.get(None, ()),
         invalid=tuple(finding_document(f) for f in invalid if f.uid == allocation.uid),
         unused_budget=tuple(_unused(each) for each in unused_budget(allocation)),
+        containers_found=None if record is None else len(_to_run(allocation) & record.running),
     )
+
+
+def _to_run(allocation: PodAllocation) -> frozenset[str]:
+    """Return the containers that live as long as the pod."""
+    lasting = (each.name for each in allocation.containers if each.kind is not ContainerKind.INIT)
+    return frozenset(lasting)
 
 
 def finding_document(finding: Violation) -> wire.ViolationDocument:

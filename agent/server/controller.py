@@ -191,12 +191,12 @@ class Controller:
         for finding in state.invalid:
             invalid[finding.uid].append(finding)
         known = [
-            (allocation, state.source_of(uid), state.records.of(uid).problems, invalid.get(uid, ()))
+            (allocation, state.source_of(uid), replace(state.records.of(uid)), invalid.get(uid, ()))
             for uid, allocation in state.ledger.allocations.items()
         ]
         return lambda: tuple(
-            views.pod_document(allocation, pool, source=source, problems=problems, invalid=found)
-            for allocation, source, problems, found in known
+            views.pod_document(allocation, pool, source=source, record=record, invalid=violated)
+            for allocation, source, record, violated in known
         )
 
     async def pod(self, uid: str) -> PodDocument | FailedPodDocument:
@@ -215,7 +215,7 @@ class Controller:
             allocation,
             self.state.shared_cpus,
             source=self.state.source_of(uid),
-            problems=record.problems,
+            record=record,
             explanation=record.explanation,
             kernel=seen,
             invalid=self.state.invalid,
@@ -385,6 +385,7 @@ class Controller:
         """Count and tell what a change or a comparison brought to light."""
         counters = self.metrics.counters
         self._note_cgroups(outcome)
+        self.state.records.note_running(outcome.running, outcome.pods)
         if outcome.settled:
             log.info("new cgroups settled", cgroups=outcome.settled)
         self.drifts.note(outcome)
@@ -479,7 +480,7 @@ class Controller:
         dry_run: bool = False,
     ) -> AdmissionDocument:
         pool = shared_cpus(self.state.situation.rules, decision.ledger)
-        source = API if dry_run else self.state.source_of(allocation.uid)
+        source, seen = (API, None) if dry_run else (self.state.source_of(allocation.uid), record)
         return AdmissionDocument(
             uid=allocation.uid,
             name=allocation.name,
@@ -487,7 +488,7 @@ class Controller:
             admitted=True,
             dry_run=dry_run,
             already_admitted=decision.already_admitted,
-            pod=views.pod_document(allocation, pool, source=source, problems=record.problems),
+            pod=views.pod_document(allocation, pool, source=source, record=seen),
             explanation=record.explanation or views.explanation_document(decision),
         )
 

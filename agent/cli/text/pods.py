@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.api.documents import INVALID_MANIFEST
 from agent.cli.access import moment
+from agent.pods.model import ContainerKind
 from agent.pods.quantity import Quantity
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ def list_lines(pods: Sequence[PodDocument]) -> Iterator[str]:
     if not pods:
         yield "no pods are admitted"
     for pod in pods:
-        state = "enforced" if pod.enforcement.enforced else "NOT ENFORCED"
-        yield f"{pod.namespace}/{pod.name}  {pod.qos}  {state}  from {pod.source}"
+        yield f"{pod.namespace}/{pod.name}  {pod.qos}  {_state(pod)}  from {pod.source}"
         yield from _allocations(pod)
         yield from _remarks(pod.enforcement)
 
@@ -92,7 +92,7 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield f"  uid       {pod.uid}"
     yield f"  QoS       {pod.qos}"
     yield f"  from      {pod.source}"
-    yield f"  enforced  {'yes' if pod.enforcement.enforced else 'NO'}"
+    yield f"  state     {_state(pod)}"
     yield from _remarks(pod.enforcement)
     yield from _each("  not valid under the rules in force: ", map(_finding, pod.invalid))
     if pod.cpus is not None or pod.memory:
@@ -104,6 +104,17 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
         yield ""
         yield from _container(container)
     yield from _reasons(pod)
+
+
+def _state(pod: PodDocument) -> str:
+    """Say whether a pod's allocation is enforced, and on how many of its containers."""
+    if not pod.enforcement.enforced:
+        return "NOT ENFORCED"
+    lasting = sum(container.kind != ContainerKind.INIT for container in pod.containers)
+    if pod.containers_found is None or pod.containers_found == lasting:
+        return "enforced"
+    found = f"{pod.containers_found} of {lasting} containers found"
+    return f"enforced on {found}" if pod.containers_found else found
 
 
 def _allocations(pod: PodDocument) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
     from agent.api.documents import AdmissionDocument, ExplanationDocument, FailedPodDocument
 
@@ -21,11 +21,15 @@ REJECTIONS_KEPT: Final = 64
 
 
 class PodRecord(Struct):
-    """Where a pod came from, why it got what it got, and what the kernel does not enforce."""
+    """Where a pod came from, why it got what it got, and what the kernel does not enforce.
+
+    `running` are the names of its containers whose cgroups were found.
+    """
 
     source: str = CHECKPOINT
     explanation: ExplanationDocument | None = None
     problems: tuple[str, ...] = ()
+    running: frozenset[str] = frozenset()
 
 
 class RejectedPod(Struct, frozen=True):
@@ -88,6 +92,17 @@ class PodRecords(Struct):
             self.of(uid).problems = problems
         self._unenforced = set(found)
         return MappingProxyType(news)
+
+    def note_running(
+        self, running: Iterable[tuple[str, str]], pods: Collection[str] | None
+    ) -> None:
+        """Take over which containers (pod uid, name) have a cgroup; None: of all pods."""
+        found: dict[str, set[str]] = {uid: set() for uid in (self.pods if pods is None else pods)}
+        for uid, container in running:
+            found.setdefault(uid, set()).add(container)
+        for uid, containers in found.items():
+            if uid in self.pods or containers:
+                self.of(uid).running = frozenset(containers)
 
     @property
     def unenforced(self) -> int:

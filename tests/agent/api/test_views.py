@@ -12,6 +12,7 @@ from agent.managers.allocations.ledger import (
 from agent.managers.decision import Decision, HintTrace
 from agent.managers.topology.hints import Hint
 from agent.pods.model import ContainerKind, QosClass
+from agent.server.reporting.records import PodRecord
 from sysfs.mask import Mask
 
 POOL = Mask.parse("0,4-7")
@@ -39,7 +40,7 @@ def test_memory_that_is_not_pinned_is_told_from_memory_on_no_node() -> None:
 
 
 def test_problems_mean_that_it_is_not_enforced() -> None:
-    document = views.pod_document(pod(), POOL, source="api", problems=("no",))
+    document = views.pod_document(pod(), POOL, source="api", record=PodRecord(problems=("no",)))
     assert not document.enforcement.enforced
 
 
@@ -69,3 +70,14 @@ def test_of_many_hints_the_best_few_are_told_and_all_are_counted() -> None:
     assert provider.counts == {"cpu": 255, "none": 0, "never": 0}
     assert provider.hints["none"] is None
     assert provider.hints["never"] == ()
+
+
+def test_how_many_containers_were_found_is_said_of_those_that_live_as_long_as_the_pod() -> None:
+    kinds = {"setup": ContainerKind.INIT, "a": ContainerKind.SIDECAR, "b": ContainerKind.APP}
+    document = views.pod_document(
+        pod(*(ContainerAllocation(name, kind) for name, kind in kinds.items())),
+        POOL,
+        source="api",
+        record=PodRecord(running=frozenset({"setup", "a"})),
+    )
+    assert document.containers_found == 1

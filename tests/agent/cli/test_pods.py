@@ -92,7 +92,7 @@ def test_a_pod_is_admitted_listed_shown_and_removed(shell: Shell) -> None:
     ]
     code, out, _ = shell.run("list")
     assert code == ExitCode.OK
-    assert out.splitlines()[0] == "shop/web  Guaranteed  enforced  from api"
+    assert out.splitlines()[0] == "shop/web  Guaranteed  0 of 2 containers found  from api"
     code, out, _ = shell.run("show", "shop/web")
     assert code == ExitCode.OK
     assert f"kernel    /kubepods/pod{UID}" in out

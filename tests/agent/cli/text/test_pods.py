@@ -3,6 +3,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, ExplanationDocument
@@ -10,6 +11,7 @@ from agent.api.views import pod_document
 from agent.cli.text.pods import admission_lines, list_lines, pod_lines
 from agent.managers.admission import admit
 from agent.managers.allocations.sharing import Sharing
+from agent.server.reporting.records import PodRecord
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
@@ -130,3 +132,20 @@ def test_an_admission_names_the_devices_of_every_container() -> None:
         "        example.com/nic: n3",
     ]
     assert lines[place + 3].startswith("  log")
+
+
+@pytest.mark.parametrize(
+    ("record", "state"),
+    [
+        (PodRecord(), "0 of 2 containers found"),
+        (PodRecord(running=frozenset({"i"})), "0 of 2 containers found"),
+        (PodRecord(running=frozenset({"a"})), "enforced on 1 of 2 containers found"),
+        (PodRecord(running=frozenset({"s", "a"})), "enforced"),
+        (PodRecord(running=frozenset({"s", "a"}), problems=("no",)), "NOT ENFORCED"),
+    ],
+)
+def test_enforced_is_said_of_containers_that_were_found(record: PodRecord, state: str) -> None:
+    allocation = allocated(sidecar("s"), init("i", ONE), app("a", TWO))
+    found = pod_document(allocation, Mask.of(0), source="api", record=record)
+    assert next(list_lines([found])).endswith(f"  {state}  from api")
+    assert f"  state     {state}" in pod_lines(found)
