@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.managers import node_fit
 from agent.managers.allocations.allocation import PodResources, make_allocation
-from agent.managers.allocations.demand import demand_of, explain_eligibility
+from agent.managers.allocations.demand import DemandUnder, demand_of
 from agent.managers.allocations.draft import Draft
 from agent.managers.cpu.manager import CpuManager
 from agent.managers.decision import Decision, Reason, Rejection
@@ -52,10 +52,10 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
 def _decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod, *, holds: bool = False) -> Decision:
     """Decide on a pod; one that `holds` an allocation already is not asked whether it fits."""
     demand = demand_of(rules.policy, pod)
-    eligibility = explain_eligibility(rules.policy, demand)
+    asked = DemandUnder(rules.policy, demand)
     unfit = None if holds else node_fit.rejection(rules, ledger, demand.requests)
     if unfit is not None:
-        return Decision(pod.uid, ledger, cause=unfit, eligibility=eligibility)
+        return Decision(pod.uid, ledger, cause=unfit, asked=asked)
     draft = Draft.start(rules, ledger, demand)
     try:
         align_and_allocate(draft, PROVIDERS)
@@ -65,7 +65,7 @@ def _decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod, *, holds: bool = 
             ledger,
             cause=rejected.cause,
             hints=tuple(draft.traces),
-            eligibility=eligibility,
+            asked=asked,
             counters=MappingProxyType(draft.counters),
         )
     allocation = _allocation(draft)
@@ -74,7 +74,7 @@ def _decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod, *, holds: bool = 
         draft.ledger.with_allocation(allocation).with_memory(draft.node_memory),
         allocation=allocation,
         hints=tuple(draft.traces),
-        eligibility=eligibility,
+        asked=asked,
         counters=MappingProxyType(draft.counters),
     )
 

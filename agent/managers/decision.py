@@ -91,13 +91,29 @@ class RejectionCause(Protocol):
         ...
 
 
-class HintTrace(Struct, frozen=True):
-    """What each provider offered for one container (None: the pod) and what came of the merge."""
+class UnadmittedMerge(Protocol):
+    """Hints of which no alignment was admitted."""
+
+    def best(self) -> Hint:
+        """Return the alignment that is not admitted; the same hints give the same."""
+        ...
+
+
+class HintTrace(Struct, frozen=True, dict=True):
+    """What each provider offered for one container (None: the pod) and what came of the merge.
+
+    `alignment` is the hint or, where none was admitted, the hints to merge when it is read.
+    """
 
     container: str | None
     providers: tuple[tuple[str, ProviderHints], ...]
-    merged: Hint = NO_AFFINITY
+    alignment: Hint | UnadmittedMerge = NO_AFFINITY
     admitted: bool = True
+
+    @cached_property
+    def merged(self) -> Hint:
+        """The merged hint, admitted or not."""
+        return self.alignment if isinstance(self.alignment, Hint) else self.alignment.best()
 
 
 class Eligibility(Struct, frozen=True):
@@ -107,6 +123,14 @@ class Eligibility(Struct, frozen=True):
     exclusive_cpus: int
     exclusive_memory: bool
     why: str
+
+
+class Asked(Protocol):
+    """What was asked for, under the policy of the decision."""
+
+    def eligibility(self) -> tuple[Eligibility, ...]:
+        """Return which containers may have exclusive resources, and why."""
+        ...
 
 
 class Decision(Struct, frozen=True, dict=True):
@@ -122,10 +146,15 @@ class Decision(Struct, frozen=True, dict=True):
     allocation: PodAllocation | None = None
     cause: RejectionCause | None = None
     hints: tuple[HintTrace, ...] = ()
-    eligibility: tuple[Eligibility, ...] = ()
+    asked: Asked | None = None
     counters: Mapping[CounterKey, int] = MappingProxyType({})
     already_admitted: bool = False
     warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def eligibility(self) -> tuple[Eligibility, ...]:
+        """Which containers may have exclusive resources, and why; worked out when first read."""
+        return () if self.asked is None else self.asked.eligibility()
 
     @cached_property
     def rejection(self) -> Rejection | None:

@@ -97,6 +97,11 @@ class Quantity(Struct, frozen=True, eq=False):
         """Whether the amount is a whole number of units, however large."""
         return self.nano % _NANO == 0
 
+    @property
+    def is_whole_in_milli(self) -> bool:
+        """Whether the amount, rounded up to thousandths, is a whole number of units."""
+        return -(-self.nano // _NANO_PER_MILLI) * _NANO_PER_MILLI % _NANO == 0
+
     def rounded_to_milli(self) -> Quantity:
         """Return the amount rounded up to thousandths."""
         return self._rounded_to(_NANO_PER_MILLI)

@@ -189,7 +189,7 @@ def _pod_amounts(
 
 
 def _whole(amount: Quantity) -> int:
-    return amount.value if amount.rounded_to_milli().is_whole else 0
+    return amount.value if amount.is_whole_in_milli else 0
 
 
 def _peak(pod: Pod, asked: Callable[[Container], int]) -> int:

@@ -61,7 +61,7 @@ def find_warnings(pod: Pod) -> tuple[str, ...]:
     Each with the field's path. They are counted as the next whole number of bytes (`128m` of memory
     is one byte), and are nearly always a slip for `M` or `Mi`.
     """
-    if not any(_has_fractions(each) for each in _all_resources(pod)):
+    if not _has_fractions(pod):
         return ()
     parts = [(path, container.resources) for path, container in _containers(pod)]
     if pod.resources is not None:
@@ -76,16 +76,15 @@ def find_warnings(pod: Pod) -> tuple[str, ...]:
     )
 
 
-def _all_resources(pod: Pod) -> Iterator[Resources]:
-    if pod.resources is not None:
-        yield pod.resources
+def _has_fractions(pod: Pod) -> bool:
     for container in pod.all_containers():
-        yield container.resources
-
-
-def _has_fractions(resources: Resources) -> bool:
-    amounts = (*resources.requests.values(), *resources.limits.values())
-    return not all(amount.is_whole for amount in amounts)
+        resources = container.resources
+        for amounts in (resources.requests, resources.limits):
+            for amount in amounts.values():
+                if not amount.is_whole:
+                    return True
+    stated = () if pod.resources is None else (pod.resources.requests, pod.resources.limits)
+    return any(not amount.is_whole for amounts in stated for amount in amounts.values())
 
 
 def _metadata(pod: Pod) -> Iterator[Mistake]:

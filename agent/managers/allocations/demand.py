@@ -117,6 +117,17 @@ def demand_of(policy: Policy, pod: Pod) -> PodDemand:
     )
 
 
+class DemandUnder(Struct, frozen=True):
+    """A demand under a policy, of which eligibility follows when it is asked for."""
+
+    policy: Policy
+    demand: PodDemand
+
+    def eligibility(self) -> tuple[Eligibility, ...]:
+        """Return which containers may have exclusive resources, and why."""
+        return explain_eligibility(self.policy, self.demand)
+
+
 def explain_eligibility(policy: Policy, demand: PodDemand) -> tuple[Eligibility, ...]:
     """Say of every container whether it may hold exclusive resources, and why.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from agent.managers.errors import NodeDistancesError
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.managers.topology.implicit_hints import HintFamily
-from agent.managers.topology.merge import best_preferred, best_reachable, resource_lists
+from agent.managers.topology.merge import HintList, best_preferred, best_reachable, resource_lists
 from agent.managers.topology.search_budget import SearchBudget
 from agent.managers.topology.tiebreak import Closest, Order, by_value
 from sysfs.mask import Mask
@@ -26,6 +28,23 @@ _INDIFFERENT = Hint(None, preferred=True)
 _IMPOSSIBLE = Hint(None, preferred=False)
 
 
+class DeferredMerge(Struct, frozen=True):
+    """Listed hints of which no alignment is preferred, under a policy that admits no other.
+
+    The alignment that is not admitted only explains the rejection.
+    """
+
+    lists: tuple[HintList, ...]
+    nodes: int
+    order: Order
+    policy: TopologyManagerPolicy
+
+    def best(self) -> Hint:
+        """Return the alignment that is not admitted."""
+        hint = _best_reachable(self.lists, self.nodes, self.order, SearchBudget())
+        return _as_policy_has_it(self.policy, self.nodes, hint)
+
+
 def merge(
     machine: Machine,
     policy: TopologyPolicy,
@@ -37,10 +56,25 @@ def merge(
 
     As `merge_hints`, with the nodes and distances of the machine. `sockets` is the order of
     `align-by-socket`: of equally preferred sets of nodes the one on few sockets is chosen, of
-    those the narrowest. Where hints are told by rules (many nodes) that holds for preferred sets.
+    those the narrowest. With implicit hints (many nodes) that holds for preferred sets.
+    """
+    work = SearchBudget() if work is None else work
+    return _complete(*merge_or_defer(machine, policy, provider_hints, work, sockets))
+
+
+def merge_or_defer(
+    machine: Machine,
+    policy: TopologyPolicy,
+    provider_hints: Sequence[ProviderHints],
+    work: SearchBudget,
+    sockets: SocketOrder | None = None,
+) -> tuple[Hint | DeferredMerge, bool]:
+    """Return what `merge` returns, or for a rejection the hints to merge when it is explained.
+
+    A search among many nodes is not deferred, since its steps count as the admission's.
     """
     order = Order(_tiebreak(machine.closest, policy), sockets)
-    return _merged(machine.node_mask.bits, order, policy, provider_hints, work or SearchBudget())
+    return _merged(machine.node_mask.bits, order, policy, provider_hints, work)
 
 
 def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
@@ -76,12 +110,17 @@ def merge_hints(
     """
     everything = nodes.bits if isinstance(nodes, Mask) else nodes
     order = Order(_tiebreak(Closest(distances), policy))
-    return _merged(everything, order, policy, provider_hints, work or SearchBudget())
+    work = SearchBudget() if work is None else work
+    return _complete(*_merged(everything, order, policy, provider_hints, work))
 
 
 def _tiebreak(closest: Closest, policy: TopologyPolicy) -> Tiebreak:
     aligns = policy.policy is not TopologyManagerPolicy.SINGLE_NUMA_NODE
     return closest if policy.prefer_closest_numa_nodes and aligns else by_value
+
+
+def _complete(merged: Hint | DeferredMerge, admitted: bool) -> tuple[Hint, bool]:  # noqa: FBT001 - a pair
+    return merged if isinstance(merged, Hint) else merged.best(), admitted
 
 
 def _merged(
@@ -90,25 +129,33 @@ def _merged(
     policy: TopologyPolicy,
     provider_hints: Sequence[ProviderHints],
     work: SearchBudget,
-) -> tuple[Hint, bool]:
-    if policy.policy is TopologyManagerPolicy.NONE:
+) -> tuple[Hint | DeferredMerge, bool]:
+    kind = policy.policy
+    if kind is TopologyManagerPolicy.NONE:
         return NO_AFFINITY, True
     lists = resource_lists(provider_hints, indifferent=_INDIFFERENT, impossible=_IMPOSSIBLE)
-    if policy.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
-        best = _best([_single_node(hints) for hints in lists], nodes, order, work)
-        if best.nodes == nodes:
-            best = Hint(None, best.preferred)
-        return best, best.preferred
-    best = _best(lists, nodes, order, work)
-    return best, best.preferred or policy.policy is TopologyManagerPolicy.BEST_EFFORT
-
-
-def _best(lists: Sequence[Hints], nodes: int, order: Order, work: SearchBudget) -> Hint:
+    if kind is TopologyManagerPolicy.SINGLE_NUMA_NODE:
+        lists = [_single_node(hints) for hints in lists]
     preferred = best_preferred(lists, nodes, order, work)
     if preferred is not None:
-        return Hint(preferred, preferred=True)
+        return _as_policy_has_it(kind, nodes, Hint(preferred, preferred=True)), True
+    best_effort = kind is TopologyManagerPolicy.BEST_EFFORT
+    listed = tuple(hints for hints in lists if not isinstance(hints, HintFamily))
+    if len(listed) == len(lists) and not best_effort:
+        return DeferredMerge(listed, nodes, order, kind), False
+    hint = _best_reachable(lists, nodes, order, work)
+    return _as_policy_has_it(kind, nodes, hint), best_effort
+
+
+def _best_reachable(lists: Sequence[Hints], nodes: int, order: Order, work: SearchBudget) -> Hint:
     reachable = best_reachable(lists, nodes, order, work)
     return Hint(nodes if reachable is None else reachable, preferred=False)
+
+
+def _as_policy_has_it(kind: TopologyManagerPolicy, nodes: int, hint: Hint) -> Hint:
+    """Return a hint as the policy states it: single-numa-node leaves all nodes open."""
+    single = kind is TopologyManagerPolicy.SINGLE_NUMA_NODE
+    return Hint(None, hint.preferred) if single and hint.nodes == nodes else hint
 
 
 def _single_node(hints: Hints) -> Sequence[Hint]:

@@ -21,7 +21,7 @@ from agent.managers.manager import Rejected
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.rejection import affinity_rejection
 from agent.managers.topology.hints import NO_AFFINITY, Hint
-from agent.managers.topology.manager import merge
+from agent.managers.topology.manager import DeferredMerge, merge_or_defer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,7 @@ def _merged(
     draft: Draft, container: ContainerDemand | None, hints: list[tuple[str, ProviderHints]]
 ) -> Hint:
     policy = draft.rules.policy.topology
-    best, admitted = merge(
+    best, admitted = merge_or_defer(
         draft.rules.machine,
         policy,
         [offered for _, offered in hints],
@@ -123,7 +123,7 @@ def _merged(
     name = None if container is None else container.name
     offered = tuple(hints)
     draft.traces.append(HintTrace(name, offered, best, admitted))
-    if not admitted:
+    if not admitted or isinstance(best, DeferredMerge):
         if _alignment_is_guaranteed(draft):
             draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
         raise Rejected(affinity_rejection(draft, name, offered))

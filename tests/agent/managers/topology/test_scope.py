@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agent.managers.admission import admit
 from agent.managers.decision import Reason, Rejection
 from agent.managers.manager import Rejected
 from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.managers.topology.merge import best_reachable
 from agent.managers.topology.scope import align_and_allocate
 from tests.agent.managers.drafts import counted, draft_of
 from tests.agent.managers.hosts import (
@@ -192,3 +194,22 @@ class TestCounters:
     def test_policy_none_counts_requests_and_no_errors(self) -> None:
         draft = two_containers(NO_POLICY, POD)
         assert self.counters(draft, {}, rejects="i") == {self.REQUESTS: 1}
+
+
+def test_the_alignment_that_is_not_admitted_is_merged_when_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merges = []
+
+    def counted_merge(*asked: Any) -> int | None:
+        merges.append(asked)
+        return best_reachable(*asked)
+
+    monkeypatch.setattr("agent.managers.topology.manager.best_reachable", counted_merge)
+    rules = make_rules(topology=RESTRICTED)
+    more = len(rules.assignable_cpus) + 1
+    asked = pod(app("a", guaranteed(f"cpu={more} memory=1Gi")))
+    decision = admit(rules, rules.empty_ledger(), asked)
+    (trace,) = decision.hints
+    assert (decision.admitted, trace.admitted, merges) == (False, False, [])
+    assert (trace.merged.preferred, len(merges)) == (False, 1)
