@@ -44,7 +44,7 @@ bench: setup ## measure; writes bench.json and bench-rest.json
 conformance: setup ## compare decisions with the recorded ones [VECTORS=DIR]
 	@$(BIN)/python -m tests.conformance $(if $(VECTORS),--vectors $(VECTORS))
 
-docs: setup ## write what the commands shown in docs/scopes.md and docs/rollout.md print now
+docs: setup ## write the reference of the configuration, and what the commands shown in docs/ print now
 	@$(BIN)/python -m tests.docs --write
 
 changelog: setup ## show what the fragments of changelog.d say of the next release

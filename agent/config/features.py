@@ -78,9 +78,8 @@ def gate_problems(gates: Mapping[str, bool]) -> Iterator[tuple[str, str]]:
         if name in LOCKED_ON:
             if not enabled:
                 yield name, "this feature has graduated and cannot be switched off; remove it"
-        elif name not in GATES and name not in _WHOLE_STAGES and name not in IGNORED:
-            known = (*GATES, *_WHOLE_STAGES, *LOCKED_ON, *IGNORED)
-            yield name, f"unknown feature gate{guess(name, known)}"
+        elif name not in KNOWN_GATES:
+            yield name, f"unknown feature gate{guess(name, KNOWN_GATES)}"
     resolved = gates_of(gates)
     if resolved.pod_level_resource_managers and not resolved.pod_level_resources:
         yield (
@@ -208,3 +207,6 @@ IGNORED: Final = frozenset(
         "WindowsHostNetwork",
     }
 )
+
+#: Every gate that a configuration may name, those first that change a decision.
+KNOWN_GATES: Final = (*GATES, *_WHOLE_STAGES, *sorted(LOCKED_ON), *sorted(IGNORED))

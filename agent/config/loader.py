@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from agent.config.checks import find_problems
 from agent.config.config import Config
 from agent.config.errors import ConfigError
-from agent.config.sections import ConfigReader
+from agent.config.keys.key import KeyReader
+from agent.config.keys.root import CONFIGURATION
 from agent.config.settings import document_of_settings
 from agent.parsing.fields import Field
 from agent.parsing.nodes import MappingNode, places
@@ -41,8 +42,8 @@ def load_config(
         document = read_document(text, max_bytes=max_bytes or DEFAULT_MAX_BYTES)
     except UnreadableError as error:
         raise ConfigError(source, (error.problem,)) from error
-    reader = ConfigReader()
-    config = reader.config(Field("", document), Config())
+    reader = KeyReader()
+    config = CONFIGURATION.read(reader, Field("", document), Config())
     if not settings:
         return _checked(config, reader.problems, source, document)
     if reader.problems:
@@ -55,8 +56,8 @@ def config_of_document(document: Node, source: str) -> Config:
 
     Raises `ConfigError` with every mistake; paths begin at this document.
     """
-    reader = ConfigReader()
-    config = reader.config(Field("", document), Config())
+    reader = KeyReader()
+    config = CONFIGURATION.read(reader, Field("", document), Config())
     return _checked(config, reader.problems, source, document)
 
 
@@ -79,8 +80,8 @@ def _override(config: Config, settings: Sequence[str], source: str) -> Config:
     document, problems = document_of_settings(settings)
     if problems:
         raise ConfigError(source, tuple(problems))
-    reader = ConfigReader(merge=True)
-    changed = reader.config(Field("", document), config)
+    reader = KeyReader(merge=True)
+    changed = CONFIGURATION.read(reader, Field("", document), config)
     # Settings stand on no line; the one within a single value would mislead.
     misread = [replace(problem, line=None) for problem in reader.problems]
     return _checked(changed, misread, source, MappingNode({}))

@@ -1,9 +1,10 @@
-"""Which keys a configuration has, and single settings from the command line as one document."""
+"""Single settings from the command line as one document."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING
 
+from agent.config.keys.root import CONFIGURATION
 from agent.parsing.errors import Mistake
 from agent.parsing.nodes import MappingNode, ScalarNode, shown
 from agent.parsing.reader import UnreadableError, read_document
@@ -11,6 +12,7 @@ from agent.parsing.reader import UnreadableError, read_document
 if TYPE_CHECKING:
     import collections.abc
 
+    from agent.config.keys.key import Section
     from agent.parsing.nodes import Node
 
 
@@ -29,22 +31,22 @@ def document_of_settings(
             )  # fmt: skip
             continue
         try:
-            _put(root, _split(path, KEYS), _value(value))
+            _put(root, _split(path), _value(value))
         except UnreadableError as error:
             problems.append(Mistake(path, error.problem.message))
     return MappingNode(root), problems
 
 
-def _split(path: str, keys: Keys) -> list[str]:
+def _split(path: str) -> list[str]:
     """Split at the dots between known sections; names within a free mapping keep theirs."""
     parts: list[str] = []
-    section: Keys | None = keys
-    while section and "." in path:
+    section: Section | None = CONFIGURATION
+    while section is not None and "." in path:
         head, _, rest = path.partition(".")
-        if head not in section:
+        if head not in section.names:
             break
         parts.append(head)
-        section, path = section[head], rest
+        section, path = section.inner(head), rest
     return [*parts, path]
 
 
@@ -62,49 +64,3 @@ def _put(root: dict[str, Node], parts: list[str], value: Node) -> None:
         entries[section] = MappingNode(nested)
         entries = nested
     entries[last] = value
-
-
-#: The keys of a section and the keys within each; no keys where names are free or it is a value.
-Keys: TypeAlias = "dict[str, Keys]"
-
-_AGENT: Final[Keys] = {
-    "stateDirectory": {},
-    "socketPath": {},
-    "socketGroup": {},
-    "sysfsRoot": {},
-    "cgroupMount": {},
-    "enforce": {},
-    "metrics": {"address": {}, "port": {}, "tlsCertificate": {}, "tlsKey": {}},
-    "logging": {"format": {}, "level": {}},
-    "limits": {"manifestBytes": {}, "messageBytes": {}},
-    "devices": {},
-    "ignoredResources": {},
-}
-
-KEYS: Final[Keys] = {
-    "apiVersion": {},
-    "kind": {},
-    "cpuManagerPolicy": {},
-    "cpuManagerPolicyOptions": {},
-    "cpuManagerReconcilePeriod": {},
-    "memoryManagerPolicy": {},
-    "reservedMemory": {},
-    "topologyManagerPolicy": {},
-    "topologyManagerScope": {},
-    "topologyManagerPolicyOptions": {},
-    "reservedSystemCPUs": {},
-    "systemReserved": {},
-    "kubeReserved": {},
-    "evictionHard": {},
-    "maxPods": {},
-    "podsPerCore": {},
-    "featureGates": {},
-    "cgroupDriver": {},
-    "cgroupRoot": {},
-    "staticPodPath": {},
-    "agent": _AGENT,
-}
-
-DEVICE_KEYS: Final = ("id", "numaNodes", "healthy")
-
-RESERVED_MEMORY_KEYS: Final = ("numaNode", "limits")

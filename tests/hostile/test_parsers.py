@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.api import documents as wire
-from agent.config.amounts import seconds_of
 from agent.config.errors import ConfigError
+from agent.config.keys.durations import seconds_of
 from agent.config.loader import load_config, override
 from agent.managers.allocations.ledger import MemoryBlock
 from agent.parsing.reader import UnreadableError, read_document

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.config.amounts import AmountReader
+from agent.config.keys.amounts import ByteSize, quantity_of
 from agent.managers.cpu.topology import CpuTopology, CpuTopologyError
 from agent.managers.machine import Machine, MachineNode
+from agent.parsing.fields import Reader
 from agent.parsing.nodes import shown
 from agent.pods.errors import QuantityError
 from agent.pods.quantity import Quantity
@@ -45,6 +46,7 @@ _NODE_KEYS: Final = ("id", "memory", "hugepages", "distances")
 _MOST_NODES: Final = 64
 _MOST_CPUS: Final = 8192
 _MOST_MEMORY: Final = 1 << 60
+_MEMORY_SIZE: Final = ByteSize(0, _MOST_MEMORY)
 _MOST_PAGES: Final = 1 << 40
 _DEFAULT_MEMORY: Final = 16 << 30
 _LONGEST_ROW: Final = 5
@@ -62,7 +64,7 @@ class DescribedHost(Struct, frozen=True):
         return cls(Machine.of(host), host.offline)
 
 
-class HostReader(AmountReader):
+class HostReader(Reader):
     """Reads `host`; paths are relative to the folder of the file."""
 
     def host(self, field: Field, folder: Path) -> DescribedHost | None:
@@ -112,7 +114,7 @@ class HostReader(AmountReader):
             self.reject(field, f"{nodes} nodes with {cpus} CPUs are more than {most}")
             return None
         host = regular_host(
-            memory_bytes=self.size(field, "memory", _DEFAULT_MEMORY, 0, _MOST_MEMORY),
+            memory_bytes=self._memory(field, _DEFAULT_MEMORY),
             hugepages=self._hugepages(field).items(),
             adjacent_threads=self._flag(field, "adjacentThreads"),
             **numbers,
@@ -164,7 +166,7 @@ class HostReader(AmountReader):
                 self.reject(item, f"node {number} is listed twice")
             yield MachineNode(
                 id=number,
-                memory_bytes=self.size(item, "memory", 0, 0, _MOST_MEMORY),
+                memory_bytes=self._memory(item, 0),
                 hugepages=self._hugepages(item),
                 distances=self._distances(item, ids),
             )
@@ -198,9 +200,13 @@ class HostReader(AmountReader):
             pools[size] = self.integer(entry, 0, _MOST_PAGES) or 0
         return pools
 
+    def _memory(self, parent: Field, default: int) -> int:
+        field = parent.child("memory")
+        return default if field is None else _MEMORY_SIZE.read(self, field, default)
+
     def _sizes(self, field: Field | None) -> Iterable[int]:
         for item in self.items(field) if field is not None else ():
-            yield self.quantity(item).value
+            yield quantity_of(self, item).value
 
     def _number(self, parent: Field, key: str, default: int, most: int) -> int:
         field = parent.child(key)

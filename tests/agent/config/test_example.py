@@ -10,37 +10,19 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.config import Config
+from agent.config.keys.root import CONFIGURATION
 from agent.config.loader import load_config_file
 from agent.config.notes import notes_on
-from agent.config.settings import KEYS
 from agent.parsing.nodes import plain
 from agent.parsing.reader import read_document
+from tests.docs.reference import CHANGED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from agent.config.settings import Keys
     from agent.parsing.nodes import Plain
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "config.yaml"
-#: What the example changes, because its reader wants KEP-5526 on a systemd host.
-_CHANGED = {
-    "cpuManagerPolicy",
-    "memoryManagerPolicy",
-    "topologyManagerPolicy",
-    "topologyManagerScope",
-    "systemReserved",
-    "featureGates",
-    "cgroupDriver",
-    "staticPodPath",
-}
+_CHANGED = CHANGED.keys() - {"evictionHard"}
 _CHANGED_FIELDS = {re.sub("([A-Z])", r"_\1", key).lower() for key in _CHANGED}
-
-
-def _paths(keys: Keys, prefix: str = "") -> Iterator[str]:
-    for key, inner in keys.items():
-        yield f"{prefix}{key}"
-        yield from _paths(inner, f"{prefix}{key}.")
 
 
 def _document() -> dict[str, Plain]:
@@ -55,7 +37,7 @@ def test_the_example_loads_without_a_note() -> None:
     assert config.gates.pod_level_resource_managers
 
 
-@pytest.mark.parametrize("path", list(_paths(KEYS)))
+@pytest.mark.parametrize("path", [path for path, _, _ in CONFIGURATION.paths()])
 def test_every_key_is_in_the_example(path: str) -> None:
     value: Plain = _document()
     for key in path.split("."):

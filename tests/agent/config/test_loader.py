@@ -18,8 +18,8 @@ from agent.config.config import (
     Threshold,
 )
 from agent.config.errors import ConfigError
+from agent.config.keys.root import CONFIGURATION
 from agent.config.loader import load_config, load_config_file, override
-from agent.config.settings import KEYS
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -324,7 +324,9 @@ def test_a_wrong_setting_is_rejected(setting: str, message: str) -> None:
     assert "line" not in str(caught.value)
 
 
-_KEYS = st.sampled_from([*KEYS, "x", "cpu", "memory", "memory.available", "id", "limits"])
+_KEYS = st.sampled_from(
+    [*CONFIGURATION.names, "x", "cpu", "memory", "memory.available", "id", "limits"]
+)
 _VALUES = st.recursive(
     st.none()
     | st.booleans()

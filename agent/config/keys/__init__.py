@@ -1,0 +1,1 @@
+"""Every key of the configuration, declared once: name, kind, default, bounds, help, since."""

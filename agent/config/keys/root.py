@@ -1,0 +1,246 @@
+"""The keys of a whole configuration: what the document is, the kubelet's keys, the agent's own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agent.config.config import (
+    AgentConfig,
+    Config,
+    EnforcedController,
+    LimitsConfig,
+    LogFormat,
+    LoggingConfig,
+    LogLevel,
+    MetricsConfig,
+)
+from agent.config.keys.amounts import ByteSize
+from agent.config.keys.key import Key, KeyGroup, Section
+from agent.config.keys.kubelet import KUBELET_GROUPS
+from agent.config.keys.names import ControllerSet, DeviceInventory, ProvidedResources
+from agent.config.keys.scalars import (
+    DocumentMarker,
+    IpAddress,
+    OneOf,
+    OptionalPath,
+    RequiredPath,
+    SocketPath,
+    UserGroup,
+    WholeNumber,
+)
+
+_MAX_PORT: Final = 65535
+_SIZE: Final = ByteSize(1024, 1 << 30)
+
+_METRICS: Final = Section(
+    MetricsConfig(),
+    (
+        KeyGroup(
+            "Metrics",
+            (
+                Key(
+                    "address",
+                    IpAddress(),
+                    since="0.1.0",
+                    help="An IP address of this host; 0.0.0.0 or :: for all of them.",
+                ),
+                Key(
+                    "port",
+                    WholeNumber(0, _MAX_PORT),
+                    since="0.1.0",
+                    help="The TCP port of the metrics listener.",
+                ),
+                Key(
+                    "tlsCertificate",
+                    OptionalPath(),
+                    since="0.1.0",
+                    help="A file in PEM form. With this and tlsKey the listener speaks TLS.",
+                ),
+                Key(
+                    "tlsKey",
+                    OptionalPath(),
+                    since="0.1.0",
+                    help="A file in PEM form. The key is not encrypted, belongs to root (or the "
+                    "agent's user), and is not readable by all users.",
+                ),
+            ),
+        ),
+    ),
+)
+
+_LOGGING: Final = Section(
+    LoggingConfig(),
+    (
+        KeyGroup(
+            "Logging",
+            (
+                Key(
+                    "format",
+                    OneOf(LogFormat),
+                    since="0.1.0",
+                    help="How a line of the log is written.",
+                    values={
+                        LogFormat.JSON: "an object for each line",
+                        LogFormat.CONSOLE: "text for a person",
+                    },
+                ),
+                Key(
+                    "level",
+                    OneOf(LogLevel),
+                    since="0.1.0",
+                    help="What is less important than this is not logged.",
+                ),
+            ),
+        ),
+    ),
+)
+
+_LIMITS: Final = Section(
+    LimitsConfig(),
+    (
+        KeyGroup(
+            "Limits",
+            (
+                Key("manifestBytes", _SIZE, since="0.1.0", help="The largest manifest."),
+                Key(
+                    "messageBytes", _SIZE, since="0.1.0", help="The largest message on the socket."
+                ),
+            ),
+        ),
+    ),
+)
+
+_AGENT: Final = Section(
+    AgentConfig(),
+    (
+        KeyGroup(
+            "The agent's own",
+            (
+                Key(
+                    "stateDirectory",
+                    RequiredPath(),
+                    since="0.1.0",
+                    help="Where the checkpoint is kept.",
+                ),
+                Key(
+                    "socketPath",
+                    SocketPath(),
+                    since="0.1.0",
+                    help="The socket of the admission API.",
+                ),
+                Key(
+                    "socketGroup",
+                    UserGroup(),
+                    since="0.1.0",
+                    help='The group whose members may use the socket, too; "" is root alone.',
+                ),
+                Key(
+                    "sysfsRoot",
+                    RequiredPath(),
+                    since="0.1.0",
+                    help="The directory below which the host's sys and proc stand, for an agent in "
+                    "a container.",
+                ),
+                Key(
+                    "cgroupMount",
+                    RequiredPath(),
+                    since="0.1.0",
+                    help="Where the cgroup v2 file system is mounted.",
+                ),
+                Key(
+                    "enforce",
+                    ControllerSet(),
+                    since="0.1.0",
+                    help="What the agent sets in the cgroups of pods, by the kernel's controllers. "
+                    "What is left out belongs to other programs and is neither written nor "
+                    "compared. A limit below what is in use is never written.",
+                    values={
+                        EnforcedController.CPUSET: "cpuset.cpus and cpuset.mems of pods and "
+                        "containers",
+                        EnforcedController.CPU: "cpu.max of pods and containers, cpu.weight of "
+                        "pods and of their QoS classes",
+                        EnforcedController.MEMORY: "memory.max of pods, and of containers where "
+                        "their runtime set none",
+                        EnforcedController.HUGETLB: "hugetlb.*.max of pods, and of containers "
+                        "where their runtime set none",
+                    },
+                ),
+                Key(
+                    "metrics",
+                    _METRICS,
+                    since="0.1.0",
+                    help="Where /metrics, /healthz and /readyz are served.",
+                ),
+                Key("logging", _LOGGING, since="0.1.0", help="How the log is written."),
+                Key(
+                    "limits",
+                    _LIMITS,
+                    since="0.1.0",
+                    help="What is rejected for its size in bytes.",
+                ),
+                Key(
+                    "devices",
+                    DeviceInventory(),
+                    since="0.1.0",
+                    help="The devices that pods can ask for, by resource name. Without numaNodes "
+                    "no NUMA node of the device is known; healthy is true where it is left out. "
+                    "A pod that asks for a resource that is not listed here is rejected, but see "
+                    "ignoredResources.",
+                    example="example.com/gpu:\n"
+                    "  - id: gpu-0\n    numaNodes: [0]\n    healthy: true\n",
+                ),
+                Key(
+                    "ignoredResources",
+                    ProvidedResources(),
+                    since="0.1.0",
+                    help="The extended resources that something else provides, such as "
+                    "example.com/licence: how much of them pods request is not looked at, and "
+                    "nothing of them is given. memory may be listed, too, where the host does not "
+                    "show how much memory a node has: then pods are admitted whatever they "
+                    "request.",
+                    example="- example.com/licence\n",
+                ),
+            ),
+        ),
+    ),
+)
+
+_DOCUMENT: Final = KeyGroup(
+    "The document",
+    (
+        Key(
+            "apiVersion",
+            DocumentMarker(("kubelet.config.k8s.io/v1beta1", "numawarden/v1"), "numawarden/v1"),
+            since="0.1.0",
+            help="May be left out. A kubelet's own is accepted too.",
+        ),
+        Key(
+            "kind",
+            DocumentMarker(
+                ("KubeletConfiguration", "NumawardenConfiguration"), "NumawardenConfiguration"
+            ),
+            since="0.1.0",
+            help="May be left out. A kubelet's own is accepted too.",
+        ),
+    ),
+)
+
+#: Every key of a configuration; `defaults` are those of the whole.
+CONFIGURATION: Final = Section(
+    Config(),
+    (
+        _DOCUMENT,
+        *KUBELET_GROUPS,
+        KeyGroup(
+            "The agent's own",
+            (
+                Key(
+                    "agent",
+                    _AGENT,
+                    since="0.1.0",
+                    help="What a kubelet has no key for.",
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,325 @@
+"""Kinds of keys with a single value: one of several names, a number, a path, an address."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from msgspec import Struct
+
+from agent.parsing.nodes import shown
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from agent.config.keys.key import KeyReader, Schema
+    from agent.parsing.fields import Field
+    from agent.parsing.nodes import Plain
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+_GROUP: Final = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,63}\$?", re.ASCII)
+#: sun_path of a Unix socket address holds 108 bytes, the closing zero included.
+_MAX_SOCKET_PATH: Final = 107
+_ABSOLUTE: Final[Schema] = {"type": "string", "pattern": "^(/.*)?$"}
+
+
+class DocumentMarker(Struct, frozen=True):
+    """A key that says what the document is; `own` is the value of the agent's own files."""
+
+    allowed: tuple[str, ...]
+    own: str
+
+    @property
+    def words(self) -> str:
+        """The values in words."""
+        return f"one of {', '.join(self.allowed)}"
+
+    def read(self, reader: KeyReader, at: Field, base: None) -> None:
+        """Note a value that is not allowed; nothing is kept of it."""
+        del base
+        reader.choice(at, self.allowed)
+
+    def written(self, value: None) -> Plain:
+        """Return the value of the agent's own files."""
+        del value
+        return self.own
+
+    def schema(self) -> Schema:
+        """Return the values."""
+        return {"type": "string", "enum": list(self.allowed)}
+
+
+class OneOf(Struct, Generic[Choice], frozen=True):
+    """One of the values of an enumeration."""
+
+    choices: type[Choice]
+
+    @property
+    def words(self) -> str:
+        """The values in words."""
+        return f"one of {', '.join(self.choices)}"
+
+    def read(self, reader: KeyReader, at: Field, base: Choice) -> Choice:
+        """Return the value."""
+        name = reader.choice(at, self.choices)
+        return base if name is None else self.choices(name)
+
+    def written(self, value: Choice) -> Plain:
+        """Return the name."""
+        return str(value)
+
+    def schema(self) -> Schema:
+        """Return the names."""
+        return {"type": "string", "enum": list(map(str, self.choices))}
+
+
+class OneOfAnyCase(Struct, Generic[Choice], frozen=True):
+    """One of the values of an enumeration in any letter case.
+
+    `elsewhere` are values, in lower case, that exist and cannot be used here, with the reason.
+    """
+
+    choices: type[Choice]
+    elsewhere: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The values in words."""
+        return f"one of {', '.join(self.choices)} in any letter case"
+
+    def read(self, reader: KeyReader, at: Field, base: Choice) -> Choice:
+        """Return the value."""
+        text = reader.text(at)
+        if text is None:
+            return base
+        by_folded = {choice.lower(): choice for choice in self.choices}
+        choice = by_folded.get(text.lower())
+        if choice is None:
+            reason = dict(self.elsewhere).get(text.lower())
+            why = f" ({reason})" if reason is not None else ""
+            reader.reject(at, f"{shown(text)} is not one of {', '.join(self.choices)}{why}")
+        return choice or base
+
+    def written(self, value: Choice) -> Plain:
+        """Return the name in its usual letter case."""
+        return str(value)
+
+    def schema(self) -> Schema:
+        """Return a pattern, since a list of names would be in one letter case."""
+        names = (
+            "".join(f"[{letter.upper()}{letter.lower()}]" for letter in name)
+            for name in self.choices
+        )
+        return {
+            "type": "string",
+            "pattern": f"^({'|'.join(names)})$",
+            "examples": list(map(str, self.choices)),
+        }
+
+
+class WholeNumber(Struct, frozen=True):
+    """A whole number within bounds, both included; `zero_means` is what a 0 stands for."""
+
+    lowest: int
+    highest: int
+    zero_means: int = 0
+
+    @property
+    def words(self) -> str:
+        """The type and its bounds in words."""
+        return f"whole number from {self.lowest} to {self.highest}"
+
+    def read(self, reader: KeyReader, at: Field, base: int) -> int:
+        """Return the number."""
+        number = reader.integer(at, self.lowest, self.highest)
+        return base if number is None else number or self.zero_means
+
+    def written(self, value: int) -> Plain:
+        """Return the number."""
+        return value
+
+    def schema(self) -> Schema:
+        """Return an integer with the bounds."""
+        return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
+
+
+class CpuList(Struct, frozen=True):
+    """A list of CPUs as the kernel writes it; None where the text is empty."""
+
+    @property
+    def words(self) -> str:
+        """The type in words."""
+        return "list of CPUs such as 0-1,8"
+
+    def read(self, reader: KeyReader, at: Field, base: Mask | None) -> Mask | None:
+        """Return the CPUs."""
+        text = reader.amount(at)
+        if text is None:
+            return base
+        try:
+            return Mask.parse(text) or None
+        except ValueError as error:
+            reader.reject(at, f"{shown(text)} is not a list of CPUs such as 0-1,8: {error}")
+            return base
+
+    def written(self, value: Mask | None) -> Plain:
+        """Return the list, or an empty text."""
+        return "" if value is None else str(value)
+
+    def schema(self) -> Schema:
+        """Return a text; a single CPU may be a number."""
+        return {"type": ["string", "integer"], "minimum": 0}
+
+
+class OptionalPath(Struct, frozen=True):
+    """An absolute path; None where the text is empty, as the kubelet writes "unset"."""
+
+    @property
+    def words(self) -> str:
+        """The type in words."""
+        return 'absolute path, or ""'
+
+    def read(self, reader: KeyReader, at: Field, base: Path | None) -> Path | None:
+        """Return the path."""
+        text = reader.text(at)
+        if text is None:
+            return base
+        return _absolute(reader, at, text) if text else None
+
+    def written(self, value: Path | None) -> Plain:
+        """Return the path, or an empty text."""
+        return "" if value is None else str(value)
+
+    def schema(self) -> Schema:
+        """Return an absolute path or an empty text."""
+        return _ABSOLUTE
+
+
+class RequiredPath(Struct, frozen=True):
+    """An absolute path; an empty text leaves the one of the base."""
+
+    @property
+    def words(self) -> str:
+        """The type in words."""
+        return "absolute path"
+
+    def read(self, reader: KeyReader, at: Field, base: Path) -> Path:
+        """Return the path."""
+        text = reader.text(at)
+        return _absolute(reader, at, text) if text else base
+
+    def written(self, value: Path) -> Plain:
+        """Return the path."""
+        return str(value)
+
+    def schema(self) -> Schema:
+        """Return an absolute path or an empty text."""
+        return _ABSOLUTE
+
+
+class SocketPath(RequiredPath, frozen=True):
+    """The absolute path of a Unix socket."""
+
+    @property
+    def words(self) -> str:
+        """The type and its bounds in words."""
+        return f"absolute path of at most {_MAX_SOCKET_PATH} bytes"
+
+    def read(self, reader: KeyReader, at: Field, base: Path) -> Path:
+        """Return the path."""
+        path = super().read(reader, at, base)
+        if len(str(path).encode()) > _MAX_SOCKET_PATH:
+            reader.reject(at, f"the path of a socket has at most {_MAX_SOCKET_PATH} bytes")
+        return path
+
+    def schema(self) -> Schema:
+        """Return an absolute path; its bytes are at least its characters."""
+        return {**_ABSOLUTE, "maxLength": _MAX_SOCKET_PATH}
+
+
+class CgroupPath(Struct, frozen=True):
+    """The path of a cgroup within the cgroup file system; an empty text is its root."""
+
+    @property
+    def words(self) -> str:
+        """The type in words."""
+        return "absolute path within the cgroup file system"
+
+    def read(self, reader: KeyReader, at: Field, base: str) -> str:
+        """Return the path."""
+        text = reader.text(at)
+        if text is None:
+            return base
+        return str(_absolute(reader, at, text)) if text else "/"
+
+    def written(self, value: str) -> Plain:
+        """Return the path."""
+        return value
+
+    def schema(self) -> Schema:
+        """Return an absolute path or an empty text."""
+        return _ABSOLUTE
+
+
+class UserGroup(Struct, frozen=True):
+    """The name of a group of users; None where the text is empty."""
+
+    @property
+    def words(self) -> str:
+        """The type in words."""
+        return 'name of a group, or ""'
+
+    def read(self, reader: KeyReader, at: Field, base: str | None) -> str | None:
+        """Return the name."""
+        text = reader.text(at)
+        if text is None:
+            return base
+        if text and not _GROUP.fullmatch(text):
+            reader.reject(at, f"{shown(text)} is not the name of a group")
+        return text or None
+
+    def written(self, value: str | None) -> Plain:
+        """Return the name, or an empty text."""
+        return value or ""
+
+    def schema(self) -> Schema:
+        """Return a name or an empty text."""
+        return {"type": "string", "pattern": f"^({_GROUP.pattern})?$"}
+
+
+class IpAddress(Struct, frozen=True):
+    """An IP address of version 4 or 6, kept in its canonical text."""
+
+    @property
+    def words(self) -> str:
+        """The type in words."""
+        return "IP address"
+
+    def read(self, reader: KeyReader, at: Field, base: str) -> str:
+        """Return the address."""
+        text = reader.text(at)
+        if text is None:
+            return base
+        try:
+            return str(ipaddress.ip_address(text))
+        except ValueError:
+            reader.reject(at, f"{shown(text)} is not an IP address such as 127.0.0.1 or ::1")
+            return base
+
+    def written(self, value: str) -> Plain:
+        """Return the address."""
+        return value
+
+    def schema(self) -> Schema:
+        """Return a text with the characters of an address, the zone of a link included."""
+        return {"type": "string", "pattern": "^([0-9.]+|[0-9A-Fa-f:.]+(%.+)?)$"}
+
+
+def _absolute(reader: KeyReader, at: Field, text: str) -> Path:
+    path = Path(text)
+    if not path.is_absolute() or ".." in path.parts or not text.isprintable():
+        reader.reject(at, f"{shown(text)} is not an absolute path without '..'")
+    return path

@@ -1,0 +1,181 @@
+"""The reference of the configuration, from the declarations of its keys.
+
+`make docs` writes `docs/configuration.md` and the commented example `deploy/config.yaml`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Final
+
+from agent.config.keys.key import Section
+from agent.config.keys.root import CONFIGURATION
+from agent.config.keys.scalars import DocumentMarker
+from agent.config.shown import yaml_text
+from tests.docs.hosts import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from agent.config.keys.key import Key
+    from agent.parsing.nodes import Plain
+
+_WIDTH: Final = 100
+
+#: What the example changes, because its reader wants KEP-5526 on a systemd host. Of evictionHard
+#: only the signal is shown that counts.
+CHANGED: Final[Mapping[str, Plain]] = {
+    "cpuManagerPolicy": "static",
+    "memoryManagerPolicy": "Static",
+    "topologyManagerPolicy": "restricted",
+    "topologyManagerScope": "pod",
+    "systemReserved": {"cpu": "1", "memory": "1Gi"},
+    "evictionHard": {"memory.available": "100Mi"},
+    "featureGates": {"PodLevelResources": True, "PodLevelResourceManagers": True},
+    "cgroupDriver": "systemd",
+    "staticPodPath": "/etc/numawarden/manifests",
+}
+
+_EXAMPLE_BEGINS: Final = """\
+# Configuration of numawarden.
+#
+# Keys outside of "agent" have the kubelet's names, values and defaults (KubeletConfiguration,
+# kubelet.config.k8s.io/v1beta1), so that settings can be carried over. Every key of the agent is
+# in this file; "default:" says what holds when a key is left out. Unknown keys are rejected.
+#
+# Check a changed file against this host before it is used:
+#
+#     numawarden config check /etc/numawarden/config.yaml
+#
+# A single setting can be given on the command line instead: --set cgroupDriver=cgroupfs
+"""
+
+_PAGE_BEGINS: Final = """\
+# Configuration
+
+<!-- Written by `make docs` from the declarations in `agent/config/keys/`. -->
+
+The agent reads one YAML or JSON file, `/etc/numawarden/config.yaml` in the unit. Keys outside of
+`agent` have the names, values and defaults of the kubelet (`KubeletConfiguration`,
+`kubelet.config.k8s.io/v1beta1`), so that settings can be carried over. A key that is left out, or
+has no value, has its default. Unknown keys are rejected with the nearest known name, and all
+mistakes of a file are reported at once, each with path and line.
+
+    numawarden config check FILE        # is the file right, on this host? what follows from it?
+    numawarden config show FILE         # every key with its value, also of those left out
+    numawarden config show --defaults   # every key with its default
+    numawarden config schema            # the JSON schema (draft 2020-12) of a file, for editors
+
+Each command but the last takes `--set KEY=VALUE`, which lays a single setting over the file, such
+as `--set agent.metrics.port=9465`. A commented example is
+[deploy/config.yaml](../deploy/config.yaml).
+"""
+
+
+def example_file() -> str:
+    """Return the commented example with every key."""
+    lines = _EXAMPLE_BEGINS.splitlines()
+    for group in CONFIGURATION.groups:
+        if not isinstance(group.keys[0].kind, DocumentMarker):
+            lines += ["", f"# --- {group.title} ".ljust(_WIDTH - 2, "-")]
+        for key in group.keys:
+            lines += ["", *_example_of(key, CONFIGURATION, "")]
+    return "\n".join(lines) + "\n"
+
+
+def configuration_page() -> str:
+    """Return the page with every key."""
+    parts = [_PAGE_BEGINS]
+    for group in CONFIGURATION.groups:
+        parts.append(f"## {group.title}\n")
+        for key in group.keys:
+            parts += _described(key, CONFIGURATION, key.name)
+    return "\n".join(parts)
+
+
+#: What is written from the declarations, by the name for `python -m tests.docs`.
+REFERENCES: Final[Mapping[str, tuple[Path, Callable[[], str]]]] = {
+    "configuration": (ROOT / "docs/configuration.md", configuration_page),
+    "example": (ROOT / "deploy/config.yaml", example_file),
+}
+
+
+def _example_of(key: Key, section: Section, path: str) -> Iterator[str]:
+    depth = path.count(".")
+    indent = "  " * depth
+    for line in _comment(key, section, _WIDTH - len(indent) - 2):
+        yield f"{indent}# {line}".rstrip()
+    if isinstance(key.kind, Section):
+        yield f"{indent}{key.name}:"
+        for number, inner in enumerate(key.kind.keys):
+            # Keys of the section agent stand apart, those of its small sections together.
+            if number and not depth:
+                yield ""
+            yield from _example_of(inner, key.kind, f"{path}{key.name}.")
+        return
+    value = CHANGED.get(f"{path}{key.name}", section.default(key))
+    if isinstance(value, dict) and value:
+        yield from textwrap.indent(yaml_text({key.name: value}), indent).splitlines()
+    else:
+        yield f"{indent}{key.name}: {yaml_text(value, one_line=True)}"
+
+
+def _comment(key: Key, section: Section, width: int) -> Iterator[str]:
+    yield from _wrapped(key.help, width)
+    longest = max(map(len, key.values), default=0)
+    for value, meaning in key.values.items():
+        yield from _wrapped(meaning, width, f"  {value:{longest}}  ", " " * (longest + 4))
+    if key.example:
+        yield "For example:"
+        yield from textwrap.indent(key.example, "  ").splitlines()
+    if not isinstance(key.kind, Section | DocumentMarker):
+        if not key.values:
+            yield from _wrapped(f"type: {key.kind.words}", width)
+        remark = f" ({key.remark})" if key.remark else ""
+        yield from _wrapped(f"default: {_default(key, section)}{remark}", width)
+
+
+def _described(key: Key, section: Section, path: str) -> Iterator[str]:
+    """Yield the paragraphs of a key, and those of the keys in it."""
+    yield f"### `{path}`\n"
+    yield _markdown(key.help)
+    if key.values:
+        yield "".join(
+            f"{line}\n"
+            for value, meaning in key.values.items()
+            for line in _wrapped(_escaped(meaning), _WIDTH, f"- `{value}`: ", "  ")
+        )
+    if key.example:
+        yield f"```yaml\n{key.name}:\n{textwrap.indent(key.example, '  ')}```\n"
+    facts = f"Type: {_escaped(key.kind.words)}."
+    if not isinstance(key.kind, Section | DocumentMarker):
+        remark = f" ({key.remark})" if key.remark else ""
+        facts += f" Default: `{_default(key, section)}`{remark}."
+    yield _markdown(f"{facts} Since: {key.since}.", escaped=True)
+    if isinstance(key.kind, Section):
+        for inner in key.kind.keys:
+            yield from _described(inner, key.kind, f"{path}.{inner.name}")
+
+
+def _default(key: Key, section: Section) -> str:
+    return yaml_text(section.default(key), one_line=True)
+
+
+def _markdown(text: str, *, escaped: bool = False) -> str:
+    return "\n".join(_wrapped(text if escaped else _escaped(text), _WIDTH)) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("*", "\\*").replace("<", "\\<")
+
+
+def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,30 @@
+"""The reference of the configuration is what its keys declare; `make docs` writes it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from agent.config.keys.root import CONFIGURATION
+from tests.docs.reference import CHANGED, REFERENCES, configuration_page
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_the_reference_is_that_of_the_declared_keys(name: str) -> None:
+    file, written = REFERENCES[name]
+    assert file.read_text() == written(), f"{file.name} is not up to date: run `make docs`"
+
+
+def test_every_key_has_its_place_on_the_page() -> None:
+    headings = re.findall(r"^### `(.*)`$", configuration_page(), flags=re.MULTILINE)
+    assert headings == [path for path, _, _ in CONFIGURATION.paths()]
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_no_line_of_the_reference_is_longer_than_a_hundred_characters(name: str) -> None:
+    assert [line for line in REFERENCES[name][1]().splitlines() if len(line) > 100] == []
+
+
+def test_what_the_example_changes_are_keys() -> None:
+    assert set(CHANGED) <= {path for path, _, _ in CONFIGURATION.paths()}
