@@ -92,6 +92,47 @@ def check(
     return ExitCode.OK if valid else ExitCode.REJECTED
 
 
+@config.command()
+@click.argument(
+    "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False
+)
+@click.option("--defaults", is_flag=True, help="Show what holds for keys that are left out.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Lay a setting over the file or the defaults; may be repeated.",
+)
+def show(file: Path | None, settings: tuple[str, ...], *, defaults: bool) -> None:
+    """Print every key with its value as YAML: those of a configuration FILE, or the defaults.
+
+    What is printed is a configuration file itself. The exit code is 3 on mistakes.
+    """
+    # Imported here: help and completion read no files.
+    from agent.config.config import Config  # noqa: PLC0415
+    from agent.config.loader import load_config_file, override  # noqa: PLC0415
+    from agent.config.shown import config_yaml  # noqa: PLC0415
+
+    if defaults == (file is not None):
+        raise click.UsageError("name a configuration file, or give --defaults, and not both")
+    loaded = override(Config(), settings) if file is None else load_config_file(file, settings)
+    click.echo(config_yaml(loaded), nl=False)
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON schema of a configuration file, for editors and pipelines.
+
+    A file that does not meet the schema has a mistake. Whether one that meets the schema has none,
+    only `config check` says: keys have to agree with each other and with the host.
+    """
+    # Imported here: help and completion need no keys.
+    from agent.config.shown import config_schema  # noqa: PLC0415
+
+    click.echo(config_schema())
+
+
 def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bool]:
     """Return what a policy would make of a saved state, and whether all of it would be valid."""
     from agent.managers.effective_policy import EffectivePolicy, shared_pool  # noqa: PLC0415

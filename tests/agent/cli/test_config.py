@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
+from agent.config.config import Config
+from agent.config.loader import load_config_file
 from agent.managers.allocations.ledger import ContainerAllocation, Isolation, Ledger, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint
@@ -220,3 +223,56 @@ class TestAgainstState:
         assert self.check(root, file, state) == ExitCode.BAD_INPUT
         assert "checkpoint.json" in capsys.readouterr().err
         assert (state / "checkpoint.json").read_text() == "{"
+
+
+class TestShow:
+    """Every key with its value."""
+
+    def test_the_defaults_are_shown_as_a_file_that_has_them(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run_command(["config", "show", "--defaults"]) == ExitCode.OK
+        shown = capsys.readouterr().out
+        assert "\ncgroupDriver: cgroupfs\n" in shown
+        file = tmp_path / "shown.yaml"
+        file.write_text(shown)
+        assert load_config_file(file) == Config()
+
+    def test_a_file_is_shown_with_the_keys_that_it_leaves_out(
+        self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        setting = "agent.metrics.port=9"
+        assert run_command(["config", "show", str(file), "--set", setting]) == ExitCode.OK
+        shown = capsys.readouterr().out
+        assert "\ncpuManagerPolicy: static\n" in shown
+        assert "\nmaxPods: 110\n" in shown
+        (tmp_path / "shown.yaml").write_text(shown)
+        assert load_config_file(tmp_path / "shown.yaml") == load_config_file(file, [setting])
+
+    def test_settings_are_laid_over_the_defaults(self, capsys: pytest.CaptureFixture[str]) -> None:
+        arguments = ["config", "show", "--defaults", "--set", "maxPods=7"]
+        assert run_command(arguments) == ExitCode.OK
+        assert "\nmaxPods: 7\n" in capsys.readouterr().out
+
+    def test_mistakes_have_the_exit_code_of_bad_input_and_nothing_is_shown(
+        self, file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file.write_text("maxPod: 1\n")
+        assert run_command(["config", "show", str(file)]) == ExitCode.BAD_INPUT
+        captured = capsys.readouterr()
+        assert not captured.out
+        assert 'line 1: maxPod: unknown key "maxPod"; did you mean "maxPods"?' in captured.err
+
+    @pytest.mark.parametrize("defaults", [True, False])
+    def test_either_a_file_or_the_defaults_are_shown(
+        self, file: Path, *, defaults: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        chosen = [str(file), "--defaults"] if defaults else []
+        assert run_command(["config", "show", *chosen]) == ExitCode.USAGE
+        assert "name a configuration file, or give --defaults" in capsys.readouterr().err
+
+
+def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["config", "schema"]) == ExitCode.OK
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["properties"]["maxPods"]["default"] == 110
