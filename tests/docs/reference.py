@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from agent.config.keys.key import Section
 from agent.config.keys.root import CONFIGURATION
-from agent.config.keys.scalars import DocumentMarker
 from agent.config.shown import yaml_text
 from tests.docs.hosts import ROOT
 
@@ -77,7 +76,7 @@ def example_file() -> str:
     """Return the commented example with every key."""
     lines = _EXAMPLE_BEGINS.splitlines()
     for group in CONFIGURATION.groups:
-        if not isinstance(group.keys[0].kind, DocumentMarker):
+        if group.keys[0].stored:
             lines += ["", f"# --- {group.title} ".ljust(_WIDTH - 2, "-")]
         for key in group.keys:
             lines += ["", *_example_of(key, CONFIGURATION, "")]
@@ -129,7 +128,7 @@ def _comment(key: Key, section: Section, width: int) -> Iterator[str]:
     if key.example:
         yield "For example:"
         yield from textwrap.indent(key.example, "  ").splitlines()
-    if not isinstance(key.kind, Section | DocumentMarker):
+    if key.stored and not isinstance(key.kind, Section):
         if not key.values:
             yield from _wrapped(f"type: {key.kind.words}", width)
         remark = f" ({key.remark})" if key.remark else ""
@@ -149,7 +148,7 @@ def _described(key: Key, section: Section, path: str) -> Iterator[str]:
     if key.example:
         yield f"```yaml\n{key.name}:\n{textwrap.indent(key.example, '  ')}```\n"
     facts = f"Type: {_escaped(key.kind.words)}."
-    if not isinstance(key.kind, Section | DocumentMarker):
+    if key.stored and not isinstance(key.kind, Section):
         remark = f" ({key.remark})" if key.remark else ""
         facts += f" Default: `{_default(key, section)}`{remark}."
     yield _markdown(f"{facts} Since: {key.since}.", escaped=True)

@@ -62,7 +62,8 @@ class Key(Struct, frozen=True):
     The default is that of the struct's field which holds the value. `since` is the version of the
     agent that brought the key. `help` is plain text, paragraphs are divided by an empty line.
     `values` explains what can be chosen, `example` is YAML of a value that needs one, `remark` is
-    what holds of the default beside its value.
+    what holds of the default beside its value. Without `stored` the key says what the document is
+    (`kind`): its value is checked, and no field of the struct holds it.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Key(Struct, frozen=True):
     values: Mapping[str, str] = MappingProxyType({})
     example: str = ""
     remark: str = ""
+    stored: bool = True
 
     @property
     def attribute(self) -> str:
@@ -87,10 +89,7 @@ class KeyGroup(Struct, frozen=True):
 
 
 class Section(Struct, frozen=True):
-    """Keys whose values one frozen struct holds; `defaults` is that struct with its defaults.
-
-    Keys without a field of the struct say what the document is (`kind`) and are only checked.
-    """
+    """Keys whose values one frozen struct holds; `defaults` is that struct with its defaults."""
 
     defaults: Struct
     groups: tuple[KeyGroup, ...]
@@ -134,9 +133,12 @@ class Section(Struct, frozen=True):
         changes: dict[str, object] = {}
         for key in self.keys:
             field = at.child(key.name)
-            if field is not None:
-                changes[key.attribute] = key.kind.read(reader, field, self._value(base, key))
-        return replace(base, **{name: changes[name] for name in changes if hasattr(base, name)})
+            if field is None:
+                continue
+            value = key.kind.read(reader, field, self._value(base, key))
+            if key.stored:
+                changes[key.attribute] = value
+        return replace(base, **changes)
 
     def written(self, value: Struct) -> Plain:
         """Return every key of the section with its value."""
@@ -152,7 +154,7 @@ class Section(Struct, frozen=True):
         return {"type": "object", "properties": properties, "additionalProperties": False}
 
     def _value(self, holder: Struct, key: Key) -> object:
-        return getattr(holder, key.attribute) if key.attribute in holder.__struct_fields__ else None
+        return getattr(holder, key.attribute) if key.stored else None
 
 
 def description(key: Key) -> str:

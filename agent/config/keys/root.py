@@ -213,6 +213,7 @@ _DOCUMENT: Final = KeyGroup(
             DocumentMarker(("kubelet.config.k8s.io/v1beta1", "numawarden/v1"), "numawarden/v1"),
             since="0.1.0",
             help="May be left out. A kubelet's own is accepted too.",
+            stored=False,
         ),
         Key(
             "kind",
@@ -221,6 +222,7 @@ _DOCUMENT: Final = KeyGroup(
             ),
             since="0.1.0",
             help="May be left out. A kubelet's own is accepted too.",
+            stored=False,
         ),
     ),
 )

@@ -19,7 +19,7 @@ from agent.config.keys.durations import Period, duration_text, seconds_of
 from agent.config.keys.key import Section
 from agent.config.keys.names import ControllerSet, OptionTexts
 from agent.config.keys.root import CONFIGURATION
-from agent.config.keys.scalars import DocumentMarker, OneOf, OneOfAnyCase, WholeNumber
+from agent.config.keys.scalars import OneOf, OneOfAnyCase, WholeNumber
 from agent.config.loader import load_config, override
 from agent.pods.quantity import Quantity
 
@@ -36,7 +36,7 @@ VALUES = {path: pair for path, pair in KEYS.items() if not isinstance(pair[1].ki
     ids=lambda section: type(section.defaults).__name__,
 )
 def test_every_field_of_a_value_has_one_key_and_every_key_its_field(section: Section) -> None:
-    stored = [key for key in section.keys if not isinstance(key.kind, DocumentMarker)]
+    stored = [key for key in section.keys if key.stored]
     assert sorted(key.attribute for key in stored) == sorted(section.defaults.__struct_fields__)
 
 
