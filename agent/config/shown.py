@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
+from agent.config.keys.key import nullable
 from agent.config.keys.root import CONFIGURATION
 from agent.parsing.scalars import resolve
 
@@ -61,6 +62,6 @@ def config_schema() -> str:
     schema = {
         "$schema": _DIALECT,
         "title": "Configuration of numawarden",
-        **CONFIGURATION.schema(),
+        **nullable(CONFIGURATION.schema()),
     }
     return json.dumps(schema, indent=2, ensure_ascii=False)

@@ -79,7 +79,7 @@ def test_the_schema_is_one_of_draft_2020_12() -> None:
     Draft202012Validator.check_schema(json.loads(config_schema()))
 
 
-@pytest.mark.parametrize("text", ["{}", EVERYTHING, *BASES, config_yaml(Config())])
+@pytest.mark.parametrize("text", ["{}", "null", EVERYTHING, *BASES, config_yaml(Config())])
 def test_the_schema_accepts_what_the_agent_accepts(text: str) -> None:
     SCHEMA.validate(_values(read_document(text)))
 
