@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
@@ -199,17 +200,12 @@ class TestCounters:
 def test_the_alignment_that_is_not_admitted_is_merged_when_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    merges = []
-
-    def counted_merge(*asked: Any) -> int | None:
-        merges.append(asked)
-        return best_reachable(*asked)
-
-    monkeypatch.setattr("agent.managers.topology.manager.best_reachable", counted_merge)
+    merge = Mock(wraps=best_reachable)
+    monkeypatch.setattr("agent.managers.topology.manager.best_reachable", merge)
     rules = make_rules(topology=RESTRICTED)
     more = len(rules.assignable_cpus) + 1
     asked = pod(app("a", guaranteed(f"cpu={more} memory=1Gi")))
     decision = admit(rules, rules.empty_ledger(), asked)
     (trace,) = decision.hints
-    assert (decision.admitted, trace.admitted, merges) == (False, False, [])
-    assert (trace.merged.preferred, len(merges)) == (False, 1)
+    assert (decision.admitted, trace.admitted, merge.call_count) == (False, False, 0)
+    assert (trace.merged.preferred, merge.call_count) == (False, 1)
