@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 _ROOT: Final = Path("/")
-#: More links than these the kernel does not follow either (path_resolution(7)).
+#: The kernel follows no more links than these either (path_resolution(7)).
 _MOST_LINKS: Final = 40
 
 
 class PathRisk(Struct, frozen=True):
-    """A file or directory that others can change, why, and the command that ends that."""
+    """A file or directory that other users can change, why, and the command that prevents that."""
 
     path: Path
     found: str
@@ -32,21 +32,21 @@ class PathRisk(Struct, frozen=True):
 
 
 class UntrustedPathError(Exception):
-    """Others could change what stands at a path; `doubt` says how."""
+    """Another user could change what a path names; `risk` says how."""
 
-    def __init__(self, path: Path, doubt: PathRisk) -> None:
-        where = "" if doubt.path == path else f"{path}: "
-        super().__init__(f"{where}{doubt}")
-        self.doubt = doubt
+    def __init__(self, path: Path, risk: PathRisk) -> None:
+        where = "" if risk.path == path else f"{path}: "
+        super().__init__(f"{where}{risk}")
+        self.risk = risk
 
 
 def trusted_users() -> frozenset[int]:
-    """Return who may: root, and the user that this process acts as."""
+    """Return the uids that may own trusted files: root, and this process's effective uid."""
     return frozenset((0, os.geteuid()))
 
 
-def doubt_of(path: Path, status: os.stat_result) -> PathRisk | None:
-    """Tell what lets others change one file or directory; None when nothing does."""
+def risk_of(path: Path, status: os.stat_result) -> PathRisk | None:
+    """Return what lets other users change one file or directory; None when nothing does."""
     if status.st_uid not in trusted_users():
         return PathRisk(
             path, f"belongs to user {status.st_uid}", f"give it to root: chown root {path}"
@@ -58,20 +58,20 @@ def doubt_of(path: Path, status: os.stat_result) -> PathRisk | None:
 
 
 def read_trusted(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes that nobody else decides.
+    """Return the content of a regular file of at most `limit` bytes that no other user can change.
 
-    It is opened once, without waiting for a pipe's writer, and judged by what was opened: whoever
-    may flip a link or rename a file cannot show one file to the judge and another to the reader.
-    Raises `UntrustedPathError`, and `OSError` (EINVAL where it is no regular file, EFBIG above the
-    limit).
+    The file is opened once, without waiting for a pipe's writer, and the open descriptor is
+    checked: a user who can switch a link or rename a file cannot have one file checked and another
+    one read. Raises `UntrustedPathError`, and `OSError` (EINVAL where it is not a regular file,
+    EFBIG above the limit).
     """
     with open(path, "rb", opener=_open) as file:  # Path.open takes no opener
         status = os.fstat(file.fileno())
-        doubt = doubt_above(path) or doubt_of(path, status)
-        if doubt is not None:
-            raise UntrustedPathError(path, doubt)
+        risk = risk_above(path) or risk_of(path, status)
+        if risk is not None:
+            raise UntrustedPathError(path, risk)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         return take(file, limit, str(path))
 
 
@@ -79,12 +79,12 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def doubt_above(path: Path) -> PathRisk | None:
-    """Tell what lets others put something else at a path: a directory above it, or a link.
+def risk_above(path: Path) -> PathRisk | None:
+    """Return what lets other users replace what a path names: a directory above it, or a link.
 
-    Links are gone through one by one. A directory that everybody may write but where everybody
-    keeps what is his (the sticky bit, as of /tmp) is none. What is missing is no doubt. Raises
-    `OSError`.
+    Links are followed one by one. A world-writable directory with the sticky bit (as /tmp) is
+    not a risk, since users can rename and remove only their own files in it. Neither is a missing
+    file. Raises `OSError`.
     """
     for step in _steps(path.absolute()):
         try:
@@ -93,7 +93,7 @@ def doubt_above(path: Path) -> PathRisk | None:
             return None
         if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
             status = os.stat_result((status.st_mode & ~OTHERS_WRITE, *status[1:]))
-        found = doubt_of(step, status)
+        found = risk_of(step, status)
         if found is not None:
             return found
     return None

@@ -1,8 +1,8 @@
-"""Carrying out a plan: each write, then what the kernel made of it.
+"""Applying a plan: each write is followed by a read-back.
 
-The kernel's success is not taken at its word: after every write the file and its `.effective`
-are read back (`cgroupfs.plan` says why). Nothing is raised for what the kernel rejects; every
-write has an `WriteOutcome`, so that the caller can report all of them and decide.
+A write that succeeds may have no effect, so after every write the file and its `.effective` are
+read back (`cgroupfs.plan` says why). Nothing is raised for what the kernel rejects; every write has
+a `WriteOutcome`, so that the caller can report all of them and decide.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from cgroupfs.tree import CgroupTree
 
 _EFFECTIVE: Final = {CPUS: CPUS_EFFECTIVE, MEMS: MEMS_EFFECTIVE}
-#: The cgroup went away between planning and writing: whoever lived there uses nothing any more.
+#: The cgroup was removed between planning and writing, so no process uses its CPUs.
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 
 
 class WriteResult(StrEnum):
-    """What became of one write."""
+    """The result of one write."""
 
     OK = "ok"
     NOT_EFFECTIVE = "not effective"
@@ -42,8 +42,8 @@ class WriteOutcome(Struct, frozen=True):
     """One write and what the kernel shows after it.
 
     `shown` is the file's text, `effective` that of its `.effective` (None where there is none).
-    `error` is the errno of a rejection. `detail` is one sentence with cause and remedy, empty when
-    all is well.
+    `error` is the errno of a rejection. `detail` is one sentence with cause and remedy, empty on
+    success.
     """
 
     write: Write
@@ -67,15 +67,16 @@ class Applied(Struct, frozen=True):
 
     @property
     def problems(self) -> tuple[WriteOutcome, ...]:
-        """What did not end as planned."""
+        """The outcomes that are not OK."""
         return tuple(outcome for outcome in self.outcomes if outcome.result is not WriteResult.OK)
 
 
 def apply(tree: CgroupTree, plan: Plan) -> Applied:
     """Write the plan in its order and read everything back.
 
-    When somebody who should shrink or be confined still uses more than that, the stages after it
-    are skipped: nobody is given what another still has. All other trouble is only recorded.
+    When a cgroup that should shrink or be confined still uses more than its new set, the later
+    stages are skipped: no CPU is given to a cgroup while another one still uses it. All other
+    failures are only recorded.
     """
     outcomes: list[WriteOutcome] = []
     blocker: WriteOutcome | None = None
@@ -92,7 +93,7 @@ def apply(tree: CgroupTree, plan: Plan) -> Applied:
 
 
 def apply_write(tree: CgroupTree, write: Write) -> WriteOutcome:
-    """Do one write and read it back; never raises for a rejection of the kernel."""
+    """Write one file and read it back; does not raise when the kernel rejects the write."""
     try:
         if write.file == MEMS:
             _write_mems(tree, write)
@@ -107,11 +108,12 @@ def apply_write(tree: CgroupTree, write: Write) -> WriteOutcome:
 
 
 def _write_mems(tree: CgroupTree, write: Write) -> None:
-    """Write memory nodes so that the pages of whoever runs there move along.
+    """Write memory nodes so that the pages of the processes in the cgroup are migrated.
 
-    The kernel (6.12) moves pages from the nodes that a cgroup had before, and of a cgroup whose
-    processes were cloned into it (CLONE_INTO_CGROUP, as runtimes start containers) it does not know
-    any: the first write moves nothing. Widened to what it had and narrowed again, it moves them.
+    The kernel (6.12) migrates pages from the nodes that the cgroup had before. It has no such nodes
+    for a cgroup whose processes were cloned into it (CLONE_INTO_CGROUP, as runtimes start
+    containers): the first write migrates nothing. Writing the former nodes and then the new ones
+    again migrates the pages.
     """
     texts = tree.read_many(write.cgroup, (MEMS, MEMS_EFFECTIVE, EVENTS))
     written, effective, events = ((text or "").strip() for text in texts)
@@ -157,7 +159,7 @@ def _failed(tree: CgroupTree, write: Write, error: OSError) -> WriteOutcome:
 
 
 def _gone(write: Write, number: int) -> WriteOutcome:
-    detail = f"/{write.cgroup} is gone, so nothing in it needs {write.file} any more"
+    detail = f"/{write.cgroup} is gone, so {write.file} need not be written"
     return WriteOutcome(write, WriteResult.GONE, error=number, detail=detail)
 
 

@@ -12,7 +12,7 @@ _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_NO_SYMLINKS: Final = 0x04
 _RESOLVE_BENEATH: Final = 0x08
 
-#: Opens a directory only to stand in it; never follows a link in the last component.
+#: Opens a directory only as a starting point; does not follow a link in the last component.
 DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -1,4 +1,4 @@
-"""Controllers along a path: who has `cpuset` and `cpu`, who lacks them, and enabling them.
+"""Controllers along a path: which cgroups have `cpuset` and `cpu`, which lack them, enabling them.
 
 A cgroup has a controller's files when its parent lists it in `cgroup.subtree_control`, and the
 parent may list it only when it has it itself (`cgroup.controllers`;

@@ -41,8 +41,8 @@ def check_root(root: Path, *, require_kernel: bool = True) -> None:
 def check_usable(root: Path, needed: Iterable[str] = NEEDED_CONTROLLERS) -> None:
     """Raise `CgroupRootError` unless the checked root can be written and has the controllers.
 
-    Call it after `check_root`, once at the start: it tells what root rights, a read-only mount or
-    a disabled controller would otherwise make of the first admission.
+    Call this after `check_root`, once at the start: missing root rights, a read-only mount or a
+    disabled controller would otherwise fail the first admission.
     """
     available = (root / "cgroup.controllers").read_text().split()
     missing = [name for name in needed if name not in available]

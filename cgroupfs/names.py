@@ -95,7 +95,7 @@ class Layout(Struct, frozen=True):
     def parse_pod(self, path: str) -> PodName | None:
         """Return the pod whose cgroup `path` is, None when it is not a pod's.
 
-        The systemd driver's names lose the difference of `-` and `_`; uids hold no `_`.
+        The systemd driver's names lose the difference of `-` and `_`; uids contain no `_`.
         """
         for tier in Tier:
             above = self.tier(tier)
@@ -156,7 +156,7 @@ class Runtime(StrEnum):
 
 
 class ContainerName(Struct, frozen=True):
-    """What a container cgroup's name tells: the runtime, and the runtime's id.
+    """What a container cgroup's name shows: the runtime, and the runtime's id.
 
     For `systemd` the id is the unit's name without its suffix, for `plain` the directory's name.
     """
@@ -172,7 +172,7 @@ _PREFIXES: Final = (
     ("libpod-", Runtime.PODMAN),
     ("docker-", Runtime.DOCKER),
 )
-#: Monitors of the runtimes live beside their containers and are none; nor is anything hidden.
+#: Monitors of the runtimes run beside the containers and are not containers; nor are hidden names.
 _NO_CONTAINERS: Final = ("crio-conmon-", "libpod-conmon-", ".")
 _UNIT_SUFFIXES: Final = (".scope", ".service")
 #: Made by the runtime inside a container's cgroup: crun (and podman with it) moves the process
@@ -181,7 +181,7 @@ RUNTIME_SUBGROUPS: Final = ("container",)
 
 
 def parse_container(name: str) -> ContainerName | None:
-    """Return runtime and id of a directory in a pod cgroup, None if it is no container.
+    """Return runtime and id of a directory in a pod cgroup, None if it is not a container.
 
     Scopes and services are containers (`systemd-run --scope --slice=`), as are plain directories;
     slices, monitors (conmon) and cgroups of other unit types are not.
@@ -201,7 +201,7 @@ def _stem(name: str) -> str | None:
     for suffix in _UNIT_SUFFIXES:
         if name.endswith(suffix):
             return name.removesuffix(suffix) or None
-    # Any other suffix of a systemd unit: a slice, a mount, a swap … holds no container itself.
+    # Any other suffix of a systemd unit: a slice, a mount, a swap … contains no container itself.
     return None if name.endswith((".slice", ".mount", ".swap", ".socket")) else name
 
 
@@ -209,7 +209,7 @@ def containers(tree: CgroupTree, pod: str) -> tuple[str, ...]:
     """Return the paths of the container cgroups directly in the pod cgroup `pod`, sorted.
 
     Empty when the pod cgroup is gone. A sandbox (pause) of a container runtime is among them: its
-    name does not tell it apart.
+    name does not distinguish it from a container.
     """
     try:
         names = tree.children(pod)

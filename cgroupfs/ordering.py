@@ -1,12 +1,12 @@
-"""The order in which the sets of a tree of cgroups change, so that none is ever wrong between.
+"""The order in which the sets of a tree of cgroups are written, safe after every write.
 
-Two rules hold after every single step, when they held before the first:
+Two rules are true after every single step if they were true before the first:
 
 - a cgroup with a set of its own stays inside its parent's, so the kernel never falls back;
-- nobody gains a CPU that another cgroup still uses and is about to lose.
+- no cgroup gains a CPU that another cgroup still uses and is about to lose.
 
-One case has no such order: sets that change places in a circle, each disjoint from its former
-self, overlap for one write, because the kernel has neither transactions nor an empty set.
+One case has no such order: sets that are exchanged in a circle, each disjoint from its former
+set, overlap for one write, because the kernel has neither transactions nor an empty set.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class WriteStage(IntEnum):
 
 
 class OrderedCgroup(Struct, eq=False):
-    """One cgroup's set on its way.
+    """The set of one cgroup while it changes.
 
-    `old` is in effect now, `written` is what its file says (empty: unset), `new` is desired.
+    `old` is effective now, `written` is what its file shows (empty: unset), `new` is desired.
     `late` nodes are narrowed after the others. `above` is the nearest planned ancestor.
     """
 
@@ -44,17 +44,17 @@ class OrderedCgroup(Struct, eq=False):
     new: Mask
     late: bool = False
     above: OrderedCgroup | None = None
-    #: Must be given a set of its own before its parent gains, or it would gain as much.
+    #: Needs a set of its own before its parent gains, or it would gain the same CPUs.
     pinned: bool = False
-    #: What it still holds after everyone was narrowed, and the widest it has to be meanwhile.
+    #: The set after all cgroups were narrowed, and the widest set that it needs meanwhile.
     keep: Mask = EMPTY
     wide: Mask = EMPTY
-    #: Whether a planned cgroup stands below.
+    #: Whether a planned cgroup lies below.
     inner: bool = False
 
     @property
     def follows(self) -> bool:
-        """Whether it uses whatever its parent has: unset, or set to nothing the parent has."""
+        """Whether it uses its parent's set: unset, or disjoint from what the parent has."""
         return self.written.isdisjoint(self.old)
 
     @property
@@ -64,7 +64,7 @@ class OrderedCgroup(Struct, eq=False):
 
     @property
     def narrows(self) -> bool:
-        """Whether it is written before anyone gains."""
+        """Whether it is written before any cgroup gains."""
         return self.pinned or self.keep != self.holds
 
 
@@ -75,8 +75,8 @@ Step = tuple[WriteStage, str, Mask]
 def order(nodes: Sequence[OrderedCgroup]) -> Iterator[Step]:
     """Yield the steps that bring every node from `old` to `new`.
 
-    `nodes` stand parents before children, each `new` is inside that of `above`. The nodes are
-    used up.
+    `nodes` are sorted parents before children, each `new` is inside that of `above`. The nodes
+    are modified.
     """
     _decide_pins(nodes)
     _decide_keeps(nodes)
@@ -109,7 +109,7 @@ def _decide_pins(nodes: Sequence[OrderedCgroup]) -> None:
 def _decide_keeps(nodes: Sequence[OrderedCgroup]) -> None:
     """Set `keep`: what a node has of its new set, and what its children keep of theirs.
 
-    A node whose new set is disjoint from the old one keeps the old until it can jump.
+    A node whose new set is disjoint from the old one keeps the old set until the new one is free.
     """
     needed: dict[str, Mask] = {}
     for node in reversed(nodes):
@@ -120,7 +120,7 @@ def _decide_keeps(nodes: Sequence[OrderedCgroup]) -> None:
 
 
 def _decide_widths(nodes: Sequence[OrderedCgroup]) -> None:
-    """Set `wide`: the new set, and what children hold until they have moved."""
+    """Set `wide`: the new set, and what the children use until they have their new sets."""
     for node in nodes:
         node.wide = node.new
     for node in reversed(nodes):
@@ -129,7 +129,7 @@ def _decide_widths(nodes: Sequence[OrderedCgroup]) -> None:
 
 
 def _giving_order(nodes: Sequence[OrderedCgroup]) -> Iterator[OrderedCgroup]:
-    """Yield who must be written: parents first, and losers before those who gain from them."""
+    """Yield the nodes to write: parents first, nodes that lose before nodes that gain."""
     waiting = {node.path: node for node in nodes if node.written != node.wide}
     while waiting:
         losing = Mask(0)
@@ -145,9 +145,9 @@ def _giving_order(nodes: Sequence[OrderedCgroup]) -> Iterator[OrderedCgroup]:
 
 
 def _least_harm(waiting: Mapping[str, OrderedCgroup]) -> OrderedCgroup:
-    """Choose who goes first where everyone waits for another.
+    """Choose the first node where each waits for another.
 
-    Widening an inner cgroup gives nobody below a CPU: they have sets of their own by now.
+    Widening an inner cgroup gives no CPU to the cgroups below, which have sets of their own by now.
     """
     free = [node for node in waiting.values() if not _above_waits(node, waiting)]
     return next((node for node in free if node.inner), free[0])

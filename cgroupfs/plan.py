@@ -1,18 +1,18 @@
-"""From what the kernel shows and what is desired to an ordered list of writes.
+"""An ordered list of writes from what the kernel shows and what is desired.
 
 The kernel accepts a CPU list outside the parent's and then silently uses the parent's instead, and
-it has no transactions. So the order of writes is what keeps workloads right in between:
+it has no transactions. So the order of the writes keeps every intermediate state correct:
 
-1. shrink: whoever loses CPUs or memory nodes to others gives them up, children before parents;
-2. confine: exclusive holders are narrowed to their own set, children before parents;
-3. give: whoever gains is widened, parents before children, higher quotas too;
+1. shrink: cgroups that lose CPUs or memory nodes to others are narrowed, children before parents;
+2. confine: cgroups with exclusive CPUs are narrowed to their own set, children before parents;
+3. give: cgroups that gain are widened, parents before children, higher quotas too;
 4. settle: parents that had to be wider meanwhile are narrowed, lower quotas are written,
    children before parents.
 
-Weights and limits of memory are given as well, in the third stage. A limit below what is in use
-would have processes killed, so it is withheld.
+Weights and memory limits are written in the third stage. A limit below the current use is withheld,
+since the kernel would kill processes for it.
 
-The order within one cpuset file is `cgroupfs.ordering`'s.
+`cgroupfs.ordering` decides the order within one cpuset file.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 class Setting(Struct, frozen=True):
     """What one cgroup should have; None leaves a file as it is.
 
-    `exclusive` says that its CPUs are to be used by nobody else, so it is confined only after all
+    `exclusive` says that no other cgroup should use its CPUs, so it is confined only after all
     others have shrunk. `move_memory` allows rewriting `cpuset.mems` although processes live in
     the cgroup: the kernel then migrates their pages before the write returns. `values` are the
-    texts of files of one value, `defaults` those of limits that count only where nobody set one.
-    With `or_unset` a cgroup needs no set of its own (it then has its parent's), and a wider one
-    does as well.
-    Raises `ValueError` for an empty set: the kernel would take it for "same as the parent".
+    texts of single-value files, `defaults` those of limits that are written only where the file
+    shows none. With `or_unset` the cgroup may also have no set (it then has its parent's) or a
+    wider one.
+    Raises `ValueError` for an empty set, which the kernel treats as "same as the parent".
     """
 
     cgroup: str
@@ -83,7 +83,7 @@ class Setting(Struct, frozen=True):
 
 
 class Write(Struct, frozen=True):
-    """One write; `value` is in the form in which the kernel shows it again."""
+    """One write; `value` has the form in which the kernel shows it."""
 
     stage: WriteStage
     cgroup: str
@@ -92,9 +92,9 @@ class Write(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """Writes in their order, and those that were not allowed (`withheld`).
+    """Writes in their order, and writes that are not made (`withheld`).
 
-    These are moves of memory, and limits below what is in use.
+    Withheld are memory migrations that were not asked for, and limits below the current use.
     """
 
     writes: tuple[Write, ...] = ()
@@ -104,14 +104,14 @@ class Plan(Struct, frozen=True):
 def make_plan(current: Mapping[str, CgroupState], desired: Iterable[Setting]) -> Plan:
     """Order the writes that turn `current` into `desired`; only what differs is written.
 
-    `current` holds what was read, by cgroup path; a desired cgroup that is not in it (gone) or
+    `current` maps cgroup paths to what was read; a desired cgroup that is not in it (gone) or
     lacks the controller's file gets no write. Raises `ValueError` when a cgroup is desired twice
     or a desired child does not fit into its desired parent.
     """
     settings = _by_path(desired)
     withheld = tuple(_withheld(current, settings))
-    held = {write.cgroup for write in withheld}
-    movable = {path: setting for path, setting in settings.items() if path not in held}
+    fixed = {write.cgroup for write in withheld}
+    movable = {path: setting for path, setting in settings.items() if path not in fixed}
     writes = [
         *_ordered(MEMS, _nodes(current, movable, MEMS, late=frozenset())),
         *_ordered(CPUS, _nodes(current, settings, CPUS, late=_late(settings))),
@@ -146,7 +146,7 @@ def _withheld(
         state = current.get(path)
         if state is None or setting.mems is None or setting.move_memory or not state.populated:
             continue
-        # Making explicit what is in effect anyway moves no page.
+        # Writing the set that is effective anyway migrates no pages.
         if state.mems is not None and state.mems_effective != setting.mems:
             yield Write(WriteStage.GIVE, path, MEMS, str(setting.mems))
 
@@ -228,7 +228,7 @@ def _quota_writes(
 def _value_writes(
     current: Mapping[str, CgroupState], settings: Mapping[str, Setting]
 ) -> Iterator[tuple[Write, bool]]:
-    """Yield the writes of single values, and whether each is a limit below what is in use."""
+    """Yield the writes of single-value files, and whether each is a limit below the current use."""
     for path, setting in settings.items():
         state = current.get(path)
         if state is None:
@@ -242,5 +242,5 @@ def _value_writes(
 
 
 def is_below_use(text: str, in_use: Mapping[str, int], file: str) -> bool:
-    """Return whether a limit is below what is in use of it."""
+    """Return whether a limit is below the current use."""
     return text != NO_LIMIT and in_use.get(file, 0) > int(text)

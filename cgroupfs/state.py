@@ -33,11 +33,11 @@ MAX_QUOTA_US: Final = (1 << 44) - 1
 CPU_WEIGHT: Final = "cpu.weight"
 
 MEMORY_MAX: Final = "memory.max"
-#: What a limit shows that nobody set, and a weight (cgroup-v2.rst, "Interface Files").
+#: What an unset limit and an unset weight show (cgroup-v2.rst, "Interface Files").
 NO_LIMIT: Final = "max"
 
 DEFAULT_WEIGHT: Final = "100"
-#: From here on a limit in bytes is none (include/linux/page_counter.h, PAGE_COUNTER_MAX).
+#: A limit in bytes from here on means unlimited (include/linux/page_counter.h, PAGE_COUNTER_MAX).
 _NO_LIMIT_FROM: Final = (1 << 63) - PAGESIZE
 
 _KIB: Final = 1 << 10
@@ -45,14 +45,14 @@ _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
 
 _GIB: Final = 1 << 30
-#: Thousands of cgroups show few limits, and are looked at again and again.
+#: Thousands of cgroups show few different limits, and are read again and again.
 _REMEMBERED: Final = 256
 
 
 class CpuMax(Struct, frozen=True):
     """CPU bandwidth: at most `quota_us` microseconds of CPU time in each `period_us`.
 
-    `quota_us` None is no limit (`max`). Raises `CgroupValueError` outside the kernel's bounds.
+    `quota_us` None means unlimited (`max`). Raises `CgroupValueError` outside the kernel's bounds.
     """
 
     quota_us: int | None

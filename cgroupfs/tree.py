@@ -71,8 +71,8 @@ class CgroupTree(Protocol):
     def children(self, path: str) -> tuple[str, ...]:
         """Return the names of the child cgroups, sorted.
 
-        Left out are those that no path here may have (control characters, bytes that are no
-        UTF-8): whoever may make cgroups below a pod's cannot stop it from being looked after.
+        Left out are names that a path here may not have (control characters, bytes that are not
+        UTF-8), so that a user who may create cgroups below a pod's cannot stop its enforcement.
         """
         ...
 
@@ -104,14 +104,14 @@ def _check_part(path: str, part: str) -> None:
         raise CgroupPathError(path, f"it has the component {part!r}")
     if len(os.fsencode(part)) > _NAME_MAX:
         raise CgroupPathError(path, f"a component is longer than {_NAME_MAX} bytes")
-    if any(_is_surrogate(character) for character in part):
+    if any(_is_escaped_byte(character) for character in part):
         raise CgroupPathError(path, "it is not UTF-8")
     if not part.isprintable():
         raise CgroupPathError(path, "it has a control character")
 
 
-def _is_surrogate(character: str) -> bool:
-    """Return whether a character stands for a byte that is no UTF-8 (`os.fsdecode`)."""
+def _is_escaped_byte(character: str) -> bool:
+    """Return whether a character stands for a byte that is not UTF-8 (`os.fsdecode`)."""
     return "\ud800" <= character <= "\udfff"
 
 
@@ -283,10 +283,10 @@ _LOCKS: Final = Path("/proc/locks")
 
 
 class TreeLock(Protocol):
-    """The exclusive lock of a cgroup tree, held until `release` or the end of the process."""
+    """The exclusive lock of a cgroup tree, kept until `release` or the end of the process."""
 
     def release(self) -> None:
-        """Give the tree free; doing it twice is harmless."""
+        """Release the tree; a second call has no effect."""
         ...
 
 
@@ -325,7 +325,7 @@ def _open(root_fd: int) -> int:
 
 
 def _holder(fd: int) -> str | None:
-    """Return process id and name of who holds the lock, None when it cannot be seen from here.
+    """Return id and name of the process that has the lock, None when it is not visible here.
 
     A line of /proc/locks reads `1: FLOCK  ADVISORY  WRITE 4711 00:1a:42 0 EOF` (proc(5)); the
     processes of other pid namespaces are left out.

@@ -1,21 +1,21 @@
-"""Is the kernel's truth still what is desired? The differences, each with its likely cause.
+"""Comparing the kernel's settings with the desired ones: the differences with their likely causes.
 
-Nothing is written. A cgroup that is right costs one walk of its path and five short reads, so a
-pass over hundreds of containers stays within milliseconds.
+Nothing is written. A cgroup without a difference costs one walk of its path and five short reads,
+so a pass over hundreds of containers takes milliseconds.
 
-Who undid a setting cannot be read from the kernel. It is deduced from facts that the caller hands
-in (`WriterRecords`): what systemd would write from its unit properties, and what the container
-runtime set last or would send again. The rules, first match wins:
+The kernel does not record which process changed a setting. The writer is deduced from the
+`WriterRecords` that the caller passes: what systemd would write from its unit properties, and what
+the container runtime set last or would send again. The rules, first match wins:
 
-1. the file is missing: `controller lost` (an ancestor does not pass it on any more);
+1. the file is missing: `controller lost` (an ancestor no longer passes it on);
 2. the file shows what was desired but the effective set differs: `CPU offline` or
-   `parent too narrow`, see `cgroupfs.verify`; a limit of memory is not there because more is in
+   `parent too narrow`, see `why_not_effective`; a memory limit was not written because more is in
    use: `in use`;
-3. the file shows the runtime's value: `runtime update`, also where systemd has the same. A runtime
-   of the systemd driver sets a unit's properties before it writes the files, so both know: the
-   runtime asked, systemd only remembers;
-4. it shows systemd's value: `reverted by systemd`, be it that systemd went back to it or that
-   somebody changed the unit's properties;
+3. the file shows the runtime's value: `runtime update`, also where systemd has the same value. A
+   runtime of the systemd driver sets a unit's properties before it writes the files, so both have
+   the value, and the runtime is the one that changed it;
+4. the file shows systemd's value: `reverted by systemd`, whether systemd wrote the file again or
+   another process changed the unit's properties;
 5. anything else: `unknown`.
 """
 
@@ -64,7 +64,7 @@ class Diagnosis(Struct, frozen=True):
 
 
 def online(tree: CgroupTree) -> Mask:
-    """Return the CPUs the kernel can give: the root's effective set and what partitions took.
+    """Return the online CPUs: the root's effective set and the CPUs of isolated partitions.
 
     Empty when the root does not show them (the controller is missing everywhere).
     """
@@ -77,9 +77,8 @@ def why_not_effective(
 ) -> Diagnosis:
     """Return why `effective` of `file` is not the `desired` that was written.
 
-    `file` is `cpuset.cpus` or `cpuset.mems`. Looked at in this order: CPUs that are offline, the
-    topmost ancestor that lacks some of the set (those below it cannot have more), a partition that
-    took them.
+    `file` is `cpuset.cpus` or `cpuset.mems`. Checked in this order: CPUs that are offline, the
+    topmost ancestor that lacks some of the set (those below it cannot have more), a partition.
     """
     if file == CPUS:
         offline = desired - online(tree)
@@ -110,7 +109,7 @@ def _offline(offline: Mask, desired: Mask, effective: Mask) -> str:
 
 
 def _too_narrow(tree: CgroupTree, path: str, file: str, desired: Mask) -> tuple[str, Mask] | None:
-    """Return the topmost ancestor that is too narrow, None when it is the root: nobody set that."""
+    """Return the topmost ancestor that is too narrow, None for the root, which has no setting."""
     effective = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
     for above in ancestors(path):
         text = tree.read_many(above, (effective,))[0]
@@ -126,7 +125,7 @@ GONE: Final = ""
 
 
 class WriterRecord(Struct, frozen=True):
-    """What somebody else would write into a cgroup; None where they would not write."""
+    """What systemd or a runtime would write into a cgroup; None for files it would not write."""
 
     cpus: Mask | None = None
     mems: Mask | None = None
@@ -149,9 +148,9 @@ class WriterRecords(Struct, frozen=True):
 class CgroupDifference(Struct, frozen=True):
     """One difference between what is desired and what the kernel shows.
 
-    `file` is the file that differs (`*.effective` when the setting is there but not in effect,
+    `file` is the file that differs (`*.effective` when the setting is written but not effective,
     `cgroup.subtree_control` for an ancestor that lost a controller, `""` when the cgroup is gone);
-    `desired` and `found` are its texts, `found` None when it is not there.
+    `desired` and `found` are its texts, `found` None when the file does not exist.
     """
 
     cgroup: str
@@ -169,10 +168,10 @@ def verify(
     records: Mapping[str, WriterRecords] | None = None,
     needed: Sequence[str] = controllers.NEEDED,
 ) -> tuple[CgroupDifference, ...]:
-    """Compare the kernel with what is desired; nothing found is an empty tuple.
+    """Compare the kernel with what is desired; return an empty tuple when nothing differs.
 
-    `records` holds what others have on record for a cgroup, by its path. Raises `OSError` only
-    when the kernel rejects to be read.
+    `records` maps cgroup paths to what systemd and the runtime have on record. Raises `OSError`
+    only when the kernel rejects a read.
     """
     settings = tuple(desired)
     drifts = _lost_controllers(tree, settings, needed)
@@ -197,7 +196,7 @@ def _lost(tree: CgroupTree, path: str, needed: Sequence[str]) -> CgroupDifferenc
     if not lost:
         return None
     names = " and ".join(lost)
-    detail = f"/{path} does not pass {names} on to its children any more; enable it again"
+    detail = f"/{path} no longer passes {names} on to its children; enable it again"
     return CgroupDifference(
         path, controllers.ENABLED, " ".join(needed), " ".join(found), Cause.CONTROLLER_LOST, detail
     )
@@ -270,12 +269,11 @@ def _check_values(
 
 
 def _in_use(drift: CgroupDifference) -> str:
-    # How much is in use changes all the time, and what does not change is told once.
+    # The current use is left out: it changes all the time, and an unchanged text is logged once.
     return (
         f"{drift.file} of /{drift.cgroup} shows {drift.found} instead of {drift.desired}: "
-        "more than "
-        "that is in use, and processes would be killed for the limit; it is written once less is "
-        "in use"
+        "more than that is in use, and the kernel would kill processes for the limit; the limit is "
+        "written once less is in use"
     )
 
 
@@ -293,9 +291,9 @@ def _check_text(path: str, file: str, goal: str, text: str | None) -> CgroupDiff
 def name_writers(
     drifts: Iterable[CgroupDifference], records: Mapping[str, WriterRecords]
 ) -> tuple[CgroupDifference, ...]:
-    """Return the drifts with `unknown` replaced by who is likely to have written.
+    """Return the drifts with the cause `unknown` replaced by the likely writer.
 
-    `records` holds what others have on record for a cgroup, by its path.
+    `records` maps cgroup paths to what systemd and the runtime have on record.
     """
     return tuple(
         _named(drift, records[drift.cgroup]) if drift.cgroup in records else drift

@@ -59,7 +59,7 @@ _LIBC.inotify_add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint
 class Event(Struct, frozen=True):
     """One event: the watched path, what happened, the name inside it (`""`: the path itself).
 
-    `path` is None when events were lost (`Change.OVERFLOW`): look at everything again.
+    `path` is None when events were lost (`Change.OVERFLOW`): observe everything again.
     """
 
     path: Path | None
@@ -102,14 +102,14 @@ class Inotify:
         )
         before = self._watches.get(path, watch)
         if before != watch:
-            # The kernel may never tell of the end of a file in a cgroup.
+            # The kernel may not report that a file of a cgroup was removed.
             self._paths.pop(before, None)
             _LIBC.inotify_rm_watch(self._fd, before)
         self._paths[watch] = path
         self._watches[path] = watch
 
     def remove(self, path: Path) -> None:
-        """Stop watching `path`; a path that is not watched (any more) is no error."""
+        """Stop watching `path`; a path that is not watched is ignored."""
         watch = self._watches.pop(path, None)
         if watch is not None:
             self._paths.pop(watch, None)
@@ -182,7 +182,7 @@ class Touched(Struct, frozen=True):
 
 
 class Rescan(Struct, frozen=True):
-    """Events were lost: look at everything again."""
+    """Events were lost: observe everything again."""
 
 
 CgroupEvent = Created | Removed | Touched | Rescan
@@ -213,8 +213,8 @@ class CgroupWatch:
     def add(self, cgroup: str) -> bool:
         """Watch a cgroup and its settings; False when it is gone. Adding it twice is harmless.
 
-        Files that are missing because of a controller are left out. The kernel may tell late or
-        never that the cgroup itself went away: watch its parent to learn that at once.
+        Files that are missing because of a controller are left out. The kernel may report late or
+        never that the cgroup itself was removed: watch its parent to see that at once.
         """
         directory = self._root / check_path(cgroup)
         try:

@@ -66,7 +66,7 @@ def _content(file: Path) -> bytes:
         return read_trusted(file, DEFAULT_MAX_BYTES)
     except UntrustedPathError as error:
         message = f"configuration {error}, who could make the agent do anything; "
-        raise CommandError(message + error.doubt.remedy, ExitCode.ENVIRONMENT) from error
+        raise CommandError(message + error.risk.remedy, ExitCode.ENVIRONMENT) from error
 
 
 def _emulated(config: Config) -> Fakes:

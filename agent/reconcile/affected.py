@@ -1,23 +1,24 @@
-"""Which part of the tree has to be looked at for one change.
+"""Which part of the cgroup tree has to be observed for one change.
 
-Looking at everything costs as much as there is on the host, while most changes concern one pod.
-What is left out is not compared with anything, so nothing that a change gives may depend on it:
+Observing all cgroups costs time in proportion to the pods of the host, while most changes concern
+one pod. Cgroups that are left out are not compared, so no CPU that a change gives to a pod may
+depend on them:
 
-- memory counts only after everything was looked at and enforced, and as long as each change since
-  was enforced too. After any trouble the next look is at everything;
-- as soon as a pod that changed, or that somebody asks for, holds exclusive CPUs, everything is
-  looked at. Anybody may be on CPUs that are about to be given away: a shared container, one that
-  started meanwhile, an exclusive one that somebody widened. Nobody is trusted to be elsewhere
-  because he once was;
-- any other pod is given the node's shared pool, which is everybody's. It takes nothing from
-  anybody, so only its own cgroups are looked at, whole and read back;
-- when the pool changed without that (the CPUs of a pod went back to it), whatever runs in the pool
-  is looked at: the pods whose own cgroup includes it, and what is left of removed pods. Pods that
-  run on CPUs of their own only have nothing to gain or lose;
-- of a pod that is gone its cgroup is looked at, which stays as long as processes live there.
+- the cache is used only after all cgroups were observed and enforced, and as long as every change
+  since was enforced too. After any failure the next change observes all cgroups;
+- all cgroups are observed when a pod that changed, or the pod that was asked for, has exclusive
+  CPUs. Any container may run on CPUs that are about to be given away: a shared container, one that
+  started meanwhile, an exclusive one that another process widened. A previous observation is not
+  proof;
+- any other pod runs in the node's shared pool. It takes no CPUs from other pods, so only its own
+  cgroups are observed, all of them, and read back;
+- when only the pool changed (the CPUs of a pod went back to it), all cgroups in the pool are
+  observed: the pods whose own cgroup includes it, and orphaned cgroups. Pods that run only on CPUs
+  of their own do not gain or lose any;
+- the cgroup of a removed pod is observed, since it stays as long as processes live in it.
 
-What somebody else undid meanwhile in the part that was left out, and what started there, is found
-by the next comparison, which leaves nothing out.
+What another process changed or started meanwhile in the part that was left out is found by the
+next comparison, which covers all cgroups.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
 class AffectedPods(Struct, frozen=True):
     """A part of the tree: the cgroups of `pods` (uids) and of `gone` pods.
 
-    With `leftovers` those of all pods that are not in the ledger.
+    With `orphaned` also the cgroups of all pods that are not in the ledger.
     """
 
     pods: frozenset[str]
     gone: tuple[PodAllocation, ...] = ()
-    leftovers: bool = False
+    orphaned: bool = False
 
 
 def scope_of(
@@ -54,15 +55,15 @@ def scope_of(
     uid: str | None,
     shares: Callable[[str, Mask], bool],
 ) -> AffectedPods | None:
-    """Return what has to be looked at so that the kernel enforces `after`; None is everything.
+    """Return what has to be observed so that the kernel enforces `after`; None is everything.
 
-    `before` was enforced in full (None: nothing is known to be), `uid` is looked at in any case,
-    `shares` tells of a pod (uid) whether something in it runs in a shared pool.
+    `before` was enforced in full (None: unknown), the pod `uid` is observed in any case,
+    `shares` returns whether a container of a pod (uid) runs in a shared pool.
     """
     if before is None:
         return None
     old, new = before.ledger.allocations, after.ledger.allocations
-    # Equal allocations may be made again; nearly all are the very same.
+    # An allocation may be made again with the same content; nearly all are the same object.
     changed = [each for each in differences(old, new) if old.get(each) != new.get(each)]
     concerned = {*changed, *_rebound(before.bindings, after.bindings)}
     if uid is not None:
@@ -74,13 +75,13 @@ def scope_of(
     if before.shared_pool == after.shared_pool:
         return AffectedPods(frozenset(pods), gone)
     pods.update(each for each in new if shares(each, before.shared_pool))
-    return AffectedPods(frozenset(pods), gone, leftovers=True)
+    return AffectedPods(frozenset(pods), gone, orphaned=True)
 
 
 def _rebound(old: Bindings, new: Bindings) -> set[str]:
     """Return the pods (uids) that a changed binding concerns.
 
-    Of two cgroups that lie in each other the inner one counts, whoever it is bound for.
+    Of two nested cgroups the inner one counts, whichever pod it is bound to.
     """
     if old == new:
         return set()

@@ -1,11 +1,11 @@
-"""Patience with somebody who rewrites the same cgroup again and again.
+"""Backoff for cgroups that another process rewrites after every repair.
 
-The first repairs of a cgroup are made at once. When it differs again soon after each of them,
-somebody else wants something else, and repairing at every look would only heat the machine and
-fill the log: the next repair waits, twice as long every time, up to some minutes. A cgroup that is
-left alone for long enough is forgotten. What is desired of it matters too: when that changes,
-nothing waits, for it is another question then. And so does what was found: several different
-changes in a row are no contest yet, the same one again is.
+The first repairs of a cgroup are made at once. When the cgroup differs again soon after each of
+them, another writer is at work, and repairing at every comparison would only waste CPU time and
+fill the log: the next repair waits, twice as long every time, up to some minutes. A cgroup that
+stays as desired for long enough is forgotten. When the desired setting changes, nothing waits,
+since the other writer may not conflict with the new one. Only the same change made again counts;
+several different changes in a row do not, up to a limit.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
     from cgroupfs.plan import Setting
 
-#: So many repairs in a row are made at once.
+#: This many repairs in a row are made without a pause.
 AT_ONCE: Final = 5
 FIRST_PAUSE: Final = 20.0
 LONGEST_PAUSE: Final = 300.0
-#: Whoever differs again within so many seconds after a repair (and its pause) differs in a row.
+#: A cgroup that differs again within this many seconds after a repair (and its pause) counts as
+#: differing in a row.
 IN_A_ROW: Final = 60.0
-#: Whoever writes more different things than this in a row is in a contest as well.
+#: More different changes in a row than this count as a conflict as well.
 _DIFFERENT: Final = 16
 
 
 class WriterConflict(Struct, frozen=True):
     """A cgroup that differed after it was repaired: how often, and how long it rests (seconds).
 
-    `times` counts how often something was found that had been found before (`seen`).
+    `times` counts how often a change was found that had been found before (`seen`).
     """
 
     setting: Setting
@@ -60,7 +61,7 @@ class Backoff:
     def note(
         self, repaired: Iterable[tuple[Setting, str]], now: float
     ) -> Mapping[str, WriterConflict]:
-        """Note what had to be repaired just now and how it differed; return whose rest begins."""
+        """Note what was repaired just now and how it differed; return the cgroups that now rest."""
         self._contests = {
             path: one for path, one in self._contests.items() if now < one.ends + IN_A_ROW
         }

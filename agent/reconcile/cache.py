@@ -1,6 +1,7 @@
-"""What an enforcer remembers between two looks, pod by pod ("" for what is of no pod).
+"""What an enforcer remembers between two observations, by pod uid ("" for cgroups of no pod).
 
-It saves work and tells what somebody undid from what is new; nothing goes wrong without it.
+The cache saves work, and distinguishes drift from settings that are new. The result of an
+enforcement does not depend on it.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ _Value = TypeVar("_Value")
 
 
 class ObservationCache:
-    """The settings that were last asked of the kernel, and what systemd was told."""
+    """The settings last written to the kernel, and the properties last recorded in systemd."""
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[str, DesiredCgroup]] = {}
-        self._told: dict[str, dict[str, WriterRecord]] = {}
+        self._recorded: dict[str, dict[str, WriterRecord]] = {}
 
     def was_asked(self, item: DesiredCgroup) -> bool:
-        """Return whether just this was asked for at the last look, of a cgroup that was there."""
+        """Return whether the same setting was desired last time, of a cgroup that existed."""
         known = self._asked.get(item.pod, {}).get(item.setting.cgroup)
         return known is not None and known.setting == item.setting
 
     def shows_former(self, item: DesiredCgroup, state: CgroupState | None) -> bool:
-        """Return whether a cgroup shows what was asked of it, so that only the wish changed."""
+        """Return whether a cgroup shows its former setting: only the desired setting changed."""
         known = self._asked.get(item.pod, {}).get(item.setting.cgroup)
         if known is None or state is None or known.setting == item.setting:
             return False
@@ -47,39 +48,39 @@ class ObservationCache:
         own = [item for item in self._asked.get(uid, {}).values() if item.role is Role.POD]
         return not own or any(one.setting.cpus is None or pool <= one.setting.cpus for one in own)
 
-    def told(self, item: DesiredCgroup) -> WriterRecord | None:
-        """Return what systemd was last told of a cgroup."""
-        return self._told.get(item.pod, {}).get(item.setting.cgroup)
+    def recorded(self, item: DesiredCgroup) -> WriterRecord | None:
+        """Return what was last recorded in systemd for a cgroup."""
+        return self._recorded.get(item.pod, {}).get(item.setting.cgroup)
 
-    def note_asked(self, scene: Observation, waiting: Collection[str] = ()) -> None:
-        """Remember what is desired of each cgroup, but for those where it is not yet written."""
-        self._forget(self._asked, scene)
-        for item in scene.desired:
-            if item.setting.cgroup in scene.states and item.setting.cgroup not in waiting:
+    def note_asked(self, observed: Observation, waiting: Collection[str] = ()) -> None:
+        """Remember what is desired of each cgroup, except where it is not yet written."""
+        self._forget(self._asked, observed)
+        for item in observed.desired:
+            if item.setting.cgroup in observed.states and item.setting.cgroup not in waiting:
                 self._asked.setdefault(item.pod, {})[item.setting.cgroup] = item
 
-    def note_told(
-        self, scene: Observation, told: Iterable[tuple[DesiredCgroup, WriterRecord]]
+    def note_recorded(
+        self, observed: Observation, records: Iterable[tuple[DesiredCgroup, WriterRecord]]
     ) -> None:
-        """Remember what systemd holds of the cgroups of a scene."""
-        self._forget(self._told, scene)
-        for item, record in told:
-            self._told.setdefault(item.pod, {})[item.setting.cgroup] = record
+        """Remember what systemd has on record for the observed cgroups."""
+        self._forget(self._recorded, observed)
+        for item, record in records:
+            self._recorded.setdefault(item.pod, {})[item.setting.cgroup] = record
 
-    def forget_told(self, uid: str, cgroup: str) -> None:
-        """Forget what systemd was told of a cgroup of a pod and of all that is inside it."""
-        known = self._told.get(uid, {})
+    def forget_recorded(self, uid: str, cgroup: str) -> None:
+        """Forget what was recorded for a cgroup of a pod and for all cgroups inside it."""
+        known = self._recorded.get(uid, {})
         for path in [path for path in known if f"{path}/".startswith(f"{cgroup}/")]:
             del known[path]
 
     @staticmethod
-    def _forget(known: dict[str, dict[str, _Value]], scene: Observation) -> None:
-        """Forget what is about to be noted again."""
-        pods = scene.pods()
+    def _forget(known: dict[str, dict[str, _Value]], observed: Observation) -> None:
+        """Forget the entries that are about to be written again."""
+        pods = observed.pods()
         if pods is None:
             known.clear()
             return
         for uid in pods:
             known.pop(uid, None)
-        if scene.scope is not None and scene.scope.leftovers:
+        if observed.scope is not None and observed.scope.orphaned:
             known.pop("", None)

@@ -1,4 +1,4 @@
-"""Comparing the kernel with what is desired: problems with their cause and the pod they concern."""
+"""Comparing the observed with the desired: each difference with its cause and its pod."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cgroupfs.verify import CgroupDifference, WriterRecords
     from sysfs.mask import Mask
 
-#: A runtime enables what it likes for its subgroup; only the sets matter there.
+#: A runtime chooses the controllers of its subgroup; only the sets matter there.
 _SUBGROUP_NEEDS: Final = ("cpuset",)
 
 
@@ -33,9 +33,9 @@ def assess(
 ) -> tuple[Difference, ...]:
     """Return what the kernel does not enforce.
 
-    `recorded` tells what others have on record of a cgroup; it is asked for those that differ.
-    `needed` are the controllers without which no cgroup is as it should be.
-    A container's cgroup that is gone is no problem: the container has ended.
+    `recorded` returns what systemd and the runtime have on record of a cgroup; it is called for
+    those that differ. `needed` are the controllers that every cgroup must have.
+    A container's cgroup that is gone is not a difference: the container has exited.
     """
     drifts = _drifts(tree, desired, needed)
     unexplained = {drift.cgroup for drift in drifts if _may_be_explained(drift)}
@@ -49,7 +49,7 @@ def assess(
 
 
 def as_desired(setting: Setting, state: CgroupState) -> bool:
-    """Return whether a cgroup that was read shows exactly what is desired, in effect too."""
+    """Return whether a cgroup shows exactly what is desired, its effective sets included."""
     free = setting.or_unset
     return (
         _has_set(setting.cpus, state.cpus, state.cpus_effective, or_unset=free)
@@ -66,7 +66,7 @@ def _has_set(desired: Mask | None, file: Mask | None, now: Mask | None, *, or_un
 
 
 def differing_values(setting: Setting, state: CgroupState) -> tuple[str, ...]:
-    """Return the files of one value that show something else than is desired."""
+    """Return the single-value files that do not show what is desired."""
     if not (setting.values or setting.defaults):
         return ()
     desired, shown = setting.values_beside(state.values), state.values
@@ -88,7 +88,7 @@ def _drifts(
 
 
 def _ended(tree: CgroupTree, drift: CgroupDifference, owner: DesiredCgroup | None) -> bool:
-    # A cgroup on its way out may still be there for the directory and not for its files.
+    # The directory of a cgroup that is being removed may still exist without its files.
     if owner is None or owner.role is Role.POD or drift.found is not None:
         return False
     return drift.file == GONE or not tree.exists(drift.cgroup)

@@ -1,12 +1,12 @@
-"""The one place that writes cgroups.
+"""The only writer of cgroups.
 
-Blocking; call it from one thread. What a call is about is read first, so that it can be repeated
-after any failure and does only what is left to do: `enforce`, `repair` and `verify` look at
-everything, `enforce_change` at what a change concerns (`agent.reconcile.affected` says what may be
-left out, and why). What was there is read once, what was written is read back, and so is what lies
-inside it; only what then differs is read again to tell why. What is remembered
-(`agent.reconcile.cache`) saves work and tells drift from what is new; nothing goes wrong
-without it.
+Blocking; call it from one thread. Every call observes the cgroups first, so it can be repeated
+after any failure and writes only what still differs: `enforce`, `repair` and `verify` observe all
+cgroups, `enforce_change` those that a change affects (`agent.reconcile.affected` says which may be
+left out, and why). Each cgroup is read once; a cgroup that was written is read back with all
+cgroups inside it; a cgroup that then still differs is read again to find the cause. The cache
+(`agent.reconcile.cache`) saves work and distinguishes drift from new settings; the result does not
+depend on it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from agent.reconcile.desired.settings import Role
 from agent.reconcile.differences import assess
 from agent.reconcile.drivers.pod_cgroups import CreateError
 from agent.reconcile.drivers.unit_record import record_of
-from agent.reconcile.identify.containers import given_up, leftovers, pod_cgroup, runs, subgroups
+from agent.reconcile.identify.containers import given_up, orphaned, pod_cgroup, runs, subgroups
 from agent.reconcile.remarks import (
     beside,
     beyond_repair,
     concerns,
-    none_told,
+    none_recorded,
     not_offered,
-    not_told,
+    not_recorded,
     notes,
     reports,
     skipped,
@@ -88,16 +88,16 @@ if TYPE_CHECKING:
 
 
 _SETS: Final = (CPUS, MEMS)
-_NOBODY: Final[Mapping[str, Setting]] = MappingProxyType({})
+_NONE: Final[Mapping[str, Setting]] = MappingProxyType({})
 
 
 class _Repair(Struct, frozen=True):
-    """What was done: how it looks then, what was last written and in all, what was rejected.
+    """One repair: the cgroups observed after it, the last plan, all writes, what failed.
 
-    `created` and `enabled` are cgroups, `recorded` the units that systemd was told of.
+    `created` and `enabled` are cgroups, `recorded` the units whose properties were set in systemd.
     """
 
-    scene: Observation
+    observed: Observation
     plan: Plan
     outcomes: tuple[WriteOutcome, ...]
     created: Sequence[str]
@@ -109,8 +109,8 @@ class _Repair(Struct, frozen=True):
 class Enforcer:
     """Makes the kernel enforce a ledger.
 
-    `pods` is the driver (`SliceCgroups`, `DirectoryCgroups`), `finder` knows more about containers
-    than their cgroups' names tell, `enforced` is what is set at all.
+    `pods` is the driver (`SliceCgroups`, `DirectoryCgroups`), `finder` identifies containers by
+    more than the names of their cgroups, `enforced` are the controllers whose files are written.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class Enforcer:
         self._enforced = enforced
         self._memory = ObservationCache()
         self._left: frozenset[Difference] = frozenset()
-        #: What was last enforced in full, None as soon as anything is not.
+        #: What was last enforced in full, None as soon as an enforcement fails.
         self._last: Desired | None = None
 
     def prepare(self) -> EnforcementReport:
-        """Make the cgroup of all pods with its controllers; call it once at the start.
+        """Create the cgroup of all pods with its controllers; call this once at the start.
 
         Raises `EnforcementStartError` when the driver cannot work; what the kernel rejects is in
         the report.
@@ -155,36 +155,34 @@ class Enforcer:
         target: Desired,
         *,
         move_memory: bool = False,
-        resting: Mapping[str, Setting] = _NOBODY,
+        resting: Mapping[str, Setting] = _NONE,
     ) -> EnforcementReport:
-        """Do what is left to do so that the kernel enforces `target`.
+        """Write what differs, so that the kernel enforces `target`.
 
-        Shared containers shrink and are verified, then exclusive CPUs are given, pods first;
-        systemd is told; everything is read back. Pod cgroups that are missing are made.
-        `cpuset.mems` is written where it was unset; a set that somebody wrote in a running
-        container is rewritten (which migrates its memory) only with `move_memory`. A limit below
-        what is in use is never set: the kernel would kill processes for it. A cgroup of `resting`
-        is left alone, as is what is inside it, as long as that very setting is desired.
+        Shared containers shrink and are verified, then exclusive CPUs are given, pods first; the
+        settings are recorded in systemd; all of them are read back. Missing pod cgroups are
+        created. `cpuset.mems` is written where it was unset; a set that another process wrote in a
+        running container is rewritten (which migrates its memory) only with `move_memory`. A limit
+        below the current use is never written: the kernel would kill processes for it. A cgroup in
+        `resting` and the cgroups inside it are not written as long as the same setting is desired.
 
-        A systemd that did not answer is asked again, here and by `verify`, and by no other call:
-        however many changes follow each other, it costs them one deadline.
+        A systemd that did not answer is asked again here and by `verify`, and by no other call: so
+        any number of changes in a row waits for one deadline.
         """
         self._pods.try_again()
         return self._enforce(target, None, resting, move_memory=move_memory)
 
     def enforce_change(self, target: Desired, uid: str | None = None) -> EnforcementReport:
-        """Enforce `target`, looking only at what differs from the last one that was enforced.
+        """Enforce `target`, observing only what differs from the last `Desired` enforced in full.
 
-        The pod `uid` is looked at in any case. The report is about `EnforcementReport.pods`; all
-        others were enforced when they were last looked at. Raises `OSError` as `enforce` does.
+        The pod `uid` is observed in any case. The report covers `EnforcementReport.pods`; all
+        other pods were enforced when they were last observed. Raises `OSError` as `enforce` does.
         """
         scope = scope_of(self._last, target, uid, self._memory.shares)
-        return self._enforce(target, scope, _NOBODY, move_memory=False)
+        return self._enforce(target, scope, _NONE, move_memory=False)
 
-    def repair(
-        self, target: Desired, resting: Mapping[str, Setting] = _NOBODY
-    ) -> EnforcementReport:
-        """Enforce, memory nodes that were changed under a running container included."""
+    def repair(self, target: Desired, resting: Mapping[str, Setting] = _NONE) -> EnforcementReport:
+        """Enforce, including memory nodes that were changed under a running container."""
         return self.enforce(target, move_memory=True, resting=resting)
 
     def verify(self, target: Desired) -> EnforcementReport:
@@ -193,49 +191,49 @@ class Enforcer:
         return self._verify(target, None)
 
     def preview(self, target: Desired) -> EnforcementReport:
-        """Return what `enforce` would write and make; nothing is written.
+        """Return what `enforce` would write and create; nothing is written.
 
-        The new pods' cgroups are taken as they will be when just made.
+        The cgroups of new pods are assumed to be as the kernel creates them.
         """
-        scene = self._look(target)
-        new = tuple(scene.missing())
+        observed = self._look(target)
+        new = tuple(observed.missing())
         fresh = self._fresh_state()
-        scene = replace(scene, states={**scene.states, **dict.fromkeys(new, fresh)})
-        plan = make_plan(scene.states, scene.settings(move_memory=False))
+        observed = replace(observed, states={**observed.states, **dict.fromkeys(new, fresh)})
+        plan = make_plan(observed.states, observed.settings(move_memory=False))
         writes = tuple(WriteRecord(w.cgroup, w.file, w.value, w.stage) for w in plan.writes)
-        above = dict.fromkeys(a for path in scene.states for a in ancestors(path))
+        above = dict.fromkeys(a for path in observed.states for a in ancestors(path))
         return EnforcementReport(
             writes=writes,
             created=new,
             enabled=tuple(
                 a for a in above if not set(self._enforced.needed) <= enabled(self._tree, a)
             ),
-            notes=tuple(notes(scene)),
+            notes=tuple(notes(observed)),
         )
 
     def release(self, pod: PodAllocation) -> ReleaseReport:
         """Remove the cgroup of a pod that is no longer in the ledger.
 
-        It stays while processes live in it: nothing is ever ended. The next `enforce` then
-        confines them to the node's shared pool. Raises `OSError` only when the tree itself fails.
+        A cgroup with processes stays, since no process is ever killed. The next `enforce` confines
+        them to the node's shared pool. Raises `OSError` only when the tree itself fails.
         """
         try:
             return self._remove(pod.uid, pod_cgroup(self._layout, pod))
         except CgroupNameError:
-            # It never had one.
+            # The pod never had a cgroup.
             return ReleaseReport("", removed=True)
 
-    def release_leftovers(self, target: Desired) -> tuple[ReleaseReport, ...]:
+    def release_orphaned(self, target: Desired) -> tuple[ReleaseReport, ...]:
         """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
-        found = leftovers(self._tree, self._layout, target.ledger)
-        return tuple(self._remove("", leftover.cgroup) for leftover in found)
+        found = orphaned(self._tree, self._layout, target.ledger)
+        return tuple(self._remove("", orphan.cgroup) for orphan in found)
 
     def release_bound(self, target: Desired) -> frozenset[str]:
-        """Clear the sets of cgroups that were bound and in which nothing runs any more.
+        """Clear the cpusets of cgroups that were bound and in which no process runs now.
 
-        Whatever starts there afterwards is nobody's container, so it must not start on CPUs that
-        are somebody's. Returns the cgroups of which nothing has to be remembered: these, and those
-        that no longer exist.
+        A process that starts there later belongs to no container of a pod, so it must not start on
+        the CPUs of one. Returns the cgroups that need not be remembered: the cleared ones, and
+        those that no longer exist.
         """
         bindings, living = target.bindings, target.ledger.allocations
         elsewhere = given_up(self._layout, target.ledger, bindings)
@@ -247,7 +245,7 @@ class Enforcer:
         )
 
     def _clear(self, cgroup: str) -> bool:
-        """Give a cgroup back as it was found; tell whether that was possible."""
+        """Unset the cpusets of a cgroup and its subgroups; return whether that was possible."""
         try:
             for path in (cgroup, *(each.cgroup for each in subgroups(self._tree, cgroup))):
                 for file, text in zip(_SETS, self._tree.read_many(path, _SETS), strict=True):
@@ -257,13 +255,13 @@ class Enforcer:
         except FileNotFoundError:
             return True
         except (OSError, SystemdError):
-            # Something started there meanwhile (the kernel clears no set under processes), or
-            # systemd would write the set again: it is confined, and tried again.
+            # A process started there meanwhile (the kernel does not clear a set under processes),
+            # or systemd would write the set again: the cgroup is confined, and cleared later.
             return False
         return True
 
     def cgroups_of(self, target: Desired, uid: str) -> tuple[CgroupReport, ...]:
-        """Return a pod's cgroups as they are; nothing is written."""
+        """Return the observed cgroups of a pod; nothing is written."""
         scope = AffectedPods(frozenset({uid} & target.ledger.allocations.keys()))
         return self._verify(target, scope).of_pod(uid)
 
@@ -275,74 +273,78 @@ class Enforcer:
         *,
         move_memory: bool,
     ) -> EnforcementReport:
-        # Whatever goes wrong from here on, the next change looks at everything.
+        # If anything fails from here on, the next change observes all cgroups.
         self._last = None
-        scene = self._look(target, scope)
-        resting = still_resting(scene, resting)
-        differing = scene.differing()
-        wrong = self._assess(self._not_as_asked(scene, differing))
+        observed = self._look(target, scope)
+        resting = still_resting(observed, resting)
+        differing = observed.differing()
+        wrong = self._assess(self._not_as_asked(observed, differing))
         postponed = tuple(p for p in wrong if is_within(p.cgroup, resting) and p.file != ENABLED)
         found = tuple(problem for problem in wrong if problem not in postponed)
-        done = self._repair(scene, resting, found, differs=bool(differing), move_memory=move_memory)
-        left = self._assess(done.scene.differing())
-        drift = self._drift(done.scene, found)
-        self._memory.note_asked(done.scene, {p.cgroup for p in left if p.cause is Cause.IN_USE})
+        done = self._repair(
+            observed, resting, found, differs=bool(differing), move_memory=move_memory
+        )
+        left = self._assess(done.observed.differing())
+        drift = self._drift(done.observed, found)
+        self._memory.note_asked(done.observed, {p.cgroup for p in left if p.cause is Cause.IN_USE})
         self._left = frozenset(beyond_repair(left, done.outcomes, resting))
         report = EnforcementReport(
-            pods=done.scene.pods(),
-            cgroups=reports(done.scene, left),
+            pods=done.observed.pods(),
+            cgroups=reports(done.observed, left),
             found=found,
             drift=drift,
             postponed=postponed,
             problems=(
                 *done.rejected,
-                *skipped(done.scene, done.outcomes),
-                *beside(done.scene, left),
+                *skipped(done.observed, done.outcomes),
+                *beside(done.observed, left),
             ),
             writes=tuple(write_record(outcome) for outcome in done.outcomes),
             created=tuple(done.created),
             enabled=tuple(done.enabled),
             recorded=tuple(done.recorded),
-            notes=(*notes(done.scene), *withheld(done.plan)),
+            notes=(*notes(done.observed), *withheld(done.plan)),
         )
         self._last = target if report.ok else None
         return report
 
     def _repair(
         self,
-        scene: Observation,
+        observed: Observation,
         resting: Collection[str],
         found: Iterable[Difference],
         *,
         differs: bool,
         move_memory: bool,
     ) -> _Repair:
-        """Make what is missing, write what differs, and have the drivers remember it."""
+        """Create what is missing, write what differs, and record the settings in systemd."""
         plan = Plan()
         outcomes: tuple[WriteOutcome, ...] = ()
-        created, enabled, rejected = self._make_room(scene)
+        created, enabled, rejected = self._make_room(observed)
         if created or enabled:
-            scene = self._again(scene, {*created, *enabled})
+            observed = self._again(observed, {*created, *enabled})
         if differs or created or enabled:
-            scene, plan, outcomes = self._write(scene, resting, move_memory=move_memory)
-        recorded, untold = self._tell(scene, {problem.cgroup for problem in found})
+            observed, plan, outcomes = self._write(observed, resting, move_memory=move_memory)
+        recorded, unrecorded = self._record(observed, {problem.cgroup for problem in found})
         if recorded:
-            # Being told, systemd writes as well, a quota in whole percents and never narrower, and
-            # it may bring the units beside up to date.
-            scene, plan, more = self._write(self._again(scene), resting, move_memory=move_memory)
+            # When a property is set, systemd writes the cgroup too, with the quota rounded up to
+            # whole percents, and may update neighbouring units.
+            observed, plan, more = self._write(
+                self._again(observed), resting, move_memory=move_memory
+            )
             outcomes += more
-        return _Repair(scene, plan, outcomes, created, enabled, recorded, rejected + untold)
+        return _Repair(observed, plan, outcomes, created, enabled, recorded, rejected + unrecorded)
 
     def _verify(self, target: Desired, scope: AffectedPods | None) -> EnforcementReport:
-        scene = self._look(target, scope)
-        found = self._assess(scene.differing())
+        observed = self._look(target, scope)
+        found = self._assess(observed.differing())
         return EnforcementReport(
-            pods=scene.pods(),
-            cgroups=reports(scene, found),
+            pods=observed.pods(),
+            cgroups=reports(observed, found),
             found=found,
-            drift=self._drift(scene, found),
-            problems=tuple(beside(scene, found)),
-            notes=tuple(notes(scene)),
+            drift=self._drift(observed, found),
+            problems=tuple(beside(observed, found)),
+            notes=tuple(notes(observed)),
         )
 
     def _look(self, target: Desired, scope: AffectedPods | None = None) -> Observation:
@@ -352,57 +354,57 @@ class Enforcer:
             )
         )
 
-    def _again(self, scene: Observation, touched: Collection[str] = ("",)) -> Observation:
-        return steadily(lambda: scene.again(self._tree, touched))
+    def _again(self, observed: Observation, touched: Collection[str] = ("",)) -> Observation:
+        return steadily(lambda: observed.again(self._tree, touched))
 
     def _recorded(self, cgroup: str) -> WriterRecords:
         runtime = None if self._finder is None else self._finder.remembered(cgroup)
         return WriterRecords(self._pods.remembered(cgroup), runtime)
 
     def _assess(self, differing: Sequence[DesiredCgroup]) -> tuple[Difference, ...]:
-        """Tell what the kernel does not enforce of what was seen to differ."""
+        """Return what the kernel does not enforce of the cgroups that were observed to differ."""
         if not differing:
             return ()
         needed = self._enforced.needed
         return steadily(lambda: assess(self._tree, self._recorded, differing, needed))
 
     def _not_as_asked(
-        self, scene: Observation, differing: Sequence[DesiredCgroup]
+        self, observed: Observation, differing: Sequence[DesiredCgroup]
     ) -> tuple[DesiredCgroup, ...]:
-        """Leave out what shows what was asked before: only the wish has changed."""
+        """Leave out cgroups that show what was desired before: only the desired state changed."""
         return tuple(
             item
             for item in differing
-            if not self._memory.shows_former(item, scene.states.get(item.setting.cgroup))
+            if not self._memory.shows_former(item, observed.states.get(item.setting.cgroup))
         )
 
-    def _drift(self, scene: Observation, found: Iterable[Difference]) -> tuple[Difference, ...]:
-        """Return what somebody undid: the rest is new, or nobody could repair it the last time."""
+    def _drift(self, observed: Observation, found: Iterable[Difference]) -> tuple[Difference, ...]:
+        """Return what another process changed; the rest is new, or was beyond repair last time."""
         if not found:
             return ()
-        same = {item.setting.cgroup for item in scene.desired if self._memory.was_asked(item)}
+        same = {item.setting.cgroup for item in observed.desired if self._memory.was_asked(item)}
         return tuple(p for p in found if p not in self._left and concerns(p, same))
 
-    def _make_room(self, scene: Observation) -> tuple[list[str], list[str], list[Difference]]:
-        """Make missing pod cgroups and enable controllers; return both, and what was rejected."""
-        created, rejected = self._create(scene.missing())
+    def _make_room(self, observed: Observation) -> tuple[list[str], list[str], list[Difference]]:
+        """Create missing pod cgroups and enable controllers; return both, and what failed."""
+        created, rejected = self._create(observed.missing())
         unmade = {problem.cgroup for problem in rejected}
-        enabled, lacking = self._enable(scene.lacking(self._tree, unmade))
+        enabled, lacking = self._enable(observed.lacking(self._tree, unmade))
         return created, enabled, rejected + lacking
 
     def _write(
-        self, scene: Observation, resting: Collection[str], *, move_memory: bool
+        self, observed: Observation, resting: Collection[str], *, move_memory: bool
     ) -> tuple[Observation, Plan, tuple[WriteOutcome, ...]]:
-        """Write what differs, in the safe order; return how it looks then."""
-        settings = scene.settings(move_memory=move_memory)
+        """Write what differs, in the safe order; return what is observed after it."""
+        settings = observed.settings(move_memory=move_memory)
         awake = (each for each in settings if not is_within(each.cgroup, resting))
-        plan = make_plan(scene.states, awake)
+        plan = make_plan(observed.states, awake)
         outcomes = apply(self._tree, plan).outcomes
         written = {outcome.write.cgroup for outcome in outcomes}
-        return (self._again(scene, written) if written else scene), plan, outcomes
+        return (self._again(observed, written) if written else observed), plan, outcomes
 
     def _create(self, owners: Mapping[str, str]) -> tuple[list[str], list[Difference]]:
-        """Make the cgroups that `owners` maps to pod uids."""
+        """Create the cgroups that `owners` maps to pod uids."""
         created: list[str] = []
         problems: list[Difference] = []
         for cgroup, uid in owners.items():
@@ -413,9 +415,10 @@ class Enforcer:
         return created, problems
 
     def _enable(self, needs: Mapping[str, NeededControllers]) -> tuple[list[str], list[Difference]]:
-        """Enable the controllers on the way to each cgroup; every ancestor is looked at once.
+        """Enable the controllers on the way to each cgroup; every ancestor is read once.
 
-        What not every cgroup needs is enabled by itself: that may fail where the rest does not.
+        A controller that not every cgroup needs is enabled separately, since that may fail where
+        the others succeed.
         """
         written: list[str] = []
         problems: list[Difference] = []
@@ -437,40 +440,41 @@ class Enforcer:
                         passes[path].update(controllers)
         return list(dict.fromkeys(written)), problems
 
-    def _tell(
-        self, scene: Observation, suspect: Collection[str]
+    def _record(
+        self, observed: Observation, suspect: Collection[str]
     ) -> tuple[list[str], list[Difference]]:
-        """Have the settings of every cgroup remembered; return the units told and what failed.
+        """Record the settings of every cgroup in systemd; return the units set and what failed.
 
-        Of a `suspect` they are compared with what is remembered: that may be what undid them.
+        For a `suspect` cgroup the settings are compared with what systemd has on record, since
+        systemd may have reverted them.
         """
         recorded: list[str] = []
         problems: list[Difference] = []
-        told: list[tuple[DesiredCgroup, WriterRecord]] = []
+        known: list[tuple[DesiredCgroup, WriterRecord]] = []
         silence: list[SystemdError] = []
-        for item in scene.desired:
-            cgroup, state = item.setting.cgroup, scene.states.get(item.setting.cgroup)
+        for item in observed.desired:
+            cgroup, state = item.setting.cgroup, observed.states.get(item.setting.cgroup)
             if state is None or item.role is Role.SUBGROUP:
                 continue
             record = record_of(item, state)
             if item.role is Role.ALL_PODS and record.cpus is None and record.mems is None:
-                continue  # nobody undid anything there, and its other files are not ours
+                continue  # its sets are as desired, and its other files are not the agent's
             try:
-                if cgroup in suspect or self._memory.told(item) != record:
+                if cgroup in suspect or self._memory.recorded(item) != record:
                     unit = self._pods.record(cgroup, record)
                     recorded.extend([] if unit is None else [unit])
-                told.append((item, record))
+                known.append((item, record))
             except (BusTimeoutError, BusUnavailableError, NotAskedError) as error:
                 silence.append(error)
             except SystemdError as error:
-                problems.append(not_told(item, error))
+                problems.append(not_recorded(item, error))
         if silence:
-            problems.append(none_told(len(silence), silence[0]))
-        self._memory.note_told(scene, told)
+            problems.append(none_recorded(len(silence), silence[0]))
+        self._memory.note_recorded(observed, known)
         return recorded, problems
 
     def _remove(self, uid: str, cgroup: str) -> ReleaseReport:
-        self._memory.forget_told(uid, cgroup)
+        self._memory.forget_recorded(uid, cgroup)
         if not self._tree.exists(cgroup):
             return ReleaseReport(cgroup, removed=True)
         return self._pods.remove(cgroup)

@@ -1,4 +1,4 @@
-"""What can keep enforcement from starting, and what can be wrong with a binding."""
+"""Errors of starting enforcement and of binding a container."""
 
 from __future__ import annotations
 

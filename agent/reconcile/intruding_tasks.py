@@ -1,12 +1,12 @@
-"""Foreign tasks: what may run on exclusive CPUs without belonging to their pod.
+"""Intruding tasks: tasks that may run on the exclusive CPUs of a pod they do not belong to.
 
-Counted is every thread of every process whose affinity (`sched_getaffinity`) includes an exclusive
-CPU and that lives outside the cgroups of the pod that holds it. Not counted are kernel threads
-that are bound to a single CPU (`ksoftirqd/3`, `migration/3`): no setting moves them. The other
-kernel threads are counted by themselves, for cpusets do not confine them; `isolcpus=` does.
+Every thread counts whose affinity (`sched_getaffinity(2)`) includes an exclusive CPU and whose
+process lives outside the cgroups of the pod that has the CPU. Kernel threads bound to a single CPU
+(`ksoftirqd/3`, `migration/3`) do not count: no setting moves them. Other kernel threads are marked
+as such, since cpusets do not confine them; `isolcpus=` does.
 
-A task that may run on every CPU was never confined by anybody: such is the whole system as long
-as nothing keeps it off the exclusive CPUs. It is distinguished from one that was put there.
+A task that may run on every CPU was never confined, like the whole system as long as nothing keeps
+it off the exclusive CPUs. Such a task is distinguished from a task that was placed on these CPUs.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class Task(Struct, frozen=True):
 
 
 class ExclusiveTerritory(Struct, frozen=True):
-    """What is a pod's alone: its exclusive CPUs, and the cgroups that may run on them."""
+    """The exclusive CPUs of a pod, and the cgroups that may run on them."""
 
     pod: str
     cpus: Mask
     cgroups: tuple[str, ...]
 
     def holds(self, cgroup: str | None) -> bool:
-        """Return whether a cgroup is the pod's or below one of it."""
+        """Return whether a cgroup is one of the pod's or below one of them."""
         return cgroup is not None and any(
             cgroup == own or cgroup.startswith(f"{own}/") for own in self.cgroups
         )
 
 
 class IntrudingTask(Struct, frozen=True):
-    """A task, the exclusive CPUs of others that it may use, and the uids of their pods.
+    """A task, the exclusive CPUs of other pods that it may use, and the uids of these pods.
 
-    `confined` is False when it may run on every online CPU.
+    `confined` is False when the task may run on every online CPU.
     """
 
     task: Task
@@ -65,15 +65,17 @@ class IntrudingTask(Struct, frozen=True):
     confined: bool
 
 
-def foreign_tasks(
+def intruding_tasks(
     tasks: Iterable[Task], territories: Iterable[ExclusiveTerritory], online: Mask
 ) -> tuple[IntrudingTask, ...]:
     """Return the tasks that may run on CPUs of pods they do not belong to."""
     lands = tuple(territories)
-    return tuple(found for task in tasks if (found := _foreign(task, lands, online)) is not None)
+    return tuple(found for task in tasks if (found := _intruding(task, lands, online)) is not None)
 
 
-def _foreign(task: Task, lands: Iterable[ExclusiveTerritory], online: Mask) -> IntrudingTask | None:
+def _intruding(
+    task: Task, lands: Iterable[ExclusiveTerritory], online: Mask
+) -> IntrudingTask | None:
     if task.kernel and len(task.affinity) == 1:
         return None
     entered = [land for land in lands if land.cpus & task.affinity and not land.holds(task.cgroup)]
@@ -87,9 +89,9 @@ def _foreign(task: Task, lands: Iterable[ExclusiveTerritory], online: Mask) -> I
 
 
 def read_tasks(proc: Path) -> Iterator[Task]:
-    """Yield the tasks of all processes; those that end meanwhile are left out.
+    """Yield the tasks of all processes, without those that exit meanwhile.
 
-    Needs to see the host's processes (`hostPID` in a container).
+    In a container this needs the host's processes (`hostPID`).
     """
     import psutil  # noqa: PLC0415  # costs memory, and is needed for this alone
 
@@ -108,7 +110,7 @@ def read_tasks(proc: Path) -> Iterator[Task]:
 
 
 def printable(name: str) -> str:
-    """Return a name that fits on a line: any user may call a process anything, in any bytes."""
+    """Return a name that fits on a line: any user may name a process with arbitrary bytes."""
     return "".join(c if c.isprintable() else "?" for c in name[:_LONGEST_NAME])
 
 
@@ -130,5 +132,5 @@ def _affinities(proc: Path, pid: int) -> Mapping[Mask, int]:
 def _cgroup(proc: Path, pid: int) -> str | None:
     try:
         return cgroup_of_pid(proc, pid)
-    except BindingError:  # it has ended, or is in none that has a name here
+    except BindingError:  # the process has exited, or its cgroup is outside the visible hierarchy
         return None

@@ -1,4 +1,4 @@
-"""What is worth reporting of a look at the tree."""
+"""What is reported of one observation of the tree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def withheld(plan: Plan) -> Iterator[str]:
-    """Tell of memory that was not moved unasked."""
+    """Report memory that was not migrated because no repair asked for that."""
     for write in plan.withheld:
         if write.file != MEMS:
             continue  # a limit below what is in use: the cgroup differs, and says why
@@ -35,33 +35,35 @@ def withheld(plan: Plan) -> Iterator[str]:
 
 
 def not_offered(controllers: Collection[str]) -> Iterator[str]:
-    """Tell of controllers that the kernel does not have here."""
+    """Report the controllers that the kernel does not offer here."""
     for name in sorted(controllers):
         yield (
             f"the kernel offers no {name} controller here, so agent.enforce {name} changes nothing"
         )
 
 
-def not_told(item: DesiredCgroup, error: SystemdError) -> Difference:
-    """Return the problem that systemd does not hold the settings of a cgroup."""
+def not_recorded(item: DesiredCgroup, error: SystemdError) -> Difference:
+    """Return the difference that the settings of a cgroup could not be recorded in systemd."""
     cgroup = item.setting.cgroup
-    detail = f"systemd was not told of /{cgroup} and may undo its settings: {error}"
+    detail = (
+        f"the settings of /{cgroup} are not recorded in systemd, which may revert them: {error}"
+    )
     return Difference(cgroup, detail, Cause.REVERTED_BY_SYSTEMD, item.pod, item.container)
 
 
-def none_told(cgroups: int, error: SystemdError) -> Difference:
-    """Return the one problem of all cgroups of whose settings a silent systemd was not told."""
+def none_recorded(cgroups: int, error: SystemdError) -> Difference:
+    """Return one difference for all cgroups that a silent systemd has no record of."""
     why = error.silence if isinstance(error, NotAskedError) else error
     detail = (
-        f"systemd was not told of the settings of {cgroups} cgroups and may undo them; they are "
-        f"in force, and it is told at a later comparison: {why}"
+        f"the settings of {cgroups} cgroups are not recorded in systemd, which may revert them; "
+        f"the kernel enforces them, and a later comparison records them: {why}"
     )
     return Difference("", detail, Cause.REVERTED_BY_SYSTEMD)
 
 
-def skipped(scene: Observation, outcomes: Iterable[WriteOutcome]) -> Iterator[Difference]:
-    """Explain what was not written because somebody could not be narrowed first."""
-    owners = {item.setting.cgroup: item for item in scene.desired}
+def skipped(observed: Observation, outcomes: Iterable[WriteOutcome]) -> Iterator[Difference]:
+    """Report what was not written because another cgroup could not be narrowed first."""
+    owners = {item.setting.cgroup: item for item in observed.desired}
     for outcome in outcomes:
         if outcome.result is WriteResult.SKIPPED:
             write, item = outcome.write, owners[outcome.write.cgroup]
@@ -72,7 +74,7 @@ def skipped(scene: Observation, outcomes: Iterable[WriteOutcome]) -> Iterator[Di
 
 
 def concerns(problem: Difference, cgroups: Collection[str]) -> bool:
-    """Return whether a problem is of these cgroups; a lost controller is of those inside."""
+    """Return whether a difference is in these cgroups; a lost controller concerns all below."""
     if problem.file != ENABLED:
         return problem.cgroup in cgroups
     inside = f"{problem.cgroup}/" if problem.cgroup else ""
@@ -84,7 +86,8 @@ def beyond_repair(
 ) -> Iterator[Difference]:
     """Yield what the kernel does not enforce whatever is written (a CPU that is offline).
 
-    It is not what waits, nor what shows another value than the kernel took: that somebody undid.
+    Left out are cgroups that rest, and files that the kernel accepted and that now show another
+    value, which another process wrote.
     """
     taken = {(each.write.cgroup, each.write.file) for each in outcomes if each.shown is not None}
     for problem in left:
@@ -92,43 +95,43 @@ def beyond_repair(
             yield problem
 
 
-def reports(scene: Observation, problems: Iterable[Difference]) -> tuple[CgroupReport, ...]:
-    """Return each cgroup with what is wrong in it; one that has ended is left out."""
+def reports(observed: Observation, problems: Iterable[Difference]) -> tuple[CgroupReport, ...]:
+    """Return each cgroup with its differences; those that are gone are left out."""
     mine: dict[str, list[Difference]] = {}
     for problem in problems:
         mine.setdefault(problem.cgroup, []).append(problem)
     return tuple(
-        CgroupReport(item, scene.states.get(cgroup), tuple(mine.get(cgroup, ())))
-        for item in scene.desired
-        if (cgroup := item.setting.cgroup) in scene.states or cgroup in mine
+        CgroupReport(item, observed.states.get(cgroup), tuple(mine.get(cgroup, ())))
+        for item in observed.desired
+        if (cgroup := item.setting.cgroup) in observed.states or cgroup in mine
     )
 
 
-def beside(scene: Observation, problems: Iterable[Difference]) -> Iterator[Difference]:
-    """Yield the problems of no cgroup of ours: an ancestor's controllers, a pod without a name."""
-    for uid, why in scene.landscape.unnamed.items():
+def beside(observed: Observation, problems: Iterable[Difference]) -> Iterator[Difference]:
+    """Yield differences outside the desired cgroups: controllers of ancestors, unusable uids."""
+    for uid, why in observed.identified.unnamed.items():
         yield Difference("", f"the pod cannot have a cgroup: {why}", Cause.UNKNOWN, uid)
-    own = {item.setting.cgroup for item in scene.desired}
+    own = {item.setting.cgroup for item in observed.desired}
     yield from (problem for problem in problems if problem.cgroup not in own)
 
 
-def notes(scene: Observation) -> Iterator[str]:
-    """Tell of the cgroups that nobody can name, and of what is left of removed pods."""
-    for item in scene.desired:
-        if item.role is Role.UNIDENTIFIED and item.setting.cgroup in scene.states:
+def notes(observed: Observation) -> Iterator[str]:
+    """Report unidentified container cgroups and the orphaned cgroups of removed pods."""
+    for item in observed.desired:
+        if item.role is Role.UNIDENTIFIED and item.setting.cgroup in observed.states:
             yield (
-                f"/{item.setting.cgroup} in pod {item.pod} cannot be told to be one of its "
-                f"containers; it runs on {item.setting.cpus or 'what its pod has'} until it is "
+                f"/{item.setting.cgroup} of pod {item.pod} does not match any of its containers; "
+                f"it runs on {item.setting.cpus or 'what its pod has'} until it is "
                 "bound with 'numawarden bind'"
             )
-    for leftover in scene.landscape.leftovers:
-        state = scene.states.get(leftover.cgroup)
-        if leftover.bound and (state is None or not state.populated):
+    for orphan in observed.identified.orphaned:
+        state = observed.states.get(orphan.cgroup)
+        if orphan.bound and (state is None or not state.populated):
             continue  # the next comparison clears it
         yield (
-            f"/{leftover.cgroup} was bound to a container and is not any more; what runs there "
+            f"/{orphan.cgroup} is no longer bound to a container; what runs there "
             "is confined to the node's shared pool until it ends"
-            if leftover.bound
-            else f"/{leftover.cgroup} belongs to no admitted pod; what runs there is confined to "
+            if orphan.bound
+            else f"/{orphan.cgroup} belongs to no admitted pod; what runs there is confined to "
             "the node's shared pool, and it is removed when it is empty"
         )

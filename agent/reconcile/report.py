@@ -1,4 +1,4 @@
-"""What came of enforcing or comparing, cgroup by cgroup."""
+"""The results of enforcing or comparing, by cgroup."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Difference(Struct, frozen=True):
-    """One thing that the kernel or systemd does not enforce.
+    """One setting that the kernel or systemd does not enforce.
 
-    `pod` is the uid, "" where it concerns no pod of the ledger. `file` is the cgroup's file, ""
-    where it is not about one; of one that differs `desired` and `found` are the texts (None: it is
-    not there). `detail` is one line with cause and remedy.
+    `pod` is the uid, "" where no pod of the ledger is concerned. `file` is the cgroup's file, ""
+    where no single file is concerned; `desired` and `found` are the texts of a file that differs
+    (None: the file does not exist). `detail` is one line with cause and remedy.
     """
 
     cgroup: str
@@ -49,7 +49,7 @@ class WriteRecord(Struct, frozen=True):
 
 
 class CgroupReport(Struct, frozen=True):
-    """What is desired of one cgroup, what the kernel shows (None: gone), what is wrong."""
+    """What is desired of one cgroup, what the kernel shows (None: gone), and how they differ."""
 
     desired: DesiredCgroup
     state: CgroupState | None
@@ -62,17 +62,17 @@ class CgroupReport(Struct, frozen=True):
 
 
 class EnforcementReport(Struct, frozen=True):
-    """Everything that was found, done and left.
+    """Everything that was found, written and left.
 
-    `found` is what differed before anything was done although it was asked for before or is new,
-    `drift` the part of it that somebody undid: no new pod or container, nor what nobody could
-    repair the last time. `postponed` differs too and was left alone for now
-    (`agent.reconcile.backoff`). `cgroups` is how things stand at the end, `problems` what
-    concerns no single setting (a controller, systemd). `writes` are the writes in their order,
-    `created` the cgroups that were made, `enabled` those whose `cgroup.subtree_control` was
-    written, `recorded` the units told to systemd. `notes` are facts worth knowing that are no
-    failure: cgroups nobody can name, leftovers of removed pods. `pods` are the uids of
-    those that were looked at, None when everything was.
+    `found` is what differed before the first write, except cgroups that still showed their former
+    setting; `drift` the part of it that another process changed, without new pods and containers
+    and without what was beyond repair last time. `postponed` differs too and was not written for
+    now (`agent.reconcile.backoff`). `cgroups` is the state at the end, `problems` the differences
+    that concern no single setting (a controller, systemd). `writes` are the writes in their order,
+    `created` the cgroups that were created, `enabled` those whose `cgroup.subtree_control` was
+    written, `recorded` the units recorded in systemd. `notes` are facts worth knowing that are not
+    failures: unidentified cgroups, orphaned cgroups of removed pods. `pods` are the uids of the
+    pods that were observed, None when all were.
     """
 
     cgroups: tuple[CgroupReport, ...] = ()
@@ -89,7 +89,7 @@ class EnforcementReport(Struct, frozen=True):
 
     @property
     def remaining(self) -> tuple[Difference, ...]:
-        """All that is not enforced now."""
+        """Every difference that remains."""
         return (*self.problems, *(p for cgroup in self.cgroups for p in cgroup.problems))
 
     @property
@@ -103,7 +103,7 @@ class EnforcementReport(Struct, frozen=True):
         return bool(self.writes or self.created or self.enabled or self.recorded)
 
     def by_pod(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the details of what is not enforced by pod uid ("" for no single pod)."""
+        """Return the details of the remaining differences by pod uid ("" for no single pod)."""
         details: dict[str, list[str]] = {}
         for problem in self.remaining:
             details.setdefault(problem.pod, []).append(problem.detail)
@@ -115,12 +115,12 @@ class EnforcementReport(Struct, frozen=True):
 
 
 def count_causes(problems: Iterable[Difference]) -> Mapping[str, int]:
-    """Return how many problems there are by cause."""
+    """Return the number of differences by cause."""
     return MappingProxyType(dict(Counter(str(problem.cause) for problem in problems)))
 
 
 def repaired(report: EnforcementReport) -> Mapping[str, int]:
-    """Return how much drift is gone now, by the cause it had."""
+    """Return the number of repaired differences among the drift, by cause."""
     left = {(p.cgroup, p.file) for p in report.remaining}
     return count_causes(p for p in report.drift if (p.cgroup, p.file) not in left)
 
@@ -133,11 +133,11 @@ def write_record(outcome: WriteOutcome) -> WriteRecord:
 
 
 class ReleaseReport(Struct, frozen=True):
-    """What came of releasing a pod's cgroup.
+    """The result of releasing a pod's cgroup.
 
-    `removed` is True when it is gone. Otherwise it stays: `processes` are those that still live
-    in it (they are confined to the node's shared pool by the next enforcement), `problem` says in
-    one line why and what to do.
+    `removed` is True when the cgroup is gone. Otherwise it stays: `processes` are the ids of those
+    that still live in it (the next enforcement confines them to the node's shared pool), `problem`
+    says in one line why and what to do.
     """
 
     cgroup: str

@@ -1,4 +1,4 @@
-"""One look at the tree: who is where, what is desired, what the kernel shows."""
+"""One observation of the cgroup tree: which cgroup is which, what is desired, what is there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.reconcile.desired.above import whole, with_ancestors
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import ABOVE_PODS, Role, desired_cgroups
 from agent.reconcile.differences import as_desired, differing_values
-from agent.reconcile.identify.containers import survey
+from agent.reconcile.identify.containers import identify_cgroups
 from cgroupfs.controllers import CPUSET
 from cgroupfs.state import VALUES, read_states, with_use
 from cgroupfs.tree import is_within, join
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from cgroupfs.state import CgroupState
     from cgroupfs.tree import CgroupTree
 
-#: Stands for a child that is still to come: its ancestors are what matters.
+#: Stands for a child that does not exist yet: only its ancestors matter.
 ANY_CHILD: Final = "container"
-#: So many containers may end right under our eyes before it counts as a failure of the tree.
+#: So many cgroups may vanish while they are read before that counts as a failure of the tree.
 _LOOKS: Final = 8
 
 _Seen = TypeVar("_Seen")
 
 
 class NeededControllers(Struct, frozen=True):
-    """The controllers that a cgroup needs, and the pod (uid) for whose sake.
+    """The controllers that a cgroup needs, and the pod (uid) that needs them.
 
     `all` are those of every cgroup, `further` those of limits that not every cgroup has.
     """
@@ -50,9 +50,9 @@ class NeededControllers(Struct, frozen=True):
 
 
 class Observation(Struct, frozen=True):
-    """What was seen of the tree, or of a part of it (`scope`, None: all of it)."""
+    """What was observed in the tree, or in a part of it (`scope`, None: all of it)."""
 
-    landscape: IdentifiedCgroups
+    identified: IdentifiedCgroups
     desired: tuple[DesiredCgroup, ...]
     states: Mapping[str, CgroupState]
     scope: AffectedPods | None = None
@@ -68,25 +68,28 @@ class Observation(Struct, frozen=True):
         scope: AffectedPods | None,
         enforced: EnforcedControllers = EVERYTHING,
     ) -> Observation:
-        """Look. Raises `OSError` as the tree does, not for absence."""
-        landscape = survey(tree, layout, target.ledger, target.bindings, finder, scope)
-        desired = desired_cgroups(target, landscape, enforced)
+        """Read the tree. Raises `OSError` as the tree does, but not for missing cgroups."""
+        identified = identify_cgroups(tree, layout, target.ledger, target.bindings, finder, scope)
+        desired = desired_cgroups(target, identified, enforced)
         if CPUSET in enforced.controllers:
-            own = (layout.pods(), *landscape.classes.values())
+            own = (layout.pods(), *identified.classes.values())
             desired = with_ancestors(desired, own, whole(tree, layout.pods()))
-        scene = cls(landscape, desired, {}, scope, enforced)
-        return replace(scene, states=scene.read(tree, {item.setting.cgroup for item in desired}))
+        observed = cls(identified, desired, {}, scope, enforced)
+        return replace(
+            observed, states=observed.read(tree, {item.setting.cgroup for item in desired})
+        )
 
     def again(self, tree: CgroupTree, touched: Collection[str]) -> Observation:
-        """Return the scene with what was touched, and all that is inside it, read again."""
+        """Return the observation with the cgroups of `touched` and all inside them read again."""
         inside = {path for item in self.desired if is_within(path := item.setting.cgroup, touched)}
         kept = {path: state for path, state in self.states.items() if path not in inside}
         return replace(self, states=kept | self.read(tree, inside))
 
     def read(self, tree: CgroupTree, cgroups: Collection[str]) -> dict[str, CgroupState]:
-        """Return what some of the desired cgroups show, those that are gone left out.
+        """Return what some of the desired cgroups show, without those that are gone.
 
-        Of limits that differ also how much is in use: a limit below that kills.
+        For limits that differ this includes the current use: the kernel kills processes when a
+        limit is set below it.
         """
         states = read_states(tree, cgroups, (*VALUES, *self.enforced.files))
         for item in self.desired:
@@ -97,42 +100,42 @@ class Observation(Struct, frozen=True):
         return states
 
     def pods(self) -> frozenset[str] | None:
-        """Return the pods (uids) that were looked at, None when everything was."""
+        """Return the pods (uids) that were observed, None when all of them were."""
         if self.scope is None:
             return None
         return self.scope.pods | {pod.uid for pod in self.scope.gone}
 
     def differing(self) -> tuple[DesiredCgroup, ...]:
-        """Return what shows something else than is desired, and the pods that are missing."""
+        """Return the cgroups that are not as desired, including pod cgroups that are missing."""
         return tuple(item for item in self.desired if self._differs(item))
 
     def missing(self) -> dict[str, str]:
         """Return the pod cgroups that do not exist, with the pods' uids."""
-        return {pod.cgroup: uid for uid, pod in self.landscape.pods.items() if not pod.exists}
+        return {pod.cgroup: uid for uid, pod in self.identified.pods.items() if not pod.exists}
 
     def lacking(self, tree: CgroupTree, unmade: Collection[str]) -> dict[str, NeededControllers]:
-        """Return the cgroups whose controllers may be ours to enable, with what they need.
+        """Return the cgroups whose ancestors may lack controllers, with what they need.
 
-        One that has the files of all controllers is none: every cgroup above it passes them on. A
-        new pod's cgroup passes them on from the start, before its first container is there, unless
-        it could not be made.
+        A cgroup that has the files of all controllers is left out: all its ancestors pass them on.
+        A new pod's cgroup passes them on before its first container starts, unless the cgroup
+        could not be created.
         """
         needed = self.enforced.needed
         inside = {
             join(pod.cgroup, ANY_CHILD): NeededControllers(uid, needed)
-            for uid, pod in self.landscape.pods.items()
+            for uid, pod in self.identified.pods.items()
             if pod.cgroup not in unmade and self._is_empty(pod)
         }
         needs = (self._need(tree, item) for item in self.desired if item.role is not Role.SUBGROUP)
         return inside | {cgroup: need for cgroup, need in needs if need is not None}
 
     def settings(self, *, move_memory: bool) -> Iterator[Setting]:
-        """Yield what is desired of the cgroups that are there."""
+        """Yield the desired settings of the cgroups that exist."""
         for item in self.desired:
             state = self.states.get(item.setting.cgroup)
             if state is None:
                 continue
-            # An unset set was nobody's wish; pinning it is what the allocation asks for.
+            # No process chose an unset set, and the allocation asks for pinning it.
             unset = state.mems is not None and not state.mems
             yield replace(item.setting, move_memory=move_memory or unset)
 
@@ -143,10 +146,10 @@ class Observation(Struct, frozen=True):
         return not as_desired(item.setting, state)
 
     def _is_empty(self, pod: LocatedPod) -> bool:
-        """Return whether nothing runs in a pod yet.
+        """Return whether no process runs in a pod yet.
 
-        Where processes live in the pod's cgroup itself, passing controllers on to children would
-        keep containers out.
+        Enabling controllers for the children of a cgroup that has processes itself would keep
+        containers out (cgroup-v2.rst, "No Internal Process Constraint").
         """
         state = self.states.get(pod.cgroup)
         return not pod.containers and not (state is not None and state.populated)
@@ -170,7 +173,7 @@ class Observation(Struct, frozen=True):
 
 
 def _has_all(state: CgroupState, setting: Setting) -> bool:
-    """Return whether a cgroup has every file that may be desired; most have, so this is quick."""
+    """Return whether a cgroup has every file that may be desired: the quick and common case."""
     if state.cpus is None or state.mems is None or state.cpu_max is None:
         return False
     shown = state.values.keys()
@@ -184,7 +187,7 @@ def _has(state: CgroupState, controller: str) -> bool:
 
 
 def steadily(look: Callable[[], _Seen]) -> _Seen:
-    """Look again when a cgroup went away between opening its file and reading it (ENODEV)."""
+    """Read again when a cgroup was removed between opening its file and reading it (ENODEV)."""
     for _ in range(_LOOKS):
         try:
             return look()
@@ -194,9 +197,9 @@ def steadily(look: Callable[[], _Seen]) -> _Seen:
     return look()
 
 
-def still_resting(scene: Observation, resting: Mapping[str, Setting]) -> Mapping[str, Setting]:
-    """Return the cgroups that rest and of which still the same is desired."""
+def still_resting(observed: Observation, resting: Mapping[str, Setting]) -> Mapping[str, Setting]:
+    """Return the resting cgroups of which the same setting is still desired."""
     if not resting:
         return resting
-    desired = {item.setting.cgroup: item.setting for item in scene.desired}
+    desired = {item.setting.cgroup: item.setting for item in observed.desired}
     return {path: setting for path, setting in resting.items() if desired.get(path) == setting}

@@ -1,4 +1,4 @@
-"""Start checks: everything that enforcement needs, or one line that says what is missing."""
+"""Start checks: whether the host has what enforcement needs, or one line on what is missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def open_tree(mount: Path, *, require_kernel: bool = True) -> KernelTree:
     """Return the cgroup v2 tree mounted at `mount`, writable and with `cpuset` and `cpu`.
 
-    `require_kernel` False accepts a directory that only looks like one (the demonstration).
+    `require_kernel` False accepts a directory with the same files (the emulated kernel).
     Raises `EnforcementStartError`.
     """
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from agent.safe_files import doubt_of, take
+from agent.safe_files import risk_of, take
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,10 +57,10 @@ def _read(path: Path) -> bytes:
         with open(path, "rb", opener=_open) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise RuntimeFileError(path, "it is no regular file")
-            doubt = doubt_of(path, status)
-            if doubt is not None:
-                raise RuntimeFileError(path, f"it {doubt.found}, so it need not be the runtime's")
+                raise RuntimeFileError(path, "it is not a regular file")
+            risk = risk_of(path, status)
+            if risk is not None:
+                raise RuntimeFileError(path, f"it {risk.found}, so it need not be the runtime's")
             return take(file, LIMIT, str(path))
     except FileNotFoundError:
         raise

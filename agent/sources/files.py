@@ -17,7 +17,7 @@ import structlog
 from msgspec import Struct
 
 from agent.pods.errors import ManifestError
-from agent.safe_files import doubt_above, doubt_of
+from agent.safe_files import risk_above, risk_of
 from agent.sources.errors import (
     FileFailedError,
     ManifestDirectoryError,
@@ -81,7 +81,7 @@ def check_directory(directory: Path) -> None:
     """
     try:
         status = directory.stat()
-        doubt = doubt_of(directory, status) or doubt_above(directory)
+        doubt = risk_of(directory, status) or risk_above(directory)
     except FileNotFoundError:
         remedy = f"create it (install -d -m 0755 {directory}) or leave staticPodPath empty"
         raise ManifestDirectoryError(directory, "does not exist", remedy) from None
@@ -182,7 +182,7 @@ def _open(path: Path) -> int:
 def _check_file(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ManifestFileError(path, "is not a regular file", "remove it from this directory")
-    doubt = doubt_of(path, status)
+    doubt = risk_of(path, status)
     if doubt is not None:
         raise ManifestFileError(path, doubt.found, doubt.remedy)
 

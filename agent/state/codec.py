@@ -19,9 +19,9 @@ import msgspec
 from agent.state import format1
 from agent.state.errors import (
     DamagedCheckpointError,
-    ForeignCheckpointError,
     NewerCheckpointError,
     OlderCheckpointError,
+    UnknownFormatCheckpointError,
     UnusableCheckpointError,
 )
 from sysfs.mask import Mask
@@ -110,7 +110,7 @@ def decode(data: bytes, path: Path) -> Checkpoint:
 
 def _check_header(header: _Header, path: Path) -> None:
     if header.format != FORMAT:
-        raise ForeignCheckpointError(
+        raise UnknownFormatCheckpointError(
             path,
             "$.format",
             f"expected {FORMAT!r}, found {_shown(header.format)}",

@@ -8,7 +8,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from agent.safe_files import OTHERS_WRITE, doubt_above
+from agent.safe_files import OTHERS_WRITE, risk_above
 from agent.state.errors import (
     CheckpointIOError,
     ReplacedDirectoryError,
@@ -59,12 +59,12 @@ def _check_owner(directory: Path, status: os.stat_result) -> None:
 
 def _check_above(directory: Path) -> None:
     try:
-        doubt = doubt_above(directory)
+        risk = risk_above(directory)
     except OSError as error:
         problem = os.strerror(error.errno or 0)
         raise StateDirectoryError(directory, problem, "make its path accessible") from error
-    if doubt is not None:
-        raise StateDirectoryError(directory, str(doubt), doubt.remedy)
+    if risk is not None:
+        raise StateDirectoryError(directory, str(risk), risk.remedy)
 
 
 class DirectoryLock:

@@ -35,7 +35,7 @@ class DamagedCheckpointError(UnusableCheckpointError):
     """Truncated, altered, or not made as its own version says."""
 
 
-class ForeignCheckpointError(UnusableCheckpointError):
+class UnknownFormatCheckpointError(UnusableCheckpointError):
     """A document of another program."""
 
     label = "foreign"

@@ -1,6 +1,6 @@
-"""The cpuset rules: what is in effect, and partitions (kernel/cgroup/cpuset.c).
+"""The cpuset rules: effective sets and partitions (kernel/cgroup/cpuset.c).
 
-The root group holds the host: `cpus` are the online CPUs, `exclusive` all possible ones, `mems`
+The root group describes the host: `cpus` are the online CPUs, `exclusive` all possible ones, `mems`
 the nodes with memory.
 """
 

@@ -1,8 +1,8 @@
 """The emulated hierarchy kept in plain files, for running without root.
 
-Every change is written out as the files a kernel would show, so people and other processes can
-look at them; what others change there (a value, a new or removed directory) is taken in before
-the next operation, under the kernel's rules: a value that the kernel would reject is put back.
+Every change is written out as the files a kernel would show, so that other processes can read
+them; what other processes change there (a value, a new or removed directory) is applied before the
+next operation, under the kernel's rules: a value that the kernel would reject is reset.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class DirectoryTree:
     """An emulated cgroup v2 hierarchy in the directory `root`; a `cgroupfs.tree.Tree`.
 
-    A directory without `cgroup.controllers` is laid out again for the CPUs `possible` and the
-    memory nodes `memory`; one with it is taken over with everything in it (a restart). Raises
-    `CgroupRootError` when `root` holds something else.
+    A directory without `cgroup.controllers` is initialised for the CPUs `possible` and the memory
+    nodes `memory`; a directory with that file is taken over with its contents (a restart). Raises
+    `CgroupRootError` when `root` contains anything else.
     """
 
     def __init__(self, root: Path, possible: Mask, memory: Mask) -> None:
@@ -40,7 +40,7 @@ class DirectoryTree:
         fresh = not (root / "cgroup.controllers").exists()
         if fresh and any(root.iterdir()):
             remedy = "name an empty directory, or one that such a tree was made in"
-            raise CgroupRootError(root, "it holds something that is no cgroup tree", remedy)
+            raise CgroupRootError(root, "it contains something that is not a cgroup tree", remedy)
         if not fresh:
             self._load()
         self._show()
@@ -97,13 +97,13 @@ class DirectoryTree:
             os.close(directory)
 
     def spawn(self, path: str, pid: int) -> None:
-        """Start a pretended process in a cgroup; see `EmulatedKernel.spawn`."""
+        """Start an emulated process in a cgroup; see `EmulatedKernel.spawn`."""
         self._absorb()
         self._kernel.spawn(path, pid)
         self._show()
 
     def exit(self, pid: int) -> None:
-        """End a pretended process."""
+        """End an emulated process."""
         self._absorb()
         self._kernel.exit(pid)
         self._show()
@@ -154,7 +154,7 @@ class DirectoryTree:
             try:
                 self._kernel.raw_write(path, file, text or "")
             except OSError:
-                # The kernel would have told the writer; here the old value comes back.
+                # A kernel would return an error to the writer; here the old value is restored.
                 shown.pop(file, None)
         return self._absorb_procs(path, directory) or changed
 
@@ -195,7 +195,7 @@ class DirectoryTree:
     # --- model to files ---------------------------------------------------------------------
 
     def _show(self) -> None:
-        """Write out every file whose text changed; remove what is no more."""
+        """Write out every file whose text changed; remove files and directories that are gone."""
         desired = {group.path: self._kernel.texts(group) for group in self._kernel.root.walk()}
         for path in sorted(set(self._shown) - set(desired)):
             shutil.rmtree(self.root / path, ignore_errors=True)

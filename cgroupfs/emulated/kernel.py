@@ -29,7 +29,7 @@ _DEFAULT_CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids
 
 
 class _Lock:
-    """The lock of an emulated tree, which lies in memory and so belongs to one process anyway."""
+    """The lock of an emulated tree, which is in the memory of one process."""
 
     def __init__(self, kernel: EmulatedKernel) -> None:
         self._kernel: EmulatedKernel | None = kernel
@@ -272,7 +272,7 @@ class EmulatedKernel:
         else:
             cpuset.settle(group)
 
-    # --- finding things ---------------------------------------------------------------------
+    # --- lookup -----------------------------------------------------------------------------
 
     def _find(self, path: str) -> Group | None:
         group: Group | None = self.root

@@ -27,7 +27,7 @@ def reject(number: int) -> OSError:
 def parse_list(text: str, limit: int) -> Mask:
     """Parse a list of ids below `limit` as bitmap_parselist() does.
 
-    Raises `OSError`: EINVAL for what is no list, ERANGE for an id of `limit` or more.
+    Raises `OSError`: EINVAL for a malformed list, ERANGE for an id of `limit` or more.
     """
     found = EMPTY
     for region in _BETWEEN.split(text.strip()):

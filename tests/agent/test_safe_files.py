@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent import safe_files as trust
-from agent.safe_files import UntrustedPathError, doubt_above, doubt_of, read_trusted, trusted_users
+from agent.safe_files import UntrustedPathError, read_trusted, risk_above, risk_of, trusted_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,35 +51,35 @@ def test_root_and_the_agents_user_are_trusted() -> None:
 
 
 def test_what_is_closed_to_others_is_beyond_doubt(place: Path) -> None:
-    assert doubt_of(place, place.stat()) is None
-    assert doubt_above(place) is None
+    assert risk_of(place, place.stat()) is None
+    assert risk_above(place) is None
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
 def test_what_others_can_write_is_doubted_with_the_remedy(place: Path, mode: int) -> None:
     place.chmod(mode)
-    doubt = doubt_of(place, place.stat())
-    assert doubt is not None
-    assert str(doubt) == f"{place} can be written by others (mode 0{mode:o})"
-    assert doubt.remedy == f"close it: chmod go-w {place}"
+    risk = risk_of(place, place.stat())
+    assert risk is not None
+    assert str(risk) == f"{place} can be written by others (mode 0{mode:o})"
+    assert risk.remedy == f"close it: chmod go-w {place}"
 
 
 def test_what_belongs_to_another_is_doubted_with_the_remedy(
     place: Path, owned_by: Callable[[Path], None]
 ) -> None:
     owned_by(place)
-    doubt = doubt_of(place, place.lstat())
-    assert doubt is not None
-    assert str(doubt) == f"{place} belongs to user {STRANGER}"
-    assert doubt.remedy == f"give it to root: chown root {place}"
+    risk = risk_of(place, place.lstat())
+    assert risk is not None
+    assert str(risk) == f"{place} belongs to user {STRANGER}"
+    assert risk.remedy == f"give it to root: chown root {place}"
 
 
 @pytest.mark.parametrize("above", [0, 1])
 def test_a_directory_above_that_others_can_write_is_doubted(place: Path, above: int) -> None:
     place.parents[above].chmod(0o777)
-    doubt = doubt_above(place)
-    assert doubt is not None
-    assert doubt.path == place.parents[above]
+    risk = risk_above(place)
+    assert risk is not None
+    assert risk.path == place.parents[above]
 
 
 @pytest.mark.parametrize("above", [0, 1])
@@ -87,14 +87,14 @@ def test_a_directory_above_of_another_is_doubted(
     place: Path, owned_by: Callable[[Path], None], above: int
 ) -> None:
     owned_by(place.parents[above])
-    doubt = doubt_above(place)
-    assert doubt is not None
-    assert doubt.path == place.parents[above]
+    risk = risk_above(place)
+    assert risk is not None
+    assert risk.path == place.parents[above]
 
 
 def test_where_everybody_keeps_what_is_his_there_is_no_doubt(place: Path) -> None:
     place.parent.chmod(0o1777)
-    assert doubt_above(place) is None
+    assert risk_above(place) is None
 
 
 def test_a_link_is_followed_step_by_step(place: Path) -> None:
@@ -104,42 +104,42 @@ def test_a_link_is_followed_step_by_step(place: Path) -> None:
     (place.parents[1] / "first").symlink_to("links/second")
     named = place.parents[1] / "first/directory"
     assert named.samefile(place)
-    assert doubt_above(named) is None
+    assert risk_above(named) is None
     links.chmod(0o777)  # whoever writes there decides where `second` leads
-    doubt = doubt_above(named)
-    assert doubt is not None
-    assert doubt.path == links
+    risk = risk_above(named)
+    assert risk is not None
+    assert risk.path == links
 
 
 def test_a_path_that_is_a_link_itself_leads_through_where_it_leads(place: Path) -> None:
     link = place.parents[1] / "link"
     link.symlink_to("within/../within/directory")
-    assert doubt_above(link) is None
+    assert risk_above(link) is None
     place.parent.chmod(0o777)
-    doubt = doubt_above(link)
-    assert doubt is not None
-    assert doubt.path == place.parent
+    risk = risk_above(link)
+    assert risk is not None
+    assert risk.path == place.parent
 
 
 def test_a_link_of_another_is_doubted(place: Path, owned_by: Callable[[Path], None]) -> None:
     place.parents[1].chmod(0o1777)  # in which he may make one
     link = place.parents[1] / "link"
     link.symlink_to(place.parent)
-    assert doubt_above(link / "directory") is None
+    assert risk_above(link / "directory") is None
     owned_by(link)
-    doubt = doubt_above(link / "directory")
-    assert doubt is not None
-    assert doubt.path == link
+    risk = risk_above(link / "directory")
+    assert risk is not None
+    assert risk.path == link
 
 
 def test_what_is_missing_is_no_doubt(place: Path) -> None:
-    assert doubt_above(place / "none/file") is None
+    assert risk_above(place / "none/file") is None
 
 
 def test_a_loop_of_links_ends(place: Path) -> None:
     (place / "one").symlink_to(place / "two")
     (place / "two").symlink_to(place / "one")
-    assert doubt_above(place / "one/file") is None
+    assert risk_above(place / "one/file") is None
 
 
 def test_a_file_that_nobody_else_decides_is_read(place: Path) -> None:
@@ -179,7 +179,7 @@ def test_what_is_judged_is_what_was_opened_whatever_stands_there_then(
         link.unlink()
         link.symlink_to("evil" if opened == "good" else "good")
 
-    monkeypatch.setattr(trust, "doubt_above", flip)
+    monkeypatch.setattr(trust, "risk_above", flip)
     if opened == "good":
         assert read_trusted(link, 9) == b"good"
     else:
@@ -189,5 +189,5 @@ def test_what_is_judged_is_what_was_opened_whatever_stands_there_then(
 
 def test_a_pipe_is_no_file_and_nobody_waits_for_its_writer(place: Path) -> None:
     os.mkfifo(place / "pipe", 0o600)
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         read_trusted(place / "pipe", 9)

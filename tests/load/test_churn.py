@@ -82,5 +82,5 @@ async def test_what_a_bus_missed_is_missed_by_the_churn_as_well(tmp_path: Path) 
         assert churn.course.broken == []
         assert not churn._held[0].containers
         host.bus.silent = False
-        churn._note("a comparison", ("systemd was not told",))
-        assert churn.course.broken == ["a comparison: systemd was not told"]
+        churn._note("a comparison", ("not recorded in systemd",))
+        assert churn.course.broken == ["a comparison: not recorded in systemd"]

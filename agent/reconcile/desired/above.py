@@ -1,9 +1,8 @@
-"""The cgroups above the pods that are the agent's own: they pass on all that there is.
+"""The agent's own cgroups above the pods, which must not restrict the pods' cpusets.
 
-The cgroup of all pods and those of the QoS classes hold no set of their own. One that somebody
-wrote there confines every pod inside, whatever these have. While processes live below, the kernel
-lets nobody clear a set (ENOSPC, `validate_change` in kernel/cgroup/cpuset.c), so a full one is
-written.
+The cgroup of all pods and those of the QoS classes have no cpuset of their own. A set that another
+process wrote there confines every pod inside. While processes live below, the kernel does not clear
+a set (ENOSPC, `validate_change` in kernel/cgroup/cpuset.c), so the full set is written.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class HostSets(Struct, frozen=True):
-    """The CPUs and memory nodes that the cgroup above all pods has; empty when it does not tell."""
+    """The CPUs and memory nodes that the cgroup above all pods has; empty when not shown."""
 
     cpus: Mask = EMPTY
     mems: Mask = EMPTY
@@ -44,10 +43,10 @@ def whole(tree: CgroupTree, pods: str) -> HostSets:
 def with_ancestors(
     desired: Sequence[DesiredCgroup], paths: Iterable[str], all_of: HostSets
 ) -> tuple[DesiredCgroup, ...]:
-    """Return what is desired with the agent's own cgroups above pods (`paths`), these first.
+    """Return what is desired, preceded by the agent's own cgroups above the pods (`paths`).
 
-    They are to have `all_of` it at least, or no set of their own. What a pod is to have they have
-    in any case: it may be offline.
+    These should have at least `all_of`, or no set of their own. The desired sets of pods are always
+    included, since a CPU of a pod may be offline.
     """
     cpus, mems = all_of.cpus, all_of.mems
     for item in desired:

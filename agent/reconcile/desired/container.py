@@ -1,4 +1,4 @@
-"""What one container is entitled to, as settings of a cgroup."""
+"""The settings that the cgroup of one container should have."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class ContainerSettings(Struct, frozen=True):
     exclusive: bool = False
 
 
-def container_entitlement(
+def container_settings(
     container: ContainerAllocation, shared_pool: Mask, quotas: PodQuotas
 ) -> ContainerSettings:
-    """Return what a container may use: its own CPUs, or the node's shared pool as it is now."""
+    """Return the settings of a container: its own CPUs, or the node's current shared pool."""
     cpus = shared_pool if container.cpus is None else container.cpus
     return ContainerSettings(
         cpus=cpus or None,
@@ -42,12 +42,13 @@ def container_entitlement(
     )
 
 
-def default_entitlement(
+def default_settings(
     pod: PodAllocation, shared_pool: Mask, cpu_max: CpuMax | None = None
 ) -> ContainerSettings:
-    """Return what a cgroup of a pod gets that is its sandbox, or of which nobody knows what it is.
+    """Return the settings of a sandbox or of an unidentified cgroup of a pod.
 
-    The pod's shared pool where it has one, else the node's: never another's exclusive CPUs.
+    The CPUs are the pod's shared pool where there is one, else the node's: never the exclusive
+    CPUs of another container.
     """
     own = pod_shared_pool(pod)
     return ContainerSettings(
@@ -58,7 +59,7 @@ def default_entitlement(
 def pod_shared_pool(pod: PodAllocation) -> Mask | None:
     """Return the CPUs that the containers of a pod-level pod share, None when they share none.
 
-    A standard init container may burst over more than the pool, so its set does not tell it.
+    A standard init container may run on more CPUs than the pool, so its set is not used.
     """
     return next(
         (
@@ -71,7 +72,7 @@ def pod_shared_pool(pod: PodAllocation) -> Mask | None:
 
 
 def all_alike(pod: PodAllocation) -> bool:
-    """Return whether every container of a pod is entitled to the same."""
+    """Return whether every container of a pod has the same settings."""
     quotas = pod_quotas(pod).containers
     first, *rest = pod.containers
     alike = (first.cpus, first.mems, quotas[first.name], first.limits)

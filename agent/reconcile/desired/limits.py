@@ -1,10 +1,10 @@
-"""What `cpu.weight`, `memory.max` and huge page limits the cgroups of pods get, and who asks.
+"""What `cpu.weight`, `memory.max` and huge page limits the cgroups of pods get.
 
-Without a kubelet nobody else sets them on the cgroups of pods. The rules are the kubelet's
+Without a kubelet no other process sets them on the cgroups of pods. The rules are the kubelet's
 (pkg/kubelet/cm, ResourceConfigForPod and qos_container_manager_linux.go): a weight follows the CPU
 request, that of the cgroup of a QoS class the requests of its pods; memory is limited where the pod
-or all of its containers state a limit; and of huge pages a pod has what it requests, none of every
-other size. What a container states counts where its runtime set no limit.
+or all of its containers state a limit; and huge pages are limited to what the pod requests, to 0
+for every other size. A container's own limit is written where its runtime set none.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ CONTROLLERS: Final = (*NEEDED, MEMORY, HUGETLB)
 
 
 class EnforcedControllers(Struct, frozen=True, dict=True):
-    """What the agent sets: the files of which controllers, and the sizes of huge pages.
+    """The controllers whose files the agent writes, and the sizes of huge pages it limits.
 
-    What is not among `controllers` belongs to somebody else and is neither written nor compared.
+    Files of controllers that are not in `controllers` are neither written nor compared.
     `page_sizes` are bytes; without any, huge pages are not limited.
     """
 
@@ -50,14 +50,14 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """The controllers that every cgroup of a pod needs, those that work on threads."""
+        """The controllers that every cgroup of a pod needs: the threaded ones."""
         return tuple(name for name in NEEDED if name in self.controllers)
 
     @cached_property
     def further(self) -> tuple[str, ...]:
-        """The controllers that limits of memory need; a cgroup with processes cannot pass them on.
+        """The controllers that memory limits need; a cgroup with processes cannot pass them on.
 
-        (cgroup-v2.rst, "No Internal Process Constraint".)
+        Source: cgroup-v2.rst, "No Internal Process Constraint".
         """
         return tuple(name for name in (MEMORY, HUGETLB) if name in self.controllers)
 
@@ -78,7 +78,7 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
     def among(self, available: Collection[str]) -> EnforcedControllers:
         """Return what of this a kernel with these controllers can enforce.
 
-        Without cpuset and cpu nothing works, which is for others to find.
+        `cpuset` and `cpu` are kept in any case; the start checks report when they are missing.
         """
         there = frozenset(available) | frozenset(NEEDED)
         return EnforcedControllers(self.controllers & there, self.page_sizes)
@@ -95,10 +95,10 @@ def cpu_weight(request_millis: int) -> int:
 
 
 def pod_values(pod: PodAllocation, enforced: EnforcedControllers) -> Mapping[str, str]:
-    """Return the texts of the files of a pod's own cgroup that have one value.
+    """Return the single-value files of a pod's own cgroup with their texts.
 
-    Nothing is known of a pod that was imported, so nothing is set; memory without a limit is left
-    as it is.
+    For an imported pod without a specification nothing is set; memory without a limit is left as
+    it is.
     """
     if not pod.spec_digest:
         return _NOTHING

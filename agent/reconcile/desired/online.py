@@ -1,8 +1,8 @@
-"""What of a ledger the host can enforce now: CPUs that run, memory nodes that are there.
+"""What of a ledger the host can enforce now: CPUs that are online, memory nodes that exist.
 
-The kernel lets a cgroup whose CPUs are all offline run on its parent's, which are everybody's. So a
-container that lost all of its CPUs runs on what is left of its pod's budget, or in the node's
-shared pool, until they are back. The allocations themselves stay as they are.
+The kernel runs a cgroup whose CPUs are all offline on its parent's CPUs, which other pods use too.
+So a container that lost all of its CPUs runs on what is left of its pod's budget, or in the node's
+shared pool, until the CPUs are online again. The allocations themselves do not change.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
-    """Return a ledger as the host can enforce it; the same one when it can enforce all of it.
+    """Return a ledger as the host can enforce it; the same object when nothing is missing.
 
-    `known` is one that this host can enforce in full: the same allocations are not looked at again.
+    `known` is a ledger that this host can enforce in full: its allocations are not checked again.
     """
     # The kernel rejects a cpuset.mems that names a node without memory.
     nodes = host.nodes_with_memory

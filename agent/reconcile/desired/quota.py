@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 _MILLIS_PER_CPU: Final = 1000
 #: The least that the kernel takes as a quota, in millicores.
 _LEAST: Final = MIN_QUOTA_US * _MILLIS_PER_CPU // DEFAULT_PERIOD_US
-#: What a container gets before another is raised to its limit, where there is so much, in
-#: millicores: one that requests nothing would hardly run beside it.
+#: What each container gets before any is raised to its limit, as far as there is enough, in
+#: millicores: a container that requests nothing would hardly run otherwise.
 _FLOOR: Final = 100
-#: A pod's quota never throttles that is larger than all of its use by this part of the use. The
+#: A pod's quota that exceeds all of its use by this fraction of the use never throttles. The
 #: kernel hands a quota out in slices, of which each CPU may keep one, and a cgroup may overrun its
 #: own quota within a tick. Measured on Linux 6.12, two busy exclusive CPUs and two containers at
 #: their quotas of one CPU: of 50 periods 25 were throttled with nothing to spare, 4 with a
@@ -48,7 +48,7 @@ _SPARE: Final = 4
 class PodQuotas(Struct, frozen=True):
     """The quotas of a pod's cgroup and of its containers by name; None leaves a file as it is.
 
-    `unidentified` is for a cgroup in the pod of which nobody knows which container it is.
+    `unidentified` is for a cgroup in the pod that matches no container.
     """
 
     pod: CpuMax | None
@@ -57,12 +57,12 @@ class PodQuotas(Struct, frozen=True):
 
 
 class _Phase(Struct, frozen=True):
-    """A time in a pod's life: who runs, and what that may use, in millicores.
+    """A phase of a pod's life: which containers run, and what they may use, in millicores.
 
-    `fixed` is what those may use whose CPUs are the pod's own: exclusive ones and the shared pool.
-    `members` are held by a quota. So are the first `beside` of the pod's sidecars that are: they
-    run beside a standard init container. `spare` is what the pod's limit leaves beside all that,
-    when each with a quota has what it requests.
+    `fixed` is what containers may use that run on CPUs of the pod: exclusive ones and the pod
+    shared pool. `members` are limited by a quota. So are the first `beside` of the pod's sidecars
+    with a quota, which run beside a standard init container. `spare` is what the pod's limit leaves
+    when each container with a quota has what it requests.
     """
 
     fixed: int
@@ -72,7 +72,7 @@ class _Phase(Struct, frozen=True):
 
 
 def cpu_max(limit_millis: int) -> CpuMax:
-    """Return the quota of a limit in millicores; 0 is no limit, as in the kubelet."""
+    """Return the quota of a limit in millicores; 0 means unlimited, as in the kubelet."""
     if not limit_millis:
         return UNLIMITED
     quota = limit_millis * DEFAULT_PERIOD_US // _MILLIS_PER_CPU
@@ -83,12 +83,12 @@ def cpu_max(limit_millis: int) -> CpuMax:
 def pod_quotas(pod: PodAllocation) -> PodQuotas:
     """Return the quotas of a pod's cgroup and of its containers.
 
-    Exclusive CPUs have none, unless the gate DisableCPUQuotaWithExclusiveCPUs is off. Any other
-    container has its own limit, or the pod's where it states none (kubelet, getCPULimit). Where a
-    quota of the pod could throttle exclusive CPUs it is lifted, and what they leave of the limit is
-    divided instead: to each container what it requests, then up to the limits that are stated, then
-    evenly. The pod's own quota is left alone where the limit is not known, for a pod that was
-    imported and not yet asked for.
+    Containers with exclusive CPUs have none, unless the feature gate
+    DisableCPUQuotaWithExclusiveCPUs is off. Any other container has its own limit, or the pod's
+    where it states none (kubelet, getCPULimit). A quota of the pod that could throttle exclusive
+    CPUs is lifted, and what these leave of the limit is divided instead: to each container what it
+    requests, then up to the stated limits, then evenly. The pod's own quota is not written where
+    the limit is unknown, as for an imported pod without a specification.
     """
     limit = pod.cpu.limit_millis
     if not limit:
@@ -126,11 +126,11 @@ def _by_own_limit(
     return quotas
 
 
-# --- the times of a pod's life ------------------------------------------------------------------
+# --- the phases of a pod's life -----------------------------------------------------------------
 
 
 def _phases(pod: PodAllocation, limit: int) -> tuple[_Phase, ...]:
-    """Return how a pod runs once it is up, then the times of its standard init containers."""
+    """Return the phase of a started pod, then those of its standard init containers."""
     running = [c for c in pod.containers if c.kind is not ContainerKind.INIT]
     fixed = _millis(_own_cpus(running))
     members = [container for container in running if _has_quota(container)]
@@ -153,7 +153,7 @@ def _starting(containers: Iterable[ContainerAllocation], limit: int) -> Iterator
 
 
 def _own_cpus(containers: Iterable[ContainerAllocation]) -> int:
-    """Return the CPUs (bits) of those who are held by their set of CPUs."""
+    """Return the CPUs (bits) of the containers that are limited by their cpuset."""
     bits = 0
     for container in containers:
         if not _has_quota(container) and container.cpus is not None:
@@ -162,7 +162,7 @@ def _own_cpus(containers: Iterable[ContainerAllocation]) -> int:
 
 
 def _has_quota(container: ContainerAllocation) -> bool:
-    """Return whether a container is held by its quota, rather than by a set of the pod's own."""
+    """Return whether a container is limited by its quota, not by a cpuset of the pod's own CPUs."""
     return container.isolation is Isolation.HOST or (
         container.isolation is Isolation.CONTAINER and not container.quota_disabled
     )
@@ -182,8 +182,8 @@ def _request(container: ContainerAllocation) -> int:
 def _divided(phases: Sequence[_Phase]) -> dict[str, int]:
     """Return the cap in millicores of each container that has a quota.
 
-    A cap holds as long as its container lives, so sidecars get no more than what the standard init
-    containers beside them can spare.
+    A cap applies for the whole life of its container, so sidecars get no more than the standard
+    init containers beside them can spare.
     """
     up, *starting = phases
     raised = _raised(up.members, up.spare)
@@ -227,8 +227,8 @@ def _up_to_any(container: ContainerAllocation, spare: int) -> int:
 def _evenly(rooms: Mapping[str, int], amount: int) -> dict[str, int]:
     """Divide an amount as evenly as the rooms allow, in whole millicores; never more than it.
 
-    Equal rooms get equal shares: what cannot be divided is left, so that containers that are
-    alike stay alike.
+    Equal rooms get equal shares: the indivisible rest is not given out, so that equal containers
+    get equal quotas.
     """
     amount = max(amount, 0)
     waiting = sorted(room for room in rooms.values() if room > 0)

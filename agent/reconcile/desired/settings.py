@@ -1,6 +1,6 @@
 """From the ledger to the settings that every pod and container cgroup should have.
 
-Pure: what is desired follows from the ledger, the node's shared pool and where the containers are.
+Pure: the settings follow from the ledger, the node's shared pool and the identified cgroups.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.pods.model import CPU
-from agent.reconcile.desired.container import container_entitlement, default_entitlement
+from agent.reconcile.desired.container import container_settings, default_settings
 from agent.reconcile.desired.limits import EVERYTHING, class_weight, container_defaults, pod_values
 from agent.reconcile.desired.quota import pod_quotas
 from agent.reconcile.identify.containers import IdentifiedBy
@@ -45,19 +45,19 @@ class Role(StrEnum):
     SUBGROUP = "subgroup"
     SANDBOX = "sandbox"
     UNIDENTIFIED = "unidentified"
-    LEFTOVER = "leftover"
-    #: The cgroup of a QoS class, in which pods stand.
+    ORPHANED = "leftover"
+    #: The cgroup of a QoS class, above the pods of the class.
     QOS_CLASS = "qos class"
-    #: The cgroup in which these and all pods stand.
+    #: The cgroup above the QoS classes and all pods.
     ALL_PODS = "all pods"
 
 
-#: What the agent made for pods to stand in.
+#: The cgroups that the agent creates above the pods.
 ABOVE_PODS: Final = frozenset({Role.QOS_CLASS, Role.ALL_PODS})
 
 
 _NO_VALUES: Final[Mapping[str, str]] = MappingProxyType({})
-#: What is in a pod and no container of its specification, as far as is known.
+#: Cgroups in a pod that match no container of its specification.
 _WITHOUT_AN_ALLOCATION: Final = {
     IdentifiedBy.SANDBOX: Role.SANDBOX,
     IdentifiedBy.UNKNOWN: Role.UNIDENTIFIED,
@@ -67,8 +67,8 @@ _WITHOUT_AN_ALLOCATION: Final = {
 class DesiredCgroup(Struct, frozen=True):
     """One cgroup, what it is, and the settings it should have.
 
-    `pod` is the pod's uid, "" for a leftover and for what pods stand in. `container` is None
-    for anything but a container (or a subgroup of one) that is known by name.
+    `pod` is the pod's uid, "" for an orphaned cgroup and for those above the pods. `container` is
+    the name of an identified container, also for its subgroups, else None.
     """
 
     setting: Setting
@@ -79,7 +79,7 @@ class DesiredCgroup(Struct, frozen=True):
 
 
 def desired_cgroups(
-    target: Desired, landscape: IdentifiedCgroups, enforced: EnforcedControllers = EVERYTHING
+    target: Desired, identified: IdentifiedCgroups, enforced: EnforcedControllers = EVERYTHING
 ) -> tuple[DesiredCgroup, ...]:
     """Return what is desired of every cgroup, pods before their containers.
 
@@ -90,18 +90,18 @@ def desired_cgroups(
     """
     desired: list[DesiredCgroup] = []
     if CPU in enforced.controllers:
-        desired.extend(_classes(target, landscape))
-    for uid, located in landscape.pods.items():
+        desired.extend(_classes(target, identified))
+    for uid, located in identified.pods.items():
         desired.extend(_pod(target.ledger.allocations[uid], located, target.shared_pool, enforced))
-    for leftover in landscape.leftovers:
-        desired.extend(_leftover(leftover, target.shared_pool))
+    for orphan in identified.orphaned:
+        desired.extend(_orphaned(orphan, target.shared_pool))
     if set(NEEDED) <= enforced.controllers:
         return tuple(desired)
     return tuple(replace(item, setting=_only(item.setting, enforced)) for item in desired)
 
 
 def _only(setting: Setting, enforced: EnforcedControllers) -> Setting:
-    """Return a setting without the files of controllers that belong to somebody else."""
+    """Return a setting without the files of controllers that are not enforced."""
     sets, quota = CPUSET in enforced.controllers, CPU in enforced.controllers
     return replace(
         setting,
@@ -112,8 +112,8 @@ def _only(setting: Setting, enforced: EnforcedControllers) -> Setting:
     )
 
 
-def _classes(target: Desired, landscape: IdentifiedCgroups) -> Iterator[DesiredCgroup]:
-    for qos, cgroup in landscape.classes.items():
+def _classes(target: Desired, identified: IdentifiedCgroups) -> Iterator[DesiredCgroup]:
+    for qos, cgroup in identified.classes.items():
         weight = class_weight(qos, target.ledger.allocations.values())
         yield DesiredCgroup(Setting(cgroup, values={CPU_WEIGHT: weight}), Role.QOS_CLASS, "")
 
@@ -122,18 +122,16 @@ def _pod(
     pod: PodAllocation, located: LocatedPod, shared_pool: Mask, enforced: EnforcedControllers
 ) -> Iterator[DesiredCgroup]:
     quotas = pod_quotas(pod)
-    allocated = {c.name: container_entitlement(c, shared_pool, quotas) for c in pod.containers}
+    allocated = {c.name: container_settings(c, shared_pool, quotas) for c in pod.containers}
     others = {
-        IdentifiedBy.SANDBOX: default_entitlement(pod, shared_pool),
-        IdentifiedBy.UNKNOWN: default_entitlement(pod, shared_pool, quotas.unidentified),
+        IdentifiedBy.SANDBOX: default_settings(pod, shared_pool),
+        IdentifiedBy.UNKNOWN: default_settings(pod, shared_pool, quotas.unidentified),
     }
     members = [
-        (m, others.get(m.identity) or _entitlement(pod, allocated, m)) for m in located.containers
+        (m, others.get(m.identity) or _settings_of(pod, allocated, m)) for m in located.containers
     ]
     inside = [
-        entitlement
-        for member, entitlement in members
-        if member.cgroup.startswith(f"{located.cgroup}/")
+        settings for member, settings in members if member.cgroup.startswith(f"{located.cgroup}/")
     ]
     setting = Setting(
         located.cgroup,
@@ -145,11 +143,11 @@ def _pod(
     )
     yield DesiredCgroup(setting, Role.POD, pod.uid)
     limits = {c.name: container_defaults(c, enforced) for c in pod.containers}
-    for member, entitlement in members:
-        yield from _member(pod, member, entitlement, limits)
+    for member, settings in members:
+        yield from _member(pod, member, settings, limits)
 
 
-def _entitlement(
+def _settings_of(
     pod: PodAllocation, allocated: Mapping[str, ContainerSettings], member: Located
 ) -> ContainerSettings:
     container = member.container or pod.containers[0].name
@@ -161,25 +159,25 @@ def _entitlement(
 def _member(
     pod: PodAllocation,
     member: Located,
-    entitlement: ContainerSettings,
+    settings: ContainerSettings,
     limits: Mapping[str, Mapping[str, str]],
 ) -> Iterator[DesiredCgroup]:
     role = _WITHOUT_AN_ALLOCATION.get(member.identity, Role.CONTAINER)
-    # One without a name is a container all the same where all of them are alike.
+    # A cgroup without a name is a container too where all containers are alike.
     known = role is Role.CONTAINER
     name = member.container or pod.containers[0].name
     setting = Setting(
         member.cgroup,
-        cpus=entitlement.cpus,
-        mems=entitlement.mems,
-        cpu_max=entitlement.cpu_max,
-        exclusive=entitlement.exclusive,
+        cpus=settings.cpus,
+        mems=settings.mems,
+        cpu_max=settings.cpu_max,
+        exclusive=settings.exclusive,
         defaults=limits[name] if known else _NO_VALUES,
     )
     yield DesiredCgroup(setting, role, pod.uid, member.container, member.identity)
     for subgroup in member.subgroups:
-        # The container's quota counts for everything inside; one in there, which a runtime may
-        # have set (crun does), would throttle it again.
+        # The container's quota covers all cgroups inside; a quota of the subgroup, which a runtime
+        # may set (crun does), would throttle a second time.
         ours = subgroup.quota and setting.cpu_max is not None
         inner = replace(
             setting, cgroup=subgroup.cgroup, cpu_max=UNLIMITED if ours else None, defaults={}
@@ -187,18 +185,18 @@ def _member(
         yield DesiredCgroup(inner, Role.SUBGROUP, pod.uid, member.container, member.identity)
 
 
-def _leftover(leftover: OrphanedCgroup, shared_pool: Mask) -> Iterator[DesiredCgroup]:
-    """Confine what runs without an allocation to the node's shared pool: nothing else is free."""
-    for path in (leftover.cgroup, *leftover.containers):
-        yield DesiredCgroup(Setting(path, cpus=shared_pool or None), Role.LEFTOVER, "")
+def _orphaned(orphan: OrphanedCgroup, shared_pool: Mask) -> Iterator[DesiredCgroup]:
+    """Confine an orphaned cgroup to the node's shared pool, the only CPUs without an owner."""
+    for path in (orphan.cgroup, *orphan.containers):
+        yield DesiredCgroup(Setting(path, cpus=shared_pool or None), Role.ORPHANED, "")
 
 
 def _pod_mems(pod: PodAllocation, allocated: Collection[ContainerSettings]) -> Mask | None:
-    """Return the nodes of a pod's cgroup, None while any member may use the whole host's."""
-    if not pod.memory and any(entitlement.mems is None for entitlement in allocated):
+    """Return the nodes of a pod's cgroup, None while any container may use all of the host's."""
+    if not pod.memory and any(settings.mems is None for settings in allocated):
         return None
     budget = _union(None, (block.nodes for block in pod.memory))
-    return _union(budget, (entitlement.mems for entitlement in allocated)) or None
+    return _union(budget, (settings.mems for settings in allocated)) or None
 
 
 def _union(first: Mask | None, others: Iterable[Mask | None]) -> Mask:

@@ -1,4 +1,4 @@
-"""What the kernel is to enforce, before any cgroup is looked at."""
+"""What the kernel should enforce, independent of the cgroups that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Desired(Struct, frozen=True):
-    """What the kernel is to enforce: allocations, the node's shared pool, explicit bindings."""
+    """What the kernel should enforce: allocations, the node's shared pool, explicit bindings."""
 
     ledger: Ledger
     shared_pool: Mask

@@ -1,4 +1,4 @@
-"""How pod cgroups come and go, and who remembers their settings: one class for each driver."""
+"""How pod cgroups are created, recorded and removed: one class for each driver."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ if TYPE_CHECKING:
     from systemd.bus import Systemd
     from systemd.properties import Property
 
-#: So many process ids are named in a report; more help nobody.
+#: A report names this many process ids at most.
 _NAMED_PROCESSES: Final = 8
 _ROOT_SLICE: Final = "-.slice"
 _DESCRIPTION: Final = "Pods of Numawarden"
 
 
 class PodCgroups(Protocol):
-    """Makes, records and removes cgroups."""
+    """Creates, records and removes cgroups."""
 
     def check(self) -> None:
         """Raise `EnforcementStartError` when the driver cannot work here."""
         ...
 
     def try_again(self) -> None:
-        """Ask those again who did not answer before; they are not asked any more meanwhile."""
+        """Ask a systemd that did not answer again; until this call it is not asked."""
         ...
 
     def create(self, cgroup: str) -> tuple[str, ...]:
-        """Make a pod's cgroup and those above it; return what was made. Raises `CreateError`."""
+        """Create a pod's cgroup and those above it; return the new ones. Raises `CreateError`."""
         ...
 
     def record(self, cgroup: str, record: WriterRecord) -> str | None:
-        """Have the settings remembered by whoever may rewrite them; return the unit told.
+        """Record the settings in systemd, which may rewrite them; return the unit that was set.
 
-        None when nobody needs to be told, or who does knows already. Raises `SystemdError`.
+        None when there is no unit, or its properties are as in `record`. Raises `SystemdError`.
         """
         ...
 
     def remembered(self, cgroup: str) -> WriterRecord | None:
-        """Return the settings that may be written over ours, None when nobody remembers any."""
+        """Return the settings that systemd may write, None when it has none on record."""
         ...
 
     def forget(self, cgroup: str) -> None:
-        """Have the sets forgotten that were recorded of a cgroup. Raises `SystemdError`."""
+        """Reset the sets that were recorded for a cgroup. Raises `SystemdError`."""
         ...
 
     def remove(self, cgroup: str) -> ReleaseReport:
-        """Remove a pod's cgroup unless processes live in it; they are never ended."""
+        """Remove a pod's cgroup unless processes live in it; processes are never killed."""
         ...
 
 
@@ -74,7 +74,7 @@ class CreateError(Exception):
 
 
 class DirectoryCgroups:
-    """The cgroupfs driver: plain directories that nobody else writes."""
+    """The cgroupfs driver: plain directories that no service manager writes."""
 
     def __init__(self, tree: CgroupTree) -> None:
         self._tree = tree
@@ -83,10 +83,10 @@ class DirectoryCgroups:
         """Nothing beyond the tree itself is needed."""
 
     def try_again(self) -> None:
-        """Nobody is asked; see `PodCgroups.try_again`."""
+        """Do nothing: no other process is asked; see `PodCgroups.try_again`."""
 
     def create(self, cgroup: str) -> tuple[str, ...]:
-        """Make directories from the root down; see `PodCgroups.create`."""
+        """Create directories from the root down; see `PodCgroups.create`."""
         made: list[str] = []
         for path in (*ancestors(cgroup)[1:], cgroup):
             if self._tree.exists(path):
@@ -104,17 +104,17 @@ class DirectoryCgroups:
         return tuple(made)
 
     def record(self, cgroup: str, record: WriterRecord) -> str | None:
-        """Tell nobody: nobody rewrites a plain directory; see `PodCgroups.record`."""
+        """Do nothing: a plain directory has no unit; see `PodCgroups.record`."""
         _ = cgroup, record
         return None
 
     def remembered(self, cgroup: str) -> WriterRecord | None:
-        """Nobody remembers anything of a directory; see `PodCgroups.remembered`."""
+        """Return None: a plain directory has no record; see `PodCgroups.remembered`."""
         _ = cgroup
         return None
 
     def forget(self, cgroup: str) -> None:
-        """Nobody remembers anything of a directory; see `PodCgroups.forget`."""
+        """Do nothing: a plain directory has no record; see `PodCgroups.forget`."""
 
     def remove(self, cgroup: str) -> ReleaseReport:
         """Remove the directory and the empty ones in it; see `PodCgroups.remove`."""
@@ -123,10 +123,10 @@ class DirectoryCgroups:
 
 
 class SliceCgroups:
-    """The systemd driver: pod cgroups are slices, and systemd is told what was written.
+    """The systemd driver: pod cgroups are slices, whose properties are set to what was written.
 
-    systemd rewrites a unit's files from its own properties at occasions of its own choosing, so
-    the properties have to say the same.
+    systemd rewrites the files of a unit from its properties at any time, so these have to agree
+    with the files.
     """
 
     def __init__(self, tree: CgroupTree, systemd: Systemd) -> None:
@@ -136,7 +136,7 @@ class SliceCgroups:
     def check(self) -> None:
         """Raise `EnforcementStartError` where there is no systemd on the system bus.
 
-        One that only is silent may be busy: what it was not asked is done at a later comparison.
+        A systemd that is only silent may be busy: a later comparison records the settings.
         """
         try:
             self._systemd.active_state(_ROOT_SLICE)
@@ -164,10 +164,10 @@ class SliceCgroups:
         return missing
 
     def record(self, cgroup: str, record: WriterRecord) -> str | None:
-        """Tell systemd if the cgroup is a unit's; see `PodCgroups.record`."""
+        """Set the properties of the unit if the cgroup has one; see `PodCgroups.record`."""
         unit = unit_of(cgroup)
-        # Properties of a unit that is not active would leave a file and a cgroup behind, and a
-        # unit of the same name elsewhere (in a container of its own) is not this one.
+        # Setting properties of an inactive unit would leave a file and a cgroup behind, and a unit
+        # of the same name elsewhere (in a container with its own systemd) is a different one.
         if unit is None or record == WriterRecord() or not self._is_active(unit, cgroup):
             return None
         weighed = CPU_WEIGHT in record.values
@@ -178,10 +178,10 @@ class SliceCgroups:
         return unit
 
     def _keeps_cpu(self, unit: str) -> tuple[Property, ...]:
-        """Return the weight that a unit without one has anyway.
+        """Return the default weight for a unit that has no weight set.
 
-        systemd takes back a controller that no unit asks for, and a unit without a quota asks for
-        no `cpu`; stating the default weight asks for it.
+        systemd disables a controller that no unit asks for, and a unit without a quota does not
+        ask for `cpu`; setting the default weight does.
         """
         unset = self._systemd.unit_property(unit, "CPUWeight") == INFINITY
         return (cpu_weight(DEFAULT_WEIGHT),) if unset else ()
@@ -200,11 +200,11 @@ class SliceCgroups:
                 return None
             return read_record(self._systemd, unit)
         except SystemdError:
-            # Only the cause of a drift hangs on it, and that systemd is silent is told elsewhere.
+            # Only the cause of a drift depends on this, and a silent systemd is reported elsewhere.
             return None
 
     def forget(self, cgroup: str) -> None:
-        """Reset the sets of the unit if the cgroup is one's; see `PodCgroups.forget`."""
+        """Reset the sets of the unit if the cgroup has one; see `PodCgroups.forget`."""
         unit = unit_of(cgroup)
         if unit is None or not self._is_active(unit, cgroup):
             return
@@ -219,7 +219,7 @@ class SliceCgroups:
             return stays
         unit = cgroup.rpartition("/")[2]
         try:
-            # Only the slice is stopped: what has entered since that look runs on.
+            # Only the slice is stopped: processes that entered meanwhile keep running.
             if self._is_active(unit, cgroup):
                 slices.stop(self._systemd, unit)
         except SystemdError as error:

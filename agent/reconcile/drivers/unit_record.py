@@ -1,4 +1,4 @@
-"""What systemd has on record of a unit, and telling it: the resource properties of a cgroup."""
+"""The resource properties of a unit: what systemd has on record, and what it should have."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _UNSET: Final = {CPU_WEIGHT: DEFAULT_WEIGHT, MEMORY_MAX: NO_LIMIT}
 
 
 def unit_of(cgroup: str) -> str | None:
-    """Return the unit that a cgroup is called after, None when its name is no unit's."""
+    """Return the unit that a cgroup is named after, None when the name is not a unit's."""
     name = cgroup.rpartition("/")[2]
     return name if name.endswith(_SUFFIXES) else None
 
@@ -72,7 +72,7 @@ def _plain(value: object) -> object:
 def read_record(systemd: Systemd, unit: str) -> WriterRecord:
     """Return what systemd would write into a unit's cgroup; raises `SystemdError`.
 
-    A set that systemd was never told is None: it does not write one.
+    A set without a property is None: systemd does not write it.
     """
     quota = _number(systemd, unit, "CPUQuotaPerSecUSec")
     period = _number(systemd, unit, "CPUQuotaPeriodUSec")
@@ -110,9 +110,10 @@ def _number(systemd: Systemd, unit: str, name: str) -> int:
 
 
 def record_of(item: DesiredCgroup, state: CgroupState) -> WriterRecord:
-    """Return what systemd must hold.
+    """Return what systemd must have on record.
 
-    It rewrites `cpu.max`, `cpu.weight` and `memory.max` always, so these are recorded as shown.
+    systemd always rewrites `cpu.max`, `cpu.weight` and `memory.max`, so these are recorded as
+    shown.
     """
     setting, shown = item.setting, state.values
     kept = {f: shown[f] for f, unset in _UNSET.items() if shown.get(f, unset) != unset}

@@ -1,8 +1,8 @@
-"""Binding a container to a cgroup or process that somebody names, checked.
+"""Checked bindings of a container to a cgroup or process that an operator names.
 
-Inside the pod's own cgroup any cgroup will do. Elsewhere it must be one that can be pinned without
-touching anybody else: a leaf (only the runtime's own subgroup in it), no slice, not the agent's,
-not the service manager's, and not in another pod.
+Inside the pod's own cgroup any cgroup is accepted. Elsewhere the cgroup must be one that can be
+pinned without affecting other workloads: a leaf (with no more than the runtime's subgroup in it),
+not a slice, not the agent's, not the service manager's, and not in another pod.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from cgroupfs.tree import CgroupTree
 
 _SYSTEMD_OWN: Final = ("init.scope", "dbus.service", "dbus-broker.service")
-#: So much of what somebody asked for is repeated, in characters.
+#: An error repeats this many characters of what was asked.
 _SHOWN: Final = 200
 _NAME_CONTAINERS: Final = (
     "start the container in the pod's cgroup, or name the cgroup of this one container"
 )
 
 
-class HoldingPod(Struct, frozen=True):
-    """What is there beside a new binding: the others, and the uids of the ledger's pods."""
+class OtherBindings(Struct, frozen=True):
+    """What a new binding is checked against: the other bindings, the uids of the ledger's pods."""
 
     bindings: Bindings = NO_BINDINGS
     pods: Collection[str] = frozenset()
 
 
-NOTHING_HELD: Final = HoldingPod()
+NO_OTHERS: Final = OtherBindings()
 
 
 def cgroup_of_pid(proc: Path, pid: int) -> str:
@@ -66,7 +66,7 @@ def cgroup_of_pid(proc: Path, pid: int) -> str:
 
 
 def cgroup_named(text: str, mount: Path) -> str:
-    """Return the cgroup path that a person named, relative to the root.
+    """Return a cgroup path that an operator named, relative to the root.
 
     Accepted are a path below the cgroup root with or without a leading slash, and a file path
     below the `mount` of the hierarchy. Raises `BindingError` when it could leave the root.
@@ -87,15 +87,15 @@ def make_binding(
     container: str,
     cgroup: str,
     *,
-    held: HoldingPod = NOTHING_HELD,
+    others: OtherBindings = NO_OTHERS,
     own: str = "",
 ) -> Binding:
     """Return the binding of a pod's container to a cgroup, or raise `BindingError`.
 
     `own` is the agent's own cgroup. The subgroup that a runtime made for its process stands for
     the container's cgroup around it. A cgroup that is bound to a container of another pod is
-    rejected: its processes would be on CPUs of a pod that they are not of. One inside or around a
-    cgroup that is bound, or was until its container was bound to another, cannot have both sets.
+    rejected: its processes would run on CPUs of a pod they do not belong to. So is a cgroup inside
+    or around one that is or was bound: it cannot have the sets of both.
     """
     asked = f"{pod.namespace}/{pod.name} {container} to /{cgroup}"
     if pod.container(container) is None:
@@ -108,7 +108,7 @@ def make_binding(
     why = _why_not(tree, layout, pod, cgroup, own)
     if why is not None:
         raise BindingError(asked, why, _NAME_CONTAINERS)
-    beside = _why_not_beside(layout, pod, new, held)
+    beside = _why_not_beside(layout, pod, new, others)
     if beside is not None:
         raise BindingError(asked, *beside)
     return new
@@ -121,28 +121,28 @@ def _around_subgroup(cgroup: str, own_pod: str) -> str:
 
 
 def _why_not_beside(
-    layout: Layout, pod: PodAllocation, new: Binding, held: HoldingPod
+    layout: Layout, pod: PodAllocation, new: Binding, others: OtherBindings
 ) -> tuple[str, str] | None:
-    """Return why a cgroup cannot be a container's beside the others, and what to do."""
+    """Return why a cgroup conflicts with another binding, and what to do."""
     home = f"{pod_cgroup(layout, pod)}/"
-    for old in held.bindings:
+    for old in others.bindings:
         who = f"/{old.cgroup} is bound to container {old.container} of pod {old.pod_uid}"
         same = (old.pod_uid, old.container) == (new.pod_uid, new.container)
-        if old.cgroup == new.cgroup and old.pod_uid not in (new.pod_uid, *_gone(old, held)):
+        if old.cgroup == new.cgroup and old.pod_uid not in (new.pod_uid, *_gone(old, others)):
             release = f"bind that container to its own cgroup or remove pod {old.pod_uid} first"
             return who, f"{_NAME_CONTAINERS}; if this is the one, {release}"
         if _nested(old.cgroup, new.cgroup) and not (same and new.cgroup.startswith(home)):
             return who, _NAME_CONTAINERS
-    for cgroup in held.bindings.released:
+    for cgroup in others.bindings.released:
         if _nested(cgroup, new.cgroup) and not new.cgroup.startswith(home):
             why = f"/{cgroup} was bound before; what runs there is confined to the shared pool"
             return why, f"end what runs in /{cgroup}, then bind again"
     return None
 
 
-def _gone(binding: Binding, held: HoldingPod) -> tuple[str, ...]:
+def _gone(binding: Binding, others: OtherBindings) -> tuple[str, ...]:
     """Return the pod of a binding when it is no longer in the ledger."""
-    return () if binding.pod_uid in held.pods else (binding.pod_uid,)
+    return () if binding.pod_uid in others.pods else (binding.pod_uid,)
 
 
 def _nested(one: str, other: str) -> bool:
@@ -170,11 +170,11 @@ def _is_systemds(name: str) -> bool:
 def _why_not_elsewhere(tree: CgroupTree, cgroup: str, own: str) -> str | None:
     name = cgroup.rpartition("/")[2]
     if own and (f"{own}/".startswith(f"{cgroup}/") or cgroup.startswith(f"{own}/")):
-        return "it is the agent's own"
+        return "it is the agent's own cgroup"
     if any(_is_systemds(part) for part in cgroup.split("/")):
         return "it belongs to the service manager"
     if name.endswith(".slice"):
-        return "it is a slice, which holds more than one container"
+        return "it is a slice, which may contain several containers"
     others = [child for child in tree.children(cgroup) if child not in RUNTIME_SUBGROUPS]
     if others:
         return f"it has cgroups in it ({', '.join(others[:3])})"

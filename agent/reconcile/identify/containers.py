@@ -1,23 +1,23 @@
 """Which cgroup is which container.
 
-Containers are started by others, so their cgroups are found, not made. A cgroup directly in a
-pod's cgroup is taken for, in this order:
+Containers are started by container runtimes, so their cgroups are found, not created. A cgroup
+directly in a pod's cgroup is identified as, in this order:
 
 1. the container that was bound to it (`numawarden bind`);
 2. what a `ContainerIdentifier` (the files of a container runtime) says: that container, or the
-pod's
-   sandbox, or, where the pod has no container of that name, none (7);
+   pod's sandbox, or, where the pod has no container of that name, none (7);
 3. the container whose name is the unit's or directory's name without suffix, or its end after one
    of `-`, `_`, `.`, `@` (`db.scope`, `shop-db.service`, `run@db.service`); the longest such name
    wins, and runtimes' ids (`cri-containerd-<id>.scope`) are not names;
 4. the only container of the pod;
-5. any container, when all of the pod are entitled to the same;
-6. the container that alone has just the CPUs that the cgroup, alone in its pod, shows already: it
-   was found and pinned before the agent was started again;
-7. none: it gets the pod's safe default (`entitlement.default_entitlement`) and is reported.
+5. any container, when all containers of the pod have the same settings;
+6. the only container with exactly the CPUs that the cgroup, as the only one in its pod, shows
+   already: the cgroup was identified and pinned before the agent was restarted;
+7. none: the cgroup gets the pod's safe default (`desired.container.default_settings`) and is
+   reported.
 
-A sandbox (pause) holds a pod's namespaces and does nothing. It has no part in the allocation: it
-gets the safe default, never a container's own CPUs, and there is nothing to report.
+A sandbox (pause) keeps a pod's namespaces open and does no work. It has no part in the allocation:
+it gets the safe default, never a container's own CPUs, and is not reported.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class IdentifiedBy(StrEnum):
     """How it is known which container a cgroup is."""
 
     BOUND = "bound"
-    RUNTIME = "told by the runtime"
+    RUNTIME = "by the runtime's files"
     NAME = "by its name"
     ONLY = "the only container"
-    ALIKE = "all containers are entitled to the same"
+    ALIKE = "all containers have the same settings"
     CPUS = "by the CPUs it has"
     SANDBOX = "the pod's sandbox"
     UNKNOWN = "unknown"
@@ -81,7 +81,7 @@ class Subgroup(Struct, frozen=True):
 
 
 class Located(Struct, frozen=True):
-    """One container's cgroup; `container` is None for the identities ALIKE, SANDBOX and UNKNOWN.
+    """A container's cgroup; `container` is None for the identities ALIKE, SANDBOX and UNKNOWN.
 
     `subgroups` are cgroups that the runtime made inside it (crun's `container`).
     """
@@ -103,7 +103,7 @@ class LocatedPod(Struct, frozen=True):
 class OrphanedCgroup(Struct, frozen=True):
     """A pod cgroup without a pod in the ledger, with the container cgroups in it.
 
-    `bound`: it is no pod's, but was bound to a container and is not any more.
+    `bound`: the cgroup lies outside the pods' and is no longer bound to a container.
     """
 
     cgroup: str
@@ -112,19 +112,19 @@ class OrphanedCgroup(Struct, frozen=True):
 
 
 class IdentifiedCgroups(Struct, frozen=True):
-    """Where everything is: the ledger's pods by uid, and pod cgroups that are none of them.
+    """The cgroups of the ledger's pods by uid, and the orphaned cgroups.
 
-    `unnamed` says of pods that cannot have a cgroup (a uid that makes no name) why. `classes` are
-    the cgroups of the QoS classes that have one.
+    `unnamed` maps the uids of pods that cannot have a cgroup (the uid is not usable as a name) to
+    the reason. `classes` are the cgroups of the QoS classes that have one.
     """
 
     pods: Mapping[str, LocatedPod]
-    leftovers: tuple[OrphanedCgroup, ...] = ()
+    orphaned: tuple[OrphanedCgroup, ...] = ()
     unnamed: Mapping[str, str] = MappingProxyType({})
     classes: Mapping[QosClass, str] = MappingProxyType({})
 
 
-def survey(
+def identify_cgroups(
     tree: CgroupTree,
     layout: Layout,
     ledger: Ledger,
@@ -132,9 +132,9 @@ def survey(
     finder: ContainerIdentifier | None = None,
     scope: AffectedPods | None = None,
 ) -> IdentifiedCgroups:
-    """Look for the cgroups of every pod, or of those in `scope`.
+    """Return the cgroups of every pod, or of those in `scope`.
 
-    Raises `OSError` as the tree does, not for absence.
+    Raises `OSError` as the tree does, but not for missing cgroups.
     """
     allocations = ledger.allocations
     if scope is not None:
@@ -143,11 +143,13 @@ def survey(
     bound = _bound(tree, layout, ledger, bindings, paths)
     released = frozenset(bindings.released)
     pods = {
-        uid: _survey_pod(tree, ledger.allocations[uid], path, bound.get(uid, {}), finder, released)
+        uid: _identified_pod(
+            tree, ledger.allocations[uid], path, bound.get(uid, {}), finder, released
+        )
         for uid, path in paths.items()
     }
-    if scope is None or scope.leftovers:
-        left = leftovers(tree, layout, ledger)
+    if scope is None or scope.orphaned:
+        left = orphaned(tree, layout, ledger)
     else:
         left = _left_of(tree, layout, scope.gone, set(paths.values()))
     others = (*left, *_strays(tree, layout, ledger, bindings))
@@ -155,15 +157,15 @@ def survey(
 
 
 def _classes(layout: Layout) -> Mapping[QosClass, str]:
-    """Return the cgroups of the QoS classes; Guaranteed pods stand among these."""
+    """Return the cgroups of the QoS classes; Guaranteed pods are siblings of these."""
     classes = (qos for qos in QosClass if qos is not QosClass.GUARANTEED)
     return {qos: layout.tier(Tier(str(qos))) for qos in classes}
 
 
-def leftovers(tree: CgroupTree, layout: Layout, ledger: Ledger) -> tuple[OrphanedCgroup, ...]:
-    """Return the pod cgroups that are none of the ledger's. Raises `OSError` as the tree does."""
+def orphaned(tree: CgroupTree, layout: Layout, ledger: Ledger) -> tuple[OrphanedCgroup, ...]:
+    """Return the pod cgroups without a pod in the ledger; raises `OSError` as the tree does."""
     paths, _ = _paths(layout, ledger.allocations)
-    return tuple(_leftovers(tree, layout, set(paths.values())))
+    return tuple(_orphaned(tree, layout, set(paths.values())))
 
 
 def pod_cgroup(layout: Layout, pod: PodAllocation) -> str:
@@ -176,8 +178,8 @@ def subgroups(
 ) -> tuple[Subgroup, ...]:
     """Return the cgroups inside a container's that have sets of their own.
 
-    These are what a runtime made there, and those of `released` that lie in it. One without the
-    cpuset controller follows the container anyway.
+    These are the ones that a runtime made there, and those of `released` that lie in it. A cgroup
+    without the cpuset controller follows the container and is left out.
     """
     inside = sorted(path for path in released if path.startswith(f"{cgroup}/"))
     paths = dict.fromkeys((*(join(cgroup, name) for name in RUNTIME_SUBGROUPS), *inside))
@@ -196,17 +198,17 @@ def _subgroup(tree: CgroupTree, path: str) -> Subgroup | None:
 def identify(
     pod: PodAllocation, cgroup: str, finder: ContainerIdentifier | None = None
 ) -> tuple[str | None, IdentifiedBy]:
-    """Return which container an unbound cgroup is by itself, and how that is known (rules 2 to 5).
+    """Return which container an unbound cgroup is, and how that is known (rules 2 to 5).
 
-    A pod that was recovered from its cgroups has containers that are called like these.
+    The containers of a pod that was recovered from its cgroups are named after the directories.
     """
     directory = cgroup.rpartition("/")[2]
     if pod.container(directory) is not None:
         return directory, IdentifiedBy.NAME
     if finder is not None:
-        told = finder.container_of(pod, cgroup)
-        if told is not None:
-            return _as_told(pod, told)
+        said = finder.container_of(pod, cgroup)
+        if said is not None:
+            return _as_said(pod, said)
     named = name_match(directory, (c.name for c in pod.containers))
     if named is not None:
         return named, IdentifiedBy.NAME
@@ -215,17 +217,17 @@ def identify(
     return None, IdentifiedBy.ALIKE if pod.containers and all_alike(pod) else IdentifiedBy.UNKNOWN
 
 
-def _as_told(pod: PodAllocation, told: RuntimeName) -> tuple[str | None, IdentifiedBy]:
-    if told.container is None:
+def _as_said(pod: PodAllocation, said: RuntimeName) -> tuple[str | None, IdentifiedBy]:
+    if said.container is None:
         return None, IdentifiedBy.SANDBOX
-    if pod.container(told.container) is not None:
-        return told.container, IdentifiedBy.RUNTIME
-    # Such as one for debugging, started beside those of the specification.
+    if pod.container(said.container) is not None:
+        return said.container, IdentifiedBy.RUNTIME
+    # Such as an ephemeral container for debugging, which is not in the specification.
     return None, IdentifiedBy.UNKNOWN
 
 
 def name_match(directory: str, names: Iterable[str]) -> str | None:
-    """Return the longest of the names that a cgroup's directory is called by (rule 3)."""
+    """Return the longest of the names that matches a cgroup's directory (rule 3)."""
     parsed = parse_container(directory)
     if parsed is None or parsed.runtime not in _NAMED_BY_USERS:
         return None
@@ -260,7 +262,8 @@ def _bound(
 ) -> dict[str, dict[str, str]]:
     """Return {pod uid: {cgroup: container}} of the bindings that can be enforced.
 
-    Those of the pods of `paths`, and others as far as they lie in the cgroups of these.
+    These are the bindings of the pods of `paths`, and others that lie in the bound cgroups of
+    these pods.
     """
     if not bindings:
         return {}
@@ -279,7 +282,7 @@ def _bound(
     }
     bound: dict[str, dict[str, str]] = {}
     for cgroup, binding in valid.items():
-        # Of two that lie in each other the inner one is the container.
+        # Of two nested cgroups the inner one is the container.
         if not any(other.startswith(f"{cgroup}/") for other in valid):
             bound.setdefault(binding.pod_uid, {})[cgroup] = binding.container
     return bound
@@ -298,7 +301,7 @@ def _may_be_of(layout: Layout, own: str, cgroup: str) -> bool:
     return cgroup.startswith(f"{own}/") or not f"{cgroup}/".startswith(f"{layout.pods()}/")
 
 
-def _survey_pod(
+def _identified_pod(
     tree: CgroupTree,
     pod: PodAllocation,
     path: str,
@@ -311,7 +314,7 @@ def _survey_pod(
         for cgroup, container in bound.items()
     ]
     for cgroup in containers(tree, path):
-        # A cgroup around a bound one is no container itself; its settings stay as they are.
+        # A cgroup around a bound one is not a container itself; its settings stay as they are.
         if cgroup not in bound and not any(b.startswith(f"{cgroup}/") for b in bound):
             name, identity = identify(pod, cgroup, finder)
             below = subgroups(tree, cgroup, released)
@@ -321,20 +324,20 @@ def _survey_pod(
 
 
 def _by_cpus(tree: CgroupTree, pod: PodAllocation, located: list[Located]) -> list[Located]:
-    """Name the cgroups that only their CPUs tell apart (rule 6)."""
+    """Identify the cgroups that only their CPUs distinguish (rule 6)."""
     unknown = [member.cgroup for member in located if member.identity is IdentifiedBy.UNKNOWN]
     if not unknown:
         return located
     shown = {cgroup: _cpus_of(tree, cgroup) for cgroup in unknown}
     texts = Counter(shown.values())
-    held = Counter(str(one.cpus) for one in pod.containers)
+    allocated = Counter(str(one.cpus) for one in pod.containers)
     taken = {member.container for member in located}
     names = {
         str(one.cpus): one.name
         for one in pod.containers
         if one.cpus
         and one.name not in taken
-        and held[str(one.cpus)] == 1
+        and allocated[str(one.cpus)] == 1
         and texts[str(one.cpus)] == 1
     }
     return [
@@ -355,10 +358,10 @@ def _cpus_of(tree: CgroupTree, cgroup: str) -> str:
 def _strays(
     tree: CgroupTree, layout: Layout, ledger: Ledger, bindings: Bindings
 ) -> Iterator[OrphanedCgroup]:
-    """Yield what has no container any more, is in no pod's cgroup, and runs or has CPUs set.
+    """Yield cgroups outside the pods' that are no longer bound, and have processes or CPUs set.
 
-    It keeps the CPUs that its container had until it is confined, and others may be given these:
-    what runs there now, and what starts there next.
+    Such a cgroup has the CPUs of its former container until it is confined, both for the processes
+    in it and for those that start there next, while these CPUs may be given to other pods.
     """
     inner: set[str] = set()
     for cgroup in given_up(layout, ledger, bindings):
@@ -369,10 +372,10 @@ def _strays(
 
 
 def given_up(layout: Layout, ledger: Ledger, bindings: Bindings) -> tuple[str, ...]:
-    """Return the cgroups, sorted, that were bound elsewhere than in a pod's cgroup and are not now.
+    """Return the cgroups outside the pods' that are no longer bound, sorted.
 
-    What lies in a pod's cgroup has no more than the pod; what lies in, or around, a cgroup that is
-    bound has what that one has.
+    A cgroup in a pod's cgroup has no more CPUs than the pod; a cgroup in or around a bound one is
+    covered by the binding. Both are left out.
     """
     living = ledger.allocations
     bound = [f"{binding.cgroup}/" for binding in bindings if binding.pod_uid in living]
@@ -403,7 +406,7 @@ def _left_of(
     )
 
 
-def _leftovers(tree: CgroupTree, layout: Layout, known: set[str]) -> Iterable[OrphanedCgroup]:
+def _orphaned(tree: CgroupTree, layout: Layout, known: set[str]) -> Iterable[OrphanedCgroup]:
     for tier in Tier:
         above = layout.tier(tier)
         try:

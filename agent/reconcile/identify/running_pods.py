@@ -1,4 +1,4 @@
-"""What runs in the pods' cgroups as the kernel shows it, whoever knows of it."""
+"""What runs in the pods' cgroups, as the kernel shows it, in the ledger or not."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def seen_pods(
 ) -> tuple[ObservedPod, ...]:
     """Return every pod cgroup in which processes live. Raises `OSError` as the tree does.
 
-    Containers that `finder` knows have their own names, others those of their directories.
+    Containers that `finder` identifies have their own names, others those of their directories.
     """
     found = (each for tier in Tier for each in _of_tier(tree, layout, tier))
-    return tuple(pod if finder is None else _as_told(finder, path, pod) for path, pod in found)
+    return tuple(pod if finder is None else _as_named(finder, path, pod) for path, pod in found)
 
 
 class _Unnamed(Struct, frozen=True):
@@ -54,15 +54,15 @@ class _Unnamed(Struct, frozen=True):
     namespace: str = ""
 
 
-def _as_told(finder: ContainerIdentifier, path: str, pod: ObservedPod) -> ObservedPod:
-    """Name what a runtime knows, and leave out the pod's sandbox, which holds nothing."""
-    told = [finder.container_of(_Unnamed(pod.uid), join(path, c.name)) for c in pod.containers]
-    times = Counter(each.container for each in told if each is not None)
+def _as_named(finder: ContainerIdentifier, path: str, pod: ObservedPod) -> ObservedPod:
+    """Use the names that the runtime knows, and leave out the sandbox, which has no allocation."""
+    named = [finder.container_of(_Unnamed(pod.uid), join(path, c.name)) for c in pod.containers]
+    times = Counter(each.container for each in named if each is not None)
     containers = (
         replace(seen, name=known.container)
         if known is not None and known.container and times[known.container] == 1
         else seen
-        for seen, known in zip(pod.containers, told, strict=True)
+        for seen, known in zip(pod.containers, named, strict=True)
         if known != RuntimeName(None)
     )
     return replace(pod, containers=tuple(containers))
@@ -78,7 +78,7 @@ def _of_tier(tree: CgroupTree, layout: Layout, tier: Tier) -> Iterator[tuple[str
 
 
 def _paths(tree: CgroupTree, layout: Layout, tier: Tier) -> tuple[str, ...]:
-    """Return what lies in the cgroup of a tier, in which the pods are."""
+    """Return the children of the cgroup of a tier, in which the pods are."""
     above = layout.tier(tier)
     try:
         return tuple(join(above, name) for name in tree.children(above))
@@ -87,7 +87,7 @@ def _paths(tree: CgroupTree, layout: Layout, tier: Tier) -> tuple[str, ...]:
 
 
 def _state(tree: CgroupTree, path: str) -> CgroupState | None:
-    """Return what a cgroup shows, None when it is gone or on its way out (ENODEV)."""
+    """Return what a cgroup shows, None when it is gone or being removed (ENODEV)."""
     try:
         return read_state(tree, path)
     except OSError as error:

@@ -10,7 +10,12 @@ from msgspec.structs import replace
 
 from agent.reconcile.backoff import Backoff
 from agent.reconcile.desired.settings import ABOVE_PODS, Role
-from agent.reconcile.identify.binding import HoldingPod, cgroup_named, cgroup_of_pid, make_binding
+from agent.reconcile.identify.binding import (
+    OtherBindings,
+    cgroup_named,
+    cgroup_of_pid,
+    make_binding,
+)
 from agent.reconcile.report import count_causes, repaired
 from agent.server.errors import readable
 from agent.server.kernel.documents import kernel_document
@@ -114,7 +119,7 @@ class KernelEnforcement:
             resting = {} if insist else self._backoff.resting(now)
             settings = {path: contest.setting for path, contest in resting.items()}
             report = self._enforcer.repair(target, settings)
-            kept = self._enforcer.release_leftovers(target)
+            kept = self._enforcer.release_orphaned(target)
             ended = self._enforcer.release_bound(target)
             # At the first look what differs was changed while no agent ran, unless it only waits.
             drift = (
@@ -172,7 +177,7 @@ class KernelEnforcement:
                 allocation,
                 container,
                 cgroup,
-                held=HoldingPod(target.bindings, target.ledger.allocations.keys()),
+                others=OtherBindings(target.bindings, target.ledger.allocations.keys()),
                 own=self._own,
             )
 

@@ -12,7 +12,7 @@ from agent.api.verification import (
     VerifiedDocument,
 )
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.intruding_tasks import ExclusiveTerritory, foreign_tasks
+from agent.reconcile.intruding_tasks import ExclusiveTerritory, intruding_tasks
 from agent.server.kernel.documents import kernel_document
 from cgroupfs.controllers import NEEDED, enabled
 from cgroupfs.tree import ancestors
@@ -41,7 +41,7 @@ def verification(
 
     Tasks that may run anywhere are told without being a difference: nothing was set for them.
     """
-    foreign = foreign_tasks(tasks, _territories(target, report), online)
+    foreign = intruding_tasks(tasks, _territories(target, report), online)
     intruders = [found for found in foreign if found.confined and not found.task.kernel]
     unconfined = [found for found in foreign if not found.confined and not found.task.kernel]
     above = tuple(_ancestors(tree, report))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.safe_files import doubt_above, doubt_of
+from agent.safe_files import risk_above, risk_of
 from agent.server.errors import StartError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _check_path(path: Path) -> None:
         raise StartError(what, f"longer than {_LIMIT} bytes", "name a shorter path")
     try:
         path.parent.stat()
-        doubt = doubt_above(path.parent / "socket")
+        doubt = risk_above(path.parent / "socket")
     except OSError as error:
         remedy = f"create the directory: install -d -m 0755 {path.parent}"
         raise StartError(what, f"{path.parent}: {error.strerror}", remedy) from error
@@ -189,7 +189,7 @@ def _check_key(key: Path) -> None:
     what = f"TLS key {key}"
     try:
         status = key.stat()
-        doubt = doubt_of(key, status) or doubt_above(key)
+        doubt = risk_of(key, status) or risk_above(key)
     except OSError as error:
         remedy = "name a PEM certificate and its unencrypted key"
         raise StartError(what, error.strerror or str(error), remedy) from error

@@ -53,4 +53,4 @@ def test_a_configuration_that_is_a_pipe_is_rejected_without_waiting(
 ) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     assert run_command(["run", "--config", str(tmp_path / "pipe")]) == ExitCode.BAD_INPUT
-    assert "pipe: it is no regular file" in capsys.readouterr().err
+    assert "pipe: it is not a regular file" in capsys.readouterr().err

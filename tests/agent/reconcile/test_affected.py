@@ -62,7 +62,7 @@ def test_a_pod_that_left_the_shared_pool_leaves_its_own_cgroup() -> None:
 
 def test_cpus_that_come_back_concern_whoever_runs_in_the_pool() -> None:
     found = scope(target(WEB, API, DATABASE, BATCH), target(WEB, API, DATABASE))
-    assert found == AffectedPods(frozenset({"web", "api"}), gone=(BATCH,), leftovers=True)
+    assert found == AffectedPods(frozenset({"web", "api"}), gone=(BATCH,), orphaned=True)
 
 
 def test_a_binding_concerns_both_who_loses_and_who_gets_a_cgroup() -> None:

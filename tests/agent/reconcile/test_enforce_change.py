@@ -217,7 +217,7 @@ class Pair:
         reports: list[EnforcementReport] = []
         for side in (self.part, self.whole):
             side.enforcer.repair(self.target)
-            side.enforcer.release_leftovers(self.target)
+            side.enforcer.release_orphaned(self.target)
             reports.append(side.enforcer.repair(self.target))
         first, second = reports
         assert first.ok or not self.online
@@ -237,8 +237,8 @@ def known(side: Side) -> tuple[object, object]:
     memory = side.enforcer._memory
     asked = {uid: items for uid, items in memory._asked.items() if items}
     # Of what is left of a pod the quota is kept as it was found.
-    told = {uid: records for uid, records in memory._told.items() if records and uid}
-    return asked, told
+    recorded = {uid: records for uid, records in memory._recorded.items() if records and uid}
+    return asked, recorded
 
 
 STEPS: Final[tuple[Callable[[Pair, int, int], None], ...]] = (
@@ -308,7 +308,7 @@ def test_what_is_left_of_a_pod_follows_the_shared_pool() -> None:
     side.enforcer.release(OWN)
     left = side.enforcer.enforce_change(held(HALF))
     of_none = [each.desired.role for each in left.cgroups if not each.desired.pod]
-    assert of_none == [Role.ALL_PODS, Role.LEFTOVER, Role.LEFTOVER]
+    assert of_none == [Role.ALL_PODS, Role.ORPHANED, Role.ORPHANED]
     assert side.tree.allowed(1)[0] == ONLINE - Mask.parse("8-9")
     side.enforcer.release(HALF)
     side.enforcer.enforce_change(held())

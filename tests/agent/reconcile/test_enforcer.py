@@ -122,7 +122,7 @@ def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> Non
     report = enforcer.enforce(target(WEB, newcomer))
     assert report.ok
     of_none = [each.desired.role for each in report.cgroups if each.desired.pod == ""]
-    assert of_none == [Role.ALL_PODS, *[Role.LEFTOVER] * 4]
+    assert of_none == [Role.ALL_PODS, *[Role.ORPHANED] * 4]
     assert any("no admitted pod" in note for note in report.notes)
     assert all(tree.allowed(pid)[0] == FREE for pid in (1, 2, 3, 4))
 
@@ -131,11 +131,11 @@ def test_leftovers_are_removed_once_they_are_empty() -> None:
     tree = kernel()
     enforcer = started(tree)
     enforcer.release(mixed())
-    assert [r.removed for r in enforcer.release_leftovers(target(WEB))] == [False]
+    assert [r.removed for r in enforcer.release_orphaned(target(WEB))] == [False]
     for pid in (1, 2, 3):
         tree.exit(pid)
-    assert [r.removed for r in enforcer.release_leftovers(target(WEB))] == [True]
-    assert enforcer.release_leftovers(target(WEB)) == ()
+    assert [r.removed for r in enforcer.release_orphaned(target(WEB))] == [True]
+    assert enforcer.release_orphaned(target(WEB)) == ()
     assert not tree.exists(POD)
     assert tree.exists(WEB_POD)
 

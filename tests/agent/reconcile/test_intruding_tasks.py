@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.reconcile.intruding_tasks import ExclusiveTerritory, Task, foreign_tasks, read_tasks
+from agent.reconcile.intruding_tasks import ExclusiveTerritory, Task, intruding_tasks, read_tasks
 from sysfs.mask import Mask
 
 ONLINE = Mask.parse("0-7")
@@ -22,7 +22,7 @@ def task(affinity: str, cgroup: str | None = "system.slice", **changes: bool) ->
 
 
 def found(*tasks: Task) -> list[tuple[str, tuple[str, ...], bool]]:
-    return [(str(f.cpus), f.pods, f.confined) for f in foreign_tasks(tasks, (WEB, DB), ONLINE)]
+    return [(str(f.cpus), f.pods, f.confined) for f in intruding_tasks(tasks, (WEB, DB), ONLINE)]
 
 
 def test_tasks_of_the_pod_are_at_home_in_each_of_its_cgroups() -> None:
@@ -74,7 +74,7 @@ def test_foreign_is_a_task_on_a_cpu_that_another_pod_holds(
     ]
     expected = {cpu for cpu in affinity if cpu in held and held[cpu] != home}
     some = Task(1, "t", Mask.from_ids(affinity), f"p{home}")
-    assert {cpu for f in foreign_tasks((some,), lands, ONLINE) for cpu in f.cpus} == expected
+    assert {cpu for f in intruding_tasks((some,), lands, ONLINE) for cpu in f.cpus} == expected
 
 
 def test_this_process_is_read_with_all_its_threads() -> None:

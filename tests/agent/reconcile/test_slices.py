@@ -183,7 +183,7 @@ def test_a_bus_that_breaks_later_costs_the_record_and_not_the_settings() -> None
     report = enforcer.enforce(target(mixed()))
     assert tree.allowed(1)[0] == Mask.parse("2-5")
     assert [p.cause for p in report.remaining] == [Cause.REVERTED_BY_SYSTEMD]
-    assert "may undo" in report.remaining[0].detail
+    assert "may revert" in report.remaining[0].detail
     assert not enforcer.release(mixed()).removed
     systemd.broken = False
     assert enforcer.enforce(target(mixed())).recorded == ("db.scope",)

@@ -67,7 +67,7 @@ def test_a_file_that_others_can_write_says_nothing(tmp_path: Path) -> None:
 
 def test_a_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    assert rejected(tmp_path / "fifo").endswith("it is no regular file")
+    assert rejected(tmp_path / "fifo").endswith("it is not a regular file")
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:

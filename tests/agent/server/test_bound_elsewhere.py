@@ -39,7 +39,7 @@ def test_it_gives_up_its_pods_cpus_and_stays_confined_until_it_ends(
         answer = await controller.remove(ONE)
         (note,) = answer.enforcement.notes
         assert note == (
-            f"/{bound} was bound to a container and is not any more; what runs there is confined "
+            f"/{bound} is no longer bound to a container; what runs there is confined "
             "to the node's shared pool until it ends"
         )
         return bound

@@ -94,9 +94,9 @@ async def test_what_systemd_was_not_told_is_one_problem_however_many_cgroups(hos
         await controller.admit(pod_of("new", uid(99), "main=2"))
         first = await controller.reconcile()
         again = await controller.reconcile()
-        untold = [line for line in first.problems if "was not told" in line]
-        assert len(untold) == 1
-        assert f"the settings of {2 * PODS} cgroups" in untold[0]
+        unrecorded = [line for line in first.problems if "not recorded in systemd" in line]
+        assert len(unrecorded) == 1
+        assert f"the settings of {2 * PODS} cgroups" in unrecorded[0]
         assert again.problems == first.problems
 
 

@@ -17,9 +17,9 @@ from agent.state.checkpoint import Checkpoint
 from agent.state.codec import Encoder, decode, encode
 from agent.state.errors import (
     DamagedCheckpointError,
-    ForeignCheckpointError,
     NewerCheckpointError,
     OlderCheckpointError,
+    UnknownFormatCheckpointError,
     UnusableCheckpointError,
 )
 from tests.agent.state.states import example, ledger_of, mixed_pod, plain_pods, states
@@ -171,7 +171,7 @@ def test_damage_names_file_field_and_remedy(data: bytes, field: str) -> None:
 
 
 def test_a_checkpoint_of_the_kubelet_is_foreign() -> None:
-    with pytest.raises(ForeignCheckpointError, match="state import"):
+    with pytest.raises(UnknownFormatCheckpointError, match="state import"):
         decode(b'{"policyName":"static","defaultCpuSet":"0-3","checksum":1}', FILE)
 
 

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from agent.state.errors import (
     CheckpointIOError,
     DamagedCheckpointError,
-    ForeignCheckpointError,
     NewerCheckpointError,
     ReplacedDirectoryError,
+    UnknownFormatCheckpointError,
 )
 from agent.state.files import OsFiles
 from agent.state.store import CHECKPOINT_NAME, TEMPORARY_NAME, Store
@@ -180,7 +180,7 @@ def test_a_file_system_that_takes_no_bytes_is_an_error_not_a_hang(tmp_path: Path
     [
         (b"", DamagedCheckpointError, "damaged"),
         (b'{"format":', DamagedCheckpointError, "damaged"),
-        (b'{"policyName":"static"}', ForeignCheckpointError, "foreign"),
+        (b'{"policyName":"static"}', UnknownFormatCheckpointError, "foreign"),
         (b'{"format":"numawarden-checkpoint","version":9}', NewerCheckpointError, "newer"),
     ],
 )

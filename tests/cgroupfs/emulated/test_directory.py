@@ -111,6 +111,6 @@ def test_a_link_is_no_cgroup(tree: DirectoryTree, tmp_path: Path) -> None:
 
 def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter").write_text("dear")
-    with pytest.raises(CgroupRootError, match="holds something that is no cgroup tree"):
+    with pytest.raises(CgroupRootError, match="contains something that is not a cgroup tree"):
         DirectoryTree(tmp_path, CPUS, NODES)
     assert [entry.name for entry in tmp_path.iterdir()] == ["letter"]

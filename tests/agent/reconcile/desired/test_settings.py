@@ -41,10 +41,10 @@ def settings_of(
     aim = target(allocation)
     if shared is not None:
         aim = Desired(aim.ledger, shared)
-    landscape = IdentifiedCgroups(
+    identified = IdentifiedCgroups(
         {allocation.uid: LocatedPod(POD, exists=True, containers=located)}
     )
-    return {desired.setting.cgroup: desired.setting for desired in desired_cgroups(aim, landscape)}
+    return {desired.setting.cgroup: desired.setting for desired in desired_cgroups(aim, identified)}
 
 
 def container(name: str | None, identity: IdentifiedBy = IdentifiedBy.NAME) -> Located:
@@ -132,10 +132,10 @@ def test_without_one_an_unidentified_cgroup_runs_in_the_nodes_and_its_pod_lets_i
 
 def test_a_sandbox_runs_where_an_unidentified_cgroup_does_and_is_none() -> None:
     sandbox = container(None, IdentifiedBy.SANDBOX)
-    landscape = IdentifiedCgroups(
+    identified = IdentifiedCgroups(
         {mixed().uid: LocatedPod(POD, exists=True, containers=(sandbox,))}
     )
-    desired = desired_cgroups(target(mixed()), landscape)
+    desired = desired_cgroups(target(mixed()), identified)
     assert [item.role for item in desired] == [Role.POD, Role.SANDBOX]
     assert desired[1].setting == Setting(f"{POD}/x", Mask.parse("6-7"), exclusive=True)
 
@@ -179,11 +179,11 @@ def test_an_empty_shared_pool_leaves_sets_as_they_are() -> None:
 
 
 def test_what_runs_without_an_allocation_is_confined_to_the_shared_pool() -> None:
-    landscape = IdentifiedCgroups({}, (OrphanedCgroup(POD, (f"{POD}/x",)),))
-    desired = desired_cgroups(Desired(ledger(), Mask.parse("0-3")), landscape)
+    identified = IdentifiedCgroups({}, (OrphanedCgroup(POD, (f"{POD}/x",)),))
+    desired = desired_cgroups(Desired(ledger(), Mask.parse("0-3")), identified)
     assert [(w.setting, w.role) for w in desired] == [
-        (Setting(POD, Mask.parse("0-3")), Role.LEFTOVER),
-        (Setting(f"{POD}/x", Mask.parse("0-3")), Role.LEFTOVER),
+        (Setting(POD, Mask.parse("0-3")), Role.ORPHANED),
+        (Setting(f"{POD}/x", Mask.parse("0-3")), Role.ORPHANED),
     ]
 
 

@@ -7,7 +7,12 @@ import pytest
 
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.reconcile.errors import BindingError
-from agent.reconcile.identify.binding import HoldingPod, cgroup_named, cgroup_of_pid, make_binding
+from agent.reconcile.identify.binding import (
+    OtherBindings,
+    cgroup_named,
+    cgroup_of_pid,
+    make_binding,
+)
 from cgroupfs.names import Driver
 from tests.agent.reconcile.pods import OTHER, UID, kernel, layout, mixed, path_of
 
@@ -49,7 +54,7 @@ def bind(cgroup: str, container: str = "db", bindings: Bindings | None = None) -
         mixed(),
         container,
         cgroup,
-        held=HoldingPod(Bindings() if bindings is None else bindings, (UID, OTHER)),
+        others=OtherBindings(Bindings() if bindings is None else bindings, (UID, OTHER)),
         own=OWN,
     )
 

@@ -11,8 +11,8 @@ from agent.reconcile.identify.containers import (
     IdentifiedCgroups,
     Subgroup,
     identify,
+    identify_cgroups,
     name_match,
-    survey,
 )
 from agent.runtimes.identifier import RuntimeName
 from cgroupfs.names import Driver
@@ -78,15 +78,15 @@ def make(tree: EmulatedKernel, *paths: str) -> None:
 def look(
     tree: EmulatedKernel, *allocations: PodAllocation, bindings: Bindings = NO_BINDINGS
 ) -> IdentifiedCgroups:
-    return survey(tree, layout(), ledger(*allocations), bindings)
+    return identify_cgroups(tree, layout(), ledger(*allocations), bindings)
 
 
 def found(
-    landscape: IdentifiedCgroups, uid: str = UID
+    identified: IdentifiedCgroups, uid: str = UID
 ) -> dict[str, tuple[str | None, IdentifiedBy]]:
     return {
         located.cgroup: (located.container, located.identity)
-        for located in landscape.pods[uid].containers
+        for located in identified.pods[uid].containers
     }
 
 
@@ -205,9 +205,9 @@ def test_of_two_bound_cgroups_in_each_other_the_inner_one_counts() -> None:
     make(tree, "machine/a/b")
     other = pod(on_host("web"), uid=OTHER)
     bindings = Bindings((Binding(UID, "db", "machine/a"), Binding(OTHER, "web", "machine/a/b")))
-    landscape = look(tree, mixed(), other, bindings=bindings)
-    assert found(landscape) == {}
-    assert found(landscape, OTHER) == {"machine/a/b": ("web", IdentifiedBy.BOUND)}
+    identified = look(tree, mixed(), other, bindings=bindings)
+    assert found(identified) == {}
+    assert found(identified, OTHER) == {"machine/a/b": ("web", IdentifiedBy.BOUND)}
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_pod_cgroups_without_a_pod_are_leftovers(driver: Driver) -> None:
     for allocation in (mixed(), *gone):
         make(tree, f"{path_of(allocation, driver)}/x")
     make(tree, f"{layout(driver).pods()}/something-else")
-    landscape = survey(tree, layout(driver), ledger(mixed()), NO_BINDINGS)
+    identified = identify_cgroups(tree, layout(driver), ledger(mixed()), NO_BINDINGS)
     leftover = path_of(gone[0], driver)
-    assert [(entry.cgroup, entry.containers) for entry in landscape.leftovers] == [
+    assert [(entry.cgroup, entry.containers) for entry in identified.orphaned] == [
         (leftover, (f"{leftover}/x",))
     ]
 
