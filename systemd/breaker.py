@@ -1,4 +1,4 @@
-"""A bus that hangs costs one deadline: whoever does not answer is not asked again for now."""
+"""A circuit breaker for systemd: a bus that hangs costs one deadline, not one for each call."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _Result = TypeVar("_Result")
 
 
 class Breaker:
-    """A `Systemd` that is asked no more once it did not answer, until `try_again`.
+    """A `Systemd` that is not called again after it did not answer, until `try_again`.
 
     Each call then raises `NotAskedError` at once. Every call of a bus that hangs takes its whole
-    deadline, and there may be hundreds of them in one look at the cgroups.
+    deadline, and there may be hundreds of calls in one comparison of the cgroups.
     """
 
     def __init__(self, systemd: Systemd) -> None:

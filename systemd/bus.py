@@ -1,7 +1,7 @@
 """systemd's manager over D-Bus: the few calls that resource control needs (systemd1(5)).
 
 systemd answers a property change with success even when the kernel rejects the value (seen with
-systemd 257: AllowedCPUs=100 gives no error), so whoever calls this reads the cgroup's files back.
+systemd 257: AllowedCPUs=100 gives no error), so callers read the cgroup's files back.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SystemBus:
 
     Connects at the first call and again after the connection broke or was silent: what a
     connection was half asked for (to send signals) does not outlive it. Each call has `timeout`
-    seconds, waiting for its job included. Use it from one thread.
+    seconds, including the wait for its job. Use it from one thread.
     """
 
     def __init__(self, address: str = SYSTEM_BUS, *, timeout: float = PATIENCE_SECONDS) -> None:

@@ -1,7 +1,7 @@
 """What can go wrong with systemd: its bus, its units, their names.
 
-A D-Bus error keeps its name (`org.freedesktop.systemd1.NoSuchUnit`), so that a caller can tell
-rejections apart.
+A D-Bus error keeps its name (`org.freedesktop.systemd1.NoSuchUnit`), so that a caller can
+distinguish rejections.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BusTimeoutError(SystemdError):
 
 
 class BusSilentError(BusUnavailableError):
-    """Something takes connections for the bus and does not speak."""
+    """The socket of the bus accepts connections but does not answer."""
 
 
 class NotAskedError(SystemdError):

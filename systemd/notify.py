@@ -1,6 +1,6 @@
-"""Telling systemd how the service is: sd_notify(3) and the watchdog.
+"""Reporting the state of the service to systemd: sd_notify(3) and the watchdog.
 
-Reads the environment only through the mapping it is given, so tests and callers decide.
+The environment is a parameter, so that tests and callers choose it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SOCKET: Final = "NOTIFY_SOCKET"
-#: How long a service manager that does not read is waited for.
+#: How long to wait for a service manager that does not read, in seconds.
 PATIENCE_SECONDS: Final = 2.0
 _LINE_BREAK: Final = "\n"
 
@@ -48,15 +48,15 @@ class Notifier:
         return bool(self._address)
 
     def ready(self, status: str = "") -> None:
-        """Tell that the service is up."""
+        """Report that the service is ready."""
         self._send("READY=1", *_status(status))
 
     def stopping(self, status: str = "") -> None:
-        """Tell that the service is going down."""
+        """Report that the service is stopping."""
         self._send("STOPPING=1", *_status(status))
 
     def reloading(self) -> None:
-        """Tell that the configuration is read again; `ready` ends it (Type=notify-reload)."""
+        """Report that the configuration is reloaded; `ready` ends it (Type=notify-reload)."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}")
 
@@ -65,18 +65,18 @@ class Notifier:
         self._send(*_status(text), wait=False)
 
     def watchdog(self) -> None:
-        """Tell that the service still works; send it from the loop that does the work.
+        """Report that the service still works; call this from the loop that does the work.
 
-        It never waits: a manager that is behind has pings enough in its queue.
+        The call never waits: a manager that does not keep up has enough messages in its queue.
         """
         self._send("WATCHDOG=1", wait=False)
 
     def main_pid(self, pid: int) -> None:
-        """Return which process is the service."""
+        """Report the main process of the service."""
         self._send(f"MAINPID={pid}")
 
     def extend_timeout(self, microseconds: int) -> None:
-        """Ask for more time to start or stop."""
+        """Ask the service manager for more time to start or stop."""
         self._send(f"EXTEND_TIMEOUT_USEC={microseconds}")
 
     def _send(self, *lines: str, wait: bool = True) -> None:
@@ -90,7 +90,7 @@ class Notifier:
                 sender.settimeout(PATIENCE_SECONDS if wait else 0)
                 sender.connect(address)
                 sender.sendall(_LINE_BREAK.join(lines).encode())
-        except BlockingIOError:  # the queue is full, and nobody was to wait
+        except BlockingIOError:  # the queue is full, and the caller does not wait
             return
         except OSError as error:
             raise NotifyError(self._address, str(error)) from error

@@ -1,6 +1,6 @@
 """Resource properties of units as D-Bus values (org.freedesktop.systemd1(5)).
 
-Times are microseconds. systemd keeps what it is told in drop-in files, where a CPU quota is a whole
+Times are microseconds. systemd keeps properties in drop-in files, where a CPU quota is a whole
 percentage of one CPU: a finer value is applied as given, but rounded down at the next
 daemon-reload. So a quota is rounded up to whole percents here, never tighter than asked.
 """

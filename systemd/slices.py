@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def ensure(systemd: Systemd, name: str, properties: Sequence[Property], *, about: str = "") -> bool:
-    """Have the slice running with these properties; return whether it was started now.
+    """Start the slice with these properties, or set them if it runs; return whether it was started.
 
     A slice started here is transient: its properties live in /run and nothing is left of it after
     `stop`. `about` becomes its description. Raises `UnitNameError` and the bus's errors.
@@ -33,7 +33,7 @@ def ensure(systemd: Systemd, name: str, properties: Sequence[Property], *, about
     try:
         systemd.start_transient(name, (*described, *properties))
     except UnitExistsError:
-        # Somebody placed a unit in it meanwhile, which starts a slice by itself.
+        # A unit was placed in the slice meanwhile, which starts the slice.
         if not update(systemd, name, properties):
             raise
         return False

@@ -1,7 +1,7 @@
-"""A typed face for jeepney, the D-Bus library, which has no types of its own.
+"""A typed interface to jeepney, the D-Bus library, which has no types of its own.
 
-Nothing outside of this module touches jeepney. Every value that comes from the wire is an
-`object`, to be narrowed by whoever asked for it.
+No other module uses jeepney. Every value that comes from the wire is an `object`, which the caller
+narrows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Signals(Protocol):
     """Signals that arrive while a match is installed."""
 
     def next(self, timeout: float) -> tuple[object, ...]:
-        """Return the body of the next one; raises `TimeoutError` after `timeout` seconds."""
+        """Return the body of the next signal; raises `TimeoutError` after `timeout` seconds."""
         ...
 
 

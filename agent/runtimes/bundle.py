@@ -1,10 +1,10 @@
-"""What the OCI bundle of a container says of it: the annotations and resources in `config.json`.
+"""What the OCI bundle of a container says: the annotations and resources in `config.json`.
 
 A runtime writes the bundle once, before the container's cgroup exists, into directories of root's.
-A pod's author can have annotations of his own written there (containerd's `pod_annotations` and
-`container_annotations`, CRI-O's allowed annotations). containerd writes its own after them; where
-one did get through, it would still have to name the pod in whose cgroup the container lives. So
-the most that it gives a container is what another container of the same pod holds.
+A manifest can add annotations to it (containerd's `pod_annotations` and `container_annotations`,
+CRI-O's allowed annotations). containerd writes its own after them; an annotation that did override
+one of these would still have to name the pod in whose cgroup the container lives. So the most that
+a forged annotation gives a container is the allocation of another container of the same pod.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SANDBOX: Final = "sandbox"
 _CONTAINER: Final = "container"
-#: So much of a name is shown.
+#: This many characters of a name are shown.
 _SHOWN: Final = 100
 
 
@@ -51,7 +51,7 @@ class _Spec(Struct):
 
 
 class RuntimeClaim(Struct, frozen=True):
-    """What a runtime says that a container is; `container` is None for a pod's sandbox.
+    """A runtime's statement about a container; `container` is None for a pod's sandbox.
 
     `uid` is "" where the runtime does not write it.
     """
@@ -62,14 +62,14 @@ class RuntimeClaim(Struct, frozen=True):
     namespace: str
 
     def is_of(self, pod: NamedPod) -> bool:
-        """Return whether it is said of a container of this pod: by uid, else by full name."""
+        """Return whether the statement names this pod: by uid, else by full name."""
         if self.uid:
             return self.uid == pod.uid
         return bool(self.name) and (self.namespace, self.name) == (pod.namespace, pod.name)
 
     @property
     def pod(self) -> str:
-        """The pod as the runtime names it, on one line whatever it wrote."""
+        """The pod as the runtime names it, always on one line."""
         name = repr(f"{self.namespace}/{self.name}"[:_SHOWN]) if self.name else "without a name"
         return f"{name} (uid {self.uid[:_SHOWN]!r})" if self.uid else name
 
@@ -77,7 +77,7 @@ class RuntimeClaim(Struct, frozen=True):
 def read_claim(path: Path, keys: RuntimeKeys) -> RuntimeClaim:
     """Return what a bundle's `config.json` says.
 
-    Raises `RuntimeFileError` when it says nothing usable, `FileNotFoundError` when there is none.
+    Raises `RuntimeFileError` when it is unusable, `FileNotFoundError` when there is none.
     """
     annotations = read_json(path, _Spec).annotations
     return RuntimeClaim(
@@ -100,7 +100,7 @@ def _container(path: Path, keys: RuntimeKeys, annotations: Mapping[str, str]) ->
 
 
 def read_spec(path: Path) -> WriterRecord:
-    """Return the settings that a container was made with; raises as `read_claim` does."""
+    """Return the settings that a container was created with; raises as `read_claim` does."""
     spec = read_json(path, _Spec)
     resources = None if spec.linux is None else spec.linux.resources
     cpu = None if resources is None else resources.cpu

@@ -1,4 +1,4 @@
-"""Reading what a runtime wrote, without trusting that it is whole or small."""
+"""Reading files of a runtime without trusting their size or content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Stamp: TypeAlias = tuple[int, int, int]
 
 
 class RuntimeFileError(Exception):
-    """A file is there and of no use; `path` and `why` say which and why, on one line."""
+    """A file exists but is unusable; `path` and `why` say which and why, on one line."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path}: {why}")
@@ -33,7 +33,7 @@ class RuntimeFileError(Exception):
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """Return a file's stamp, None when it cannot be seen."""
+    """Return a file's stamp, None when there is no file or it is not accessible."""
     try:
         found = os.stat(path)  # noqa: PTH116 - asked for each container in each pass; a Path doubles it
     except OSError:
@@ -42,7 +42,7 @@ def stamp_of(path: str) -> Stamp | None:
 
 
 def read_json(path: Path, kind: type[_Content]) -> _Content:
-    """Return a JSON file as a msgspec type; unknown fields are passed over.
+    """Return a JSON file as a msgspec type; unknown fields are ignored.
 
     Raises `RuntimeFileError`, and `FileNotFoundError` when there is none.
     """
@@ -60,7 +60,9 @@ def _read(path: Path) -> bytes:
                 raise RuntimeFileError(path, "it is not a regular file")
             risk = risk_of(path, status)
             if risk is not None:
-                raise RuntimeFileError(path, f"it {risk.found}, so it need not be the runtime's")
+                raise RuntimeFileError(
+                    path, f"it {risk.found}, so the runtime may not have written it"
+                )
             return take(file, LIMIT, str(path))
     except FileNotFoundError:
         raise
@@ -69,5 +71,5 @@ def _read(path: Path) -> bytes:
 
 
 def _open(path: str, flags: int) -> int:
-    # A fifo that somebody put there must not block the agent.
+    # A named pipe at this path must not block the agent.
     return os.open(path, flags | os.O_NONBLOCK)

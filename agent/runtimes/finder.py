@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from agent.runtimes.places import RuntimeDirectory
     from cgroupfs.verify import WriterRecord
 
-#: What every runtime here takes for an id; nothing else becomes part of a path.
+#: The ids of all supported runtimes; no other text becomes part of a path.
 _ID: Final = re.compile(r"[0-9a-f]{64}")
-#: So many containers are remembered; a host with more reads some of their bundles again.
+#: This many containers are remembered; a host with more reads some of their bundles again.
 _REMEMBERED: Final = 8192
 
 _Value = TypeVar("_Value")
 
 
 class _Known(Struct, frozen=True):
-    """A bundle that was read; `claim` is None when it was of no use."""
+    """A bundle that was read; `claim` is None when it was unusable."""
 
     file: str
     stamp: Stamp
@@ -41,33 +41,33 @@ class _Known(Struct, frozen=True):
 
 
 class RuntimeFiles:
-    """The containers of containerd and CRI-O by their bundles (`locate.ContainerIdentifier`).
+    """The containers of containerd and CRI-O by their bundles (a `ContainerIdentifier`).
 
-    `root` is where the host's file system stands. A bundle is read once, and again when it is
-    another file. What cannot be used is told once, one line each: `tell` gets the container's id
-    or directory and why.
+    `root` is where the host's file system is mounted. A bundle is read once, and again when the
+    file was replaced. What cannot be used is reported once: `report` is called with one line that
+    names the container's id or directory and the reason.
     """
 
-    def __init__(self, root: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, root: Path, report: Callable[[str], None]) -> None:
         self._root = root
-        self._tell = tell
+        self._report = report
         self._known: dict[str, _Known] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     def container_of(self, pod: NamedPod, cgroup: str) -> RuntimeName | None:
-        """Return what the runtime calls a container cgroup of `pod`, None if nothing is known.
+        """Return the runtime's name of a container cgroup of `pod`, None if nothing is known.
 
-        What is said of another pod's container counts for nothing.
+        A bundle that names another pod is ignored.
         """
         directory = cgroup.rpartition("/")[2]
         claim = self._claim(directory)
         if claim is None:
             return None
         if not claim.is_of(pod):
-            self._tell_once(
+            self._report_once(
                 directory,
                 f"/{cgroup} is in pod {pod.uid}, but its runtime says that it is of pod "
-                f"{claim.pod}; what the runtime says is passed over",
+                f"{claim.pod}; the runtime's bundle is ignored",
             )
             return None
         return RuntimeName(claim.container)
@@ -75,8 +75,8 @@ class RuntimeFiles:
     def remembered(self, cgroup: str) -> WriterRecord | None:
         """Return what the runtime last set in a container cgroup, None if it keeps no record.
 
-        runc records every update. Of another runtime there is only what the container was made
-        with, which containerd sends again until it is asked to change it.
+        runc records every update. For other runtimes there are only the settings that the container
+        was created with, which containerd sends again until it is asked to change them.
         """
         found = _container_id(cgroup.rpartition("/")[2])
         if found is None:
@@ -103,7 +103,7 @@ class RuntimeFiles:
         if known is not None:
             _keep(self._known, directory, known)
             return known.claim
-        self._tell_missing(*found)
+        self._report_missing(*found)
         return None
 
     def _read(self, id_: str, places: tuple[RuntimeDirectory, ...]) -> _Known | None:
@@ -117,7 +117,7 @@ class RuntimeFiles:
             except FileNotFoundError:
                 continue
             except RuntimeFileError as error:
-                self._tell_once(str(file), f"{error}; bind the container with 'numawarden bind'")
+                self._report_once(str(file), f"{error}; bind the container with 'numawarden bind'")
                 return _Known(str(file), stamp, None)
         return None
 
@@ -127,7 +127,9 @@ class RuntimeFiles:
         except FileNotFoundError:
             return None
         except RuntimeFileError as error:
-            self._tell_once(str(file), f"{error}; who changed the container's cgroup is not known")
+            self._report_once(
+                str(file), f"{error}; the writer of the container's cgroup is unknown"
+            )
             return None
 
     def _bundles(
@@ -140,29 +142,31 @@ class RuntimeFiles:
         for states in dict.fromkeys(place.states for place in places):
             yield self._root / states / id_ / "state.json"
 
-    def _tell_missing(self, id_: str, places: tuple[RuntimeDirectory, ...]) -> None:
-        if id_ in self._told:
+    def _report_missing(self, id_: str, places: tuple[RuntimeDirectory, ...]) -> None:
+        if id_ in self._reported:
             return
-        _keep(self._told, id_, "")
+        _keep(self._reported, id_, "")
         there = [self._root / place.bundles for place in places]
         there = [directory for directory in there if stamp_of(str(directory)) is not None]
         if there:
             looked = " or ".join(map(str, there))
-            self._tell(f"no bundle of container {id_} is in {looked}, so nothing is known of it")
+            self._report(
+                f"no bundle of container {id_} is in {looked}, so the container is not identified"
+            )
             return
         names = " or ".join(dict.fromkeys(place.runtime for place in places))
         first = self._root / places[0].bundles
-        self._tell_once(
+        self._report_once(
             names,
-            f"a container has an id as {names} gives it, and there is no {first}; mount it if the "
-            "agent runs in a container, else bind the containers of pods that have several "
+            f"a container has an id as {names} gives it, but {first} does not exist; mount it if "
+            "the agent runs in a container, else bind the containers of pods that have several "
             "('numawarden bind')",
         )
 
-    def _tell_once(self, about: str, what: str) -> None:
-        if self._told.get(about) != what:
-            _keep(self._told, about, what)
-            self._tell(what)
+    def _report_once(self, about: str, what: str) -> None:
+        if self._reported.get(about) != what:
+            _keep(self._reported, about, what)
+            self._report(what)
 
 
 def _container_id(directory: str) -> tuple[str, tuple[RuntimeDirectory, ...]] | None:

@@ -1,4 +1,4 @@
-"""Who knows which container a cgroup is: the interface of container runtimes' records."""
+"""Identifying containers by the records of container runtimes: the interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class RuntimeName(Struct, frozen=True):
-    """What a runtime calls a cgroup; `container` is None for a pod's sandbox."""
+    """A runtime's name of a cgroup; `container` is None for a pod's sandbox."""
 
     container: str | None
 
@@ -36,7 +36,7 @@ class NamedPod(Protocol):
 
 
 class ContainerIdentifier(Protocol):
-    """Knows from elsewhere what cgroups are, such as a container runtime's files."""
+    """Identifies container cgroups by another source, such as a container runtime's files."""
 
     def container_of(self, pod: NamedPod, cgroup: str) -> RuntimeName | None:
         """Return what lives in `cgroup`, a container's cgroup of `pod`; None if unknown."""

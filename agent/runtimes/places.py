@@ -61,7 +61,8 @@ _CRIO_PLACE: Final = RuntimeDirectory(
     "CRI-O", "run/containers/storage/overlay-containers", "userdata/", "run/runc", _CRIO
 )
 
-#: The places to look at by who made a cgroup. A plain name may be anybody's.
+#: The directories to read, by the runtime that a cgroup's name shows. Any runtime may use a plain
+#: name.
 PLACES: Final = {
     Runtime.CONTAINERD: _CONTAINERD,
     Runtime.CRIO: (_CRIO_PLACE,),

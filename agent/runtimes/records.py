@@ -38,7 +38,7 @@ class _State(Struct):
 def read_state(path: Path) -> WriterRecord:
     """Return what runc's `state.json` says.
 
-    Raises `RuntimeFileError` when it is of no use, `FileNotFoundError` when there is none.
+    Raises `RuntimeFileError` when it is unusable, `FileNotFoundError` when there is none.
     """
     cgroups = read_json(path, _State).config.cgroups
     return recorded(
@@ -49,8 +49,8 @@ def read_state(path: Path) -> WriterRecord:
 def recorded(path: Path, cpus: str, mems: str, quota: int, period: int) -> WriterRecord:
     """Return settings as a record.
 
-    A runtime leaves alone what is "" or 0; a quota of -1 is none. Raises `RuntimeFileError` on
-    values that the kernel would not take.
+    A runtime does not write values that are "" or 0; a quota of -1 means unlimited. Raises
+    `RuntimeFileError` on values that the kernel would not accept.
     """
     try:
         return WriterRecord(

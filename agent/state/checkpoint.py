@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the ledger, the bindings, and under which circumstances they held."""
+"""The content of a checkpoint: ledger, bindings, and the host and policy they were valid for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NodeFacts(Struct, frozen=True):
 
 
 class HostFacts(Struct, frozen=True):
-    """What of a host decides whether an allocation is still valid there."""
+    """The facts of a host that decide whether an allocation is still valid there."""
 
     online: Mask = EMPTY
     offline: Mask = EMPTY
@@ -47,9 +47,9 @@ class Checkpoint(Struct, frozen=True):
     `boot_id` is the kernel's random boot id. `policy` is the policy under which the last decision
     was made, as {the configuration's key: its value}. `agent_version` is the release that wrote it.
     `manifests` names, by pod uid, the file of the manifest directory that a pod came from, so that
-    a file deleted while the agent was down still ends its pod. `orphaned` are the uids of pods that
-    are not in the ledger although their cgroups were there, such as removed pods that run on: what
-    these cgroups show is nobody's.
+    a file deleted while the agent was down still removes its pod. `orphaned` are the uids of pods
+    that are not in the ledger although their cgroups existed, such as removed pods whose processes
+    still run: these cgroups are not recovered as allocations.
     """
 
     ledger: Ledger
@@ -82,7 +82,7 @@ def host_changes(before: HostFacts, after: HostFacts) -> tuple[str, ...]:
 
 
 def policy_summary(policy: Policy) -> Mapping[str, str]:
-    """Return the rules in force as {the configuration's key: its value}, sorted by key.
+    """Return the effective policy as {the configuration's key: its value}, sorted by key.
 
     Options and gates are listed whether on (`true`) or off (`false`), reservations of memory where
     there are any. Summaries of earlier releases left out what was off.
@@ -100,10 +100,10 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
 
 
 def policy_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
-    """Name, one sentence each, what differs between two summaries of the rules.
+    """Name, one sentence each, what differs between two summaries of a policy.
 
-    A switch that one of them does not list is off: what an earlier release left out was, and what
-    it did not know it did not do. An empty summary says nothing about the rules.
+    A switch that a summary does not list is off: an earlier release left out switches that were
+    off, and did not have the unknown ones. An empty summary says nothing about the policy.
     """
     if not before:
         return ()

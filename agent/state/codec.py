@@ -2,7 +2,7 @@
 
 The document is JSON on one line:
 `{"format":"numawarden-checkpoint","version":1,"checksum":"sha256:...","state":{...}}`.
-The checksum is over the bytes of the value of `state`, exactly as they stand in the file, so the
+The checksum is over the bytes of the value of `state`, exactly as in the file, so the
 same state always gives the same bytes and any change of them is found. This frame is that of every
 format; `version` says what `state` looks like. The latest format is written, each that was ever
 released is read by a reader of its own.
@@ -64,7 +64,7 @@ class Encoder:
         self._known: dict[str, tuple[PodAllocation, msgspec.Raw]] = {}
 
     def encode(self, state: Checkpoint) -> bytes:
-        """Return the bytes of a checkpoint that holds `state`."""
+        """Return the bytes of a checkpoint with `state`."""
         self._known = {
             uid: self._fragment(uid, allocation)
             for uid, allocation in state.ledger.allocations.items()
@@ -86,14 +86,14 @@ class Encoder:
 
 
 def encode(state: Checkpoint) -> bytes:
-    """Return the bytes of a checkpoint that holds `state`."""
+    """Return the bytes of a checkpoint with `state`."""
     return Encoder().encode(state)
 
 
 def decode(data: bytes, path: Path) -> Checkpoint:
-    """Return the state that a checkpoint holds; `path` is only named in errors.
+    """Return the state in a checkpoint; `path` is only named in errors.
 
-    Raises a subclass of `UnusableCheckpointError`: Damaged, Foreign, Newer or Older.
+    Raises a subclass of `UnusableCheckpointError`: Damaged, UnknownFormat, Newer or Older.
     """
     try:
         _check_header(msgspec.json.decode(data, type=_Header), path)

@@ -1,4 +1,4 @@
-"""The state directory: fit for use, and used by one process only."""
+"""The state directory: checked, and locked for one process."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def _check_above(directory: Path) -> None:
 
 
 class DirectoryLock:
-    """An exclusive lock on a state directory, held until `release` or the end of the process.
+    """An exclusive lock on a state directory, kept until `release` or the end of the process.
 
-    The lock file names the holder's process id; the lock itself is flock(2), so that it never
-    outlives its holder. Raises `StateDirectoryLockedError` at once when it is taken.
+    The lock file contains the process id; the lock itself is flock(2), so that it never outlives
+    the process. Raises `StateDirectoryLockedError` at once when it is taken.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -106,7 +106,7 @@ class DirectoryLock:
             raise ReplacedDirectoryError(self._directory)
 
     def release(self) -> None:
-        """Give the directory free; doing it twice is harmless."""
+        """Release the directory; a second call has no effect."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

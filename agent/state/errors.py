@@ -15,7 +15,7 @@ class CheckpointError(Exception):
 
 
 class UnusableCheckpointError(CheckpointError):
-    """The content of a checkpoint cannot be taken over.
+    """The content of a checkpoint cannot be used.
 
     `path` is the file, `field` the place in it as a JSON path (`$` is the whole document).
     `label` becomes part of the name under which the file is kept aside.
@@ -54,19 +54,19 @@ class OlderCheckpointError(UnusableCheckpointError):
 
 
 class UnreadableCheckpointError(UnusableCheckpointError):
-    """The disk does not give it back, or it is larger than any checkpoint."""
+    """The file cannot be read, or it is larger than any checkpoint."""
 
     label = "unreadable"
 
 
 class NoFileCheckpointError(UnusableCheckpointError):
-    """A directory, a link or the like stands at its place."""
+    """A directory, a link or another special file is at the checkpoint's path."""
 
     label = "nofile"
 
 
 class UntrustedCheckpointError(UnusableCheckpointError):
-    """Somebody else may have written it."""
+    """Another user may have written it."""
 
     label = "untrusted"
 
@@ -100,7 +100,7 @@ class CheckpointIOError(CheckpointError):
 class ReplacedDirectoryError(CheckpointIOError):
     """The state directory is no longer the one that this process locked.
 
-    What stands there now may be another agent's, so nothing is written to it.
+    The directory found there now may be another agent's, so nothing is written to it.
     """
 
     def __init__(self, directory: Path) -> None:

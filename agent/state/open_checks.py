@@ -1,4 +1,4 @@
-"""Whether what stands at the checkpoint's place may be read, and reading it."""
+"""Reading the checkpoint after checking type, owner and mode of its file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agent.state.files import Files
 
-#: These say something about this process, nothing about the file.
+#: These errors concern this process, not the file.
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR})
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
@@ -36,8 +36,8 @@ _RECOVERY: Final = "put an intact copy in its place, or let running pods be admi
 def read_checked(files: Files, path: Path) -> bytes:
     """Return the content of a checkpoint that only its owner or root can have written.
 
-    Raises `FileNotFoundError`; a subclass of `UnusableCheckpointError` when it is no plain file,
-    belongs to others or cannot be read; `CheckpointIOError` when this process lacks what it takes.
+    Raises `FileNotFoundError`; a subclass of `UnusableCheckpointError` when it is not a plain file,
+    belongs to others or cannot be read; `CheckpointIOError` when this process lacks resources.
     """
     try:
         check_status(files.status(path), path)
@@ -53,7 +53,7 @@ def read_checked(files: Files, path: Path) -> bytes:
 
 
 def check_status(status: os.stat_result, path: Path) -> None:
-    """Raise a subclass of `UnusableCheckpointError` for what no agent of this user left there."""
+    """Raise a subclass of `UnusableCheckpointError` for a file no agent of this user wrote."""
     kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG:
         problem = f"is {_KINDS.get(kind, 'no file')}, not a file"

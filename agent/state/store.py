@@ -1,4 +1,4 @@
-"""The one place that writes the checkpoint."""
+"""The only writer of the checkpoint."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 CHECKPOINT_NAME: Final = "checkpoint.json"
 TEMPORARY_NAME: Final = "checkpoint.json.new"
-#: So many unusable checkpoints of one kind are kept.
+#: This many unusable checkpoints of one kind are kept.
 _KEPT_OF_A_LABEL: Final = 10
 
 
 class LoadResult(Struct, frozen=True):
-    """What the state directory held.
+    """What was found in the state directory.
 
     `state` is None when there was no checkpoint or it could not be used; `problem` then says why
     and `kept_as` is the name under which the file remains: None when it could not be renamed and
@@ -62,7 +62,7 @@ class Store:
 
     Blocking; call it from one thread. A save replaces the whole file or leaves the previous one:
     a crash at any point leaves the state before or the state after. Raises `StateDirectoryError`
-    when the directory is unfit or in use.
+    when the directory is unusable or in use.
     """
 
     def __init__(self, directory: Path, files: Files | None = None) -> None:
@@ -72,17 +72,17 @@ class Store:
         self._temporary = directory / TEMPORARY_NAME
         self._files = OsFiles() if files is None else files
         self._encoder = Encoder()
-        #: What is at the checkpoint's place is to be kept under this label before it is replaced.
+        #: The file at the checkpoint's path must be kept under this label before it is replaced.
         self._to_keep: str | None = None
         self._lock = DirectoryLock(directory)
 
     def save(self, state: Checkpoint) -> int:
-        """Make `state` the one that a restart finds; return the size in bytes.
+        """Save `state`, so that a restart finds it; return the size in bytes.
 
-        On return it is on the disk. Raises `CheckpointIOError`; where its `replaced` and its
-        `uncertain` are False the previous checkpoint is intact, otherwise either may be found,
-        after a power failure or at once, and the caller should save again what is to be true.
-        Nothing is written to a directory that `check` does not know.
+        On return the checkpoint is on the disk. Raises `CheckpointIOError`; where its `replaced`
+        and its `uncertain` are False the previous checkpoint is intact, otherwise a restart may
+        find either, after a power failure or at once, and the caller should save again. Nothing is
+        written to a directory that fails `check`.
         """
         data = self._encoder.encode(state)
         self.check()
@@ -92,7 +92,7 @@ class Store:
             self.check()
             self._put_in_place(data)
         except CheckpointIOError:
-            # A half-written file may be what fills the disk; that it cannot be removed is no news.
+            # A half-written file may fill the disk; a failure to remove it adds no information.
             with suppress(OSError):
                 self._files.remove(self._temporary)
             raise
@@ -100,11 +100,11 @@ class Store:
         return len(data)
 
     def load(self) -> LoadResult:
-        """Return the saved state; set aside what cannot be used, never lose it.
+        """Return the saved state; an unusable checkpoint is renamed and kept, never lost.
 
-        The part of a save that was cut short is removed. Raises `CheckpointIOError` only when this
-        process lacks what reading takes (descriptors, memory): whatever stands at the checkpoint's
-        place, the agent starts.
+        The rest of an interrupted save is removed. Raises `CheckpointIOError` only when this
+        process lacks resources for reading (descriptors, memory): the agent starts with any file at
+        the checkpoint's path.
         """
         with suppress(OSError):  # if that matters, the next save says so
             self._files.remove(self._temporary)
@@ -120,12 +120,12 @@ class Store:
     def check(self) -> None:
         """Raise `CheckpointIOError` unless the directory is still the one that is locked.
 
-        One that was put in its place may be another agent's: `ReplacedDirectoryError`.
+        A directory that replaced it may be another agent's: `ReplacedDirectoryError`.
         """
         self._lock.check()
 
     def close(self) -> None:
-        """Give the directory free."""
+        """Release the directory."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -181,10 +181,10 @@ class Store:
             raise CheckpointIOError("flushing", self._temporary, error) from error
 
     def _put_in_place(self, data: bytes) -> None:
-        """Let the checkpoint be what was written: `data`.
+        """Rename the temporary file, which contains `data`, to the checkpoint.
 
-        A rename that fails may have happened (a server's answer that was lost), so the error says
-        what is found afterwards.
+        A rename that failed may have taken effect (a network file system may lose the answer), so
+        the error says which checkpoint is found afterwards.
         """
         try:
             self._files.rename(self._temporary, self.path)
@@ -224,7 +224,7 @@ class Store:
         try:
             return self._keep(label)
         except CheckpointIOError:
-            # Nothing is replaced before it could be kept: until then every save says why it fails.
+            # The file is not replaced before it could be kept: until then every save fails.
             self._to_keep = label
             return None
 
@@ -236,7 +236,7 @@ class Store:
         except CheckpointIOError as error:
             if error.errno != errno.ENOENT:
                 raise
-            self._to_keep = None  # somebody took it away meanwhile
+            self._to_keep = None  # another process removed it meanwhile
 
     def _keep(self, label: str) -> Path:
         kept = self._kept(label, self._names())
@@ -244,7 +244,7 @@ class Store:
         path = self._kept_path(label, number)
         self._attempt_rename(self.path, path)
         self._to_keep = None
-        # The first shows what was there before the trouble began, the last ones what goes on.
+        # The first shows the state before the failures began, the last ones the current failures.
         for old in kept[1 : -(_KEPT_OF_A_LABEL - 2)]:
             with suppress(OSError):  # the next one tries again
                 self._files.remove(self._kept_path(label, old))

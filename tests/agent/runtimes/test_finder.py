@@ -126,7 +126,7 @@ def test_that_no_runtimes_directory_is_in_reach_is_told_once_for_all_containers(
     for directory in (ID, OTHER_ID):
         assert host.asked(f"{POD}/cri-containerd-{directory}.scope") is None
     (line,) = host.told
-    assert f"as containerd gives it, and there is no {host.root / TASKS}; mount it" in line
+    assert f"as containerd gives it, but {host.root / TASKS} does not exist; mount it" in line
 
 
 def test_a_bundle_that_comes_later_is_found(host: Host) -> None:
@@ -240,4 +240,4 @@ def test_a_damaged_state_is_told_once(host: Host, cgroups: dict[str, object]) ->
         assert host.finder.remembered(SCOPE) is None
     (line,) = host.told
     assert line.startswith(f"{file}: it is damaged")
-    assert "who changed the container's cgroup is not known" in line
+    assert "the writer of the container's cgroup is unknown" in line

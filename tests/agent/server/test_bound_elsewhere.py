@@ -98,7 +98,7 @@ def test_what_was_bound_by_mistake_gives_the_cpus_up_when_the_binding_is_correct
         assert (answer.found, answer.problems) == ({}, ())
         for cgroup in (mistaken, right):
             assert cpus(cgroup) == Mask.parse("0,2-8,10-15")
-            assert any(f"/{cgroup} was bound" in note for note in answer.notes)
+            assert any(f"/{cgroup} is no longer bound" in note for note in answer.notes)
 
     with_agent(site, bind_twice)
     with_agent(site, let_another_have_them)
