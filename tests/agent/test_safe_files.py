@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-STRANGER = 4242
+OTHER_USER = 4242
 
 
 @pytest.fixture
@@ -27,30 +27,30 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def owned_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Let a file or link belong to a stranger, which needs no root."""
-    strangers: set[str] = set()
+    """Let a file or link belong to another user, which needs no root."""
+    of_others: set[str] = set()
     lstat = os.lstat
 
-    def told(path: str | Path) -> os.stat_result:
+    def shown(path: str | Path) -> os.stat_result:
         status = lstat(path)
-        if str(path) not in strangers:
+        if str(path) not in of_others:
             return status
-        return os.stat_result((*status[:4], STRANGER, *status[5:]))
+        return os.stat_result((*status[:4], OTHER_USER, *status[5:]))
 
     def stat(path: str | Path, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os_stat(path) if follow_symlinks else told(path)
+        return os_stat(path) if follow_symlinks else shown(path)
 
     os_stat = os.stat
-    monkeypatch.setattr(os, "lstat", told)
+    monkeypatch.setattr(os, "lstat", shown)
     monkeypatch.setattr(os, "stat", stat)
-    return lambda path: strangers.add(str(path))
+    return lambda path: of_others.add(str(path))
 
 
 def test_root_and_the_agents_user_are_trusted() -> None:
     assert trusted_users() == {0, os.geteuid()}
 
 
-def test_what_is_closed_to_others_is_beyond_doubt(place: Path) -> None:
+def test_what_is_closed_to_others_is_not_a_risk(place: Path) -> None:
     assert risk_of(place, place.stat()) is None
     assert risk_above(place) is None
 
@@ -70,7 +70,7 @@ def test_what_belongs_to_another_is_doubted_with_the_remedy(
     owned_by(place)
     risk = risk_of(place, place.lstat())
     assert risk is not None
-    assert str(risk) == f"{place} belongs to user {STRANGER}"
+    assert str(risk) == f"{place} belongs to user {OTHER_USER}"
     assert risk.remedy == f"give it to root: chown root {place}"
 
 
@@ -92,7 +92,7 @@ def test_a_directory_above_of_another_is_doubted(
     assert risk.path == place.parents[above]
 
 
-def test_where_everybody_keeps_what_is_his_there_is_no_doubt(place: Path) -> None:
+def test_a_sticky_directory_is_not_a_risk(place: Path) -> None:
     place.parent.chmod(0o1777)
     assert risk_above(place) is None
 
@@ -105,7 +105,7 @@ def test_a_link_is_followed_step_by_step(place: Path) -> None:
     named = place.parents[1] / "first/directory"
     assert named.samefile(place)
     assert risk_above(named) is None
-    links.chmod(0o777)  # whoever writes there decides where `second` leads
+    links.chmod(0o777)  # a user who writes there decides where `second` leads
     risk = risk_above(named)
     assert risk is not None
     assert risk.path == links
@@ -132,7 +132,7 @@ def test_a_link_of_another_is_doubted(place: Path, owned_by: Callable[[Path], No
     assert risk.path == link
 
 
-def test_what_is_missing_is_no_doubt(place: Path) -> None:
+def test_what_is_missing_is_not_a_risk(place: Path) -> None:
     assert risk_above(place / "none/file") is None
 
 
@@ -142,7 +142,7 @@ def test_a_loop_of_links_ends(place: Path) -> None:
     assert risk_above(place / "one/file") is None
 
 
-def test_a_file_that_nobody_else_decides_is_read(place: Path) -> None:
+def test_a_file_that_no_other_user_can_change_is_read(place: Path) -> None:
     (place / "file").write_bytes(b"content")
     assert read_trusted(place / "file", 7) == b"content"
     with pytest.raises(OSError, match="larger than 6 bytes"):
@@ -187,7 +187,7 @@ def test_what_is_judged_is_what_was_opened_whatever_stands_there_then(
             read_trusted(link, 9)
 
 
-def test_a_pipe_is_no_file_and_nobody_waits_for_its_writer(place: Path) -> None:
+def test_a_pipe_is_rejected_without_waiting_for_its_writer(place: Path) -> None:
     os.mkfifo(place / "pipe", 0o600)
     with pytest.raises(OSError, match="it is not a regular file"):
         read_trusted(place / "pipe", 9)

@@ -255,7 +255,7 @@ class Contract:
         assert shown(lab, path, "cpuset.mems") == "0"
 
     @pytest.mark.parametrize("blank", ["\n", " "])
-    def test_a_set_is_cleared_by_blank_text_while_nobody_uses_it(
+    def test_a_set_is_cleared_by_blank_text_while_no_process_uses_it(
         self, lab: Lab, blank: str
     ) -> None:
         path = make(lab, "pod", cpus="1", mems="0")
@@ -479,7 +479,7 @@ class Contract:
 
     # --- processes --------------------------------------------------------------------------
 
-    def test_populated_tells_of_processes_here_and_below(self, lab: Lab) -> None:
+    def test_populated_shows_processes_here_and_below(self, lab: Lab) -> None:
         make(lab, "pod")
         child = make(lab, "pod/app")
         assert "populated 0" in lab.tree.read(join(lab.top, "pod"), "cgroup.events")

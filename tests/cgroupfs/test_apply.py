@@ -93,7 +93,7 @@ def test_clearing_a_set_in_use_is_explained(kernel: EmulatedKernel) -> None:
     assert "write a full set" in outcome.detail
 
 
-def test_a_cgroup_that_went_away_is_no_failure(kernel: EmulatedKernel) -> None:
+def test_a_cgroup_that_was_removed_is_not_a_failure(kernel: EmulatedKernel) -> None:
     outcome = apply_write(kernel, write("pods/gone", "cpuset.cpus", "1"))
     assert (outcome.result, outcome.error) == (WriteResult.GONE, errno.ENOENT)
 
@@ -107,7 +107,7 @@ def test_a_cgroup_without_the_controller_says_so(kernel: EmulatedKernel) -> None
     assert (outcome.result, outcome.cause) == (WriteResult.FAILED, Cause.CONTROLLER_LOST)
 
 
-def test_nothing_is_given_while_somebody_could_not_be_shrunk(kernel: EmulatedKernel) -> None:
+def test_nothing_is_given_while_a_cgroup_could_not_be_shrunk(kernel: EmulatedKernel) -> None:
     tree = FaultyTree(kernel, reject_writes("pods/b", "cpuset.cpus", errno.EINVAL))
     desired = (
         Setting("pods/a", cpus=Mask.parse("2-3"), exclusive=True),
@@ -138,7 +138,9 @@ def test_who_shrinks_into_offline_cpus_only_spills_and_blocks(kernel: EmulatedKe
     ]
 
 
-def test_who_shrinks_with_one_offline_cpu_blocks_nobody(kernel: EmulatedKernel) -> None:
+def test_a_cgroup_that_shrinks_with_an_offline_cpu_does_not_block_others(
+    kernel: EmulatedKernel,
+) -> None:
     kernel.set_online(Mask.parse("0-6"))
     plan = Plan(
         (
@@ -182,7 +184,7 @@ def test_a_crash_at_any_write_is_repaired_by_the_next_plan(kernel: EmulatedKerne
         assert kernel.read("pods/b", "cpuset.cpus.effective") == "0-1,4-7\n"
 
 
-class TestMemoryOfWhoeverRunsThere:
+class TestMemoryOfRunningProcesses:
     """The kernel moves no pages at the first write when the processes were cloned into it."""
 
     def written(self, kernel: EmulatedKernel) -> list[str]:

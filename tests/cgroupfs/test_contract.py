@@ -1,4 +1,4 @@
-"""The contract of `tests/cgroupfs/contract.py`, on the emulated kernel and, if told, the real."""
+"""The contract of `tests/cgroupfs/contract.py`: the emulated kernel, and on request a real one."""
 
 from __future__ import annotations
 

@@ -91,9 +91,9 @@ def test_the_process_that_holds_a_tree_is_named_and_its_end_frees_it(tmp_path: P
         # A file system with device numbers of its own (btrfs, overlay) hides the holder.
         with pytest.raises(
             TreeLockedError, match=rf"process {holder.pid} \(|cannot be seen"
-        ) as told:
+        ) as caught:
             tree.lock()
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(caught.value)
     finally:
         _end(holder)
     tree.lock().release()
@@ -113,15 +113,15 @@ def _hold(directory: Path) -> subprocess.Popen[bytes]:
         "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX);"
         "os.write(1, b'x'); os.read(0, 1)"
     )
-    held = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", code, str(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert held.stdout is not None
-    assert os.read(held.stdout.fileno(), 1) == b"x"
-    return held
+    assert process.stdout is not None
+    assert os.read(process.stdout.fileno(), 1) == b"x"
+    return process
 
 
-def _end(held: subprocess.Popen[bytes]) -> None:
-    held.communicate(b"x", timeout=60)
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.communicate(b"x", timeout=60)

@@ -41,7 +41,7 @@ def test_a_file_system_that_is_not_cgroup2(root: Path) -> None:
         ("tasks", "it is one hierarchy of cgroup v1"),
     ],
 )
-def test_cgroup_v1_is_told_from_a_hybrid(tmp_path: Path, entry: str, found: str) -> None:
+def test_cgroup_v1_is_distinguished_from_a_hybrid(tmp_path: Path, entry: str, found: str) -> None:
     (tmp_path / entry).parent.mkdir(exist_ok=True)
     (tmp_path / entry).write_text("")
     assert reason(tmp_path) == found

@@ -94,7 +94,7 @@ def test_a_uid_that_could_leave_its_place_is_rejected(uid: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["/..", "/a/./b", "/a b", "/ü"])
-def test_a_root_that_is_no_plain_path_is_rejected(root: str) -> None:
+def test_a_root_that_is_not_a_plain_path_is_rejected(root: str) -> None:
     with pytest.raises(CgroupNameError, match="cgroupRoot"):
         Layout(Driver.CGROUPFS, root)
 
@@ -122,7 +122,7 @@ def test_a_name_longer_than_the_kernel_allows_is_rejected() -> None:
         (".scope", None),
     ],
 )
-def test_a_containers_name_tells_the_runtime_and_its_id(
+def test_a_containers_name_shows_the_runtime_and_its_id(
     name: str, expected: ContainerName | None
 ) -> None:
     assert parse_container(name) == expected

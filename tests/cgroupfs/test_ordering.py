@@ -82,7 +82,7 @@ def leaves(case: Case) -> list[str]:
 
 
 def has_circle(case: Case, first: dict[str, Mask], goal: dict[str, Mask]) -> bool:
-    """Return whether leaves wait for each other in a circle: nobody could go first."""
+    """Return whether leaves wait for each other in a circle: none of them could go first."""
     waits = {
         gainer: {
             loser
@@ -123,7 +123,7 @@ def test_no_write_leaves_a_child_outside_its_parent(case: Case) -> None:
 
 @given(cases())
 @settings(max_examples=250, deadline=None)
-def test_nobody_gains_a_cpu_before_its_loser_has_given_it_up(case: Case) -> None:
+def test_no_cgroup_gains_a_cpu_before_its_loser_has_given_it_up(case: Case) -> None:
     kernel = build(case)
     shown = snapshots(kernel, case, plan_of(kernel, case))
     assume(not has_circle(case, shown[0], shown[-1]))

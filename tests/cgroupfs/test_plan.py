@@ -93,8 +93,8 @@ def test_a_cgroup_that_is_gone_or_lacks_the_controller_gets_no_write() -> None:
 def test_memory_of_running_processes_is_not_moved_unasked() -> None:
     running = replace(FRESH, populated=True)
     desired = Setting("a", mems=Mask.of(0))
-    held = Write(WriteStage.GIVE, "a", "cpuset.mems", "0")
-    assert make_plan({"a": running}, (desired,)) == Plan(withheld=(held,))
+    withheld = Write(WriteStage.GIVE, "a", "cpuset.mems", "0")
+    assert make_plan({"a": running}, (desired,)) == Plan(withheld=(withheld,))
     asked = make_plan({"a": running}, (replace(desired, move_memory=True),))
     assert [(w.file, w.value) for w in asked.writes] == [("cpuset.mems", "0")]
     assert asked.withheld == ()

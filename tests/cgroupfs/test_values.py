@@ -38,7 +38,7 @@ def test_text_that_no_kernel_writes_is_rejected(text: str) -> None:
 
 
 @given(LIMITS, LIMITS)
-def test_one_limit_allows_another_when_its_share_is_no_smaller(one: CpuMax, two: CpuMax) -> None:
+def test_one_limit_allows_another_when_its_share_is_not_smaller(one: CpuMax, two: CpuMax) -> None:
     assert one.allows(one)
     assert UNLIMITED.allows(one)
     assert one.allows(two) or two.allows(one)

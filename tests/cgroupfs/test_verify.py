@@ -41,7 +41,7 @@ def only(drifts: tuple[CgroupDifference, ...]) -> CgroupDifference:
     return drift
 
 
-def test_what_is_right_is_no_drift_and_nothing_is_written(kernel: EmulatedKernel) -> None:
+def test_what_is_as_desired_is_not_drift_and_nothing_is_written(kernel: EmulatedKernel) -> None:
     tree = FaultyTree(kernel)
     assert verify(tree, DESIRED) == ()
     assert tree.writes == []
@@ -147,7 +147,7 @@ def test_the_writer_is_deduced_from_what_others_have_on_record(
     assert only(verify(kernel, desired, records={APP: records})).cause is cause
 
 
-def test_containers_that_a_runtime_updated_one_after_the_other_are_not_laid_at_systemds_door(
+def test_containers_that_a_runtime_updated_one_after_the_other_are_not_attributed_to_systemd(
     kernel: EmulatedKernel,
 ) -> None:
     kernel.mkdir("pods/a/side")

@@ -1,4 +1,4 @@
-"""A key and a certificate for 127.0.0.1, made again by whoever needs one, so that none is kept.
+"""A key and a certificate for 127.0.0.1, made for each test, so that none is stored.
 
 ECDSA on the curve P-256 (FIPS 186-4, D.1.2.3) and just as much DER (X.690) as a certificate needs
 (RFC 5280). Good enough to be believed by OpenSSL in a test, and for nothing else.

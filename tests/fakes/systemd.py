@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MANAGED: Final = ("cpuset", "cpu", "io", "memory", "pids")
 _ALWAYS: Final = frozenset({"memory", "pids"})
-#: What systemd shows of a property that nobody set, where that is not nothing.
+#: What systemd shows of an unset property, where that is not empty.
 _UNSET: Final = {"CPUWeight": INFINITY, "MemoryMax": INFINITY}
 _NEEDS: Final = {
     "AllowedCPUs": "cpuset",
@@ -44,7 +44,7 @@ class Unit:
     path: str
     delegate: bool = False
     properties: dict[str, object] = field(default_factory=dict)
-    #: Nothing is known of its cgroup's files any more (after a reload).
+    #: systemd no longer knows the files of its cgroup (after a reload).
     stale: bool = False
     #: The controllers that systemd believes it passes on; None when it does not know.
     passes_on: frozenset[str] | None = None
@@ -61,15 +61,15 @@ class Unit:
 
 
 class FakeSystemd:
-    """`systemd.bus.Systemd` over an emulated kernel. `journal` holds what it complained about."""
+    """`systemd.bus.Systemd` over an emulated kernel. `journal` has its complaints."""
 
     def __init__(self, kernel: EmulatedKernel) -> None:
         self.kernel = kernel
         self.units: dict[str, Unit] = {"-.slice": Unit("-.slice", "")}
         self.journal: list[str] = []
         self.calls: list[tuple[str, str]] = []
-        #: Drop-ins left behind for slices that did not run when a property was set.
-        self.leftovers: set[str] = set()
+        #: Drop-ins that remain of slices that did not run when a property was set.
+        self.drop_ins: set[str] = set()
         self._realize(self.units["-.slice"])
 
     # --- the interface under test -----------------------------------------------------------
@@ -86,7 +86,7 @@ class FakeSystemd:
         if known is None:
             if not unit.endswith(".slice"):
                 raise NoSuchUnitError("SetUnitProperties", "NoSuchUnit", unit)
-            self.leftovers.add(unit)
+            self.drop_ins.add(unit)
             self._make(slice_path(unit))
             return
         self._record(known, properties)
@@ -161,7 +161,7 @@ class FakeSystemd:
         self._make(parent(path))
         self.kernel.mkdir(path)
         name = path.rpartition("/")[2]
-        if name not in self.leftovers:
+        if name not in self.drop_ins:
             self.units[name] = Unit(name, path)
 
     def _record(self, unit: Unit, properties: Sequence[Property]) -> None:
@@ -261,7 +261,7 @@ class FakeSystemd:
     def _trim(self, path: str) -> None:
         """Remove a cgroup and those in it as far as no process lives there, as `cg_trim` does.
 
-        The scopes in which nothing lives any more are over.
+        Scopes without processes are stopped.
         """
         for name in self.kernel.children(path):
             self._trim(join(path, name))

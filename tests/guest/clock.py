@@ -60,7 +60,7 @@ def span(seen: Sequence[Stamp]) -> float:
 def rate(seen: Sequence[Stamp]) -> float | None:
     """Return how many seconds the guest's clock goes in one of the host's.
 
-    None when the stamps are too near to each other to tell.
+    None when the stamps are too near to each other.
     """
     if span(seen) < ENOUGH:
         return None

@@ -72,13 +72,13 @@ def command(
     `tsc_khz` is the frequency of the host's time stamp counter, which the guest reads; it has to
     find it out by itself when that is None.
     """
-    told = f" tsc_early_khz={tsc_khz}" if tsc_khz else ""
+    frequency = f" tsc_early_khz={tsc_khz}" if tsc_khz else ""
     return [
         *emulator.command,
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,smm=off", "-accel", "tcg,thread=single,tb-size=512"),
         *_machine(topology),
-        *("-kernel", str(image.kernel), "-append", KERNEL_ARGUMENTS + told),
+        *("-kernel", str(image.kernel), "-append", KERNEL_ARGUMENTS + frequency),
         *_disk("root", image.disk, "nvme", "snapshot=on,cache=unsafe"),
         *_disk("job", disks.job, "virtio-blk-pci", "readonly=on"),
         *_disk("out", disks.out, "virtio-blk-pci", "cache=unsafe"),

@@ -221,7 +221,7 @@ def _empty(tree: Path) -> None:
 
 
 def _pack(tree: Path, disk: Path) -> None:
-    """Write a disk with one ext4 partition holding the tree; no loop device, no mount."""
+    """Write a disk with one ext4 partition that contains the tree; no loop device, no mount."""
     with disk.open("wb") as handle:
         handle.write(_boot_record())
         handle.truncate(ROOT_OFFSET + ROOT_SIZE)

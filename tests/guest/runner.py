@@ -30,7 +30,7 @@ START: Final = b"guest-job: start "
 END: Final = re.compile(rb"guest-job: end nonce=(\w+) status=(\d+) uptime=\S+\s")
 #: A check as the guest prints it: `FAIL   12.5 7 name: what was found`.
 CHECK: Final = re.compile(r"^(ok|FAIL) +[\d.]+ \d+ (.*)$", re.MULTILINE)
-#: A line of the console that tells nobody but `clock` anything.
+#: A line of the console for `clock` alone.
 STAMP: Final = re.compile(r"^guest-job: clock .*\n", re.MULTILINE)
 #: Lines of a log shown after a failure.
 TAIL: Final = 40
@@ -87,7 +87,7 @@ class Verdict:
         return f"{word} {self.scenario:<24} {self.seconds:6.1f} s {self.checks:4d} checks"
 
     def report(self) -> str:
-        """Return the ends of the logs that tell why, and last what was wrong."""
+        """Return the ends of the logs that show why, and last what was wrong."""
         lines = []
         for name, text in self.logs.items():
             lines.append(f"  --- {name} (its last {TAIL} lines)")
@@ -183,7 +183,7 @@ def _boot(
     heard = results / "console.log"
     with (results / "qemu.log").open("wb") as log, heard.open("wb", buffering=0) as written:
         process = subprocess.Popen(
-            # A runner that is killed takes its guests along; nobody else would end them.
+            # A runner that is killed takes its guests along; no other process would end them.
             ["setpriv", "--pdeathsig", "KILL", "taskset", "--cpu-list", str(core), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -205,7 +205,7 @@ def follow(stream: IO[bytes], deadline: float, silence: float, log: IO[bytes]) -
     """Read until the end mark, the end of the stream, or until the guest's clock is wrong.
 
     Gives up at the deadline (monotonic seconds) and after `silence` seconds without a word. What is
-    said goes to `log` at once, for whoever looks on.
+    said goes to `log` at once, for observers.
     """
     said, unread = b"", b""
     seen: list[Stamp] = []

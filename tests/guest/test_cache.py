@@ -55,7 +55,7 @@ def test_a_kind_that_begins_like_another_is_left_alone(tmp_path: Path) -> None:
     assert longer.is_dir()
 
 
-def test_keys_tell_where_one_part_ends(tmp_path: Path) -> None:
+def test_keys_show_where_one_part_ends(tmp_path: Path) -> None:
     assert key_of(b"ab", b"c") != key_of(b"a", b"bc")
     file = tmp_path / "file"
     file.write_text("x")

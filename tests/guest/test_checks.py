@@ -22,7 +22,7 @@ class Time:
         self.now += seconds
 
 
-def test_a_difference_is_told_with_both_sides_and_the_cgroup(
+def test_a_difference_is_reported_with_both_sides_and_the_cgroup(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     done = Checks()
@@ -32,10 +32,10 @@ def test_a_difference_is_told_with_both_sides_and_the_cgroup(
     assert done.done[0].detail in capsys.readouterr().out
 
 
-def test_of_two_dictionaries_only_what_differs_is_told() -> None:
+def test_of_two_dictionaries_only_what_differs_is_reported() -> None:
     found, expected = {"same": 1, "other": 2, "more": 3}, {"same": 1, "other": 4, "less": 5}
-    told = "found {'other': 2, 'more': 3}, expected {'other': 4, 'less': 5}"
-    assert difference(found, expected) == told
+    expected_text = "found {'other': 2, 'more': 3}, expected {'other': 4, 'less': 5}"
+    assert difference(found, expected) == expected_text
 
 
 def test_what_comes_within_five_minutes_is_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_what_comes_within_five_minutes_is_not_a_failure(monkeypatch: pytest.Mon
     assert Checks().eventually("comes late", lambda: time.now > 290, expected=True)
 
 
-def test_what_never_comes_is_told_and_makes_the_next_wait_shorter(
+def test_what_never_comes_is_reported_and_makes_the_next_wait_shorter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     time = Time(monkeypatch)

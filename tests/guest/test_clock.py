@@ -48,8 +48,8 @@ def test_a_right_clock_is_never_condemned_because_lines_come_late(
 
 def test_a_host_that_stands_still_for_seconds_condemns_no_clock() -> None:
     right = seen(1.0, 9.5)
-    held_up = [Stamp(100 + second, second + 1.3) for second in (12.0, 14.0)]
-    stamps = [*right, *held_up]
+    delayed = [Stamp(100 + second, second + 1.3) for second in (12.0, 14.0)]
+    stamps = [*right, *delayed]
     assert not clock.agrees(stamps)
     assert not clock.is_wrong(stamps)
     assert clock.problem(stamps) == ""

@@ -56,7 +56,7 @@ def test_only_a_guest_with_the_agent_has_its_disk() -> None:
     assert "virtio-blk-pci,drive=agent,serial=agent" in disks(replace(DISKS, agent=Path("/agent")))
 
 
-def test_a_guest_is_told_the_frequency_of_its_clock_where_that_is_known() -> None:
+def test_a_guest_is_given_the_frequency_of_its_clock_where_that_is_known() -> None:
     def kernel_arguments(tsc_khz: int | None) -> list[str]:
         given = of(TOPOLOGIES["two-sockets"], tsc_khz)
         return given[given.index("-append") + 1].split()

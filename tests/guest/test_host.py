@@ -46,7 +46,7 @@ def test_a_missing_tool_without_root_gives_the_command(monkeypatch: pytest.Monke
         host.provide([host.Need("no-tool", "no-package")])
 
 
-def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.touch(mode=0o600)
     host.require_writable(tmp_path / "made/now")
@@ -62,7 +62,7 @@ def test_nothing_is_installed_where_nothing_is_missing(monkeypatch: pytest.Monke
     host.provide([host.Need("sh", "dash"), host.Need("/", "base-files")])
 
 
-def test_a_failed_program_is_told_with_what_it_said() -> None:
+def test_a_failed_program_is_reported_with_what_it_said() -> None:
     with pytest.raises(CommandError, match="exited with 3") as caught:
         host.run(["sh", "-c", "echo nothing works; exit 3"])
     assert caught.value.output == "nothing works\n"

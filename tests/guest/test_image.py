@@ -64,7 +64,7 @@ def test_recipe_files_have_entries_and_no_duplicates() -> None:
         assert len(entries) == len(set(entries))
 
 
-def test_who_is_not_root_is_told_before_anything_is_downloaded(
+def test_a_user_other_than_root_is_rejected_before_anything_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)

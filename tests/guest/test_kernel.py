@@ -22,7 +22,7 @@ def test_a_rejected_write_says_what_was_written_and_where(
         kernel.Cgroup("one.slice").write("cpu.max", "max 1000")
 
 
-def test_a_process_that_is_held_is_known() -> None:
+def test_a_stopped_process_is_known() -> None:
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     try:
         assert not kernel.is_stopped(process.pid)

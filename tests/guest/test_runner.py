@@ -70,7 +70,7 @@ def test_no_results_and_no_checks_fail(tmp_path: Path) -> None:
     assert judge(SCENARIO, "abc", console(end()), tmp_path, 0).problems == ("no check ran",)
 
 
-def test_a_failed_check_and_an_early_stop_fail_and_are_told(tmp_path: Path) -> None:
+def test_a_failed_check_and_an_early_stop_fail_and_are_reported(tmp_path: Path) -> None:
     record(tmp_path, [GOOD, BAD], error="LookupError: none")
     (tmp_path / "console.log").write_text("what was said")
     verdict = judge(SCENARIO, "abc", console(end(status=1)), tmp_path, 0)
@@ -78,9 +78,9 @@ def test_a_failed_check_and_an_early_stop_fail_and_are_told(tmp_path: Path) -> N
         "check failed: is not: found",
         "the scenario stopped: LookupError: none",
     )
-    told = verdict.report().splitlines()
-    assert "  | what was said" in told
-    assert told[-2:] == [f"  - {problem}" for problem in verdict.problems]
+    lines = verdict.report().splitlines()
+    assert "  | what was said" in lines
+    assert lines[-2:] == [f"  - {problem}" for problem in verdict.problems]
 
 
 def test_a_guest_that_never_ended_is_judged_by_what_it_printed(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def pipe(*parts: bytes) -> IO[bytes]:
     return os.fdopen(reading, "rb", buffering=0)
 
 
-def test_nobody_waits_for_a_guest_whose_clock_is_wrong() -> None:
+def test_a_guest_whose_clock_is_wrong_is_not_waited_for() -> None:
     fast = b"".join(b"guest-job: clock uptime=%d.000\r\n" % second for second in range(31))
     log = io.BytesIO()
     with pipe(fast) as stream:

@@ -24,7 +24,7 @@ def test_every_scenario_has_a_machine_and_a_module_that_runs(
     assert "run" in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
 
 
-def test_an_unknown_scenario_is_told_with_the_known_ones(
+def test_an_unknown_scenario_is_reported_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["nonsense"]) == 2
@@ -47,6 +47,6 @@ def test_uids_and_names_of_the_documents_pods_are_distinct() -> None:
 def test_placements_follow_from_the_requests() -> None:
     for example in (*POD_SCOPE, *CONTAINER_SCOPE):
         for cpus, placement in zip(example.cpus, example.placements or (), strict=False):
-            held = getattr(placement, "cpus", 0)
+            allocated = getattr(placement, "cpus", 0)
             left = example.budget - sum(example.cpus)
-            assert held in ((cpus,) if cpus else (0, left))
+            assert allocated in ((cpus,) if cpus else (0, left))

@@ -41,10 +41,10 @@ def test_what_is_shared_is_the_budget_less_what_is_exclusive_then(pod: Staged) -
         if not isinstance(part.placement, PodShared):
             continue
         if part.kind is Kind.INIT:
-            held = exclusive(Kind.SIDECAR, before=index)
+            taken = exclusive(Kind.SIDECAR, before=index)
         else:
-            held = exclusive(Kind.SIDECAR, Kind.APP, before=len(pod.parts))
-        assert part.placement.cpus == pod.budget - held
+            taken = exclusive(Kind.SIDECAR, Kind.APP, before=len(pod.parts))
+        assert part.placement.cpus == pod.budget - taken
 
 
 def test_a_sidecar_is_an_init_container_that_is_always_restarted() -> None:

@@ -2,7 +2,7 @@
 
 A guest calibrates its TSC against an emulated timer for some milliseconds. When the host takes the
 core away meanwhile, the guest believes in a slower counter, and its clock runs too fast from then
-on (3.2 times, seen at load 9). Told the frequency, it has nothing to calibrate.
+on (3.2 times, seen at load 9). Given the frequency, it has nothing to calibrate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def frequency_khz() -> int | None:
     """Return the TSC's frequency in kHz, right to 1 in 10,000.
 
     None where the host does not let a process run code that it wrote: a guest then has to
-    calibrate, and the check of its clock tells when that went wrong.
+    calibrate, and the check of its clock shows when that went wrong.
     """
     try:
         code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)

@@ -2,7 +2,7 @@
 
 Once with cgroups that are plain directories, and once with those of systemd, whose bus hangs for a
 minute in between. Prints a summary of each and exits 1 when anything was broken or grew. `--trace`
-tells by tracemalloc where memory was allocated that was not there before (four times slower).
+shows by tracemalloc where the additional memory was allocated (four times slower).
 """
 
 from __future__ import annotations

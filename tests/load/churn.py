@@ -2,7 +2,7 @@
 
 The agent is the real one with its socket, checkpoint and worker thread; its kernel is emulated and
 its clock virtual. Containers are started and ended as a runtime would. Where systemd makes the
-cgroups its bus can hang for a while: then nobody can start a container, and all else goes on.
+cgroups its bus can hang for a while: then no container can be started, and all else goes on.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _AMOUNTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much load: pods held, containers of each, virtual seconds, operations a second.
+    """How much load: admitted pods, containers of each, virtual seconds, operations a second.
 
     In the middle systemd's bus hangs for so many seconds of `silence`, if there is one.
     """
@@ -75,7 +75,7 @@ _TURNS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the process holds: resident and traced bytes, descriptors, threads, tasks."""
+    """What the process uses: resident and traced bytes, descriptors, threads, tasks."""
 
     resident: int
     traced: int
@@ -85,7 +85,7 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage:
-        """Measure, after everything that nobody refers to is gone."""
+        """Measure, after all unreachable objects are collected."""
         gc.collect()
         process = psutil.Process()
         return cls(
@@ -161,7 +161,7 @@ class HostSystemd:
 
 
 @dataclass(slots=True)
-class HeldPod:
+class RunningPod:
     """A pod that was admitted, and the cgroups of its containers by name, once these run."""
 
     number: int
@@ -184,14 +184,14 @@ class Churn:
     host: HostSystemd | None = None
     course: Course = field(default_factory=Course)
     random: Random = field(default_factory=lambda: Random(5))  # noqa: S311  # no secret
-    _held: deque[HeldPod] = field(default_factory=deque)
+    _running: deque[RunningPod] = field(default_factory=deque)
     _number: int = 0
 
     async def run(self) -> Course:
         """Fill the host, keep it changing for the virtual time, and empty it."""
         # One caller at a time needs one thread; else how many there are depends on the scheduler.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        while len(self._held) < self.pace.pods:
+        while len(self._running) < self.pace.pods:
             await self._admit()
         await self._reconcile()
         quiet = (self.pace.seconds - self.pace.silence) / 2
@@ -201,7 +201,7 @@ class Churn:
             await self._churn_in_silence(self.host.bus)
         await self._churn(quiet)
         await self._measure()
-        while self._held:
+        while self._running:
             await self._remove()
         await self._reconcile()
         self._check_empty()
@@ -220,7 +220,7 @@ class Churn:
         clock = self.agent.world.clock
         end, next_reconcile = clock.now + seconds, clock.now + RECONCILE_SECONDS
         while clock.now < end:
-            if len(self._held) >= self.pace.pods:
+            if len(self._running) >= self.pace.pods:
                 await self._remove()
             else:
                 await self._admit()
@@ -244,9 +244,9 @@ class Churn:
                 f" {self.course.silent_reconciles} comparisons"
             )
         await self.agent.controller.reconcile()
-        for held in self._held:
-            if not held.containers:
-                self._start(held)
+        for pod in self._running:
+            if not pod.containers:
+                self._start(pod)
         await self._reconcile()
         self._check()
 
@@ -254,8 +254,8 @@ class Churn:
         self._number += 1
         # Exclusive CPUs are scarce: one pod in eight has some, the others fill the shared pool.
         kind = ("exclusive", "budget", *("shared",) * 14)[self._number % 16]
-        held = HeldPod(self._number, kind, self._layout.pod(uid_of(self._number), TIERS[kind]))
-        text = manifest_of(held.uid, kind, self._names(held))
+        pod = RunningPod(self._number, kind, self._layout.pod(uid_of(self._number), TIERS[kind]))
+        text = manifest_of(pod.uid, kind, self._names(pod))
         started = process_time()
         answer = await asyncio.to_thread(self.agent.client.admit, text)
         self.course.admissions[kind].append(process_time() - started)
@@ -264,42 +264,42 @@ class Churn:
             return
         self.course.admitted += 1
         if answer.pod is not None:
-            self._note(f"{held.uid} is not enforced", answer.pod.enforcement.problems)
-        self._held.append(held)
+            self._note(f"{pod.uid} is not enforced", answer.pod.enforcement.problems)
+        self._running.append(pod)
         if not self._silent:
-            self._start(held)
+            self._start(pod)
 
-    def _names(self, held: HeldPod) -> list[str]:
+    def _names(self, pod: RunningPod) -> list[str]:
         """Return the names of a pod's containers: names of units belong to one of them alone."""
-        stem = "c" if self.host is None else f"p{held.number}c"
+        stem = "c" if self.host is None else f"p{pod.number}c"
         return [f"{stem}{number}" for number in range(self.pace.containers)]
 
-    def _start(self, held: HeldPod) -> None:
+    def _start(self, pod: RunningPod) -> None:
         """Start the containers of a pod."""
-        for number, name in enumerate(self._names(held)):
-            pid = held.number * 100 + number
+        for number, name in enumerate(self._names(pod)):
+            pid = pod.number * 100 + number
             if self.host is None:
-                path = join(held.cgroup, name)
+                path = join(pod.cgroup, name)
                 self.agent.world.kernel.mkdir(path)
                 self.agent.world.kernel.spawn(path, pid)
             else:
-                above = held.cgroup.rpartition("/")[2]
+                above = pod.cgroup.rpartition("/")[2]
                 path = self.host.systemd.start_scope(f"{name}.scope", above, pid)
-            held.containers[name] = path
+            pod.containers[name] = path
 
     async def _remove(self) -> None:
-        self._held.rotate(-self.random.randrange(len(self._held)))
-        held = self._held.popleft()
+        self._running.rotate(-self.random.randrange(len(self._running)))
+        pod = self._running.popleft()
         kernel = self.agent.world.kernel
-        for path in held.containers.values():
+        for path in pod.containers.values():
             for pid in kernel.procs(path):
                 kernel.exit(pid)
         started = process_time()
-        await asyncio.to_thread(self.agent.client.remove, held.uid)
-        self.course.removals[held.kind].append(process_time() - started)
+        await asyncio.to_thread(self.agent.client.remove, pod.uid)
+        self.course.removals[pod.kind].append(process_time() - started)
         self.course.removed += 1
-        if kernel.exists(held.cgroup) and not self._silent:
-            self.course.broken.append(f"/{held.cgroup} stays")
+        if kernel.exists(pod.cgroup) and not self._silent:
+            self.course.broken.append(f"/{pod.cgroup} stays")
 
     async def _reconcile(self) -> None:
         """Settle containers that started meanwhile; a second look finds nothing."""
@@ -324,9 +324,9 @@ class Churn:
     def _check(self) -> None:
         state, kernel = self.agent.controller.state, self.agent.world.kernel
         self.course.broken.extend(broken_invariants(state.situation.rules, state.ledger))
-        for held in self._held:
-            for container in state.ledger.allocations[held.uid].containers:
-                path = held.containers.get(container.name)
+        for pod in self._running:
+            for container in state.ledger.allocations[pod.uid].containers:
+                path = pod.containers.get(container.name)
                 if path is None:
                     continue
                 desired = state.shared_cpus if container.cpus is None else container.cpus

@@ -1,4 +1,4 @@
-"""What an admission costs with more and more pods held: `python -m tests.load.growth`.
+"""What an admission costs with more and more pods: `python -m tests.load.growth`.
 
 Processor time of a decision, of its enforcement on the emulated kernel, of a save, and of the
 enforcement of a removal; the median, without socket and queue. A shared pod leaves the node's
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
-#: Numbers above those of the pods that are held.
+#: Numbers above those of the admitted pods.
 _FIRST = 10_000_000
 
 
@@ -119,15 +119,15 @@ def main() -> None:
                     Path(directory), kind, pods, arguments.containers, arguments.rounds
                 )
             shown = ", ".join(f"{name} {median(each) * 1000:.2f}" for name, each in times.items())
-            print(f"{kind} pod, {pods} of {arguments.containers} containers held: {shown} ms")
+            print(f"{kind} pod, {pods} of {arguments.containers} containers: {shown} ms")
 
 
 def _measure(
     directory: Path, kind: str, pods: int, containers: int, rounds: int
 ) -> dict[str, list[float]]:
     world = busy_world(directory)
-    surrogates = Fakes(tree=world.kernel, live=False, tasks=tuple)
-    assembly = Wiring(world.config, RecordingManager(), world.clock, surrogates)
+    fakes = Fakes(tree=world.kernel, live=False, tasks=tuple)
+    assembly = Wiring(world.config, RecordingManager(), world.clock, fakes)
     with assembly:
         host = FullHost(world, assembly.controller, containers)
         host.fill(pods)

@@ -42,13 +42,13 @@ async def test_the_churn_sees_what_is_wrong(tmp_path: Path) -> None:
         await churn._reconcile()
         churn._check()
         assert churn.course.broken == []
-        held = churn._held[0]
-        container = f"{held.cgroup}/c0"
+        pod = churn._running[0]
+        container = f"{pod.cgroup}/c0"
         assert agent.world.cpus_of(container) == "1"
         agent.world.kernel.write(container, "cpuset.cpus", "129")
         churn._check()
         assert churn.course.broken == [f"{container}: 129 not 1"]
-        await agent.controller.remove(held.uid)
+        await agent.controller.remove(pod.uid)
         churn._check_empty()
         assert churn.course.broken[1].startswith("cgroups are left")
 
@@ -80,7 +80,7 @@ async def test_what_a_bus_missed_is_missed_by_the_churn_as_well(tmp_path: Path) 
         await churn._admit()
         await churn._reconcile()
         assert churn.course.broken == []
-        assert not churn._held[0].containers
+        assert not churn._running[0].containers
         host.bus.silent = False
         churn._note("a comparison", ("not recorded in systemd",))
         assert churn.course.broken == ["a comparison: not recorded in systemd"]

@@ -58,7 +58,7 @@ def test_one_that_did_not_answer_is_not_asked_again(name: str, silence: SystemdE
     assert systemd.calls == [name]
 
 
-def test_it_is_asked_again_when_told_to() -> None:
+def test_it_is_asked_again_on_request() -> None:
     systemd = Rejecting(BusTimeoutError("GetUnit", 5))
     breaker = Breaker(systemd)  # type: ignore[arg-type]  # every method by __getattr__
     for _ in range(3):

@@ -71,7 +71,7 @@ def test_a_bad_slice_name_is_rejected(name: str) -> None:
         slice_path(name)
 
 
-def test_a_path_whose_parts_do_not_build_on_each_other_is_no_slice() -> None:
+def test_a_path_whose_parts_do_not_build_on_each_other_is_not_a_slice() -> None:
     with pytest.raises(UnitNameError, match=r"its cgroup would be b.slice, not a.slice/b.slice"):
         slice_name("a.slice/b.slice")
 

@@ -44,7 +44,7 @@ def test_states_are_sent_as_systemd_reads_them(listener: socket.socket) -> None:
     ]
 
 
-def test_a_manager_that_does_not_read_holds_nobody_up(
+def test_a_manager_that_does_not_read_does_not_block_the_agent(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "PATIENCE_SECONDS", 0.01)
@@ -83,7 +83,7 @@ def test_a_socket_that_is_gone_is_an_error(tmp_path: Path) -> None:
         Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
 
 
-def test_an_address_that_is_no_socket_is_rejected() -> None:
+def test_an_address_that_is_not_a_socket_is_rejected() -> None:
     with pytest.raises(NotifyError, match="neither a path nor an abstract socket"):
         Notifier({"NOTIFY_SOCKET": "vsock:2:1234"})
 

@@ -64,14 +64,14 @@ def test_a_running_slice_is_only_changed(systemd: FakeSystemd, kernel: EmulatedK
 def test_a_slice_that_does_not_run_is_not_touched(systemd: FakeSystemd) -> None:
     assert slices.update(systemd, POD, PINNED) is False
     assert systemd.calls == []
-    assert systemd.leftovers == set()
+    assert systemd.drop_ins == set()
 
 
 def test_setting_a_property_blindly_would_leave_something_behind(
     systemd: FakeSystemd, kernel: EmulatedKernel
 ) -> None:
     systemd.set_properties(POD, PINNED)
-    assert systemd.leftovers == {POD}
+    assert systemd.drop_ins == {POD}
     assert kernel.exists(PATH)
 
 

@@ -40,13 +40,13 @@ OTHER: Final = "99999999-8888-7777-6666-555555555555"
 
 def exclusive(name: str, cpus: str, *, node: int | None = None, quota: bool = False,
               kind: ContainerKind = ContainerKind.APP) -> ContainerAllocation:  # fmt: skip
-    held = Mask.parse(cpus)
-    limit = len(held) * 1000
+    own = Mask.parse(cpus)
+    limit = len(own) * 1000
     return ContainerAllocation(
         name,
         kind,
         Isolation.CONTAINER,
-        held,
+        own,
         memory_on(node),
         cpu=CpuLimits(limit, limit),
         quota_disabled=not quota,
@@ -107,8 +107,8 @@ def ledger(*pods: PodAllocation) -> Ledger:
 
 
 def target(*pods: PodAllocation) -> Desired:
-    held = ledger(*pods)
-    return Desired(held, ONLINE - held.exclusive_cpus)
+    allocated = ledger(*pods)
+    return Desired(allocated, ONLINE - allocated.exclusive_cpus)
 
 
 def layout(driver: Driver = Driver.CGROUPFS) -> Layout:
@@ -147,7 +147,7 @@ class FakeSystemd:
 
     tree: EmulatedKernel
     active: dict[str, str] = field(default_factory=dict)
-    held: dict[str, dict[str, object]] = field(default_factory=dict)
+    properties: dict[str, dict[str, object]] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
     broken: bool = False
 
@@ -190,7 +190,7 @@ class FakeSystemd:
     def unit_property(self, unit: str, name: str) -> object:
         self._answer()
         unset = b"" if name.startswith("Allowed") else INFINITY
-        return self.held.get(unit, {}).get(name, unset)
+        return self.properties.get(unit, {}).get(name, unset)
 
     def start_scope(self, parent: str, name: str, pid: int) -> str:
         """Start a scope with one process, as a runtime does."""
@@ -211,9 +211,9 @@ class FakeSystemd:
                 self.tree.write(path, file, str(value))
 
     def _hold(self, unit: str, properties: Sequence[Property]) -> None:
-        held = self.held.setdefault(unit, {})
+        known = self.properties.setdefault(unit, {})
         for prop in properties:
-            held[prop.name] = prop.value
+            known[prop.name] = prop.value
         self.realize(unit)
 
     def _call(self, name: str, unit: str) -> None:

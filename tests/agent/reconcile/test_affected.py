@@ -36,7 +36,7 @@ def test_a_pod_in_the_shared_pool_concerns_itself_only() -> None:
     )
 
 
-def test_whoever_gets_exclusive_cpus_concerns_everybody() -> None:
+def test_a_pod_that_gets_exclusive_cpus_affects_all_cgroups() -> None:
     assert scope(target(WEB), target(WEB, BATCH), "batch") is None
     assert scope(target(WEB, BATCH), target(WEB, BATCH), "batch") is None
 
@@ -49,7 +49,7 @@ def test_a_change_that_came_unasked_is_looked_at_too() -> None:
     assert scope(target(WEB, BATCH), target(WEB, moved, API), "api") is None
 
 
-def test_nothing_changed_concerns_nobody() -> None:
+def test_no_change_affects_no_pod() -> None:
     same = target(WEB, BATCH)
     assert scope(same, same) == AffectedPods(frozenset())
 
@@ -60,7 +60,7 @@ def test_a_pod_that_left_the_shared_pool_leaves_its_own_cgroup() -> None:
     )
 
 
-def test_cpus_that_come_back_concern_whoever_runs_in_the_pool() -> None:
+def test_cpus_that_come_back_affect_all_pods_in_the_pool() -> None:
     found = scope(target(WEB, API, DATABASE, BATCH), target(WEB, API, DATABASE))
     assert found == AffectedPods(frozenset({"web", "api"}), gone=(BATCH,), orphaned=True)
 
@@ -68,15 +68,15 @@ def test_cpus_that_come_back_concern_whoever_runs_in_the_pool() -> None:
 def test_a_binding_concerns_both_who_loses_and_who_gets_a_cgroup() -> None:
     first, second = pod(on_host("a"), uid=UID), pod(on_host("b"), uid=OTHER)
     before = target(first, second, WEB)
-    held = Bindings().with_binding(Binding(UID, "a", "system.slice/x"))
-    taken = held.with_binding(Binding(OTHER, "b", "system.slice/x"))
-    old, new = replace(before, bindings=held), replace(before, bindings=taken)
+    bound = Bindings().with_binding(Binding(UID, "a", "system.slice/x"))
+    taken = bound.with_binding(Binding(OTHER, "b", "system.slice/x"))
+    old, new = replace(before, bindings=bound), replace(before, bindings=taken)
     assert scope(before, old) == AffectedPods(frozenset({UID}))
     assert scope(old, new) == AffectedPods(frozenset({UID, OTHER}))
     assert scope(new, before) == AffectedPods(frozenset({OTHER}))
 
 
-def test_a_binding_concerns_whoever_is_bound_around_it_or_inside() -> None:
+def test_a_binding_affects_pods_that_are_bound_around_it_or_inside() -> None:
     first, second = pod(on_host("a"), uid=UID), pod(on_host("b"), uid=OTHER)
     before = target(first, second, WEB)
     outer = Bindings().with_binding(Binding(UID, "a", "system.slice/x"))

@@ -46,7 +46,7 @@ PODS: Final = (
     pod(pod_shared("a", "13-14"), pod_shared("b", "13-14"), uid="budget", cpus="13-14"),
 )
 #: What others write: too wide, too narrow, another's quota.
-FOREIGN: Final = (
+OTHER_WRITES: Final = (
     ("cpuset.cpus", "0-15"),
     ("cpuset.cpus", "0-15"),
     ("cpuset.cpus", "1"),
@@ -85,7 +85,7 @@ class Pair:
     driver: Driver
     part: Side = field(init=False)
     whole: Side = field(init=False)
-    held: dict[str, PodAllocation] = field(default_factory=dict)
+    admitted: dict[str, PodAllocation] = field(default_factory=dict)
     running: dict[int, tuple[str, str]] = field(default_factory=dict)
     target: Desired = field(default_factory=lambda: Desired(ledger(), ONLINE))
     online: bool = True
@@ -99,8 +99,8 @@ class Pair:
     def admit_or_remove(self, number: int, option: int) -> None:
         """Admit a pod, or remove it with its processes or, for odd options, without."""
         allocation = PODS[number % len(PODS)]
-        if allocation.uid not in self.held:
-            self.held[allocation.uid] = allocation
+        if allocation.uid not in self.admitted:
+            self.admitted[allocation.uid] = allocation
             self._change(allocation.uid)
             return
         if not option % 2:
@@ -109,7 +109,7 @@ class Pair:
         else:
             # What is left of the pod then shows the same on both sides.
             self._repair()
-        del self.held[allocation.uid]
+        del self.admitted[allocation.uid]
         for side in (self.part, self.whole):
             side.enforcer.release(allocation)
         self.target = Desired(self.target.ledger, self.target.shared_pool,
@@ -121,7 +121,7 @@ class Pair:
 
     def start_or_end(self, number: int, option: int) -> None:
         allocation = PODS[number % len(PODS)]
-        if allocation.uid not in self.held:
+        if allocation.uid not in self.admitted:
             return
         name = allocation.containers[option % len(allocation.containers)].name
         for pid, (uid, running) in list(self.running.items()):
@@ -139,7 +139,7 @@ class Pair:
 
     def provoke(self, number: int, option: int) -> None:
         """Write something into the cgroup of a pod and, mostly, into all that is in it."""
-        file, value = FOREIGN[option % len(FOREIGN)]
+        file, value = OTHER_WRITES[option % len(OTHER_WRITES)]
         pod_path = path_of(PODS[number % len(PODS)], self.driver)
         if not self.part.tree.exists(pod_path):
             return
@@ -160,7 +160,7 @@ class Pair:
     def bind(self, number: int, option: int) -> None:
         allocation = PODS[number % len(PODS)]
         pids = list(self.running)
-        if allocation.uid not in self.held or not pids:
+        if allocation.uid not in self.admitted or not pids:
             return
         pid = pids[option % len(pids)]
         if self.running[pid][0] != allocation.uid:
@@ -181,7 +181,7 @@ class Pair:
             side.tree.exit(pid)
 
     def _change(self, uid: str | None) -> EnforcementReport:
-        allocations = ledger(*self.held.values())
+        allocations = ledger(*self.admitted.values())
         pool = ONLINE - allocations.exclusive_cpus
         self.target = Desired(allocations, pool, self.target.bindings)
         found = self.part.enforcer.enforce_change(self.target, uid)
@@ -189,13 +189,13 @@ class Pair:
         if self.untouched:
             self._compare(found, reference)
         if uid is not None and found.ok:
-            self._check_exclusive(self.held[uid])
+            self._check_exclusive(self.admitted[uid])
         return found
 
     def _compare(self, found: EnforcementReport, reference: EnforcementReport) -> None:
-        """Check that a part is told as by who looks at everything, and that the rest is right."""
+        """Check that a part is reported as in a full comparison, and the rest is as desired."""
         assert found.ok == reference.ok
-        pods = self.held.keys() if found.pods is None else found.pods & self.held.keys()
+        pods = self.admitted.keys() if found.pods is None else found.pods & self.admitted.keys()
         for each in pods:
             assert found.of_pod(each) == reference.of_pod(each)
         verified = self.part.enforcer.verify(self.target)
@@ -203,7 +203,7 @@ class Pair:
         assert all(each in reference.of_pod("") for each in found.of_pod(""))
 
     def _check_exclusive(self, allocation: PodAllocation) -> None:
-        """Nobody is on the CPUs that a pod was just given, whatever was done to him before."""
+        """No other process is on the CPUs that a pod was just given, whatever happened before."""
         inside = path_of(allocation, self.driver)
         for pid, home in self.part.tree._homes.items():
             bound = self.running.get(pid, ("", ""))[0] == allocation.uid
@@ -274,58 +274,56 @@ def test_looking_at_a_part_ends_where_looking_at_everything_does(
 SHARED, OWN, HALF = PODS[0], PODS[4], PODS[3]
 
 
-def held(*pods: PodAllocation) -> Desired:
+def desired(*pods: PodAllocation) -> Desired:
     allocations = ledger(*pods)
     return Desired(allocations, ONLINE - allocations.exclusive_cpus)
 
 
-def test_whoever_was_put_on_cpus_that_are_given_away_is_found_although_nothing_of_his_changed() -> (
-    None
-):
+def test_a_container_moved_to_cpus_given_away_is_found_although_its_pod_did_not_change() -> None:
     side = Side(Driver.CGROUPFS)
-    side.enforcer.enforce_change(held(OWN), OWN.uid)
+    side.enforcer.enforce_change(desired(OWN), OWN.uid)
     container = side.start(OWN, "a", 1)
-    side.enforcer.repair(held(OWN))
+    side.enforcer.repair(desired(OWN))
     side.tree.write(path_of(OWN), "cpuset.cpus", "0-15")
     side.tree.write(container, "cpuset.cpus", "8-11")
-    assert side.enforcer.enforce_change(held(OWN, HALF), HALF.uid).ok
+    assert side.enforcer.enforce_change(desired(OWN, HALF), HALF.uid).ok
     assert side.tree.allowed(1)[0] == Mask.parse("10-11")
 
 
 def test_a_container_that_started_meanwhile_leaves_the_cpus_that_are_given_away() -> None:
     side = Side(Driver.CGROUPFS)
-    side.enforcer.enforce_change(held(SHARED), SHARED.uid)
+    side.enforcer.enforce_change(desired(SHARED), SHARED.uid)
     side.start(SHARED, "a", 1)
-    assert side.enforcer.enforce_change(held(SHARED, HALF), HALF.uid).ok
+    assert side.enforcer.enforce_change(desired(SHARED, HALF), HALF.uid).ok
     assert side.tree.allowed(1)[0] == ONLINE - Mask.parse("8-9")
 
 
 def test_what_is_left_of_a_pod_follows_the_shared_pool() -> None:
     side = Side(Driver.CGROUPFS)
-    for target, allocation in ((held(OWN), OWN), (held(OWN, HALF), HALF)):
+    for target, allocation in ((desired(OWN), OWN), (desired(OWN, HALF), HALF)):
         side.enforcer.enforce_change(target, allocation.uid)
     side.start(OWN, "a", 1)
     side.enforcer.release(OWN)
-    left = side.enforcer.enforce_change(held(HALF))
+    left = side.enforcer.enforce_change(desired(HALF))
     of_none = [each.desired.role for each in left.cgroups if not each.desired.pod]
     assert of_none == [Role.ALL_PODS, Role.ORPHANED, Role.ORPHANED]
     assert side.tree.allowed(1)[0] == ONLINE - Mask.parse("8-9")
     side.enforcer.release(HALF)
-    side.enforcer.enforce_change(held())
+    side.enforcer.enforce_change(desired())
     assert side.tree.allowed(1)[0] == ONLINE
 
 
 def test_after_anything_that_is_not_enforced_everything_is_looked_at() -> None:
     side = Side(Driver.CGROUPFS)
-    side.enforcer.enforce_change(held(HALF), HALF.uid)
+    side.enforcer.enforce_change(desired(HALF), HALF.uid)
     side.tree.set_online(ONLINE - Mask.of(9))
-    assert not side.enforcer.repair(held(HALF)).ok
-    report = side.enforcer.enforce_change(held(HALF, SHARED), SHARED.uid)
+    assert not side.enforcer.repair(desired(HALF)).ok
+    report = side.enforcer.enforce_change(desired(HALF, SHARED), SHARED.uid)
     assert report.pods is None
     assert [problem.pod for problem in report.remaining] == [HALF.uid]
     side.tree.set_online(ONLINE)
-    assert side.enforcer.repair(held(HALF, SHARED)).ok
-    again = side.enforcer.enforce_change(held(HALF, SHARED), SHARED.uid)
+    assert side.enforcer.repair(desired(HALF, SHARED)).ok
+    again = side.enforcer.enforce_change(desired(HALF, SHARED), SHARED.uid)
     assert again.pods == frozenset({SHARED.uid})
 
 
@@ -362,15 +360,15 @@ def test_a_pod_in_the_shared_pool_costs_the_same_however_many_there_are(containe
         tree = Counting(ONLINE, Mask.parse("0-1"))
         enforcer = directories(tree)
         pods = [pod(on_host("a"), on_host("b"), uid=f"pod-{number}") for number in range(others)]
-        enforcer.enforce(held(HALF, *pods))
+        enforcer.enforce(desired(HALF, *pods))
         for allocation in pods:
             for name in ("a", "b")[:containers]:
                 tree.mkdir(f"{path_of(allocation)}/{name}")
-        assert enforcer.repair(held(HALF, *pods)).ok
+        assert enforcer.repair(desired(HALF, *pods)).ok
         tree.calls = 0
-        assert enforcer.enforce_change(held(HALF, *pods, SHARED), SHARED.uid).ok
+        assert enforcer.enforce_change(desired(HALF, *pods, SHARED), SHARED.uid).ok
         admission, tree.calls = tree.calls, 0
         enforcer.release(SHARED)
-        assert enforcer.enforce_change(held(HALF, *pods)).ok
+        assert enforcer.enforce_change(desired(HALF, *pods)).ok
         costs.append((admission, tree.calls))
     assert costs[0] == costs[1]

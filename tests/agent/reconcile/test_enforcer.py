@@ -127,7 +127,7 @@ def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> Non
     assert all(tree.allowed(pid)[0] == FREE for pid in (1, 2, 3, 4))
 
 
-def test_leftovers_are_removed_once_they_are_empty() -> None:
+def test_orphaned_cgroups_are_removed_once_they_are_empty() -> None:
     tree = kernel()
     enforcer = started(tree)
     enforcer.release(mixed())
@@ -140,7 +140,7 @@ def test_leftovers_are_removed_once_they_are_empty() -> None:
     assert tree.exists(WEB_POD)
 
 
-def test_releasing_a_pod_that_is_gone_is_no_problem() -> None:
+def test_releasing_a_pod_that_is_gone_succeeds() -> None:
     assert directories(kernel()).release(mixed()).removed
 
 
@@ -203,7 +203,9 @@ def test_what_a_changed_ledger_changes_is_not_drift() -> None:
         (f"{POD}/db", "cpuset.mems", "1"),
     ],
 )
-def test_what_another_wrote_is_found_and_put_right(cgroup: str, file: str, value: str) -> None:
+def test_what_another_process_wrote_is_found_and_repaired(
+    cgroup: str, file: str, value: str
+) -> None:
     tree = kernel()
     enforcer = started(tree)
     tree.write(cgroup, file, value)
@@ -408,7 +410,7 @@ class FaultyTree:
         raise OSError(self.error, os.strerror(self.error))
 
 
-def scene() -> EmulatedKernel:
+def kernel_with_pods() -> EmulatedKernel:
     """Return a host on which a shared pod runs and the next admission changes everything."""
     tree = kernel()
     enforcer = directories(tree)
@@ -421,17 +423,17 @@ def scene() -> EmulatedKernel:
 
 
 def changes_of_an_admission() -> int:
-    faulty = FaultyTree(scene())
+    faulty = FaultyTree(kernel_with_pods())
     Enforcer(faulty, layout(), DirectoryCgroups(faulty)).enforce(target(mixed(), WEB))
     return faulty.changes
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_dying_at_any_change_is_made_good_by_the_next_start(*, after: bool) -> None:
+def test_dying_at_any_change_is_repaired_by_the_next_start(*, after: bool) -> None:
     count = changes_of_an_admission()
     assert count >= 6
     for at in range(count):
-        tree = scene()
+        tree = kernel_with_pods()
         faulty = FaultyTree(tree, at, after=after)
         with pytest.raises(Died):
             Enforcer(faulty, layout(), DirectoryCgroups(faulty)).enforce(target(mixed(), WEB))
@@ -442,7 +444,7 @@ def test_dying_at_any_change_is_made_good_by_the_next_start(*, after: bool) -> N
 @pytest.mark.parametrize("error", [errno.EBUSY, errno.EINVAL, errno.EROFS, errno.ENOMEM])
 def test_a_rejection_at_any_change_is_reported_with_its_pod_and_can_be_retried(error: int) -> None:
     for at in range(changes_of_an_admission()):
-        tree = scene()
+        tree = kernel_with_pods()
         faulty = FaultyTree(tree, at, error)
         enforcer = Enforcer(faulty, layout(), DirectoryCgroups(faulty))
         report = enforcer.enforce(target(mixed(), WEB))
@@ -453,7 +455,7 @@ def test_a_rejection_at_any_change_is_reported_with_its_pod_and_can_be_retried(e
 
 
 def test_what_could_not_shrink_keeps_others_from_getting_its_cpus() -> None:
-    tree = scene()
+    tree = kernel_with_pods()
 
     @dataclass
     class Stubborn(FaultyTree):
@@ -471,7 +473,7 @@ def test_what_could_not_shrink_keeps_others_from_getting_its_cpus() -> None:
 
 
 def test_a_container_that_ends_while_it_is_read_is_looked_at_again() -> None:
-    tree = scene()
+    tree = kernel_with_pods()
 
     tree.mkdir(f"{WEB_POD}/ending")
 
@@ -493,7 +495,7 @@ def test_a_tree_that_fails_for_good_is_not_read_for_ever() -> None:
             del path, files
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    failing = Failing(scene())
+    failing = Failing(kernel_with_pods())
     with pytest.raises(OSError, match="No such device"):
         Enforcer(failing, layout(), DirectoryCgroups(failing)).enforce(target(mixed(), WEB))
 
@@ -518,7 +520,7 @@ CPUS = st.frozensets(st.integers(2, 15), min_size=1, max_size=4).map(Mask.from_i
 @given(
     st.lists(st.tuples(st.sampled_from("abcdef"), CPUS, st.booleans(), st.booleans()), max_size=12)
 )
-def test_after_every_change_everybody_runs_where_the_ledger_says(
+def test_after_every_change_all_containers_run_where_the_ledger_says(
     steps: list[tuple[str, Mask, bool, bool]],
 ) -> None:
     tree = kernel()

@@ -43,7 +43,7 @@ def test_a_task_without_a_known_cgroup_is_at_home_nowhere() -> None:
     assert found(task("4", None)) == [("4", ("db",), True)]
 
 
-def test_whoever_may_run_everywhere_was_not_confined() -> None:
+def test_a_task_that_may_run_everywhere_was_not_confined() -> None:
     assert found(task("0-7")) == [("2-4", ("web", "db"), False)]
     assert found(task("0-63")) == [("2-4", ("web", "db"), False)]
 
@@ -60,19 +60,19 @@ def test_tasks_on_other_cpus_are_nobodys_concern() -> None:
 @settings(deadline=None)
 @given(
     affinity=st.sets(st.integers(0, 7), min_size=1),
-    held=st.dictionaries(st.integers(0, 7), st.integers(0, 2)),
+    owners=st.dictionaries(st.integers(0, 7), st.integers(0, 2)),
     home=st.integers(0, 3),
 )
-def test_foreign_is_a_task_on_a_cpu_that_another_pod_holds(
-    affinity: set[int], held: dict[int, int], home: int
+def test_a_task_on_an_exclusive_cpu_of_another_pod_is_intruding(
+    affinity: set[int], owners: dict[int, int], home: int
 ) -> None:
     lands = [
         ExclusiveTerritory(
-            f"p{pod}", Mask.from_ids(c for c, p in held.items() if p == pod), (f"p{pod}",)
+            f"p{pod}", Mask.from_ids(c for c, p in owners.items() if p == pod), (f"p{pod}",)
         )
         for pod in range(3)
     ]
-    expected = {cpu for cpu in affinity if cpu in held and held[cpu] != home}
+    expected = {cpu for cpu in affinity if cpu in owners and owners[cpu] != home}
     some = Task(1, "t", Mask.from_ids(affinity), f"p{home}")
     assert {cpu for f in intruding_tasks((some,), lands, ONLINE) for cpu in f.cpus} == expected
 
@@ -91,7 +91,7 @@ def test_this_process_is_read_with_all_its_threads() -> None:
     assert not any(each.kernel for each in own)
 
 
-def test_threads_of_other_affinities_are_told_apart() -> None:
+def test_threads_of_other_affinities_are_distinguished() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     ready, stop = threading.Event(), threading.Event()
 
@@ -119,7 +119,7 @@ input()
 """
 
 
-def test_a_process_with_a_name_that_is_no_text_is_told_on_one_line() -> None:
+def test_a_process_with_a_name_that_is_not_text_is_reported_on_one_line() -> None:
     command = [sys.executable, "-I", "-c", NAME_ITSELF]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -129,7 +129,7 @@ def test_a_process_with_a_name_that_is_no_text_is_told_on_one_line() -> None:
     assert names == ["??[2J?root"]
 
 
-def test_a_process_whose_cgroup_is_no_text_is_in_no_known_one(tmp_path: Path) -> None:
+def test_a_process_whose_cgroup_is_not_text_is_in_no_known_one(tmp_path: Path) -> None:
     own = tmp_path / str(os.getpid())
     (own / "task" / str(os.getpid())).mkdir(parents=True)
     (own / "cgroup").write_bytes(b"0::/user.slice/\xff\n")

@@ -65,7 +65,7 @@ def test_scopes_are_recorded_so_that_systemd_writes_the_same() -> None:
     assert not enforcer.enforce(target(mixed())).changed
 
 
-def test_a_new_agent_tells_systemd_nothing_it_knows_already() -> None:
+def test_a_new_agent_records_nothing_that_systemd_has_already() -> None:
     tree = kernel()
     enforcer, systemd = slices(tree)
     enforcer.enforce(target(mixed()))
@@ -98,7 +98,7 @@ def test_a_quota_that_is_not_ours_survives_being_recorded() -> None:
     assert tree.read(scope, "cpu.max") == "140000 100000\n"
 
 
-def test_what_systemd_reverts_is_named_so_and_put_right() -> None:
+def test_what_systemd_reverts_is_reported_so_and_repaired() -> None:
     tree = kernel()
     enforcer, systemd = slices(tree)
     enforcer.enforce(target(mixed()))
@@ -113,7 +113,7 @@ def test_what_systemd_reverts_is_named_so_and_put_right() -> None:
     assert tree.allowed(1)[0] == Mask.parse("2-5")
 
 
-def test_plain_directories_in_a_slice_are_not_told_to_systemd() -> None:
+def test_plain_directories_in_a_slice_are_not_recorded_in_systemd() -> None:
     tree = kernel()
     enforcer, _ = slices(tree)
     enforcer.enforce(target(mixed()))
@@ -225,7 +225,7 @@ def start_and_admit(systemd: FakeSystemd) -> None:
     assert enforcer.enforce(target(mixed())).ok
 
 
-def test_dying_at_any_call_to_systemd_is_made_good_by_the_next_start() -> None:
+def test_dying_at_any_call_to_systemd_is_repaired_by_the_next_start() -> None:
     everything = MortalSystemd(kernel())
     start_and_admit(everything)
     assert everything.asked >= 10

@@ -25,7 +25,7 @@ def test_a_missing_mount_is_named(tmp_path: Path) -> None:
     assert one_line(caught).startswith(f"cgroup v2 at {tmp_path}/cgroup: no such directory")
 
 
-def test_a_directory_that_is_no_cgroup_file_system_is_rejected(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_cgroup_file_system_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(EnforcementStartError, match="not a cgroup2 file system") as caught:
         open_tree(tmp_path)
     one_line(caught)

@@ -48,8 +48,8 @@ class Host:
             if driver is Driver.SYSTEMD
             else DirectoryCgroups(self.tree)
         )
-        self.told: list[str] = []
-        finder = RuntimeFiles(root, self.told.append)
+        self.reported: list[str] = []
+        finder = RuntimeFiles(root, self.reported.append)
         self.enforcer = Enforcer(self.tree, layout(driver), cgroups, finder)
         assert self.enforcer.prepare().ok
 
@@ -85,7 +85,7 @@ def test_containers_of_a_runtime_are_pinned_without_being_bound(host: Host) -> N
     assert [host.tree.allowed(pid)[0] for pid in (1, 2)] == [Mask.parse("2-5"), Mask.parse("6-7")]
 
 
-def test_a_sandbox_gets_no_exclusive_cpus_and_nobody_is_asked_to_bind_it(host: Host) -> None:
+def test_a_sandbox_gets_no_exclusive_cpus_and_need_not_be_bound(host: Host) -> None:
     one = pod(exclusive("db", "2-7"))
     above = path_of(one, host.driver)
     assert host.enforcer.enforce(target(one)).ok
@@ -104,7 +104,7 @@ def test_a_sandbox_of_a_pod_with_a_pool_of_its_own_stays_in_it(host: Host) -> No
     assert host.tree.allowed(1)[0] == Mask.parse("6-7")
 
 
-def test_a_container_beside_those_of_the_pod_is_no_one_of_them(host: Host) -> None:
+def test_a_container_that_is_not_in_the_specification_is_not_identified(host: Host) -> None:
     one = pod(exclusive("db", "2-7"))
     assert host.enforcer.enforce(target(one)).ok
     host.start(path_of(one, host.driver), "debugger", ID, 1)
@@ -113,7 +113,7 @@ def test_a_container_beside_those_of_the_pod_is_no_one_of_them(host: Host) -> No
     assert any(ID in note for note in report.notes)
 
 
-def test_what_a_runtime_changed_is_named_so_and_put_right(host: Host) -> None:
+def test_what_a_runtime_changed_is_reported_so_and_repaired(host: Host) -> None:
     assert host.enforcer.enforce(target(mixed())).ok
     cgroup = host.start(path_of(mixed(), host.driver), "db", ID, 1)
     assert host.enforcer.enforce(target(mixed())).ok
@@ -129,7 +129,7 @@ def test_what_a_runtime_changed_is_named_so_and_put_right(host: Host) -> None:
     assert host.enforcer.repair(target(mixed())).drift == ()
 
 
-def test_what_somebody_else_wrote_is_not_laid_at_the_runtimes_door(host: Host) -> None:
+def test_what_another_process_wrote_is_not_attributed_to_the_runtime(host: Host) -> None:
     assert host.enforcer.enforce(target(mixed())).ok
     cgroup = host.start(path_of(mixed(), host.driver), "db", ID, 1)
     assert host.enforcer.enforce(target(mixed())).ok

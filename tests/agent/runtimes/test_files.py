@@ -62,7 +62,9 @@ def test_a_file_that_others_can_write_says_nothing(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text("{}")
     file.chmod(0o664)
-    assert rejected(file).startswith(f"{file}: it can be written by others (mode 0664), so it")
+    assert rejected(file).startswith(
+        f"{file}: it can be written by others (mode 0664), so the runtime"
+    )
 
 
 def test_a_fifo_does_not_block(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_a_fifo_does_not_block(tmp_path: Path) -> None:
     assert rejected(tmp_path / "fifo").endswith("it is not a regular file")
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
+def test_a_directory_is_not_a_file(tmp_path: Path) -> None:
     assert rejected(tmp_path).endswith("it cannot be read (Is a directory)")
 
 

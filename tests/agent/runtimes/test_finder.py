@@ -37,13 +37,13 @@ SCOPE = f"{POD}/cri-containerd-{ID}.scope"
 
 @dataclass
 class Host:
-    """A root with a finder, and what it told."""
+    """A root with a finder, and what it reported."""
 
     root: Path
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.finder = RuntimeFiles(self.root, self.told.append)
+        self.finder = RuntimeFiles(self.root, self.reported.append)
 
     def asked(self, cgroup: str = SCOPE, pod: PodAllocation | None = None) -> RuntimeName | None:
         return self.finder.container_of(pod or mixed(), cgroup)
@@ -58,14 +58,14 @@ def host(tmp_path: Path) -> Host:
 def test_a_container_of_containerd_is_known_with_both_drivers(host: Host, directory: str) -> None:
     bundle(host.root, cri("db"))
     assert host.asked(f"{POD}/{directory}") == RuntimeName("db")
-    assert host.told == []
+    assert host.reported == []
 
 
 @pytest.mark.parametrize("directory", [f"crio-{ID}.scope", f"crio-{ID}", ID])
 def test_a_container_of_crio_is_known_with_both_drivers(host: Host, directory: str) -> None:
     bundle(host.root, crio("backup"), place=CRIO, inside="userdata")
     assert host.asked(f"{POD}/{directory}") == RuntimeName("backup")
-    assert host.told == []
+    assert host.reported == []
 
 
 @pytest.mark.parametrize("state", ["run/k3s/containerd", "run/k0s/containerd"])
@@ -74,17 +74,17 @@ def test_distributions_of_their_own_containerd_are_known(host: Host, state: str)
     assert host.asked() == RuntimeName("db")
 
 
-def test_a_sandbox_is_told_as_what_it_is(host: Host) -> None:
+def test_a_sandbox_is_identified_as_a_sandbox(host: Host) -> None:
     bundle(host.root, cri(None))
     bundle(host.root, crio(None), place=CRIO, inside="userdata", id_=OTHER_ID)
     assert host.asked() == RuntimeName(None)
     assert host.asked(f"{POD}/crio-{OTHER_ID}.scope") == RuntimeName(None)
 
 
-def test_a_claim_about_another_pod_counts_for_nothing_and_is_told_once(host: Host) -> None:
+def test_a_claim_about_another_pod_is_ignored_and_reported_once(host: Host) -> None:
     bundle(host.root, cri("db", uid=OTHER))
     assert [host.asked(), host.asked()] == [None, None]
-    (line,) = host.told
+    (line,) = host.reported
     assert f"/{SCOPE} is in pod {mixed().uid}" in line
     assert f"of pod 'default/shop' (uid '{OTHER}')" in line
 
@@ -99,7 +99,7 @@ def test_without_a_uid_the_full_name_has_to_match(host: Host) -> None:
 def test_neither_uid_nor_name_matches_no_pod(host: Host) -> None:
     bundle(host.root, {k: v for k, v in cri("db").items() if "sandbox" not in k})
     assert host.asked(pod=replace(mixed(), name="", namespace="")) is None
-    assert "of pod without a name" in host.told[0]
+    assert "of pod without a name" in host.reported[0]
 
 
 @pytest.mark.parametrize(
@@ -111,21 +111,23 @@ def test_names_without_a_known_runtimes_id_are_not_looked_for(host: Host, direct
     bundle(host.root, cri("db"))
     assert host.asked(f"{POD}/{directory}") is None
     assert host.finder.remembered(f"{POD}/{directory}") is None
-    assert host.told == []
+    assert host.reported == []
 
 
-def test_a_missing_bundle_is_told_once_with_where_it_was_looked_for(host: Host) -> None:
+def test_a_missing_bundle_is_reported_once_with_where_it_was_looked_for(host: Host) -> None:
     bundle(host.root, cri("db"), id_=OTHER_ID)
     assert [host.asked(), host.asked()] == [None, None]
-    (line,) = host.told
+    (line,) = host.reported
     assert ID in line
     assert str(host.root / TASKS) in line
 
 
-def test_that_no_runtimes_directory_is_in_reach_is_told_once_for_all_containers(host: Host) -> None:
+def test_that_no_runtimes_directory_is_in_reach_is_reported_once_for_all_containers(
+    host: Host,
+) -> None:
     for directory in (ID, OTHER_ID):
         assert host.asked(f"{POD}/cri-containerd-{directory}.scope") is None
-    (line,) = host.told
+    (line,) = host.reported
     assert f"as containerd gives it, but {host.root / TASKS} does not exist; mount it" in line
 
 
@@ -136,11 +138,11 @@ def test_a_bundle_that_comes_later_is_found(host: Host) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "{}"], ids=["damaged", "says nothing"])
-def test_a_bundle_of_no_use_is_told_once_and_passed_over(host: Host, content: str) -> None:
+def test_a_bundle_of_no_use_is_reported_once_and_ignored(host: Host, content: str) -> None:
     file = bundle(host.root, cri("db"))
     file.write_text(content)
     assert [host.asked(), host.asked()] == [None, None]
-    (line,) = host.told
+    (line,) = host.reported
     assert line.startswith(f"{file}: ")
     assert line.endswith("; bind the container with 'numawarden bind'")
 
@@ -155,7 +157,7 @@ def test_a_bundle_that_goes_while_it_is_looked_at_is_missing(
 
     monkeypatch.setattr(os, "open", vanish)
     assert host.asked() is None
-    assert "no bundle of container" in host.told[0]
+    assert "no bundle of container" in host.reported[0]
 
 
 def test_a_bundle_is_read_once_as_long_as_it_is_the_same_file(
@@ -221,7 +223,7 @@ def test_a_container_made_without_settings_has_none_on_record(host: Host, spec: 
 
 def test_nothing_is_remembered_of_a_container_without_files(host: Host) -> None:
     assert host.finder.remembered(SCOPE) is None
-    assert host.told == []
+    assert host.reported == []
 
 
 @pytest.mark.parametrize(
@@ -234,10 +236,10 @@ def test_nothing_is_remembered_of_a_container_without_files(host: Host) -> None:
         {"cpu_period": 1},
     ],
 )
-def test_a_damaged_state_is_told_once(host: Host, cgroups: dict[str, object]) -> None:
+def test_a_damaged_state_is_reported_once(host: Host, cgroups: dict[str, object]) -> None:
     file = runc_state(host.root, cgroups)
     for _ in range(2):
         assert host.finder.remembered(SCOPE) is None
-    (line,) = host.told
+    (line,) = host.reported
     assert line.startswith(f"{file}: it is damaged")
     assert "the writer of the container's cgroup is unknown" in line

@@ -77,7 +77,7 @@ def test_every_change_is_named_with_before_and_after() -> None:
     assert "node 2 is gone" in host_changes(after, FACTS)
 
 
-def test_memory_that_is_not_known_any_more_is_a_change_and_not_zero() -> None:
+def test_memory_that_is_no_longer_known_is_a_change_and_not_zero() -> None:
     first, second = FACTS.nodes
     after = replace(FACTS, nodes=(replace(first, memory_bytes=None), second))
     (gone,), (back,) = host_changes(FACTS, after), host_changes(after, FACTS)

@@ -170,7 +170,7 @@ def test_damage_names_file_field_and_remedy(data: bytes, field: str) -> None:
     assert "\n" not in message
 
 
-def test_a_checkpoint_of_the_kubelet_is_foreign() -> None:
+def test_a_checkpoint_of_the_kubelet_has_an_unknown_format() -> None:
     with pytest.raises(UnknownFormatCheckpointError, match="state import"):
         decode(b'{"policyName":"static","defaultCpuSet":"0-3","checksum":1}', FILE)
 
@@ -201,11 +201,11 @@ def test_files_of_format_1_stay_readable_and_are_still_written_the_same() -> Non
 
 
 def test_what_pods_of_older_files_hold_counts_as_their_requests() -> None:
-    held = decode((Path(__file__).parent / "format1.json").read_bytes(), FILE).ledger
-    (allocation,) = held.allocations.values()
+    allocated = decode((Path(__file__).parent / "format1.json").read_bytes(), FILE).ledger
+    (allocation,) = allocated.allocations.values()
     assert allocation.requests == {}
-    assert held.requests["cpu"] == 6000
-    assert held.requests["memory"] == 4 << 30
+    assert allocated.requests["cpu"] == 6000
+    assert allocated.requests["memory"] == 4 << 30
     stated = replace(allocation, requests=MappingProxyType({"cpu": 6500}))
     saved = decode(encode(Checkpoint(ledger_of(stated))), FILE)
     assert saved.ledger.requests == {"cpu": 6500}

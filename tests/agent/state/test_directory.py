@@ -62,7 +62,9 @@ def test_an_unwritable_directory_is_rejected(
         check_directory(tmp_path)
 
 
-def test_the_second_user_of_a_directory_is_told_who_has_it(tmp_path: Path) -> None:
+def test_the_error_of_a_second_agent_names_the_process_that_has_the_directory(
+    tmp_path: Path,
+) -> None:
     with DirectoryLock(tmp_path), pytest.raises(StateDirectoryLockedError) as caught:
         DirectoryLock(tmp_path)
     assert caught.value.holder == os.getpid()

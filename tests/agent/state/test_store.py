@@ -273,7 +273,7 @@ def far_too_large(path: Path) -> None:
         (far_too_large, "unreadable", "has 314572800 bytes"),
     ],
 )
-def test_what_is_no_checkpoint_is_kept_aside_and_not_followed(
+def test_what_is_not_a_checkpoint_is_kept_aside_and_not_followed(
     tmp_path: Path, make: Callable[[Path], None], label: str, says: str
 ) -> None:
     save_before(tmp_path)
@@ -294,7 +294,7 @@ def test_what_is_no_checkpoint_is_kept_aside_and_not_followed(
 
 
 class OthersFiles(OsFiles):
-    """Files that belong to somebody else."""
+    """Files that belong to another user."""
 
     owner = 4711
 
@@ -341,7 +341,7 @@ def test_a_process_without_descriptors_leaves_the_checkpoint_alone(tmp_path: Pat
 
 @dataclass
 class Stubborn(NoFault):
-    """Lets nothing be renamed until it is told to."""
+    """Fails every rename until renames are allowed."""
 
     error: int = errno.EROFS
 
@@ -425,9 +425,9 @@ def test_nothing_is_saved_where_another_agent_could_save(
         store.save(BEFORE)
         change(directory)
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(ReplacedDirectoryError, match="removed or replaced") as told:
+        with pytest.raises(ReplacedDirectoryError, match="removed or replaced") as caught:
             store.save(AFTER)
-        assert not told.value.replaced
+        assert not caught.value.replaced
         assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -104,7 +104,7 @@ def test_a_removed_cgroup_leaves_no_directory(tree: DirectoryTree, tmp_path: Pat
     assert not (tmp_path / "pods/a").exists()
 
 
-def test_a_link_is_no_cgroup(tree: DirectoryTree, tmp_path: Path) -> None:
+def test_a_link_is_not_a_cgroup(tree: DirectoryTree, tmp_path: Path) -> None:
     (tmp_path / "pods/link").symlink_to(tmp_path)
     assert tree.children("pods") == ("a",)
 

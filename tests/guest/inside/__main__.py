@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def main(name: str) -> int:
-    """Run one scenario; 0 when each of its checks held."""
+    """Run one scenario; 0 when all of its checks passed."""
     stamps.begin()
     guest = Guest()
     guest.work.mkdir(parents=True)
@@ -47,7 +47,7 @@ def _step(step: Callable[[], None]) -> str:
     try:
         step()
     except Stopped as stopped:
-        return f"without {stopped} the rest makes no sense"
+        return f"without {stopped} the other checks are skipped"
     except Exception as unexpected:  # noqa: BLE001 - whatever it is, it is the verdict
         traceback.print_exc()
         return f"{type(unexpected).__name__}: {unexpected}"

@@ -108,8 +108,8 @@ class Agent:
             raise LookupError(f"killed, {SERVICE} did not come back within {PATIENCE:g} s: {shown}")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the agent's process: what is done in this context happens at once for it."""
+    def paused(self) -> Iterator[None]:
+        """Stop the agent's process: what is done in this context is one event for the agent."""
         pid = self.pid
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -136,7 +136,7 @@ class Agent:
         return file
 
     def admit(self, pod: Mapping[str, object]) -> dict[str, Any]:
-        """Ask to admit a pod; returns the answer, be it a rejection; raises `CommandFailed`."""
+        """Ask to admit a pod; returns the answer, also a rejection; raises `CommandFailed`."""
         status, answer = answer_to("POST", "pods", pod)
         if "admitted" not in answer:
             raise CommandFailed(f"POST /v1/pods: {status} {answer}")

@@ -14,7 +14,7 @@ PAUSE: Final = 0.2
 #: Seconds until what must come has to be there. A host at load 10 makes a guest ten times slower,
 #: and a wait that succeeds costs nothing.
 PATIENCE: Final = 300.0
-#: The same once a check has failed: the scenario is lost, and the first failure tells the most.
+#: The same once a check has failed: the scenario is lost, and the first failure is the most useful.
 HURRIED: Final = 60.0
 #: Seconds after which a program or a request is stuck.
 STUCK: Final = 600.0
@@ -22,7 +22,7 @@ STUCK: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One statement about the guest, and whether it held."""
+    """One statement about the guest, and whether it is true."""
 
     name: str
     passed: bool
@@ -30,7 +30,7 @@ class Check:
 
 
 class Stopped(Exception):  # noqa: N818 - it is a verdict, not a mistake of the harness
-    """Something without which the rest of a scenario makes no sense did not happen."""
+    """A condition that the rest of a scenario needs was not met."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Checks:
         return outcome.passed
 
     def equal(self, name: str, found: object, expected: object, where: object = "") -> bool:
-        """Record whether something found is what is expected; `where` is told when it is not."""
+        """Record whether `found` is as expected; `where` is reported when it is not."""
         same = found == expected
         return self.check(name, same, found if same else difference(found, expected, where))
 
@@ -104,7 +104,7 @@ def _shown(value: object) -> str:
 
 
 def wait_until(predicate: Callable[[], object], timeout: float = PATIENCE) -> bool:
-    """Ask until the answer is true, or `timeout` seconds have passed; tell which it was."""
+    """Ask until the answer is true, or `timeout` seconds have passed; return whether it was."""
     deadline = time.monotonic() + timeout
     while not predicate():
         if time.monotonic() > deadline:

@@ -29,7 +29,7 @@ class Outcome:
         return self.status == 0
 
     def json(self) -> object:
-        """Return its standard output, parsed; raises `ValueError` when that is no JSON."""
+        """Return its standard output, parsed; raises `ValueError` when that is not JSON."""
         loaded: object = json.loads(self.stdout)
         return loaded
 

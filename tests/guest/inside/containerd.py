@@ -36,7 +36,7 @@ version = 2
 def start(guest: Guest, driver: str, runtime: str = "runc") -> None:
     """Start containerd for the cgroup driver `systemd` or `cgroupfs` and give it an image.
 
-    It has the handlers `runc` and `crun`; `runtime` is the one that nobody has to name.
+    It has the handlers `runc` and `crun`; `runtime` is the default one.
     """
     systemd = str(driver == "systemd").lower()
     CONFIG.parent.mkdir(exist_ok=True)

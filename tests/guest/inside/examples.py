@@ -64,7 +64,7 @@ class Host:
         gone = f"{example.name}: the pod's cgroup is gone"
         self.checks.eventually(gone, lambda: pod.exists, expected=False, where=pod)
         others = self.background.cgroup
-        back = f"{example.name}: its CPUs are everybody's again"
+        back = f"{example.name}: its CPUs are in the shared pool again"
         self.checks.eventually(back, lambda: others.cpus, machine.cpus(), others)
 
     def _reject(self, example: Example) -> None:
@@ -77,9 +77,9 @@ class Host:
         )
         message = str(rejection.get("message"))
         self.checks.check(f"{example.name}: says why", "share" in message, message)
-        self.checks.equal(f"{example.name}: nothing is held", self.agent.pods(), before)
+        self.checks.equal(f"{example.name}: no allocation is left", self.agent.pods(), before)
         left = self.background.cgroup.cpus
-        self.checks.equal(f"{example.name}: nobody lost a CPU", left, machine.cpus())
+        self.checks.equal(f"{example.name}: no other pod lost a CPU", left, machine.cpus())
 
 
 def start(

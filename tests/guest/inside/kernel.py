@@ -146,7 +146,7 @@ def parent_of(pid: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is held by SIGSTOP."""
+    """Return whether a process is stopped by SIGSTOP."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 

@@ -162,7 +162,7 @@ MOST: Final = LOADED.budget * (1 + EXCESS)
 
 
 def _fits(found: Mapping[str, Usage], own: str, sharing: list[str]) -> bool:
-    """Return whether everybody used what is theirs."""
+    """Return whether each container used its CPUs."""
     shared = sum(found[name].cpus for name in sharing)
     return found[own].cpus >= LEAST and shared <= MOST_SHARED and found["the pod"].cpus <= MOST
 

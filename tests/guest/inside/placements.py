@@ -36,7 +36,7 @@ def check_pod(
     pod: kernel.Cgroup,
     background: Workload,
 ) -> None:
-    """Check a pod's running containers, its own cgroup, and what is left for everybody else."""
+    """Check a pod's running containers, its own cgroup, and what is left for all others."""
     assert example.placements is not None
     pairs = list(zip(example.containers, example.placements, strict=True))
     for name, placement in pairs:
@@ -48,7 +48,7 @@ def check_pod(
     _check_apart(checks, example, running)
     taken = exclusive_cpus(example, running)
     rest = machine.cpus() - taken
-    title = f"{example.name}: everybody else has the rest"
+    title = f"{example.name}: all others have the rest"
     others = background.cgroup
     checks.eventually(title, lambda: others.cpus, rest, others)
     runs = partial(kernel.affinity, background.pid)
@@ -148,18 +148,20 @@ def _check_memory(checks: Checks, title: str, workload: Workload, nodes: frozens
     allowed = partial(kernel.memory_nodes, workload.pid)
     checks.eventually(f"{title}: Mems_allowed", allowed, nodes, cgroup)
 
-    def held() -> int:
+    def resident() -> int:
         pages = kernel.anonymous_pages(workload.pid)
         return sum(pages.get(node, 0) for node in nodes)
 
     # The set is in effect before the kernel has moved the pages that are elsewhere.
-    wait_until(lambda: held() >= workloads.HELD // PAGE)
+    wait_until(lambda: resident() >= workloads.ALLOCATED // PAGE)
     pages = kernel.anonymous_pages(workload.pid)
-    checks.check(f"{title}: its memory lies there", held() >= workloads.HELD // PAGE, pages)
+    checks.check(
+        f"{title}: its memory lies there", resident() >= workloads.ALLOCATED // PAGE, pages
+    )
 
 
 def _check_apart(checks: Checks, example: Example, running: Mapping[str, Workload]) -> None:
-    """Check that exclusive sets are nobody else's and that pod-shared sets are one set."""
+    """Check that exclusive sets are disjoint from all others and pod-shared sets are one set."""
     assert example.placements is not None
     pairs = list(zip(example.containers, example.placements, strict=True))
     sets = {name: running[name].cgroup.cpus for name, _ in pairs}

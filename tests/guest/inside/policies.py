@@ -116,7 +116,7 @@ def check_budgets(host: Host) -> None:
     """
     run = Run.begin(host, BUDGET)
     name, checks = BUDGET.name, host.checks
-    checks.equal(f"{name}: nodes of the budget's CPUs", machine.nodes_of(run.held), ON_1)
+    checks.equal(f"{name}: nodes of the budget's CPUs", machine.nodes_of(run.exclusive), ON_1)
     shown = host.agent.show(BUDGET.uid)["containers"]
     found = {container["name"]: container["devices"] for container in shown}
     known = inventory()

@@ -86,7 +86,7 @@ class Run:
         )
 
     @property
-    def held(self) -> frozenset[int]:
+    def exclusive(self) -> frozenset[int]:
         """The CPUs that the pod's running containers have apart from the node's shared pool."""
         return frozenset().union(*(self.cpus[name] for name in self._apart()))
 
@@ -142,7 +142,7 @@ def check_pod_scope(host: Host) -> None:
     checks.equal(
         f"{name}: init-shared has the budget less the exclusive sidecar",
         had["init-shared"],
-        run.held - had["sidecar-exclusive"],
+        run.exclusive - had["sidecar-exclusive"],
     )
     for other in ("sidecar-exclusive", "app-exclusive"):
         checks.equal(
@@ -171,11 +171,13 @@ def _reused(run: Run, init: str, *later: str) -> None:
     """Check that the CPUs of an init container that has ended are those of later containers."""
     used: frozenset[int] = frozenset().union(*(run.cpus[name] for name in later))
     lost = run.cpus[init] - used
-    run.host.checks.equal(f"{run.pod.name}: CPUs of {init} that nobody uses", lost, frozenset())
+    run.host.checks.equal(
+        f"{run.pod.name}: CPUs of {init} that no container uses", lost, frozenset()
+    )
 
 
 def _kept(run: Run, sidecar: str) -> None:
-    """Check that nobody who started after an exclusive sidecar was given its CPUs."""
+    """Check that no container that started after an exclusive sidecar was given its CPUs."""
     own, names = run.cpus[sidecar], list(run.cpus)
     for name in names[names.index(sidecar) + 1 :]:
         title = f"{run.pod.name}: CPUs of {sidecar}"
@@ -190,7 +192,7 @@ def _end(run: Run) -> None:
     checks, name = run.host.checks, run.pod.name
     run.check_still("when all run")
     others = run.host.background.cgroup
-    checks.equal(f"{name}: all others have the rest", others.cpus, machine.cpus() - run.held)
+    checks.equal(f"{name}: all others have the rest", others.cpus, machine.cpus() - run.exclusive)
     limit = run.cgroup.millicores
     enough = limit is None or limit >= run.pod.budget * 1000
     checks.check(f"{name}: the pod's cpu.max leaves it its budget", enough, limit)

@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from typing import Final
 
 #: Seconds between stamps: often at first, for the host is to judge the boot within seconds, and
-#: then for as long as the scenario runs, which also tells that the guest lives.
+#: then for as long as the scenario runs, which also shows that the guest runs.
 PAUSES: Final = (0.25,) * 120
 LATER: Final = 5.0
 

@@ -10,10 +10,12 @@ from tests.guest.inside import kernel
 from tests.guest.inside.commands import attempt, run
 
 #: What each workload keeps in memory, in bytes.
-HELD: Final = 1 << 19
+ALLOCATED: Final = 1 << 19
 
 #: A shell that holds memory and waits for ever.
-SCRIPT: Final = f"held=$(head -c {HELD} /dev/zero | tr '\\0' x); while :; do sleep 1000000; done"
+SCRIPT: Final = (
+    f"memory=$(head -c {ALLOCATED} /dev/zero | tr '\\0' x); while :; do sleep 1000000; done"
+)
 
 
 @dataclass(frozen=True, slots=True)

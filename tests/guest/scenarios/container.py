@@ -58,7 +58,9 @@ def run(guest: Guest) -> None:
         checks.eventually("its quota", limit, MIXED.budget * 1000)
     checks.equal("the pod", pod.cpus, EXCLUSIVE | SHARED)
     taken = placements.exclusive_cpus(MIXED, running)
-    checks.check("nobody else has them", not taken & background.cgroup.cpus, background.cgroup.cpus)
+    checks.check(
+        "no other pod has them", not taken & background.cgroup.cpus, background.cgroup.cpus
+    )
     found = samples(page(f"http://{ADDRESS}/metrics"))
     checks.equal("metrics", found.get("numawarden_pods"), 2.0)
     agent.stop()

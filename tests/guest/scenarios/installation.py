@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: What `systemd-analyze security` may give the unit at most, in its points.
 EXPOSURE: Final = 3.0
-NOBODY: Final = 65534
+UNPRIVILEGED: Final = 65534
 
 PREFIX: Final = Path("/opt/numawarden")
 #: Where Debian has the wheels that venv installs.
@@ -104,13 +104,13 @@ def _check_rejection(guest: Guest, agent: Agent, own: dict[str, Any], rejection:
 
 
 def _check_user(guest: Guest, agent: Agent, own: dict[str, Any]) -> None:
-    """Start one as somebody who may not write cgroups."""
+    """Start one as a user who may not write cgroups."""
     theirs = guest.work / "theirs"
     theirs.mkdir(mode=0o700)
-    os.chown(theirs, NOBODY, NOBODY)
+    os.chown(theirs, UNPRIVILEGED, UNPRIVILEGED)
     places = {"stateDirectory": str(theirs), "socketPath": str(theirs / "agent.sock")}
     file = agent.write_config(guest.work / "second.yaml", agent={**own, **places})
-    ids = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    ids = (f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
     outcome = attempt("setpriv", *ids, PROGRAM, "run", "--config", file)
     _check_outcome(guest.checks, "not root", "root", outcome)
 

@@ -1,6 +1,6 @@
 """The examples of KEP-5526's documents as containers of containerd, made through CRI.
 
-Nobody tells the agent which cgroup is which container: it reads the runtime's files.
+No binding names the container of a cgroup: the agent reads the runtime's files.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Mixed:
         found = [each.cpus for each in others]
         checks.equal("the sandbox runs in the pod's shared pool", found, [shared])
         notes = ask("POST", "reconcile")["notes"]
-        checks.equal("nobody has to bind anything", notes, [])
+        checks.equal("no container has to be bound", notes, [])
 
     def _withstands(
         self,
@@ -109,7 +109,7 @@ class Mixed:
         changed = snapshot.differences(good, snapshot.settings(top))
         checks.equal(f"{what}: every setting is what it was", changed, {})
         risen = [cause for cause, count in self._drift().items() if count > before.get(cause, 0)]
-        # Seen while the runtime has told systemd and not yet noted it, systemd is named as well.
+        # While systemd has the value and the runtime's state does not yet, systemd is named too.
         cause = CAUSES[cri.driver, cri.handler]
         checks.check(f"{what}: the cause", cause in risen, risen)
         checks.equal(f"{what}: no workload was touched", snapshot.touched(workloads), [])

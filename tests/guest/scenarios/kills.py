@@ -1,4 +1,4 @@
-"""The agent killed again and again while pods come and go: nothing is lost, nobody is touched."""
+"""The agent killed again and again while pods come and go: no allocation or workload is lost."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ PODS: Final = kernel.Cgroup("kubepods.slice")
 
 
 class Request(threading.Thread):
-    """An admission or a removal under way; `answer` stays None when nobody answers."""
+    """An admission or a removal under way; `answer` stays None without an answer."""
 
-    def __init__(self, name: str, held: str | None) -> None:
+    def __init__(self, name: str, allocated: str | None) -> None:
         super().__init__(daemon=True)
         self.uid = single.uid_of(name)
-        self.held = held
+        self.allocated = allocated
         self.answer: tuple[int, dict[str, Any]] | None = None
         self.seconds = 0.0
         self._manifest = single.pod(name, CPUS[name], "64Mi")
@@ -55,7 +55,7 @@ class Request(threading.Thread):
     def run(self) -> None:
         began = time.monotonic()
         try:
-            if self.held is None:
+            if self.allocated is None:
                 self.answer = answer_to("POST", "pods", self._manifest)
             else:
                 self.answer = answer_to("DELETE", f"pods/{self.uid}")
@@ -67,22 +67,22 @@ class Request(threading.Thread):
     def possible(self) -> tuple[str | None, ...]:
         """What may come of it: the CPUs its pod holds, None for no such pod, "" for any CPUs."""
         if self.answer is None:
-            return (None, self.held or "")
+            return (None, self.allocated or "")
         status, document = self.answer
-        if self.held is not None:
+        if self.allocated is not None:
             return (None,) if status == HTTPStatus.OK else ()
         if status == HTTPStatus.CREATED:
             return (document["pod"]["exclusiveCpus"],)
         return (None,) if status == HTTPStatus.CONFLICT else ()
 
     def __str__(self) -> str:
-        what = "admission" if self.held is None else "removal"
+        what = "admission" if self.allocated is None else "removal"
         return f"{what} of {self.uid}: {self.answer[0] if self.answer else 'no answer'}"
 
 
 @dataclass(slots=True)
 class Churn:
-    """Pods that come and go beside two that stay; `held` are the CPUs of the former by uid."""
+    """Pods that come and go beside two that stay; `allocated` are the CPUs of the former by uid."""
 
     checks: Checks
     staying: list[Workload]
@@ -90,7 +90,7 @@ class Churn:
     mixed: frozenset[int]
     good: dict[str, str]
     chance: random.Random
-    held: dict[str, str] = field(default_factory=dict)
+    allocated: dict[str, str] = field(default_factory=dict)
     done: list[Request] = field(default_factory=list)
     pid: int = 0
     kills: int = 0
@@ -112,12 +112,12 @@ class Churn:
     def request(self) -> Request:
         """Return the next request: any pod goes if it is there and comes if it is not."""
         name = self.chance.choice(list(CPUS))
-        return Request(name, self.held.get(single.uid_of(name)))
+        return Request(name, self.allocated.get(single.uid_of(name)))
 
     def undisturbed(self, name: str) -> None:
         """Admit and remove a pod without a kill, to learn how long that takes."""
         for _ in range(2):
-            request = Request(name, self.held.get(single.uid_of(name)))
+            request = Request(name, self.allocated.get(single.uid_of(name)))
             request.run()
             self.checks.equal(f"undisturbed: {request}", self.settle(request), [])
 
@@ -155,14 +155,14 @@ class Churn:
         found = {uid: pod["exclusiveCpus"] for uid, pod in pods.items() if _comes_and_goes(uid)}
         now, possible = found.get(request.uid), request.possible
         if now not in possible and not (now and "" in possible):
-            wrong = [f"{request.uid} holds {now}, expected one of {possible}"]
+            wrong = [f"{request.uid} has {now}, expected one of {possible}"]
         else:
             wrong = []
-        expected = {uid: cpus for uid, cpus in self.held.items() if uid != request.uid}
+        expected = {uid: cpus for uid, cpus in self.allocated.items() if uid != request.uid}
         if now is not None:
             expected[request.uid] = now
-        self.held = found
-        wrong += [] if found == expected else [f"held are {found}, expected {expected}"]
+        self.allocated = found
+        wrong += [] if found == expected else [f"allocated are {found}, expected {expected}"]
         return [*wrong, *self._twice(), *self._kernel(pods)]
 
     def apart(self) -> list[str]:
@@ -189,10 +189,12 @@ class Churn:
         return [*map(str, changes.items()), *snapshot.touched(self.staying)]
 
     def _twice(self) -> Iterator[str]:
-        sets = {uid: kernel.ids(cpus) for uid, cpus in self.held.items()} | {MIXED.uid: self.mixed}
+        sets = {uid: kernel.ids(cpus) for uid, cpus in self.allocated.items()} | {
+            MIXED.uid: self.mixed
+        }
         for one, other in combinations(sets, 2):
             if sets[one] & sets[other]:
-                yield f"{one} and {other} both hold {sorted(sets[one] & sets[other])}"
+                yield f"{one} and {other} both have {sorted(sets[one] & sets[other])}"
 
     def _kernel(self, pods: Mapping[str, Any]) -> Iterator[str]:
         """Yield where the kernel's files are not what the ledger says."""
@@ -200,16 +202,16 @@ class Churn:
             if uid not in pods:
                 yield f"{uid} is lost"
         there = {path.name for path in PODS.path.glob("kubepods-pod*.slice")} - {self.pod.path.name}
-        desired = {f"kubepods-pod{uid.replace('-', '_')}.slice": uid for uid in self.held}
+        desired = {f"kubepods-pod{uid.replace('-', '_')}.slice": uid for uid in self.allocated}
         if there != set(desired):
             yield f"slices are {sorted(there)}, expected {sorted(desired)}"
         for name in there & set(desired):
             uid, group = desired[name], kernel.Cgroup(PODS.path / name)
-            want = (self.held[uid], pods[uid]["containers"][0]["mems"], "max 100000")
+            want = (self.allocated[uid], pods[uid]["containers"][0]["mems"], "max 100000")
             shown = tuple(map(group.read, ("cpuset.cpus", "cpuset.mems", "cpu.max")))
             if shown != want or group.read("cpuset.cpus.effective") != want[0]:
                 yield f"{name} shows {shown}, expected {want}"
-        taken = self.mixed.union(*map(kernel.ids, self.held.values()))
+        taken = self.mixed.union(*map(kernel.ids, self.allocated.values()))
         left = self.staying[0].cgroup.cpus
         if left != machine.cpus() - taken:
             yield f"the shared pool is {sorted(left)}, taken are {sorted(taken)}"
@@ -247,11 +249,11 @@ def _figures(churn: Churn) -> None:
 
 
 def _remove_all(churn: Churn) -> None:
-    """Check that all that was held is free again when everything is removed."""
-    for uid in tuple(churn.held):
+    """Check that all CPUs are free again when everything is removed."""
+    for uid in tuple(churn.allocated):
         ask("DELETE", f"pods/{uid}")
     left = churn.staying[0].cgroup.cpus
-    churn.checks.equal("the end: the rest is everybody's", left, machine.cpus() - churn.mixed)
+    churn.checks.equal("the end: the rest is shared", left, machine.cpus() - churn.mixed)
     for workload in churn.staying:
         os.kill(workload.pid, signal.SIGKILL)
     for uid in (BACKGROUND.uid, MIXED.uid):

@@ -1,4 +1,4 @@
-"""The manifest directory: a file admits a pod, its end removes it, a bad one is told."""
+"""The manifest directory: a file admits a pod, its end removes it, a bad one is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(guest: Guest) -> None:
     both = sorted([before.uid, later.uid])
     checks.eventually("a file that came", uids, both)
     (DIRECTORY / "bad.yaml").write_text("apiVersion: v1\nkind: Pod\nspec: {containers: 3}\n")
-    checks.eventually("a bad file is told", lambda: _states(agent).get("bad.yaml"), "invalid")
+    checks.eventually("a bad file is reported", lambda: _states(agent).get("bad.yaml"), "invalid")
     agent.restart()
     checks.eventually("the same after a restart", uids, both)
     (DIRECTORY / "before.yaml").unlink()

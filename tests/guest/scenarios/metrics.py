@@ -77,9 +77,9 @@ def _check_alert(checks: Checks, agent: Agent, reader: prometheus.Prometheus) ->
 def _check_page(checks: Checks, text: str) -> None:
     """Let promtool judge the page: it may only mind the names that are the kubelet's own."""
     verdict = prometheus.check_metrics(text)
-    findings = [line for line in verdict.stderr.splitlines() if not line.startswith(KUBELETS)]
+    remarks = [line for line in verdict.stderr.splitlines() if not line.startswith(KUBELETS)]
     checks.check("promtool parses the page", verdict.status in (0, LINT), verdict)
-    checks.equal("promtool has nothing against our names", findings, [])
+    checks.equal("promtool has nothing against our names", remarks, [])
 
 
 def _health(reader: prometheus.Prometheus) -> list[tuple[object, object]]:

@@ -49,8 +49,8 @@ def _pinned(checks: Checks, workload: workloads.Workload) -> None:
     checks.equal("sched_getaffinity", kernel.affinity(workload.pid), kernel.ids("8-11"))
     checks.equal("Mems_allowed", kernel.memory_nodes(workload.pid), frozenset({1}))
     pages = kernel.anonymous_pages(workload.pid)
-    held = workloads.HELD // 4096
-    checks.check("numa_maps", pages.get(1, 0) >= held, pages)
+    allocated = workloads.ALLOCATED // 4096
+    checks.check("numa_maps", pages.get(1, 0) >= allocated, pages)
     checks.check("untouched", workload.untouched)
 
 

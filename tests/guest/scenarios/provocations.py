@@ -76,7 +76,7 @@ class Story:
         return self.mixed[MIXED.containers[1]]
 
     def check_placements(self) -> None:
-        """Check that everybody is where the documents say."""
+        """Check that every container runs where the documents say."""
         placements.check_pod(self.checks, MIXED, self.mixed, self.pod, self.background)
 
     def changed(self) -> dict[str, tuple[str, str]]:
@@ -101,7 +101,7 @@ class Story:
         return sorted(c for c, count in self.drift().items() if count > before.get(c, 0))
 
     def check_whole(self, what: str) -> None:
-        """Check that everything is as the ledger has it and nobody was touched."""
+        """Check that everything is as in the ledger and no workload was touched."""
         self.checks.equal(f"{what}: every setting is what it was", self.changed(), {})
         document = ask("GET", "verify")
         self.checks.equal(f"{what}: the kernel's files", truth.differences(document), [])
@@ -110,7 +110,7 @@ class Story:
         self.checks.equal(f"{what}: no workload was touched", touched, [])
 
     def withstands(self, what: str, act: Callable[[], object], *causes: str) -> None:
-        """Do something, reconcile once, and check that all is whole and the causes were told."""
+        """Do something, reconcile once, and check that all is whole and the causes are reported."""
         before = self.drift()
         act()
         if causes:
@@ -161,23 +161,23 @@ def _systemd_goes_round(story: Story) -> None:
 def _with_new_unit(story: Story, verb: str) -> None:
     command("systemctl", verb)
     systemd_run("sibling", story.pod.path.name)
-    kept = f"{verb}: systemd writes what the agent told it"
+    kept = f"{verb}: systemd writes what the agent recorded"
     story.checks.equal(kept, story.changed(), {})
     stop_unit("sibling")
 
 
 def _properties(story: Story) -> None:
-    """Somebody tells systemd other settings: of a unit, of a sibling, of the pod's slice."""
+    """Another user sets properties: of a unit, of a sibling, of the pod's slice."""
     own, shared = story.own.cgroup.path.name, story.shared.cgroup.path.name
 
-    def told(unit: str, *properties: str) -> Callable[[], object]:
+    def set_property(unit: str, *properties: str) -> Callable[[], object]:
         return lambda: command("systemctl", "set-property", "--runtime", unit, *properties)
 
-    widened = told(own, "AllowedCPUs=0-15", "AllowedMemoryNodes=0-1", "CPUQuota=20%")
+    widened = set_property(own, "AllowedCPUs=0-15", "AllowedMemoryNodes=0-1", "CPUQuota=20%")
     story.withstands("set-property on the unit", widened, SYSTEMD)
-    story.withstands("set-property on a sibling", told(shared, "CPUWeight=50"))
-    story.withstands("a quota on a sibling", told(shared, "CPUQuota=10%"), SYSTEMD)
-    narrowed = told(story.pod.path.name, "AllowedCPUs=0", "CPUQuota=10%")
+    story.withstands("set-property on a sibling", set_property(shared, "CPUWeight=50"))
+    story.withstands("a quota on a sibling", set_property(shared, "CPUQuota=10%"), SYSTEMD)
+    narrowed = set_property(story.pod.path.name, "AllowedCPUs=0", "CPUQuota=10%")
     story.withstands("set-property on the slice", narrowed, SYSTEMD, NARROW)
     shown = command("systemctl", "show", "--value", "--property=AllowedCPUs", own).split()
     story.checks.equal(
@@ -204,7 +204,7 @@ def _other_writers(story: Story) -> None:
     story.withstands("another writer", write, UNKNOWN)
     before = story.drift()
     story.own.cgroup.write("cpu.max", "7000 100000")
-    story.checks.eventually("unasked: all is put right", story.changed, {})
+    story.checks.eventually("unasked: all is repaired", story.changed, {})
     counted = "unasked: it is counted"
     story.checks.eventually(counted, lambda: story.drift() != before, expected=True)
 
@@ -222,17 +222,17 @@ def _limits(story: Story) -> None:
         pod.write("hugetlb.2MB.max", "max")
         kernel.Cgroup(tier).write("cpu.weight", "77")
 
-    story.withstands("limits that somebody writes", write, UNKNOWN)
+    story.withstands("limits that another process writes", write, UNKNOWN)
     unit = pod.path.name
-    told = ("systemctl", "set-property", "--runtime", unit, "MemoryMax=infinity", "CPUWeight=50")
-    story.withstands("limits that systemd is told", lambda: command(*told), SYSTEMD)
+    changed = ("systemctl", "set-property", "--runtime", unit, "MemoryMax=infinity", "CPUWeight=50")
+    story.withstands("limits that are set in systemd", lambda: command(*changed), SYSTEMD)
     shown = command("systemctl", "show", "--property=MemoryMax,CPUWeight", unit).split()
     limit = f"MemoryMax={MIXED.budget << 30}"
     story.checks.equal("systemd has the limits on record", sorted(shown), ["CPUWeight=157", limit])
 
 
 def _beyond_its_limit(story: Story) -> None:
-    """Take over a pod that already uses more than it may have: nobody is killed, and it is told."""
+    """Admit a pod that already uses more than its limit: it is reported, and not killed."""
     uid = "5526cafe-0000-4000-8000-00000000beef"
     name = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
     hungry = systemd_run("hungry", name)
@@ -249,9 +249,9 @@ def _beyond_its_limit(story: Story) -> None:
     what = "a pod beyond its limit"
     status, answer = answer_to("POST", "pods", manifest)
     story.checks.equal(f"{what}: admitted", status, HTTPStatus.CREATED)
-    told = answer["pod"]["enforcement"]
-    found = [line for line in told["problems"] if "more than that is in use" in line]
-    story.checks.check(f"{what}: told", not told["enforced"] and found, told)
+    enforcement = answer["pod"]["enforcement"]
+    found = [line for line in enforcement["problems"] if "more than that is in use" in line]
+    story.checks.check(f"{what}: reported", not enforcement["enforced"] and found, enforcement)
     ask("POST", "reconcile")
     story.checks.equal(f"{what}: not limited", pod.read("memory.max"), "max")
     story.checks.check(f"{what}: not killed", hungry.untouched, pod.read("memory.events"))
@@ -259,7 +259,7 @@ def _beyond_its_limit(story: Story) -> None:
     stop_unit("hungry")
     lean = partial(pod.read, "memory.max")
     story.checks.eventually(f"{what}: limited once it ended", lean, str(limit))
-    story.checks.equal(f"{what}: nobody is said to have undone it", story.drift(), undone)
+    story.checks.equal(f"{what}: no other writer is reported", story.drift(), undone)
     ask("DELETE", f"pods/{uid}")
     story.checks.eventually(f"{what}: removed", lambda: pod.exists, expected=False)
     story.withstands(f"{what}, and gone", lambda: None)
@@ -272,7 +272,7 @@ def _controllers(story: Story) -> None:
 
     def strip() -> None:
         # A tier keeps what one of its pods has, and the agent may give that back in between.
-        with story.agent.held():
+        with story.agent.paused():
             for path in (*pods, *tiers):
                 kernel.Cgroup(path).write("cgroup.subtree_control", "-cpuset -cpu -hugetlb")
 
@@ -280,14 +280,14 @@ def _controllers(story: Story) -> None:
 
 
 def _narrow_ancestor(story: Story) -> None:
-    """Narrow the cgroup of all pods: that is told, and put right like any other."""
+    """Narrow the cgroup of all pods: that is reported and repaired like any other."""
     top = kernel.Cgroup("kubepods.slice")
     # Where processes live below, a set cannot be unset again.
     story.good["cpuset.cpus"] = "0-15"
     narrow = partial(top.write, "cpuset.cpus", "0-1")
     story.withstands("a narrow ancestor", narrow, UNKNOWN, NARROW)
     contested = story.metric("numawarden_contested_cgroups")
-    story.checks.equal("a narrow ancestor: nobody is said to fight", contested, {"": 0.0})
+    story.checks.equal("a narrow ancestor: no conflict is reported", contested, {"": 0.0})
 
 
 def _cgroup_removed(story: Story) -> None:
@@ -311,19 +311,19 @@ def _cgroup_removed(story: Story) -> None:
 
 
 def _cpus_offline(story: Story) -> None:
-    """One CPU of two, then both: the allocation stays, is told, and comes back with the CPUs."""
-    held = sorted(story.own.cgroup.cpus)
-    for gone in (held[:1], held):
-        _offline(story, gone, held)
+    """One CPU of two, then both: the allocation stays, is reported, and returns with the CPUs."""
+    allocated = sorted(story.own.cgroup.cpus)
+    for gone in (allocated[:1], allocated):
+        _offline(story, gone, allocated)
 
 
-def _offline(story: Story, gone: list[int], held: list[int]) -> None:
+def _offline(story: Story, gone: list[int], allocated: list[int]) -> None:
     what = f"CPUs {gone} offline"
     before = story.drift()
     _switch(gone, "0")
-    left = frozenset(held) - frozenset(gone)
-    story.checks.eventually(f"{what}: told as a finding", partial(_findings, story), 1.0)
-    found = [finding["rule"] for finding in story.agent.status()["invalid"]]
+    left = frozenset(allocated) - frozenset(gone)
+    story.checks.eventually(f"{what}: reported as a violation", partial(_violations, story), 1.0)
+    found = [violation["rule"] for violation in story.agent.status()["invalid"]]
     story.checks.equal(f"{what}: the status has it", found, [OFFLINE])
     for _ in range(6):
         ask("POST", "reconcile")
@@ -338,17 +338,17 @@ def _offline(story: Story, gone: list[int], held: list[int]) -> None:
         budget = story.pod.cpus - frozenset(gone)
         story.checks.equal(f"{what}: runs in its budget", story.own.cgroup.cpus, budget)
     contested = story.metric("numawarden_contested_cgroups")
-    story.checks.equal(f"{what}: nobody is said to fight", contested, {"": 0.0})
-    holds = story.agent.show(MIXED.uid)["containers"][0]["cpus"]
-    story.checks.equal(f"{what}: the allocation stays", kernel.ids(holds), frozenset(held))
+    story.checks.equal(f"{what}: no conflict is reported", contested, {"": 0.0})
+    cpus = story.agent.show(MIXED.uid)["containers"][0]["cpus"]
+    story.checks.equal(f"{what}: the allocation stays", kernel.ids(cpus), frozenset(allocated))
     _admits_elsewhere(story, what, gone)
     _switch(gone, "1")
     story.checks.eventually(f"{what}, and back: by itself", story.changed, {})
-    story.checks.eventually(f"{what}, and back: no finding", partial(_findings, story), 0.0)
+    story.checks.eventually(f"{what}, and back: no violation", partial(_violations, story), 0.0)
     story.withstands(f"{what}, and back", lambda: None)
 
 
-def _findings(story: Story) -> float | None:
+def _violations(story: Story) -> float | None:
     return story.metric("numawarden_invalid_allocations").get(OFFLINE)
 
 
@@ -363,11 +363,11 @@ def _switch(cpus: list[int], state: str) -> None:
         (CPUS / f"cpu{cpu}" / "online").write_text(state)
 
 
-# --- somebody who does not give in --------------------------------------------------------------
+# --- another writer that does not stop ----------------------------------------------------------
 
 
 def _fight(story: Story) -> None:
-    """Whoever writes the same again and again is met with pauses, and repaired when it stops."""
+    """Repeat the same write: the agent pauses its repairs, and repairs when the writer stops."""
     wrong = "0-15"
     contested = "numawarden_contested_cgroups"
 
@@ -378,13 +378,13 @@ def _fight(story: Story) -> None:
 
     story.checks.check("a fight: the agent gives way", wait_until(provoked))
     document = ask("GET", "verify")
-    story.checks.equal("a fight: verify tells", document["agrees"], expected=False)
+    story.checks.equal("a fight: verify reports it", document["agrees"], expected=False)
     said = f"cpuset.cpus of /{story.own.cgroup.path.relative_to(kernel.CGROUPS)} shows {wrong}"
     found = _differences(document)
     story.checks.check("a fight: verify says where", any(said in line for line in found), found)
     postponed = story.metric("numawarden_repairs_postponed_total")
-    story.checks.equal("a fight: pauses told", postponed, {"": 1.0})
-    story.checks.eventually("a fight that ended: all is put right", story.changed, {})
+    story.checks.equal("a fight: pauses reported", postponed, {"": 1.0})
+    story.checks.eventually("a fight that ended: all is repaired", story.changed, {})
     log = command("journalctl", "--no-pager", f"--unit={SERVICE}", "-o", "cat")
     times = log.count("somebody rewrites a cgroup again and again")
     story.checks.equal("a fight: said in the log", times, 1)
@@ -395,9 +395,9 @@ def _fight(story: Story) -> None:
 
 
 def _checkpoint_lost(story: Story) -> None:
-    """Spoil the checkpoint while no agent runs: the next one holds what the kernel shows."""
+    """Spoil the checkpoint while no agent runs: the next one recovers what the kernel shows."""
     file = STATE / "checkpoint.json"
-    held = story.agent.show(MIXED.uid)
+    allocated = story.agent.show(MIXED.uid)
     story.agent.stop()
     spoiled = file.read_bytes()[:-9]
     file.write_bytes(spoiled)
@@ -407,13 +407,15 @@ def _checkpoint_lost(story: Story) -> None:
     restarts = command("systemctl", "show", "--value", "--property=NRestarts", SERVICE).strip()
     story.checks.equal("a spoiled checkpoint: no restart", restarts, "0")
     problems = " ".join(story.agent.status()["problems"])
-    story.checks.check("a spoiled checkpoint: told", "checkpoint.json." in problems, problems)
+    story.checks.check("a spoiled checkpoint: reported", "checkpoint.json." in problems, problems)
     story.checks.equal("recovered: every setting is what it was", story.changed(), {})
     recovered = {pod["uid"]: pod["exclusiveCpus"] for pod in story.agent.pods()}
-    story.checks.equal("recovered: the same CPUs", recovered, {MIXED.uid: held["exclusiveCpus"]})
+    story.checks.equal(
+        "recovered: the same CPUs", recovered, {MIXED.uid: allocated["exclusiveCpus"]}
+    )
     for example in (MIXED, BACKGROUND):
         status, answer = answer_to("POST", "pods", example.manifest)
         story.checks.check(f"{example.name}: again", status < HTTPStatus.BAD_REQUEST, answer)
     cpus = [each["cpus"] for each in story.agent.show(MIXED.uid)["containers"]]
-    story.checks.equal("again: the same", cpus, [each["cpus"] for each in held["containers"]])
+    story.checks.equal("again: the same", cpus, [each["cpus"] for each in allocated["containers"]])
     story.withstands("with a new checkpoint", lambda: None)

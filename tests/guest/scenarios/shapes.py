@@ -85,10 +85,10 @@ def _lived(host: Host, pod: Staged) -> frozenset[int]:
     """Take a pod through its life; return the CPUs that were its own."""
     run = Run.begin(host, pod)
     host.checks.equal(f"{pod.name}: cpuset.mems.effective", run.cgroup.mems, machine.memory_nodes())
-    rest = machine.cpus() - run.held
+    rest = machine.cpus() - run.exclusive
     host.checks.equal(f"{pod.name}: others have the rest", host.background.cgroup.cpus, rest)
     run.end()
-    return run.held
+    return run.exclusive
 
 
 def _gate(host: Host) -> None:
@@ -121,11 +121,11 @@ def _whole_cores(host: Host, running: Run) -> None:
     """Check budgets under full-pcpus-only: 4 CPUs are two cores, 5 are rejected."""
     run = Run.begin(host, DIVIDED)
     running.check_still(f"with {DIVIDED.name}")
-    whole = machine.cores_of(run.held)
-    host.checks.equal("full-pcpus-only: 4 CPUs in whole cores", run.held, whole)
+    whole = machine.cores_of(run.exclusive)
+    host.checks.equal("full-pcpus-only: 4 CPUs in whole cores", run.exclusive, whole)
     run.end()
     before = host.background.cgroup.cpus
     policies.check_rejected(host, "full-pcpus-only 5 CPUs", HALF_A_CORE, "SMTAlignmentError")
     host.checks.equal(
-        "full-pcpus-only 5 CPUs: nobody lost a CPU", host.background.cgroup.cpus, before
+        "full-pcpus-only 5 CPUs: no other pod lost a CPU", host.background.cgroup.cpus, before
     )

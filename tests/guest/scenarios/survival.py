@@ -33,7 +33,16 @@ PODS: Final = Path("/sys/fs/cgroup/kubepods.slice")
 CHECKPOINT: Final = Path("/var/lib/numawarden/checkpoint.json")
 
 #: What a pod holds, without how that came about (which is not kept over a restart).
-HELD: Final = ("uid", "name", "namespace", "qos", "cpus", "memory", "exclusiveCpus", "containers")
+ALLOCATION: Final = (
+    "uid",
+    "name",
+    "namespace",
+    "qos",
+    "cpus",
+    "memory",
+    "exclusiveCpus",
+    "containers",
+)
 
 
 @dataclass(slots=True)
@@ -64,7 +73,7 @@ class Story:
         return [self.background, *self.mixed.values()]
 
     def check_placements(self) -> None:
-        """Check that everybody is where the documents say."""
+        """Check that every container runs where the documents say."""
         placements.check_pod(self.checks, MIXED, self.mixed, self.pod, self.background)
 
 
@@ -72,7 +81,7 @@ def run(guest: Guest) -> None:
     """Stop, start, kill; start containers and remove pods in between."""
     story = Story.begin(guest)
     story.check_placements()
-    held = _held(story.agent)
+    allocations = _allocations(story.agent)
     _leaves_alone(story, "SIGTERM", story.agent.stop)
     story.checks.equal("SIGTERM: it is stopped", story.agent.pid, 0)
     for what, act in (
@@ -81,7 +90,7 @@ def run(guest: Guest) -> None:
         ("a restart", story.agent.restart),
     ):
         _leaves_alone(story, what, act)
-        story.checks.equal(f"{what}: the same allocations", _held(story.agent), held)
+        story.checks.equal(f"{what}: the same allocations", _allocations(story.agent), allocations)
     story.check_placements()
     _admits_once(story)
     _commands(story)
@@ -90,8 +99,8 @@ def run(guest: Guest) -> None:
     _removes_while_down(story)
 
 
-def _held(agent: Agent) -> list[dict[str, Any]]:
-    return [{key: pod[key] for key in HELD} for pod in agent.pods()]
+def _allocations(agent: Agent) -> list[dict[str, Any]]:
+    return [{key: pod[key] for key in ALLOCATION} for pod in agent.pods()]
 
 
 def _leaves_alone(story: Story, what: str, act: Callable[[], None]) -> None:
@@ -107,16 +116,16 @@ def _leaves_alone(story: Story, what: str, act: Callable[[], None]) -> None:
 
 def _admits_once(story: Story) -> None:
     """Check that admitting a pod again, after restarts, is the same admission."""
-    held = _held(story.agent)
+    allocations = _allocations(story.agent)
     answer = story.agent.admit(MIXED.manifest)
     story.checks.check("again: admitted", answer["admitted"], answer.get("rejection") or "")
     story.checks.check("again: it says so", answer["alreadyAdmitted"])
-    story.checks.equal("again: nothing new is held", _held(story.agent), held)
+    story.checks.equal("again: no new allocation", _allocations(story.agent), allocations)
 
 
 def _commands(story: Story) -> None:
     """Check that looking, a rejected pod and a container bound once more change nothing."""
-    held = _held(story.agent)
+    allocations = _allocations(story.agent)
     name = MIXED.containers[0]
     again = ("bind", MIXED.name, name, "--pid", str(story.mixed[name].pid))
     for command in (("status",), ("list",), ("show", MIXED.name), again):
@@ -124,7 +133,7 @@ def _commands(story: Story) -> None:
         story.checks.check(f"numawarden {command[0]}", outcome.ok, outcome.command)
     rejected = story.agent.cli("admit", story.agent.manifest(REJECTED.manifest))
     story.checks.equal("numawarden admit: rejected", rejected.status, 1)
-    story.checks.equal("commands: nothing else is held", _held(story.agent), held)
+    story.checks.equal("commands: no other allocation", _allocations(story.agent), allocations)
 
 
 def _rolls_back(story: Story) -> None:
@@ -140,16 +149,18 @@ def _rolls_back(story: Story) -> None:
     CHECKPOINT.write_bytes(older)
     agent.start()
     checks.equal("older: who runs keeps its CPUs", _cpus(late), before)
-    checks.equal("older: nobody was moved", snapshot.touched([*story.running, *late.values()]), [])
+    checks.equal(
+        "older: no process was moved", snapshot.touched([*story.running, *late.values()]), []
+    )
     uids = {pod["uid"] for pod in agent.pods()}
     checks.equal("older: who runs is known", uids, {BACKGROUND.uid, MIXED.uid, LATE.uid})
     problems = agent.status()["problems"]
     for what, uid in (("recovered", LATE.uid), ("by the checkpoint, but", EARLY.uid)):
-        told = [line for line in problems if uid in line and what in line]
-        checks.equal(f"older: told that {uid} is {what}", len(told), 1)
+        reported = [line for line in problems if uid in line and what in line]
+        checks.equal(f"older: reported that {uid} is {what}", len(reported), 1)
     taken = placements.exclusive_cpus(LATE, late)
     pool = story.background.cgroup.cpus
-    checks.equal("older: they are nobody else's", taken & pool, frozenset())
+    checks.equal("older: no other pod has them", taken & pool, frozenset())
     checks.check("older: confirmed", agent.admit(LATE.manifest)["alreadyAdmitted"])
     checks.equal("older: the same CPUs", _cpus(late), before)
     name = LATE.containers[0]
@@ -204,9 +215,11 @@ def _starts_while_down(story: Story) -> None:
         checks.eventually(pinned, partial(_count, cgroup), placement.cpus)
     taken = placements.exclusive_cpus(LATE, late)
     checks.equal(
-        "late: nobody else has its CPUs", taken & story.background.cgroup.cpus, frozenset()
+        "late: no other pod has its CPUs", taken & story.background.cgroup.cpus, frozenset()
     )
-    checks.equal("late: nobody was moved", snapshot.touched([*story.running, *late.values()]), [])
+    checks.equal(
+        "late: no process was moved", snapshot.touched([*story.running, *late.values()]), []
+    )
     starter.close()
     removed = agent.cli("remove", LATE.uid)
     checks.check("late: numawarden remove", removed.ok, removed)
@@ -217,12 +230,12 @@ def _count(cgroup: kernel.Cgroup) -> int:
 
 
 def _removes_while_down(story: Story) -> None:
-    """Stop a pod's containers while no agent runs, then remove the pod: all it held is free."""
+    """Stop a pod's containers while no agent runs, then remove the pod: its allocation is free."""
     story.agent.stop()
     story.starter.close()
     story.agent.start()
     uids = [pod["uid"] for pod in story.agent.pods()]
     story.checks.equal("a pod without containers stays", uids, [BACKGROUND.uid, MIXED.uid])
     story.agent.remove(MIXED.uid)
-    back = "all it held is everybody's again"
+    back = "all its CPUs are shared again"
     story.checks.eventually(back, lambda: story.background.cgroup.cpus, machine.cpus())

@@ -33,7 +33,7 @@ WITHOUT_MEMORY: Final = {
 
 
 def run(guest: Guest) -> None:
-    """Fill the whole nodes; what is left serves CPUs only, or nobody who asks for memory too."""
+    """Fill the whole nodes; what is left serves CPUs only, but no pod that asks for memory too."""
     checks = guest.checks
     host = topology.check(checks)
     checks.equal("memory-only nodes", host["totals"]["memory_only_nodes"], 1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.agent.server.sites import Site
 
 ALL = {"cpuset.cpus": "0-15", "cpuset.mems": "0-1"}
-#: What somebody may have written; the pods' own sets are wider, or are elsewhere.
+#: What another process may have written; the sets of the pods are wider, or elsewhere.
 SCRIBBLES = [("cpuset.cpus", "5-9"), ("cpuset.cpus", "15"), ("cpuset.mems", "1")]
 TIERS = {"main": Tier.BEST_EFFORT, "main~1": Tier.BURSTABLE, "main=2": Tier.GUARANTEED}
 
@@ -46,7 +46,7 @@ async def settle(site: Site, controller: Controller, containers: str) -> list[st
 
 @pytest.mark.parametrize(("file", "value"), SCRIBBLES)
 @pytest.mark.parametrize("containers", TIERS)
-def test_a_set_that_somebody_wrote_above_pods_is_widened_and_told(
+def test_a_set_that_another_process_wrote_above_pods_is_widened_and_reported(
     site: Site, containers: str, file: str, value: str
 ) -> None:
     async def live(controller: Controller) -> None:
@@ -91,7 +91,7 @@ def test_a_full_set_stays_while_cpus_are_offline(site: Site) -> None:
     with_agent(site, live)
 
 
-def test_a_set_that_systemd_was_told_is_taken_back_there_as_well(tmp_path: Path) -> None:
+def test_a_set_that_systemd_has_on_record_is_reset_there_as_well(tmp_path: Path) -> None:
     site = make_site(site_config(make_world(tmp_path).config, CgroupDriver.SYSTEMD))
     systemd = site.systemd
     assert systemd is not None

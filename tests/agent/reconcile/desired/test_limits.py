@@ -96,7 +96,7 @@ def test_memory_without_a_limit_is_left_alone_and_best_effort_weighs_least() -> 
     assert pod_values(allocation, EVERYTHING) == {"cpu.weight": "1"}
 
 
-def test_nothing_is_set_of_a_pod_whose_specification_nobody_knows() -> None:
+def test_nothing_is_set_for_a_pod_without_a_known_specification() -> None:
     assert pod_values(replace(limited(memory=GIB), spec_digest=""), PAGES) == {}
 
 
@@ -180,7 +180,7 @@ def test_a_container_gets_its_limit_where_its_runtime_set_none() -> None:
     ("file", "other"),
     [("cpu.weight", "100"), ("memory.max", "max"), ("hugetlb.2MB.max", "max")],
 )
-def test_what_somebody_changes_is_found_and_repaired(file: str, other: str) -> None:
+def test_what_another_process_changes_is_found_and_repaired(file: str, other: str) -> None:
     tree = kernel()
     enforcer = directories(tree, PAGES)
     allocation = limited(memory=GIB)
@@ -227,7 +227,7 @@ def test_a_running_pod_is_taken_over_without_killing_and_says_so_until_it_fits()
     tree.use(f"{path}/a", "hugetlb.2MB.max", 0)
     report = enforcer.repair(target(allocation))
     assert report.ok
-    assert not report.drift  # nobody undid anything
+    assert not report.drift  # no setting was changed by another process
     assert shown(tree, f"{path}/a", "memory.max") == {"memory.max": str(GIB)}
     assert tree.procs(f"{path}/a") == (1,)
 
@@ -252,7 +252,7 @@ def test_what_is_left_to_others_is_neither_written_nor_compared() -> None:
     }
 
 
-def test_a_controller_that_the_kernel_does_not_offer_is_said_once_and_missed_by_nobody() -> None:
+def test_a_controller_that_the_kernel_does_not_offer_is_reported_once_and_not_missed() -> None:
     tree = EmulatedKernel(ONLINE, Mask.parse("0-1"), controllers=("cpuset", "cpu"))
     enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree), enforced=PAGES)
     prepared = enforcer.prepare()
@@ -278,7 +278,7 @@ def test_systemd_remembers_weights_and_limits() -> None:
     assert len(systemd.calls) == calls
 
 
-def test_systemd_is_told_of_no_limit_that_would_kill() -> None:
+def test_no_limit_that_would_kill_is_recorded_in_systemd() -> None:
     tree = kernel()
     enforcer, systemd = slices(tree)
     allocation = limited(memory=GIB)
@@ -287,11 +287,11 @@ def test_systemd_is_told_of_no_limit_that_would_kill() -> None:
     enforcer.enforce(target(replace(allocation, limits=MappingProxyType({}))))
     tree.use(path, "memory.max", 2 * GIB)
     assert not enforcer.repair(target(allocation)).ok
-    assert systemd.held[unit].get("MemoryMax") is None
+    assert systemd.properties[unit].get("MemoryMax") is None
     assert shown(tree, path, "memory.max") == {"memory.max": "max"}
 
 
-def test_a_limit_that_somebody_set_by_hand_survives_what_systemd_is_told() -> None:
+def test_a_limit_that_was_set_by_hand_survives_what_is_recorded_in_systemd() -> None:
     tree = kernel()
     left = replace(PAGES, controllers=frozenset({"cpuset", "cpu"}))
     enforcer, systemd = slices(tree, left)

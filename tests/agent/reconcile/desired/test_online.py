@@ -23,8 +23,8 @@ def ledger() -> Ledger:
     return with_pod(make_rules(), budget)
 
 
-def only(held: Ledger) -> PodAllocation:
-    (allocation,) = held.allocations.values()
+def only(allocated: Ledger) -> PodAllocation:
+    (allocation,) = allocated.allocations.values()
     return allocation
 
 
@@ -33,8 +33,8 @@ def without(cpus: str) -> Ledger:
 
 
 def test_a_whole_host_enforces_the_ledger_as_it_is() -> None:
-    held = ledger()
-    assert usable(held, HOST) is held
+    allocated = ledger()
+    assert usable(allocated, HOST) is allocated
 
 
 def test_what_still_runs_keeps_its_set_so_that_cpus_come_back_by_themselves() -> None:
@@ -53,10 +53,12 @@ def test_a_container_without_cpus_runs_in_what_is_left_of_its_pod() -> None:
 
 
 def test_a_pod_without_cpus_runs_in_the_nodes_pool() -> None:
-    held = without("1-4")
-    assert held.exclusive_cpus == Mask(0)
-    assert only(held).cpus is None
-    assert [(c.cpus, c.isolation) for c in only(held).containers] == [(None, Isolation.HOST)] * 2
+    allocated = without("1-4")
+    assert allocated.exclusive_cpus == Mask(0)
+    assert only(allocated).cpus is None
+    assert [(c.cpus, c.isolation) for c in only(allocated).containers] == [
+        (None, Isolation.HOST)
+    ] * 2
 
 
 def test_cpus_that_do_not_exist_are_never_written() -> None:
@@ -67,21 +69,24 @@ def test_cpus_that_do_not_exist_are_never_written() -> None:
 
 
 def test_nodes_without_memory_are_never_written() -> None:
-    held = ledger()
+    allocated = ledger()
     first, second = HOST.nodes
-    assert only(held).memory[0].nodes == Mask.of(0)
+    assert only(allocated).memory[0].nodes == Mask.of(0)
     bare = replace(HOST, nodes=(replace(first, memory_bytes=0), second))
-    assert only(usable(held, bare)).memory == ()
-    assert only(usable(held, bare)).cpus == only(held).cpus
+    assert only(usable(allocated, bare)).memory == ()
+    assert only(usable(allocated, bare)).cpus == only(allocated).cpus
 
 
 def test_what_is_known_to_be_usable_is_not_looked_at_again() -> None:
-    held = ledger()
+    allocated = ledger()
     changed = Ledger(
-        {uid: replace(allocation, name="renamed") for uid, allocation in held.allocations.items()},
-        held.exclusive_cpus,
+        {
+            uid: replace(allocation, name="renamed")
+            for uid, allocation in allocated.allocations.items()
+        },
+        allocated.exclusive_cpus,
     )
     host = with_offline(HOST, Mask.parse("2"))
-    assert usable(held, host, known=held) is held
-    assert usable(changed, host, known=held) == usable(changed, host)
-    assert usable(changed, with_offline(HOST, Mask.parse("1-2")), known=held) != changed
+    assert usable(allocated, host, known=allocated) is allocated
+    assert usable(changed, host, known=allocated) == usable(changed, host)
+    assert usable(changed, with_offline(HOST, Mask.parse("1-2")), known=allocated) != changed

@@ -170,7 +170,7 @@ class TestWhatExclusiveCpusLeaveOfABudget:
         assert quota(allocation, "s") == CpuMax(200_000)
         assert quota(allocation, "i") == CpuMax(400_000)
 
-    def test_is_the_quota_of_a_cgroup_that_nobody_knows(self) -> None:
+    def test_is_the_quota_of_a_cgroup_that_is_not_identified(self) -> None:
         allocation = pod(exclusive("a", "2-4"), on_host("b"), on_host("c"), limit=5000)
         assert pod_quotas(allocation).unidentified == CpuMax(200_000)
         pooled = pod(exclusive("a", "2-3"), pod_shared("b", "4-5"), cpus="2-5", limit=4000)
@@ -305,7 +305,7 @@ def test_every_container_may_use_what_it_requests_and_no_more_than_its_limit(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.none() | st.integers(10, 2500), min_size=1, max_size=6), st.integers(0, 9000))
-def test_what_is_left_is_given_out_where_somebody_has_no_limit(
+def test_what_is_left_is_given_out_where_a_container_has_no_limit(
     limits: list[int | None], more: int
 ) -> None:
     others = [on_host(f"c{n}", limit=limit) for n, limit in enumerate([*limits, None])]

@@ -140,7 +140,7 @@ def test_a_sandbox_runs_where_an_unidentified_cgroup_does_and_is_none() -> None:
     assert desired[1].setting == Setting(f"{POD}/x", Mask.parse("6-7"), exclusive=True)
 
 
-def test_containers_that_are_alike_get_what_each_of_them_is_entitled_to() -> None:
+def test_containers_that_are_alike_have_the_same_settings() -> None:
     allocation = pod(on_host("a", limit=500), on_host("b", limit=500))
     desired = settings_of(allocation, container(None, IdentifiedBy.ALIKE), shared=Mask.parse("0-3"))
     assert desired[f"{POD}/x"] == Setting(f"{POD}/x", Mask.parse("0-3"), None, CpuMax(50_000))
@@ -233,15 +233,15 @@ def test_whatever_is_desired_of_a_child_fits_into_what_is_desired_of_its_pod(
 
 @settings(deadline=None)
 @given(allocations, cpu_sets)
-def test_nobody_unknown_is_ever_given_exclusive_cpus(
+def test_an_unidentified_cgroup_is_never_given_exclusive_cpus(
     containers: list[ContainerAllocation], shared: Mask
 ) -> None:
     allocation = pod(*containers)
     own = EMPTY
-    for held in containers:
-        if held.isolation is Isolation.CONTAINER and held.cpus is not None:
-            own |= held.cpus
+    for each in containers:
+        if each.isolation is Isolation.CONTAINER and each.cpus is not None:
+            own |= each.cpus
     shared -= allocation.exclusive_cpus
-    assume(all(held.isolation is not Isolation.POD for held in containers))
+    assume(all(each.isolation is not Isolation.POD for each in containers))
     desired = settings_of(allocation, container(None, IdentifiedBy.UNKNOWN), shared=shared)
     assert (desired[f"{POD}/x"].cpus or EMPTY).isdisjoint(own)

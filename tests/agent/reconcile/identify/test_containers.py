@@ -121,7 +121,7 @@ def test_the_only_container_is_whatever_runs_in_the_pod() -> None:
     assert found(look(tree, allocation)) == {f"{POD}/0f3a": ("db", IdentifiedBy.ONLY)}
 
 
-def test_where_all_are_entitled_to_the_same_the_name_does_not_matter() -> None:
+def test_where_all_have_the_same_settings_the_name_does_not_matter() -> None:
     tree = kernel()
     make(tree, f"{POD}/0f3a")
     alike = pod(on_host("a", limit=500), on_host("b", limit=500))
@@ -161,9 +161,9 @@ def test_what_was_pinned_before_is_known_by_its_cpus() -> None:
         {IDS[0]: "2-4"},
         {"db": "2-5", IDS[0]: "2-5"},
     ],
-    ids=["shown twice", "held by two", "held by none", "already found"],
+    ids=["shown twice", "allocated to two", "allocated to none", "already found"],
 )
-def test_cpus_that_do_not_tell_for_certain_tell_nothing(sets: dict[str, str]) -> None:
+def test_ambiguous_cpus_identify_no_container(sets: dict[str, str]) -> None:
     located = found(look(showing(sets), mixed()))
     assert located[f"{POD}/{IDS[0]}"] == (None, IdentifiedBy.UNKNOWN)
 
@@ -186,7 +186,7 @@ def test_a_finder_is_asked_before_names_are_looked_at() -> None:
     assert identify(mixed(), f"{POD}/db", Finder()) == ("db", IdentifiedBy.NAME)
 
 
-def test_of_a_pod_with_one_container_neither_sandbox_nor_stranger_is_taken_for_it() -> None:
+def test_in_a_pod_with_one_container_neither_sandbox_nor_unknown_cgroup_is_taken_for_it() -> None:
     one = pod(exclusive("db", "2-5"))
     assert identify(one, f"{POD}/z", Finder()) == (None, IdentifiedBy.SANDBOX)
     assert identify(one, f"{POD}/y", Finder()) == (None, IdentifiedBy.UNKNOWN)
@@ -221,7 +221,7 @@ def test_of_two_bound_cgroups_in_each_other_the_inner_one_counts() -> None:
         Binding(UID, "db", POD),
     ],
 )
-def test_a_binding_that_does_not_hold_any_more_is_passed_over(binding: Binding) -> None:
+def test_a_binding_that_is_no_longer_valid_is_ignored(binding: Binding) -> None:
     tree = kernel()
     make(tree, f"{POD}/x", f"{path_of(mixed(OTHER))}/x")
     located = look(tree, mixed(), bindings=Bindings((binding,))).pods[UID]
@@ -243,16 +243,16 @@ def test_runtime_subgroups_with_sets_of_their_own_belong_to_the_container() -> N
 
 
 @pytest.mark.parametrize("driver", list(Driver))
-def test_pod_cgroups_without_a_pod_are_leftovers(driver: Driver) -> None:
+def test_pod_cgroups_without_a_pod_are_orphaned(driver: Driver) -> None:
     tree = kernel()
     gone = [replace(mixed(), uid=OTHER), pod(uid=OTHER)]
     for allocation in (mixed(), *gone):
         make(tree, f"{path_of(allocation, driver)}/x")
     make(tree, f"{layout(driver).pods()}/something-else")
     identified = identify_cgroups(tree, layout(driver), ledger(mixed()), NO_BINDINGS)
-    leftover = path_of(gone[0], driver)
+    orphan = path_of(gone[0], driver)
     assert [(entry.cgroup, entry.containers) for entry in identified.orphaned] == [
-        (leftover, (f"{leftover}/x",))
+        (orphan, (f"{orphan}/x",))
     ]
 
 
