@@ -195,7 +195,7 @@ class Enforcer:
 
         The cgroups of new pods are assumed to be as the kernel creates them.
         """
-        observed = self._look(target)
+        observed = self._observe(target)
         new = tuple(observed.missing())
         fresh = self._fresh_state()
         observed = replace(observed, states={**observed.states, **dict.fromkeys(new, fresh)})
@@ -275,10 +275,10 @@ class Enforcer:
     ) -> EnforcementReport:
         # If anything fails from here on, the next change observes all cgroups.
         self._last = None
-        observed = self._look(target, scope)
+        observed = self._observe(target, scope)
         resting = still_resting(observed, resting)
         differing = observed.differing()
-        wrong = self._assess(self._not_as_asked(observed, differing))
+        wrong = self._assess(self._not_as_before(observed, differing))
         postponed = tuple(p for p in wrong if is_within(p.cgroup, resting) and p.file != ENABLED)
         found = tuple(problem for problem in wrong if problem not in postponed)
         done = self._repair(
@@ -320,9 +320,9 @@ class Enforcer:
         """Create what is missing, write what differs, and record the settings in systemd."""
         plan = Plan()
         outcomes: tuple[WriteOutcome, ...] = ()
-        created, enabled, rejected = self._make_room(observed)
+        created, enabled, rejected = self._create_and_enable(observed)
         if created or enabled:
-            observed = self._again(observed, {*created, *enabled})
+            observed = self._reread(observed, {*created, *enabled})
         if differs or created or enabled:
             observed, plan, outcomes = self._write(observed, resting, move_memory=move_memory)
         recorded, unrecorded = self._record(observed, {problem.cgroup for problem in found})
@@ -330,13 +330,13 @@ class Enforcer:
             # When a property is set, systemd writes the cgroup too, with the quota rounded up to
             # whole percents, and may update neighbouring units.
             observed, plan, more = self._write(
-                self._again(observed), resting, move_memory=move_memory
+                self._reread(observed), resting, move_memory=move_memory
             )
             outcomes += more
         return _Repair(observed, plan, outcomes, created, enabled, recorded, rejected + unrecorded)
 
     def _verify(self, target: Desired, scope: AffectedPods | None) -> EnforcementReport:
-        observed = self._look(target, scope)
+        observed = self._observe(target, scope)
         found = self._assess(observed.differing())
         return EnforcementReport(
             pods=observed.pods(),
@@ -347,14 +347,14 @@ class Enforcer:
             notes=tuple(notes(observed)),
         )
 
-    def _look(self, target: Desired, scope: AffectedPods | None = None) -> Observation:
+    def _observe(self, target: Desired, scope: AffectedPods | None = None) -> Observation:
         return steadily(
             lambda: Observation.of(
                 self._tree, self._layout, target, self._finder, scope, self._enforced
             )
         )
 
-    def _again(self, observed: Observation, touched: Collection[str] = ("",)) -> Observation:
+    def _reread(self, observed: Observation, touched: Collection[str] = ("",)) -> Observation:
         return steadily(lambda: observed.again(self._tree, touched))
 
     def _recorded(self, cgroup: str) -> WriterRecords:
@@ -368,7 +368,7 @@ class Enforcer:
         needed = self._enforced.needed
         return steadily(lambda: assess(self._tree, self._recorded, differing, needed))
 
-    def _not_as_asked(
+    def _not_as_before(
         self, observed: Observation, differing: Sequence[DesiredCgroup]
     ) -> tuple[DesiredCgroup, ...]:
         """Leave out cgroups that show what was desired before: only the desired state changed."""
@@ -385,7 +385,9 @@ class Enforcer:
         same = {item.setting.cgroup for item in observed.desired if self._memory.was_asked(item)}
         return tuple(p for p in found if p not in self._left and concerns(p, same))
 
-    def _make_room(self, observed: Observation) -> tuple[list[str], list[str], list[Difference]]:
+    def _create_and_enable(
+        self, observed: Observation
+    ) -> tuple[list[str], list[str], list[Difference]]:
         """Create missing pod cgroups and enable controllers; return both, and what failed."""
         created, rejected = self._create(observed.missing())
         unmade = {problem.cgroup for problem in rejected}
@@ -401,7 +403,7 @@ class Enforcer:
         plan = make_plan(observed.states, awake)
         outcomes = apply(self._tree, plan).outcomes
         written = {outcome.write.cgroup for outcome in outcomes}
-        return (self._again(observed, written) if written else observed), plan, outcomes
+        return (self._reread(observed, written) if written else observed), plan, outcomes
 
     def _create(self, owners: Mapping[str, str]) -> tuple[list[str], list[Difference]]:
         """Create the cgroups that `owners` maps to pod uids."""

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 #: Stands for a child that does not exist yet: only its ancestors matter.
 ANY_CHILD: Final = "container"
 #: So many cgroups may vanish while they are read before that counts as a failure of the tree.
-_LOOKS: Final = 8
+_ATTEMPTS: Final = 8
 
-_Seen = TypeVar("_Seen")
+_Read = TypeVar("_Read")
 
 
 class NeededControllers(Struct, frozen=True):
@@ -186,15 +186,15 @@ def _has(state: CgroupState, controller: str) -> bool:
     return state.cpu_max is not None
 
 
-def steadily(look: Callable[[], _Seen]) -> _Seen:
+def steadily(read: Callable[[], _Read]) -> _Read:
     """Read again when a cgroup was removed between opening its file and reading it (ENODEV)."""
-    for _ in range(_LOOKS):
+    for _ in range(_ATTEMPTS):
         try:
-            return look()
+            return read()
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
-    return look()
+    return read()
 
 
 def still_resting(observed: Observation, resting: Mapping[str, Setting]) -> Mapping[str, Setting]:

@@ -47,7 +47,7 @@ def seen_pods(
 
 
 class _Unnamed(Struct, frozen=True):
-    """A pod of which only the uid is known (`locate.NamedPod`)."""
+    """A pod with only the uid known (an `identifier.NamedPod`)."""
 
     uid: str
     name: str = ""
