@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class DirectoryTree:
     """An emulated cgroup v2 hierarchy in the directory `root`; a `cgroupfs.tree.Tree`.
 
-    A directory without `cgroup.controllers` is initialised for the CPUs `possible` and the memory
+    A directory without `cgroup.controllers` is initialized for the CPUs `possible` and the memory
     nodes `memory`; a directory with that file is taken over with its contents (a restart). Raises
     `CgroupRootError` when `root` contains anything else.
     """
