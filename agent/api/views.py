@@ -67,7 +67,7 @@ def pod_document(
         enforcement=enforcement_document(() if record is None else record.problems),
         explanation=explanation,
         kernel=seen.get(None, ()),
-        invalid=tuple(finding_document(f) for f in invalid if f.uid == allocation.uid),
+        invalid=tuple(violation_document(f) for f in invalid if f.uid == allocation.uid),
         unused_budget=tuple(_unused(each) for each in unused_budget(allocation)),
         containers_found=None if record is None else len(_to_run(allocation) & record.running),
     )
@@ -79,7 +79,7 @@ def _to_run(allocation: PodAllocation) -> frozenset[str]:
     return frozenset(lasting)
 
 
-def finding_document(finding: Violation) -> wire.ViolationDocument:
+def violation_document(finding: Violation) -> wire.ViolationDocument:
     """Return something that a pod holds and the rules in force would not give."""
     return wire.ViolationDocument(
         uid=finding.uid,

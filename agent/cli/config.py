@@ -149,7 +149,7 @@ def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bo
     found = invalid_allocations(rules, ledger, host.offline)
     pods, affected = len(ledger.allocations), len({finding.uid for finding in found})
     lines = [
-        f"{directory / CHECKPOINT_NAME}: {pods} pods, all of them keep what they hold",
+        f"{directory / CHECKPOINT_NAME}: {pods} pods, all of them keep their allocations",
         f"  valid             {pods - affected} of {pods} pods",
         f"  exclusive CPUs    {ledger.exclusive_cpus or 'none'}",
         f"  shared pool       {shared_pool(rules, ledger) or 'none'}",

@@ -49,9 +49,9 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     with collector_at_rest():
         import_structlog_without_rich()
         from agent.server.start.process import run as run_agent  # noqa: PLC0415
-    surrogates = _emulated(config) if emulate_cgroups else None
+    fakes = _emulated(config) if emulate_cgroups else None
     try:
-        run_agent(config, surrogates)
+        run_agent(config, fakes)
     except OSError as error:
         # No file that was named wrongly: the host rejected something, and may not the next time.
         raise CommandError(text_of(error), ExitCode.ENVIRONMENT) from error

@@ -48,10 +48,10 @@ _Parsed = TypeVar("_Parsed")
 MAX_BODY_BYTES: Final = 4 << 20
 #: How long a whole body may take, in seconds.
 BODY_SECONDS: Final = 30.0
-#: Names a manifest that came over the socket, in errors and in the uid of a pod that states none.
+#: The source name of a manifest from the socket, in errors and in the uid of a pod without one.
 SOURCE: Final = "manifest"
 JSON: Final = "application/json"
-#: What is longer is parsed in a thread of its own: the loop answers everybody else meanwhile.
+#: Longer bodies are parsed in a separate thread, so that the loop can answer other requests.
 SMALL_BYTES: Final = 16 << 10
 
 _STATUS: Final = {
@@ -72,7 +72,7 @@ _CODE: Final = {
     NoRoomError: "Busy",
     NotFoundError: "NotFound",
 }
-#: What is answered below the routes.
+#: Error codes of responses without a route.
 _CODE_BELOW: Final = {
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "HeadTooLarge",
     HTTPStatus.INTERNAL_SERVER_ERROR: "Internal",
@@ -84,7 +84,7 @@ _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 class Api:
     """The routes of `/v1`.
 
-    `group` may ask besides root and the agent's own user; no body is larger than `max_bytes`.
+    Root, the agent's own user and members of `group` may use it; a body has at most `max_bytes`.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Api:
         self._group = group
         self._topology = topology
         self.max_bytes = max_bytes
-        # Not the controller's thread, in which cgroups are written: that may take seconds.
-        self._aside = Worker(controller.worker.clock, "parser")
+        # Separate from the controller's thread, which writes cgroups and may take seconds.
+        self._parser = Worker(controller.worker.clock, "parser")
         self._lines = LimitedLog(log)
         self._routes = Routes(
             [
@@ -119,16 +119,16 @@ class Api:
         )
 
     def close(self) -> None:
-        """End the thread for what is large, once that is done."""
-        self._aside.close()
+        """End the parser thread after its current work."""
+        self._parser.close()
 
     @staticmethod
     def failed(status: HTTPStatus, message: str) -> Response:
-        """Answer what reaches no route: no HTTP, or more connections than a user may have."""
+        """Return the response to malformed HTTP and to a user with too many connections."""
         return _failed(status, _CODE_BELOW.get(status, "InvalidRequest"), message)
 
     async def answer(self, request: Request) -> Answer:
-        """Answer a request; every error is a document, and what was not foreseen is logged."""
+        """Answer a request; every error is a document, and unexpected ones are logged."""
         try:
             return await self._answer(request)
         except errors.RequestError as error:
@@ -145,12 +145,12 @@ class Api:
             )
         except Exception:
             log.exception("request failed", method=request.method, path=request.target.path)
-            message = "the agent failed at this; its log says more"
+            message = "internal error; see the agent log"
             return _failed(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal", message)
 
     async def _answer(self, request: Request) -> Answer:
-        """Answer members; let them look while the state is being restored, and change nothing."""
-        if request.connection is None:  # it is gone already: nobody reads the answer
+        """Check the peer and route the request; changes wait until the state is restored."""
+        if request.connection is None:  # already closed by the peer
             return _failed(HTTPStatus.FORBIDDEN, "Forbidden", "the connection is closed")
         peer = peer_of(request.connection)
         if not peer.may_ask(own_user(), self._group):
@@ -176,7 +176,7 @@ class Api:
 
     async def _list(self, _request: Request) -> Response:
         pods = self._controller.pods_now()
-        return await self._aside.run(lambda: _json(wire.PodListDocument(pods=pods())))
+        return await self._parser.run(lambda: _json(wire.PodListDocument(pods=pods())))
 
     async def _get(self, request: Request) -> Response:
         return _json(await self._controller.pod(request.parameters["uid"]))
@@ -203,20 +203,20 @@ class Api:
             yield (wire.encode(event) + b"\n" async for event in watcher)
 
     async def _status(self, _request: Request) -> Response:
-        return await self._aside.run(_json, status_document(self._controller.state))
+        return await self._parser.run(_json, status_document(self._controller.state))
 
     async def _verify(self, _request: Request) -> Response:
-        return await self._aside.run(_json, await self._controller.verify())
+        return await self._parser.run(_json, await self._controller.verify())
 
     async def _get_topology(self, _request: Request) -> Response:
-        body = await self._aside.run(self._topology, self._controller.state.situation.host)
+        body = await self._parser.run(self._topology, self._controller.state.configured.host)
         return Response(body, content_type=JSON)
 
     async def _reconcile(self, _request: Request) -> Response:
         return _json(await self._controller.reconcile(insist=True))
 
     async def _pod_of(self, body: bytes) -> Pod:
-        gates = self._controller.state.situation.rules.policy.gates
+        gates = self._controller.state.configured.rules.policy.gates
         load = partial(
             load_pod, body, SOURCE, max_bytes=self.max_bytes, pod_level=gates.pod_level_resources
         )
@@ -226,17 +226,17 @@ class Api:
             raise invalid_manifest(error) from error
 
     async def _parsed(self, body: bytes, parse: Callable[[], _Parsed]) -> _Parsed:
-        return parse() if len(body) <= SMALL_BYTES else await self._aside.run(parse)
+        return parse() if len(body) <= SMALL_BYTES else await self._parser.run(parse)
 
 
 def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
-    """Return the mistakes in a manifest as an answer: how many, and the first 100 of them."""
+    """Return the error for a manifest: the number of mistakes, and the first 100 of them."""
     count = len(error.problems)
     summary = f"{count} mistakes in the manifest" if count > 1 else str(error)
     if count > MISTAKES_TOLD:
-        summary = f"{summary}, of which the first {MISTAKES_TOLD} are told"
-    told = error.problems[:MISTAKES_TOLD]
-    details = tuple((problem.path, problem.message) for problem in told)
+        summary = f"{summary}, of which the first {MISTAKES_TOLD} are listed"
+    listed = error.problems[:MISTAKES_TOLD]
+    details = tuple((problem.path, problem.message) for problem in listed)
     return errors.InvalidManifestError(summary, details, error.identity)
 
 

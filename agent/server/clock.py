@@ -1,4 +1,4 @@
-"""Time as the service sees it, so that a test can be its own clock."""
+"""The clock of the service, which tests replace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where times and waiting come from; all values in seconds."""
+    """Time and timers; all values in seconds."""
 
     def time(self) -> float:
         """Return the time since 1970 (UTC)."""
@@ -37,7 +37,7 @@ class SystemClock:
 
 
 async def wait_for(event: asyncio.Event, seconds: float, clock: Clock) -> bool:
-    """Wait until an event is set, at most `seconds`; tell whether it was."""
+    """Wait until an event is set, at most `seconds`; return whether it was."""
     waiting = asyncio.ensure_future(event.wait())
     sleeping = asyncio.ensure_future(clock.sleep(seconds))
     try:

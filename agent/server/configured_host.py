@@ -1,4 +1,4 @@
-"""The host as it was last read, and the rules that follow from it and the configuration."""
+"""The host as last read, and the effective policy derived from it and the configuration."""
 
 from __future__ import annotations
 
@@ -23,46 +23,50 @@ if TYPE_CHECKING:
 class ConfiguredHost(Struct, frozen=True):
     """What decisions and enforcement are based on.
 
-    `misfits` says what of the configuration does not fit the host, a line each. `frozen`: so far
-    it never fitted, so the rules are only what is left of it and no new pod is admitted by them.
+    `mismatches` are the settings of the configuration that do not fit the host, a line each.
+    `frozen`: the configuration has not fitted the host since the start, so that `rules` has only
+    the settings that fit, and no new pod is admitted.
     """
 
     host: Host
     rules: EffectivePolicy
-    misfits: tuple[str, ...] = ()
+    mismatches: tuple[str, ...] = ()
     frozen: bool = False
 
     def problems(self) -> tuple[str, ...]:
-        """Return what an operator should know of it, a line each."""
+        """Return the mismatches and their effect, a line each."""
         effect = (
-            "pods keep what they hold and no new one is admitted"
+            "pods keep their allocations and no new pod is admitted"
             if self.frozen
-            else "the rules of before stay in force"
+            else "the previous policy stays in effect"
         )
-        return tuple(f"{misfit}; until this fits the host, {effect}" for misfit in self.misfits)
+        return tuple(
+            f"{mismatch}; until the configuration fits the host, {effect}"
+            for mismatch in self.mismatches
+        )
 
 
-def decide(situation: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
-    """Decide by the rules in force; a frozen situation admits no new pod."""
-    if situation.frozen and pod.uid not in ledger.allocations:
+def decide(configured: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
+    """Decide by the effective policy; a frozen host admits no new pod."""
+    if configured.frozen and pod.uid not in ledger.allocations:
         rejection = Rejection(
             Reason.UNEXPECTED,
-            f"the configuration does not fit this host: {'; '.join(situation.misfits)}",
-            remedy="correct the configuration and start the agent again; pods run on meanwhile",
+            f"the configuration does not fit this host: {'; '.join(configured.mismatches)}",
+            remedy="correct the configuration and restart the agent; running pods are not affected",
         )
         return Decision(pod.uid, ledger, cause=rejection)
-    return admit(situation.rules, ledger, pod)
+    return admit(configured.rules, ledger, pod)
 
 
 def situate(
-    config: Config, host: Host, previous: ConfiguredHost | None = None, *, holding: bool = False
+    config: Config, host: Host, previous: ConfiguredHost | None = None, *, allocated: bool = False
 ) -> ConfiguredHost:
-    """Return the rules of a configuration on a host.
+    """Return the effective policy of a configuration on a host.
 
-    When the configuration does not fit (its reserved CPUs are gone, say) the `previous` policy
-    stays in force on the host as it is now. Without one, what fits of the configuration serves to
-    keep what pods hold already (`holding`), and otherwise `ConfigError` is raised: where nothing
-    is at stake a clear rejection helps more.
+    If the configuration does not fit (for example, its reserved CPUs are gone), the `previous`
+    policy stays in effect on the host as it is now. Without a previous policy, the settings that
+    fit are used to keep existing allocations (`allocated`: there are some); if there are none,
+    `ConfigError` is raised.
     """
     machine = Machine.of(host)
     try:
@@ -70,11 +74,11 @@ def situate(
             host, EffectivePolicy(machine, resolve(config, machine, offline=host.offline))
         )
     except ConfigError as error:
-        misfits = tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
+        mismatches = tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
         if previous is not None:
             rules = EffectivePolicy(machine, previous.rules.policy)
-            return ConfiguredHost(host, rules, misfits, previous.frozen)
-        if not holding:
+            return ConfiguredHost(host, rules, mismatches, previous.frozen)
+        if not allocated:
             raise
         rules = EffectivePolicy(machine, resolve_what_fits(config, machine))
-        return ConfiguredHost(host, rules, misfits, frozen=True)
+        return ConfiguredHost(host, rules, mismatches, frozen=True)

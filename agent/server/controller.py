@@ -1,9 +1,8 @@
-"""The one owner of the ledger: everything that changes it goes through here, one at a time.
+"""The only writer of the ledger: all changes are serialized here.
 
-The order of an admission: decide, save the checkpoint, enforce, verify, tell, answer. When the
-kernel rejects after the save the pod stays admitted and is reported as not enforced: part of the
-allocation may already be in force, so giving its CPUs to somebody else could let two pods hold
-them. Every reconcile tries again; the caller sees the exact reason and may remove the pod.
+The order of an admission: decide, save the checkpoint, enforce, verify, report, answer. If the
+kernel rejects a setting after the save, the pod stays admitted and is reported as not enforced,
+since its CPUs may already be in use. Every reconcile retries, and the pod can be removed.
 """
 
 from __future__ import annotations
@@ -69,39 +68,39 @@ log = structlog.get_logger(__name__)
 
 
 class Controller:
-    """Owns the state: decides, saves, enforces, and answers with documents."""
+    """Owns the state: decides, saves, enforces, and returns documents."""
 
     def __init__(self, state: AgentState, kernel: Enforcement, saver: Saver, clock: Clock) -> None:
         self.state = state
         self.metrics = Metrics(state.reading)
         self.events = EventHub(lambda: self.metrics.counters.add(names.EVENTS_DROPPED))
-        teller = EventReporter(self.events, clock)
-        #: Gives an event to everybody who watches.
-        self.tell = teller.tell
-        self.drifts = DriftReporter(state, self.metrics.counters, teller, clock)
-        self.rejections = RejectionReporter(state, self.metrics.counters, teller, clock)
+        reporter = EventReporter(self.events, clock)
+        #: Publishes an event to all watchers.
+        self.publish = reporter.publish
+        self.drifts = DriftReporter(state, self.metrics.counters, reporter, clock)
+        self.rejections = RejectionReporter(state, self.metrics.counters, reporter, clock)
         self.queue = SerialQueue(clock)
         self.worker = Worker(clock)
-        #: The cgroups that were last looked at: what is worth watching.
+        #: The cgroups of the last observation, to be watched for changes.
         self.cgroups: set[str] = set()
-        #: Of these, and of all below, the files may be others than when they were last watched.
+        #: Cgroups whose files, and those of all descendants, may have been created again.
         self.renewed: set[str] = set()
-        #: Has the cgroups watched that a change made, before the pod's first container starts.
+        #: Watches the cgroups that a change created, before the pod's first container starts.
         self.watch: Callable[[Iterable[str]], None] = _watch_nothing
         self._kernel = kernel
         self._saving = Saving(state, saver, self.worker, self.metrics.counters)
         self._clock = clock
-        self._told_invalid: frozenset[Violation] = frozenset()
-        #: One look at a time is with the worker, so that an action waits for one at most.
-        self._looking = asyncio.Lock()
+        self._reported_invalid: frozenset[Violation] = frozenset()
+        #: At most one observation is queued at the worker, so that an action waits for one at most.
+        self._observing = asyncio.Lock()
 
-    # --- what may be asked ----------------------------------------------------------------------
+    # --- operations -----------------------------------------------------------------------------
 
     async def admit(self, pod: Pod, manifest: str | None = None) -> AdmissionDocument:
         """Admit a pod or reject it; raises `CheckpointFailedError` when it cannot be saved.
 
-        The same pod asked for again gets the same allocation; a rejected pod changes nothing. A pod
-        that is asked for by a file (`manifest`, its path) belongs to that file from then on.
+        Admission is idempotent; a rejected pod changes nothing. `manifest` is the path of the
+        file that the pod comes from, and the pod belongs to that file from then on.
         """
         with operation("admit", uid=pod.uid, pod=full_name(pod)):
             started = self._clock.monotonic()
@@ -110,67 +109,68 @@ class Controller:
             return answer
 
     def preview(self, pod: Pod) -> AdmissionDocument:
-        """Decide as `admit` would now, changing and counting nothing."""
-        decision = decide(self.state.situation, self.state.ledger, pod)
+        """Decide as `admit` would now, without changing state or metrics."""
+        decision = decide(self.state.configured, self.state.ledger, pod)
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
         return self._admission(decision, decision.allocation, PodRecord(API), dry_run=True)
 
     async def remove(self, uid: str) -> RemovalDocument:
-        """Remove a pod and free what it holds; raises `PodNotFoundError`, `ManifestPodError`."""
-        manifest = self.state.held.manifests.get(uid)
+        """Remove a pod and free its allocation; raises `PodNotFoundError`, `ManifestPodError`."""
+        manifest = self.state.durable.manifests.get(uid)
         if manifest is not None and manifest in self.state.manifests:
             raise ManifestPodError(uid, manifest)
         return await self.release(uid)
 
     async def release(self, uid: str) -> RemovalDocument:
-        """Remove a pod wherever it came from; raises `PodNotFoundError`."""
+        """Remove a pod of any source; raises `PodNotFoundError`."""
         with operation("remove", uid=uid):
             return await self.queue.run(lambda: self._remove(uid))
 
     async def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
-        """Take a cgroup as that of a container; raises `BindError` and the like."""
+        """Bind a container to a cgroup; raises `BindError` and other `RequestError`s."""
         with operation("bind", uid=uid, container=container):
             return await self.queue.run(lambda: self._bind(uid, container, request))
 
     async def unbind(self, uid: str, container: str) -> BindDocument:
-        """Give up the binding of a container; raises `BindingNotFoundError` and the like."""
+        """Remove the binding of a container; raises `RequestError`, for example if it has none."""
         with operation("unbind", uid=uid, container=container):
             return await self.queue.run(lambda: self._unbind(uid, container))
 
     async def reconcile(self, *, insist: bool = False, ahead: bool = False) -> ReconcileDocument:
-        """Compare the kernel with the ledger and put right what differs.
+        """Compare the kernel with the ledger and repair what differs.
 
-        What somebody else rewrites again and again waits for its time, unless asked to `insist`.
-        With `ahead` it overtakes the changes that wait: they are never its undoing.
+        Cgroups in backoff from another writer are skipped unless `insist` is set. With `ahead` the
+        action overtakes queued changes.
         """
         with operation("reconcile"):
             return await self.queue.run(lambda: self._reconcile(insist=insist), ahead=ahead)
 
     async def verify(self) -> VerificationDocument:
-        """Return the truth of the kernel beside the ledger; nothing is changed."""
+        """Compare the kernel with the ledger without changing either."""
         with operation("verify"):
             return await self.queue.run(self._verify)
 
     async def take_over(self, discover: Callable[[], ConfiguredHost]) -> bool:
-        """Read the host again; take it over when it changed, and tell whether it did."""
+        """Read the host again and use it; return whether it changed."""
         with operation("rediscover"):
             return await self.queue.run(lambda: self._take_over(discover))
 
     def note_invalid(self) -> None:
-        """Tell once of each thing that is held and the rules in force would not give."""
+        """Report each violation of the current policy once."""
         found = self.state.invalid
-        for finding in found:
-            if finding not in self._told_invalid:
-                log.warning("allocation not valid any more", uid=finding.uid, finding=str(finding))
-                self.tell("AllocationInvalid", finding.uid, finding.pod, str(finding))
-        self._told_invalid = frozenset(found)
+        for violation in found:
+            if violation not in self._reported_invalid:
+                message = str(violation)
+                log.warning("allocation no longer valid", uid=violation.uid, violation=message)
+                self.publish("AllocationInvalid", violation.uid, violation.pod, message)
+        self._reported_invalid = frozenset(found)
 
     def note_recovered(self) -> None:
-        """Tell of what the start took from cgroups, and what of the checkpoint gave way to it."""
+        """Report allocations recovered from cgroups and allocations that they displaced."""
         for allocation in self.state.ledger.allocations.values():
             if is_recovered(allocation):
-                self.tell(
+                self.publish(
                     "PodRecovered",
                     allocation.uid,
                     full_name(allocation),
@@ -178,18 +178,18 @@ class Controller:
                 )
         for uid, displaced in self.state.displaced.items():
             name = f"{displaced.namespace}/{displaced.name}"
-            self.tell("AllocationDisplaced", uid, name, str(displaced))
+            self.publish("AllocationDisplaced", uid, name, str(displaced))
 
     def pods(self) -> tuple[PodDocument, ...]:
-        """Return all pods in the order of admission."""
+        """Return the documents of all pods in the order of admission."""
         return self.pods_now()()
 
     def pods_now(self) -> Callable[[], tuple[PodDocument, ...]]:
-        """Return what makes the documents of all pods as they are now, in any thread."""
+        """Return a function that makes the documents of all pods as of now, in any thread."""
         state, pool = self.state, self.state.shared_cpus
         invalid: dict[str, list[Violation]] = defaultdict(list)
-        for finding in state.invalid:
-            invalid[finding.uid].append(finding)
+        for violation in state.invalid:
+            invalid[violation.uid].append(violation)
         known = [
             (allocation, state.source_of(uid), replace(state.records.of(uid)), invalid.get(uid, ()))
             for uid, allocation in state.ledger.allocations.items()
@@ -200,7 +200,7 @@ class Controller:
         )
 
     async def pod(self, uid: str) -> PodDocument | FailedPodDocument:
-        """Return a pod with its explanation and what the kernel says, or why it was rejected.
+        """Return a pod with its explanation and kernel settings, or why it was rejected.
 
         Raises `PodNotFoundError`.
         """
@@ -208,8 +208,8 @@ class Controller:
         if failed is not None and uid not in self.state.ledger.allocations:
             return failed
         allocation = self._allocation(uid)
-        async with self._looking:
-            seen = await self.worker.run(self._kernel.observe, self.state.target(), allocation)
+        async with self._observing:
+            observed = await self.worker.run(self._kernel.observe, self.state.target(), allocation)
         record = self.state.records.of(uid)
         return views.pod_document(
             allocation,
@@ -217,11 +217,11 @@ class Controller:
             source=self.state.source_of(uid),
             record=record,
             explanation=record.explanation,
-            kernel=seen,
+            kernel=observed,
             invalid=self.state.invalid,
         )
 
-    # --- one at a time --------------------------------------------------------------------------
+    # --- queued actions -------------------------------------------------------------------------
 
     async def _admit(self, pod: Pod, manifest: str | None) -> AdmissionDocument:
         decision = self._decide(pod)
@@ -230,7 +230,7 @@ class Controller:
         if decision.already_admitted:
             return await self._repeat(decision, decision.allocation, manifest)
         await self._commit_admission(
-            self.state.held.with_manifest(decision.ledger, pod.uid, manifest)
+            self.state.durable.with_manifest(decision.ledger, pod.uid, manifest)
         )
         record = PodRecord(API, views.explanation_document(decision))
         self.state.records.pods[pod.uid] = record
@@ -238,21 +238,19 @@ class Controller:
         self.state.displaced.pop(pod.uid, None)
         await self._enforce(pod.uid)
         self._count_admission("admitted")
-        log.info(
-            "pod admitted",
-            enforced=not record.problems,
-            **self._allocation_fields(decision.allocation),
-        )
-        self.tell("PodAdmitted", pod.uid, full_name(pod))
+        fields = self._allocation_fields(decision.allocation)
+        log.info("pod admitted", enforced=not record.problems, **fields)
+        self.publish("PodAdmitted", pod.uid, full_name(pod))
         return self._admission(decision, decision.allocation, record)
 
     async def _repeat(
         self, decision: Decision, allocation: PodAllocation, manifest: str | None
     ) -> AdmissionDocument:
-        held = self.state.held
-        confirmed = decision.ledger is not held.ledger
-        if confirmed or (manifest is not None and held.manifests.get(allocation.uid) != manifest):
-            await self._saving.commit(held.with_manifest(decision.ledger, allocation.uid, manifest))
+        durable = self.state.durable
+        confirmed = decision.ledger is not durable.ledger
+        uid = allocation.uid
+        if confirmed or (manifest is not None and durable.manifests.get(uid) != manifest):
+            await self._saving.commit(durable.with_manifest(decision.ledger, uid, manifest))
         record = self.state.records.of(allocation.uid)
         if record.problems or confirmed:
             await self._enforce(allocation.uid)
@@ -266,8 +264,8 @@ class Controller:
 
     async def _remove(self, uid: str) -> RemovalDocument:
         allocation = self._allocation(uid)
-        ledger = admission.remove(self.state.situation.rules, self.state.ledger, uid)
-        await self._saving.commit(self.state.held.without_pod(ledger, uid))
+        ledger = admission.remove(self.state.configured.rules, self.state.ledger, uid)
+        await self._saving.commit(self.state.durable.without_pod(ledger, uid))
         self.state.records.forget(uid)
         self.state.displaced.pop(uid, None)
         self.state.releases += 1
@@ -276,7 +274,7 @@ class Controller:
         self.metrics.counters.add(names.REMOVALS)
         problems = (*outcome.unenforced.get(uid, ()), *outcome.problems)
         log.info("pod removed", pod=full_name(allocation), problems=problems)
-        self.tell("PodRemoved", uid, full_name(allocation))
+        self.publish("PodRemoved", uid, full_name(allocation))
         return RemovalDocument(
             uid=uid,
             name=allocation.name,
@@ -286,25 +284,27 @@ class Controller:
 
     async def _bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
         allocation = self._allocation(uid, container)
-        held, target = self.state.held, self.state.target()
+        durable, target = self.state.durable, self.state.target()
         binding = await self.worker.run(self._kernel.locate, target, allocation, container, request)
-        await self._saving.commit(replace(held, bindings=held.bindings.with_binding(binding)))
+        await self._saving.commit(replace(durable, bindings=durable.bindings.with_binding(binding)))
         await self._enforce(uid)
         log.info("container bound", cgroup=f"/{binding.cgroup}")
-        self.tell("ContainerBound", uid, full_name(allocation), f"{container} is /{binding.cgroup}")
+        message = f"{container} is /{binding.cgroup}"
+        self.publish("ContainerBound", uid, full_name(allocation), message)
         return self._bound(binding)
 
     async def _unbind(self, uid: str, container: str) -> BindDocument:
-        allocation, held = self._allocation(uid, container), self.state.held
-        binding = held.bindings.of_container(uid, container)
+        allocation, durable = self._allocation(uid, container), self.state.durable
+        binding = durable.bindings.of_container(uid, container)
         if binding is None:
             raise BindingNotFoundError(full_name(allocation), container)
-        await self._saving.commit(replace(held, bindings=held.bindings.without_binding(binding)))
-        # What was bound is confined before anybody else may be given the container's CPUs.
+        bindings = durable.bindings.without_binding(binding)
+        await self._saving.commit(replace(durable, bindings=bindings))
+        # The unbound cgroup is confined before the container's CPUs may be allocated again.
         await self._enforce(uid)
         cgroup = f"/{binding.cgroup}"
         log.info("container unbound", cgroup=cgroup)
-        self.tell("ContainerUnbound", uid, full_name(allocation), f"{container} was {cgroup}")
+        self.publish("ContainerUnbound", uid, full_name(allocation), f"{container} was {cgroup}")
         return self._bound(binding)
 
     def _bound(self, binding: Binding) -> BindDocument:
@@ -318,7 +318,7 @@ class Controller:
 
     async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
         started = self._clock.monotonic()
-        await self._saving.look()
+        await self._saving.check()
         target = self.state.target()
         outcome = await self.worker.run(lambda: self._kernel.reconcile(target, insist=insist))
         self._note(outcome)
@@ -332,13 +332,13 @@ class Controller:
         return self._reconciled(outcome, seconds)
 
     async def _verify(self) -> VerificationDocument:
-        online = self.state.situation.host.online
+        online = self.state.configured.host.online
         return await self.worker.run(self._kernel.verify, self.state.target(), online)
 
     async def _take_over(self, discover: Callable[[], ConfiguredHost]) -> bool:
-        before = host_facts(self.state.situation.host)
+        before = host_facts(self.state.configured.host)
         found = await self.worker.run(discover)
-        self.state.situation = found
+        self.state.configured = found
         await self._fit_ledger()
         self.note_invalid()
         changes = host_changes(before, host_facts(found.host))
@@ -346,15 +346,15 @@ class Controller:
             return False
         self.state.releases += 1
         self.metrics.counters.add(names.HOST_CHANGES)
-        log.warning("the host changed", changes=changes)
-        self.tell("HostChanged", message="; ".join(changes))
+        log.warning("host changed", changes=changes)
+        self.publish("HostChanged", message="; ".join(changes))
         return True
 
     # --- steps ----------------------------------------------------------------------------------
 
     def _decide(self, pod: Pod) -> Decision:
         started = self._clock.monotonic()
-        decision = decide(self.state.situation, self.state.ledger, pod)
+        decision = decide(self.state.configured, self.state.ledger, pod)
         milliseconds = (self._clock.monotonic() - started) * 1000
         self.metrics.decision_duration.observe(milliseconds)
         self.metrics.counters.add_all(decision.counters)
@@ -367,27 +367,27 @@ class Controller:
         fields = allocation_fields(allocation, self.state.shared_cpus)
         return {"source": self.state.source_of(allocation.uid), **fields}
 
-    async def _commit_admission(self, held: DurableState) -> None:
+    async def _commit_admission(self, durable: DurableState) -> None:
         try:
-            await self._saving.commit(held)
+            await self._saving.commit(durable)
         except CheckpointFailedError:
             self._count_admission("failed")
             raise
 
     async def _fit_ledger(self) -> None:
-        """Compute again what follows from allocations and rules, after these changed."""
-        ledger = restored(self.state.situation.rules, self.state.ledger)
+        """Update what is derived from allocations and policy after a host change."""
+        ledger = restored(self.state.configured.rules, self.state.ledger)
         if ledger is not self.state.ledger:
-            # Decisions need it whether or not it can be saved at once.
-            await self._saving.note(replace(self.state.held, ledger=ledger))
+            # Decisions need the new ledger whether or not it can be saved now.
+            await self._saving.note(replace(self.state.durable, ledger=ledger))
 
     def _note(self, outcome: ReconcileResult) -> None:
-        """Count and tell what a change or a comparison brought to light."""
+        """Count and report the result of a change or a comparison."""
         counters = self.metrics.counters
         self._note_cgroups(outcome)
         self.state.records.note_running(outcome.running, outcome.pods)
         if outcome.settled:
-            log.info("new cgroups settled", cgroups=outcome.settled)
+            log.info("settings applied to new cgroups", cgroups=outcome.settled)
         self.drifts.note(outcome)
         allocations = self.state.ledger.allocations
         news = self.state.records.note_unenforced(outcome.unenforced, allocations)
@@ -396,9 +396,9 @@ class Controller:
             log.error(
                 "pod not enforced", uid=uid, pod=full_name(allocations[uid]), problems=problems
             )
-            self.tell("PodNotEnforced", uid, full_name(allocations[uid]), "; ".join(problems))
+            self.publish("PodNotEnforced", uid, full_name(allocations[uid]), "; ".join(problems))
         if outcome.problems and outcome.problems != self.state.kernel_problems:
-            log.error("not enforced", problems=outcome.problems)
+            log.error("enforcement failed", problems=outcome.problems)
         self.state.kernel_problems = outcome.problems
 
     def _note_cgroups(self, outcome: ReconcileResult) -> None:
@@ -408,38 +408,38 @@ class Controller:
         elif outcome.cgroups:
             self.cgroups = set(outcome.cgroups)
             if self.renewed:
-                # What is gone need not be watched again; without watches this would only grow.
+                # Removed cgroups need no watch; without watches the set would only grow.
                 around = {above for cgroup in self.cgroups for above in ancestors(cgroup)}
                 self.renewed &= self.cgroups | around
         self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
 
     def _note_contest(self, outcome: ReconcileResult) -> None:
-        """Tell once of every pause before the next repair of what somebody else rewrites."""
+        """Report each backoff from a cgroup that another writer modifies once."""
         self.state.contested = outcome.contested
         for why in outcome.given_way:
             self.metrics.counters.add(names.REPAIRS_POSTPONED)
-            log.warning("somebody rewrites a cgroup again and again", why=why)
-            self.tell("DriftContested", message=why)
+            log.warning("cgroup is being modified by another writer, backing off", why=why)
+            self.publish("DriftContested", message=why)
 
     async def _note_started(self, outcome: ReconcileResult) -> None:
-        """Free what init containers held whose successors run (the kubelet's AddContainer)."""
-        rules, ledger = self.state.situation.rules, self.state.ledger
+        """Free allocations of init containers whose successors run (the kubelet's AddContainer)."""
+        rules, ledger = self.state.configured.rules, self.state.ledger
         for uid, container in outcome.running:
             ledger = admission.start_container(rules, ledger, uid, container)
         if ledger is not self.state.ledger:
-            await self._saving.note(replace(self.state.held, ledger=ledger))
+            await self._saving.note(replace(self.state.durable, ledger=ledger))
             self.state.releases += 1
 
     async def _note_ended(self, outcome: ReconcileResult) -> None:
-        """Forget bindings of removed pods and replaced ones when what ran there has ended.
+        """Drop bindings of removed pods and replaced bindings when their processes have ended.
 
-        And remember which cgroups are of no pod: after a restart they are not taken for one's.
+        Also save the uids of orphaned cgroups, so that a restart does not recover them as pods.
         """
-        held = self.state.held
-        bindings = held.bindings.without(outcome.ended, held.ledger.allocations)
-        orphaned = held.orphaned if outcome.orphaned is None else outcome.orphaned
-        if (bindings, orphaned) != (held.bindings, held.orphaned):
-            await self._saving.note(replace(held, bindings=bindings, orphaned=orphaned))
+        durable = self.state.durable
+        bindings = durable.bindings.without(outcome.ended, durable.ledger.allocations)
+        orphaned = durable.orphaned if outcome.orphaned is None else outcome.orphaned
+        if (bindings, orphaned) != (durable.bindings, durable.orphaned):
+            await self._saving.note(replace(durable, bindings=bindings, orphaned=orphaned))
 
     def _reconciled(self, outcome: ReconcileResult, seconds: float) -> ReconcileDocument:
         by_pod = (problem for lines in outcome.unenforced.values() for problem in lines)
@@ -462,7 +462,7 @@ class Controller:
     # --- answers --------------------------------------------------------------------------------
 
     def _allocation(self, uid: str, container: str | None = None) -> PodAllocation:
-        """Return what a pod holds, which has the `container` if one is named."""
+        """Return a pod's allocation; raises `ContainerNotFoundError` for an unknown `container`."""
         allocation = self.state.ledger.allocations.get(uid)
         if allocation is None:
             raise PodNotFoundError(uid)
@@ -479,7 +479,7 @@ class Controller:
         *,
         dry_run: bool = False,
     ) -> AdmissionDocument:
-        pool = shared_cpus(self.state.situation.rules, decision.ledger)
+        pool = shared_cpus(self.state.configured.rules, decision.ledger)
         source, seen = (API, None) if dry_run else (self.state.source_of(allocation.uid), record)
         return AdmissionDocument(
             uid=allocation.uid,
@@ -497,4 +497,4 @@ class Controller:
 
 
 def _watch_nothing(_cgroups: Iterable[str]) -> None:
-    """Leave it to the next comparison, where nobody watches cgroups."""
+    """Do nothing where cgroups are not watched: the next comparison finds changes."""

@@ -1,4 +1,4 @@
-"""What can keep the agent from starting, and what it answers when it cannot do what is asked."""
+"""Errors of the start and errors of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StartError(Exception):
-    """The agent cannot start; one line that says what was found and what to do."""
+    """The agent cannot start; the message is one line with what was found and a remedy."""
 
     def __init__(self, what: str, found: str, remedy: str) -> None:
         super().__init__(f"{what}: {found}; {remedy}")
@@ -35,16 +35,16 @@ class RequestError(Exception):
 
 
 class NotReadyError(RequestError):
-    """The agent restores its state, or is about to end."""
+    """The agent is restoring its state or stopping."""
 
     code = "NotReady"
 
     def __init__(self) -> None:
-        super().__init__("nothing is changed while the agent starts or ends; ask again soon")
+        super().__init__("changes are not possible while the agent starts or stops; retry later")
 
 
 class InvalidManifestError(RequestError):
-    """The manifest is not a valid pod; `identity` is whom it speaks of, as far as it says."""
+    """The manifest is not a valid pod; `identity` is the pod's as far as it is known."""
 
     code = "InvalidManifest"
 
@@ -102,21 +102,21 @@ class ContainerNotFoundError(RequestError):
 
 
 class BindingNotFoundError(RequestError):
-    """The container has no binding that could be given up."""
+    """The container has no binding to remove."""
 
     code = "BindingNotFound"
 
     def __init__(self, pod: str, container: str) -> None:
         super().__init__(
-            f"container {container!r} of pod {pod} is not bound to a cgroup; 'numawarden show' "
-            "tells which cgroups it has"
+            f"container {container!r} of pod {pod} is not bound to a cgroup; see "
+            "'numawarden show' for its cgroups"
         )
         self.pod = pod
         self.container = container
 
 
 class KernelUnreadableError(RequestError):
-    """The cgroup tree cannot be read, so nothing can be said of it; nothing was changed."""
+    """The cgroup tree cannot be read; nothing was changed."""
 
     code = "KernelUnreadable"
 
@@ -129,7 +129,7 @@ class KernelUnreadableError(RequestError):
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Read the cgroup tree inside; raises `KernelUnreadableError` where that fails."""
+    """Raise `KernelUnreadableError` for an `OSError` in the block."""
     try:
         yield
     except OSError as error:
@@ -137,13 +137,13 @@ def readable() -> Iterator[None]:
 
 
 class BindError(RequestError):
-    """A container cannot be bound to what was named."""
+    """A container cannot be bound to the requested cgroup."""
 
     code = "InvalidBinding"
 
 
 class CheckpointFailedError(RequestError):
-    """The change could not be saved, so it was not made."""
+    """The change could not be saved and was not made."""
 
     code = "CheckpointFailed"
 

@@ -1,4 +1,7 @@
-"""The life of the agent: restore, compare, be ready, watch, stop leaving everything as it is."""
+"""Agent lifecycle: reconcile, report readiness, watch for changes, stop.
+
+Stopping the agent does not change running workloads.
+"""
 
 from __future__ import annotations
 
@@ -43,23 +46,23 @@ log = structlog.get_logger(__name__)
 
 #: The kubelet's fileCheckFrequency, in seconds.
 MANIFEST_PERIOD: Final = 20.0
-#: What happens in bursts is answered once, so many seconds after its beginning.
+#: Changes within so many seconds after the first are handled together.
 SETTLE_SECONDS: Final = 0.1
-#: Whoever changes things all the time is answered that often at most, in seconds.
+#: The shortest interval between two runs of a periodic action that changes trigger, in seconds.
 SPACING_SECONDS: Final = 0.5
-#: How long answers that are under way may take when the agent stops, in seconds.
+#: How long responses in progress may take when the agent stops, in seconds.
 SHUTDOWN_SECONDS: Final = 5.0
-#: Under which name the status tells that watches are lacking.
+#: Subject of the condition that inotify watches are lacking.
 _INOTIFY: Final = "inotify"
-#: What of the start is the manifest directory's.
+#: Subject of the first read of the manifest directory in `AgentState.pending`.
 _MANIFESTS: Final = "manifests"
-#: How long to wait before a stream of changes that broke is opened again, in seconds.
+#: How long to wait before a broken stream of changes is opened again, in seconds.
 REOPEN_SECONDS: Final = 60.0
-#: Bytes of answers that are not taken: a host of thousands of pods is told in some of them.
+#: Bytes of unread responses: the list of thousands of pods has some MiB.
 ANSWERS: Final = Limit(everyone=32 << 20, caller=16 << 20)
-#: Anybody on the host may connect there: scrapes and probes, which wait for nothing. All of one
-#: host have one address, so it has many places: a new connection must not be thrown out by those
-#: that come after it before its request is read.
+#: The metrics listener is open to all users of the host, for scrapes and probes, which are answered
+#: at once. All clients of one host share an address, so an address has many connections: a new
+#: connection must not be closed in favour of later ones before its request is read.
 METRICS_LIMITS: Final = Limits(
     requests=Limit(everyone=384, caller=256),
     watchers=Limit(everyone=0, caller=0),
@@ -69,8 +72,8 @@ METRICS_LIMITS: Final = Limits(
     idle_seconds=15.0,
     cut_answers=True,
 )
-#: Commands, which may wait long for an answer, and who watches (which is no idling). `bodies` is in
-#: bodies of the size that is allowed.
+#: The API listener has commands, which may wait long for a response, and watchers, which do not
+#: count as idle. `bodies` counts bodies of the largest size.
 ADMISSION_LIMITS: Final = Limits(
     requests=Limit(everyone=256, caller=128),
     watchers=Limit(everyone=128, caller=64),
@@ -88,7 +91,7 @@ class CgroupFollower(Protocol):
         """Watch exactly these cgroups, those at and below `renewed` again; raises `OSError`."""
 
     def also(self, cgroups: Iterable[str]) -> None:
-        """Watch these cgroups beside those that are watched; raises `OSError`."""
+        """Watch these cgroups in addition; raises `OSError`."""
 
     def changes(self) -> AsyncIterator[None]:
         """Yield whenever something changed."""
@@ -103,15 +106,15 @@ class Listeners(Struct, frozen=True):
 
     @property
     def metrics_port(self) -> int:
-        """The port of the metrics listener, also when any free one was asked for; 0 without."""
+        """The actual port of the metrics listener; 0 without one."""
         return 0 if self.metrics is None else int(self.metrics.getsockname()[1])
 
 
 class HostInputs(Struct, frozen=True):
-    """Everything that the service looks at beside the kernel; what is None is not looked at.
+    """What the service reads apart from cgroups; inputs that are None are not read.
 
-    `fingerprint` is cheap and changes when CPUs or nodes come and go; `discover` reads the host.
-    Both block. `hotplug` and `manifest_changes` open streams that yield when something changed.
+    `fingerprint` is cheap and changes when CPUs or nodes go offline or come online; `discover`
+    reads the host. Both block. `hotplug` and `manifest_changes` open streams that yield on changes.
     """
 
     discover: Callable[[], ConfiguredHost] | None = None
@@ -123,13 +126,13 @@ class HostInputs(Struct, frozen=True):
 
 
 class Service:
-    """Runs the controller's queue, both doors, and all that is periodic (`period` in seconds)."""
+    """Runs the controller's queue, both listeners, and periodic actions (`period` in seconds)."""
 
     def __init__(
         self,
         controller: Controller,
         api: Api,
-        doors: Listeners,
+        listeners: Listeners,
         around: HostInputs,
         manager: ServiceManager,
         clock: Clock,
@@ -138,7 +141,7 @@ class Service:
         self.health = Health(controller.queue, controller.worker, clock, period)
         self._controller = controller
         self._api = api
-        self._doors = doors
+        self._listeners = listeners
         self._around = around
         self._manager = manager
         self._clock = clock
@@ -155,17 +158,17 @@ class Service:
             pending[_MANIFESTS] = "the manifest directory has not been read yet"
 
     def stop(self) -> None:
-        """Begin to end; every workload stays exactly as it is."""
+        """Request the stop; running workloads are not changed."""
         self._stop.set()
 
-    def look_again(self) -> None:
-        """Read the host and the manifests again and compare the kernel, all of it soon."""
-        log.info("looking at everything again")
+    def resync(self) -> None:
+        """Request to read the host and the manifests again and to reconcile."""
+        log.info("resync requested")
         for asked in (self._rediscover, self._rescan, self._compare):
             asked.set()
 
     async def run(self) -> None:
-        """Live until `stop`: restored, compared, ready, watching."""
+        """Run until `stop`."""
         controller = self._controller
         serving = asyncio.create_task(controller.queue.serve())
         served: list[Connections] = []
@@ -175,18 +178,18 @@ class Service:
             self._manager.stopping()
             controller.state.ready = False
             controller.events.close()
-            # First of all, so that whoever waits for what has not begun is told so.
+            # First, so that callers of actions that were not started get an error.
             controller.queue.stop()
-            await asyncio.gather(*(door.stop(SHUTDOWN_SECONDS) for door in served))
+            await asyncio.gather(*(listener.stop(SHUTDOWN_SECONDS) for listener in served))
             await serving
             controller.worker.close()
             self._api.close()
-            log.info("stopped; every workload stays as it is")
+            log.info("stopped, workloads left unchanged")
 
     async def _live(self, served: list[Connections]) -> None:
-        for door in self._make_doors():
-            served.append(door)
-            door.start()
+        for listener in self._make_listeners():
+            served.append(listener)
+            listener.start()
         await self._remember_host()
         await self._attempt(self._reconcile)
         self._controller.note_recovered()
@@ -216,10 +219,10 @@ class Service:
             loops.append(self._ping(self._manager.ping_seconds))
         return loops
 
-    # --- what is done again and again -----------------------------------------------------------
+    # --- periodic actions ----------------------------------------------------------------------
 
     async def _reconcile(self) -> None:
-        if await self._host_moved():
+        if await self._host_changed():
             self._rediscover.set()
         await self._controller.reconcile(ahead=True)
         self.health.reconciled()
@@ -251,7 +254,7 @@ class Service:
         if self._around.fingerprint is not None:
             self._fingerprint = await self._controller.worker.run(self._around.fingerprint)
 
-    async def _host_moved(self) -> bool:
+    async def _host_changed(self) -> bool:
         if self._around.fingerprint is None:
             return False
         return await self._controller.worker.run(self._around.fingerprint) != self._fingerprint
@@ -262,7 +265,7 @@ class Service:
             lambda: watched.follow(controller.cgroups, controller.renewed)
         ):
             controller.renewed.clear()
-            controller.state.troubles.pop(_INOTIFY, None)
+            controller.state.conditions.pop(_INOTIFY, None)
 
     def _follow_also(self, cgroups: Iterable[str]) -> None:
         watched = self._around.cgroups
@@ -274,7 +277,7 @@ class Service:
             watch()
         except OSError as error:
             hint = "raise fs.inotify.max_user_watches"
-            self._controller.state.troubles[_INOTIFY] = (
+            self._controller.state.conditions[_INOTIFY] = (
                 f"not all cgroups are watched: {error.strerror}; {hint}"
             )
             return False
@@ -296,7 +299,7 @@ class Service:
     async def _repeat(
         self, asked: asyncio.Event, period: float | None, action: Callable[[], Awaitable[None]]
     ) -> None:
-        """Do something every period and when asked, but not all the time."""
+        """Run an action every period and on request, at most every `SPACING_SECONDS`."""
         last = self._clock.monotonic() - SPACING_SECONDS
         while True:
             if period is None:
@@ -311,58 +314,60 @@ class Service:
             await self._attempt(action)
 
     async def _attempt(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Do something; that it failed is reported, and it is tried again in its time."""
+        """Run an action; a failure is reported, and the action is retried at its next time."""
         subject = action.__name__.strip("_").replace("_", " ")
-        troubles = self._controller.state.troubles
+        conditions = self._controller.state.conditions
         try:
             await action()
         except QueueStopped:
             return
         except Exception as error:
-            log.exception("failed", what=subject)
-            troubles[subject] = f"{subject}: {error}"
+            log.exception("periodic action failed", action=subject)
+            conditions[subject] = f"{subject}: {error}"
         else:
-            troubles.pop(subject, None)
+            conditions.pop(subject, None)
 
     async def _pump(
         self, name: str, stream: Callable[[], AsyncIterator[object]], asked: asyncio.Event
     ) -> None:
-        """Ask for something whenever a stream yields; open it again when it breaks."""
-        troubles = self._controller.state.troubles
+        """Request an action whenever a stream yields; reopen a broken stream."""
+        conditions = self._controller.state.conditions
         while True:
             try:
-                troubles.pop(name, None)
+                conditions.pop(name, None)
                 async for _ in stream():
                     asked.set()
             except OSError as error:
                 reason = error.strerror or str(error)
-                log.warning("cannot watch", what=name, reason=reason)
-                troubles[name] = f"{name} are not seen at once: {reason}"
+                log.warning("watch failed", what=name, reason=reason)
+                conditions[name] = f"{name} are noticed only by the periodic comparison: {reason}"
             asked.set()
             await self._clock.sleep(REOPEN_SECONDS)
 
     async def _ping(self, period: float) -> None:
-        """Ping the watchdog as long as the owner of the ledger gets on with its work."""
+        """Ping the watchdog as long as the controller makes progress."""
         while True:
             if self.health.problem() is None:
                 self._manager.alive()
             await self._clock.sleep(period)
 
-    def _make_doors(self) -> Iterator[Connections]:
-        doors = self._doors
-        if doors.metrics is not None:
+    def _make_listeners(self) -> Iterator[Connections]:
+        listeners = self._listeners
+        if listeners.metrics is not None:
             controller = self._controller
             monitoring = Monitoring(
                 controller.metrics, self.health, controller.state, controller.queue, self._clock
             )
             routes = monitoring.routes()
-            yield Connections(routes, doors.metrics, METRICS_LIMITS, address_caller, doors.tls)
+            yield Connections(
+                routes, listeners.metrics, METRICS_LIMITS, address_caller, listeners.tls
+            )
         size = self._api.max_bytes
         limits = replace(
             ADMISSION_LIMITS, body_bytes=size, bodies=ADMISSION_LIMITS.bodies.times(size)
         )
         yield Connections(
-            self._api.answer, doors.admission, limits, user_caller, failed=self._api.failed
+            self._api.answer, listeners.admission, limits, user_caller, failed=self._api.failed
         )
 
     def _status(self) -> str:

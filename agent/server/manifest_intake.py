@@ -1,4 +1,4 @@
-"""How the manifest directory asks the controller."""
+"""Passes pods of the manifest directory to the controller."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ControllerIntake:
         except (RequestError, QueueStopped):
             raise
         except Exception as error:
-            log.exception("manifest failed", file=manifest, error=type(error).__name__)
+            log.exception("manifest processing failed", file=manifest, error=type(error).__name__)
             raise FileFailedError(manifest, error) from error
 
     async def release(self, uid: str) -> None:
@@ -45,12 +45,12 @@ class ControllerIntake:
         file = self.owners().get(uid, "")
         try:
             await self._controller.release(uid)
-        except PodNotFoundError:  # somebody else removed it meanwhile
+        except PodNotFoundError:  # removed by another request meanwhile
             return
         except (RequestError, QueueStopped):
             raise
         except Exception as error:
-            log.exception("manifest failed", file=file, error=type(error).__name__)
+            log.exception("manifest processing failed", file=file, error=type(error).__name__)
             raise FileFailedError(file, error) from error
 
     async def scan(
@@ -64,10 +64,10 @@ class ControllerIntake:
         state = self._controller.state
         return {
             uid: file
-            for uid, file in state.held.manifests.items()
+            for uid, file in state.durable.manifests.items()
             if uid in state.ledger.allocations
         }
 
     def generation(self) -> int:
-        """Return how often something was freed, or the host changed."""
+        """Return a counter of releases and host changes."""
         return self._controller.state.releases

@@ -1,4 +1,4 @@
-"""One thing at a time: the queue of the ledger's owner, and the thread for blocking work."""
+"""The controller's queue of actions, and the thread for blocking work."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _Result = TypeVar("_Result")
 _Params = ParamSpec("_Params")
 
 
-class QueueStopped(Exception):  # noqa: N818  # named for what it tells
-    """Asked after the service began to stop; nothing was done."""
+class QueueStopped(Exception):  # noqa: N818  # named after the state
+    """The action was requested after the service began to stop and was not started."""
 
     def __init__(self) -> None:
         super().__init__("the agent is stopping; ask again once it runs")
 
 
 class Worker:
-    """One thread in which blocking work runs, in the order in which it was asked for.
+    """One thread that runs blocking calls in the order of their requests.
 
     Cgroup writes, fsync and D-Bus calls may take seconds; the loop must not wait for them. `name`
-    tells threads apart; none is started before there is work for it.
+    is the suffix of the thread's name. The thread is started with the first call.
     """
 
     def __init__(self, clock: Clock, name: str = "worker") -> None:
@@ -59,7 +59,7 @@ class Worker:
         return await asyncio.get_running_loop().run_in_executor(self._pool, timed)
 
     def close(self) -> None:
-        """Finish what was asked for and end the thread."""
+        """Finish all requested calls and end the thread."""
         self._pool.shutdown(wait=True)
 
 
@@ -69,7 +69,7 @@ class _Job(Struct, Generic[_Result]):
     context: Context = field(default_factory=copy_context)
 
     async def run(self) -> None:
-        """Do the action; whoever asked gets its result or its exception."""
+        """Run the action and pass its result or exception to the caller."""
         task = asyncio.create_task(self.action(), context=self.context)
         await asyncio.wait((task,))
         if self.outcome.done():
@@ -84,9 +84,9 @@ class _Job(Struct, Generic[_Result]):
 class SerialQueue:
     """Runs asynchronous actions strictly one after another, in the order of their arrival.
 
-    What asks to go ahead overtakes all that wait, and then lets one of those have its turn: neither
-    keeps the other from being done. An action that began is finished even when whoever asked for it
-    went away. `finished` counts the actions that ended, whatever came of them.
+    Actions queued with `ahead` run before all others, but alternate with them, so that neither kind
+    starves. An action that was started is finished even if its caller was cancelled. `finished`
+    counts completed actions, including failed ones.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -101,7 +101,7 @@ class SerialQueue:
 
     @property
     def waiting(self) -> int:
-        """How many actions wait for their turn."""
+        """The number of queued actions."""
         return len(self._waiting) + len(self._ahead)
 
     def busy_seconds(self) -> float:
@@ -111,7 +111,7 @@ class SerialQueue:
     async def run(
         self, action: Callable[[], Coroutine[None, None, _Result]], *, ahead: bool = False
     ) -> _Result:
-        """Do an action when its turn comes and return its result; raises `QueueStopped`."""
+        """Queue an action and return its result; raises `QueueStopped`."""
         if self._stopping:
             raise QueueStopped
         outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
@@ -121,7 +121,7 @@ class SerialQueue:
         return await outcome
 
     async def serve(self) -> None:
-        """Do actions until `stop`; the one that has begun then is finished."""
+        """Run actions until `stop`; an action that was started is finished."""
         while (job := await self._next()) is not None:
             self._busy_since = self.clock.monotonic()
             try:
@@ -131,7 +131,7 @@ class SerialQueue:
                 self.finished += 1
 
     def stop(self) -> None:
-        """Take no more actions; whoever waits for one that has not begun gets `QueueStopped`."""
+        """Accept no more actions; callers of queued ones get `QueueStopped`."""
         self._stopping = True
         for line in (self._ahead, self._waiting):
             while line:

@@ -1,4 +1,4 @@
-"""What is held goes to the disk before it is true, and what was observed as soon as it can."""
+"""Saving durable state: decisions before they take effect, observations as soon as possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class Saving:
-    """Saves the holdings of a state; only the controller does, one at a time."""
+    """Saves durable state for the controller, one save at a time."""
 
     def __init__(self, state: AgentState, saver: Saver, worker: Worker, counters: Counters) -> None:
         self._state = state
@@ -29,50 +29,51 @@ class Saving:
         self._worker = worker
         self._counters = counters
 
-    async def commit(self, held: DurableState) -> None:
-        """Save, then take over; a save that left the previous checkpoint in place undoes nothing.
+    async def commit(self, durable: DurableState) -> None:
+        """Save the state, then use it; raises `CheckpointFailedError` when nothing was changed.
 
-        When the new one is in place but perhaps not yet durable, memory and disk agree, so the
-        change stands. After any failure the next reconcile saves what is held again, so memory and
-        disk come to agree, and that nothing can be saved is a problem until it can. Raises
-        `CheckpointFailedError` when the change was not made.
+        A failed save that left the previous checkpoint in place changes nothing. If the new
+        checkpoint is in place but perhaps not yet durable, memory and disk agree, so the change
+        takes effect. After any failure the next reconcile saves the state again, and status
+        reports the failure until a save succeeds.
         """
         try:
-            await self._worker.run(self._saver.save, self._state.to_save(held))
+            await self._worker.run(self._saver.save, self._state.to_save(durable))
             self._state.unsaved = None
         except CheckpointIOError as error:
             self._failed(error)
-            log.exception("the checkpoint cannot be saved", replaced=error.replaced)
+            log.exception("checkpoint save failed", replaced=error.replaced)
             if not error.replaced:
                 raise CheckpointFailedError(error) from error
         except Exception as error:
             self._failed(error)
             raise
-        self._state.held = held
+        self._state.durable = durable
 
-    async def note(self, held: DurableState) -> None:
-        """Take over what was observed, whether or not it can be saved at once.
+    async def note(self, durable: DurableState) -> None:
+        """Use observed state, whether or not it can be saved now.
 
-        It is so whatever the disk does, and an older checkpoint only says more than is still true.
+        An observation is a fact even if the save fails, and an older checkpoint only lists more
+        than still exists.
         """
-        self._state.held = held
+        self._state.durable = durable
         await self.again()
 
     async def again(self) -> None:
-        """Save what is held; that it cannot be saved is a problem until it can."""
-        with suppress(CheckpointFailedError):  # `unsaved` says so
-            await self.commit(self._state.held)
+        """Save the current state; status reports a failure until a save succeeds."""
+        with suppress(CheckpointFailedError):  # reported by `unsaved`
+            await self.commit(self._state.durable)
 
-    async def look(self) -> None:
-        """Say when nothing can be saved any more, before somebody asks for something.
+    async def check(self) -> None:
+        """Report an unusable state directory before the next change needs it.
 
-        What could not be saved is saved now.
+        State that could not be saved before is saved now.
         """
         try:
             await self._worker.run(self._saver.check)
         except CheckpointIOError as error:
             if self._state.unsaved != str(error):
-                log.error("the checkpoint has no place", problem=str(error))  # noqa: TRY400
+                log.error("state directory unavailable", problem=str(error))  # noqa: TRY400
             self._state.unsaved = str(error)
             return
         if self._state.unsaved is not None:

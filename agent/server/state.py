@@ -1,4 +1,4 @@
-"""Everything the running agent knows. Only the controller changes it; everybody may read it."""
+"""The state of the running agent, changed only by the controller."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 MANIFEST_STATES: Final = (ADMITTED, CONFLICT, INVALID, REJECTED)
-#: What of the start the first comparison is (`AgentState.pending`).
+#: Subject of the first comparison in `AgentState.pending`.
 COMPARISON: Final = "comparison"
 
 
 class DurableState(Struct, frozen=True):
-    """What outlives the process: allocations, explicit bindings, and each pod's manifest by uid.
+    """State that is saved: allocations, explicit bindings, and each pod's manifest by uid.
 
-    `orphaned` are the uids of pods that are not in the ledger and whose cgroups may be there.
+    `orphaned` are the uids of pods that are not in the ledger but may still have cgroups.
     """
 
     ledger: Ledger
@@ -50,16 +50,17 @@ class DurableState(Struct, frozen=True):
     orphaned: frozenset[str] = frozenset()
 
     def without_pod(self, ledger: Ledger, uid: str) -> DurableState:
-        """Return what is held once a pod is removed and `ledger` is left.
+        """Return the state after a pod was removed, with the remaining `ledger`.
 
-        Its bindings stay until what they name has ended: that has to be confined meanwhile.
+        The pod's bindings stay until the processes in the bound cgroups have ended, because these
+        have to be confined until then.
         """
         manifests = {pod: file for pod, file in self.manifests.items() if pod != uid}
         orphaned = self.orphaned | {uid}
         return DurableState(ledger, self.bindings, MappingProxyType(manifests), orphaned)
 
     def with_manifest(self, ledger: Ledger, uid: str, manifest: str | None) -> DurableState:
-        """Return what is held with `ledger`, the pod of `uid` coming from `manifest`."""
+        """Return the state with `ledger` in which the pod of `uid` comes from `manifest`."""
         names = {container.name for container in ledger.allocations[uid].containers}
         admitted = replace(
             self,
@@ -76,19 +77,20 @@ class DurableState(Struct, frozen=True):
 class AgentState(Struct):
     """The state of the running agent.
 
-    `held` is what the checkpoint holds. `releases` counts what may have made room for a pod that
-    was rejected. `manifests` are the files of the manifest directory by path, `last_reconcile` the
-    latest comparison and `last_agreement` when one last ended well (Unix time). `ready`: changes
-    are taken; `pending` says, by subject, what of the start has not been done yet. `unsaved` says
-    why the checkpoint could not be saved or may not be durable, `kernel_problems` what the kernel
-    or systemd rejects beyond single pods, `contested` the cgroups that others rewrite again and
-    again and that wait for their repair, `drift` the latest settings that somebody undid,
-    `displaced` the allocations of the checkpoint that gave way to what runs, by uid, until their
-    pods are admitted or removed, `troubles` what else is wrong, by subject.
+    `durable` is what the checkpoint contains. `releases` counts changes that may have made room for
+    a rejected pod. `manifests` are the files of the manifest directory by path. `last_reconcile` is
+    the latest comparison, `last_agreement` the Unix time of the last one without problems. `ready`:
+    changes are accepted. `pending` has the steps of the start that are not done yet, by subject.
+    `unsaved` says why the checkpoint could not be saved or may not be durable. `kernel_problems`
+    are settings rejected by the kernel or systemd outside of single pods. `contested` are cgroups
+    that another writer modifies and whose repair is delayed. `drift` are the latest settings that
+    another process changed. `displaced` are allocations of the checkpoint whose CPUs are used by
+    another running pod, by uid, until their pods are admitted or removed. `conditions` are all
+    other problems, by subject.
     """
 
-    situation: ConfiguredHost
-    held: DurableState
+    configured: ConfiguredHost
+    durable: DurableState
     boot_id: str = ""
     started: float = 0.0
     ready: bool = False
@@ -103,55 +105,55 @@ class AgentState(Struct):
     contested: tuple[str, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
     displaced: dict[str, Displaced] = field(default_factory=dict)
-    troubles: dict[str, str] = field(default_factory=dict)
+    conditions: dict[str, str] = field(default_factory=dict)
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
     _fitting: tuple[Host, Ledger] | None = None
 
     @property
     def invalid(self) -> tuple[Violation, ...]:
-        """What is held and the rules in force would not give."""
-        rules, ledger = self.situation.rules, self.ledger
+        """The allocations that the current policy would not make."""
+        rules, ledger = self.configured.rules, self.ledger
         if self._judged is None or self._judged[0] is not rules or self._judged[1] is not ledger:
-            found = invalid_allocations(rules, ledger, self.situation.host.offline)
+            found = invalid_allocations(rules, ledger, self.configured.host.offline)
             self._judged = (rules, ledger, found)
         return self._judged[2]
 
     @property
     def ledger(self) -> Ledger:
-        """Who holds what."""
-        return self.held.ledger
+        """All allocations."""
+        return self.durable.ledger
 
     @property
     def shared_pool(self) -> Mask:
         """The node's shared pool; it may be empty (`strict-cpu-reservation`)."""
-        return shared_pool(self.situation.rules, self.ledger)
+        return shared_pool(self.configured.rules, self.ledger)
 
     @property
     def shared_cpus(self) -> Mask:
-        """The CPUs of containers that hold none of their own; never empty."""
-        return shared_cpus(self.situation.rules, self.ledger)
+        """The CPUs of containers without exclusive CPUs; never empty."""
+        return shared_cpus(self.configured.rules, self.ledger)
 
     def target(self) -> Desired:
-        """Return what the kernel is to enforce now, as far as the host can."""
-        host = self.situation.host
+        """Return the desired state of the kernel, limited to what is online."""
+        host = self.configured.host
         known = self._fitting[1] if self._fitting and self._fitting[0] is host else None
         ledger = usable(self.ledger, host, known)
         if ledger is self.ledger:
             self._fitting = (host, ledger)
-        return Desired(ledger, self.shared_cpus, self.held.bindings)
+        return Desired(ledger, self.shared_cpus, self.durable.bindings)
 
     def unready(self) -> str | None:
-        """Say why a pod cannot be admitted now, in one line; None when one can."""
+        """Return why no pod can be admitted now, in one line; None if pods can be admitted."""
         if not self.ready:
             return "the state is being restored"
         if self.pending:
             return "; ".join(self.pending.values())
-        if self.situation.frozen:
-            return self.situation.problems()[0]
+        if self.configured.frozen:
+            return self.configured.problems()[0]
         return None if self.unsaved is None else f"checkpoint: {self.unsaved}"
 
     def problems(self) -> tuple[str, ...]:
-        """Return what an operator should look at, one line each."""
+        """Return the problems that an operator should know, one line each."""
         unsaved = () if self.unsaved is None else (f"checkpoint: {self.unsaved}",)
         unenforced = (
             f"pod {allocation.namespace}/{allocation.name} is not enforced: {problem}"
@@ -163,11 +165,11 @@ class AgentState(Struct):
             for manifest in self.manifests.values()
             if manifest.state != ADMITTED
         )
-        general = (*self.situation.problems(), *self.troubles.values(), *unsaved)
-        invalid = (str(finding) for finding in self.invalid)
+        general = (*self.configured.problems(), *self.conditions.values(), *unsaved)
+        invalid = (str(violation) for violation in self.invalid)
         contested = (
-            f"/{cgroup} is rewritten by somebody else again and again; it is repaired now and then "
-            "only, see the log, and 'numawarden verify'"
+            f"/{cgroup} is being modified by another writer, so repairs are delayed; "
+            "see the log and 'numawarden verify'"
             for cgroup in self.contested
         )
         recovered = (
@@ -183,30 +185,30 @@ class AgentState(Struct):
 
     def source_of(self, uid: str) -> str:
         """Return where a pod came from: its manifest's path, `api`, or `checkpoint`."""
-        return self.held.manifests.get(uid) or self.records.of(uid).source
+        return self.durable.manifests.get(uid) or self.records.of(uid).source
 
-    def to_save(self, held: DurableState) -> Checkpoint:
-        """Return what a checkpoint of these holdings contains."""
+    def to_save(self, durable: DurableState) -> Checkpoint:
+        """Return the checkpoint of a state."""
         return Checkpoint(
-            ledger=held.ledger,
-            bindings=held.bindings,
+            ledger=durable.ledger,
+            bindings=durable.bindings,
             boot_id=self.boot_id,
-            host=host_facts(self.situation.host),
-            policy=policy_summary(self.situation.rules.policy),
+            host=host_facts(self.configured.host),
+            policy=policy_summary(self.configured.rules.policy),
             agent_version=__version__,
-            manifests=held.manifests,
-            orphaned=held.orphaned,
+            manifests=durable.manifests,
+            orphaned=durable.orphaned,
         )
 
     def reading(self) -> GaugeInput:
-        """Return what the gauges are computed from."""
+        """Return the input of the gauges."""
         counts = dict.fromkeys(MANIFEST_STATES, 0)
         for manifest in self.manifests.values():
             counts[manifest.state] += 1
         return GaugeInput(
             version=__version__,
-            host=self.situation.host,
-            rules=self.situation.rules,
+            host=self.configured.host,
+            rules=self.configured.rules,
             ledger=self.ledger,
             shared_pool=self.shared_pool,
             started=self.started,
@@ -214,6 +216,6 @@ class AgentState(Struct):
             problems=len(self.problems()),
             contested=len(self.contested),
             manifests=MappingProxyType(counts),
-            invalid=MappingProxyType(Counter(str(finding.rule) for finding in self.invalid)),
+            invalid=MappingProxyType(Counter(str(violation.rule) for violation in self.invalid)),
             last_reconcile=self.last_agreement,
         )

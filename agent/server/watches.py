@@ -1,6 +1,6 @@
-"""Where changes are noticed at once: inotify on directories and cgroups, as endless streams.
+"""inotify watches on directories and cgroups, as endless streams of changes.
 
-None of them is relied on: what they miss is found by the periodic comparison.
+They only save time: the periodic comparison finds what they miss.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Readable(Protocol):
         """Return the descriptor to wait on."""
 
     def read(self) -> tuple[object, ...]:
-        """Return what happened; never blocks."""
+        """Return pending events; never blocks."""
 
 
 async def directory_changes(directory: Path) -> AsyncIterator[None]:
@@ -33,18 +33,18 @@ async def directory_changes(directory: Path) -> AsyncIterator[None]:
 
 
 class CgroupChanges:
-    """Notices changes in a set of cgroups that grows and shrinks."""
+    """Watches a changing set of cgroups."""
 
     def __init__(self, mount: Path) -> None:
         self._watch = CgroupWatch(mount)
         self._watched: set[str] = set()
 
     def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
-        """Watch exactly these cgroups; those that are gone are left out.
+        """Watch exactly these cgroups, except those that no longer exist.
 
-        A controller that was taken away and enabled again makes files again, and a cgroup that was
-        removed and made again is another one: what is at or below one of `renewed` is watched
-        again. Raises `OSError` (ENOSPC) when the kernel allocations no more watches.
+        A controller that was disabled and enabled again has new files, and so has a cgroup that was
+        removed and created again: cgroups at or below one of `renewed` are watched again. Raises
+        `OSError` (ENOSPC) when the kernel allows no more watches.
         """
         desired = frozenset(cgroups)
         for cgroup in self._watched - desired:
@@ -54,14 +54,14 @@ class CgroupChanges:
         self._watched = kept | added
 
     def also(self, cgroups: Iterable[str]) -> None:
-        """Watch these cgroups too, again if need be; those that are gone are left out.
+        """Watch these cgroups too, except those that no longer exist.
 
-        Raises `OSError` (ENOSPC) when the kernel allocations no more watches.
+        Raises `OSError` (ENOSPC) when the kernel allows no more watches.
         """
         self._watched.update(cgroup for cgroup in cgroups if self._watch.add(cgroup))
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield whenever a cgroup came or went, or somebody wrote one of its settings."""
+        """Yield whenever a cgroup was created or removed, or one of its settings was written."""
         async for _ in _readings(self._watch):
             yield
 
@@ -71,7 +71,7 @@ class CgroupChanges:
 
 
 async def _readings(source: _Readable) -> AsyncIterator[None]:
-    """Yield whenever a descriptor had something to read that was read."""
+    """Yield whenever events were read from a descriptor."""
     readable = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(source.fileno(), readable.set)

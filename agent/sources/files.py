@@ -141,7 +141,9 @@ def _parse(path: Path, stamp: FileStamp, form: ManifestFormat) -> ManifestFile:
         return ManifestFile(path, stamp, error=error)
     except Exception as error:
         # Whatever it is, it is this file's: the others are read.
-        log.exception("manifest failed", file=printable(path), error=type(error).__name__)
+        log.exception(
+            "manifest processing failed", file=printable(path), error=type(error).__name__
+        )
         return ManifestFile(path, stamp, error=FileFailedError(printable(path), error))
 
 

@@ -77,7 +77,7 @@ def test_reasons_causes_and_rules_are_all_explained_and_no_others() -> None:
 
 
 def test_events_are_all_explained_and_no_others() -> None:
-    told = set(re.findall(r'\.tell\(\s*"(\w+)"', sources())) | {"EventsLost"}
+    told = set(re.findall(r'\.publish\(\s*"(\w+)"', sources())) | {"EventsLost"}
     assert set(rows("event (`numawarden watch`)")) == told
 
 
@@ -96,12 +96,12 @@ def test_every_warning_and_error_of_the_log_is_explained() -> None:
 
 #: Lines that say all there is to say.
 UNEXPLAINED: Final = {
-    "a connection failed",
-    "a runtime's file is of no use",
-    "cannot watch",
-    "failed",
+    "connection failed",
+    "runtime file unusable",
+    "watch failed",
+    "periodic action failed",
     "request failed",
-    "the service manager cannot be told",
+    "service manager notification failed",
 }
 
 

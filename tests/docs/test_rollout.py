@@ -87,7 +87,7 @@ def test_rules_reasons_alerts_events_and_lines_of_the_log_exist() -> None:
     flat = re.sub(r"\s+", " ", ROLLOUT)
     for named, known in (
         (r"\blog `([^`]+)`", re.findall(r'log\.\w+\(\s*"([^"]+)"', sources)),
-        (r"\bevent `([^`]+)`", re.findall(r'\.tell\(\s*"(\w+)"', sources)),
+        (r"\bevent `([^`]+)`", re.findall(r'\.publish\(\s*"(\w+)"', sources)),
         (r"`(\w+Error)`", list(map(str, Reason))),
         (r"\b[Aa]lert `([^`]+)`", [rule["alert"] for rule in group["rules"]]),
     ):

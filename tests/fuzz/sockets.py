@@ -123,7 +123,7 @@ class Agent:
         demand(self._running is not None and not self._running.life.done(), "the agent ended")
         if self._running is not None:
             state = self._running.controller.state
-            broken = broken_invariants(state.situation.rules, state.ledger)
+            broken = broken_invariants(state.configured.rules, state.ledger)
             demand(not broken, f"{broken}")
         return accepted
 
@@ -153,7 +153,7 @@ class Agent:
         """Return what is bound now."""
         demand(self._running is not None, "the agent does not run")
         assert self._running is not None
-        return self._running.controller.state.held.bindings
+        return self._running.controller.state.durable.bindings
 
     @staticmethod
     def _let_go(connection: socket.socket) -> bool:

@@ -323,7 +323,7 @@ class Churn:
 
     def _check(self) -> None:
         state, kernel = self.agent.controller.state, self.agent.world.kernel
-        self.course.broken.extend(broken_invariants(state.situation.rules, state.ledger))
+        self.course.broken.extend(broken_invariants(state.configured.rules, state.ledger))
         for pod in self._running:
             for container in state.ledger.allocations[pod.uid].containers:
                 path = pod.containers.get(container.name)
@@ -336,7 +336,7 @@ class Churn:
 
     def _check_empty(self) -> None:
         state = self.agent.controller.state
-        empty = state.situation.rules.empty_ledger()
+        empty = state.configured.rules.empty_ledger()
         if state.ledger != empty:
             self.course.broken.append("the ledger is not empty after the last pod")
         left = [path for path in self._cgroups("") if self._layout.parse_pod(path) is not None]

@@ -66,12 +66,12 @@ class FullHost:
         """Measure an admission and a removal."""
         state, kernel = self.controller.state, self.controller._kernel
         allocation = self._take_over(self._timed("decision", self._decide, self._pod(number, kind)))
-        self._timed("save", self.controller._saving._saver.save, state.to_save(state.held))
+        self._timed("save", self.controller._saving._saver.save, state.to_save(state.durable))
         self._check(
             self._timed("enforced", lambda: kernel.admitted(state.target(), allocation.uid))
         )
-        ledger = admission.remove(state.situation.rules, state.ledger, allocation.uid)
-        state.held = state.held.without_pod(ledger, allocation.uid)
+        ledger = admission.remove(state.configured.rules, state.ledger, allocation.uid)
+        state.durable = state.durable.without_pod(ledger, allocation.uid)
         self._check(self._timed("removal", lambda: kernel.removed(state.target(), allocation)))
 
     def _pod(self, number: int, kind: str) -> Pod:
@@ -82,13 +82,13 @@ class FullHost:
         return [f"c{number}" for number in range(self.containers)]
 
     def _decide(self, pod: Pod) -> Decision:
-        return decide(self.controller.state.situation, self.controller.state.ledger, pod)
+        return decide(self.controller.state.configured, self.controller.state.ledger, pod)
 
     def _take_over(self, decision: Decision) -> PodAllocation:
         if decision.allocation is None:
             raise ValueError(f"rejected: {decision.rejection}")
         state = self.controller.state
-        state.held = state.held.with_manifest(decision.ledger, decision.allocation.uid, None)
+        state.durable = state.durable.with_manifest(decision.ledger, decision.allocation.uid, None)
         return decision.allocation
 
     def _timed(

@@ -1,1 +1,1 @@
-"""What the controller asks of reconciling."""
+"""The controller's interface to reconciling."""

@@ -1,4 +1,4 @@
-"""What the kernel shows of a cgroup, as a document."""
+"""Documents of a cgroup's observed settings."""
 
 from __future__ import annotations
 

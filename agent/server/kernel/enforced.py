@@ -1,4 +1,4 @@
-"""Enforcement as the controller sees it: what it asks, and the result of each report."""
+"""Enforcement for the controller: runs the enforcer and turns its reports into results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class HostProbes(Struct, frozen=True):
-    """What is looked at beside the tree: the tasks of the host, and a clock in seconds."""
+    """What is read apart from the tree: the tasks of the host, and a clock in seconds."""
 
     tasks: Callable[[], Iterable[Task]] = tuple
     monotonic: Callable[[], float] = time.monotonic
@@ -58,9 +58,8 @@ class KernelEnforcement:
     """The cgroup tree behind the enforcer (`agent.server.kernel.ports.Kernel`).
 
     `mount` is where the hierarchy is mounted, `proc` where procfs is, `own` the agent's cgroup;
-    `senses` reads what runs on the host and what time it is.
-    A cgroup that appeared since the last look has never had its settings: it is settled, which
-    is no drift.
+    `probes` reads the tasks of the host and the time. A cgroup that appeared since the last
+    observation never had its settings, so that applying them is not drift.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class KernelEnforcement:
         mount: Path,
         proc: Path,
         own: str = "",
-        senses: HostProbes = ALONE,
+        probes: HostProbes = ALONE,
     ) -> None:
         self._enforcer = enforcer
         self._tree = tree
@@ -79,11 +78,11 @@ class KernelEnforcement:
         self._mount = mount
         self._proc = proc
         self._own = own
-        self._senses = senses
+        self._probes = probes
         self._backoff = Backoff()
-        #: Why the next repair of a cgroup waits, until it differs again and that is told.
-        self._untold: dict[str, str] = {}
-        #: The cgroups that were there at the last look, by pod ("": of no pod).
+        #: Why the next repair of a cgroup is delayed, to be reported once it differs again.
+        self._unreported: dict[str, str] = {}
+        #: The cgroups of the last observation, by pod ("": not of a pod).
         self._seen: dict[str, set[str]] | None = None
 
     def admitted(self, target: Desired, uid: str) -> ReconcileResult:
@@ -91,43 +90,45 @@ class KernelEnforcement:
 
         def enforce() -> ReconcileResult:
             report = self._enforcer.enforce_change(target, uid)
-            self._look(report)
+            self._observed(report)
             return _drifted(_outcome(report), report, report.drift)
 
         return _guarded(enforce, uid)
 
     def removed(self, target: Desired, allocation: PodAllocation) -> ReconcileResult:
-        """Release a pod that is no longer in the ledger, and give others what it held."""
+        """Release a pod that is no longer in the ledger and apply the changes for other pods."""
 
         def release() -> ReconcileResult:
             released = self._enforcer.release(allocation)
             report = self._enforcer.enforce_change(target)
-            self._look(report)
+            self._observed(report)
             outcome = _outcome(report, notes=() if released.removed else (released.problem,))
             return _drifted(outcome, report, report.drift)
 
         return _guarded(release)
 
     def reconcile(self, target: Desired, *, insist: bool = False) -> ReconcileResult:
-        """Compare the kernel with the ledger and put right what differs.
+        """Compare the kernel with the ledger and repair what differs.
 
-        What somebody else rewrites again and again waits for its time, unless asked to `insist`.
+        Cgroups that another writer keeps modifying are skipped during their backoff, unless
+        `insist` is set.
         """
 
         def repair() -> ReconcileResult:
-            now = self._senses.monotonic()
+            now = self._probes.monotonic()
             resting = {} if insist else self._backoff.resting(now)
             settings = {path: contest.setting for path, contest in resting.items()}
             report = self._enforcer.repair(target, settings)
             kept = self._enforcer.release_orphaned(target)
             ended = self._enforcer.release_bound(target)
-            # At the first look what differs was changed while no agent ran, unless it only waits.
+            # At the first observation all differences are drift from before the start, except for
+            # memory that is in use.
             drift = (
                 report.drift
                 if self._seen is not None
                 else tuple(problem for problem in report.found if problem.cause is not Cause.IN_USE)
             )
-            settled = self._look(report)
+            settled = self._observed(report)
             begun = self._backoff.note(_repaired(report, drift), now)
             outcome = _outcome(
                 _calmed(report), tuple(left.problem for left in kept if not left.removed)
@@ -136,7 +137,7 @@ class KernelEnforcement:
                 _drifted(outcome, report, drift),
                 settled=tuple(sorted(settled)),
                 contested=tuple(sorted({problem.cgroup for problem in report.postponed})),
-                given_way=self._way_given(report, drift, begun),
+                given_way=self._delays(report, drift, begun),
                 ended=ended,
                 orphaned=frozenset(self._orphaned(kept)),
             )
@@ -144,8 +145,8 @@ class KernelEnforcement:
         return _guarded(repair)
 
     def verify(self, target: Desired, online: Mask) -> VerificationDocument:
-        """Compare the kernel with the ledger and look for foreign tasks; nothing is written."""
-        tasks = tuple(self._senses.tasks())
+        """Compare the kernel with the ledger and look for intruding tasks, without writing."""
+        tasks = tuple(self._probes.tasks())
         with readable():
             report = self._enforcer.verify(target)
             return verification(self._tree, target, report, tasks, online)
@@ -153,7 +154,7 @@ class KernelEnforcement:
     def observe(
         self, target: Desired, allocation: PodAllocation
     ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
-        """Return what the kernel says of a pod's cgroups, by container (None: the pod's own)."""
+        """Return the settings of a pod's cgroups by container (None: the pod's own cgroup)."""
         seen: dict[str | None, tuple[KernelDocument, ...]] = {}
         with readable():
             reports = self._enforcer.cgroups_of(target, allocation.uid)
@@ -182,28 +183,30 @@ class KernelEnforcement:
             )
 
     def _orphaned(self, kept: Iterable[ReleaseReport]) -> Iterator[str]:
-        """Yield the uids of the pods whose cgroups stay."""
+        """Yield the uids of the pods whose cgroups still exist."""
         for left in kept:
             named = None if left.removed else self._layout.parse_pod(left.cgroup)
             if named is not None:
                 yield named.uid
 
-    def _way_given(
+    def _delays(
         self,
         report: EnforcementReport,
         drift: Iterable[Difference],
         begun: Mapping[str, WriterConflict],
     ) -> tuple[str, ...]:
-        """Return why repairs wait, once for each pause: when somebody has not yet given in."""
+        """Return the reason of each delayed repair, once per delay, if the cgroup differs again."""
         waiting = dict.fromkeys(problem.cgroup for problem in report.postponed)
-        told = tuple(self._untold.pop(cgroup) for cgroup in waiting if cgroup in self._untold)
-        self._untold.update(_way_given(drift, begun))
-        return told
+        reasons = tuple(
+            self._unreported.pop(cgroup) for cgroup in waiting if cgroup in self._unreported
+        )
+        self._unreported.update(_delay_reasons(drift, begun))
+        return reasons
 
-    def _look(self, report: EnforcementReport) -> frozenset[str]:
-        """Remember which cgroups there are; return those that appeared since the last look.
+    def _observed(self, report: EnforcementReport) -> frozenset[str]:
+        """Store which cgroups exist; return those that appeared since the last observation.
 
-        At the first look none did: what differs then was changed while no agent ran.
+        The first observation returns none: its differences arose while the agent was stopped.
         """
         there: dict[str, set[str]] = {}
         for cgroup in report.cgroups:
@@ -213,7 +216,7 @@ class KernelEnforcement:
             self._seen = there
             return frozenset() if before is None else _all(there) - _all(before)
         appeared = _all(there).difference(*(before.pop(uid, ()) for uid in report.pods))
-        # Of what is of no pod only a part was looked at.
+        # Only a part of the cgroups without a pod was observed.
         there.setdefault("", set()).update(before.get("", ()))
         before.update(there)
         return appeared
@@ -224,7 +227,7 @@ def _all(cgroups: Mapping[str, Iterable[str]]) -> frozenset[str]:
 
 
 def _guarded(action: Callable[[], ReconcileResult], uid: str | None = None) -> ReconcileResult:
-    """Do something to the tree; what makes it fail altogether becomes a problem of the outcome."""
+    """Run an action on the tree; an error becomes a problem of the result."""
     try:
         return action()
     except (OSError, CgroupError, SystemdError) as error:
@@ -237,7 +240,7 @@ def _guarded(action: Callable[[], ReconcileResult], uid: str | None = None) -> R
 def _drifted(
     outcome: ReconcileResult, report: EnforcementReport, drift: tuple[Difference, ...]
 ) -> ReconcileResult:
-    """Return an outcome with what somebody undid."""
+    """Return an outcome with its drift."""
     gone = repaired(replace(report, drift=drift))
     return replace(outcome, drift=drift, found=count_causes(drift), repaired=gone)
 
@@ -260,9 +263,9 @@ def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Reconcil
 
 
 def _calmed(report: EnforcementReport) -> EnforcementReport:
-    """Return a report that says the same of what waits for its repair, whatever is written there.
+    """Return a report with constant details for delayed repairs.
 
-    Else every write of somebody else would be news.
+    Otherwise each write of the other writer would be reported as a new problem.
     """
     waiting = {problem.cgroup for problem in report.postponed}
     cgroups = (
@@ -275,14 +278,14 @@ def _calmed(report: EnforcementReport) -> EnforcementReport:
 
 
 def _calm(problem: Difference) -> str:
-    return f"somebody rewrites {problem.file} of /{problem.cgroup}; its repair waits"
+    return f"another writer modifies {problem.file} of /{problem.cgroup}; its repair is delayed"
 
 
 def _repaired(
     report: EnforcementReport, drift: Iterable[Difference]
 ) -> Iterator[tuple[Setting, str]]:
-    """Yield the cgroups that differed with what was found in them."""
-    # While the cgroup of a class waited, so would all pods in it.
+    """Yield the settings of cgroups that differed, with the differences."""
+    # A delay for the cgroup of a QoS class would delay all pods in it.
     desired = {
         each.desired.setting.cgroup: each.desired.setting
         for each in report.cgroups
@@ -296,15 +299,15 @@ def _repaired(
             yield desired[path], "; ".join(details)
 
 
-def _way_given(
+def _delay_reasons(
     drift: Iterable[Difference], begun: Mapping[str, WriterConflict]
 ) -> Iterator[tuple[str, str]]:
     for problem in drift:
         contest = begun.get(problem.cgroup)
         if contest is not None:
             why = (
-                f"{problem.detail} ({problem.cause}), repaired {contest.times} times in vain; the "
-                f"next repair waits {contest.pause:.0f} s; find out who writes it"
+                f"{problem.detail} ({problem.cause}); {contest.times} repairs were reverted, next "
+                f"repair in {contest.pause:.0f} s; identify the writer: auditctl -w FILE -p w"
             )
             yield problem.cgroup, why
 

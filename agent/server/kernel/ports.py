@@ -1,6 +1,6 @@
-"""What the service needs of the parts that touch the system; all of it blocks.
+"""Interfaces of the parts that access the system; all calls block.
 
-Everything here is called from the one worker thread, in order.
+The one worker thread makes all calls, in order.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ def _nothing() -> Mapping[str, int]:
 
 
 class ReconcileResult(Struct, frozen=True):
-    """What came of enforcing or comparing.
+    """The result of a change or a comparison.
 
-    `drift` are the settings that somebody undid, `found` and `repaired` count them, and those of
-    them that were put right, by cause. `unenforced` says, by pod uid, what the kernel does not
-    enforce; `problems` is what concerns no single pod; `notes` are facts worth knowing that are no
-    failure. One line each. `cgroups` are all that were looked at, `pods` the uids of the pods these
-    are of (None: everything was looked at; else all others were enforced before), `running` the
-    containers (uid, name) that have one, `settled` those cgroups that were new. `renewed` are
-    cgroups whose files, and those of all below, may be others than before. `contested` are the
-    cgroups that wait for their repair, `given_way` says of each whose waiting has just begun why
-    and for how long. `ended` are cgroups that were bound, have no container any more, and of which
-    nothing has to be remembered. `orphaned` are the uids of pods that are not in the ledger and
-    whose cgroups stay, None where that was not looked at. `compared`: the tree could be read; else
-    `problems` says why not.
+    `drift` are the settings that another process changed; `found` counts them by cause, `repaired`
+    those that were repaired. `unenforced` has what is not enforced by pod uid, `problems` what is
+    not enforced outside of single pods, `notes` facts that are not failures; one line each.
+    `cgroups` are the observed cgroups and `pods` the uids of their pods (None: the whole tree was
+    observed). `running` are the containers (uid, name) with a populated cgroup, `settled` the
+    cgroups that were new. `renewed` are cgroups whose files, and those of all descendants, may have
+    been created again. `contested` are the cgroups whose repair is delayed, `given_way` has the
+    reason and the delay of each delay that has just begun. `ended` are bound cgroups without
+    processes whose bindings can be dropped. `orphaned` are the uids of pods that are not in the
+    ledger and whose cgroups still exist, None if these were not observed. `compared` is False if
+    the tree could not be read; `problems` has the reason.
     """
 
     drift: tuple[Difference, ...] = ()
@@ -69,21 +68,22 @@ class Enforcement(Protocol):
         """Make the kernel enforce a ledger to which a pod was added."""
 
     def removed(self, target: Desired, allocation: PodAllocation) -> ReconcileResult:
-        """Release a pod that is no longer in the ledger, and give others what it held."""
+        """Release a pod that is no longer in the ledger and apply the changes for other pods."""
 
     def reconcile(self, target: Desired, *, insist: bool = False) -> ReconcileResult:
-        """Compare the kernel with the ledger and put right what differs.
+        """Compare the kernel with the ledger and repair what differs.
 
-        What somebody else rewrites again and again waits for its time, unless asked to `insist`.
+        Cgroups that another writer keeps modifying are skipped during their backoff, unless
+        `insist` is set.
         """
 
     def verify(self, target: Desired, online: Mask) -> VerificationDocument:
-        """Compare the kernel with the ledger and look for foreign tasks; nothing is written."""
+        """Compare the kernel with the ledger and look for intruding tasks, without writing."""
 
     def observe(
         self, target: Desired, allocation: PodAllocation
     ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
-        """Return what the kernel says of a pod's cgroups, by container (None: the pod's own)."""
+        """Return the settings of a pod's cgroups by container (None: the pod's own cgroup)."""
 
     def locate(
         self, target: Desired, allocation: PodAllocation, container: str, request: BindRequest
@@ -95,7 +95,7 @@ class Saver(Protocol):
     """The checkpoint."""
 
     def save(self, state: Checkpoint) -> int:
-        """Make a state the one that a restart finds; raises `CheckpointIOError`."""
+        """Save the state that a restart restores; raises `CheckpointIOError`."""
 
     def check(self) -> None:
-        """Raise `CheckpointIOError` when a save would go where somebody else saves."""
+        """Raise `CheckpointIOError` if the state directory was replaced."""

@@ -1,4 +1,4 @@
-"""The truth of the kernel beside the ledger, as a document."""
+"""The document of a comparison of the kernel with the ledger."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cgroupfs.tree import CgroupTree
     from sysfs.mask import Mask
 
-#: So many unconfined tasks are named; the whole system is rarely of interest.
+#: How many unconfined tasks are listed; the rest is counted.
 _NAMED: Final = 20
 
 
@@ -37,13 +37,14 @@ def verification(
     tasks: Iterable[Task],
     online: Mask,
 ) -> VerificationDocument:
-    """Return what was found; `agrees` when nothing differs and nobody was put where he is foreign.
+    """Return the document of a comparison.
 
-    Tasks that may run anywhere are told without being a difference: nothing was set for them.
+    `agrees` is true if no setting differs and no confined task may run on another pod's exclusive
+    CPUs. Unconfined tasks are listed but do not affect it.
     """
-    foreign = intruding_tasks(tasks, _territories(target, report), online)
-    intruders = [found for found in foreign if found.confined and not found.task.kernel]
-    unconfined = [found for found in foreign if not found.confined and not found.task.kernel]
+    found_tasks = intruding_tasks(tasks, _territories(target, report), online)
+    intruders = [found for found in found_tasks if found.confined and not found.task.kernel]
+    unconfined = [found for found in found_tasks if not found.confined and not found.task.kernel]
     above = tuple(_ancestors(tree, report))
     problems = tuple(problem.detail for problem in report.problems)
     differs = problems or intruders or any(each.problems for each in report.cgroups)
@@ -51,10 +52,10 @@ def verification(
         agrees=not differs and not any(each.lacking for each in above),
         cgroups=tuple(_cgroup(target, each) for each in report.cgroups if _matters(each)),
         ancestors=above,
-        foreign=tuple(map(_foreign, intruders)),
-        unconfined=tuple(map(_foreign, unconfined[:_NAMED])),
+        foreign=tuple(map(_intruding, intruders)),
+        unconfined=tuple(map(_intruding, unconfined[:_NAMED])),
         unconfined_tasks=sum(found.task.threads for found in unconfined),
-        kernel_threads=sum(found.task.threads for found in foreign if found.task.kernel),
+        kernel_threads=sum(found.task.threads for found in found_tasks if found.task.kernel),
         problems=problems,
         notes=report.notes,
     )
@@ -79,7 +80,7 @@ def _ancestors(tree: CgroupTree, report: EnforcementReport) -> Iterator[Ancestor
 
 
 def _matters(report: CgroupReport) -> bool:
-    """Return whether anything is desired of a cgroup; nothing is of that of all pods when unset."""
+    """Return whether a cgroup is to be listed: not the unset cgroup of all pods."""
     state = report.state
     unset = state is not None and not state.cpus and not state.mems
     return bool(report.problems) or not (report.desired.role is Role.ALL_PODS and unset)
@@ -114,7 +115,7 @@ def _difference(problem: Difference) -> DifferenceDocument:
     return DifferenceDocument(file=problem.file, cause=str(problem.cause), detail=problem.detail)
 
 
-def _foreign(found: IntrudingTask) -> IntrudingTaskDocument:
+def _intruding(found: IntrudingTask) -> IntrudingTaskDocument:
     task = found.task
     return IntrudingTaskDocument(
         pid=task.pid,

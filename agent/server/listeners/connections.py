@@ -1,8 +1,8 @@
-"""A listener: who is let in, whose turn it is, and how it all ends.
+"""The connections of a listener: accepting, turns between requests, and shutdown.
 
-Every connection costs a descriptor, and whoever runs out of these can write no cgroup either. So a
-listener takes so many at a time (`agent.server.listeners.limits`); one that sends no whole request
-head, or does not take its answer, is closed in the end, and makes room.
+Every connection costs a file descriptor, and an agent without descriptors cannot write cgroups. So
+a listener has a limit of connections (`agent.server.listeners.limits`); a connection that does not
+send a complete request head, or does not read its response, is closed after a timeout.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: How long to wait before accepting again when the kernel rejects, in seconds.
+#: How long to wait after accept(2) failed, in seconds.
 PAUSE_SECONDS: Final = 1.0
-#: So many are accepted, and so many requests begun, before the rest of the agent has its turn.
+#: How many connections are accepted, and how many requests are started, before the event loop
+#: runs other tasks.
 AT_A_TIME: Final = 64
 TURNS: Final = 4
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
-#: What the library needs to end what the agent has given up, in seconds.
+#: How long aiohttp may take to close the remaining connections at the shutdown, in seconds.
 _END_SECONDS: Final = 0.1
 
 
 class Connections:
-    """The connections of one listening socket; `handler` answers whatever they ask.
+    """The connections of one listening socket; `handler` answers their requests.
 
-    `caller` says whom a connection is counted for, and raises `OSError` where it is gone already.
-    `failed` makes the answers that no handler gives.
+    `caller` returns the caller that a connection is counted for, and raises `OSError` if the
+    connection is closed already. `failed` makes the responses to requests without a handler.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Connections:
         self.bodies: Room[HttpConnection] = Room(limits.bodies)
         self.answers: Room[HttpConnection] = Room(limits.answers)
         self.failed = failed
-        #: What is received stands here only until its connection has looked at it.
+        #: Shared receive buffer; a connection copies its bytes out at once.
         self.received = memoryview(bytearray(READ_BYTES))
         self._handler = handler
         self._listening = listening
@@ -79,17 +80,17 @@ class Connections:
         self._idle = asyncio.Event()
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting."""
         self._listening.settimeout(0)
         self._accepting = asyncio.create_task(self._accept_all())
 
     async def stop(self, seconds: float) -> None:
-        """Accept nothing more; answers that are under way may take so many seconds."""
+        """Stop accepting; responses in progress may take so many seconds."""
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.wait((self._accepting,))
         self._listening.close()
-        # Whoever was accepted in this very moment is given to a transport first, which closes it.
+        # A connection accepted at this moment gets its transport first, which closes it.
         await asyncio.sleep(0)
         for opening in tuple(self._openings.values()):
             opening.cancel()
@@ -122,27 +123,28 @@ class Connections:
                 client, _ = await loop.sock_accept(self._listening)
             except OSError as error:
                 if error.errno not in _GONE:
-                    self.lines.warning("cannot accept a connection", reason=error.strerror)
+                    self.lines.warning("accept failed", reason=error.strerror)
                     await asyncio.sleep(PAUSE_SECONDS)
             else:
-                self._let_in(client)
+                self._admit_connection(client)
             accepted += 1
             if accepted % AT_A_TIME == 0:
                 await asyncio.sleep(0)
 
-    def _let_in(self, client: socket.socket) -> None:
-        """Give a new connection a place; whoever has to give way for it is cut."""
+    def _admit_connection(self, client: socket.socket) -> None:
+        """Add a new connection; the connection displaced by it is closed."""
         try:
             connection = HttpConnection(self._server, self, self._caller(client))
             leaving = self._asking.enter(connection)
-        except OSError as error:  # it is gone already
-            log.debug("a connection was not opened", reason=str(error))
+        except OSError as error:  # already closed by the peer
+            log.debug("connection setup failed", reason=str(error))
             client.close()
         except FullError as error:
-            self.lines.warning("too many connections", caller=error.caller.name, held=error.held)
+            name, count = error.caller.name, error.count
+            self.lines.warning("too many connections", caller=name, connections=count)
             _turn_away(client, self.failed(HTTPStatus.SERVICE_UNAVAILABLE, str(error)))
-        except Exception as error:  # noqa: BLE001 - one connection's failure, and nobody else's
-            self.lines.error("a connection failed", exc_info=error)
+        except Exception as error:  # noqa: BLE001 - must not end the listener
+            self.lines.error("connection failed", exc_info=error)
             client.close()
         else:
             self._cut(leaving)
@@ -151,7 +153,7 @@ class Connections:
             opening.add_done_callback(lambda _: self._openings.pop(connection))
 
     async def _open(self, client: socket.socket, connection: HttpConnection) -> None:
-        """Make a transport of a connection; where TLS does not come about, it is over."""
+        """Create the transport of a connection; a failed TLS handshake ends it."""
         loop = asyncio.get_running_loop()
         seconds = None if self._tls is None else self.limits.head_seconds
         try:
@@ -159,7 +161,7 @@ class Connections:
                 lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=seconds
             )
         except OSError as error:
-            log.debug("a connection was not opened", reason=str(error))
+            log.debug("connection setup failed", reason=str(error))
         finally:
             if connection.transport is None:
                 self.lost(connection)
@@ -175,27 +177,27 @@ class Connections:
     # --- what connections report ----------------------------------------------------------------
 
     def lost(self, connection: HttpConnection) -> None:
-        """Take the place of a connection that is over."""
+        """Remove a closed connection."""
         self._asking.leave(connection)
         self._watching.leave(connection)
         self._idle.set()
 
     def active(self, connection: HttpConnection) -> None:
-        """Note that a connection did something."""
+        """Record activity of a connection."""
         self._asking.touch(connection)
         self._watching.touch(connection)
         if not connection.answering:
             self._idle.set()
 
     def watching(self, connection: HttpConnection) -> None:
-        """Count a connection among the watchers from now on."""
+        """Count a connection as a watcher from now on."""
         self._asking.leave(connection)
         self._cut(self._watching.enter(connection))
 
     def sending(self, connection: HttpConnection, size: int) -> None:
-        """Count the bytes of an answer; whoever takes none of its own has to give way for them."""
+        """Count the bytes of a response; connections that read nothing are closed for them."""
         for leaving in self.answers.claim(connection, size):
-            self.lines.warning("an answer was not taken", caller=leaving.caller.name)
+            self.lines.warning("slow reader disconnected", caller=leaving.caller.name)
             leaving.cut()
 
     # --- answering ------------------------------------------------------------------------------
@@ -203,8 +205,8 @@ class Connections:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request in its turn.
 
-        A connection whose requests wait in a row would otherwise be served to their end before
-        anybody else: nothing in between has to wait for the network.
+        Otherwise all pipelined requests of a connection would be served before any other
+        connection, since nothing between them waits for the network.
         """
         connection = request.protocol
         if not isinstance(connection, HttpConnection):
@@ -222,7 +224,7 @@ class Connections:
 
 
 def _turn_away(client: socket.socket, answer: Response) -> None:
-    """Answer a connection without reading it, as far as its buffer takes that at once."""
+    """Send a response without reading a request, as far as the socket buffer allows."""
     head = (
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
         f"Content-Type: {answer.content_type}\r\nContent-Length: {len(answer.body)}\r\n"
@@ -232,6 +234,6 @@ def _turn_away(client: socket.socket, answer: Response) -> None:
         client.settimeout(0)
         client.send(head.encode() + answer.body)
     except OSError as error:
-        log.debug("a connection was not opened", reason=str(error))
+        log.debug("connection setup failed", reason=str(error))
     finally:
         client.close()

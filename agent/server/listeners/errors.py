@@ -1,4 +1,4 @@
-"""Why a request is not served, as far as HTTP itself is concerned."""
+"""HTTP errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 
 class HttpError(Exception):
-    """A request that gets no answer but this one, with `headers` and `details` (name, why)."""
+    """An HTTP error response, with `headers` and `details` (name, reason)."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.BAD_REQUEST
     headers: tuple[tuple[str, str], ...] = ()
@@ -25,7 +25,7 @@ class NotFoundError(HttpError):
 
 
 class MethodNotAllowedError(HttpError):
-    """The resource is there, and not for this method."""
+    """The resource does not support this method."""
 
     status = HTTPStatus.METHOD_NOT_ALLOWED
 
@@ -38,7 +38,7 @@ class MethodNotAllowedError(HttpError):
 class UnknownParameterError(HttpError):
     """The query names a parameter that this resource does not have.
 
-    To pass over it would do something else than was asked for, such as a dry run in earnest.
+    Ignoring the parameter could do more than was requested, such as admitting instead of a dry run.
     """
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
@@ -48,7 +48,7 @@ class UnknownParameterError(HttpError):
 
 
 class BodyTooLargeError(HttpError):
-    """The body is larger than it may be."""
+    """The body exceeds the limit."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
@@ -58,7 +58,7 @@ class BodyTooLargeError(HttpError):
 
 
 class BrokenBodyError(HttpError):
-    """The body is not what its head says, or ends too early."""
+    """The body does not match its head, or ends too early."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the body cannot be read: {reason}")

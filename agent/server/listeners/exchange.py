@@ -1,4 +1,4 @@
-"""Between aiohttp's requests and responses and those of the agent's handlers."""
+"""Converts between aiohttp's requests and responses and those of the agent's handlers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: A request's target (RFC 9112 section 3.2): visible ASCII, in which no surrogate hides.
+#: A request's target (RFC 9112 section 3.2): visible ASCII.
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
-#: An answer is written in pieces of so many bytes: the transport has a copy of no more than one.
+#: Responses are written in pieces of so many bytes, of which the transport copies one at a time.
 PIECE_BYTES: Final = 64 << 10
-#: The library would name itself and its version.
+#: Replaces aiohttp's header, which has its version.
 _OWN_HEADERS: Final = (("Server", "numawarden"),)
 
 
@@ -45,9 +45,9 @@ class Exchange:
         self._max_bytes = connection.limits.body_bytes
 
     async def run(self) -> web.StreamResponse:
-        """Answer; a stream is followed until it ends or its reader leaves.
+        """Answer the request; a stream is sent until it ends or the peer disconnects.
 
-        All of the answer is written when this returns, as far as its reader takes it.
+        The whole response is written when this returns, unless the peer stops reading.
         """
         with self._connection.bodies.space(self._connection):
             answer = await self._answer()
@@ -62,7 +62,7 @@ class Exchange:
             try:
                 await self._send(response, answer.body)
             except ConnectionError as error:
-                log.debug("a peer left amid its answer", reason=str(error))
+                log.debug("peer disconnected during the response", reason=str(error))
         return response
 
     async def _answer(self) -> Answer:
@@ -70,7 +70,7 @@ class Exchange:
         try:
             target = _target(text)
         except ValueError as error:
-            return self._failed(HTTPStatus.BAD_REQUEST, f"no target of a request: {error}")
+            return self._failed(HTTPStatus.BAD_REQUEST, f"invalid request target: {error}")
         transport = self._request.transport
         peer = None if transport is None else transport.get_extra_info("socket")
         try:
@@ -79,7 +79,7 @@ class Exchange:
             return replace(self._failed(error.status, str(error)), headers=error.headers)
         except Exception:
             log.exception("request failed", method=method, target=text)
-            message = "the agent failed at this; its log says more"
+            message = "internal error; see the agent log"
             return self._failed(HTTPStatus.INTERNAL_SERVER_ERROR, message)
 
     async def _send(self, response: web.StreamResponse, body: bytes) -> None:
@@ -92,9 +92,9 @@ class Exchange:
         await response.write_eof()
 
     def _has_odd_frame(self) -> bool:
-        """Return whether HTTP/1.0 is said to be chunked: another may see its end elsewhere.
+        """Return whether an HTTP/1.0 request has a transfer encoding.
 
-        RFC 9112 section 6.1 has a server close such a connection.
+        A proxy may see its end elsewhere; RFC 9112 section 6.1 has a server close the connection.
         """
         old = (self._request.version.major, self._request.version.minor) < (1, 1)
         return old and "Transfer-Encoding" in self._request.headers
@@ -104,14 +104,14 @@ class Exchange:
     async def read(self) -> bytes:
         """Return the whole body.
 
-        Raises `BodyTooLargeError`, `NoRoomError` where it does not fit beside the bodies of others,
-        and `BrokenBodyError` where the peer breaks off or breaks rules. What its head alone says is
-        rejected before the peer is asked to go on, and before a byte of it is kept.
+        Raises `BodyTooLargeError`, `NoRoomError` if it does not fit beside other bodies, and
+        `BrokenBodyError` if the peer disconnects or violates the protocol. A declared length that
+        is too large is rejected before any byte is read.
         """
         declared = self._request.content_length
         if declared is not None:
             self._demand_room(declared, declared)
-        await self._ask_to_go_on()
+        await self._send_continue()
         try:
             body = await self._read_all()
         except (web.RequestPayloadError, ConnectionError) as error:
@@ -131,13 +131,13 @@ class Exchange:
         return bytes(body)
 
     def _demand_room(self, size: int, more: int) -> None:
-        """Take `more` bytes for a body that has `size` with them."""
+        """Reserve `more` bytes for a body that has `size` bytes including them."""
         if size > self._max_bytes:
             raise BodyTooLargeError(self._max_bytes)
         self._connection.bodies.take(self._connection, more)
 
-    async def _ask_to_go_on(self) -> None:
-        """Tell a peer that waits for it to send its body (RFC 9110 section 10.1.1)."""
+    async def _send_continue(self) -> None:
+        """Send `100 Continue` to a peer that expects it (RFC 9110 section 10.1.1)."""
         if self._request.headers.get("Expect", "").lower() == "100-continue":
             writer = self._request.writer
             await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -146,7 +146,7 @@ class Exchange:
     # --- streams --------------------------------------------------------------------------------
 
     async def _follow(self, stream: Stream) -> web.StreamResponse:
-        """Send a stream's pieces until it ends or nobody reads any more."""
+        """Send a stream's pieces until it ends or the peer disconnects."""
         response = web.StreamResponse(headers=dict(_OWN_HEADERS))
         response.headers["Content-Type"] = stream.content_type
         response.force_close()
@@ -174,9 +174,9 @@ class Exchange:
 
 
 def _target(text: str) -> RequestTarget:
-    """Return what is asked for; raises `ValueError`."""
+    """Return the parsed target; raises `ValueError`."""
     if _TARGET.fullmatch(text) is None:
-        raise ValueError("it has characters that must be encoded")
+        raise ValueError("it contains characters that must be percent-encoded")
     return RequestTarget.parse(text)
 
 

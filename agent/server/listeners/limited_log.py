@@ -1,7 +1,7 @@
-"""Lines of the log that strangers can cause: the first of a kind at once, then a count a minute.
+"""Rate-limited log lines: the first of a kind at once, then one line with a count each minute.
 
-Whoever may connect could otherwise fill the journal, whose rate limit then drops the lines that
-matter.
+For lines that any peer can cause. Otherwise a peer could fill the journal, whose rate limit would
+then drop important lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COUNTING_SECONDS: Final = 60.0
 
 
 class _Kind:
-    """What was not written of one kind: how often, and how the last one reads."""
+    """The suppressed lines of one kind: their number, and the fields of the last one."""
 
     def __init__(self, write: Callable[..., Any]) -> None:
         self.write = write
@@ -28,9 +28,9 @@ class _Kind:
 
 
 class LimitedLog:
-    """Writes one line of each kind (its level and phrase) at once, and then their number.
+    """Writes the first line of each kind (level and event) at once, and counts further ones.
 
-    A counted line has the fields of the last one and `more`, how many there were within the time.
+    A counted line has the fields of the last one and their number in `more`.
     `later(seconds, callback, *arguments)` is the running loop's `call_later` where it is None.
     """
 
@@ -42,15 +42,15 @@ class LimitedLog:
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
     def warning(self, event: str, **fields: object) -> None:
-        """Warn, at once or by count."""
+        """Log a warning, at once or as part of a count."""
         self._say("warning", event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        """Report an error, at once or by count."""
+        """Log an error, at once or as part of a count."""
         self._say("error", event, fields)
 
     def flush(self) -> None:
-        """Write what was only counted until now."""
+        """Write all counts."""
         for key in tuple(self._kinds):
             self._report(key)
 
@@ -65,7 +65,7 @@ class LimitedLog:
         self._await_more((level, event))
 
     def _report(self, key: tuple[str, str]) -> None:
-        """Write the count of a kind, and go on counting as long as there is something to count."""
+        """Write the count of a kind and start the next count; stop if there were no lines."""
         kind = self._kinds.get(key)
         if kind is None:
             return

@@ -1,4 +1,4 @@
-"""What is asked and what is answered."""
+"""Requests and responses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 PLAIN = "text/plain; charset=utf-8"
 
-#: How many characters of a library's words on a message are shown.
+#: How many characters of a library's error message are shown.
 _LONGEST_REASON: Final = 120
 
 
 class RequestTarget(Struct, frozen=True):
-    """What a request is for: the segments of its path, decoded, and its query."""
+    """A request's target: the decoded segments of its path, and its query."""
 
     segments: tuple[str, ...]
     query: tuple[tuple[str, str], ...] = ()
@@ -32,22 +32,22 @@ class RequestTarget(Struct, frozen=True):
         An encoded slash stays within its segment. `http://host/path` means `/path` (RFC 9112
         section 3.2.2).
         """
-        # "//x/y" is a path here, and not a host's name.
+        # "//x/y" is a path here, not a host.
         parts = urlsplit(f"//host{text}" if text.startswith("/") else text)
         segments = tuple(unquote(segment) for segment in parts.path.removeprefix("/").split("/"))
         return cls(segments, tuple(parse_qsl(parts.query, keep_blank_values=True)))
 
     @property
     def path(self) -> str:
-        """The path, decoded, for people."""
+        """The decoded path, for messages."""
         return "/" + "/".join(self.segments)
 
 
 class Request(Struct, frozen=True):
     """One request.
 
-    `read` returns the whole body and raises what `Exchange.read` does. `parameters` are those
-    segments of the path that the route has names for. `connection` is None when the peer is gone.
+    `read` returns the whole body and raises what `Exchange.read` does. `parameters` are the
+    named segments of the route's path. `connection` is None if the peer has disconnected.
     """
 
     method: str
@@ -58,7 +58,7 @@ class Request(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True):
-    """An answer that is there as a whole."""
+    """A complete response."""
 
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
@@ -67,7 +67,7 @@ class Response(Struct, frozen=True):
 
 
 class Stream(Struct, frozen=True):
-    """An answer without an end of its own; `open` gives the pieces, from its opening on."""
+    """A response without a fixed end; `open` yields its pieces."""
 
     open: Callable[[], AbstractContextManager[AsyncIterator[bytes]]]
     content_type: str
@@ -75,16 +75,16 @@ class Stream(Struct, frozen=True):
 
 Answer: TypeAlias = Response | Stream
 Handler: TypeAlias = "Callable[[Request], Awaitable[Answer]]"
-#: Makes the answer to a request that is not served, of its status and what there is to say.
+#: Makes the response to a request that is not served from a status and a message.
 Failure: TypeAlias = "Callable[[HTTPStatus, str], Response]"
 
 
 def plain_failure(status: HTTPStatus, message: str) -> Response:
-    """Return a line of text."""
+    """Return a response of one line of text."""
     return Response(f"{message}\n".encode(), status)
 
 
 def one_line(text: str) -> str:
-    """Return what a library says of a peer's message as one short line for logs and answers."""
+    """Return a library's error message as one short line for logs and responses."""
     line = " ".join(text.split())
     return ascii(line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}...")

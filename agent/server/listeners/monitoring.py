@@ -1,7 +1,7 @@
-"""What monitoring asks over TCP: `/metrics`, `/healthz`, `/readyz`. It can change nothing.
+"""The metrics listener: `/metrics`, `/healthz`, `/readyz`, all read-only.
 
-Any process on the host may ask, as often as the connection bears, so one rendering of the metrics
-serves all requests of a second in which the queue finished no action: those only root asks for.
+Any process on the host may send requests at any rate, so one rendering of the metrics serves all
+requests within a second unless the queue finished an action meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent.server.reporting.health import Health
     from agent.server.state import AgentState
 
-#: How long a rendering serves all requests while nothing changes, in seconds.
+#: How long a rendering is reused if no action was finished, in seconds.
 RENDERED_SECONDS: Final = 1.0
 
 
@@ -46,7 +46,7 @@ class Monitoring:
         self._rendered_after = 0
 
     def routes(self) -> Routes:
-        """Return what answers over TCP."""
+        """Return the routes."""
         handlers = {
             "/metrics": self._get_metrics,
             "/healthz": self._get_health,

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, and whether it may ask."""
+"""Identifies the peer of a connection, and checks its access."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Peer(Struct, frozen=True):
     groups: frozenset[int]
 
     def may_ask(self, owner: int, group: int | None) -> bool:
-        """Return whether it is root, the agent's own user, or a member of the agent's group."""
+        """Return whether the peer is root, the agent's user `owner`, or a member of `group`."""
         return self.uid in (0, owner) or (group is not None and group in self.groups)
 
 
@@ -61,9 +61,9 @@ def _supplementary(connection: socket.socket | TransportSocket) -> array[int]:
 
 
 def user_caller(connection: socket.socket) -> Caller:
-    """Return whom a connection to the Unix socket counts for; raises `OSError` when it is gone.
+    """Return the caller of a Unix connection; raises `OSError` if it is closed.
 
-    Root, for whom the service manager asks too, and the agent's own user are privileged.
+    Root (which the service manager uses too) and the agent's own user are privileged.
     """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     _, uid, _ = _UCRED.unpack(raw)
@@ -71,9 +71,9 @@ def user_caller(connection: socket.socket) -> Caller:
 
 
 def address_caller(connection: socket.socket) -> Caller:
-    """Return whom a TCP connection counts for; raises `OSError` when it is gone.
+    """Return the caller of a TCP connection; raises `OSError` if it is closed.
 
-    A host with IPv6 has a whole /64 (RFC 4291 section 2.5.4), so that counts as one.
+    An IPv6 host can use all addresses of its /64 (RFC 4291 section 2.5.4), which is one caller.
     """
     host = connection.getpeername()[0].partition("%")[0]
     address = ipaddress.ip_address(host)

@@ -1,7 +1,7 @@
-"""One connection: what aiohttp's protocol of a connection leaves to its server.
+"""One connection: what aiohttp leaves to the server.
 
-That is how long a peer may take for what, what is said of a message that is no HTTP, and that a
-peer which has said all (a half-closed connection) still gets its answer.
+These are the timeouts of a peer, the response to malformed HTTP, and the response to a peer that
+has half-closed its connection.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: How long a request is still waited for whose peer has said that it sends no more, in seconds.
+#: How long to wait for the rest of a request after the peer has half-closed, in seconds.
 HALF_CLOSED_SECONDS: Final = 1.0
-#: How long the rest of a request is still taken, and thrown away, after its answer, in seconds.
+#: How long the rest of a request is received and discarded after its response, in seconds.
 LINGER_SECONDS: Final = 1.0
-#: So much is received at once, and twice that at most waits of a body that nobody reads.
+#: Size of one receive; at most twice that of a body is buffered without a reader.
 READ_BYTES: Final = 16 << 10
-#: So many whole heads wait for the answer before theirs; then nothing more is received.
+#: How many complete heads may be queued before receiving pauses.
 MAX_WAITING: Final = 2
 #: The longest request line, the longest header, the most headers, and about the longest head.
 MAX_LINE_BYTES: Final = 8190
 MAX_HEADER_BYTES: Final = 4096
 MAX_HEADERS: Final = 64
 MAX_HEAD_BYTES: Final = 32 << 10
-#: What aiohttp says, without a type of its own, of more headers than that.
+#: aiohttp's message for more headers than that, which has no exception type.
 _TOO_MANY: Final = "Too many headers"
 
 
 class Listener(Protocol):
-    """What a connection needs of the listener that let it in."""
+    """What a connection needs of its listener."""
 
     limits: Limits
-    #: The room for the bodies, and for the answers, of all connections.
+    #: Memory of the bodies, and of the responses, of all connections.
     bodies: Room[HttpConnection]
     answers: Room[HttpConnection]
-    #: What is received stands here only until its connection has looked at it.
+    #: Shared receive buffer; a connection copies its bytes out at once.
     received: memoryview
     #: Log lines that a peer can cause.
     lines: LimitedLog
-    #: What a request that is no HTTP is answered with: a status and why.
+    #: Makes the response to malformed HTTP from a status and a message.
     failed: Failure
 
     def active(self, connection: HttpConnection) -> None:
-        """Note that a connection did something."""
+        """Record activity of a connection."""
 
     def sending(self, connection: HttpConnection, size: int) -> None:
-        """Count the bytes of an answer that is about to be sent."""
+        """Count the bytes of a response that is about to be sent."""
 
     def watching(self, connection: HttpConnection) -> None:
-        """Count a connection among the watchers from now on."""
+        """Count a connection as a watcher from now on."""
 
     def lost(self, connection: HttpConnection) -> None:
-        """Take the place of a connection that is over."""
+        """Remove a closed connection."""
 
 
 class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
@@ -108,10 +108,10 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
         self._wire: asyncio.Transport | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
-        self._no_http = False
-        self._head_begun = True  # the first head is due as soon as somebody is connected
+        self._malformed = False
+        self._head_begun = True  # the first head is due from the connection on
         self._head_bytes = 0
-        #: The body of the latest request; what comes before its end begins no head.
+        #: The body of the latest request; bytes before its end do not begin a head.
         self._body = EMPTY_PAYLOAD
 
     @property
@@ -127,17 +127,17 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
     # --- what the peer does ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the first request."""
+        """Start waiting for the first request."""
         super().connection_made(transport)
         self._wire = cast("asyncio.Transport", transport)
-        # Whoever has taken an answer has taken all of it: drain() waits for the whole of it.
+        # drain() waits until the whole response was sent.
         self._wire.set_write_buffer_limits(high=0)
         self._expect(self.limits.head_seconds)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Give up the place."""
+        """Release the place."""
         self._wire = None
-        if self._alarm is not None:  # which would keep all of this until it rings
+        if self._alarm is not None:  # its callback would keep this object alive
             self._alarm.cancel()
             self._alarm = None
         self._end()
@@ -145,16 +145,16 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
         super().connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's own
-        """Return where to receive: one place for all, for its content is taken out at once."""
+        """Return the shared receive buffer."""
         return self._owner.received
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was received."""
+        """Process received bytes."""
         self.data_received(bytes(self._owner.received[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; the first ones of a head set its deadline."""
-        if self._no_http:
+        """Process bytes; the first ones of a head set its deadline."""
+        if self._malformed:
             return
         requests, within_body = self._request_count, not self._body.is_eof()
         super().data_received(data)
@@ -165,10 +165,10 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
             self._take_of_head(len(data))
 
     def _take_of_head(self, size: int) -> None:
-        """Count the bytes of a head that is not whole yet."""
+        """Count the bytes of an incomplete head."""
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._owner.lines.warning("a peer speaks no HTTP", why="its head does not end")
+            self._owner.lines.warning("malformed HTTP request", why="its head does not end")
             self.cut()
         elif not self._head_begun:
             self._head_begun = True
@@ -176,11 +176,11 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
                 self._expect(self.limits.head_seconds)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep the connection for the answer that is under way, except with TLS, which cannot."""
+        """Keep the connection for a response in progress, except with TLS, which cannot."""
         super().eof_received()
         self._end()
         self.half_closed = True
-        if not self._body.is_eof():  # all that was received is looked at before this is said
+        if not self._body.is_eof():  # all received bytes are processed before this call
             self.body_cut_off = True
             self._body.feed_eof()
         under_way = self.answering or self._sending
@@ -194,7 +194,7 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
     # --- what the agent does --------------------------------------------------------------------
 
     def begin_answer(self, body: StreamReader) -> None:
-        """Note that a whole head is there, and where its body comes."""
+        """Record a complete head and the reader of its body."""
         self.answering = True
         if not self._messages:  # what stands behind an upgrade did not come by `data_received`
             self._body = body
@@ -204,7 +204,7 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
         self._owner.active(self)
 
     def begin_sending(self, size: int) -> None:
-        """Give the peer its time to take an answer of so many bytes."""
+        """Start the timeout to read a response of so many bytes."""
         self.answering = False
         self._sending = True
         self._expect(self.limits.idle_seconds)
@@ -212,10 +212,10 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
         self._owner.sending(self, size)
 
     def end_answer(self) -> None:
-        """Give the peer its time to ask something else, if it can."""
+        """Start the timeout of the next request, if there can be one."""
         self.answering = self._sending = False
         if self.half_closed:
-            self.close()  # the library's: it closes once it has done with this request
+            self.close()  # aiohttp closes after it has finished this request
         seconds = self.limits.head_seconds if self._head_begun else self.limits.idle_seconds
         self._expect(min(seconds, self.limits.idle_seconds))
         self._owner.active(self)
@@ -225,11 +225,11 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
         self._owner.watching(self)
 
     def sending(self) -> None:
-        """Give the peer its time to take a piece of a stream."""
+        """Start the timeout to read a piece of a stream."""
         self._expect(self.limits.idle_seconds)
 
     def taken(self) -> None:
-        """Note that a piece of a stream was taken."""
+        """Record that a piece of a stream was read."""
         self._expect(None)
         self._owner.active(self)
 
@@ -239,7 +239,7 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
             self._wire.abort()
 
     async def until_half_closed(self, task: asyncio.Task[Any]) -> None:
-        """Wait for a task, at most until the peer has said that it sends no more, or is gone."""
+        """Wait for a task, at most until the peer has half-closed or disconnected."""
         await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
 
     def _end(self) -> None:
@@ -249,9 +249,9 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
     # --- the deadline ---------------------------------------------------------------------------
 
     def _expect(self, seconds: float | None) -> None:
-        """Cut the connection in so many seconds unless it is told otherwise by then (None: never).
+        """Close the connection in so many seconds unless the deadline is changed (None: never).
 
-        The timer is moved only where it would ring too late: most deadlines are never reached.
+        The timer is moved only if it would fire too late: most deadlines are never reached.
         """
         self._deadline = None if seconds is None else self._loop.time() + seconds
         if self._deadline is None or self._wire is None:
@@ -262,9 +262,9 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
     def _set_alarm(self, when: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self._loop.call_at(when, self._ring)
+        self._alarm = self._loop.call_at(when, self._expired)
 
-    def _ring(self) -> None:
+    def _expired(self) -> None:
         self._alarm = None
         if self._deadline is None:
             return
@@ -282,16 +282,16 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is no HTTP; that is the peer's mistake, and a line of the log is enough."""
+        """Answer malformed HTTP; since it is the peer's mistake, one log line is enough."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         why = one_line(exc.message)
-        self._owner.lines.warning("a peer speaks no HTTP", why=why)
+        self._owner.lines.warning("malformed HTTP request", why=why)
         if isinstance(exc, LineTooLong) or exc.message.startswith(_TOO_MANY):
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-        self._no_http = True
+        self._malformed = True
         self._expect(self.limits.head_seconds)
-        said = self._owner.failed(HTTPStatus(status), f"this is no HTTP: {why}")
+        said = self._owner.failed(HTTPStatus(status), f"malformed HTTP request: {why}")
         headers = {"Content-Type": said.content_type, "Server": "numawarden"}
         response = web.Response(body=said.body, status=said.status, headers=headers)
         response.force_close()
@@ -300,24 +300,24 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer; a peer that is cut off while it sends would not see it."""
+        """Send a response; for malformed HTTP, let the peer read it before closing."""
         outcome = await super().finish_response(request, resp, start_time)
         transport = self.transport
-        if self._no_http and transport is not None and not transport.is_closing():
+        if self._malformed and transport is not None and not transport.is_closing():
             try:
                 if transport.can_write_eof():
                     transport.write_eof()
-            except OSError as error:  # it is gone already
-                log.debug("a peer left amid its answer", reason=error.strerror)
+            except OSError as error:  # already closed by the peer
+                log.debug("peer disconnected during the response", reason=error.strerror)
                 return outcome
             await asyncio.wait((self._ended,), timeout=LINGER_SECONDS)
         return outcome
 
     def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ANN401, ARG002 - aiohttp's own
-        """Report what neither a handler nor the peer is to blame for."""
-        self._owner.lines.error("a connection failed", exc_info=kw.get("exc_info"))
+        """Log an error inside of aiohttp."""
+        self._owner.lines.error("connection failed", exc_info=kw.get("exc_info"))
 
 
 def limited_log() -> LimitedLog:
-    """Return the log of what strangers can cause at a listener."""
+    """Return the rate-limited log of a listener."""
     return LimitedLog(log)

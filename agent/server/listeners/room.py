@@ -1,8 +1,8 @@
-"""How many bytes the connections of a listener hold at a time, and which ones give way.
+"""Limits the memory of a listener's connections, and selects which ones are closed for it.
 
-The number of connections bounds no memory: a body may have megabytes, and an answer stays until its
-reader takes it. As with places (`agent.server.listeners.limits`), each caller has a share below the
-bound of all together, and privileged callers are counted apart, so that no other takes their room.
+A limit of connections does not limit memory: a body may have megabytes, and a response is buffered
+until the client reads it. As with places (`agent.server.listeners.limits`), each caller has a share
+below the limit of all together, and privileged callers are counted separately.
 """
 
 from __future__ import annotations
@@ -18,102 +18,104 @@ if TYPE_CHECKING:
 
     from agent.server.listeners.limits import Caller, Limit, PlaceHolder
 
-#: When to ask again, in seconds: most bodies and answers take less.
+#: When to retry, in seconds: most bodies and responses take less.
 RETRY_SECONDS: Final = 1
 
-_Held = TypeVar("_Held", bound="PlaceHolder")
+_Connection = TypeVar("_Connection", bound="PlaceHolder")
 
 
 class NoRoomError(HttpError):
-    """The bytes do not fit beside those that the caller, or all callers, hold already."""
+    """The bytes exceed the limit of the caller or of all callers."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     headers = (("Retry-After", str(RETRY_SECONDS)),)
 
-    def __init__(self, caller: Caller, size: int, held: int) -> None:
+    def __init__(self, caller: Caller, size: int, used: int) -> None:
         super().__init__(
-            f"no room for {size} bytes: unfinished requests hold {held}, those of {caller.name}"
-            " included; send fewer at a time, or ask again"
+            f"no room for {size} bytes: unfinished requests use {used}, including those of"
+            f" {caller.name}; send fewer at a time, or retry later"
         )
         self.caller = caller
         self.size = size
-        self.held = held
+        self.used = used
 
 
-class Room(Generic[_Held]):
-    """The bytes of one kind that connections hold, of each caller in the order of their progress.
+class Room(Generic[_Connection]):
+    """Bytes in use by connection, of each caller in the order of their last progress.
 
-    `limit` counts bytes.
+    `limit` is in bytes.
     """
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
-        self._sizes: dict[Caller, dict[_Held, int]] = {}
+        self._sizes: dict[Caller, dict[_Connection, int]] = {}
 
-    def held(self, caller: Caller | None = None) -> int:
-        """Return how many bytes a caller holds; None means all who are not privileged."""
+    def used(self, caller: Caller | None = None) -> int:
+        """Return how many bytes a caller uses; None means all callers that are not privileged."""
         if caller is not None:
             return sum(self._sizes.get(caller, {}).values())
-        return sum(self.held(known) for known in self._sizes if not known.privileged)
+        return sum(self.used(known) for known in self._sizes if not known.privileged)
 
     @contextmanager
-    def space(self, held: _Held) -> Iterator[None]:
-        """Give back all that a connection takes inside."""
+    def space(self, connection: _Connection) -> Iterator[None]:
+        """Release at the end of the block all bytes of a connection."""
         try:
             yield
         finally:
-            self._leave(held)
+            self._leave(connection)
 
-    def take(self, held: _Held, size: int) -> None:
-        """Take so many bytes more; raises `NoRoomError` where they do not fit."""
-        caller = held.caller
+    def take(self, connection: _Connection, size: int) -> None:
+        """Add bytes of a connection; raises `NoRoomError` where they do not fit."""
+        caller = connection.caller
         if not self._fits(caller, size):
-            raise NoRoomError(caller, size, self.held(caller if caller.privileged else None))
-        self._add(held, size)
+            raise NoRoomError(caller, size, self.used(caller if caller.privileged else None))
+        self._add(connection, size)
 
-    def claim(self, held: _Held, size: int) -> list[_Held]:
-        """Take so many bytes more in any case; return the connections that give way for them.
+    def claim(self, connection: _Connection, size: int) -> list[_Connection]:
+        """Add bytes of a connection in any case; return the connections to be closed for them.
 
-        Those are the ones without progress for longest, of the caller where its share is used up,
-        else of the caller with the most. What is larger than all of the room is alone in it.
+        These are the ones without progress for longest: of the same caller if its share is used
+        up, else of the caller with the most bytes. Bytes above the whole limit displace all others.
         """
-        leaving: list[_Held] = []
-        while not self._fits(held.caller, size):
-            victim = self._without_progress(held)
+        leaving: list[_Connection] = []
+        while not self._fits(connection.caller, size):
+            victim = self._without_progress(connection)
             if victim is None:
                 break
             leaving.append(victim)
             self._leave(victim)
-        self._add(held, size)
+        self._add(connection, size)
         return leaving
 
-    def progressed(self, held: _Held) -> None:
-        """Note that the peer took or sent some bytes; a connection without any is passed over."""
-        sizes = self._sizes.get(held.caller, {})
-        if held in sizes:
-            sizes[held] = sizes.pop(held)
+    def progressed(self, connection: _Connection) -> None:
+        """Record that the peer read or sent bytes; unknown connections are ignored."""
+        sizes = self._sizes.get(connection.caller, {})
+        if connection in sizes:
+            sizes[connection] = sizes.pop(connection)
 
-    def _add(self, held: _Held, size: int) -> None:
-        sizes = self._sizes.setdefault(held.caller, {})
-        sizes[held] = sizes.pop(held, 0) + size
+    def _add(self, connection: _Connection, size: int) -> None:
+        sizes = self._sizes.setdefault(connection.caller, {})
+        sizes[connection] = sizes.pop(connection, 0) + size
 
-    def _leave(self, held: _Held) -> None:
-        sizes = self._sizes.get(held.caller, {})
-        sizes.pop(held, None)
+    def _leave(self, connection: _Connection) -> None:
+        sizes = self._sizes.get(connection.caller, {})
+        sizes.pop(connection, None)
         if not sizes:
-            self._sizes.pop(held.caller, None)
+            self._sizes.pop(connection.caller, None)
 
     def _fits(self, caller: Caller, size: int) -> bool:
-        own = self.held(caller) + size
+        own = self.used(caller) + size
         if caller.privileged:
             return own <= self._limit.everyone
-        return own <= self._limit.caller and self.held() + size <= self._limit.everyone
+        return own <= self._limit.caller and self.used() + size <= self._limit.everyone
 
-    def _without_progress(self, newcomer: _Held) -> _Held | None:
+    def _without_progress(self, newcomer: _Connection) -> _Connection | None:
         caller = newcomer.caller
-        own = [held for held in self._sizes.get(caller, {}) if held is not newcomer]
+        own = [
+            connection for connection in self._sizes.get(caller, {}) if connection is not newcomer
+        ]
         if own or caller.privileged:
             return next(iter(own), None)
         others = [known for known in self._sizes if not known.privileged and known != caller]
-        largest = max(others, key=self.held, default=None)
+        largest = max(others, key=self.used, default=None)
         return None if largest is None else next(iter(self._sizes[largest]))

@@ -1,4 +1,4 @@
-"""Which handler a request is for."""
+"""Routes requests to handlers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Routes:
     """Handlers by method and path; `{name}` in a path stands for any one segment, not empty.
 
-    `parameters` are the query parameters by method and path, none where it says nothing; where it
-    is None, they are nobody's concern.
+    `parameters` are the allowed query parameters by method and path (none if not listed); None
+    allows any.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Routes:
         ]
 
     async def __call__(self, request: Request) -> Answer:
-        """Answer by the handler; raises one of `agent.server.listeners.errors`."""
+        """Call the handler of a request; raises one of `agent.server.listeners.errors`."""
         found = {
             method: (parameters, handler, known)
             for method, pattern, handler, known in self._handlers
@@ -59,7 +59,7 @@ class Routes:
 
 
 def _match(pattern: tuple[str, ...], target: RequestTarget) -> dict[str, str] | None:
-    """Return the named segments, None where the path is another one."""
+    """Return the named segments, None if the path does not match."""
     if len(pattern) != len(target.segments):
         return None
     parameters = {}

@@ -1,4 +1,4 @@
-"""The two listening sockets: opened before anything else, rejected in one line when taken."""
+"""Opens the two listening sockets; errors are one line with a remedy."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SOCKET_MODE: Final = 0o660
-#: Connections that wait to be let in: one that the kernel drops comes again after a second only.
+#: Connections that wait for accept(2); a client retries a dropped one only after a second.
 BACKLOG: Final = 1024
-#: What the kernel keeps of a scrape that is not read yet (twice that, socket(7)): a head is
-#: smaller, and who sends one request after the other fills it for each of its connections.
+#: Receive buffer of a metrics connection (the kernel doubles it, socket(7)). A request head is
+#: smaller, and pipelined requests fill the buffer on each connection.
 RECEIVE_BYTES: Final = 16 << 10
 _LIMIT: Final = 107  # sun_path without its final NUL, unix(7)
 
@@ -70,7 +70,7 @@ def group_id(name: str) -> int:
 def open_unix(path: Path, group: int | None) -> UnixListener:
     """Listen at a path with mode 0660, given to `group` when it is not None.
 
-    A socket that nobody listens on is replaced. Raises `StartError` when somebody does, or when
+    A stale socket is replaced. Raises `StartError` if another process listens on it, or if
     the path cannot be used.
     """
     _check_path(path)
@@ -84,7 +84,7 @@ def open_unix(path: Path, group: int | None) -> UnixListener:
     made = path.lstat()
     opened = UnixListener(path, listening, (made.st_dev, made.st_ino))
     try:
-        # The service's own group needs no chown, which its unit's system call filter rejects.
+        # The unit's system call filter rejects chown, which the service's own group does not need.
         if group is not None and made.st_gid != group:
             os.chown(path, -1, group)
         listening.listen(BACKLOG)
@@ -113,12 +113,12 @@ def _check_path(path: Path) -> None:
         raise StartError(what, f"longer than {_LIMIT} bytes", "name a shorter path")
     try:
         path.parent.stat()
-        doubt = risk_above(path.parent / "socket")
+        untrusted = risk_above(path.parent / "socket")
     except OSError as error:
         remedy = f"create the directory: install -d -m 0755 {path.parent}"
         raise StartError(what, f"{path.parent}: {error.strerror}", remedy) from error
-    if doubt is not None:
-        raise StartError(what, str(doubt), doubt.remedy)
+    if untrusted is not None:
+        raise StartError(what, str(untrusted), untrusted.remedy)
 
 
 def _remove_stale(path: Path) -> None:
@@ -140,7 +140,7 @@ def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0)
         outcome = probe.connect_ex(str(path))
-    # A full backlog answers EAGAIN: somebody listens, and is busy.
+    # EAGAIN means a full backlog: a busy process listens.
     return outcome in (0, errno.EAGAIN, errno.EINPROGRESS)
 
 
@@ -185,16 +185,16 @@ def tls_context(address: Address) -> ssl.SSLContext | None:
 
 
 def _check_key(key: Path) -> None:
-    """Raise `StartError` when others can read the private key, or put one of their own there."""
+    """Raise `StartError` if other users can read or replace the private key."""
     what = f"TLS key {key}"
     try:
         status = key.stat()
-        doubt = risk_of(key, status) or risk_above(key)
+        untrusted = risk_of(key, status) or risk_above(key)
     except OSError as error:
         remedy = "name a PEM certificate and its unencrypted key"
         raise StartError(what, error.strerror or str(error), remedy) from error
-    if doubt is not None:
-        raise StartError(what, str(doubt), doubt.remedy)
+    if untrusted is not None:
+        raise StartError(what, str(untrusted), untrusted.remedy)
     if status.st_mode & stat.S_IRWXO:
-        found = f"everybody can read it (mode {stat.S_IMODE(status.st_mode):04o})"
-        raise StartError(what, found, f"close it: chmod o-rwx {key}")
+        found = f"readable by all users (mode {stat.S_IMODE(status.st_mode):04o})"
+        raise StartError(what, found, f"restrict it: chmod o-rwx {key}")

@@ -61,7 +61,7 @@ class Counters:
         return self._values[metric.name].get(labels, 0)
 
     def families(self) -> Iterator[Metric]:
-        """Yield every counter as Prometheus' library wants it."""
+        """Yield every counter as a metric family of the Prometheus library."""
         for name, metric in self._metrics.items():
             yield _counter_family(metric, self._values[name])
 
@@ -96,7 +96,7 @@ class Histogram:
         return sum(self._counts)
 
     def family(self) -> Metric:
-        """Return the histogram as Prometheus' library wants it."""
+        """Return the histogram as a metric family of the Prometheus library."""
         bounds = (*(f"{bound:g}" for bound in self._metric.buckets), "+Inf")
         cumulative = 0
         buckets: list[tuple[str, float]] = []

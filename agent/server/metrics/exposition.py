@@ -1,4 +1,4 @@
-"""All metrics in Prometheus' text format, from a registry of our own."""
+"""All metrics in Prometheus' text format, from a separate registry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """Everything that is measured; `read` gives the state of the moment when it is scraped."""
+    """All metrics; `read` returns the input of the gauges at a scrape."""
 
     def __init__(self, read: Callable[[], GaugeInput]) -> None:
         self.counters = Counters()

@@ -1,4 +1,4 @@
-"""What is held now, computed from the ledger at every scrape, so that it cannot drift from it."""
+"""Gauges, computed from the ledger at every scrape so that they cannot differ from it."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def _inventory(reading: GaugeInput) -> Iterator[Sample]:
 
 def _assignments(ledger: Ledger) -> Iterator[Sample]:
     counted = Counter(
-        held
+        allocated
         for allocation in ledger.allocations.values()
         for container in allocation.containers
-        for held in (
+        for allocated in (
             (CPU, _cpus_of(allocation, container)),
             (MEMORY, _memory_of(allocation, container)),
         )
@@ -127,10 +127,10 @@ def _cpus_of(allocation: PodAllocation, container: ContainerAllocation) -> str:
 
 
 def _memory_of(allocation: PodAllocation, container: ContainerAllocation) -> str:
-    """Tell whose memory a container has.
+    """Return the assignment type of a container's memory.
 
-    Of a budget only a Guaranteed container has memory of its own: as much as its limit. All others
-    hold the whole of what is left.
+    Within a budget only a Guaranteed container has exclusive memory, as much as its limit. All
+    other containers share the rest.
     """
     if not any(block.size for block in container.memory):
         return names.SHARED
@@ -144,11 +144,11 @@ def _memory_of(allocation: PodAllocation, container: ContainerAllocation) -> str
 
 
 def _node_cpus(node: Node, reading: GaugeInput) -> Iterator[Sample]:
-    held = node.cpus & reading.ledger.exclusive_cpus
-    reserved = (node.cpus & reading.rules.policy.cpu.reserved) - held
-    for state, cpus in (("held", held), ("reserved", reserved)):
+    allocated = node.cpus & reading.ledger.exclusive_cpus
+    reserved = (node.cpus & reading.rules.policy.cpu.reserved) - allocated
+    for state, cpus in (("held", allocated), ("reserved", reserved)):
         yield Sample(names.NODE_CPUS, (str(node.id), state), len(cpus))
-    yield Sample(names.NODE_CPUS, (str(node.id), "free"), len(node.cpus - held - reserved))
+    yield Sample(names.NODE_CPUS, (str(node.id), "free"), len(node.cpus - allocated - reserved))
 
 
 def _node_memory(node: Node, reading: GaugeInput) -> Iterator[Sample]:
@@ -158,16 +158,16 @@ def _node_memory(node: Node, reading: GaugeInput) -> Iterator[Sample]:
     for type_name, total in _usable(facts.total[node.id]):
         if type_name == MEMORY and node.memory_bytes is None:
             continue
-        held = held_by_type.get(type_name, 0)
+        allocated = held_by_type.get(type_name, 0)
         reserved = facts.reserved[node.id].get(type_name, 0)
         labels = (str(node.id), type_name)
-        yield Sample(names.NODE_MEMORY, (*labels, "held"), held)
+        yield Sample(names.NODE_MEMORY, (*labels, "held"), allocated)
         yield Sample(names.NODE_MEMORY, (*labels, "reserved"), reserved)
-        yield Sample(names.NODE_MEMORY, (*labels, "free"), max(0, total - held - reserved))
+        yield Sample(names.NODE_MEMORY, (*labels, "free"), max(0, total - allocated - reserved))
 
 
 def _usable(total: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield the bytes by memory type; MemTotal includes the huge page pools, which are apart."""
+    """Yield the bytes by memory type; MemTotal includes the huge page pools, here separate."""
     pools = sum(size for type_name, size in total.items() if type_name != MEMORY)
     for type_name, size in total.items():
         yield type_name, size - pools if type_name == MEMORY else size
@@ -185,9 +185,9 @@ def _unused_budgets(reading: GaugeInput) -> Iterator[Sample]:
 
 def _devices(reading: GaugeInput) -> Iterator[Sample]:
     for resource, devices in reading.rules.policy.devices.items():
-        held = reading.ledger.devices.get(resource, frozenset())
-        free = [device for device in devices if device.healthy and device.id not in held]
-        yield Sample(names.DEVICES, (resource, "held"), len(held))
+        allocated = reading.ledger.devices.get(resource, frozenset())
+        free = [device for device in devices if device.healthy and device.id not in allocated]
+        yield Sample(names.DEVICES, (resource, "held"), len(allocated))
         yield Sample(names.DEVICES, (resource, "free"), len(free))
 
 

@@ -21,9 +21,9 @@ from agent.managers.decision import (
 from cgroupfs.verify import Cause
 
 CAUSES: Final = tuple(str(cause) for cause in Cause)
-#: There is one more for every other resource that a host may lack, as soon as it is lacking.
+#: One more reason is added for each other resource at its first rejection.
 REASONS: Final = (*map(str, Reason), *map(out_of, ("cpu", "memory", "pods")))
-#: What a container without anything of those runs on: the node's pool.
+#: The pool of containers without exclusive or pod-level CPUs: the node's shared pool.
 SHARED: Final = "shared"
 
 
@@ -56,7 +56,7 @@ ALLOCATION_PER_NUMA: Final = _gauge(
     "numa_node",
 )
 
-# --- our own: what is held now ------------------------------------------------------------------
+# --- our own: allocations -----------------------------------------------------------------------
 
 BUILD_INFO: Final = _gauge("numawarden_build_info", "Always 1; the version runs here.", "version")
 STARTED: Final = _gauge(
@@ -65,46 +65,47 @@ STARTED: Final = _gauge(
 PODS: Final = _gauge("numawarden_pods", "Pods in the ledger.")
 CONTAINERS: Final = _gauge(
     "numawarden_containers",
-    "Containers in the ledger, by with whom they share their CPUs (host, pod, container).",
+    "Containers in the ledger by isolation of their CPUs (host, pod, container).",
     "isolation",
 )
 ASSIGNED_CONTAINERS: Final = _gauge(
     "numawarden_container_assignments",
-    "Containers in the ledger by what they hold: something exclusive of the node or of their pod's "
-    "budget, their pod's pool, or the node's.",
+    "Containers in the ledger by assignment: exclusive from the node or from the pod's budget, the "
+    "pod shared pool, or the node's shared pool.",
     "resource_name",
     "assignment_type",
 )
 CPUS: Final = _gauge(
     "numawarden_cpus",
-    "Online CPUs by what they are used for: exclusive to a pod, or the node's shared pool.",
+    "Online CPUs by use: exclusive to a pod, or the node's shared pool.",
     "pool",
 )
 NODE_CPUS: Final = _gauge(
     "numawarden_node_cpus",
-    "Online CPUs of a NUMA node: held by pods, reserved, or free to be given exclusively.",
+    "Online CPUs of a NUMA node: allocated to pods (held), reserved, or free.",
     "numa_node",
     "state",
 )
 NODE_MEMORY: Final = _gauge(
     "numawarden_node_memory_bytes",
-    "Memory of a NUMA node by type (memory, hugepages-...): held by pods, reserved, or free.",
+    "Memory of a NUMA node by type (memory, hugepages-...): allocated to pods (held), reserved, "
+    "or free.",
     "numa_node",
     "type",
     "state",
 )
 UNUSED_BUDGET_CPUS: Final = _gauge(
     "numawarden_unused_budget_cpus",
-    "CPUs of pods' budgets that no container of their pod can use for good.",
+    "CPUs of pods' budgets that no container of the pod can use.",
 )
 UNUSED_BUDGET_MEMORY: Final = _gauge(
     "numawarden_unused_budget_memory_bytes",
-    "Memory of pods' budgets by type that no container of their pod can use for good.",
+    "Memory of pods' budgets by type that no container of the pod can use.",
     "type",
 )
 DEVICES: Final = _gauge(
     "numawarden_devices",
-    "Healthy devices of a resource: held by pods, or free.",
+    "Healthy devices of a resource: allocated to pods (held), or free.",
     "resource",
     "state",
 )
@@ -125,7 +126,7 @@ UNENFORCED_PODS: Final = _gauge(
 )
 INVALID_ALLOCATIONS: Final = _gauge(
     "numawarden_invalid_allocations",
-    "Findings on held allocations that the rules in force would not give, by rule.",
+    "Allocations that the current policy would not make, by violated rule.",
     "rule",
 )
 PROBLEMS: Final = _gauge(
@@ -134,23 +135,23 @@ PROBLEMS: Final = _gauge(
 )
 CONTESTED_CGROUPS: Final = _gauge(
     "numawarden_contested_cgroups",
-    "Cgroups that somebody else rewrites again and again, waiting for their next repair.",
+    "Cgroups that another writer keeps modifying and whose repair is delayed.",
 )
 MANIFESTS: Final = _gauge(
     "numawarden_manifests",
-    "Files of the manifest directory by what became of them.",
+    "Files of the manifest directory by state.",
     "state",
 )
 LAST_RECONCILE: Final = _gauge(
     "numawarden_reconcile_last_success_timestamp_seconds",
-    "When the kernel was last found or made to agree with the ledger (Unix time).",
+    "When the kernel last agreed with the ledger after a comparison (Unix time).",
 )
 
 # --- our own: what happened ---------------------------------------------------------------------
 
 ADMISSIONS: Final = _counter(
     "numawarden_admissions_total",
-    "Requests to admit a pod, by outcome; invalid: the manifest is no pod.",
+    "Requests to admit a pod, by outcome; invalid: the manifest is not a valid pod.",
     result=("admitted", "conflict", "failed", "invalid", "rejected", "repeated"),
 )
 REJECTIONS: Final = _counter(
@@ -164,12 +165,12 @@ DRIFT_FOUND: Final = _counter(
 )
 DRIFT_REPAIRED: Final = _counter(
     "numawarden_drift_repaired_total",
-    "Differing settings that were put right, by cause.",
+    "Differing settings that were repaired, by cause.",
     cause=CAUSES,
 )
 REPAIRS_POSTPONED: Final = _counter(
     "numawarden_repairs_postponed_total",
-    "Pauses before the next repair of a cgroup that somebody else rewrites again and again.",
+    "Delays before the next repair of a cgroup that another writer keeps modifying.",
 )
 RECONCILES: Final = _counter(
     "numawarden_reconciles_total",
@@ -182,11 +183,11 @@ ENFORCEMENT_FAILURES: Final = _counter(
 )
 CHECKPOINT_FAILURES: Final = _counter(
     "numawarden_checkpoint_failures_total",
-    "Saves of the checkpoint that failed; what asked for them was rejected.",
+    "Saves of the checkpoint that failed; the requested changes were rejected.",
 )
 HOST_CHANGES: Final = _counter(
     "numawarden_host_changes_total",
-    "Changes of the hardware that were noticed and taken over.",
+    "Changes of the hardware that were noticed and applied.",
 )
 EVENTS_DROPPED: Final = _counter(
     "numawarden_watch_events_dropped_total",

@@ -1,1 +1,1 @@
-"""What the daemon says: log, events, status, health."""
+"""Log, events, status and health of the agent."""

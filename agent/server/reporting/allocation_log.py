@@ -1,7 +1,7 @@
-"""What a pod got and why, as the fields of a line of the log.
+"""A pod's allocation and its reasons, as fields of a log line.
 
 A pod may have a thousand containers and a host thousands of CPUs, while journald cuts a line at
-48 KiB: the containers are told in their order as far as they fit, and how many were left out.
+48 KiB: containers are logged in their order as far as they fit, with the number of the others.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from agent.managers.allocations.sharing import Share
     from sysfs.mask import Mask
 
-#: How many containers are told, and in how many bytes of JSON.
-CONTAINERS_TOLD: Final = 64
-BYTES_TOLD: Final = 16 << 10
-#: How many devices of a resource are told.
-DEVICES_TOLD: Final = 32
-#: How long a set of CPUs or nodes, a name or a reason is at most, in characters.
+#: How many containers are logged, and in how many bytes of JSON.
+CONTAINERS_LOGGED: Final = 64
+BYTES_LOGGED: Final = 16 << 10
+#: How many devices of a resource are logged.
+DEVICES_LOGGED: Final = 32
+#: The longest set of CPUs or nodes, name or reason, in characters.
 _LONGEST: Final = 256
 
 _Value: TypeAlias = "str | dict[str, list[str]] | None"
 
 
 def allocation_fields(allocation: PodAllocation, shared_pool: Mask) -> dict[str, object]:
-    """Return the fields that say what each container got and why not exclusive.
+    """Return the allocation of each container and why it is not exclusive.
 
-    `containers` has one entry each; `containers_left_out` is there if there are more, and
+    `containers` has one entry each; `containers_left_out` is set if there are more, and
     `unused_budget` (by resource, CPUs or bytes) if no container can use some of the budget.
     """
-    told: list[dict[str, _Value]] = []
-    room = BYTES_TOLD
+    logged: list[dict[str, _Value]] = []
+    room = BYTES_LOGGED
     for container, share in zip(allocation.containers, shares(allocation), strict=True):
         entry = _entry(container, share, shared_pool)
         room -= len(msgspec.json.encode(entry))
-        if told and (room < 0 or len(told) == CONTAINERS_TOLD):
+        if logged and (room < 0 or len(logged) == CONTAINERS_LOGGED):
             break
-        told.append(entry)
-    fields: dict[str, object] = {"containers": told}
-    if left_out := len(allocation.containers) - len(told):
+        logged.append(entry)
+    fields: dict[str, object] = {"containers": logged}
+    if left_out := len(allocation.containers) - len(logged):
         fields["containers_left_out"] = left_out
     if unused := {each.resource: each.unused for each in unused_budget(allocation)}:
         fields["unused_budget"] = unused
@@ -66,10 +66,10 @@ def _entry(container: ContainerAllocation, share: Share, shared_pool: Mask) -> d
 
 
 def _devices(container: ContainerAllocation) -> dict[str, list[str]]:
-    told: dict[str, list[str]] = {}
+    logged: dict[str, list[str]] = {}
     for resource, ids in sorted(container.devices.items()):
-        listed, left_out = first(ids, DEVICES_TOLD)
-        told[resource] = [shortened(device, _LONGEST) for device in listed]
+        listed, left_out = first(ids, DEVICES_LOGGED)
+        logged[resource] = [shortened(device, _LONGEST) for device in listed]
         if left_out:
-            told[resource].append(f"and {left_out} more")
-    return told
+            logged[resource].append(f"and {left_out} more")
+    return logged

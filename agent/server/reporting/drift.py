@@ -1,4 +1,4 @@
-"""Telling of every setting that somebody undid: what it was, where, and whose."""
+"""Reports drift: settings that another process changed."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: So many settings of one comparison are named in the log and in events; the rest is counted.
-#: One cgroup above that is too narrow makes all below differ.
+#: How many settings of one comparison are named in the log and in events; the rest is counted.
+#: One ancestor that is too narrow makes all cgroups below differ.
 DRIFT_NAMED: Final = 16
-#: So many of the latest are kept for the status.
+#: How many of the latest differences are kept for the status.
 DRIFT_KEPT: Final = 32
 
 
 class DriftReporter:
-    """Counts and tells drift, and keeps the latest of it in the state."""
+    """Counts and reports drift, and keeps the latest differences in the state."""
 
     def __init__(
-        self, state: AgentState, counters: Counters, teller: EventReporter, clock: Clock
+        self, state: AgentState, counters: Counters, reporter: EventReporter, clock: Clock
     ) -> None:
         self._state = state
         self._counters = counters
-        self._teller = teller
+        self._reporter = reporter
         self._clock = clock
 
     def note(self, outcome: ReconcileResult) -> None:
-        """Tell what a comparison found that somebody undid; an event for each pod."""
+        """Report the drift that a comparison found, with one event for each pod."""
         for cause, count in outcome.found.items():
             self._counters.add(names.DRIFT_FOUND, cause, by=count)
         for cause, count in outcome.repaired.items():
@@ -50,7 +50,7 @@ class DriftReporter:
         self._state.drift = (*self._state.drift, *named)[-DRIFT_KEPT:]
         more = len(outcome.drift) - len(named)
         log.warning(
-            "drift",
+            "drift found",
             found=dict(outcome.found),
             repaired=dict(outcome.repaired),
             settings=[each.line() for each in named],
@@ -58,10 +58,12 @@ class DriftReporter:
         )
         for (uid, pod), settings in groupby(named, lambda each: (each.uid, each.pod)):
             message = "; ".join(each.line() for each in settings)
-            self._teller.tell("DriftFound", uid or None, pod or None, message)
+            self._reporter.publish("DriftFound", uid or None, pod or None, message)
         if more:
-            message = f"{more} more settings differ; 'numawarden verify' names those that still do"
-            self._teller.tell("DriftFound", message=message)
+            message = (
+                f"{more} more settings differ; 'numawarden verify' lists those that still differ"
+            )
+            self._reporter.publish("DriftFound", message=message)
 
     def _document(self, problem: Difference) -> DriftDocument:
         allocation = self._state.ledger.allocations.get(problem.pod)

@@ -1,4 +1,4 @@
-"""Events, for all who watch; each operation's id is in every log line and event it causes."""
+"""Events for watchers; the id of an operation is in all its log lines and events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUEUE_LENGTH: Final = 1024
 
 
 class Watcher:
-    """One reader of events: a bounded queue, so that a slow reader costs events, not memory."""
+    """One reader of events, with a bounded queue: a slow reader loses events."""
 
     def __init__(self, length: int = QUEUE_LENGTH) -> None:
         self._queue: asyncio.Queue[EventDocument | None] = asyncio.Queue()
@@ -29,7 +29,7 @@ class Watcher:
         self._lost = 0
 
     def offer(self, event: EventDocument) -> bool:
-        """Queue an event; False when the reader is too far behind and it is lost."""
+        """Queue an event; return False if the queue is full and the event is lost."""
         if self._queue.qsize() >= self._length:
             self._lost += 1
             return False
@@ -40,7 +40,7 @@ class Watcher:
         return True
 
     def close(self) -> None:
-        """End the reader's iteration after what is queued."""
+        """End the reader's iteration after the queued events."""
         self._queue.put_nowait(None)
 
     async def __aiter__(self) -> AsyncIterator[EventDocument]:
@@ -49,7 +49,7 @@ class Watcher:
 
 
 class EventHub:
-    """Gives every event to every watcher; `dropped` is called for each one a watcher misses."""
+    """Passes each event to all watchers; `dropped` is called for each event a watcher misses."""
 
     def __init__(self, dropped: Callable[[], None], length: int = QUEUE_LENGTH) -> None:
         self._watchers: set[Watcher] = set()
@@ -58,7 +58,7 @@ class EventHub:
         self._closed = False
 
     def publish(self, event: EventDocument) -> None:
-        """Give an event to all watchers."""
+        """Pass an event to all watchers."""
         for watcher in self._watchers:
             if not watcher.offer(event):
                 self._dropped()
@@ -76,23 +76,23 @@ class EventHub:
             self._watchers.discard(watcher)
 
     def close(self) -> None:
-        """End every watcher's iteration, those to come included."""
+        """End the iteration of all present and later watchers."""
         self._closed = True
         for watcher in self._watchers:
             watcher.close()
 
 
 class EventReporter:
-    """Gives events to everybody who watches, each with its time and the operation it is part of."""
+    """Publishes events with their time and the id of the operation that caused them."""
 
     def __init__(self, hub: EventHub, clock: Clock) -> None:
         self._hub = hub
         self._clock = clock
 
-    def tell(
+    def publish(
         self, kind: str, uid: str | None = None, pod: str | None = None, message: str = ""
     ) -> None:
-        """Give an event (`agent.api.documents.EventDocument`) to everybody who watches."""
+        """Publish an event (`agent.api.documents.EventDocument`) to all watchers."""
         event = EventDocument(
             type=kind,
             time=self._clock.time(),
@@ -113,13 +113,13 @@ _current: ContextVar[str] = ContextVar("operation", default="")
 
 
 def current_operation() -> str:
-    """Return the id of the operation that runs in this context, "" outside of any."""
+    """Return the id of the operation that runs in this context, "" without one."""
     return _current.get()
 
 
 @contextmanager
 def operation(action: str, **facts: str) -> Iterator[str]:
-    """Give everything in the block one id; `action` and `facts` go into its log lines."""
+    """Run the block under a new operation id; its log lines have `action` and `facts`."""
     identity = secrets.token_hex(6)
     token = _current.set(identity)
     try:

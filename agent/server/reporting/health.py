@@ -1,7 +1,7 @@
-"""Whether the agent does its work: what `/healthz` and the watchdog stand for.
+"""Health of the agent, for `/healthz` and the watchdog.
 
-What counts is progress. However long the queue is, an agent that does one thing after the other is
-healthy: ending it would make everybody wait for longer.
+The criterion is progress. An agent with a long queue is healthy as long as it completes actions:
+restarting it would only make callers wait longer.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from agent.server.clock import Clock
     from agent.server.queue import SerialQueue, Worker
 
-#: One action may wait for systemd or for the kernel to move pages; longer than this it hangs.
+#: An action may wait for systemd or for page migration; after this time it counts as hung.
 STALL_SECONDS: Final = 60.0
 #: A comparison with the kernel is late when it is this many periods overdue...
 LATE_PERIODS: Final = 3
-#: ... and so many actions could have ended: it overtakes all that wait, so before it are at most
-#: the one that runs, and one whose turn it is; and it is one itself.
+#: ... and this many actions could have been completed: a comparison is queued ahead, so that at
+#: most the running action and one waiting action precede it.
 LATE_ACTIONS: Final = 3
 
 
 class Health:
-    """Watches the queue of the ledger's owner, its thread, and the regularity of reconciling."""
+    """Watches the controller's queue, its thread, and the interval between comparisons."""
 
     def __init__(self, queue: SerialQueue, worker: Worker, clock: Clock, period: float) -> None:
         self._queue = queue
@@ -32,11 +32,11 @@ class Health:
         self._reconciled = clock.monotonic()
 
     def reconciled(self) -> None:
-        """Note that a comparison with the kernel was completed."""
+        """Record that a comparison with the kernel was completed."""
         self._reconciled = self._clock.monotonic()
 
     def problem(self) -> str | None:
-        """Return what keeps the agent from its work, None when nothing does."""
+        """Return why the agent makes no progress, None if it does."""
         busy = max(self._queue.busy_seconds(), self._worker.busy_seconds())
         if busy > STALL_SECONDS:
             return f"one action has been running for {busy:.0f} s; see the log for what it waits on"

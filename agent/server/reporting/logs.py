@@ -1,7 +1,7 @@
-"""The log: one line per event on standard error, ours and the libraries' alike.
+"""The log: one line per event on standard error, for this project and libraries.
 
-JSON for a machine, console for a person. What an operation bound (`agent.server.reporting.events`)
-is on every line that it causes, in whichever thread. Manifests and environments are never logged.
+The format is JSON or console. The fields that an operation bound (`agent.server.reporting.events`)
+are on all its lines, in every thread. Manifests and environments are never logged.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
 
 CONSOLE: Final = "console"
-#: The packages of this project; all others only warn.
+#: The packages of this project; of all others only warnings are logged.
 OURS: Final = ("agent", "cgroupfs", "sysfs", "systemd")
 
 
 def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
-    """Send all of at least `level` (`debug` ... `error`) to `stream`, standard error if None.
+    """Log events of at least `level` (`debug` ... `error`) to `stream`, standard error if None.
 
     `log_format` is `json` or `console`.
     """
@@ -39,7 +39,7 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> None
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    # What libraries say while all is well concerns their developers.
+    # Debug and info lines of libraries are of use to their developers only.
     root.setLevel(max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING))
     for package in OURS:
         logging.getLogger(package).setLevel(level.upper())
@@ -79,7 +79,7 @@ def _rendering(log_format: str, *, colors: bool) -> list[Processor]:
 
 
 def _on_one_line(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Escape what would begin a new line, or speak to a terminal, in what others chose."""
+    """Escape line breaks and terminal control sequences in values chosen by clients."""
     return {key: _escaped(value) if key != "exception" else value for key, value in event.items()}
 
 

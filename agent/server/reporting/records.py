@@ -1,4 +1,4 @@
-"""What the agent remembers of pods beside the ledger; none of it decides anything."""
+"""Records of pods for reporting, kept in memory; decisions do not use them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 API: Final = "api"
 CHECKPOINT: Final = "checkpoint"
 
-#: How many pods that were rejected or invalid are kept to be asked about.
+#: How many rejected or invalid pods are kept for queries.
 REJECTIONS_KEPT: Final = 64
 
 
 class PodRecord(Struct):
-    """Where a pod came from, why it got what it got, and what the kernel does not enforce.
+    """A pod's source, the explanation of its allocation, and what is not enforced.
 
     `running` are the names of its containers whose cgroups were found.
     """
@@ -33,7 +33,7 @@ class PodRecord(Struct):
 
 
 class RejectedPod(Struct, frozen=True):
-    """A pod that was rejected or invalid: its status, and the answer to one that was decided."""
+    """A rejected or invalid pod: its status and, if it was decided, the answer."""
 
     status: FailedPodDocument
     answer: AdmissionDocument | None = None
@@ -47,18 +47,18 @@ class PodRecords(Struct):
     _unenforced: set[str] = field(default_factory=set)
 
     def of(self, uid: str) -> PodRecord:
-        """Return the record of a pod, a new one for a pod that was restored."""
+        """Return the record of a pod; a restored pod gets a new record."""
         return self.pods.setdefault(uid, PodRecord())
 
     def forget(self, uid: str) -> None:
-        """Drop what is known of a pod."""
+        """Drop the record of a pod."""
         self.pods.pop(uid, None)
         self._unenforced.discard(uid)
 
     def note_rejection(self, rejection: RejectedPod) -> None:
-        """Keep a rejection in the place of an earlier one of the same pod.
+        """Store a rejection, replacing an earlier one of the same pod.
 
-        The oldest goes when there are too many.
+        Beyond `REJECTIONS_KEPT` the oldest is dropped.
         """
         key = _key(rejection.status)
         self.rejections.pop(key, None)
@@ -67,12 +67,12 @@ class PodRecords(Struct):
             self.rejections.popitem(last=False)
 
     def failed(self, uid: str) -> FailedPodDocument | None:
-        """Return the status of the rejected pod with a uid, None where none is kept."""
+        """Return the status of the rejected pod with a uid, None without one."""
         found = self.rejections.get(uid) if uid else None
         return None if found is None else found.status
 
     def forget_rejections(self, gone: Callable[[FailedPodDocument], bool]) -> None:
-        """Drop the status of all pods of which `gone` holds."""
+        """Drop the status of all pods for which `gone` is true."""
         over = [key for key, rejection in self.rejections.items() if gone(rejection.status)]
         for key in over:
             del self.rejections[key]
@@ -80,9 +80,9 @@ class PodRecords(Struct):
     def note_unenforced(
         self, unenforced: Mapping[str, tuple[str, ...]], admitted: Container[str]
     ) -> Mapping[str, tuple[str, ...]]:
-        """Take over all that is not enforced now; return the pods of which this is news.
+        """Store what is not enforced now, by pod uid; return the pods for which this changed.
 
-        What is said of pods that are not `admitted` is left out.
+        Pods that are not `admitted` are left out.
         """
         found = {uid: problems for uid, problems in unenforced.items() if uid in admitted}
         news = {uid: lines for uid, lines in found.items() if lines != self.of(uid).problems}
@@ -106,13 +106,13 @@ class PodRecords(Struct):
 
     @property
     def unenforced(self) -> int:
-        """How many pods the kernel does not enforce in full."""
+        """The number of pods that are not fully enforced."""
         return len(self._unenforced)
 
 
 def _key(status: FailedPodDocument) -> str:
-    """Return what tells rejected pods apart: the uid, else source and name as far as known.
+    """Return the key of a rejected pod: the uid, else source and name as far as known.
 
-    No uid has a space in it.
+    A uid contains no space.
     """
     return status.uid or f"{status.source} {status.namespace}/{status.name}"

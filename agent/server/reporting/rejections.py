@@ -1,8 +1,8 @@
-"""Saying no, for every source alike: a log line, an event, a counter, a status to be read later.
+"""Reports rejections of all sources: a log line, an event, a counter, and a stored status.
 
-A pod is rejected (the managers decided so) or invalid (its manifest is no pod). Either way it
-changes nothing that is held. Its status has the words of v1.PodStatus (phase `Failed`, reason,
-message); the latest are kept in memory until the pod is admitted or the agent ends.
+A pod is rejected (by the managers) or invalid (its manifest is not a valid pod). Neither changes an
+allocation. The status has the fields of v1.PodStatus (phase `Failed`, reason, message); the latest
+are kept in memory until the pod is admitted or the agent stops.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: How many mistakes of an invalid manifest are told in the log and in its status.
-MISTAKES_TOLD: Final = 16
+#: How many mistakes of an invalid manifest are in the log and in its status.
+MISTAKES_SHOWN: Final = 16
 
 
 class RejectionReporter:
-    """Leaves the traces of every pod that is rejected or invalid."""
+    """Logs, counts and stores rejected and invalid pods."""
 
     def __init__(
-        self, state: AgentState, counters: Counters, teller: EventReporter, clock: Clock
+        self, state: AgentState, counters: Counters, reporter: EventReporter, clock: Clock
     ) -> None:
         self._state = state
         self._counters = counters
-        self._teller = teller
+        self._reporter = reporter
         self._clock = clock
 
     def rejected(self, pod: Pod, decision: Decision, source: str) -> AdmissionDocument:
-        """Note that a pod was rejected; return the answer.
+        """Report a rejected pod; return the answer.
 
-        A conflict leaves no status: the pod of that uid is admitted.
+        A conflict is not stored: the pod of that uid is admitted.
         """
         rejection = rejection_of(decision)
         conflict = rejection.reason == Reason.CONFLICT
@@ -83,13 +83,13 @@ class RejectionReporter:
             "pod rejected", source=source, reason=str(rejection.reason), why=rejection.message
         )
         message = f"{rejection.reason}: {rejection.message}"
-        self._teller.tell("PodRejected", pod.uid, f"{pod.namespace}/{pod.name}", message)
+        self._reporter.publish("PodRejected", pod.uid, f"{pod.namespace}/{pod.name}", message)
         return answer
 
     def invalid_request(self, error: InvalidManifestError) -> None:
-        """Note that a manifest that came over the API is no valid pod."""
+        """Report an invalid manifest received over the API."""
         identity, message = error.identity, shortened(error.message)
-        listed, left_out = first(error.details, MISTAKES_TOLD)
+        listed, left_out = first(error.details, MISTAKES_SHOWN)
         log.warning(
             "pod invalid",
             source=API,
@@ -99,21 +99,21 @@ class RejectionReporter:
             mistakes=[shortened(f"{path}: {text}" if path else text) for path, text in listed],
             mistakes_left_out=left_out,
         )
-        self._teller.tell("PodInvalid", identity.uid or None, _called(identity), message)
+        self._reporter.publish("PodInvalid", identity.uid or None, _called(identity), message)
         self._note_invalid(API, identity, message, error.details)
 
     def invalid_file(self, document: ManifestDocument) -> None:
-        """Note that a file of the manifest directory is no valid pod."""
+        """Report an invalid file of the manifest directory."""
         identity = PodIdentity(document.uid or "", document.name, document.namespace)
         message = shortened(document.message)
         log.error("manifest rejected", file=document.file, why=message)
-        self._teller.tell("ManifestInvalid", identity.uid or None, _called(identity), message)
-        listed, _ = first(document.details, MISTAKES_TOLD)
+        self._reporter.publish("ManifestInvalid", identity.uid or None, _called(identity), message)
+        listed, _ = first(document.details, MISTAKES_SHOWN)
         details = [(detail.path, detail.message) for detail in listed]
         self._note_invalid(document.file, identity, message, details)
 
     def admitted(self, allocation: PodAllocation) -> None:
-        """Forget that a pod was rejected or invalid before: it is admitted now."""
+        """Drop earlier rejections of a pod that is admitted now."""
 
         def same(status: FailedPodDocument) -> bool:
             named = (status.namespace, status.name) == (allocation.namespace, allocation.name)
@@ -122,7 +122,7 @@ class RejectionReporter:
         self._state.records.forget_rejections(same)
 
     def files(self, documents: Mapping[str, ManifestDocument]) -> None:
-        """Forget what was said of files that are gone, or say something else now."""
+        """Drop the rejections of files that were removed or changed."""
 
         def over(status: FailedPodDocument) -> bool:
             if status.source == API:
@@ -138,11 +138,11 @@ class RejectionReporter:
         self, source: str, identity: PodIdentity, message: str, mistakes: Sequence[tuple[str, str]]
     ) -> None:
         self._counters.add(names.ADMISSIONS, "invalid")
-        held = self._state.held
-        # What is admitted stays so, whatever somebody writes in its name or into its file.
-        if identity.uid in held.ledger.allocations or source in held.manifests.values():
+        durable = self._state.durable
+        # An invalid manifest or file does not affect a pod that is admitted.
+        if identity.uid in durable.ledger.allocations or source in durable.manifests.values():
             return
-        listed, _ = first(mistakes, MISTAKES_TOLD)
+        listed, _ = first(mistakes, MISTAKES_SHOWN)
         status = FailedPodDocument(
             uid=identity.uid,
             name=identity.name,
@@ -174,7 +174,7 @@ def rejection_answer(pod: Pod, decision: Decision, *, dry_run: bool = False) -> 
 
 
 def rejection_of(decision: Decision) -> Rejection:
-    """Return why a pod was rejected; raises `ValueError` for a decision that does not say."""
+    """Return why a pod was rejected; raises `ValueError` for a decision without a reason."""
     if decision.rejection is None:
         raise ValueError(f"the decision on {decision.uid} neither admits nor rejects")
     return decision.rejection

@@ -1,4 +1,4 @@
-"""Texts and lists that others chose, cut to what fits into a line of the log."""
+"""Cuts texts and lists of clients to a length that fits into a log line."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 
-#: How many characters of one text are told.
+#: The longest text, in characters.
 LONGEST: Final = 512
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """Return a text that is no longer than `longest` characters, its end marked where it was."""
+    """Return a text of at most `longest` characters, with an ellipsis if it was cut."""
     return text if len(text) <= longest else f"{text[: longest - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def first(items: Sequence[_Item], most: int) -> tuple[Sequence[_Item], int]:
-    """Return the first items, and how many there are beyond."""
+    """Return the first items, and the number of the others."""
     return items[:most], max(0, len(items) - most)

@@ -1,4 +1,4 @@
-"""How the agent is doing, in one document."""
+"""The status document."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def status_document(state: AgentState) -> StatusDocument:
-    """Return how the agent is doing, and what an operator should look at."""
-    host = state.situation.host
+    """Return the status of the agent with all problems that an operator should know."""
+    host = state.configured.host
     allocations = state.ledger.allocations.values()
     rejections = state.records.rejections.values()
     return StatusDocument(
@@ -26,7 +26,7 @@ def status_document(state: AgentState) -> StatusDocument:
         pid=os.getpid(),
         started=state.started,
         ready=state.unready() is None,
-        policy=views.policy_document(state.situation.rules.policy),
+        policy=views.policy_document(state.configured.rules.policy),
         online_cpus=str(host.online),
         nodes=str(Mask.from_ids(node.id for node in host.nodes)),
         shared_pool=str(state.shared_pool),
@@ -38,7 +38,7 @@ def status_document(state: AgentState) -> StatusDocument:
         manifests=tuple(state.manifests.values()),
         problems=state.problems(),
         drift=state.drift,
-        invalid=tuple(views.finding_document(finding) for finding in state.invalid),
-        # Why in full is with the answer above, and with the pod.
+        invalid=tuple(views.violation_document(violation) for violation in state.invalid),
+        # The full reasons are in `rejected` and in the pod's document.
         failed=tuple(replace(each.status, rejection=None, explanation=None) for each in rejections),
     )

@@ -1,4 +1,4 @@
-"""Running the agent as a process: log, signals, the loop, and a small memory footprint."""
+"""Runs the agent as a process: log, signals, event loop, and a small memory footprint."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ log = structlog.get_logger(__name__)
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(config: Config, surrogates: Fakes | None = None) -> None:
-    """Run the agent until it is told to stop; raises what `Wiring` raises.
+def run(config: Config, fakes: Fakes | None = None) -> None:
+    """Run the agent until it is stopped; raises what `Wiring` raises.
 
-    SIGTERM and SIGINT stop it. SIGHUP has it look at the host, the manifests and the kernel again;
-    the configuration is read at the start only, and a restart touches no workload.
-    Whatever runs in the pods' cgroups is left exactly as it is when this returns.
+    SIGTERM and SIGINT stop the agent. SIGHUP makes it read the host and the manifests again and
+    reconcile; the configuration is read only at the start. Neither a stop nor a restart changes
+    running workloads.
     """
     logs.configure(config.agent.logging.format, config.agent.logging.level)
     manager = ServiceManager.of(os.environ)
     log.info("starting", version=__version__, pid=os.getpid())
-    with Wiring(config, manager, SystemClock(), surrogates) as service:
+    with Wiring(config, manager, SystemClock(), fakes) as service:
         settle_memory()
         asyncio.run(_serve(service))
 
@@ -49,13 +49,13 @@ async def _serve(service: Service) -> None:
     loop = asyncio.get_running_loop()
     for number in STOPPING:
         loop.add_signal_handler(number, service.stop)
-    loop.add_signal_handler(signal.SIGHUP, service.look_again)
+    loop.add_signal_handler(signal.SIGHUP, service.resync)
     await service.run()
 
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Let the garbage collector rest while modules are imported: all they make stays anyway."""
+    """Disable the garbage collector during imports, which create only permanent objects."""
     gc.disable()
     try:
         yield
@@ -71,7 +71,7 @@ def import_structlog_without_rich() -> None:
     if "structlog" in sys.modules or "rich" in sys.modules:
         return
     hidden: dict[str, None] = {"rich": None}
-    sys.modules.update(hidden)  # type: ignore[arg-type]  # None says "not there" to the importer
+    sys.modules.update(hidden)  # type: ignore[arg-type]  # None makes the import fail
     try:
         import structlog  # noqa: F401, PLC0415  # imported for its effect, at this moment
     finally:
@@ -79,10 +79,10 @@ def import_structlog_without_rich() -> None:
 
 
 def settle_memory() -> None:
-    """Take all that is there now, after a start, out of the garbage collector's sight.
+    """Exempt all present objects from garbage collection, once the agent has started.
 
-    Modules, the host and the restored pods live as long as the process; looking through them again
-    and again takes tens of milliseconds, in the middle of somebody's admission.
+    Modules, the host and the restored pods live as long as the process; a collection that scans
+    them takes tens of milliseconds, possibly during an admission.
     """
     gc.collect()
     gc.freeze()

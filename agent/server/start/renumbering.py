@@ -1,8 +1,8 @@
-"""NUMA nodes that came back from a reboot under other numbers.
+"""Remaps allocations to NUMA nodes that a reboot renumbered.
 
-The kernel numbers nodes as the firmware lists them, which another firmware, or a node without
-memory, can change. A node is known by its CPUs. Only after a reboot may allocations follow it:
-nothing runs on them then, and what is started next is to find its memory beside its CPUs.
+The kernel numbers nodes in the order of the firmware's tables, which a firmware update or a node
+without memory can change. Nodes are identified by their CPUs. Allocations are remapped only after a
+reboot, when no process uses them: memory allocated from then on is local to the CPUs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _UNMOVED: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 def node_moves(before: HostFacts, after: HostFacts) -> Mapping[int, int]:
-    """Return {old number: new number} of all nodes when some were renumbered, else nothing.
+    """Return {old number: new number} of all nodes if some were renumbered, else an empty mapping.
 
-    Every node must be found again, those with CPUs by the same CPUs, those without under their
-    old number; when one is not, it is another machine rather than other numbers.
+    Every node must be found: those with CPUs by the same CPUs, those without under their old
+    number. If one is not found, the hardware changed, and nothing is remapped.
     """
     found: dict[int, int] = {}
     by_cpus = {node.cpus: node.id for node in after.nodes if node.cpus}

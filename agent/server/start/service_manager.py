@@ -16,9 +16,9 @@ log = structlog.get_logger(__name__)
 
 
 class ServiceManager:
-    """Tells systemd how things are; that it cannot be told is logged and changes nothing else.
+    """Notifies systemd (sd_notify(3)); a failed notification is logged and otherwise ignored.
 
-    `ping_seconds` is how often the watchdog wants to hear of the agent, None without one.
+    `ping_seconds` is the interval of watchdog pings, None without a watchdog.
     """
 
     def __init__(self, notifier: Notifier, ping_seconds: float | None) -> None:
@@ -28,16 +28,16 @@ class ServiceManager:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:
-        """Return the manager that the environment names; raises `SystemdError` on nonsense."""
+        """Return the manager from `NOTIFY_SOCKET` and `WATCHDOG_USEC`; raises `SystemdError`."""
         return cls(Notifier(environment), watchdog_interval(environment))
 
     def ready(self, status: str) -> None:
-        """Tell that the agent is ready."""
+        """Report that the agent is ready."""
         self._last_status = status
         self._attempt(lambda: self._notifier.ready(status))
 
     def status(self, text: str) -> None:
-        """Tell in one line how things are, when that changed."""
+        """Report the status line if it changed."""
         if text != self._last_status:
             self._last_status = text
             self._attempt(lambda: self._notifier.status(text))
@@ -47,7 +47,7 @@ class ServiceManager:
         self._attempt(self._notifier.watchdog)
 
     def stopping(self) -> None:
-        """Tell that the agent is about to end."""
+        """Report that the agent is stopping."""
         self._attempt(self._notifier.stopping)
 
     @staticmethod
@@ -55,4 +55,4 @@ class ServiceManager:
         try:
             call()
         except SystemdError as error:
-            log.warning("the service manager cannot be told", why=str(error))
+            log.warning("service manager notification failed", why=str(error))

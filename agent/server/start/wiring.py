@@ -1,4 +1,4 @@
-"""From a configuration to a service that can run: everything opened, checked and restored."""
+"""Builds a service from a configuration: opens, checks and restores everything it needs."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Processes are always those of the running kernel, wherever the host's description stands.
+#: Processes are those of the running kernel, whatever `agent.sysfsRoot` is.
 PROC: Final = Path("/proc")
 _ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
 
 
 class Fakes(Struct, frozen=True):
-    """What stands in for parts of the system where there is no kernel, for tests and the demo.
+    """Replacements for parts of the system, for tests and the demo.
 
-    `tree` replaces the cgroup mount, `systemd` its bus, `tasks` what runs on the host, `files` what
-    the checkpoint is kept with. `runtimes` is the root of the files of container runtimes. With
-    `live` False neither netlink nor inotify on cgroups is used.
+    `tree` replaces the cgroup mount, `systemd` its bus, `tasks` the tasks of the host, `files` the
+    files of the checkpoint. `runtimes` is the root of the files of container runtimes. With `live`
+    False neither netlink nor inotify on cgroups is used.
     """
 
     tree: CgroupTree | None = None
@@ -78,10 +78,10 @@ class Fakes(Struct, frozen=True):
 
 
 class Wiring:
-    """A service and all that it holds open; use it as a context manager.
+    """A service and the resources that it keeps open; use it as a context manager.
 
-    It has its cgroup tree and its state directory to itself. Raises what keeps an agent from
-    starting, one line each: `StartError`, `EnforcementStartError`, `CgroupRootError`,
+    The cgroup tree and the state directory are locked. Raises errors that keep the agent from
+    starting: `StartError`, `EnforcementStartError`, `CgroupRootError`,
     `TreeLockedError`, `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`.
     """
 
@@ -90,31 +90,31 @@ class Wiring:
         config: Config,
         manager: ServiceManager,
         clock: Clock,
-        surrogates: Fakes | None = None,
+        fakes: Fakes | None = None,
     ) -> None:
         self._config = config
-        self._surrogates = surrogates or Fakes()
+        self._fakes = fakes or Fakes()
         self._warned: frozenset[str] = frozenset()
-        self._unseen: str | None = None
+        self._unreadable: str | None = None
         self._boot_id = _boot_id()
         with ExitStack() as opened:
-            store = Store(config.agent.state_directory, self._surrogates.files)
+            store = Store(config.agent.state_directory, self._fakes.files)
             self._store = opened.enter_context(store)
             self._tree = self._open_tree()
             opened.callback(self._tree.lock().release)
             self._layout = make_layout(config.cgroup_driver, config.cgroup_root)
             self._finder = self._make_finder()
             self._loaded = self._store.load()
-            self._running = self._look_at_pods()
-            holding = bool(self._running) or _holds(self._loaded)
-            self._situation = situate(config, self._read_host(), holding=holding)
-            self.doors = self._open_doors(opened)
+            self._running = self._observe_pods()
+            allocated = bool(self._running) or _has_pods(self._loaded)
+            self._configured = situate(config, self._read_host(), allocated=allocated)
+            self.listeners = self._open_listeners(opened)
             self.controller = self._restore(clock, opened)
             self.service = Service(
                 self.controller,
                 self._api(),
-                self.doors,
-                self._surroundings(opened),
+                self.listeners,
+                self._inputs(opened),
                 manager,
                 clock,
                 config.cpu_manager_reconcile_period,
@@ -128,15 +128,15 @@ class Wiring:
         self._opened.close()
 
     def _open_tree(self) -> CgroupTree:
-        if self._surrogates.tree is not None:
-            return self._surrogates.tree
+        if self._fakes.tree is not None:
+            return self._fakes.tree
         return open_tree(self._config.agent.cgroup_mount)
 
-    def _look_at_pods(self) -> tuple[ObservedPod, ...]:
-        """Return the pods that run where one may be unknown to the checkpoint, else none.
+    def _observe_pods(self) -> tuple[ObservedPod, ...]:
+        """Return the running pods if the checkpoint may not know all of them, else none.
 
-        The checkpoint may be lost, or be older than what runs. Raises `OSError` as the tree does
-        where there is no checkpoint.
+        The checkpoint may be lost, or older than the pods. Raises `OSError` if the tree cannot be
+        read and there is no checkpoint.
         """
         saved = self._loaded.state
         try:
@@ -148,23 +148,23 @@ class Wiring:
         except OSError as error:
             if saved is None:
                 raise
-            self._unseen = (
-                f"the cgroups of running pods cannot be read: {error.strerror or error}; whether "
-                "pods run that the checkpoint does not know is not known; see the kernel log, then "
-                "restart the agent"
+            self._unreadable = (
+                f"the cgroups of running pods cannot be read: {error.strerror or error}; pods that "
+                "the checkpoint does not know may be running; see the kernel log, then restart the "
+                "agent"
             )
-            log.error("running pods cannot be compared", problem=self._unseen)  # noqa: TRY400  # no defect of ours
+            log.error("running pods cannot be read", problem=self._unreadable)  # noqa: TRY400  # not a defect of the agent
             return ()
 
     def _read_host(self) -> Host:
-        # What pods are given of devices the configuration tells; the host's own list is for people.
+        # Devices of pods are listed in the configuration; the host's own list is for display only.
         host = discover(self._config.agent.sysfs_root, devices=False)
         for warning in sorted({*host.warnings} - self._warned):
-            log.warning("a file of the host is odd", why=warning)
+            log.warning("unexpected host data", why=warning)
         self._warned = frozenset(host.warnings)
         return host
 
-    def _open_doors(self, opened: ExitStack) -> Listeners:
+    def _open_listeners(self, opened: ExitStack) -> Listeners:
         agent, metrics = self._config.agent, self._config.agent.metrics
         address = Address(metrics.address, metrics.port, metrics.tls_certificate, metrics.tls_key)
         tls = tls_context(address)
@@ -181,15 +181,15 @@ class Wiring:
         )
         prepared = enforcer.prepare()
         state = initial_state(
-            self._situation, self._loaded, self._boot_id, clock.time(), self._running
+            self._configured, self._loaded, self._boot_id, clock.time(), self._running
         )
         state.kernel_problems = tuple(problem.detail for problem in prepared.problems)
-        if self._unseen is not None:
-            state.troubles["running pods"] = self._unseen
+        if self._unreadable is not None:
+            state.conditions["running pods"] = self._unreadable
         for note in prepared.notes:
-            log.warning("a controller is missing", note=note)
+            log.warning("cgroup controller unavailable", note=note)
         if state.kernel_problems:
-            log.error("the cgroup of all pods is not ready", problems=state.kernel_problems)
+            log.error("pods cgroup not ready", problems=state.kernel_problems)
         kernel = KernelEnforcement(
             enforcer,
             self._tree,
@@ -204,28 +204,28 @@ class Wiring:
         return controller
 
     def _enforced(self) -> EnforcedControllers:
-        nodes = self._situation.host.nodes
+        nodes = self._configured.host.nodes
         sizes = {page.size_bytes for node in nodes for page in node.hugepages}
         controllers = frozenset(map(str, self._config.agent.enforce))
         return EnforcedControllers(controllers, tuple(sorted(sizes)))
 
     def _tasks(self) -> Callable[[], Iterable[Task]]:
-        """Return who reads the tasks; those of this kernel are in no other tree."""
-        if self._surrogates.tasks is not None:
-            return self._surrogates.tasks
-        return partial(read_tasks, PROC) if self._surrogates.tree is None else tuple
+        """Return the reader of tasks; tasks of this kernel are not in a fake tree."""
+        if self._fakes.tasks is not None:
+            return self._fakes.tasks
+        return partial(read_tasks, PROC) if self._fakes.tree is None else tuple
 
     def _make_finder(self) -> ContainerIdentifier | None:
-        """Return who knows the runtimes' containers; those of this kernel are in no other tree."""
-        if self._surrogates.tree is not None and self._surrogates.runtimes is None:
+        """Return the identifier of containers; containers of this host are not in a fake tree."""
+        if self._fakes.tree is not None and self._fakes.runtimes is None:
             return None
-        root = self._surrogates.runtimes or Path("/")
-        return RuntimeFiles(root, lambda why: log.warning("a runtime's file is of no use", why=why))
+        root = self._fakes.runtimes or Path("/")
+        return RuntimeFiles(root, lambda why: log.warning("runtime file unusable", why=why))
 
     def _systemd(self, opened: ExitStack) -> Systemd | None:
-        if self._layout.driver is Driver.CGROUPFS or self._surrogates.systemd is not None:
-            return self._surrogates.systemd
-        from systemd.bus import SystemBus  # noqa: PLC0415  # costs memory that cgroupfs does not
+        if self._layout.driver is Driver.CGROUPFS or self._fakes.systemd is not None:
+            return self._fakes.systemd
+        from systemd.bus import SystemBus  # noqa: PLC0415  # the cgroupfs driver saves its memory
 
         bus = SystemBus()
         opened.callback(bus.close)
@@ -235,10 +235,10 @@ class Wiring:
         limits = self._config.agent.limits
         return Api(self.controller, _topology, self.group, limits.message_bytes)
 
-    def _surroundings(self, opened: ExitStack) -> HostInputs:
-        live = self._surrogates.live
+    def _inputs(self, opened: ExitStack) -> HostInputs:
+        live = self._fakes.live
         return HostInputs(
-            discover=self._look_at_host,
+            discover=self._configure_host,
             fingerprint=lambda: _fingerprint(self._config.agent.sysfs_root),
             hotplug=watch_hotplug if live and str(self._config.agent.sysfs_root) == "/" else None,
             cgroups=self._cgroup_changes(opened) if live else None,
@@ -246,8 +246,8 @@ class Wiring:
             manifest_changes=self._manifest_changes(),
         )
 
-    def _look_at_host(self) -> ConfiguredHost:
-        return situate(self._config, self._read_host(), self.controller.state.situation)
+    def _configure_host(self) -> ConfiguredHost:
+        return situate(self._config, self._read_host(), self.controller.state.configured)
 
     def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
         changes = CgroupChanges(self._config.agent.cgroup_mount)
@@ -274,18 +274,18 @@ class Wiring:
 def _boot_id() -> str:
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # a sandbox that hides it: then a reboot is not told from a restart
+    except OSError:  # hidden by a sandbox: a reboot then counts as a restart
         return ""
 
 
 def _own_cgroup() -> str:
     try:
         return cgroup_of_pid(PROC, os.getpid())
-    except BindingError:  # no cgroup v2 here (an emulated tree), or a cgroup namespace of its own
+    except BindingError:  # no cgroup v2 (emulated tree), or another cgroup namespace
         return ""
 
 
-def _holds(loaded: LoadResult) -> bool:
+def _has_pods(loaded: LoadResult) -> bool:
     return loaded.state is not None and bool(loaded.state.ledger.allocations)
 
 
@@ -294,7 +294,7 @@ def _topology(host: Host) -> bytes:
 
 
 def _fingerprint(root: Path) -> str:
-    """Return what changes when CPUs or nodes come and go; cheap enough for every reconcile."""
+    """Return the online CPUs and nodes as text; cheap enough for every reconcile."""
     return "\n".join(_text(root / file) for file in _ONLINE_FILES)
 
 

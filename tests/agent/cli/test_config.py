@@ -172,7 +172,7 @@ class TestAgainstState:
     ) -> None:
         assert self.check(root, file, state) == ExitCode.OK
         assert capsys.readouterr().out.splitlines()[-4:] == [
-            f"{state}/checkpoint.json: 1 pods, all of them keep what they hold",
+            f"{state}/checkpoint.json: 1 pods, all of them keep their allocations",
             "  valid             1 of 1 pods",
             "  exclusive CPUs    1,3",
             "  shared pool       0,2",

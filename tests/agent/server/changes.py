@@ -170,7 +170,7 @@ def rehearse(change: Change, host: Site, *, looks: bool = False) -> Play:
     async def compare(controller: Controller) -> End:
         await controller.reconcile()
         assert wrongs(quiet, controller) == []
-        return End(held(controller.state.held), quiet.shown())
+        return End(held(controller.state.durable), quiet.shown())
 
     async def play(controller: Controller) -> tuple[object, End]:
         answer = await change.ask(controller, done)
@@ -179,7 +179,7 @@ def rehearse(change: Change, host: Site, *, looks: bool = False) -> Play:
         assert wrongs(done, controller) == []
         assert done.shown() == shown, "the change leaves nothing for later"
         effects.log[:] = steps
-        return answer, End(held(controller.state.held), shown)
+        return answer, End(held(controller.state.durable), shown)
 
     before = with_agent(quiet, compare)
     answer, after = with_agent(done, play, effects)

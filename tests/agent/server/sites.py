@@ -180,8 +180,8 @@ def with_agent(
     tree = CountedTree(site.kernel, counted)
     systemd = None if site.systemd is None else CountedSystemd(site.systemd, counted)
     files = CountedFiles(site.disk, counted)
-    surrogates = Fakes(tree=tree, systemd=systemd, live=False, files=files)
-    assembly = Wiring(site.config, RecordingManager(), FakeClock(), surrogates)
+    fakes = Fakes(tree=tree, systemd=systemd, live=False, files=files)
+    assembly = Wiring(site.config, RecordingManager(), FakeClock(), fakes)
 
     async def live() -> _Result:
         controller = assembly.controller
@@ -222,9 +222,9 @@ def wrongs(site: Site, controller: Controller) -> list[str]:
     Told independently of the agent's own verification.
     """
     state = controller.state
-    wrong = [*broken_invariants(state.situation.rules, state.ledger), *state.problems()]
+    wrong = [*broken_invariants(state.configured.rules, state.ledger), *state.problems()]
     saved = site.saved()
-    if saved is not None and held(saved) != held(state.held):
+    if saved is not None and held(saved) != held(state.durable):
         wrong.append("memory and checkpoint differ")
     if (names := site.disk.names(site.config.agent.state_directory)) != [CHECKPOINT_NAME]:
         wrong.append(f"the state directory holds {names}")
@@ -254,7 +254,7 @@ def _pod_wrongs(site: Site, allocation: PodAllocation, pod: str, shared: Mask) -
             yield f"/{path} shows {found}, not CPUs {cpus}, memory {mems}"
 
 
-def held_twice(site: Site, allocations: Mapping[str, PodAllocation]) -> list[str]:
+def allocated_twice(site: Site, allocations: Mapping[str, PodAllocation]) -> list[str]:
     """Return whose processes may run on CPUs that are exclusively another pod's, who runs too."""
     running = [
         (uid, path, site.kernel.allowed(pid)[0])

@@ -210,14 +210,14 @@ class Running:
 async def running(world: World, manager: RecordingManager | None = None) -> AsyncIterator[Running]:
     """Run an agent in the world until the block ends."""
     manager = manager or RecordingManager()
-    surrogates = Fakes(
+    fakes = Fakes(
         tree=world.kernel,
         systemd=world.systemd,
         live=False,
         tasks=lambda: world.tasks,
         runtimes=world.runtimes,
     )
-    assembly = Wiring(world.config, manager, world.clock, surrogates)
+    assembly = Wiring(world.config, manager, world.clock, fakes)
     with assembly as service:
         life = asyncio.create_task(service.run())
         try:
@@ -228,7 +228,7 @@ async def running(world: World, manager: RecordingManager | None = None) -> Asyn
                 service,
                 manager,
                 world.client(),
-                assembly.doors.metrics_port,
+                assembly.listeners.metrics_port,
                 life,
             )
             yield agent

@@ -257,9 +257,9 @@ async def test_bad_requests_get_one_clear_error(
 ) -> None:
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
-        held = agent.controller.state.held
+        held = agent.controller.state.durable
         assert await error_of(agent, method, path, body) == expected
-        assert agent.controller.state.held is held
+        assert agent.controller.state.durable is held
 
 
 #: Every resource that is asked for without parameters, and how it answers then.
@@ -287,7 +287,7 @@ def test_every_resource_is_tried_with_parameters() -> None:
 async def test_a_parameter_that_a_resource_does_not_know_changes_nothing(world: World) -> None:
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
-        held, before = agent.controller.state.held, kernel_text(world)
+        held, before = agent.controller.state.durable, kernel_text(world)
         for method, path in (*BARE, ("POST", "/v1/pods")):
             for query in ("dryRun=true", "dryrun=1", "namespace="):
                 if (path, query) == ("/v1/pods", "dryRun=true") and method == "POST":
@@ -296,7 +296,7 @@ async def test_a_parameter_that_a_resource_does_not_know_changes_nothing(world: 
                 error = decode(body, ErrorDocument).error
                 assert (status, error.code) == (400, "InvalidRequest")
                 assert [detail.path for detail in error.details] == [query.partition("=")[0]]
-        assert agent.controller.state.held is held
+        assert agent.controller.state.durable is held
         assert kernel_text(world) == before
 
 
@@ -582,7 +582,7 @@ async def test_a_watcher_that_never_reads_holds_nobody_up(world: World) -> None:
                 pass
             events = aiter(other)
             for _ in range(4 * QUEUE_LENGTH):
-                agent.controller.tell("Test", message=text)
+                agent.controller.publish("Test", message=text)
                 await anext(events)  # the loop runs, and writes to whoever reads
             assert agent.controller.metrics.counters.value(names.EVENTS_DROPPED) > 0
             assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201

@@ -52,7 +52,7 @@ def test_it_gives_up_its_pods_cpus_and_stays_confined_until_it_ends(
     async def compare(controller: Controller) -> int:
         answer = await controller.reconcile()
         assert answer.problems == ()
-        return len(controller.state.held.bindings)
+        return len(controller.state.durable.bindings)
 
     def cpus() -> Mask:
         return site.kernel.allowed(site.processes)[0]
@@ -90,7 +90,7 @@ def test_what_was_bound_by_mistake_gives_the_cpus_up_when_the_binding_is_correct
         assert cpus(mistaken) == Mask.parse("0,2-8,10-15")
 
     async def let_another_have_them(controller: Controller) -> None:
-        assert controller.state.held.bindings.released == (mistaken,)
+        assert controller.state.durable.bindings.released == (mistaken,)
         await controller.remove(ONE)
         await controller.admit(pod_of("other", OTHER, "main=2"))
         assert controller.state.ledger.exclusive_cpus == Mask.of(1, 9)
@@ -129,13 +129,13 @@ def test_what_is_unbound_is_confined_before_its_cpus_can_be_anybody_elses(
 
     async def let_another_have_them(controller: Controller) -> None:
         """Also after a restart the cgroup is confined, until it is bound again."""
-        assert controller.state.held.bindings.released == (bound,)
+        assert controller.state.durable.bindings.released == (bound,)
         await controller.remove(ONE)
         await controller.admit(pod_of("other", OTHER, "main=2"))
         assert cpus() == Mask.parse("0,2-8,10-15")
         await controller.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
         assert cpus() == Mask.of(1, 9)
-        assert not controller.state.held.bindings.released
+        assert not controller.state.durable.bindings.released
 
     with_agent(site, unbind)
     with_agent(site, let_another_have_them)
@@ -173,7 +173,7 @@ def test_what_starts_where_a_container_was_bound_is_not_on_its_cpus(
         await controller.remove(ONE)
         assert site.kernel.read(bound, "cpuset.cpus").strip() == "0-15", "before anybody has them"
         await controller.reconcile()
-        assert len(controller.state.held.bindings) == 0
+        assert len(controller.state.durable.bindings) == 0
         # systemd takes the controller back where no unit asks for it.
         assert not (site.kernel.read_many(bound, ("cpuset.cpus",))[0] or "").strip()
         if site.systemd is not None:
@@ -202,7 +202,7 @@ def test_a_process_that_starts_while_its_cgroup_is_given_back_is_confined(
         site.end(bound)
         await controller.remove(ONE)
         await controller.reconcile()
-        assert [each.cgroup for each in controller.state.held.bindings] == [bound]
+        assert [each.cgroup for each in controller.state.durable.bindings] == [bound]
         await controller.admit(pod_of("other", OTHER, "main=2"))
         assert controller.state.ledger.exclusive_cpus == Mask.of(1, 9)
         assert site.kernel.allowed(site.processes)[0] == Mask.parse("0,2-8,10-15")
@@ -228,7 +228,7 @@ def test_a_binding_never_takes_the_container_of_another_pod(
         await controller.bind(ONE, "main", BindRequest(cgroup=f"/{other}"))
         await controller.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
         assert site.kernel.allowed(pid)[0] == Mask.of(2, 10)
-        assert controller.state.held.bindings.released == ()
+        assert controller.state.durable.bindings.released == ()
 
     with_agent(site, play)
 

@@ -55,7 +55,9 @@ async def test_repairs_become_rare_and_are_told_once_for_each_pause(world: World
         assert "numawarden_repairs_postponed_total 5.0" in text
         assert "numawarden_contested_cgroups 1.0" in text
         status = await asyncio.to_thread(agent.client.status)
-        assert any(f"/{POD} is rewritten by somebody else" in line for line in status.problems)
+        assert any(
+            f"/{POD} is being modified by another writer" in line for line in status.problems
+        )
 
 
 @in_loop

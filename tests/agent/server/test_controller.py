@@ -120,8 +120,8 @@ async def keeping(
 ) -> AsyncIterator[Controller]:
     """Run a controller's queue until the block ends."""
     in_force = in_force or rules()
-    situation = ConfiguredHost(host or two_packages(), in_force)
-    state = AgentState(situation, DurableState(in_force.empty_ledger()))
+    configured = ConfiguredHost(host or two_packages(), in_force)
+    state = AgentState(configured, DurableState(in_force.empty_ledger()))
     controller = Controller(state, recorder, recorder, FakeClock())
     serving = asyncio.create_task(controller.queue.serve())
     try:
@@ -169,7 +169,7 @@ async def test_what_cannot_be_saved_is_not_done() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
         await controller.admit(pod())
-        held = controller.state.held
+        held = controller.state.durable
         recorder.save_error = disk_full()
         with pytest.raises(CheckpointFailedError, match="nothing was changed"):
             await controller.admit(pod("db", OTHER_UID))
@@ -177,7 +177,7 @@ async def test_what_cannot_be_saved_is_not_done() -> None:
             await controller.remove(UID)
         with pytest.raises(CheckpointFailedError):
             await controller.bind(UID, "c0", BindRequest(cgroup="x"))
-        assert controller.state.held is held
+        assert controller.state.durable is held
         counters = controller.metrics.counters
         assert counters.value(names.CHECKPOINT_FAILURES) == 3
         assert counters.value(names.ADMISSIONS, "failed") == 1
@@ -245,7 +245,7 @@ async def test_the_specification_of_an_imported_pod_is_saved_and_enforced_once()
         imported = replace(
             ledger, allocations=MappingProxyType({UID: replace(known, spec_digest="")})
         )
-        controller.state.held = replace(controller.state.held, ledger=imported)
+        controller.state.durable = replace(controller.state.durable, ledger=imported)
         recorder.log.clear()
         with capture_logs() as log:
             answer = await controller.admit(pod())
@@ -413,13 +413,13 @@ async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() ->
         await controller.remove(UID)
         recorder.outcome = ReconcileResult(problems=("the cgroup tree failed",))
         await controller.reconcile()
-        assert len(controller.state.held.bindings) == 1
+        assert len(controller.state.durable.bindings) == 1
         recorder.outcome = ReconcileResult(cgroups=("x",))
         await controller.reconcile()
-        assert len(controller.state.held.bindings) == 1
+        assert len(controller.state.durable.bindings) == 1
         recorder.outcome = ReconcileResult(ended=frozenset({"x"}))
         await controller.reconcile()
-        assert len(controller.state.held.bindings) == 0
+        assert len(controller.state.durable.bindings) == 0
 
 
 @in_loop
@@ -491,7 +491,7 @@ async def test_what_a_comparison_observes_is_true_whether_or_not_it_can_be_saved
         recorder.save_error = disk_full()
         answer = await controller.reconcile()
         assert answer.problems == ()
-        assert controller.state.held.orphaned == {UID}
+        assert controller.state.durable.orphaned == {UID}
         assert any("No space left" in line for line in controller.state.problems())
         recorder.save_error = None
         await controller.reconcile()

@@ -16,7 +16,14 @@ import pytest
 from agent.config.config import CgroupDriver
 from cgroupfs.names import Tier
 from tests.agent.server.changes import CHANGES, NEW_POD, rehearse, settled
-from tests.agent.server.sites import held, held_twice, make_site, site_config, with_agent, wrongs
+from tests.agent.server.sites import (
+    allocated_twice,
+    held,
+    make_site,
+    site_config,
+    with_agent,
+    wrongs,
+)
 from tests.agent.server.support import make_world
 from tests.fakes.effects import Effects, die_after, die_amid, die_before
 from tests.fakes.kernel import Died
@@ -63,16 +70,16 @@ def recovered(play: Play, site: Site) -> list[str]:
     """Start another agent, let it compare once, and return what is wrong then."""
 
     async def recover(controller: Controller) -> list[str]:
-        if held(controller.state.held) not in play.starts():
-            return [f"neither before nor after: {controller.state.held}"]
+        if held(controller.state.durable) not in play.starts():
+            return [f"neither before nor after: {controller.state.durable}"]
         await controller.reconcile()
         wrong = wrongs(site, controller)
-        end = play.end(held(controller.state.held))
+        end = play.end(held(controller.state.durable))
         if end is None or site.shown() != end.shown:
             wrong.append("the kernel does not show what is held")
         await play.change.again(controller, site)
         wrong.extend(wrongs(site, controller))
-        if held(controller.state.held) != play.after.held or site.shown() != play.after.shown:
+        if held(controller.state.durable) != play.after.held or site.shown() != play.after.shown:
             wrong.append("asking again does not lead to the state after")
         return wrong
 
@@ -135,7 +142,7 @@ class Found:
 
 async def rebooted(play: Play, site: Site, controller: Controller) -> Found:
     """Compare once; return what is found."""
-    now = held(controller.state.held)
+    now = held(controller.state.durable)
     if now not in play.starts():
         return Found("", [f"neither before nor after: {now}"])
     await controller.reconcile()
@@ -162,10 +169,10 @@ def test_at_no_moment_may_a_process_run_on_what_is_anothers(host: Site, name: st
         moments += step.is_effect
         state = site.saved()
         allocations = {} if state is None else state.ledger.allocations
-        assert (str(step), new_overlaps(held_twice(site, allocations))) == (str(step), [])
+        assert (str(step), new_overlaps(allocated_twice(site, allocations))) == (str(step), [])
         return result
 
-    known = frozenset(held_twice(site, play.before.held.allocations))
+    known = frozenset(allocated_twice(site, play.before.held.allocations))
 
     def new_overlaps(found: list[str]) -> list[str]:
         return [text for text in found if text not in known]

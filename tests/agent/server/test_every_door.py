@@ -1,4 +1,4 @@
-"""Pods, containers and bindings come and go through every door, and no CPU is two pods'.
+"""Pods, containers and bindings come and go through every listener, and no CPU is two pods'.
 
 Seeded sequences on a host whose kernel is emulated and on which processes live: admissions, also of
 pods that were there before, removals, bindings of right and wrong cgroups, bindings given up,
@@ -93,8 +93,8 @@ class Story:
 
     async def live(self, controller: Controller) -> None:
         """Compare once, as an agent does before it serves anybody; then let things happen."""
-        self.rules = controller.state.situation.rules
-        known = controller.state.held.bindings
+        self.rules = controller.state.configured.rules
+        known = controller.state.durable.bindings
         self.forgotten = {*self.elsewhere} - {*known.released, *(each.cgroup for each in known)}
         assert list(self.lost(controller)) == [], self.done
         await controller.reconcile()
@@ -109,7 +109,7 @@ class Story:
     def check(self, controller: Controller, step: str) -> None:
         self.done.append(step)
         state = controller.state
-        assert broken_invariants(state.situation.rules, state.ledger) == [], self.done
+        assert broken_invariants(state.configured.rules, state.ledger) == [], self.done
         assert list(intruders(self.site, controller, self.forgotten)) == [], self.done
 
     def steps(self) -> list[Callable[[Controller], Awaitable[None]]]:
@@ -151,7 +151,7 @@ class Story:
 
     async def unbind(self, controller: Controller) -> None:
         """Give up a binding, or ask for that where there is none."""
-        bound = sorted((each.pod_uid, each.container) for each in controller.state.held.bindings)
+        bound = sorted((each.pod_uid, each.container) for each in controller.state.durable.bindings)
         some = [(uid, name) for uid, name in bound if uid in controller.state.ledger.allocations]
         if some and self.random.random() < 0.9:
             await controller.unbind(*self.random.choice(some))
@@ -259,7 +259,7 @@ class Story:
         A pod that the checkpoint knows has what that says, unless another one runs there; one that
         it knows to be removed has nothing.
         """
-        saved, held = self.site.saved(), controller.state.held
+        saved, held = self.site.saved(), controller.state.durable
         known = () if saved is None else saved.ledger.allocations
         for uid, cpus in self.alone.items():
             others = (
@@ -293,7 +293,9 @@ def intruders(site: Site, controller: Controller, unknown: Container[str]) -> It
     one in an `unknown` cgroup.
     """
     allocations = controller.state.ledger.allocations
-    bound = {each.cgroup: (each.pod_uid, each.container) for each in controller.state.held.bindings}
+    bound = {
+        each.cgroup: (each.pod_uid, each.container) for each in controller.state.durable.bindings
+    }
     for path in site.cgroups():
         named = site.layout.parse_pod(path.rpartition("/")[0])
         own = (named.uid, path.rpartition("-")[2].removesuffix(".scope")) if named else ("", "")

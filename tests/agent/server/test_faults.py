@@ -88,15 +88,15 @@ def troubled(play: Play, fault: Fault) -> list[str]:
     async def live(controller: Controller) -> list[str]:
         answer = await ask(play, controller, site)
         effects.fault = None
-        held_now, wrong = held(controller.state.held), []
-        if held_now not in (play.starts()[:1] if answer is None else play.starts()):
-            wrong.append(f"answered {answer}, and holds {held_now}")
+        found_now, wrong = held(controller.state.durable), []
+        if found_now not in (play.starts()[:1] if answer is None else play.starts()):
+            wrong.append(f"answered {answer}, and holds {found_now}")
         well = answer == play.answer and not controller.state.problems()
         if well and site.shown() != play.after.shown:
             wrong.append("says that all is well, and the kernel shows something else")
         await controller.reconcile()
         wrong.extend(wrongs(site, controller))
-        end = play.end(held(controller.state.held))
+        end = play.end(held(controller.state.durable))
         if end is None or site.shown() != end.shown:
             wrong.append("the next comparison does not put it right")
         return wrong

@@ -151,6 +151,6 @@ async def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(world:
     async with running(world) as agent, aiohttp.ClientSession(connector=connector) as session:
         response = await session.post("http://agent/v1/pods", data=body)
         error = wire.decode(await response.read(), wire.ErrorDocument).error
-        assert error.message == "300 mistakes in the manifest, of which the first 100 are told"
+        assert error.message == "300 mistakes in the manifest, of which the first 100 are listed"
         assert len(error.details) == MISTAKES_TOLD
         assert not agent.controller.state.ledger.allocations

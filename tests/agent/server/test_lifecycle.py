@@ -337,10 +337,10 @@ async def test_an_unforeseen_failure_of_one_pod_leaves_the_other_files_alone(
     (directory / "a.yaml").write_bytes(manifest(uid=OTHER_UID, name="bad"))
     (directory / "b.yaml").write_bytes(manifest())
 
-    def failing(situation: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
+    def failing(configured: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
         if pod.name == "bad":
             raise KeyError("a mistake in the managers")
-        return decide(situation, ledger, pod)
+        return decide(configured, ledger, pod)
 
     monkeypatch.setattr("agent.server.controller.decide", failing)
     async with running(world) as agent:
@@ -393,7 +393,7 @@ async def test_a_stream_of_changes_that_breaks_is_reported_and_opened_again(
 ) -> None:
     directory = world.manifest_directory()
     async with running(world) as agent:
-        troubles = agent.controller.state.troubles
+        conditions = agent.controller.state.conditions
         opened: list[int] = []
         again = asyncio.Event()
 
@@ -408,10 +408,10 @@ async def test_a_stream_of_changes_that_breaks_is_reported_and_opened_again(
         asked = asyncio.Event()
         pump = asyncio.create_task(agent.service._pump("test changes", broken, asked))
         await asked.wait()
-        assert "Too many open files" in troubles["test changes"]
+        assert "Too many open files" in conditions["test changes"]
         world.clock.advance(service_module.REOPEN_SECONDS)
         await again.wait()
-        assert "test changes" not in troubles
+        assert "test changes" not in conditions
         pump.cancel()
     assert directory.is_dir()
 
@@ -480,7 +480,7 @@ async def test_while_it_restores_everybody_may_look_and_nobody_change_anything(
     client = world.client()
     async with restoring(world, monkeypatch) as (manager, _, go_on):
         assert not (await asyncio.to_thread(client.status)).ready
-        with pytest.raises(AgentError, match="ask again soon") as rejected:
+        with pytest.raises(AgentError, match="retry later") as rejected:
             await asyncio.to_thread(client.admit, manifest())
         assert (rejected.value.status, rejected.value.error.code) == (503, "NotReady")
         go_on.set()
@@ -527,5 +527,5 @@ async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_told_until_
         assert any("raise fs.inotify.max_user_watches" in line for line in status.problems)
         watch.full = False
         await agent.service._reconcile()
-        assert agent.controller.state.troubles == {}
+        assert agent.controller.state.conditions == {}
         assert watch.watched == {POD, f"kubepods/pod{OTHER_UID}"}

@@ -18,8 +18,8 @@ from agent.server.controller import Controller
 from agent.server.errors import PodNotFoundError
 from cgroupfs.names import Tier
 from tests.agent.server.sites import (
+    allocated_twice,
     held,
-    held_twice,
     make_site,
     pod_of,
     site_config,
@@ -93,16 +93,16 @@ class Life:
         """Let the next agent compare once, then ask it the same again."""
 
         async def live(controller: Controller) -> None:
-            assert held(controller.state.held) in course
+            assert held(controller.state.durable) in course
             await controller.reconcile()
             assert wrongs(self.site, controller) == []
-            assert held_twice(self.site, controller.state.ledger.allocations) == []
+            assert allocated_twice(self.site, controller.state.ledger.allocations) == []
             try:
                 await ask(controller)
             except PodNotFoundError:
-                assert held(controller.state.held) == course[-1]
+                assert held(controller.state.durable) == course[-1]
             await controller.reconcile()
-            assert held(controller.state.held) == course[-1]
+            assert held(controller.state.durable) == course[-1]
             assert wrongs(self.site, controller) == []
 
         with_agent(self.site, live)
@@ -111,8 +111,8 @@ class Life:
     # --- what is asked for ----------------------------------------------------------------------
 
     def draw(self) -> Ask:
-        held_now = len(what(self.site).allocations)
-        asks = [self.admission] * 4 + [self.removal] * held_now + [lambda: Controller.reconcile]
+        found_now = len(what(self.site).allocations)
+        asks = [self.admission] * 4 + [self.removal] * found_now + [lambda: Controller.reconcile]
         return self.random.choice(asks + [self.binding] * 3 * bool(self.unbound))()
 
     def admission(self) -> Ask:

@@ -249,7 +249,7 @@ def test_a_pod_that_was_removed_and_admitted_again_is_no_orphan(site: Site) -> N
         return pickle.dumps(site.disk)
 
     async def keep(controller: Controller) -> None:
-        assert controller.state.held.orphaned == frozenset()
+        assert controller.state.durable.orphaned == frozenset()
         assert held(controller) == {ONE: "1,9"}
 
     with_agent(site, again)
@@ -289,11 +289,11 @@ def test_after_a_reboot_every_allocation_is_as_it_was(
         await admit(controller, TWO)
         await controller.remove(ONE)
         await controller.reconcile()
-        assert controller.state.held.orphaned == {ONE}
+        assert controller.state.durable.orphaned == {ONE}
 
     async def compare(controller: Controller) -> None:
         assert held(controller) == {TWO: "2,10"}
-        assert controller.state.held.orphaned == frozenset(), "no cgroup outlives a reboot"
+        assert controller.state.durable.orphaned == frozenset(), "no cgroup outlives a reboot"
         assert controller.state.problems() == ()
 
     with_agent(site, leave_an_orphan)
@@ -370,7 +370,7 @@ async def test_pods_of_the_manifest_directory_are_confirmed_or_admitted_again(wo
             OTHER_UID: "1,9",
             UID: "2,10",
         }
-        owners = agent.controller.state.held.manifests
+        owners = agent.controller.state.durable.manifests
         assert owners == {
             OTHER_UID: str(directory / "db.yaml"),
             UID: str(directory / "web.yaml"),
@@ -413,7 +413,7 @@ def test_a_binding_of_a_recovered_container_ends_when_the_pod_has_no_such_contai
         assert shown.name.startswith("two-main")
         await controller.bind(TWO, shown.name, BindRequest(cgroup=f"/{bound}"))
         await admit(controller, TWO)
-        assert controller.state.held.bindings.released == (bound,)
+        assert controller.state.durable.bindings.released == (bound,)
         (pid,) = site.kernel.procs(bound)
         assert site.kernel.allowed(pid)[0] == Mask.parse("0,3-8,11-15")
 

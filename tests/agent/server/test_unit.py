@@ -25,7 +25,7 @@ def size(text: str) -> int:
 
 
 def test_a_stop_ends_before_systemd_kills(settings: dict[str, str]) -> None:
-    # What has begun waits for the bus at most, and answers that are under way for the doors.
+    # What has begun waits for the bus at most, and answers that are under way for the listeners.
     assert max(PATIENCE_SECONDS, SHUTDOWN_SECONDS) < 10 < int(settings["TimeoutStopSec"])
 
 

@@ -158,7 +158,7 @@ def test_whatever_happens_with_one_file_the_others_are_read(
     said = f"the agent failed at it ({type(error).__name__}); its log says more"
     assert str(bad.error) == f"{bad.path}: {said}"
     (line,) = lines
-    assert (line["event"], line["error"]) == ("manifest failed", type(error).__name__)
+    assert (line["event"], line["error"]) == ("manifest processing failed", type(error).__name__)
     failing = False
     again, _ = scan(directory, {file.path: file for file in files}, ManifestFormat(load, 4096))
     assert again.pod is not None

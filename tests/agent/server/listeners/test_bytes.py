@@ -55,7 +55,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Site:
     """Answers with the length of what it read, with `LARGE` bytes at /large, never at /stuck."""
 
-    doors: Connections
+    listeners: Connections
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -75,8 +75,8 @@ class Site:
         return Response(b"hello")
 
     @property
-    def held(self) -> list[HttpConnection]:
-        return self.doors._all()
+    def connections(self) -> list[HttpConnection]:
+        return self.listeners._all()
 
     async def enter(self, said: bytes = b"") -> Ends:
         ends = await asyncio.open_connection("127.0.0.1", self.port)
@@ -109,13 +109,13 @@ async def opened(
     places, much = Limit(everyone=16, caller=16), Limit(1 << 30, 1 << 30)
     limits = Limits(places, places, bodies or much, answers or much, head, FOREVER, 4 * BODY)
     site = Site(listening.getsockname()[1])
-    doors = site.doors = Connections(site.answer, listening, limits, lambda _: site.caller)
-    doors.start()
+    listeners = site.listeners = Connections(site.answer, listening, limits, lambda _: site.caller)
+    listeners.start()
     try:
         yield site
     finally:
         site.free.set()
-        await doors.stop(0.0)
+        await listeners.stop(0.0)
 
 
 async def status(ends: Ends) -> int:
@@ -126,8 +126,8 @@ async def status(ends: Ends) -> int:
 
 async def gone(site: Site) -> None:
     """Wait until no connection has a place, and nothing of one is kept."""
-    rooms = (site.doors.bodies, site.doors.answers)
-    while site.held or any(room.held(who) for room in rooms for who in (None, ROOT)):  # noqa: ASYNC110  # a socket's end sets no event
+    rooms = (site.listeners.bodies, site.listeners.answers)
+    while site.connections or any(room.used(who) for room in rooms for who in (None, ROOT)):  # noqa: ASYNC110  # a socket's end sets no event
         await asyncio.sleep(0)
 
 
@@ -145,7 +145,7 @@ async def test_unfinished_bodies_share_one_room_of_which_each_user_and_root_has_
         assert await status(too_late) == 503
         roots = [await site.begins(ROOT) for _ in range(3)]
         assert [await status(ends) for ends in roots] == [100, 100, 100]
-        assert site.doors.bodies.held() == 3 * BODY
+        assert site.listeners.bodies.used() == 3 * BODY
         mine[0][1].write(bytes(BODY))
         assert await status(mine[0]) == 200
         again = await site.begins(STRANGER)
@@ -170,9 +170,9 @@ async def test_a_body_of_unknown_length_is_counted_as_it_comes() -> None:
     async with opened(bodies=Limit(everyone=BODY, caller=BODY)) as site:
         half = b"%x\r\n" % (BODY // 2) + bytes(BODY // 2) + b"\r\n"
         first = await site.enter(posting("/body", "Transfer-Encoding: chunked") + half)
-        while site.doors.bodies.held() < BODY // 2:  # noqa: ASYNC110  # bytes set no event
+        while site.listeners.bodies.used() < BODY // 2:  # noqa: ASYNC110  # bytes set no event
             await asyncio.sleep(0)
-        assert site.doors.bodies.held() == BODY // 2
+        assert site.listeners.bodies.used() == BODY // 2
         first[1].write(half + b"5\r\nhello\r\n")
         assert await status(first) == 503
         first[1].close()
@@ -183,7 +183,7 @@ async def test_a_body_that_is_announced_too_large_is_rejected_before_it_is_sent(
     async with opened() as site:
         ends = await site.begins(STRANGER, 4 * BODY + 1)
         assert await status(ends) == 413
-        assert site.doors.bodies.held() == 0
+        assert site.listeners.bodies.used() == 0
         ends[1].close()
 
 
@@ -229,7 +229,7 @@ async def test_a_head_that_does_not_end_is_not_kept() -> None:
             try:
                 assert await reader.read() == b""
             except ConnectionResetError:
-                assert reader.at_eof() or not site.held
+                assert reader.at_eof() or not site.connections
             writer.close()
     assert [line["why"] for line in said] == ["its head does not end"]
 
@@ -241,13 +241,13 @@ async def test_answers_that_nobody_takes_make_room_for_the_next_ones() -> None:
             first, second = await site.deaf(STRANGER), await site.deaf(STRANGER)
             others = [await site.deaf(OTHER)]
             third = await site.deaf(STRANGER)
-            assert site.doors.answers.held() == 3 * LARGE
+            assert site.listeners.answers.used() == 3 * LARGE
             roots = [await site.deaf(ROOT) for _ in range(3)]
-            assert (site.doors.answers.held(), len(site.held)) == (3 * LARGE, 6)
-            assert site.doors.answers.held(ROOT) == 3 * LARGE
+            assert (site.listeners.answers.used(), len(site.connections)) == (3 * LARGE, 6)
+            assert site.listeners.answers.used(ROOT) == 3 * LARGE
         warned = [line for line in said if line["log_level"] == "warning"]
         assert [(line["event"], line["caller"]) for line in warned] == [
-            ("an answer was not taken", "user 1000")
+            ("slow reader disconnected", "user 1000")
         ]
         first[1].transport.resume_reading()  # type: ignore[attr-defined]
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
@@ -264,7 +264,7 @@ async def test_answers_that_nobody_takes_make_room_for_the_next_ones() -> None:
 async def test_the_transport_has_no_second_copy_of_an_answer() -> None:
     async with opened() as site:
         deaf = await site.deaf(STRANGER)
-        (connection,) = site.held
+        (connection,) = site.connections
         assert connection.transport is not None
         assert 0 < connection.transport.get_write_buffer_size() <= PIECE_BYTES
         deaf[1].transport.abort()
@@ -299,7 +299,7 @@ async def test_who_sends_no_more_is_answered_and_then_over(
         ends = await site.enter(ASK.replace(b"/ ", path))
         await site.asked.wait()
         ends[1].write_eof()
-        (connection,) = site.held
+        (connection,) = site.connections
         while not connection.half_closed:  # noqa: ASYNC110  # a socket's end sets no event
             await asyncio.sleep(0)
         site.free.set()

@@ -41,7 +41,7 @@ def limits(
     return Limits(bound, bound, BYTES, BYTES, head, idle, cut_answers=cut_answers)
 
 
-class Door:
+class OpenListener:
     """A listener on 127.0.0.1 that answers with `answer` once `free` is set."""
 
     def __init__(self) -> None:
@@ -64,17 +64,17 @@ class Door:
 
 
 @asynccontextmanager
-async def opened(limits: Limits, tls: ssl.SSLContext | None = None) -> AsyncIterator[Door]:
-    door = Door()
+async def opened(limits: Limits, tls: ssl.SSLContext | None = None) -> AsyncIterator[OpenListener]:
+    listener = OpenListener()
     listening = open_tcp(Address("127.0.0.1", 0))
-    door.port = listening.getsockname()[1]
-    doors = Connections(door.handle, listening, limits, lambda _: door.caller, tls)
-    doors.start()
+    listener.port = listening.getsockname()[1]
+    listeners = Connections(listener.handle, listening, limits, lambda _: listener.caller, tls)
+    listeners.start()
     try:
-        yield door
+        yield listener
     finally:
-        door.free.set()
-        await doors.stop(AT_ONCE)
+        listener.free.set()
+        await listeners.stop(AT_ONCE)
 
 
 async def answered(ends: Ends) -> bool:
@@ -99,12 +99,12 @@ async def ended(ends: Ends) -> bytes:
 
 @in_loop
 async def test_one_more_than_may_connect_takes_the_place_of_the_longest_idle() -> None:
-    async with opened(limits(2)) as door:
-        first, second = await door.enter(), await door.enter()
+    async with opened(limits(2)) as listener:
+        first, second = await listener.enter(), await listener.enter()
         assert await answered(first)
         assert await answered(second)
         assert await answered(first)  # so the second is idle for longer
-        third = await door.enter()
+        third = await listener.enter()
         assert await answered(third)
         assert await ended(second) == b""
         assert await answered(first)
@@ -114,12 +114,12 @@ async def test_one_more_than_may_connect_takes_the_place_of_the_longest_idle() -
 
 @in_loop
 async def test_silent_strangers_lock_out_neither_each_other_nor_root() -> None:
-    async with opened(limits(4)) as door:
-        silent = [await door.enter() for _ in range(12)]
-        visitor = await door.enter()
+    async with opened(limits(4)) as listener:
+        silent = [await listener.enter() for _ in range(12)]
+        visitor = await listener.enter()
         assert await answered(visitor)
-        door.caller = Caller("root", privileged=True)
-        roots = [await door.enter() for _ in range(4)]
+        listener.caller = Caller("root", privileged=True)
+        roots = [await listener.enter() for _ in range(4)]
         for ends in roots:
             assert await answered(ends)
         assert await answered(visitor)  # root took nobody's place
@@ -130,20 +130,21 @@ async def test_silent_strangers_lock_out_neither_each_other_nor_root() -> None:
 
 @in_loop
 async def test_who_waits_for_answers_everywhere_is_told_so_where_answers_matter() -> None:
-    async with opened(limits(2, cut_answers=False)) as door:
-        door.free.clear()
-        patient = [await door.enter() for _ in range(2)]
+    async with opened(limits(2, cut_answers=False)) as listener:
+        listener.free.clear()
+        patient = [await listener.enter() for _ in range(2)]
         for ends in patient:
-            door.asked.clear()
+            listener.asked.clear()
             ends[1].write(REQUEST)
-            await door.asked.wait()
+            await listener.asked.wait()
         with capture_logs() as said:
-            too_many = await door.enter()
+            too_many = await listener.enter()
             answer = await ended(too_many)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"somebody holds 2 connections" in answer
-        assert [(line["event"], line["held"]) for line in said] == [("too many connections", 2)]
-        door.free.set()
+        found = [(line["event"], line["connections"]) for line in said]
+        assert found == [("too many connections", 2)]
+        listener.free.set()
         for ends in patient:
             assert (await ends[0].readline()).startswith(b"HTTP/1.1 200")
         for ends in (*patient, too_many):
@@ -152,7 +153,7 @@ async def test_who_waits_for_answers_everywhere_is_told_so_where_answers_matter(
 
 @in_loop
 async def test_requests_in_a_row_of_many_leave_turns_to_everybody_else() -> None:
-    async with opened(limits(3 * TURNS)) as door:
+    async with opened(limits(3 * TURNS)) as listener:
         loop = asyncio.get_running_loop()
         begun = [0]
 
@@ -160,8 +161,8 @@ async def test_requests_in_a_row_of_many_leave_turns_to_everybody_else() -> None
             begun.append(0)
             loop.call_soon(next_turn)
 
-        door.handled = lambda: begun.__setitem__(-1, begun[-1] + 1)
-        pipelining = [await door.enter() for _ in range(3 * TURNS)]
+        listener.handled = lambda: begun.__setitem__(-1, begun[-1] + 1)
+        pipelining = [await listener.enter() for _ in range(3 * TURNS)]
         loop.call_soon(next_turn)
         for _, writer in pipelining:
             writer.write(REQUEST * 20)
@@ -176,11 +177,11 @@ async def test_requests_in_a_row_of_many_leave_turns_to_everybody_else() -> None
 
 @in_loop
 async def test_who_sends_no_whole_request_is_closed_and_makes_room() -> None:
-    async with opened(limits(1, head=AT_ONCE)) as door:
-        slow = await door.enter()
+    async with opened(limits(1, head=AT_ONCE)) as listener:
+        slow = await listener.enter()
         slow[1].write(REQUEST[:-2])
         assert await ended(slow) == b""
-        next_one = await door.enter()
+        next_one = await listener.enter()
         assert await answered(next_one)
         await left(slow)
         await left(next_one)
@@ -188,8 +189,8 @@ async def test_who_sends_no_whole_request_is_closed_and_makes_room() -> None:
 
 @in_loop
 async def test_who_asks_nothing_any_more_is_closed() -> None:
-    async with opened(limits(1, idle=AT_ONCE)) as door:
-        visitor = await door.enter()
+    async with opened(limits(1, idle=AT_ONCE)) as listener:
+        visitor = await listener.enter()
         assert await answered(visitor)
         assert await ended(visitor) == b""
         await left(visitor)
@@ -197,8 +198,8 @@ async def test_who_asks_nothing_any_more_is_closed() -> None:
 
 @in_loop
 async def test_who_begins_a_head_after_an_answer_has_only_the_time_of_a_head() -> None:
-    async with opened(limits(1, head=AT_ONCE)) as door:
-        slow = await door.enter()
+    async with opened(limits(1, head=AT_ONCE)) as listener:
+        slow = await listener.enter()
         assert await answered(slow)
         slow[1].write(REQUEST[:-2])
         assert await ended(slow) == b""
@@ -207,27 +208,27 @@ async def test_who_begins_a_head_after_an_answer_has_only_the_time_of_a_head() -
 
 @in_loop
 async def test_who_does_not_take_the_answer_is_closed() -> None:
-    async with opened(limits(1, idle=AT_ONCE)) as door:
-        door.answer = bytes(64 << 20)
-        with socket.create_connection(("127.0.0.1", door.port)) as deaf:
+    async with opened(limits(1, idle=AT_ONCE)) as listener:
+        listener.answer = bytes(64 << 20)
+        with socket.create_connection(("127.0.0.1", listener.port)) as deaf:
             deaf.sendall(REQUEST)
-            await door.asked.wait()
-            door.answer = b"hello"
-            next_one = await door.enter()
+            await listener.asked.wait()
+            listener.answer = b"hello"
+            next_one = await listener.enter()
             assert await answered(next_one)
             await left(next_one)
 
 
 @in_loop
 async def test_who_waits_for_an_answer_is_not_idle() -> None:
-    async with opened(limits(2, head=AT_ONCE)) as door:
-        door.free.clear()
-        patient = await door.enter()
+    async with opened(limits(2, head=AT_ONCE)) as listener:
+        listener.free.clear()
+        patient = await listener.enter()
         patient[1].write(REQUEST)
-        await door.asked.wait()
-        idle = await door.enter()
+        await listener.asked.wait()
+        idle = await listener.enter()
         assert await ended(idle) == b""  # which came later and was closed in its time
-        door.free.set()
+        listener.free.set()
         assert (await patient[0].readline()).startswith(b"HTTP/1.1 200")
         await left(patient)
         await left(idle)
@@ -236,12 +237,12 @@ async def test_who_waits_for_an_answer_is_not_idle() -> None:
 @in_loop
 async def test_a_tls_handshake_that_never_comes_makes_room(certificate: Path) -> None:
     tls = tls_context(Address("127.0.0.1", 0, certificate, certificate))
-    async with opened(limits(1, head=AT_ONCE), tls) as door:
+    async with opened(limits(1, head=AT_ONCE), tls) as listener:
         for _ in range(3):
-            silent = await door.enter()
+            silent = await listener.enter()
             assert await ended(silent) == b""
             await left(silent)
-        garbage = await door.enter()
+        garbage = await listener.enter()
         garbage[1].write(b"no handshake at all")
         await ended(garbage)
         await left(garbage)
@@ -264,8 +265,8 @@ async def test_a_host_without_descriptors_is_asked_again(
 
     monkeypatch.setattr(loop, "sock_accept", rejecting)
     with capture_logs() as said:
-        async with opened(limits(1)) as door:
-            visitor = await door.enter()
+        async with opened(limits(1)) as listener:
+            visitor = await listener.enter()
             assert await answered(visitor)
             await left(visitor)
     assert not rejections
@@ -274,7 +275,7 @@ async def test_a_host_without_descriptors_is_asked_again(
 
 @in_loop
 async def test_after_the_end_nobody_is_let_in() -> None:
-    async with opened(limits(1)) as door:
+    async with opened(limits(1)) as listener:
         pass
     with pytest.raises(ConnectionRefusedError):
-        await door.enter()
+        await listener.enter()

@@ -84,12 +84,12 @@ async def opened() -> AsyncIterator[Site]:
     site.port = listening.getsockname()[1]
     bound = Limit(everyone=8, caller=8)
     limits = Limits(bound, bound, bound.times(MAX_BYTES), BYTES, FOREVER, FOREVER, MAX_BYTES)
-    doors = Connections(site.answer, listening, limits, lambda _: Caller("somebody"))
-    doors.start()
+    listeners = Connections(site.answer, listening, limits, lambda _: Caller("somebody"))
+    listeners.start()
     try:
         yield site
     finally:
-        await doors.stop(FOREVER)
+        await listeners.stop(FOREVER)
 
 
 def asking(method: str, target: str, *headers: str, body: bytes = b"") -> bytes:
@@ -248,7 +248,7 @@ async def test_what_is_no_http_is_told_to_its_sender_and_to_the_log_in_a_short_l
             assert site.asked == []
     assert [code for code, _ in parsed(answer)] == [status]
     (line,) = log
-    assert (line["log_level"], line["event"]) == ("warning", "a peer speaks no HTTP")
+    assert (line["log_level"], line["event"]) == ("warning", "malformed HTTP request")
     assert len(line["why"]) < 200
     assert line["why"].isprintable()
 
@@ -266,7 +266,7 @@ async def test_both_listeners_of_the_agent_say_it_the_same_way(world: World) -> 
                 writer.write_eof()
                 assert b" 400 " in (await reader.read()).partition(b"\r\n")[0]
                 writer.close()
-    assert [line["event"] for line in log].count("a peer speaks no HTTP") == 2
+    assert [line["event"] for line in log].count("malformed HTTP request") == 2
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /x HT", asking("GET", "/x")[:-2]])
@@ -293,7 +293,7 @@ async def test_what_is_no_target_is_rejected() -> None:
     async with opened() as site:
         ((status, text),) = parsed(await site.talk(asking("GET", "http://[", LAST)))
         assert (status, site.asked) == (400, [])
-    assert text.startswith(b"this is no HTTP: ")
+    assert text.startswith(b"malformed HTTP request: ")
 
 
 @in_loop

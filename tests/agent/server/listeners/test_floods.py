@@ -41,7 +41,7 @@ WATCH = b"GET /watch HTTP/1.1\r\nHost: a\r\n\r\n"
 class Site:
     """Streams `piece` once for each `release` of `steps`, answers "hello", or hangs at /stuck."""
 
-    doors: Connections
+    listeners: Connections
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -100,13 +100,13 @@ async def opened(watchers: Limit, idle: float = FOREVER) -> AsyncIterator[Site]:
     port = listening.getsockname()[1]
     limits = Limits(Limit(everyone=4, caller=2), watchers, BYTES, BYTES, FOREVER, idle)
     site = Site(port)
-    doors = site.doors = Connections(site.answer, listening, limits, lambda _: site.caller)
-    doors.start()
+    listeners = site.listeners = Connections(site.answer, listening, limits, lambda _: site.caller)
+    listeners.start()
     try:
         yield site
     finally:
         site.free.set()
-        await doors.stop(AT_ONCE)
+        await listeners.stop(AT_ONCE)
 
 
 async def ended(ends: Ends) -> bool:
@@ -205,7 +205,7 @@ async def test_at_the_end_answers_under_way_are_given_and_idle_connections_are_n
         idle = await site.enter()
         busy = await site.enter(ASK.replace(b"/ ", b"/stuck "))
         await site.asked.wait()
-        stopping = asyncio.create_task(site.doors.stop(FOREVER))
+        stopping = asyncio.create_task(site.listeners.stop(FOREVER))
         asyncio.get_running_loop().call_later(AT_ONCE, site.free.set)
         assert b"hello" in await busy[0].read()
         await stopping
@@ -219,7 +219,7 @@ async def test_an_answer_that_does_not_come_holds_up_the_end_only_for_its_time()
     async with opened(Limit(everyone=2, caller=2)) as site:
         stuck = await site.enter(ASK.replace(b"/ ", b"/stuck "))
         await site.asked.wait()
-        await site.doors.stop(AT_ONCE)
+        await site.listeners.stop(AT_ONCE)
         assert await ended(stuck)
         stuck[1].close()
 
@@ -234,8 +234,8 @@ async def test_many_who_speak_no_http_are_one_line_of_the_log_and_a_count() -> N
                 assert b" 400 " in await reader.read()
                 writer.close()
     assert [(line["event"], line.get("more")) for line in said] == [
-        ("a peer speaks no HTTP", None),
-        ("a peer speaks no HTTP", 19),
+        ("malformed HTTP request", None),
+        ("malformed HTTP request", 19),
     ]
 
 

@@ -52,7 +52,7 @@ def test_who_waits_for_an_answer_does_not_give_way_to_its_own_caller() -> None:
         held.answering = True
     with pytest.raises(FullError) as caught:
         room.enter(Held(ONE))
-    assert (caught.value.caller, caught.value.held) == (ONE, 2)
+    assert (caught.value.caller, caught.value.count) == (ONE, 2)
     assert len(room) == 2
 
 

@@ -28,11 +28,11 @@ def taken(room: Room[Held], caller: Caller, size: int) -> Held:
 def test_a_caller_takes_no_more_than_its_share() -> None:
     room: Room[Held] = Room(Limit(everyone=100, caller=40))
     taken(room, ONE, 30)
-    with pytest.raises(NoRoomError, match="no room for 11 bytes: unfinished requests hold 30"):
+    with pytest.raises(NoRoomError, match="no room for 11 bytes: unfinished requests use 30"):
         taken(room, ONE, 11)
     taken(room, ONE, 10)
     taken(room, TWO, 40)
-    assert (room.held(ONE), room.held(TWO), room.held()) == (40, 40, 80)
+    assert (room.used(ONE), room.used(TWO), room.used()) == (40, 40, 80)
 
 
 def test_all_callers_together_take_no_more_than_there_is_and_root_gets_in() -> None:
@@ -59,8 +59,8 @@ def test_all_that_a_connection_took_is_given_back() -> None:
     with room.space(held):
         room.take(held, 4)
         room.take(held, 6)
-        assert room.held() == 10
-    assert (room.held(), room.held(ONE)) == (0, 0)
+        assert room.used() == 10
+    assert (room.used(), room.used(ONE)) == (0, 0)
 
 
 def test_who_makes_no_progress_for_longest_gives_way_to_its_own_caller() -> None:
@@ -70,10 +70,10 @@ def test_who_makes_no_progress_for_longest_gives_way_to_its_own_caller() -> None
     newcomer = Held(ONE)
     assert room.claim(newcomer, 10) == [second]
     assert room.claim(Held(ONE), 30) == [first, newcomer]
-    assert (room.held(ONE), room.held(TWO)) == (30, 30)
+    assert (room.used(ONE), room.used(TWO)) == (30, 30)
     room.progressed(other)
     room.progressed(second)  # which holds nothing
-    assert room.held(ONE) == 30
+    assert room.used(ONE) == 30
 
 
 def test_the_caller_with_the_most_gives_way_when_all_room_is_taken() -> None:
@@ -89,7 +89,7 @@ def test_what_is_larger_than_all_room_is_alone_in_it() -> None:
     room: Room[Held] = Room(Limit(everyone=50, caller=40))
     small = taken(room, ONE, 10)
     assert room.claim(Held(ONE), 1000) == [small]
-    assert room.held() == 1000
+    assert room.used() == 1000
 
 
 @given(
@@ -126,7 +126,7 @@ def test_no_bound_is_exceeded_whatever_comes_and_goes(steps: list[tuple[str, int
             room.progressed(held)
         for caller in (ONE, TWO, THREE, ROOT):
             own = sum(size for held, size in naive.items() if held.caller == caller)
-            assert room.held(caller) == own
+            assert room.used(caller) == own
             assert own <= (limit.everyone if caller.privileged else limit.caller)
-        assert room.held() == sum(s for held, s in naive.items() if not held.caller.privileged)
-        assert room.held() <= limit.everyone
+        assert room.used() == sum(s for held, s in naive.items() if not held.caller.privileged)
+        assert room.used() <= limit.everyone

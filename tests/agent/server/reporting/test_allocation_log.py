@@ -12,9 +12,9 @@ from agent.managers.allocations.ledger import (
 )
 from agent.pods.model import ContainerKind, QosClass
 from agent.server.reporting.allocation_log import (
-    BYTES_TOLD,
-    CONTAINERS_TOLD,
-    DEVICES_TOLD,
+    BYTES_LOGGED,
+    CONTAINERS_LOGGED,
+    DEVICES_LOGGED,
     allocation_fields,
 )
 from sysfs.mask import Mask
@@ -66,8 +66,8 @@ def test_each_container_is_told_with_what_it_got_and_why() -> None:
 def test_of_very_many_containers_the_first_are_told_and_the_others_counted() -> None:
     many = [ContainerAllocation(f"c{n}", ContainerKind.APP, why="shares") for n in range(1000)]
     fields = told(*many)
-    assert len(fields["containers"]) == CONTAINERS_TOLD
-    assert fields["containers_left_out"] == 1000 - CONTAINERS_TOLD
+    assert len(fields["containers"]) == CONTAINERS_LOGGED
+    assert fields["containers_left_out"] == 1000 - CONTAINERS_LOGGED
 
 
 def test_a_line_stays_short_whatever_is_in_it() -> None:
@@ -81,9 +81,9 @@ def test_a_line_stays_short_whatever_is_in_it() -> None:
         for _ in range(1000)
     ]
     fields = told(*many)
-    assert 0 < len(json.dumps(fields)) < BYTES_TOLD + 1000
+    assert 0 < len(json.dumps(fields)) < BYTES_LOGGED + 1000
     shown = fields["containers"][0]["devices"]["d0"]
-    assert shown[DEVICES_TOLD:] == [f"and {500 - DEVICES_TOLD} more"]
+    assert shown[DEVICES_LOGGED:] == [f"and {500 - DEVICES_LOGGED} more"]
     assert len(fields["containers"]) + fields["containers_left_out"] == 1000
 
 

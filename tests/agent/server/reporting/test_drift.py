@@ -67,7 +67,7 @@ async def test_drift_names_everything_in_event_log_status_and_counter(
         f"shop/web, container c1: cpuset.cpus of /{POD}/c1 shows 5-6 instead of {before} (unknown)"
     )
     assert (event.uid, event.pod, event.message) == (UID, "shop/web", line)
-    assert [entry["settings"] for entry in logs if entry["event"] == "drift"] == [[line]]
+    assert [entry["settings"] for entry in logs if entry["event"] == "drift found"] == [[line]]
     (drift,) = status.drift
     named = (drift.uid, drift.pod, drift.container, drift.cgroup, drift.file)
     assert named == (UID, "shop/web", "c1", f"/{POD}/c1", "cpuset.cpus")

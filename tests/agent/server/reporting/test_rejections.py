@@ -13,7 +13,7 @@ from agent.pods.identity import PodIdentity
 from agent.server.errors import InvalidManifestError
 from agent.server.metrics import names
 from agent.server.reporting.records import API, REJECTIONS_KEPT
-from agent.server.reporting.rejections import MISTAKES_TOLD
+from agent.server.reporting.rejections import MISTAKES_SHOWN
 from agent.server.reporting.shorten import LONGEST
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
 from tests.agent.server.test_api import ask
@@ -154,13 +154,13 @@ async def test_however_much_is_wrong_little_of_it_is_kept_and_told() -> None:
                 invalid(controller, PodIdentity(f"u-{number}"), 5000, "x" * 100_000)
             event = await next_event(watcher, "PodInvalid")
         (line, *_) = log
-        assert len(json.dumps(line)) < (MISTAKES_TOLD + 2) * (LONGEST + 10)
-        assert line["mistakes_left_out"] == 5000 - MISTAKES_TOLD
+        assert len(json.dumps(line)) < (MISTAKES_SHOWN + 2) * (LONGEST + 10)
+        assert line["mistakes_left_out"] == 5000 - MISTAKES_SHOWN
         assert len(event.message) == LONGEST
         kept = statuses(controller)
         assert len(kept) == REJECTIONS_KEPT
         assert kept[0].uid == "u-5"
-        assert all(len(status.details) == MISTAKES_TOLD for status in kept)
+        assert all(len(status.details) == MISTAKES_SHOWN for status in kept)
         assert all(len(detail.message) == LONGEST for detail in kept[0].details)
 
 

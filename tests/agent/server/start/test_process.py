@@ -98,8 +98,8 @@ def test_it_tells_the_service_manager_that_it_is_ready_alive_and_stopping(place:
         process.wait_for("STOPPING=1")
     assert code == ExitCode.OK
     # The host is this machine, whose files may be odd.
-    told = [e["message"] for e in log if e["message"] != "a file of the host is odd"]
-    assert told == ["starting", "ready", "stopped; every workload stays as it is"]
+    told = [e["message"] for e in log if e["message"] != "unexpected host data"]
+    assert told == ["starting", "ready", "stopped, workloads left unchanged"]
     assert not (place / "agent.sock").exists()
 
 
@@ -119,7 +119,7 @@ def test_a_hangup_has_it_look_at_everything_again(place: Path) -> None:
         process.wait_for("STATUS=1 pods, 2 exclusive CPUs, shared pool 0,2-8,10-15")
         code, log = process.end(signal.SIGTERM)
     assert code == ExitCode.OK
-    assert "looking at everything again" in [entry["message"] for entry in log]
+    assert "resync requested" in [entry["message"] for entry in log]
 
 
 def test_one_that_was_killed_leaves_everything_and_the_next_picks_it_up(place: Path) -> None:

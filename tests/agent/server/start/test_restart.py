@@ -61,9 +61,9 @@ async def become(agent: Running, host: Host) -> None:
     """Change the host under the agent, and wait until it has seen all of the change."""
     with agent.controller.events.watch() as watcher:
         agent.world.change_host(host)
-        agent.service.look_again()
+        agent.service.resync()
         # Meanwhile it may have looked at files that were not all written yet.
-        while agent.controller.state.situation.host.online != host.online:
+        while agent.controller.state.configured.host.online != host.online:
             await next_event(watcher, "HostChanged")
     await agent.ask(agent.client.reconcile)
 
@@ -201,7 +201,7 @@ def test_the_log_says_which_way_a_gate_was_switched(world: World, *, on: bool) -
     assert f"featureGates.{GATE} is {after}, it was {before}" in told["changes"]
 
 
-RULES_CHANGED = "the rules changed since the last start; what is held stays"
+RULES_CHANGED = "policy changed since the last start; existing allocations are kept"
 
 
 async def changes_at_the_next_start(world: World) -> list[str]:
@@ -317,7 +317,7 @@ async def test_a_configuration_that_no_longer_fits_keeps_pods_and_admits_no_new_
     async with running(world) as agent:
         told = await status(agent)
         assert "this host has no CPU 15" in told.problems[0]
-        assert "no new one is admitted" in told.problems[0]
+        assert "no new pod is admitted" in told.problems[0]
         again = await asyncio.to_thread(agent.client.admit, manifest())
         assert again.already_admitted
         rejected = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
@@ -337,7 +337,7 @@ def test_rules_that_fitted_before_stay_in_force_while_the_host_lacks_something(
     after = situate(config, with_offline(two_packages(), Mask.of(0)), before)
     assert after.rules.policy is before.rules.policy
     assert not after.frozen
-    assert "the rules of before stay in force" in after.problems()[0]
+    assert "the previous policy stays in effect" in after.problems()[0]
 
 
 def test_with_nothing_held_a_configuration_that_does_not_fit_is_rejected(world: World) -> None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 def assemble(world: World, *, emulated: bool = True, systemd: object = None) -> Wiring:
     tree = world.kernel if emulated else None
-    surrogates = Fakes(tree=tree, systemd=systemd, live=False)  # type: ignore[arg-type]
-    return Wiring(world.config, RecordingManager(), SystemClock(), surrogates)
+    fakes = Fakes(tree=tree, systemd=systemd, live=False)  # type: ignore[arg-type]
+    return Wiring(world.config, RecordingManager(), SystemClock(), fakes)
 
 
 def set_agent(world: World, **changes: object) -> None:
@@ -180,5 +180,5 @@ def test_an_odd_optional_file_of_the_host_is_a_warning_and_the_agent_starts(worl
     (world.config.agent.sysfs_root / cache).write_text("three\n")
     with capture_logs() as log, assemble(world):
         pass
-    (warning,) = [entry for entry in log if entry["event"] == "a file of the host is odd"]
+    (warning,) = [entry for entry in log if entry["event"] == "unexpected host data"]
     assert f"{cache}: found 'three'" in warning["why"]
