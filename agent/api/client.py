@@ -25,8 +25,8 @@ DEFAULT_SOCKET: Final = "/run/numawarden/agent.sock"
 DEFAULT_TIMEOUT: Final = 60.0
 
 
-class Unreachable(Exception):  # noqa: N818  # named for what it tells
-    """The agent does not answer at `path`; `why` in words, with what to do."""
+class Unreachable(Exception):  # noqa: N818  # named after the state
+    """The agent does not respond at `path`; `why` has the reason and a remedy."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"cannot reach the agent at {path}: {why}")
@@ -34,7 +34,7 @@ class Unreachable(Exception):  # noqa: N818  # named for what it tells
         self.why = why
 
 
-class AgentError(Exception):  # named for what it tells
+class AgentError(Exception):  # named after its source
     """The agent answered with an error; `status` is the HTTP status, `body` the whole answer."""
 
     def __init__(self, status: int, error: wire.ErrorBody, body: bytes) -> None:
@@ -66,7 +66,7 @@ class AgentClient:
         self._timeout = timeout
 
     def admit(self, manifest: bytes, *, dry_run: bool = False) -> wire.AdmissionDocument:
-        """Ask to admit the pod of a manifest (YAML or JSON); a rejection is an answer, no error."""
+        """Ask to admit the pod of a manifest (YAML or JSON); a rejection is not an error."""
         query = "?dryRun=true" if dry_run else ""
         try:
             return self._call("POST", f"/v1/pods{query}", wire.AdmissionDocument, manifest)
@@ -85,7 +85,7 @@ class AgentClient:
         return self._call("GET", "/v1/pods", wire.PodListDocument).pods
 
     def pod(self, uid: str) -> wire.PodDocument:
-        """Return one pod with its explanation and what the kernel says of it."""
+        """Return one pod with its explanation and the kernel's settings."""
         return self._call("GET", f"/v1/pods/{_segment(uid)}", wire.PodDocument)
 
     def failed(self, uid: str) -> wire.FailedPodDocument | None:
@@ -99,29 +99,29 @@ class AgentClient:
         return _as(answer, wire.FailedPodDocument)
 
     def bind(self, uid: str, container: str, request: wire.BindRequest) -> wire.BindDocument:
-        """Return which cgroup a container got."""
+        """Bind a container to a cgroup."""
         path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"
         return self._call("POST", path, wire.BindDocument, wire.encode(request))
 
     def unbind(self, uid: str, container: str) -> wire.BindDocument:
-        """Give up the binding of a container; the answer has the cgroup that was bound."""
+        """Remove the binding of a container; the answer has the cgroup that was bound."""
         path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"
         return self._call("DELETE", path, wire.BindDocument)
 
     def status(self) -> wire.StatusDocument:
-        """Return how the agent is doing."""
+        """Return the agent's status."""
         return self._call("GET", "/v1/status", wire.StatusDocument)
 
     def verify(self) -> VerificationDocument:
-        """Return the truth of the kernel beside the ledger."""
+        """Return a comparison of the kernel with the ledger."""
         return self._call("GET", "/v1/verify", VerificationDocument)
 
     def reconcile(self) -> wire.ReconcileDocument:
-        """Have the kernel compared with the ledger now, and repaired."""
+        """Reconcile the kernel with the ledger now."""
         return self._call("POST", "/v1/reconcile", wire.ReconcileDocument)
 
     def topology(self) -> bytes:
-        """Return the host as the agent sees it, as JSON (`numawarden topology --output json`)."""
+        """Return the observed host as JSON (`numawarden topology --output json`)."""
         return self._request("GET", "/v1/topology", None)
 
     def watch(self) -> Iterator[wire.EventDocument]:
@@ -174,7 +174,7 @@ class AgentClient:
 def _early_answer(
     connection: http.client.HTTPConnection, sending: OSError
 ) -> http.client.HTTPResponse:
-    """Return why the agent closed the connection before it took all, or raise what sending did."""
+    """Return the agent's response if it closed the connection early, else raise the error."""
     try:
         return connection.getresponse()
     except (OSError, http.client.HTTPException):
@@ -201,7 +201,7 @@ def _rejected(path: str, status: int, body: bytes) -> Exception:
 
 _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (FileNotFoundError, "there is no such socket; is the agent running, and with this socket?"),
-    (ConnectionRefusedError, "nobody listens there; start the agent"),
+    (ConnectionRefusedError, "no process listens there; start the agent"),
     (PermissionError, "permission denied; run as root or as a member of the agent's group"),
     (TimeoutError, "no answer in time; see the agent's log"),
     (ConnectionError, "it closed the connection; see the agent's log"),

@@ -22,7 +22,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ErrorDetail(Document, frozen=True):
-    """One thing that is wrong: `path` names the field (`spec.containers[0].name`), or is ""."""
+    """One mistake: `path` names the field (`spec.containers[0].name`), or is ""."""
 
     path: str
     message: str
@@ -58,7 +58,7 @@ class MemoryDocument(Document, frozen=True):
 
 
 class KernelDocument(Document, frozen=True):
-    """What the kernel says of one cgroup; a field is None when the file is not there.
+    """The files of one cgroup; a field is None if the file does not exist.
 
     `cpu_max` is the file's text (`max 100000`), so are `cpu_weight`, `memory_max` (bytes or `max`)
     and `hugetlb`, the latter by file (`hugetlb.2MB.max`).
@@ -76,7 +76,7 @@ class KernelDocument(Document, frozen=True):
 
 
 class ContainerDocument(Document, frozen=True):
-    """What one container holds.
+    """The allocation of one container.
 
     `cpus` are the CPUs it may run on: its own, its pod's, or the node's shared pool, as `isolation`
     says. `mems` None: its memory is not pinned. `kernel` lists its cgroups. `why` says why its CPUs
@@ -103,7 +103,7 @@ class ContainerDocument(Document, frozen=True):
 
 
 class UnusedBudgetDocument(Document, frozen=True):
-    """Budget of a pod that no container can use for good; CPUs, or bytes of a memory type.
+    """Budget of a pod that no container can use; CPUs, or bytes of a memory type.
 
     `cpus` says which CPUs.
     """
@@ -175,7 +175,7 @@ class HintTraceDocument(Document, frozen=True):
 
 
 class EligibilityDocument(Document, frozen=True):
-    """Whether one container may hold exclusive resources, and why."""
+    """Whether one container is eligible for exclusive resources, and why."""
 
     container: str
     exclusive_cpus: int
@@ -184,7 +184,7 @@ class EligibilityDocument(Document, frozen=True):
 
 
 class ExplanationDocument(Document, frozen=True):
-    """How a decision came about.
+    """The explanation of a decision.
 
     `warnings` say what in the manifest is read otherwise than it was probably meant.
     """
@@ -195,7 +195,7 @@ class ExplanationDocument(Document, frozen=True):
 
 
 class ViolationDocument(Document, frozen=True):
-    """Something that a pod holds and the rules in force would not give.
+    """An allocation that the current policy would not make.
 
     `rule` is a key of the configuration or a fact of the host, `pod` is namespace/name.
     """
@@ -242,7 +242,7 @@ class FailedPodDocument(Document, frozen=True):
     """The status of a pod that was rejected, or whose manifest is invalid.
 
     `phase`, `reason` and `message` are those of v1.PodStatus, `time` is Unix seconds. `uid`, `name`
-    and `namespace` are "" where the manifest does not tell them. A rejected pod has `rejection` and
+    and `namespace` are "" if they are missing in the manifest. A rejected pod has `rejection` and
     `explanation`, an invalid one the first of its mistakes in `details`.
     """
 
@@ -285,7 +285,7 @@ class AdmissionDocument(Document, frozen=True):
 
 
 class RemovalDocument(Document, frozen=True):
-    """The answer to a removal; `enforcement` says whether the kernel was told in full."""
+    """The answer to a removal; `enforcement` says whether the kernel was updated completely."""
 
     uid: str
     name: str
@@ -294,7 +294,7 @@ class RemovalDocument(Document, frozen=True):
 
 
 class BindRequest(Document, frozen=True, forbid_unknown_fields=True):
-    """Which cgroup a container got: exactly one of its path below the root, or one of its pids."""
+    """The cgroup of a container: either its path below the root, or one of its pids."""
 
     cgroup: str | None = None
     pid: int | None = None
@@ -321,7 +321,7 @@ class ReconcileDocument(Document, frozen=True):
 
 
 class DriftDocument(Document, frozen=True):
-    """One setting that somebody undid; it was put right unless `problems` say otherwise.
+    """One setting that another process changed; it was repaired unless `problems` has it.
 
     `uid` and `pod` are "" for what is of no pod, `container` is null for what is of no container.
     `found` is the text that the file showed (null: it was not there), `desired` what it is to show.
@@ -339,7 +339,7 @@ class DriftDocument(Document, frozen=True):
     detail: str
 
     def line(self) -> str:
-        """Return all that there is to know of it."""
+        """Return all details in a line."""
         container = f"container {self.container}" if self.container else ""
         owner = ", ".join(filter(None, (self.pod or self.uid, container)))
         return f"{owner or 'no pod'}: {self.detail} ({self.cause})"
@@ -361,7 +361,7 @@ class ManifestDocument(Document, frozen=True):
 
 
 class PolicyDocument(Document, frozen=True):
-    """The policies in force, with the kubelet's names."""
+    """The effective policies, with the kubelet's names."""
 
     cpu_manager_policy: str
     memory_manager_policy: str
@@ -371,10 +371,10 @@ class PolicyDocument(Document, frozen=True):
 
 
 class StatusDocument(Document, frozen=True):
-    """How the agent is doing; `problems` is what an operator should look at, one line each.
+    """The agent's status; `problems` are for operators, one line each.
 
     `failed` are the latest pods that were rejected or invalid, those decided also in `rejected`,
-    `drift` the latest settings that somebody undid.
+    `drift` the latest settings that another process changed.
     """
 
     version: str
@@ -444,7 +444,7 @@ def _sendable(value: object) -> object:
 
 
 def decode(body: bytes, kind: type[_Document]) -> _Document:
-    """Return the document of a JSON text; raises `msgspec.DecodeError` when it is not one."""
+    """Return the document of a JSON text; raises `msgspec.DecodeError`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""A host as JSON: what `numawarden topology --output json` prints and the service answers."""
+"""A host as JSON: what `numawarden topology --output json` prints and the API returns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HugePagesView(TypedDict):
 class NodeView(TypedDict):
     """One NUMA node; `cpus` in the kernel's list format, distances by node id as text.
 
-    `memory_bytes` is null where the host does not tell.
+    `memory_bytes` is null if the host does not report it.
     """
 
     id: int
@@ -67,7 +67,7 @@ class Totals(TypedDict):
 
     `threads_per_core` is that of the core with the most online threads, `memory_only_nodes` the
     nodes without online CPUs, `memory_bytes` the sum over the nodes, null where one is unknown. A
-    group that the kernel does not tell of is counted 0 times.
+    group that the kernel does not report is counted 0 times.
     """
 
     cpus: int

@@ -1,4 +1,4 @@
-"""The documents of `GET /v1/verify`: what the kernel shows beside what is desired."""
+"""The documents of `GET /v1/verify`: observed and desired settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DifferenceDocument(Document, frozen=True):
 
 
 class VerifiedDocument(Document, frozen=True):
-    """One cgroup: what the ledger wants of it (null: nothing) beside what the kernel shows.
+    """One cgroup: its desired settings (null: none) and those of the kernel.
 
     `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `leftover`, `qos class` or
     `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts desired of other
@@ -36,7 +36,7 @@ class VerifiedDocument(Document, frozen=True):
 
 
 class AncestorDocument(Document, frozen=True):
-    """A cgroup above others: the controllers that it passes on, and those that it should too."""
+    """An ancestor: its enabled controllers, and those that are lacking."""
 
     cgroup: str
     enabled: tuple[str, ...]
@@ -56,7 +56,7 @@ class IntrudingTaskDocument(Document, frozen=True):
 
 
 class VerificationDocument(Document, frozen=True):
-    """The kernel beside the ledger.
+    """A comparison of the kernel with the ledger.
 
     `foreign` are tasks that were confined to a set with exclusive CPUs of others. `unconfined` are
     the first of those that may run on every CPU, `unconfined_tasks` is the number of their threads

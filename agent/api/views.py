@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
     from agent.managers.validity import Violation
 
-#: A provider may offer hundreds of hints on a large host; the best few tell the story.
+#: A provider may offer hundreds of hints on a large host; the best few are enough.
 BEST_HINTS: Final = 8
 
 
@@ -44,9 +44,9 @@ def pod_document(
     kernel: Mapping[str | None, tuple[wire.KernelDocument, ...]] | None = None,
     invalid: Iterable[Violation] = (),
 ) -> wire.PodDocument:
-    """Return one pod; `kernel` holds cgroups by container (None: the pod's own).
+    """Return one pod; `kernel` has cgroups by container (None: the pod's own).
 
-    Without a `record` the kernel was not looked at (a dry run).
+    Without a `record` the kernel was not observed (a dry run).
     """
     seen = kernel or {}
     containers = tuple(
@@ -79,22 +79,22 @@ def _to_run(allocation: PodAllocation) -> frozenset[str]:
     return frozenset(lasting)
 
 
-def violation_document(finding: Violation) -> wire.ViolationDocument:
-    """Return something that a pod holds and the rules in force would not give."""
+def violation_document(violation: Violation) -> wire.ViolationDocument:
+    """Return a violation of the current policy."""
     return wire.ViolationDocument(
-        uid=finding.uid,
-        pod=finding.pod,
-        container=finding.container,
-        rule=str(finding.rule),
-        message=finding.message,
-        remedy=finding.remedy,
+        uid=violation.uid,
+        pod=violation.pod,
+        container=violation.container,
+        rule=str(violation.rule),
+        message=violation.message,
+        remedy=violation.remedy,
     )
 
 
 def enforcement_document(
     problems: Iterable[str], notes: tuple[str, ...] = ()
 ) -> wire.EnforcementDocument:
-    """Return whether an allocation is enforced: it is when there are no problems."""
+    """Return an enforcement document: enforced if there are no problems."""
     found = tuple(problems)
     return wire.EnforcementDocument(enforced=not found, problems=found, notes=notes)
 
@@ -122,7 +122,7 @@ def rejection_document(rejection: Rejection) -> wire.RejectionDocument:
 
 
 def explanation_document(decision: Decision) -> wire.ExplanationDocument:
-    """Return how a decision came about, each provider's hints cut to the best few."""
+    """Return the explanation of a decision, with the best few hints of each provider."""
     return wire.ExplanationDocument(
         eligibility=tuple(_eligibility(item) for item in decision.eligibility),
         hints=tuple(_trace(trace) for trace in decision.hints),
@@ -131,7 +131,7 @@ def explanation_document(decision: Decision) -> wire.ExplanationDocument:
 
 
 def policy_document(policy: Policy) -> wire.PolicyDocument:
-    """Return the policies in force."""
+    """Return the effective policies."""
     return wire.PolicyDocument(
         cpu_manager_policy=str(policy.cpu.policy),
         memory_manager_policy=str(policy.memory.policy),
@@ -219,7 +219,7 @@ def _best(hints: Hints) -> tuple[wire.HintDocument, ...]:
 
 
 def _count(hints: Hints | None) -> int | None:
-    """Return how many hints there are; None where they are told by rules and too many to count."""
+    """Return how many hints there are; None for a family of hints, which is too large to count."""
     if not isinstance(hints, HintFamily):
         return len(hints or ())
     few = len(best_few(hints, BEST_HINTS + 1))

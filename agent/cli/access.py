@@ -1,4 +1,4 @@
-"""What every command that speaks to the agent shares: its socket, its answers, its errors."""
+"""Options and helpers of the commands that call the agent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def socket_option(command: _Command) -> _Command:
         default=DEFAULT_SOCKET,
         show_default=True,
         metavar="PATH",
-        help="Where the agent listens; also taken from NUMAWARDEN_SOCKET.",
+        help="The agent's socket; also taken from NUMAWARDEN_SOCKET.",
     )(command)
 
 
@@ -56,14 +56,14 @@ def output_option(command: _Command) -> _Command:
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
-        help="For people, or the document of docs/api.md for programs.",
+        help="Text, or the JSON document of docs/api.md.",
     )(command)
 
 
 @contextmanager
 def agent_at(socket_path: str) -> Iterator[AgentClient]:
-    """Speak to the agent; its rejections become errors with the exit code that fits."""
-    # Imported here: help and completion do not speak to the agent.
+    """Connect to the agent; its error responses raise `CommandError` with an exit code."""
+    # Imported here: help and completion do not need the client.
     from agent.api.client import AgentClient, AgentError  # noqa: PLC0415
 
     try:
@@ -74,7 +74,7 @@ def agent_at(socket_path: str) -> Iterator[AgentClient]:
 
 
 def find_pod(agent: AgentClient, named: str) -> PodDocument:
-    """Return the pod that a uid, a name or namespace/name means; raises `CommandError`."""
+    """Return the pod with a uid, name or namespace/name; raises `CommandError`."""
     found = [pod for pod in agent.pods() if named in names_of(pod)]
     if not found:
         message = f"no pod {named!r} is admitted; see 'numawarden list'"
@@ -87,12 +87,12 @@ def find_pod(agent: AgentClient, named: str) -> PodDocument:
 
 
 def names_of(pod: PodDocument | FailedPodDocument) -> tuple[str, str, str]:
-    """Return all that a pod may be called on the command line."""
+    """Return the names of a pod on the command line."""
     return pod.uid, pod.name, f"{pod.namespace}/{pod.name}"
 
 
 def moment(seconds: float) -> str:
-    """Return a Unix time as people read it, in UTC."""
+    """Return a Unix time as text, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
@@ -112,6 +112,6 @@ def print_lines(lines: Iterator[str]) -> None:
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Print each warning on a line of its own."""
+    """Print each warning on a separate line."""
     for line in warnings:
         click.echo(f"numawarden: warning: {line}", err=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=Path("/"),
     show_default=True,
-    help="Capture the host whose sys/ stands here instead of this one.",
+    help="Capture the host described by the sys/ tree in this directory.",
 )
 def capture(file: Path, root: Path) -> None:
     """Archive in FILE (a .tar.gz, - is standard output) what discovery reads of this host.

@@ -1,4 +1,4 @@
-"""`numawarden config`: check a configuration against a host and show what follows from it."""
+"""`numawarden config`: check a configuration against a host and show the effective policy."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def config() -> None:
 @click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Check against the host whose sys/ stands here [default: agent.sysfsRoot].",
+    help="Check against the host whose sys/ tree is in this directory [default: agent.sysfsRoot].",
 )
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Lay a setting over the file, such as cgroupDriver=cgroupfs; may be repeated.",
+    help="Override a setting of the file, such as cgroupDriver=cgroupfs; may be repeated.",
 )
 @click.option(
     "--against-state",
@@ -47,7 +47,7 @@ def config() -> None:
     "--state",
     "directory",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where that state is [default: agent.stateDirectory]; implies --against-state.",
+    help="The directory of that state [default: agent.stateDirectory]; implies --against-state.",
 )
 def check(
     file: Path,
@@ -57,11 +57,11 @@ def check(
     *,
     against_state: bool,
 ) -> ExitCode:
-    """Check a configuration file against this host and show what follows from it.
+    """Check a configuration file against this host and show the effective policy.
 
-    Every mistake is told at once, and the exit code is 3 then.
+    All mistakes are reported, with exit code 3.
     """
-    # Imported here: help and completion neither read files nor hosts.
+    # Imported here: help and completion do not need them.
     from agent.cli.access import warn  # noqa: PLC0415
     from agent.config.loader import load_config_file  # noqa: PLC0415
     from agent.config.resolve import (  # noqa: PLC0415
@@ -134,7 +134,7 @@ def schema() -> None:
 
 
 def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bool]:
-    """Return what a policy would make of a saved state, and whether all of it would be valid."""
+    """Return which saved allocations a policy would make invalid, and whether there are none."""
     from agent.managers.effective_policy import EffectivePolicy, shared_pool  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
     from agent.managers.readmission import restored  # noqa: PLC0415
@@ -143,17 +143,17 @@ def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bo
 
     saved = peek(directory)
     if saved is None:
-        return [f"{directory / CHECKPOINT_NAME}: no state, nothing is held"], True
+        return [f"{directory / CHECKPOINT_NAME}: no state, no allocations"], True
     rules = EffectivePolicy(Machine.of(host), policy)
     ledger = restored(rules, saved.ledger)
     found = invalid_allocations(rules, ledger, host.offline)
-    pods, affected = len(ledger.allocations), len({finding.uid for finding in found})
+    pods, affected = len(ledger.allocations), len({violation.uid for violation in found})
     lines = [
         f"{directory / CHECKPOINT_NAME}: {pods} pods, all of them keep their allocations",
         f"  valid             {pods - affected} of {pods} pods",
         f"  exclusive CPUs    {ledger.exclusive_cpus or 'none'}",
         f"  shared pool       {shared_pool(rules, ledger) or 'none'}",
-        *(f"  not valid         {finding}" for finding in found),
+        *(f"  not valid         {violation}" for violation in found),
     ]
     return lines, not found
 

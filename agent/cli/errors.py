@@ -1,4 +1,4 @@
-"""Which errors are a user's to solve, and how each is reported: one line, and an exit code.
+"""Expected errors of commands: each is reported in one line, with an exit code.
 
 Scripts may rely on the exit codes.
 """
@@ -16,21 +16,21 @@ class ExitCode(IntEnum):
     """The exit status of every command."""
 
     OK = 0
-    #: The answer is no: the pod was rejected, what was compared differs, the agent has problems.
+    #: The pod was rejected, a comparison found differences, or the agent has problems.
     REJECTED = 1
     #: The command line is wrong.
     USAGE = 2
     #: A manifest, configuration, state or host tree is wrong, or a file cannot be read.
     BAD_INPUT = 3
-    #: The agent does not answer: not running, no permission, or it broke off.
+    #: The agent does not respond: not running, no permission, or disconnected.
     UNREACHABLE = 4
-    #: The environment does not allow it: no root, no cgroup v2, socket in use and the like.
+    #: The environment does not allow the action: no root, no cgroup v2, socket in use and the like.
     ENVIRONMENT = 5
     #: The agent knows no such pod or container.
     NOT_FOUND = 6
     #: The pod is admitted, but the kernel does not yet enforce its allocation.
     NOT_ENFORCED = 7
-    #: The agent answered that it failed; its log says more.
+    #: The agent reported an internal error; see its log.
     AGENT_FAILED = 8
     #: Interrupted from the keyboard (128 + SIGINT).
     INTERRUPTED = 130
@@ -58,7 +58,7 @@ EXIT_CODES: Final[Mapping[str, ExitCode]] = {
 
 
 class CommandError(Exception):
-    """A command that cannot do what was asked; `code` is what the process exits with."""
+    """A command failed; `code` is the exit code of the process."""
 
     def __init__(self, message: str, code: ExitCode) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class CommandError(Exception):
 
 
 def exit_code_of(error: BaseException) -> ExitCode | None:
-    """Return the exit code of an expected error, None for one that is a defect of ours."""
+    """Return the exit code of an expected error, None for a defect of the program."""
     if isinstance(error, CommandError):
         return error.code
     for name in _class_names(type(error)):
@@ -77,21 +77,21 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """Return what is printed for an expected error: one line, and one more for each detail."""
+    """Return the lines printed for an expected error: one, and one more for each detail."""
     first, *rest = text_of(error).splitlines() or [type(error).__name__]
     lines = [f"numawarden: error: {first}", *(f"  {line.strip()}" for line in rest if line.strip())]
     return [_printable(line) for line in lines]
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an expected error says; an `OSError` names its file first."""
+    """Return the message of an expected error; an `OSError` begins with its file."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 def _printable(line: str) -> str:
-    """Return a line that says nothing to a terminal, whatever names stand in it."""
+    """Return a line with control characters of its names escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 

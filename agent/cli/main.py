@@ -1,4 +1,4 @@
-"""The `numawarden` command: its subcommands, imported when called, and how errors end it."""
+"""The `numawarden` command: its subcommands, imported when called, and error handling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LazyCommand(NamedTuple):
-    """Where a command is defined (`module:attribute`) and what help says of it in a line."""
+    """The location of a command (`module:attribute`) and its one-line help."""
 
     target: str
     summary: str
@@ -59,7 +59,7 @@ COMMANDS: Final = {
     "list": LazyCommand("agent.cli.pods:list_pods", "List the pods and what they hold."),
     "show": LazyCommand("agent.cli.pods:show", "Show one pod: allocation, explanation, kernel."),
     "bind": LazyCommand("agent.cli.pods:bind", "Return which cgroup a container of a pod got."),
-    "unbind": LazyCommand("agent.cli.pods:unbind", "Give up what bind told of a container."),
+    "unbind": LazyCommand("agent.cli.pods:unbind", "Remove the binding of a container."),
     "watch": LazyCommand("agent.cli.status:watch", "Print events as they happen."),
     "verify": LazyCommand("agent.cli.verify:verify", "Compare the kernel with the ledger."),
     "status": LazyCommand("agent.cli.status:status", "Show how the agent is doing."),
@@ -83,16 +83,16 @@ EPILOG: Final = "Exit codes: " + ", ".join(
 )
 @click.version_option(__version__, prog_name="numawarden")
 def numawarden() -> None:
-    """Give pods their CPUs, memory nodes and devices, and keep the kernel to it."""
+    """Allocate CPUs, memory nodes and devices to pods, and enforce the allocations."""
 
 
 def main() -> None:
-    """Run the command line and exit; an expected error is told in a line, never a traceback."""
+    """Run the command line and exit; an expected error is printed in a line, not as a traceback."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run one command line and return its exit code; a defect of ours is raised as it is."""
+    """Run one command line and return its exit code; a defect is raised unchanged."""
     try:
         outcome = numawarden.main(arguments, prog_name="numawarden", standalone_mode=False)
     except click.ClickException as error:

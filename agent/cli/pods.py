@@ -98,10 +98,10 @@ def list_pods(output: str, socket_path: str) -> None:
 @output_option
 @socket_option
 def show(pod: str, output: str, socket_path: str) -> int:
-    """Show a POD (uid, name or namespace/name): what it holds, why, and what the kernel says.
+    """Show a POD (uid, name or namespace/name): allocation, reasons, and the kernel's settings.
 
-    A pod that was rejected lately, or whose manifest was invalid, is shown too, with why; the exit
-    code is that of its admission then, 1 or 3.
+    A recently rejected pod, or one with an invalid manifest, is shown with the reason; the exit
+    code is then that of its admission, 1 or 3.
     """
     from agent.api.documents import INVALID_MANIFEST  # noqa: PLC0415
     from agent.cli.text.pods import failed_lines, pod_lines  # noqa: PLC0415
@@ -127,7 +127,7 @@ def show(pod: str, output: str, socket_path: str) -> int:
 def bind(
     pod: str, container: str, cgroup: str | None, pid: int | None, output: str, socket_path: str
 ) -> int:
-    """Return which cgroup a CONTAINER of a POD got, when it cannot be told from its name."""
+    """Bind a CONTAINER of a POD to a cgroup that cannot be identified by its name."""
     if (cgroup is None) == (pid is None):
         raise click.UsageError("give either --cgroup or --pid")
     from agent.api.documents import BindRequest  # noqa: PLC0415
@@ -149,9 +149,9 @@ def bind(
 @output_option
 @socket_option
 def unbind(pod: str, container: str, output: str, socket_path: str) -> int:
-    """Give up the binding of a CONTAINER of a POD; its cgroup is told as before it was bound.
+    """Remove the binding of a CONTAINER of a POD; its cgroup is again identified by its name.
 
-    A cgroup outside of the pod's is confined to the node's shared pool until what runs there ends.
+    A cgroup outside of the pod's is confined to the shared pool until its processes end.
     """
     with agent_at(socket_path) as agent:
         answer = agent.unbind(find_pod(agent, pod).uid, container)
@@ -173,7 +173,7 @@ def _print(document: _Shown | None, output: str, lines: Callable[[_Shown], Itera
 
 
 def _failed(agent: AgentClient, named: str) -> FailedPodDocument | None:
-    """Return the latest status of a pod that was rejected or invalid and is not admitted."""
+    """Return the latest status of a rejected or invalid pod that is not admitted."""
     if any(named in names_of(pod) for pod in agent.pods()):
         return None
     known = (

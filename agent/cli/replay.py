@@ -1,4 +1,4 @@
-"""`numawarden replay`: what would be decided, on a described host, without an agent."""
+"""`numawarden replay`: decides pods on a described host, without an agent."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     type=click.Choice(["text", "jsonl"]),
     default="text",
     show_default=True,
-    help="For people, or one line of JSON for each step.",
+    help="Text, or one line of JSON for each step.",
 )
 def replay(files: tuple[Path, ...], output: str) -> int:
-    """Decide sequences of pods on described hosts, changing nothing.
+    """Decide sequences of pods on described hosts, without changing anything.
 
     A FILE is a sequence in YAML or JSON (docs/replay.md), or one of recorded sequences (*.jsonl,
     *.jsonl.gz), a line each. Exits with 0 when every pod was admitted, 1 when any was rejected or
     the agent would not start, and 3 when a file is wrong; nothing is decided of that file then.
     """
-    # Imported here: help and completion decide nothing.
+    # Imported here: help and completion do not need them.
     from agent.api.documents import encode  # noqa: PLC0415
     from agent.cli.text.replay import outcome_lines, title  # noqa: PLC0415
     from agent.tools.replay.documents import step_line  # noqa: PLC0415

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Lay a setting over the file, such as cgroupDriver=cgroupfs; may be repeated.",
+    help="Override a setting of the file, such as cgroupDriver=cgroupfs; may be repeated.",
 )
 @click.option(
     "--emulate-cgroups",
     is_flag=True,
-    help="Without root, to try things out: keep the cgroups that the agent would write as plain "
+    help="For trying the agent without root: write cgroups as plain "
     "files in the directory agent.cgroupMount, under the kernel's rules.",
 )
 def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None:
     """Run the agent in the foreground until it is sent SIGTERM or SIGINT.
 
-    Workloads are never touched by its end; the next start picks everything up again.
+    Stopping the agent does not change running workloads; the next start continues.
     """
-    # Imported here: help and completion need none of it, and a mistake in the configuration is told
-    # before the rest is loaded.
+    # Imported here: help and completion do not need them, and mistakes in the configuration are
+    # reported before the rest is loaded.
     from agent.config.loader import load_config  # noqa: PLC0415
     from agent.server.start.process import collector_at_rest, import_structlog_without_rich  # noqa: PLC0415
 
@@ -53,12 +53,12 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     try:
         run_agent(config, fakes)
     except OSError as error:
-        # No file that was named wrongly: the host rejected something, and may not the next time.
+        # Not a wrong path in the configuration, but an error of the host, which may be temporary.
         raise CommandError(text_of(error), ExitCode.ENVIRONMENT) from error
 
 
 def _content(file: Path) -> bytes:
-    """Return a configuration; raises `CommandError` where others could change what it says."""
+    """Return a configuration; raises `CommandError` if other users could change the file."""
     from agent.parsing.reader import DEFAULT_MAX_BYTES  # noqa: PLC0415
     from agent.safe_files import UntrustedPathError, read_trusted  # noqa: PLC0415
 

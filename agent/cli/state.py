@@ -28,33 +28,33 @@ if TYPE_CHECKING:
 
 @click.group()
 def state() -> None:
-    """Take the kubelet's state files over, or write them.
+    """Import the kubelet's state files, or write them.
 
-    The agent and the kubelet must both be stopped meanwhile; workloads run on.
+    The agent and the kubelet must both be stopped; workloads keep running.
     """
 
 
 def _common_options(command: _Command) -> _Command:
-    """Add the options that both directions share."""
+    """Add the options of both commands."""
     for option in (
         click.option(
             "--set",
             "settings",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Lay a setting over the configuration; may be repeated.",
+            help="Override a setting of the configuration; may be repeated.",
         ),
         click.option(
             "--root",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="Compute with the host whose sys/ stands here [default: agent.sysfsRoot].",
+            help="Use the host whose sys/ tree is in this directory [default: agent.sysfsRoot].",
         ),
         click.option(
             "--config",
             "file",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             required=True,
-            help="The agent's configuration; it names its state directory.",
+            help="The agent's configuration, which has the state directory.",
         ),
         click.option(
             "--kubelet",
@@ -74,7 +74,7 @@ def _common_options(command: _Command) -> _Command:
     "--pods",
     "pods_path",
     type=click.Path(exists=True, path_type=Path),
-    help="Complete what the files leave open: a directory of Pod manifests, or a file with the "
+    help="Complete data missing in the files: a directory of Pod manifests, or a file with the "
     "output of 'kubectl get pods -A -o json'.",
 )
 @click.option(
@@ -83,7 +83,7 @@ def _common_options(command: _Command) -> _Command:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="For files of a kubelet up to 1.17: the output of 'crictl ps -a -o json'.",
 )
-@click.option("--force", is_flag=True, help="Replace a state of the agent that holds pods.")
+@click.option("--force", is_flag=True, help="Replace a state of the agent that has pods.")
 def import_(
     directory: Path,
     file: Path,
@@ -94,11 +94,11 @@ def import_(
     *,
     force: bool,
 ) -> None:
-    """Make the kubelet's state the agent's.
+    """Import the kubelet's state into the agent's.
 
-    Files that are damaged, or do not fit this host and configuration, change nothing.
+    Nothing is changed if files are damaged, or do not fit this host and configuration.
     """
-    # Imported here: help and completion neither read files nor hosts.
+    # Imported here: help and completion do not need them.
     from agent.tools.kubelet_state.files import read_directory  # noqa: PLC0415
     from agent.tools.kubelet_state.importing import take_over  # noqa: PLC0415
     from agent.tools.kubelet_state.lists import read_container_ids  # noqa: PLC0415
@@ -110,7 +110,7 @@ def import_(
         taken = take_over(place.rules, found, _pods(pods_path, found, place.rules))
         _reject_replacing(store, force=force)
         store.save(_state_of(place, taken.ledger))
-    _tell(_summary(place.rules, taken.ledger), taken.notes)
+    _print_lines(_summary(place.rules, taken.ledger), taken.notes)
 
 
 @state.command()
@@ -121,7 +121,7 @@ def export(
 ) -> None:
     """Write the agent's state as the kubelet's files.
 
-    In which version follows from featureGates.PodLevelResourceManagers.
+    The format version depends on featureGates.PodLevelResourceManagers.
     """
     # Imported here: as above.
     from agent.tools.kubelet_state.exporting import export_notes, kubelet_state  # noqa: PLC0415
@@ -133,11 +133,11 @@ def export(
         found = kubelet_state(place.rules, ledger)
         contents = encode_files(found, pod_level=place.rules.policy.pod_level_managers)
         write_directory(directory, contents, force=force)
-    _tell((f"{directory / name}: written" for name in contents), export_notes(found))
+    _print_lines((f"{directory / name}: written" for name in contents), export_notes(found))
 
 
 class _Place(Struct, frozen=True):
-    """The configuration, the host, and the rules that follow from both."""
+    """The configuration, the host, and the effective policy derived from both."""
 
     config: Config
     host: Host
@@ -162,7 +162,7 @@ def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place
 
 @contextmanager
 def _opened(config: Config) -> Iterator[Store]:
-    """Open the agent's state directory; a running agent is told of in a line."""
+    """Open the agent's state directory; a running agent is reported as an error."""
     from agent.state.errors import StateDirectoryLockedError  # noqa: PLC0415
     from agent.state.store import Store  # noqa: PLC0415
 
@@ -189,18 +189,18 @@ def _pods(path: Path | None, found: KubeletState, rules: EffectivePolicy) -> Map
 
 
 def _reject_replacing(store: Store, *, force: bool) -> None:
-    """Look at the state that is there: an unusable one is set aside, one with pods is kept."""
+    """Check the existing state: an unusable one is set aside, one with pods is an error."""
     loaded = store.load()
-    held = 0 if loaded.state is None else len(loaded.state.ledger.allocations)
-    if held and not force:
-        message = f"{store.path}: holds {held} pods already; --force replaces them"
+    pods = 0 if loaded.state is None else len(loaded.state.ledger.allocations)
+    if pods and not force:
+        message = f"{store.path}: has {pods} pods already; --force replaces them"
         raise CommandError(message, ExitCode.BAD_INPUT)
     if loaded.kept_as is not None:
         click.echo(f"note: the previous checkpoint was not usable and is kept as {loaded.kept_as}")
 
 
 def _saved_ledger(store: Store, rules: EffectivePolicy) -> Ledger:
-    """Return the ledger of the checkpoint, seen by the rules in force; nothing is set aside."""
+    """Return the checkpoint's ledger under the effective policy; nothing is set aside."""
     from agent.managers.readmission import restored  # noqa: PLC0415
     from agent.state.store import peek  # noqa: PLC0415
 
@@ -228,12 +228,12 @@ def _summary(rules: EffectivePolicy, ledger: Ledger) -> Iterator[str]:
 
     yield f"{len(ledger.allocations)} pods taken over"
     if rules.static_cpus:
-        held = ledger.exclusive_cpus or "none"
-        yield f"  exclusive CPUs  {held}"
+        exclusive = ledger.exclusive_cpus or "none"
+        yield f"  exclusive CPUs  {exclusive}"
         yield f"  shared pool     {shared_pool(rules, ledger) or 'none'}"
 
 
-def _tell(lines: Iterable[str], notes: Iterable[str]) -> None:
+def _print_lines(lines: Iterable[str], notes: Iterable[str]) -> None:
     for line in lines:
         click.echo(line)
     for note in notes:

@@ -1,4 +1,4 @@
-"""`numawarden status` and `numawarden watch`: how the agent is doing, and events as they happen."""
+"""`numawarden status` and `numawarden watch`: status of the agent, and its events."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
         StatusDocument,
     )
 
-#: How many of the pods that failed are listed; the document has all that are kept.
+#: How many rejected or invalid pods are listed; the document has all stored ones.
 _FAILED_SHOWN: Final = 5
 
-#: How many settings that somebody undid are listed.
+#: How many drifted settings are listed.
 _DRIFT_SHOWN: Final = 5
 
 
@@ -39,9 +39,9 @@ _DRIFT_SHOWN: Final = 5
 @output_option
 @socket_option
 def status(output: str, socket_path: str) -> int:
-    """Show the policies in force, what is held, and everything that is wrong.
+    """Show the effective policies, the allocations, and all problems.
 
-    Exits with 0 when the agent is ready and there is no problem, else with 1.
+    Exits with 0 if the agent is ready and has no problems, else with 1.
     """
     with agent_at(socket_path) as agent:
         answer = agent.status()
@@ -82,7 +82,7 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
 
 
 def _failed(pods: Sequence[FailedPodDocument]) -> Iterator[str]:
-    """Yield the latest pods that were rejected or invalid; `show` says why."""
+    """Yield the latest rejected or invalid pods; `show` has the reasons."""
     for pod in reversed(pods[-_FAILED_SHOWN:]):
         name = f"{pod.namespace}/{pod.name}" if pod.name else pod.uid or "a pod without a name"
         yield f"  failed     {name}: {pod.reason}, {moment(pod.time)}"
@@ -91,7 +91,7 @@ def _failed(pods: Sequence[FailedPodDocument]) -> Iterator[str]:
 
 
 def _drift(settings: Sequence[DriftDocument]) -> Iterator[str]:
-    """Yield the latest settings that somebody undid."""
+    """Yield the latest drifted settings."""
     for drift in settings[-_DRIFT_SHOWN:]:
         yield f"  drift      {moment(drift.time)}, {drift.line()}"
 
@@ -113,8 +113,8 @@ def _causes(counts: Mapping[str, int]) -> str:
 @output_option
 @socket_option
 def watch(output: str, socket_path: str) -> None:
-    """Print events as they happen, a line each, until interrupted or the agent ends."""
-    from agent.api.documents import encode  # noqa: PLC0415  # help needs none of it
+    """Print events as they happen, a line each, until interrupted or the agent stops."""
+    from agent.api.documents import encode  # noqa: PLC0415  # not needed for help
 
     with agent_at(socket_path) as agent:
         for event in agent.watch():

@@ -18,22 +18,24 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=Path("/"),
     show_default=True,
-    help="Show the host whose sys/ stands here, such as an unpacked capture.",
+    help="Show the host described by the sys/ tree in this directory, such as an unpacked capture.",
 )
 @click.option(
     "--output",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="A picture for people, or everything for programs.",
+    help="A picture, or all details as JSON.",
 )
-@click.option("--full", is_flag=True, help="Sum nothing up: every node with its CPUs, every core.")
+@click.option(
+    "--full", is_flag=True, help="Show every node with its CPUs and every core, without summaries."
+)
 def topology(root: Path, output: str, *, full: bool) -> None:
     """Show packages, dies, nodes, caches, cores, memory, distances and devices of a host.
 
-    Above 128 CPUs, neighbours that are alike share a line of the picture, unless it is to be full.
+    Above 128 CPUs, equal neighbours share a line of the picture, unless --full is given.
     """
-    # Imported here, as below: help and completion neither read hosts nor draw.
+    # Imported here, as below: help and completion do not need them.
     from agent.cli.access import warn  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`numawarden verify`: the truth of the kernel beside the ledger."""
+"""`numawarden verify`: compares the kernel with the ledger."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 @output_option
 @socket_option
 def verify(output: str, socket_path: str) -> ExitCode:
-    """Compare the kernel with the ledger, cgroup by cgroup, and look for foreign tasks.
+    """Compare the kernel with the ledger, cgroup by cgroup, and look for intruding tasks.
 
     Nothing is written. The exit code is 1 when a file differs from what the ledger wants, when a
-    cgroup above lacks a controller, or when a task that was confined by somebody may run on
+    cgroup above lacks a controller, or when a confined task may run on
     exclusive CPUs of a pod that it does not belong to.
 
     Tasks that may run on every CPU (all of the system, unless AllowedCPUs= keeps it away) and
@@ -48,7 +48,7 @@ def _lines(answer: VerificationDocument) -> Iterator[str]:
         if above.lacking:
             yield f"DIFFERS   {above.cgroup} does not pass on {' '.join(above.lacking)}"
     yield from (f"DIFFERS   {problem}" for problem in answer.problems)
-    yield from (f"FOREIGN   {_foreign(task)}" for task in answer.foreign)
+    yield from (f"FOREIGN   {_intruding(task)}" for task in answer.foreign)
     yield from (f"note: {note}" for note in answer.notes)
     if answer.unconfined_tasks:
         names = ", ".join(dict.fromkeys(task.name for task in answer.unconfined[:5]))
@@ -81,7 +81,7 @@ def _cgroup(cgroup: VerifiedDocument) -> Iterator[str]:
         yield f"    DIFFERS   {difference.detail} ({difference.cause})"
 
 
-def _foreign(task: IntrudingTaskDocument) -> str:
+def _intruding(task: IntrudingTaskDocument) -> str:
     where = task.cgroup or "no known cgroup"
     return (
         f"process {task.pid} ({task.name}, {task.threads} threads in {where}) may run on CPUs "

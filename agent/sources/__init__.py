@@ -1,1 +1,1 @@
-"""Where pods come from besides the admission API."""
+"""Sources of pods besides the admission API."""

@@ -1,4 +1,4 @@
-"""What can be wrong with the manifest directory or a file in it."""
+"""Errors of the manifest directory and its files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ManifestDirectoryError(Exception):
-    """The manifest directory cannot be used; one line: what was found and what to do."""
+    """The manifest directory cannot be used; the message has what was found and a remedy."""
 
     def __init__(self, directory: Path, found: str, remedy: str) -> None:
         super().__init__(f"manifest directory {directory}: {found}; {remedy}")
@@ -20,7 +20,7 @@ class ManifestDirectoryError(Exception):
 
 
 class ManifestFileError(Exception):
-    """A file of the manifest directory is not read; `found` says why, `remedy` what to do."""
+    """A file of the manifest directory is not read; `found` has the reason."""
 
     def __init__(self, path: Path, found: str, remedy: str) -> None:
         super().__init__(f"{printable(path)}: {found}; {remedy}")
@@ -30,18 +30,18 @@ class ManifestFileError(Exception):
 
 
 class FileFailedError(Exception):
-    """The agent failed at one file, through no fault that it could name; `error` is why."""
+    """An unexpected `error` while processing one file."""
 
     def __init__(self, path: str, error: Exception) -> None:
         kind = type(error).__name__
-        super().__init__(f"{path}: the agent failed at it ({kind}); its log says more")
+        super().__init__(f"{path}: internal error ({kind}); see the agent log")
         self.error = error
 
 
 def printable(path: Path) -> str:
     r"""Return a path as a text that can be sent and shown: bytes that are not UTF-8 as `\xe9`.
 
-    Characters that would end a line or speak to a terminal are escaped, too.
+    Line breaks and terminal control characters are escaped, too.
     """
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

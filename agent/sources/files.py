@@ -1,9 +1,9 @@
-"""Reading a directory of manifests: which files are there, and the pod in each.
+"""Reads a directory of manifests: its files, and the pod in each.
 
-As the kubelet's file source: not recursive, hidden files are ignored, one pod per file, a bad file
-does not keep the others from being read, whatever is bad about it. Unlike it: who may write here
-decides what runs where, so the directory and every file must belong to root (or the agent's user)
-and to nobody else.
+As in the kubelet's file source, reading is not recursive, hidden files are ignored, a file has one
+pod, and an invalid file does not affect the others. Unlike the kubelet, the directory and every
+file must belong to root (or the agent's user) and must not be writable by other users, who could
+otherwise start pods.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class ManifestFormat(Struct, frozen=True):
-    """How manifests are read: the parser, and the size in bytes above which none is."""
+    """How manifests are read: the parser, and the largest size in bytes."""
 
     load: Load
     max_bytes: int
 
 
 class FileStamp(Struct, frozen=True):
-    """What changes when a file's content does."""
+    """Identifies a version of a file's content."""
 
     inode: int
     size: int
@@ -61,7 +61,7 @@ class FileStamp(Struct, frozen=True):
 
 
 class ManifestFile(Struct, frozen=True):
-    """One file: the pod in it, or what is wrong with it."""
+    """One file: its pod, or its error."""
 
     path: Path
     stamp: FileStamp
@@ -70,18 +70,15 @@ class ManifestFile(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The path as a text that can be sent and shown."""
+        """The path as printable text."""
         return printable(self.path)
 
 
 def check_directory(directory: Path) -> None:
-    """Raise `ManifestDirectoryError` unless only root or the agent's user can write here.
-
-    Nor may anybody else be able to put another directory in its place.
-    """
+    """Raise `ManifestDirectoryError` if other users can write to the directory or replace it."""
     try:
         status = directory.stat()
-        doubt = risk_of(directory, status) or risk_above(directory)
+        untrusted = risk_of(directory, status) or risk_above(directory)
     except FileNotFoundError:
         remedy = f"create it (install -d -m 0755 {directory}) or leave staticPodPath empty"
         raise ManifestDirectoryError(directory, "does not exist", remedy) from None
@@ -90,10 +87,10 @@ def check_directory(directory: Path) -> None:
         raise ManifestDirectoryError(directory, _reason(error), remedy) from error
     if not stat.S_ISDIR(status.st_mode):
         raise ManifestDirectoryError(directory, "is not a directory", "name another path")
-    if doubt is not None:
-        where = "" if doubt.path == directory else f"{doubt.path} "
-        found = f"{where}{doubt.found}, who could make any pod run"
-        raise ManifestDirectoryError(directory, found, doubt.remedy)
+    if untrusted is not None:
+        where = "" if untrusted.path == directory else f"{untrusted.path} "
+        found = f"{where}{untrusted.found}, who could make any pod run"
+        raise ManifestDirectoryError(directory, found, untrusted.remedy)
 
 
 def scan(
@@ -102,7 +99,7 @@ def scan(
     """Return the files of a directory in order of their names.
 
     A file that did not change since `known` is not read again. Raises `ManifestDirectoryError`;
-    what is wrong with a file is in its `error`.
+    a file's error is in its `error`.
     """
     check_directory(directory)
     try:
@@ -114,13 +111,13 @@ def scan(
 
 
 def _read(path: Path, known: ManifestFile | None, form: ManifestFormat) -> ManifestFile | None:
-    """Return one file, None for a directory and for a file that vanished meanwhile."""
+    """Return one file, None for a directory and for a file that was removed meanwhile."""
     try:
         status = path.lstat()
         if stat.S_ISDIR(status.st_mode):
             return None
         stamp = FileStamp.of(status)
-        # What failed for no known reason may succeed, although the file is the same.
+        # An unexpected error may be temporary, so the same file is tried again.
         if known is not None and known.stamp == stamp and not _failed(known):
             return known
         return _parse(path, stamp, form)
@@ -140,7 +137,7 @@ def _parse(path: Path, stamp: FileStamp, form: ManifestFormat) -> ManifestFile:
     except (ManifestError, ManifestFileError) as error:
         return ManifestFile(path, stamp, error=error)
     except Exception as error:
-        # Whatever it is, it is this file's: the others are read.
+        # An unexpected error must not affect other files.
         log.exception(
             "manifest processing failed", file=printable(path), error=type(error).__name__
         )
@@ -152,7 +149,7 @@ def _failed(file: ManifestFile) -> bool:
 
 
 def _check_name(path: Path) -> None:
-    """Reject a name that no answer, no line of the log and no terminal could show as it is."""
+    """Reject a name that responses, logs and terminals could not show unescaped."""
     try:
         path.name.encode()
     except UnicodeEncodeError:
@@ -184,9 +181,9 @@ def _open(path: Path) -> int:
 def _check_file(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ManifestFileError(path, "is not a regular file", "remove it from this directory")
-    doubt = risk_of(path, status)
-    if doubt is not None:
-        raise ManifestFileError(path, doubt.found, doubt.remedy)
+    untrusted = risk_of(path, status)
+    if untrusted is not None:
+        raise ManifestFileError(path, untrusted.found, untrusted.remedy)
 
 
 def _reason(error: OSError) -> str:

@@ -1,10 +1,10 @@
-"""The manifest directory (`staticPodPath`): a file is a pod that should run, its end the pod's.
+"""The manifest directory (`staticPodPath`): each file is a pod, admitted until the file is removed.
 
-A running pod is never re-decided. So a file that was edited and states the uid of its running pod
-is a conflict, which is reported; delete the file, then write it again. A file without a uid gets
-another one with every change (as with the kubelet), which ends the old pod and admits the new one.
-A file that can no longer be read or parsed keeps its pod, and so does a directory that vanished:
-only a file that is certainly gone releases anything.
+A running pod is never decided again. So an edited file with the uid of its running pod is reported
+as a conflict; delete the file, then write it again. A file without a uid gets a new one with every
+change (as with the kubelet), which removes the old pod and admits the new one. A file that can no
+longer be read or parsed keeps its pod, and so does a directory that vanished: only a file that is
+certainly removed releases its pod.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ INVALID: Final = "invalid"
 
 
 class PodIntake(Protocol):
-    """Who admits and removes, and remembers which file a pod came from.
+    """Admits and removes pods, and knows the file of each pod.
 
-    `admit` and `release` raise `FileFailedError` when they fail at this one pod for no reason that
-    they know; anything else that they raise concerns all files.
+    `admit` and `release` raise `FileFailedError` for an unexpected error of one pod; all other
+    exceptions concern all files.
     """
 
     async def admit(self, pod: Pod, manifest: str) -> AdmissionDocument:
         """Admit a pod of a file; the file owns it from then on."""
 
     async def release(self, uid: str) -> None:
-        """Remove a pod whose file is gone."""
+        """Remove a pod whose file was removed."""
 
     async def scan(
         self, directory: Path, known: Mapping[Path, ManifestFile], form: ManifestFormat
     ) -> list[ManifestFile]:
-        """Run `files.scan` where it may block."""
+        """Run `files.scan` in a thread."""
 
     def owners(self) -> Mapping[str, str]:
         """Return the file of every admitted pod that came from one, by uid."""
@@ -60,7 +60,7 @@ class PodIntake(Protocol):
 
 
 class _Tried(Struct, frozen=True):
-    """What came of a file when it was last tried, and under which circumstances."""
+    """The last attempt to admit a file's pod: the file's stamp, `generation`, and the result."""
 
     stamp: FileStamp
     generation: int
@@ -68,7 +68,7 @@ class _Tried(Struct, frozen=True):
 
 
 class ManifestSource:
-    """Keeps the ledger's pods in step with one directory."""
+    """Synchronizes the ledger's pods with one directory."""
 
     def __init__(self, directory: Path, intake: PodIntake, form: ManifestFormat) -> None:
         self.directory = directory
@@ -78,9 +78,9 @@ class ManifestSource:
         self._tried: dict[Path, _Tried] = {}
 
     async def sync(self) -> dict[str, ManifestDocument]:
-        """Read the directory, release and admit what follows; return the state of every file.
+        """Read the directory, release and admit pods; return the state of every file.
 
-        Raises `ManifestDirectoryError`, having changed nothing.
+        Raises `ManifestDirectoryError` without having changed anything.
         """
         files = await self._intake.scan(self.directory, self._known, self._form)
         self._known = {file.path: file for file in files}
@@ -90,13 +90,13 @@ class ManifestSource:
         return {document.file: document for document in (*documents, *kept)}
 
     async def _release(self, files: Iterable[ManifestFile]) -> list[ManifestDocument]:
-        """End the pods whose files are gone; return those that could not be ended this time."""
+        """Release the pods of removed files; return the files whose pods could not be released."""
         kept: list[ManifestDocument] = []
         named = {file.pod.uid: file for file in files if file.pod is not None}
         for uid, owner in tuple(self._intake.owners().items()):
             path = Path(owner)
             if path.parent != self.directory:
-                continue  # configured before; its file may still be there
+                continue  # of a previously configured directory
             file = self._known.get(path)
             if file is None and uid in named:
                 await self._move(uid, named[uid])
@@ -104,12 +104,12 @@ class ManifestSource:
                 try:
                     await self._intake.release(uid)
                 except FileFailedError as error:
-                    said = f"its pod is not in it any more and could not be removed: {error}"
+                    said = f"its pod was deleted from the file but could not be removed: {error}"
                     kept.append(ManifestDocument(file=owner, state=INVALID, uid=uid, message=said))
         return kept
 
     async def _move(self, uid: str, file: ManifestFile) -> None:
-        """Hand a pod over to the file that names it now; another spec is a new pod."""
+        """Move a pod to the file that has its uid now; another spec is a new pod."""
         document = await self._settle(file)
         if document.state == CONFLICT:
             await self._intake.release(uid)
@@ -125,7 +125,7 @@ class ManifestSource:
         if file.pod is None:
             return _invalid(file)
         owner = self._intake.owners().get(file.pod.uid)
-        if owner is not None and owner != str(file.path) and self._holds(owner, file.pod.uid):
+        if owner is not None and owner != str(file.path) and self._has_pod(owner, file.pod.uid):
             message = f"states the same uid as {owner}, which came first"
             return _document(file, CONFLICT, message)
         tried = self._tried.get(file.path)
@@ -133,7 +133,7 @@ class ManifestSource:
             return tried.document
         return await self._try(file, file.pod)
 
-    def _holds(self, owner: str, uid: str) -> bool:
+    def _has_pod(self, owner: str, uid: str) -> bool:
         file = self._known.get(Path(owner))
         return file is not None and (file.pod is None or file.pod.uid == uid)
 

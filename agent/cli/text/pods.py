@@ -1,4 +1,4 @@
-"""Pods as text that reads well in 80 columns."""
+"""Pods as text for 80 columns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
 
 
 def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
-    """Yield why a pod was rejected, or what is wrong with its manifest, and since when."""
+    """Yield why and when a pod was rejected, or the mistakes in its manifest."""
     verb = "invalid" if pod.reason == INVALID_MANIFEST else "rejected"
     name = f" {pod.namespace}/{pod.name}" if pod.name else ""
     yield f"{verb}{name}{f' (uid {pod.uid})' if pod.uid else ''}"
@@ -87,14 +87,14 @@ def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
 
 
 def pod_lines(pod: PodDocument) -> Iterator[str]:
-    """Yield everything that is known of one pod."""
+    """Yield all details of one pod."""
     yield f"{pod.namespace}/{pod.name}"
     yield f"  uid       {pod.uid}"
     yield f"  QoS       {pod.qos}"
     yield f"  from      {pod.source}"
     yield f"  state     {_state(pod)}"
     yield from _remarks(pod.enforcement)
-    yield from _each("  not valid under the rules in force: ", map(_finding, pod.invalid))
+    yield from _each("  not valid under the current policy: ", map(_violation, pod.invalid))
     if pod.cpus is not None or pod.memory:
         yield f"  budget    {_budget(pod)}"
     yield from _each("  unused    ", _unused(pod))
@@ -153,7 +153,7 @@ def _container(container: ContainerDocument) -> Iterator[str]:
 
 
 def _sharing(container: ContainerDocument) -> str:
-    """Say with whom a container shares its CPUs; "its own" is said only of what is."""
+    """Return with which containers a container shares its CPUs."""
     if container.sharing != "overlapping":
         return _WITH_WHOM.get(container.sharing, container.sharing)
     own = "its own among init containers" if container.kind == "init" else "given to it"
@@ -163,7 +163,7 @@ def _sharing(container: ContainerDocument) -> str:
 
 
 def _unused(pod: PodDocument) -> Iterator[str]:
-    """Yield a line for each resource of the budget that no container can use all of."""
+    """Yield a line for each resource of the budget that containers cannot use completely."""
     starts = any(container.kind == "init" for container in pod.containers)
     when = " once its init containers are done" if starts else ""
     for found in pod.unused_budget:
@@ -176,7 +176,7 @@ def _unused(pod: PodDocument) -> Iterator[str]:
 
 
 def _reasons(pod: PodDocument) -> Iterator[str]:
-    """Yield why each container got what it got, and, as long as it is known, from which hints."""
+    """Yield the reason of each container's allocation and, if known, the hints."""
     if pod.explanation is not None:
         yield from _explanation(pod.explanation)
         return
@@ -275,9 +275,9 @@ def _amount(resource: str, amount: int) -> str:
     return str(Quantity.of_bytes(amount)) if memory else str(amount)
 
 
-def _finding(finding: ViolationDocument) -> str:
-    whose = "" if finding.container is None else f"{finding.container} "
-    return f"{whose}{finding.message} ({finding.rule}); {finding.remedy}"
+def _violation(violation: ViolationDocument) -> str:
+    whose = "" if violation.container is None else f"{violation.container} "
+    return f"{whose}{violation.message} ({violation.rule}); {violation.remedy}"
 
 
 def _remarks(enforcement: EnforcementDocument) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Replayed sequences as text that reads well in 80 columns."""
+"""Replayed sequences as text for 80 columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def title(file: Path, sequence: ReplaySequence) -> str:
 
 
 def outcome_lines(outcome: StepOutcome) -> Iterator[str]:
-    """Yield what came of a step, and what is free after it."""
+    """Yield the outcome of a step, and what is free after it."""
     number = "the beginning" if outcome.number is None else f"step {outcome.number}"
     yield ""
     if isinstance(outcome.step, Admit) and outcome.decision and outcome.state:

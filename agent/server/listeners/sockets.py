@@ -197,4 +197,4 @@ def _check_key(key: Path) -> None:
         raise StartError(what, str(untrusted), untrusted.remedy)
     if status.st_mode & stat.S_IRWXO:
         found = f"readable by all users (mode {stat.S_IMODE(status.st_mode):04o})"
-        raise StartError(what, found, f"restrict it: chmod o-rwx {key}")
+        raise StartError(what, found, f"close it: chmod o-rwx {key}")

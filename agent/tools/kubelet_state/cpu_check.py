@@ -1,4 +1,4 @@
-"""Whether a CPU manager's state is true of this host and configuration, and contradicts nothing.
+"""Checks a CPU manager's state against the host, the configuration and itself.
 
 The checks are those of the kubelet's start (v1.36, cpumanager/policy_static.go, validateState),
 and those that it leaves out: pods that share CPUs, budgets that overlap the shared pool or leave
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def cpu_problems(rules: EffectivePolicy, state: CpuState) -> tuple[str, ...]:
-    """Return, one sentence each, why a state cannot be taken over; empty when it can."""
+    """Return why a state cannot be imported, one sentence each; empty if it can."""
     configured = str(rules.policy.cpu.policy)
     if state.policy != configured:
         return (wrong_policy(state.policy, "cpuManagerPolicy", configured),)
     if not rules.static_cpus:
-        held = sorted({*state.containers, *state.pods})
-        return tuple(f"pod {uid} holds CPUs under policy {configured}" for uid in held)
+        pods = sorted({*state.containers, *state.pods})
+        return tuple(f"pod {uid} has exclusive CPUs under policy {configured}" for uid in pods)
     if is_fresh(state):
         return ()
     return (
@@ -33,14 +33,14 @@ def cpu_problems(rules: EffectivePolicy, state: CpuState) -> tuple[str, ...]:
         *_reserved(rules, state),
         *_in_shared_pool(state),
         *_coverage(rules, state),
-        *_held_twice(state),
+        *_allocated_twice(state),
         *_outside_budget(state),
         *_without_cpus(state),
     )
 
 
 def wrong_policy(found: str, key: str, configured: str) -> str:
-    """Say that a state is of another policy than the configured one."""
+    """Return the message for a state of another policy than the configured one."""
     return (
         f"policyName is {found!r}, the configuration says {key}: {configured};"
         " configure the policy that the kubelet ran with"
@@ -53,7 +53,7 @@ def is_fresh(state: CpuState) -> bool:
 
 
 def inert_budgets(state: CpuState) -> frozenset[str]:
-    """Return the pods of which nothing is left but a budget whose CPUs are all free again.
+    """Return the pods that only have a budget whose CPUs are all free.
 
     A kubelet keeps such entries after a failed admission, or a restart; they bind nothing.
     """
@@ -102,27 +102,27 @@ def _in_shared_pool(state: CpuState) -> Iterator[str]:
 
 
 def _coverage(rules: EffectivePolicy, state: CpuState) -> Iterator[str]:
-    """Compare all CPUs of the state with those of the host that may be handed out."""
+    """Compare all CPUs of the state with the allocatable CPUs of the host."""
     expected = rules.machine.cpus.all
     if rules.policy.cpu.options.strict_cpu_reservation:
         expected -= rules.policy.cpu.reserved
     found = state.default
     for uid in {*state.containers, *state.pods}:
-        found |= _held(state, uid)
+        found |= _allocated(state, uid)
     if lost := expected - found - rules.policy.cpu.reserved:
-        yield f"CPUs {lost} are online and nobody's, neither shared nor held by a pod"
+        yield f"CPUs {lost} are online but neither shared nor allocated to a pod"
     if unknown := found - rules.machine.cpus.all:
         yield f"CPUs {unknown} are in the state but not online; bring them online first"
     elif strict := found - expected - state.default:
-        yield f"CPUs {strict} are reserved for the system but held by pods"
+        yield f"CPUs {strict} are reserved for the system but allocated to pods"
 
 
-def _held_twice(state: CpuState) -> Iterator[str]:
-    """Name each pod that holds CPUs of one before it: as many lines as pods, not as pairs."""
+def _allocated_twice(state: CpuState) -> Iterator[str]:
+    """Yield a line for each pod with CPUs of an earlier pod."""
     first: dict[int, str] = {}
     taken = EMPTY
     for uid in sorted({*state.containers, *state.pods} - inert_budgets(state)):
-        cpus = _held(state, uid)
+        cpus = _allocated(state, uid)
         shared: dict[str, Mask] = {}
         for cpu in cpus & taken:
             shared[first[cpu]] = shared.get(first[cpu], EMPTY) | Mask.of(cpu)
@@ -149,7 +149,7 @@ def _without_cpus(state: CpuState) -> Iterator[str]:
                 yield f"container {name} of pod {uid} holds a set of no CPUs; end the pod"
 
 
-def _held(state: CpuState, uid: str) -> Mask:
+def _allocated(state: CpuState, uid: str) -> Mask:
     cpus = state.pods.get(uid, EMPTY)
     for own in state.containers.get(uid, {}).values():
         cpus |= own

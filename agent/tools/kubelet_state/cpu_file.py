@@ -6,7 +6,7 @@
 | v2 | gate PodLevelResourceManagers off | {pod uid: {container: CPUs}} |
 | v3 | gate PodLevelResourceManagers on | v2's and podEntries {pod uid: {"cpuSet": CPUs}} |
 
-The file does not say its version. The checksum tells v2 and v3 apart, for it covers the names of
+The file does not say its version. The checksum distinguishes v2 and v3, for it covers the names of
 the fields.
 """
 

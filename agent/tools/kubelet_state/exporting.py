@@ -1,4 +1,4 @@
-"""From a ledger to the kubelet's files."""
+"""Exports a ledger as the kubelet's files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kubelet_state(rules: EffectivePolicy, ledger: Ledger) -> KubeletState:
 
 
 def export_notes(state: KubeletState) -> Iterator[str]:
-    """Yield what somebody should know before the kubelet is started, a line each."""
+    """Yield notes for the operator before the kubelet is started, a line each."""
     cpu, memory = state.cpu, state.memory
     if cpu is not None and cpu.containers and not cpu.default:
         yield (
@@ -69,7 +69,7 @@ def _cpu_state(rules: EffectivePolicy, ledger: Ledger) -> CpuState:
     return CpuState(
         policy=str(rules.policy.cpu.policy),
         default=shared_pool(rules, ledger) if rules.static_cpus else EMPTY,
-        containers={uid: held for uid, held in containers.items() if held},
+        containers={uid: members for uid, members in containers.items() if members},
         pods={uid: g.cpus for uid, g in ledger.allocations.items() if g.cpus is not None},
     )
 
@@ -82,7 +82,7 @@ def _memory_state(rules: EffectivePolicy, ledger: Ledger) -> MemoryState:
     return MemoryState(
         policy=str(rules.policy.memory.policy),
         nodes={node: _node(rules, ledger, node) for node in ledger.memory},
-        containers={uid: held for uid, held in containers.items() if held},
+        containers={uid: members for uid, members in containers.items() if members},
         pods={
             uid: allocation.memory
             for uid, allocation in ledger.allocations.items()
@@ -92,12 +92,12 @@ def _memory_state(rules: EffectivePolicy, ledger: Ledger) -> MemoryState:
 
 
 def _node(rules: EffectivePolicy, ledger: Ledger, node: int) -> MemoryNode:
-    held, facts = ledger.memory[node], rules.memory
+    memory, facts = ledger.memory[node], rules.memory
     total, reserved = facts.total[node], facts.reserved[node]
     allocatable = allocatable_bytes(total, reserved)
     tables = {}
     for name, size in total.items():
-        charged = held.reserved.get(name, 0)
+        charged = memory.reserved.get(name, 0)
         tables[name] = MemoryTable(
             total=size,
             systemReserved=reserved[name],
@@ -105,4 +105,4 @@ def _node(rules: EffectivePolicy, ledger: Ledger, node: int) -> MemoryNode:
             reserved=charged,
             free=(allocatable[name] - charged) % _UINT64,
         )
-    return MemoryNode(held.assignments, held.cells, tables)
+    return MemoryNode(memory.assignments, memory.cells, tables)

@@ -135,6 +135,6 @@ def _attempt_rename(files: Files, path: Path) -> None:
 
 def _remove(files: Files, paths: Iterable[Path]) -> None:
     for path in paths:
-        # Already renamed, never made, or on a broken disk: the first error is the one to tell.
+        # Already renamed, never made, or on a broken disk: the first error is reported.
         with suppress(OSError):
             files.remove(path)

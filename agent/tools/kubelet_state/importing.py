@@ -43,7 +43,7 @@ _NO_PODS: Final[Mapping[str, Pod]] = MappingProxyType({})
 
 
 class Imported(Struct, frozen=True):
-    """The ledger that a kubelet's state amounts to, and what somebody should know, a line each."""
+    """The ledger of a kubelet's state, and notes for the operator, a line each."""
 
     ledger: Ledger
     notes: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ def take_over(
     """
     cpu = state.cpu or CpuState(str(rules.policy.cpu.policy))
     memory = state.memory or MemoryState(str(rules.policy.memory.policy))
-    # First of all: what follows names pods and containers in lines that somebody reads.
+    # First, because the following messages contain names of pods and containers.
     if misnamed := list(_misnamed(cpu, memory)):
         raise UnfitStateError("the kubelet's state is not taken over", misnamed)
     reasons = [
@@ -76,7 +76,7 @@ def take_over(
 
 
 def _misnamed(cpu: CpuState, memory: MemoryState) -> Iterator[str]:
-    """Say which pods and containers have names that neither Kubernetes nor a cgroup can have."""
+    """Yield the invalid names of pods and containers."""
     files = (
         (cpu_file.FILE_NAME, {*cpu.containers, *cpu.pods}, cpu.containers.values()),
         (memory_file.FILE_NAME, {*memory.containers, *memory.pods}, memory.containers.values()),
@@ -85,7 +85,7 @@ def _misnamed(cpu: CpuState, memory: MemoryState) -> Iterator[str]:
         for uid in sorted(uids):
             if fault := uid_fault(uid):
                 yield f"{file}: {shown(uid)} is not a valid uid: {fault}"
-        for name in sorted({name for held in containers for name in held}):
+        for name in sorted({name for members in containers for name in members}):
             if fault := label_fault(name):
                 yield f"{file}: {shown(name)} is not a valid name of a container: {fault}"
 
@@ -162,11 +162,11 @@ def _charge(rules: EffectivePolicy, memory: MemoryState) -> Mapping[int, NodeMem
     return MappingProxyType(
         {
             node: NodeMemory(
-                held.assignments,
-                held.cells,
-                MappingProxyType({name: table.reserved for name, table in held.tables.items()}),
+                state.assignments,
+                state.cells,
+                MappingProxyType({name: table.reserved for name, table in state.tables.items()}),
             )
-            for node, held in sorted(memory.nodes.items())
+            for node, state in sorted(memory.nodes.items())
         }
     )
 
@@ -180,7 +180,7 @@ def _notes(
     yield from _missing_files(rules, state)
     if state.cpu is not None:
         for uid in sorted(cpu_check.inert_budgets(state.cpu)):
-            yield f"pod {uid} is left out: of it a budget remained whose CPUs are all free again"
+            yield f"pod {uid} is left out: it only has a budget whose CPUs are all free"
     for allocation in allocations.values():
         if not allocation.containers:
             yield (

@@ -1,4 +1,4 @@
-"""Whether a memory manager's state is true of this host and configuration, and adds up.
+"""Checks a memory manager's state against the host, the configuration and itself.
 
 The checks are those of the kubelet's start (v1.36, memorymanager/policy_static.go, validateState):
 the machine's memory must be the one that this host has, and the charge of every group of nodes the
@@ -25,13 +25,13 @@ _UINT64: Final = 1 << 64
 
 
 def memory_problems(rules: EffectivePolicy, state: MemoryState) -> tuple[str, ...]:
-    """Return, one sentence each, why a state cannot be taken over; empty when it can."""
+    """Return why a state cannot be imported, one sentence each; empty if it can."""
     configured = str(rules.policy.memory.policy)
     if state.policy != configured:
         return (wrong_policy(state.policy, "memoryManagerPolicy", configured),)
     if not rules.static_memory:
-        held = sorted({*state.containers, *state.pods})
-        return tuple(f"pod {uid} holds memory under policy {configured}" for uid in held)
+        pods = sorted({*state.containers, *state.pods})
+        return tuple(f"pod {uid} has pinned memory under policy {configured}" for uid in pods)
     if is_fresh(state):
         return ()
     if not state.nodes:
@@ -146,14 +146,15 @@ def _rest(node: int, name: str, table: MemoryTable) -> Iterator[str]:
 
 def _charge_differences(state: MemoryState) -> Iterator[str]:
     blocks = tuple(charged_blocks(state))
-    for node, held in sorted(state.nodes.items()):
+    for node, facts in sorted(state.nodes.items()):
         here = [block for block in blocks if node in block.nodes]
-        if held.assignments != len(here):
-            yield f"node {node} counts {held.assignments} assignments, {len(here)} blocks are there"
+        if facts.assignments != len(here):
+            counted = facts.assignments
+            yield f"node {node} counts {counted} assignments, {len(here)} blocks are there"
         groups = {block.nodes for block in here} or {Mask.of(node)}
-        if held.cells not in groups:
+        if facts.cells not in groups:
             listed = " or ".join(sorted(map(str, groups)))
-            yield f"node {node} serves with cells {held.cells}, its blocks are on {listed}"
+            yield f"node {node} serves with cells {facts.cells}, its blocks are on {listed}"
     for group in _groups(blocks, state.nodes):
         yield from _group_differences(group, blocks, state.nodes)
 

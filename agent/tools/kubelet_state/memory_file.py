@@ -2,7 +2,7 @@
 
 Version v1 (gate PodLevelResourceManagers off) holds the machine's memory by node and the blocks of
 containers, v2 (gate on) pod-level budgets in podEntries as well. As with the CPU manager's file,
-the checksum tells the two apart.
+the checksum distinguishes the two.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def memory_document(state: MemoryState) -> MemoryStateDocument:
     return MemoryStateDocument(
         policyName=state.policy,
         machineState={
-            node: NodeEntry(held.assignments, dict(held.tables), list(held.cells))
-            for node, held in state.nodes.items()
+            node: NodeEntry(facts.assignments, dict(facts.tables), list(facts.cells))
+            for node, facts in state.nodes.items()
         },
         entries={
             uid: {name: _block_entries(blocks) for name, blocks in pod.items()}

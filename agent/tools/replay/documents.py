@@ -188,10 +188,10 @@ def _memory(state: ReplayState) -> dict[str, dict[str, AmountLine]]:
     free = {kind: free_memory(facts, charged, kind) for kind in sorted(facts.types)}
     return {
         str(node): {
-            kind: AmountLine(free=free[kind][node], reserved=held.reserved.get(kind, 0))
+            kind: AmountLine(free=free[kind][node], reserved=memory.reserved.get(kind, 0))
             for kind in facts.allocatable.get(node, ())
         }
-        for node, held in charged.items()
+        for node, memory in charged.items()
     }
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ReplayState(Struct, frozen=True):
-    """The rules in force and who holds what."""
+    """The effective policy and the ledger."""
 
     rules: EffectivePolicy
     ledger: Ledger

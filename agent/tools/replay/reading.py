@@ -94,12 +94,12 @@ class _SequenceReader(Struct):
         named = root.child("name")
         name = self.hosts.text(named) if named is not None else None
         self._config = Config()
-        begin = self._situation(root)
+        begin = self._host_and_config(root)
         items = enumerate(self.hosts.items(steps)) if steps is not None else ()
         read = tuple((number, step) for number, item in items for step in self._steps(item))
         return ReplaySequence(name or self.source, begin, read)
 
-    def _situation(self, parent: Field) -> Restart:
+    def _host_and_config(self, parent: Field) -> Restart:
         """Read `host` and `config`, which stay as they were where they are not given."""
         host, config = parent.child("host"), parent.child("config")
         if host is not None:
@@ -153,12 +153,12 @@ class _SequenceReader(Struct):
     def _restart(self, item: Field) -> Restart:
         parts = item.child("restart")
         if parts is None:
-            return self._situation(
+            return self._host_and_config(
                 Field(join(item.path, "restart"), MappingNode({}, item.node.line))
             )
         self.hosts.entries(parts)
         self.hosts.reject_unknown(parts, ("host", "config"))
-        return self._situation(parts)
+        return self._host_and_config(parts)
 
     def _pod_step(self, kind: str, item: Field) -> Step | None:
         value = item.child(kind)

@@ -46,7 +46,7 @@ def recorded_sequence(line: str, source: str, folder: Path) -> ReplaySequence:
         document = from_plain(_document(case))
         defaults = bool(case.get("apply_defaults"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        what = f"this is no recorded sequence ({type(error).__name__}: {error})"
+        what = f"not a recorded sequence ({type(error).__name__}: {error})"
         advice = "; a line needs topology, config and steps"
         raise ReplayError(source, (Mistake("", what + advice),)) from error
     return read_sequence(document, source, folder, lenient=True, defaults=defaults)

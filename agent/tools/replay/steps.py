@@ -1,4 +1,4 @@
-"""A sequence to replay, as values: the situation it starts in and what happens then."""
+"""A sequence to replay, as values: the host and policy at its start, and the steps."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def _levels(host: Host) -> tuple[Level, ...]:
-    """Leave out what tells nothing: dies that are packages, caches that no CPU has."""
+    """Leave out redundant levels: dies that are packages, caches without a CPU."""
     counts = totals(host)
     levels: list[Level] = [("package", lambda cpu: cpu.package)]
     if counts["dies"] > counts["packages"]:

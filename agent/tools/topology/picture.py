@@ -88,7 +88,7 @@ def picture(host: Host, *, full: bool = False) -> Iterator[RenderableType]:
 
 
 def plain_lines(part: RenderableType) -> Iterator[str]:
-    """Yield the lines of a part of a picture as they are, for whoever reads no terminal.
+    """Yield the lines of a part of a picture as they are, for output that is not a terminal.
 
     A terminal's width means nothing to them: nothing is wrapped, nothing padded.
     """

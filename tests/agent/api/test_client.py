@@ -47,7 +47,7 @@ def test_a_socket_that_nobody_listens_on_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
-    with pytest.raises(Unreachable, match="nobody listens there; start the agent"):
+    with pytest.raises(Unreachable, match="no process listens there; start the agent"):
         AgentClient(path).status()
 
 

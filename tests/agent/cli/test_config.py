@@ -214,7 +214,7 @@ class TestAgainstState:
         self, root: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert self.check(root, file, tmp_path) == ExitCode.OK
-        assert "no state, nothing is held" in capsys.readouterr().out
+        assert "no state, no allocations" in capsys.readouterr().out
 
     def test_a_damaged_state_is_said_and_left_alone(
         self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]

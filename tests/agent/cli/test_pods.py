@@ -271,7 +271,7 @@ def test_a_binding_is_given_up(shell: Shell) -> None:
     assert code == ExitCode.NOT_FOUND
     assert err == (
         "numawarden: error: container 'c0' of pod shop/web is not bound to a cgroup; "
-        "'numawarden show' tells which cgroups it has\n"
+        "see 'numawarden show' for its cgroups\n"
     )
     shell.world.kernel.spawn("batch.scope", 4711)
     shell.run("bind", "web", "c0", "--cgroup", "/batch.scope")

@@ -98,7 +98,7 @@ def test_what_is_rejected_changes_nothing(host: Host, capsys: pytest.CaptureFixt
     assert not (host.state / "checkpoint.json").exists()
     host.write(CPU.replace(b'"checksum":234496751', b'"checksum":0').replace(b"0,4-8", b"0,4-7"))
     assert host.run("import") == ExitCode.BAD_INPUT
-    assert "CPUs 8 are online and nobody's" in capsys.readouterr().err
+    assert "CPUs 8 are online but neither shared nor allocated" in capsys.readouterr().err
     assert not (host.state / "checkpoint.json").exists()
 
 
@@ -108,7 +108,7 @@ def test_pods_of_the_agent_are_replaced_only_by_force(
     host.write()
     assert host.run("import") == ExitCode.OK
     assert host.run("import") == ExitCode.BAD_INPUT
-    assert "holds 2 pods already; --force replaces them" in capsys.readouterr().err
+    assert "has 2 pods already; --force replaces them" in capsys.readouterr().err
     assert host.run("import", "--force") == ExitCode.OK
 
 

@@ -256,7 +256,9 @@ async def test_devices_that_running_pods_may_have_are_named(world: World) -> Non
     damage(world)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        assert any("which devices (example.org/gpu) they hold" in line for line in status.problems)
+        assert any(
+            "their devices (example.org/gpu) are unknown" in line for line in status.problems
+        )
 
 
 def with_static_memory(world: World, *controllers: EnforcedController) -> None:

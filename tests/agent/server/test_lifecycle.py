@@ -346,7 +346,7 @@ async def test_an_unforeseen_failure_of_one_pod_leaves_the_other_files_alone(
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
-        assert any("the agent failed at it (KeyError)" in line for line in status.problems)
+        assert any("internal error (KeyError)" in line for line in status.problems)
 
 
 @in_loop

@@ -155,7 +155,7 @@ def test_whatever_happens_with_one_file_the_others_are_read(
     with structlog.testing.capture_logs() as lines:
         bad, good = files = scan(directory, {}, ManifestFormat(load, 4096))
     assert good.pod is not None
-    said = f"the agent failed at it ({type(error).__name__}); its log says more"
+    said = f"internal error ({type(error).__name__}); see the agent log"
     assert str(bad.error) == f"{bad.path}: {said}"
     (line,) = lines
     assert (line["event"], line["error"]) == ("manifest processing failed", type(error).__name__)

@@ -141,7 +141,7 @@ async def test_who_waits_for_answers_everywhere_is_told_so_where_answers_matter(
             too_many = await listener.enter()
             answer = await ended(too_many)
         assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"somebody holds 2 connections" in answer
+        assert b"somebody has 2 connections" in answer
         found = [(line["event"], line["connections"]) for line in said]
         assert found == [("too many connections", 2)]
         listener.free.set()

@@ -196,7 +196,7 @@ def test_the_log_says_which_way_a_gate_was_switched(world: World, *, on: bool) -
 
     with capture_logs() as lines:
         scenario()
-    (told,) = [line for line in lines if line["event"].startswith("the rules changed")]
+    (told,) = [line for line in lines if line["event"].startswith("policy changed")]
     after, before = str(on).lower(), str(not on).lower()
     assert f"featureGates.{GATE} is {after}, it was {before}" in told["changes"]
 

@@ -37,7 +37,7 @@ def test_a_state_that_is_true_of_the_host_is_taken(
         ("1-15", {}, {}, "lacks the reserved CPUs 0;"),
         ("", {"u": {"a": "0-15"}}, {}, r"\(empty\) lacks the reserved CPUs 0;"),
         ("0-15", {"u": {"a": "5"}}, {}, "container a of pod u holds CPUs 5 of the shared pool"),
-        ("0-14", {}, {}, "CPUs 15 are online and nobody's"),
+        ("0-14", {}, {}, "CPUs 15 are online but neither shared nor allocated"),
         ("0-15", {"u": {"a": ""}}, {}, "container a of pod u holds a set of no CPUs; end the pod"),
         ("0-16", {}, {}, "CPUs 16 are in the state but not online"),
         ("0-4,6-15", {"u": {"a": "5"}, "v": {"b": "5"}}, {}, "pods u and v both hold CPUs 5"),
@@ -60,7 +60,7 @@ def test_with_strict_reservation_the_shared_pool_has_no_reserved_cpu_and_may_be_
     (problem,) = cpu_problems(STRICT, cpu_state("0-15"))
     assert "contains the reserved CPUs 0" in problem
     (problem,) = cpu_problems(STRICT, cpu_state("1-15", {"u": {"a": "0"}}))
-    assert "CPUs 0 are reserved for the system but held by pods" in problem
+    assert "CPUs 0 are reserved for the system but allocated to pods" in problem
 
 
 def test_another_policy_is_rejected_with_the_key_to_set() -> None:
@@ -69,7 +69,7 @@ def test_another_policy_is_rejected_with_the_key_to_set() -> None:
     none = EffectivePolicy(PLAIN, Policy(cpu=CpuPolicy(CpuManagerPolicy.NONE)))
     assert cpu_problems(none, cpu_state("", policy="none")) == ()
     assert cpu_problems(none, cpu_state("", {"u": {"a": "1"}}, policy="none")) == (
-        "pod u holds CPUs under policy none",
+        "pod u has exclusive CPUs under policy none",
     )
 
 

@@ -124,7 +124,7 @@ def test_a_policy_of_none_holds_nothing() -> None:
     rules = make_rules(PLAIN, memory=False)
     assert memory_problems(rules, MemoryState("None")) == ()
     assert memory_problems(rules, replace(state(), policy="None")) == (
-        "pod u holds memory under policy None",
+        "pod u has pinned memory under policy None",
     )
 
 

@@ -133,7 +133,7 @@ class TestMistakes:
     ) -> None:
         file = tmp_path / "a.jsonl"
         file.write_text(f"{line_of()}\n{line}\n")
-        with pytest.raises(ReplayError, match=r"a\.jsonl:2: this is no recorded sequence"):
+        with pytest.raises(ReplayError, match=r"a\.jsonl:2: not a recorded sequence"):
             list(recorded_sequences(file))
 
     def test_a_topology_that_is_none_is_rejected_with_its_place(self, tmp_path: Path) -> None:
