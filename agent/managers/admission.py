@@ -18,8 +18,8 @@ from agent.managers.manager import HintProvider, Rejected
 from agent.managers.memory.assignment import release_finished
 from agent.managers.memory.manager import MemoryManager, release_memory
 from agent.managers.memory.state import charge_allocation
-from agent.managers.readmission import NotMatchedError, confirm
-from agent.managers.recovery.from_cgroups import complete, is_recovered
+from agent.managers.readmission import NotMatchedError, match_imported
+from agent.managers.recovery.from_cgroups import is_recovered, match_recovered
 from agent.managers.topology.scope import align_and_allocate
 from agent.pods.digest import spec_digest
 from agent.pods.model import ContainerKind
@@ -32,28 +32,30 @@ if TYPE_CHECKING:
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
-#: The kubelet's order: it decides both who is asked first and who allocates first.
+#: The kubelet's order of hint providers, for hints and for allocation.
 PROVIDERS: Final[tuple[HintProvider, ...]] = (DeviceManager(), CpuManager(), MemoryManager())
 
 
 def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     """Decide whether a pod fits and what each of its containers gets.
 
-    Pure: the same arguments give the same decision. A pod that already holds an allocation keeps it
-    (one that was imported is completed by the first specification that it fits); a rejected pod
-    changes nothing. The order of steps: node fit, eligibility, hints, merge, allocation.
+    Pure: the same arguments give the same decision. A pod that is already in the ledger keeps its
+    allocation; an imported or recovered allocation is matched with the first specification that
+    fits. A rejected pod changes nothing. Steps: node fit, eligibility, hints, merge, allocation.
     """
     known = pod.uid in ledger.allocations
-    decision = _repeated(rules, ledger, pod) if known else _decided(rules, ledger, pod)
+    decision = _readmit(rules, ledger, pod) if known else _decide(rules, ledger, pod)
     warnings = find_warnings(pod)
     return replace(decision, warnings=warnings) if warnings else decision
 
 
-def _decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod, *, holds: bool = False) -> Decision:
-    """Decide on a pod; one that `holds` an allocation already is not asked whether it fits."""
+def _decide(
+    rules: EffectivePolicy, ledger: Ledger, pod: Pod, *, check_fit: bool = True
+) -> Decision:
+    """Decide on a pod; `check_fit` False skips node fit, for pods that already run."""
     demand = demand_of(rules.policy, pod)
     asked = DemandUnder(rules.policy, demand)
-    unfit = None if holds else node_fit.rejection(rules, ledger, demand.requests)
+    unfit = node_fit.rejection(rules, ledger, demand.requests) if check_fit else None
     if unfit is not None:
         return Decision(pod.uid, ledger, cause=unfit, asked=asked)
     draft = Draft.start(rules, ledger, demand)
@@ -80,10 +82,10 @@ def _decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod, *, holds: bool = 
 
 
 def remove(rules: EffectivePolicy, ledger: Ledger, uid: str) -> Ledger:
-    """Return the ledger without a pod; everything that it alone held is free again.
+    """Return the ledger without a pod; the resources that only this pod had are free again.
 
-    What a checkpoint or an import holds twice (`Finding`s tell) stays with the other pod. One that
-    is not in the ledger changes nothing.
+    A CPU or device that a checkpoint or an import allocated twice (`validity` reports such
+    violations) stays with the other pod. An unknown uid changes nothing.
     """
     allocation = ledger.allocations.get(uid)
     if allocation is None:
@@ -94,10 +96,10 @@ def remove(rules: EffectivePolicy, ledger: Ledger, uid: str) -> Ledger:
 
 
 def start_container(rules: EffectivePolicy, ledger: Ledger, uid: str, name: str) -> Ledger:
-    """Return the ledger once a container started: init containers before it are over.
+    """Return the ledger after a container started: the init containers before it have ended.
 
-    Their pinned memory is free again (kubelet v1.36, memorymanager AddContainer); what a pod with
-    a pod-level budget holds stays whole until it ends (KEP-5526). Their CPUs stay with the pod.
+    Their pinned memory is free again (kubelet v1.36, memorymanager AddContainer); a pod-level
+    budget stays whole until the pod ends (KEP-5526). Their CPUs stay with the pod.
     An unknown pod or container changes nothing.
     """
     allocation = ledger.allocations.get(uid)
@@ -124,32 +126,35 @@ def _without_memory_of(
     return ledger.with_allocation(rest).with_memory(memory)
 
 
-def _repeated(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
-    held = ledger.allocations[pod.uid]
-    if held.spec_digest == spec_digest(pod):
-        return Decision(pod.uid, ledger, allocation=held, already_admitted=True)
-    if is_recovered(held):
-        return _completed(rules, ledger, held, pod)
-    if not held.spec_digest:
-        return _confirmed(rules, ledger, held, pod)
+def _readmit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
+    existing = ledger.allocations[pod.uid]
+    if existing.spec_digest == spec_digest(pod):
+        return Decision(pod.uid, ledger, allocation=existing, already_admitted=True)
+    if is_recovered(existing):
+        return _with_recovered(rules, ledger, existing, pod)
+    if not existing.spec_digest:
+        return _with_imported(rules, ledger, existing, pod)
     rejection = Rejection(
         Reason.CONFLICT,
-        f"pod {held.namespace}/{held.name} already holds uid {pod.uid} with another specification",
-        remedy="remove the pod first, or give the new one a uid of its own",
+        f"pod {existing.namespace}/{existing.name} already has uid {pod.uid} and another "
+        "specification",
+        remedy="remove the pod first, or give the new pod a uid of its own",
     )
     return Decision(pod.uid, ledger, cause=rejection)
 
 
-def _confirmed(rules: EffectivePolicy, ledger: Ledger, held: PodAllocation, pod: Pod) -> Decision:
-    """Complete an imported allocation by the specification that it fits; what it holds stays."""
+def _with_imported(
+    rules: EffectivePolicy, ledger: Ledger, imported: PodAllocation, pod: Pod
+) -> Decision:
+    """Match an imported allocation with a specification; CPUs and memory stay as they are."""
     try:
-        allocation = confirm(rules.policy, held, pod)
+        allocation = match_imported(rules.policy, imported, pod)
     except NotMatchedError as error:
         rejection = Rejection(
             Reason.CONFLICT,
             f"pod uid {pod.uid} was imported from the kubelet and does not fit this specification:"
             f" {error}",
-            remedy="ask with the specification that the kubelet ran, or remove the pod first",
+            remedy="admit the specification that the kubelet ran, or remove the pod first",
         )
         return Decision(pod.uid, ledger, cause=rejection)
     return Decision(
@@ -157,21 +162,23 @@ def _confirmed(rules: EffectivePolicy, ledger: Ledger, held: PodAllocation, pod:
     )
 
 
-def _completed(rules: EffectivePolicy, ledger: Ledger, held: PodAllocation, pod: Pod) -> Decision:
-    """Complete an allocation that the kernel showed by the specification that it fits."""
-    rest = remove(rules, ledger, held.uid)
+def _with_recovered(
+    rules: EffectivePolicy, ledger: Ledger, recovered: PodAllocation, pod: Pod
+) -> Decision:
+    """Match an allocation recovered from cgroups with a specification."""
+    rest = remove(rules, ledger, recovered.uid)
     try:
-        allocation = complete(rules, held, pod)
+        allocation = match_recovered(rules, recovered, pod)
     except NotMatchedError as error:
         rejection = Rejection(
             Reason.CONFLICT,
-            f"pod uid {pod.uid} was recovered with what its cgroups show, which does not fit this "
+            f"pod uid {pod.uid} was recovered from its cgroups and does not fit this "
             f"specification: {error}",
-            remedy="ask with the specification that it was started with, or remove the pod first",
+            remedy="admit the specification that the pod was started with, or remove the pod first",
         )
         return Decision(pod.uid, ledger, cause=rejection)
     if allocation is None:
-        decision = _decided(rules, rest, pod, holds=True)
+        decision = _decide(rules, rest, pod, check_fit=False)
         return decision if decision.admitted else replace(decision, ledger=ledger)
     memory = (
         charge_allocation(rules.memory, rest.memory, allocation) if rest.memory else rest.memory
@@ -181,7 +188,7 @@ def _completed(rules: EffectivePolicy, ledger: Ledger, held: PodAllocation, pod:
 
 
 def _allocation(draft: Draft) -> PodAllocation:
-    held = PodResources(
+    resources = PodResources(
         cpus=draft.cpus,
         memory=draft.memory,
         devices=draft.devices,
@@ -189,4 +196,4 @@ def _allocation(draft: Draft) -> PodAllocation:
         pod_cpus=draft.pod_cpus,
         pod_memory=draft.pod_memory,
     )
-    return make_allocation(draft.rules.policy, draft.demand, held)
+    return make_allocation(draft.rules.policy, draft.demand, resources)

@@ -30,7 +30,7 @@ CounterKey: TypeAlias = tuple[str, tuple[str, ...]]
 class Reason(StrEnum):
     """Why a pod was rejected; the kubelet's reasons keep their names.
 
-    Beside these there is one for every resource of which the node has too little (`out_of`).
+    `out_of` adds a reason for every resource of which the node has too little.
     """
 
     TOPOLOGY_AFFINITY = "TopologyAffinityError"
@@ -47,10 +47,10 @@ def out_of(resource: str) -> str:
 
 
 class Shortage(Struct, frozen=True):
-    """A resource of which the node as a whole has less left than a pod requests.
+    """A resource of which the node as a whole has less free than a pod requests.
 
-    `requested` is what all other pods request together, `allocatable` what pods may request
-    altogether, None when the node does not offer the resource. The unit is millicores for `cpu`,
+    `requested` is the sum over all other pods, `allocatable` what all pods together may request,
+    None when the node does not offer the resource. The unit is millicores for `cpu`,
     bytes for memory types, pods for `pods`, a number of devices otherwise.
     """
 
@@ -63,8 +63,8 @@ class Shortage(Struct, frozen=True):
 class Rejection(Struct, frozen=True):
     """Why a pod was rejected, for a program and a person.
 
-    `reason` is a `Reason` or `out_of` a resource; `shortages` holds every resource of which the
-    node has too little, `resource` names the first. Otherwise `asked` is CPUs for `cpu`, bytes for
+    `reason` is a `Reason` or `out_of` a resource; `shortages` has every resource of which the node
+    has too little, `resource` names the first. Otherwise `asked` is CPUs for `cpu`, bytes for
     memory types and a number of devices; `free` is the same unit by NUMA node. `container` is None
     when the pod as a whole was rejected.
     """
@@ -79,12 +79,12 @@ class Rejection(Struct, frozen=True):
     shortages: tuple[Shortage, ...] = ()
 
     def explain(self) -> Rejection:
-        """Return the rejection itself: it is made."""
+        """Return this rejection, which is complete."""
         return self
 
 
 class RejectionCause(Protocol):
-    """Why a pod was rejected: a `Rejection`, or the facts to make one of when it is read."""
+    """Why a pod was rejected: a `Rejection`, or the facts to build a `Rejection` when needed."""
 
     def explain(self) -> Rejection:
         """Return the rejection; the same facts give the same."""
@@ -100,7 +100,7 @@ class UnadmittedMerge(Protocol):
 
 
 class HintTrace(Struct, frozen=True, dict=True):
-    """What each provider offered for one container (None: the pod) and what came of the merge.
+    """The hints of each provider for one container (None: the pod), and the merged hint.
 
     `alignment` is the hint or, where none was admitted, the hints to merge when it is read.
     """
@@ -117,7 +117,7 @@ class HintTrace(Struct, frozen=True, dict=True):
 
 
 class Eligibility(Struct, frozen=True):
-    """Whether one container may hold exclusive resources, and the reason."""
+    """Whether one container may have exclusive resources, and the reason."""
 
     container: str
     exclusive_cpus: int
@@ -137,8 +137,8 @@ class Decision(Struct, frozen=True, dict=True):
     """Admitted (`allocation` set, `cause` and `rejection` None) or rejected (the reverse).
 
     `ledger` is the ledger after the decision; a rejection returns the one it was given.
-    `counters` are the increments of the kubelet's metrics that this admission causes. `warnings`
-    say what in the pod is read otherwise than it was probably meant.
+    `counters` are the increments of the kubelet's metrics by this admission. `warnings` name
+    fields of the pod that probably do not mean what their author intended.
     """
 
     uid: str
@@ -158,7 +158,7 @@ class Decision(Struct, frozen=True, dict=True):
 
     @cached_property
     def rejection(self) -> Rejection | None:
-        """Why the pod was rejected, said when it is first asked for; None when it was admitted."""
+        """Why the pod was rejected, built on first access; None when it was admitted."""
         return None if self.cause is None else self.cause.explain()
 
     @property
@@ -179,8 +179,8 @@ class MetricSpec(Struct, frozen=True):
     """One metric family.
 
     `name` is the full name in the exposition. `domain` holds, label by label, the values that are
-    exported as 0 before anything happened (empty: unknown beforehand), so that a rate over the
-    first increment is seen. `buckets` are the upper bounds of a histogram, in the metric's unit.
+    exported as 0 from the start (empty: unknown beforehand), so that a rate shows the first
+    increment. `buckets` are the upper bounds of a histogram, in the metric's unit.
     """
 
     name: str

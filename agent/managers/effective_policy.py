@@ -1,4 +1,4 @@
-"""The policy in force on a machine: the configured policy with what follows from both."""
+"""The effective policy: the machine, the configured policy and values derived from both."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 class EffectivePolicy(Struct, frozen=True, dict=True):
-    """What every decision is made by; make it again when the host or the configuration changes."""
+    """The input of every decision; built again when the host or the configuration changes."""
 
     machine: Machine
     policy: Policy
 
     @cached_property
     def assignable_cpus(self) -> Mask:
-        """The CPUs that may be given exclusively: online and not reserved."""
+        """The CPUs that may be allocated exclusively: online and not reserved."""
         return self.machine.cpus.all - self.policy.cpu.reserved
 
     @cached_property
     def reserved_physical_cpus(self) -> Mask:
-        """The reserved CPUs and their siblings, out of reach for whole-core requests."""
+        """The reserved CPUs and their siblings, which whole-core requests cannot use."""
         return reserved_physical_cpus(self.machine.cpus, self.policy.cpu.reserved)
 
     @cached_property
@@ -42,17 +42,17 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
 
     @cached_property
     def allocatable(self) -> Allocatable | None:
-        """What pods together may request; None when that is not looked at."""
+        """What pods together may request; None when node fit is not checked."""
         return allocatable(self.machine, self.policy)
 
     @property
     def static_cpus(self) -> bool:
-        """Whether the CPU manager gives CPUs exclusively."""
+        """Whether the CPU manager allocates exclusive CPUs (policy static)."""
         return self.policy.cpu.policy is CpuManagerPolicy.STATIC
 
     @property
     def static_memory(self) -> bool:
-        """Whether the memory manager pins memory."""
+        """Whether the memory manager pins memory (policy Static)."""
         return self.policy.memory.policy is MemoryManagerPolicy.STATIC
 
     def empty_ledger(self) -> Ledger:
@@ -63,8 +63,8 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
 def shared_pool(rules: EffectivePolicy, ledger: Ledger) -> Mask:
     """Return the node's shared pool (the kubelet's default CPU set).
 
-    All online CPUs that nobody holds exclusively; the reserved ones belong to it unless
-    `strict-cpu-reservation` keeps them for the system (KEP-4540). With that option it can be empty.
+    All online CPUs that are not allocated exclusively. Reserved CPUs are in the pool unless
+    `strict-cpu-reservation` keeps them for the system (KEP-4540); then the pool can be empty.
     """
     pool = rules.machine.cpus.all - ledger.exclusive_cpus
     if rules.policy.cpu.options.strict_cpu_reservation:
@@ -73,13 +73,13 @@ def shared_pool(rules: EffectivePolicy, ledger: Ledger) -> Mask:
 
 
 def shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
-    """Return the CPUs on which containers without CPUs of their own run; never empty.
+    """Return the CPUs on which containers without exclusive CPUs run; never empty.
 
-    The shared pool, or the reserved CPUs when `strict-cpu-reservation` has left it empty: the
-    kernel reads an empty `cpuset.cpus` as "all of the parent's", which would let them onto the
-    CPUs of exclusive containers. Reserved CPUs that somebody held before they were reserved come
-    last; all CPUs only when nothing is reserved either: after a restart with policy none, while
-    the last free CPU is offline.
+    The shared pool, or the reserved CPUs if `strict-cpu-reservation` has left the pool empty: the
+    kernel reads an empty `cpuset.cpus` as "all of the parent's", which would let these containers
+    run on exclusive CPUs. Reserved CPUs that were allocated before they were reserved come last;
+    all CPUs only if nothing is reserved either: after a restart with policy none, while the last
+    free CPU is offline.
     """
     pool, reserved = shared_pool(rules, ledger), rules.policy.cpu.reserved
     return pool or reserved - ledger.exclusive_cpus or reserved or rules.machine.cpus.all

@@ -1,4 +1,4 @@
-"""What the managers cannot serve, and why; each error carries its facts as data."""
+"""Errors of the managers; each error has its facts as data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _UNIT: Final = 1024
 
 
 class ManagerError(Exception):
-    """A manager cannot do what it was asked; `remedy` says what helps for certain, "" for nothing.
+    """A manager cannot serve a request; `remedy` is "" where no remedy is certain.
 
-    What would help to admit a pod is not known before it is tried.
+    Whether a change of a pod would help is not known before the pod is decided again.
     """
 
     def __init__(self, message: str, remedy: str = "") -> None:
@@ -37,20 +37,20 @@ class NodeDistancesError(ManagerError):
         super().__init__(
             "topology manager policy option prefer-closest-numa-nodes: no distances are known for"
             f" NUMA nodes {', '.join(map(str, nodes))}",
-            "leave the option out, or see that the host's firmware has a SLIT table"
+            "remove the option, or make sure that the host's firmware has a SLIT table"
             " (/sys/devices/system/node/node*/distance)",
         )
 
 
 class MemoryDemand(Struct, frozen=True):
-    """What was asked of the memory manager and what is free: bytes by type, and by node."""
+    """The request to the memory manager and the free memory: bytes by type, and by node."""
 
     requests: Mapping[str, int]
     free: Mapping[str, Mapping[int, int]]
 
     @property
     def scarcest(self) -> str:
-        """The type of which the roomiest node has the least, measured by the request."""
+        """The memory type with the smallest ratio of free (on its best node) to requested bytes."""
         return min(self.requests, key=lambda name: self._roomiest(name) / self._asked(name))
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class MemoryDemand(Struct, frozen=True):
 
 
 class UnknownMemoryTypeError(ManagerError):
-    """A memory type (a huge page size) is asked for that no NUMA node has."""
+    """The request names a memory type (a huge page size) that no NUMA node has."""
 
     def __init__(self, memory_type: str, asked: int, known: tuple[str, ...]) -> None:
         self.memory_type = memory_type
@@ -82,10 +82,10 @@ class UnknownMemoryTypeError(ManagerError):
 
 
 class MemoryAssignmentError(ManagerError):
-    """Memory cannot be given; `kubelet_text` is how the kubelet says it.
+    """Memory cannot be allocated; `kubelet_text` is the kubelet's message.
 
-    `demand` holds what was asked and what is free, `nodes` the mask (bits) that was tried, None
-    where there was none.
+    `demand` has the requested and free amounts; `nodes` is the mask (bits) that was tried, None
+    without a mask.
     """
 
     kubelet_text = ""
@@ -99,7 +99,7 @@ class MemoryAssignmentError(ManagerError):
 
 
 class NoDefaultHintError(MemoryAssignmentError):
-    """No set of nodes that groups in use leave open has enough free memory."""
+    """No set of nodes that is compatible with the NUMA groups in use has enough free memory."""
 
     kubelet_text = (
         "failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
@@ -107,32 +107,32 @@ class NoDefaultHintError(MemoryAssignmentError):
 
 
 class NotPreferredDefaultHintError(MemoryAssignmentError):
-    """The topology manager found a preferred alignment, the memory alone would need more nodes."""
+    """The topology manager's alignment is preferred, but memory alone would need more nodes."""
 
     kubelet_text = "failed to find the default preferred hint"
 
 
 class CannotExtendHintError(MemoryAssignmentError):
-    """Too little is free on the aligned nodes, and no larger set of nodes that has them is open."""
+    """The aligned nodes have too little free memory, and no larger compatible set contains them."""
 
     kubelet_text = "failed to find NUMA nodes to extend the current topology hint"
 
 
 class NotPreferredExtensionError(MemoryAssignmentError):
-    """Too little is free on the aligned nodes, and every larger set is wider than preferred."""
+    """The aligned nodes have too little free memory, and no larger set is preferred."""
 
     kubelet_text = "failed to find the extended preferred hint"
 
 
 class HintViolatesGroupsError(MemoryAssignmentError):
-    """Several nodes would serve together, but one of them serves alone or in another group."""
+    """A node of the hint is already used alone or in another NUMA group."""
 
     kubelet_text = "preferred hint violates NUMA node allocation"
-    explanation = ": a node never serves memory of its own and of a group at once"
+    explanation = ": a NUMA node cannot be used alone and in a NUMA group at the same time"
 
 
 class DeviceAllocationError(ManagerError):
-    """Devices cannot be given; `requested` and `available` are numbers of devices."""
+    """Devices cannot be allocated; `requested` and `available` are numbers of devices."""
 
     def __init__(self, resource: str, requested: int, available: int) -> None:
         self.resource = resource

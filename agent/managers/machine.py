@@ -1,4 +1,4 @@
-"""The machine as the managers see it (the kubelet's MachineInfo), made once from a host's facts."""
+"""The machine as the managers use it (the kubelet's MachineInfo), built from a host's facts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class MachineNode(Struct, frozen=True):
     """One NUMA node: its memory in bytes, its huge pages as {page size in bytes: count}.
 
-    `memory_bytes` is None where the host does not tell. A policy that manages memory is rejected
-    then (`agent.config.resolve`), so what is left of such a node for sums is `known_memory`, 0.
+    `memory_bytes` is None where the host does not report it. A policy that manages memory is then
+    rejected (`agent.config.resolve`), so sums may use `known_memory`, 0 for such a node.
     `distances` maps node ids to ACPI SLIT distances, this node included.
     """
 
@@ -64,7 +64,7 @@ class Machine(Struct, frozen=True, dict=True):
 
     @cached_property
     def unknown_memory(self) -> Mask:
-        """The NUMA nodes of which the host does not tell how much memory they have."""
+        """The NUMA nodes whose amount of memory the host does not report."""
         return Mask.from_ids(node.id for node in self.nodes if node.memory_bytes is None)
 
     @cached_property
@@ -74,5 +74,5 @@ class Machine(Struct, frozen=True, dict=True):
 
     @property
     def lists_hints(self) -> bool:
-        """Whether hints are listed one by one; on a machine with many nodes rules tell them."""
+        """Whether hints are listed one by one; a machine with many nodes has families of hints."""
         return is_listed(self.node_mask.bits)

@@ -1,4 +1,4 @@
-"""The interface of a resource manager, and how a manager rejects."""
+"""The interface of a resource manager, and the exception by which a manager rejects a pod."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Rejected(Exception):  # noqa: N818  (not an error of the program: the pod'
 class HintProvider(Protocol):
     """One resource manager that the topology manager coordinates (KEP-693, HintProvider).
 
-    Hints are asked for one container, or for the pod as a whole in pod scope. Allocation changes
-    the draft, or raises `Rejected`. `allocate_pod` is asked once, and only in pod scope, for pods
-    with pod-level resources (KEP-5526, AllocatePod).
+    Hints are for one container, or for the pod as a whole in pod scope. Allocation changes the
+    draft, or raises `Rejected`. `allocate_pod` is called once, and only in pod scope, for pods with
+    pod-level resources (KEP-5526, AllocatePod).
     """
 
     @property
@@ -37,17 +37,17 @@ class HintProvider(Protocol):
         ...
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
-        """Return where this container could be served."""
+        """Return the NUMA nodes that could serve this container."""
         ...
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
-        """Return where the whole pod could be served."""
+        """Return the NUMA nodes that could serve the whole pod."""
         ...
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
-        """Give the container what it demands, aligned to the hint."""
+        """Allocate the container's demand, aligned to the hint."""
         ...
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
-        """Give the pod its budget and divide it between its containers."""
+        """Allocate the pod's budget and divide it among its containers."""
         ...

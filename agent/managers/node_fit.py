@@ -1,7 +1,7 @@
-"""Node fit: whether a node has room for what a pod requests, asked before the managers.
+"""Node fit: whether a node has room for the requests of a pod, checked before the managers.
 
-The kubelet's `GeneralPredicates` (`noderesources.Fits`): the requests of all pods never exceed what
-is allocatable, of no resource. A pod that requests nothing of a resource is not kept out by it.
+The kubelet's `GeneralPredicates` (`noderesources.Fits`): the requests of all pods never exceed the
+allocatable of any resource. A resource that a pod does not request cannot reject the pod.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from agent.managers.effective_policy import EffectivePolicy
 
 PODS: Final = "pods"
-#: What the agent knows nothing of: how much of it the node has is not looked at.
-NOT_LOOKED_AT: Final = frozenset({"ephemeral-storage"})
-#: The kubelet's order of reasons; all others follow by name.
+#: Resources that the agent does not measure, so the node's amount is not checked.
+NOT_CHECKED: Final = frozenset({"ephemeral-storage"})
+#: The kubelet's order of reasons; other resources follow by name.
 _FIRST: Final = (CPU, MEMORY)
 #: How many offered names a message lists.
 _NAMED: Final = 8
@@ -34,11 +34,10 @@ _NAMED: Final = 8
 def rejection(
     rules: EffectivePolicy, ledger: Ledger, requests: Mapping[str, int]
 ) -> Rejection | None:
-    """Say why a pod with these effective requests does not fit the node; None when it does.
+    """Return why a pod with these effective requests does not fit the node, None when it fits.
 
-    `requests` are in the units of `PodAllocation.requests`. The reason is that of the first
-    resource in the kubelet's order (pods, cpu, memory, others by name), the message names all of
-    them.
+    `requests` are in the units of `PodAllocation.requests`. The reason names the first
+    resource in the kubelet's order (pods, cpu, memory, others by name), the message all of them.
     """
     limits = rules.allocatable
     if limits is None:
@@ -71,7 +70,7 @@ def _shortages(
         yield Shortage(PODS, 1, limits.pods, pods)
     for name in sorted(requests, key=_order):
         asked, requested = requests[name], ledger.requests.get(name, 0)
-        if asked <= 0 or name in limits.ignored or name in NOT_LOOKED_AT:
+        if asked <= 0 or name in limits.ignored or name in NOT_CHECKED:
             continue
         room = limits.amounts.get(name)
         if room is None or asked > room - requested:
@@ -98,7 +97,7 @@ def _describe(limits: Allocatable, shortage: Shortage) -> str:
 
 
 def _offer(limits: Allocatable, name: str) -> str:
-    """Say what a node that does not offer a resource does offer: the nearest name, or all names."""
+    """Describe what the node offers in place of a resource: the nearest name, or all names."""
     pages = name.startswith(HUGEPAGES_PREFIX)
     offered = sorted(
         other
@@ -115,9 +114,9 @@ def _offer(limits: Allocatable, name: str) -> str:
 
 
 def _remedy(limits: Allocatable, shortage: Shortage) -> str:
-    """Return which setting says no, "" where it is an amount: how much less would do is not known.
+    """Return which setting rejects the pod, "" for an amount.
 
-    Smaller requests would still have to be aligned.
+    No smaller amount is advised: smaller requests would still have to be aligned.
     """
     if shortage.allocatable is None:
         return _remedy_of_unknown(shortage.resource)
@@ -146,7 +145,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _text(shortage: Shortage, amount: int) -> str:
-    """Return an amount for people, in bytes where sizes that differ would read the same."""
+    """Return an amount for people, in bytes where rounded sizes would be the same."""
     name, most = shortage.resource, shortage.allocatable or 0
     amounts = {shortage.asked, most, shortage.requested, max(most - shortage.requested, 0)}
     if is_memory_type(name) and len({size_text(each) for each in amounts}) < len(amounts):

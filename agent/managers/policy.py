@@ -66,7 +66,7 @@ class CpuPolicyOptions(Struct, frozen=True):
 
 
 class CpuPolicy(Struct, frozen=True):
-    """The CPU manager's rules; `reserved` CPUs are never given exclusively."""
+    """The CPU manager's settings; `reserved` CPUs are never allocated exclusively."""
 
     policy: CpuManagerPolicy = CpuManagerPolicy.NONE
     options: CpuPolicyOptions = CpuPolicyOptions()
@@ -74,14 +74,14 @@ class CpuPolicy(Struct, frozen=True):
 
 
 class MemoryPolicy(Struct, frozen=True):
-    """The memory manager's rules; `reserved` is bytes by memory type by node (`reservedMemory`)."""
+    """The memory manager's settings; `reserved` is bytes by type by node (`reservedMemory`)."""
 
     policy: MemoryManagerPolicy = MemoryManagerPolicy.NONE
     reserved: Mapping[int, Mapping[str, int]] = MappingProxyType({})
 
 
 class TopologyPolicy(Struct, frozen=True):
-    """The topology manager's rules."""
+    """The topology manager's settings."""
 
     policy: TopologyManagerPolicy = TopologyManagerPolicy.NONE
     scope: TopologyManagerScope = TopologyManagerScope.CONTAINER
@@ -105,9 +105,9 @@ class PluginDevice(Struct, frozen=True):
 class NodeFit(Struct, frozen=True):
     """What all pods together may request (the kubelet's node allocatable and `maxPods`).
 
-    `reserved` is what is kept from pods on the whole node: `cpu` in millicores, memory types in
-    bytes. `pods_per_core` 0 is no limit. `ignored` are extended resources that others provide, or
-    `memory` (`agent.ignoredResources`).
+    `reserved` is reserved on the whole node: `cpu` in millicores, memory types in bytes.
+    `pods_per_core` 0 means no limit. `ignored` are extended resources that other programs provide,
+    or `memory` (`agent.ignoredResources`).
     """
 
     reserved: Mapping[str, int] = MappingProxyType({})
@@ -117,9 +117,9 @@ class NodeFit(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """Everything beside the machine and the ledger that a decision depends on.
+    """The configuration that a decision depends on, besides machine and ledger.
 
-    `fit` None: what pods request is not compared with what the node has.
+    `fit` None: requests are not compared with the node's allocatable.
     """
 
     cpu: CpuPolicy = CpuPolicy()

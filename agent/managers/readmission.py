@@ -1,9 +1,9 @@
-"""Allocations whose specification is not known: restored, and matched with the one that fits.
+"""Imported allocations: restored, and matched with the specification that fits.
 
 The kubelet's state files know a pod's uid, its containers' names, CPUs and memory. An allocation
-imported from them has an empty `spec_digest`. The first specification of that uid that asks for
-exactly what is allocated matches: names, kinds, isolation levels and limits are filled in, CPUs and
-memory stay, and nothing is decided again.
+imported from them has an empty `spec_digest`. The first specification of that uid that requests
+exactly the allocated CPUs and memory matches: names, kinds, isolation levels and limits are filled
+in, CPUs and memory stay, and nothing is decided again.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
 
 
 class NotMatchedError(Exception):
-    """A pod asks for something else than what is held in its name; `differences` say what."""
+    """A specification does not fit the allocation of its uid; `differences` say where."""
 
     def __init__(self, differences: tuple[str, ...]) -> None:
         super().__init__("; ".join(differences))
         self.differences = differences
 
 
-def confirm(policy: Policy, held: PodAllocation, pod: Pod) -> PodAllocation:
-    """Return an imported allocation completed by a specification that asks for what it holds.
+def match_imported(policy: Policy, imported: PodAllocation, pod: Pod) -> PodAllocation:
+    """Return an imported allocation completed by a specification that requests the same.
 
-    Raises `NotMatchedError` when the specification asks for anything else.
+    Raises `NotMatchedError` when the specification requests anything else.
     """
     demand = demand_of(policy, pod)
-    differences = tuple(_differences(policy, held, demand))
+    differences = tuple(_differences(policy, imported, demand))
     if differences:
         raise NotMatchedError(differences)
-    return make_allocation(policy, demand, _held(held))
+    return make_allocation(policy, demand, _resources(imported))
 
 
-def _held(allocation: PodAllocation) -> PodResources:
+def _resources(allocation: PodAllocation) -> PodResources:
     return PodResources(
         cpus={c.name: c.cpus for c in allocation.containers if c.cpus is not None},
         memory={c.name: c.memory for c in allocation.containers},
@@ -63,35 +63,40 @@ def _held(allocation: PodAllocation) -> PodResources:
     )
 
 
-def _differences(policy: Policy, held: PodAllocation, demand: PodDemand) -> Iterator[str]:
+def _differences(policy: Policy, imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
     names = {container.name for container in demand.containers}
-    for allocation in held.containers:
+    for allocation in imported.containers:
         if allocation.name not in names:
-            yield f"it has no container {allocation.name}, which holds resources"
+            yield f"it has no container {allocation.name}, which has an allocation"
     if policy.cpu.policy is CpuManagerPolicy.STATIC:
-        yield from _cpu_differences(policy, held, demand)
+        yield from _cpu_differences(policy, imported, demand)
     if policy.memory.policy is MemoryManagerPolicy.STATIC:
-        yield from _memory_differences(held, demand)
+        yield from _memory_differences(imported, demand)
 
 
-def _cpu_differences(policy: Policy, held: PodAllocation, demand: PodDemand) -> Iterator[str]:
-    if held.cpus is not None:
+def _cpu_differences(policy: Policy, imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
+    if imported.cpus is not None:
         asked = demand.cpus if demand.pod_level else 0
-        if len(held.cpus) != asked:
-            yield f"it has a pod-level budget of {asked} exclusive CPUs, it holds {held.cpus}"
+        if len(imported.cpus) != asked:
+            yield (
+                f"it has a pod-level budget of {asked} exclusive CPUs,"
+                f" allocated are {imported.cpus}"
+            )
     for container in demand.containers:
-        allocation = held.container(container.name)
-        if held.cpus is not None and not container.cpus:
-            continue  # it shares the pod's CPUs, as many as are left
+        allocation = imported.container(container.name)
+        if imported.cpus is not None and not container.cpus:
+            continue  # the container runs in the pod shared pool
         asked = container.cpus if gets_cpus(policy, demand) else 0
         cpus = allocation.cpus if allocation is not None else None
         if (0 if cpus is None else len(cpus)) != asked:
             found = "none" if cpus is None else cpus
-            yield f"container {container.name} asks for {asked} exclusive CPUs, it holds {found}"
+            yield (
+                f"container {container.name} asks for {asked} exclusive CPUs, allocated are {found}"
+            )
 
 
 def gets_cpus(policy: Policy, demand: PodDemand) -> bool:
-    """Return whether exclusive CPUs are given to this pod's containers at all."""
+    """Return whether containers of this pod may get exclusive CPUs."""
     if demand.unmanaged or not demand.guaranteed:
         return False
     of_pod = (
@@ -102,28 +107,31 @@ def gets_cpus(policy: Policy, demand: PodDemand) -> bool:
     return demand.cpus > 0 or not of_pod
 
 
-def _memory_differences(held: PodAllocation, demand: PodDemand) -> Iterator[str]:
-    if held.memory:
+def _memory_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
+    if imported.memory:
         asked = demand.memory if demand.pod_level else {}
-        if _sizes(held.memory) != _positive(asked):
-            yield f"it has a pod-level budget of {_shown(asked)}, it holds {_blocks(held.memory)}"
+        if _sizes(imported.memory) != _positive(asked):
+            yield (
+                f"it has a pod-level budget of {_shown(asked)},"
+                f" allocated is {_blocks(imported.memory)}"
+            )
     for container in demand.containers:
-        allocation = held.container(container.name)
+        allocation = imported.container(container.name)
         blocks = allocation.memory if allocation is not None else ()
-        if held.memory and not container.memory:
-            continue  # it shares the pod's memory, as much as is left
+        if imported.memory and not container.memory:
+            continue  # the container shares the pod's memory
         asked = container.memory if demand.guaranteed and not demand.unmanaged else {}
         if not _is_asked(container, blocks, asked):
             yield (
                 f"container {container.name} asks for {_shown(asked)} to be pinned,"
-                f" it holds {_blocks(blocks)}"
+                f" allocated is {_blocks(blocks)}"
             )
 
 
 def _is_asked(
     container: ContainerDemand, blocks: Iterable[MemoryBlock], asked: Mapping[str, int]
 ) -> bool:
-    """Compare sizes; later containers may have taken over what a standard init container had."""
+    """Compare sizes; later containers may have reused memory of a standard init container."""
     sizes = _sizes(blocks)
     if container.is_standard_init:
         return all(size <= asked.get(name, 0) for name, size in sizes.items())
@@ -150,12 +158,13 @@ def _blocks(blocks: Iterable[MemoryBlock]) -> str:
 
 
 def restored(rules: EffectivePolicy, ledger: Ledger) -> Ledger:
-    """Return a saved ledger as the rules in force see it; every allocation is kept as it is.
+    """Return a saved ledger under the current policy; every allocation is kept as it is.
 
-    The charge by node is kept where it is of the same nodes and memory types, for its division over
-    groups of nodes is history. Otherwise (another memory policy, another machine) it is made again
-    from the allocations: in full, also where a node has less than is held there, so that nobody is
-    given memory of another's. Nodes that the machine no longer has are left out.
+    The memory charge by node is kept if nodes and memory types are the same, since its division
+    over NUMA groups depends on the order of earlier releases. Otherwise (another memory policy,
+    another machine) the charge is computed again from the allocations: in full, even where a node
+    has less than is allocated, so that no memory is allocated twice. Nodes that the machine no
+    longer has are left out.
     """
     fresh = rules.empty_ledger().memory
     if _same_shape(fresh, ledger.memory):

@@ -1,6 +1,6 @@
-"""What a rejection says beyond its reason: what was asked, what is free where, what is in the way.
+"""Details of rejections: the request, what is free on each NUMA node, and which resource blocks.
 
-What would help is not said: nothing is advised that was not tried.
+They contain no advice: only a new decision could verify a remedy.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _NAMED_HINTS: Final = 3
 
 
 class FreeRoom(Struct, frozen=True):
-    """What is free for a pod under admission, what its finished init containers leave included.
+    """What is free for a pod under admission, including resources of its ended init containers.
 
-    `cpus` are free, `memory` is the charge by node, and `devices` are held, by resource.
+    `cpus` are free, `memory` is the charge by node, and `devices` are allocated, by resource.
     """
 
     rules: EffectivePolicy
@@ -48,14 +48,14 @@ class FreeRoom(Struct, frozen=True):
 
     @classmethod
     def of(cls, draft: Draft) -> FreeRoom:
-        """Return what is free now; the draft may be changed afterwards."""
-        held = draft.ledger.devices
+        """Return what is free now; later changes of the draft have no effect on it."""
+        allocated = draft.ledger.devices
         if draft.devices:
-            held = {
-                name: held_devices(draft, name) - draft.reusable_devices.get(name, frozenset())
+            allocated = {
+                name: allocated_devices(draft, name) - draft.reusable_devices.get(name, frozenset())
                 for name in draft.rules.policy.devices
             }
-        return cls(draft.rules, draft.free_cpus | draft.reusable_cpus, draft.node_memory, held)
+        return cls(draft.rules, draft.free_cpus | draft.reusable_cpus, draft.node_memory, allocated)
 
     def by_node(self, resource: str) -> dict[int, int]:
         """Return what is free of a resource on each NUMA node: CPUs, bytes or devices."""
@@ -73,9 +73,9 @@ class FreeRoom(Struct, frozen=True):
 
 
 class Unaligned(Struct, frozen=True):
-    """A container (None: the pod) whose hints could not be merged acceptably, and what was free.
+    """A container (None: the pod) whose merged hint the policy rejects, and what was free.
 
-    To put that into words takes as long as to find it out, so it is done when it is asked for.
+    Building the message takes as long as the decision, so `explain` builds it on demand.
     """
 
     demand: PodDemand
@@ -84,7 +84,7 @@ class Unaligned(Struct, frozen=True):
     room: FreeRoom
 
     def explain(self) -> Rejection:
-        """Say of each resource what was asked, where it fits and what is free."""
+        """Return for each resource the request, the nodes where it fits, and what is free."""
         policy = self.room.rules.policy.topology.policy
         offers = _best_by_resource(self.hints)
         blocked = next((name for name, best in offers if _blocks(policy, best)), None)
@@ -118,15 +118,15 @@ class Unaligned(Struct, frozen=True):
 def affinity_rejection(
     draft: Draft, container: str | None, hints: tuple[tuple[str, ProviderHints], ...]
 ) -> RejectionCause:
-    """Return why the hints of a container (None: the pod) could not be merged acceptably."""
+    """Return why the policy rejects the merged hint of a container (None: the pod)."""
     empty = empty_pool_rejection(draft, Reason.TOPOLOGY_AFFINITY) if container is None else None
     return empty or Unaligned(draft.demand, container, hints, FreeRoom.of(draft))
 
 
 def empty_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
-    """Explain why containers of a pod would be left without CPUs or memory; None if none would.
+    """Return why the pod shared pool would be empty of CPUs or memory, None if it would not be.
 
-    Both managers look before they give hints and again when they allocate: with restricted and
+    Both managers check before they give hints and again when they allocate: with restricted and
     single-numa-node the reason is the topology manager's, else that of the empty pool (KEP-5526).
     """
     if not draft.demand.pod_level:
@@ -135,7 +135,7 @@ def empty_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
 
 
 def empty_cpu_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
-    """Explain why containers of a pod would be left without CPUs."""
+    """Return why the pod shared pool would have no CPUs, None if it would have some."""
     problem = empty_pool_problem(draft.demand) if draft.demand.cpus else None
     if problem is None or not draft.rules.static_cpus:
         return None
@@ -143,9 +143,9 @@ def empty_cpu_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
 
 
 def empty_memory_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
-    """Explain why containers of a pod would be left without memory of some type.
+    """Return why shared containers would have no memory of some type, None if they would.
 
-    Only a Guaranteed pod has a pool: of any other pod no memory is pinned.
+    Only Guaranteed pods are checked: no memory is pinned for other pods.
     """
     problem = empty_memory_pool(draft.demand) if draft.demand.guaranteed else None
     if problem is None or not draft.rules.static_memory:
@@ -165,10 +165,10 @@ def asked(demand: PodDemand, container: str | None, resource: str) -> int:
     return one.memory.get(resource, 0) or one.devices.get(resource, 0)
 
 
-def held_devices(draft: Draft, resource: str) -> frozenset[str]:
-    """Return the ids of a resource's devices that other pods or this one's containers hold."""
-    held = draft.ledger.devices.get(resource, frozenset())
-    return held.union(*(devices.get(resource, ()) for devices in draft.devices.values()))
+def allocated_devices(draft: Draft, resource: str) -> frozenset[str]:
+    """Return the ids of a resource's devices allocated to other pods or to this pod so far."""
+    earlier = draft.ledger.devices.get(resource, frozenset())
+    return earlier.union(*(devices.get(resource, ()) for devices in draft.devices.values()))
 
 
 def free_cpus_by_node(rules: EffectivePolicy, free: Mask) -> dict[int, int]:
@@ -180,7 +180,7 @@ def free_cpus_by_node(rules: EffectivePolicy, free: Mask) -> dict[int, int]:
 def _best_by_resource(
     hints: Sequence[tuple[str, ProviderHints]],
 ) -> list[tuple[str, Sequence[Hint]]]:
-    """Return the best hints of each resource; those of all types of memory are the same."""
+    """Return the best hints of each resource; all memory types have the same hints."""
     offers = [(name, where) for _, by_name in hints for name, where in by_name.items()]
     wheres = {id(where): where for _, where in offers if where is not None}
     best = {key: best_few(where, _NAMED_HINTS) for key, where in wheres.items()}

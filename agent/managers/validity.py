@@ -1,8 +1,9 @@
-"""Which of the allocations that are held would not be given under the rules in force, and why.
+"""Violations: existing allocations that the current policy would not make, and why.
 
-An allocation is a fact and is kept whatever changes (design, decision 4): the policy, an option, a
-reservation, the CPUs, memory, nodes and devices of the host. What the rules in force would not
-give, or the machine no longer has, is told here: which rule, which pod, what to do about it.
+Allocations are kept whatever changes (design, decision 4): the policy, an option, a reservation,
+the CPUs, memory, nodes and devices of the host. A `Violation` reports an allocation that the
+current policy would not make, or resources that the machine no longer has: the rule, the pod and
+the remedy.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _AGAIN: Final = "remove the pod and admit it again"
 class Rule(StrEnum):
     """What an allocation violates: a key of the configuration, or a fact of the host."""
 
-    CPU_HELD_TWICE = "CPU held twice"
+    CPU_ALLOCATED_TWICE = "CPU allocated twice"
     CPU_MISSING = "CPU missing"
     CPU_OFFLINE = "CPU offline"
     CPU_POLICY = "cpuManagerPolicy"
@@ -43,7 +44,7 @@ class Rule(StrEnum):
     MEMORY_NODE = "memory node missing"
     MEMORY_TYPE = "memory type missing"
     MEMORY_CAPACITY = "memory capacity"
-    DEVICE_HELD_TWICE = "device held twice"
+    DEVICE_ALLOCATED_TWICE = "device allocated twice"
     DEVICE_MISSING = "device missing"
     DEVICE_UNHEALTHY = "device unhealthy"
     POD_BUDGET = "pod-level budget"
@@ -51,10 +52,10 @@ class Rule(StrEnum):
 
 
 class Violation(Struct, frozen=True):
-    """One thing about a held allocation that the rules in force would not give.
+    """One violation of the current policy by an existing allocation.
 
-    `pod` is namespace/name; `container` is None where it is about the pod as a whole. `message`
-    says what is the matter, `remedy` what to do; a line each.
+    `pod` is namespace/name; `container` is None if the violation concerns the pod as a whole.
+    `message` and `remedy` are one line each.
     """
 
     uid: str
@@ -72,11 +73,11 @@ class Violation(Struct, frozen=True):
 def invalid_allocations(
     rules: EffectivePolicy, ledger: Ledger, offline: Mask = EMPTY
 ) -> tuple[Violation, ...]:
-    """Return all that the rules in force would not give, in the order of admission.
+    """Return all violations of the current policy, in the order of admission.
 
-    `offline` are CPUs that exist but do not run. What was just admitted under the same rules has
-    no findings, but for cores shared on hosts whose cores differ in size, where whole cores are
-    not promised.
+    `offline` are CPUs that exist but are offline. A pod just admitted under the same policy has no
+    violations, except for shared cores on hosts whose cores differ in size, where whole cores are
+    not guaranteed.
     """
     earlier = _Earlier(rules, shared_cpus(rules, ledger) & ledger.exclusive_cpus)
     return tuple(
@@ -93,7 +94,7 @@ def invalid_allocations(
     )
 
 
-def _finding(
+def _violation(
     allocation: PodAllocation, rule: Rule, message: str, remedy: str, container: str | None = None
 ) -> Violation:
     return Violation(
@@ -112,36 +113,36 @@ def _finding(
 def _of_cpus(
     rules: EffectivePolicy, allocation: PodAllocation, offline: Mask
 ) -> Iterator[Violation]:
-    held = allocation.exclusive_cpus
-    if not held:
+    cpus = allocation.exclusive_cpus
+    if not cpus:
         return
     online = rules.machine.cpus.all
-    if missing := held - online - offline:
-        message = f"holds CPUs {missing}, which this host no longer has"
-        yield _finding(allocation, Rule.CPU_MISSING, message, _AGAIN)
-    if lost := (held & offline) - online:
+    if missing := cpus - online - offline:
+        message = f"has CPUs {missing}, which this host no longer has"
+        yield _violation(allocation, Rule.CPU_MISSING, message, _AGAIN)
+    if lost := (cpus & offline) - online:
         remedy = f"set them online again, or {_AGAIN}"
-        message = f"holds CPUs {lost}, which are offline"
-        yield _finding(allocation, Rule.CPU_OFFLINE, message, remedy)
+        message = f"has CPUs {lost}, which are offline"
+        yield _violation(allocation, Rule.CPU_OFFLINE, message, remedy)
     if not rules.static_cpus:
-        message = f"holds CPUs {held} of its own, policy none gives nobody any"
-        remedy = "they are free again when it is removed"
-        yield _finding(allocation, Rule.CPU_POLICY, message, remedy)
+        message = f"has exclusive CPUs {cpus}, policy none allocates none"
+        remedy = "the CPUs are free again when the pod is removed"
+        yield _violation(allocation, Rule.CPU_POLICY, message, remedy)
         return
-    if reserved := held & rules.policy.cpu.reserved:
-        message = f"holds CPUs {reserved}, which are reserved now"
+    if reserved := cpus & rules.policy.cpu.reserved:
+        message = f"has CPUs {reserved}, which are now reserved"
         remedy = f"reserve others, or {_AGAIN}"
-        yield _finding(allocation, Rule.RESERVED_CPUS, message, remedy)
+        yield _violation(allocation, Rule.RESERVED_CPUS, message, remedy)
     if rules.policy.cpu.options.full_pcpus_only:
         yield from _shared_cores(rules, allocation)
 
 
 def _shared_cores(rules: EffectivePolicy, allocation: PodAllocation) -> Iterator[Violation]:
-    held = allocation.exclusive_cpus
-    others = rules.machine.cpus.cores_of(held) - held
+    cpus = allocation.exclusive_cpus
+    others = rules.machine.cpus.cores_of(cpus) - cpus
     if others:
-        message = f"holds CPUs {held}, others have the siblings {others}"
-        yield _finding(allocation, Rule.FULL_PCPUS_ONLY, message, _AGAIN)
+        message = f"has CPUs {cpus}, but not their siblings {others}"
+        yield _violation(allocation, Rule.FULL_PCPUS_ONLY, message, _AGAIN)
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -152,21 +153,21 @@ def _of_memory(rules: EffectivePolicy, allocation: PodAllocation) -> Iterator[Vi
     if not blocks:
         return
     if not rules.static_memory:
-        message = "holds pinned memory, policy None pins nobody's"
-        remedy = f"it stays pinned until the pod is removed; {_AGAIN} to unpin it"
-        yield _finding(allocation, Rule.MEMORY_POLICY, message, remedy)
+        message = "has pinned memory, policy None pins none"
+        remedy = f"the memory stays pinned until the pod is removed; {_AGAIN} to unpin it"
+        yield _violation(allocation, Rule.MEMORY_POLICY, message, remedy)
     present = rules.machine.node_mask
     union = EMPTY
     for _, block in blocks:
         union |= block.nodes
     if gone := union - present:
-        message = f"holds memory on nodes {gone}, which this host no longer has"
-        yield _finding(allocation, Rule.MEMORY_NODE, message, _AGAIN)
+        message = f"has memory on nodes {gone}, which this host no longer has"
+        yield _violation(allocation, Rule.MEMORY_NODE, message, _AGAIN)
     for name, block in blocks:
         nodes = block.nodes & present
         if nodes and block.size and not _has_type(rules, nodes, block.type):
-            message = f"holds {_text(block)}, of which its nodes have none any more"
-            yield _finding(allocation, Rule.MEMORY_TYPE, message, _AGAIN, name)
+            message = f"has {_text(block)}, a type that these nodes no longer have"
+            yield _violation(allocation, Rule.MEMORY_TYPE, message, _AGAIN, name)
 
 
 def _has_type(rules: EffectivePolicy, nodes: Mask, name: str) -> bool:
@@ -187,14 +188,14 @@ def _of_devices(rules: EffectivePolicy, allocation: PodAllocation) -> Iterator[V
         for resource, devices in rules.policy.devices.items()
         for device in devices
     }
-    for name, resource, device in allocation.held_devices():
+    for name, resource, device in allocation.allocated_devices():
         healthy = inventory.get((resource, device))
         if healthy is None:
-            message = f"holds {resource} {device}, which is no longer among the devices"
-            yield _finding(allocation, Rule.DEVICE_MISSING, message, _AGAIN, name)
+            message = f"has {resource} {device}, which is no longer in the inventory"
+            yield _violation(allocation, Rule.DEVICE_MISSING, message, _AGAIN, name)
         elif not healthy:
-            message = f"holds {resource} {device}, which is not healthy"
-            yield _finding(allocation, Rule.DEVICE_UNHEALTHY, message, _AGAIN, name)
+            message = f"has {resource} {device}, which is not healthy"
+            yield _violation(allocation, Rule.DEVICE_UNHEALTHY, message, _AGAIN, name)
 
 
 # --- alignment ----------------------------------------------------------------------------------
@@ -208,9 +209,9 @@ def _of_alignment(rules: EffectivePolicy, allocation: PodAllocation) -> Iterator
         and not is_recovered(allocation)
         and not (rules.policy.pod_level_managers and topology.is_pod_scope)
     ):
-        message = "holds a budget of its own, which these gates and this scope give nobody"
+        message = "has a pod-level budget, which these gates and this scope do not allocate"
         remedy = f"set PodLevelResourceManagers and the pod scope again, or {_AGAIN}"
-        yield _finding(allocation, Rule.POD_BUDGET, message, remedy)
+        yield _violation(allocation, Rule.POD_BUDGET, message, remedy)
     if topology.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
         yield from _several_nodes(rules, allocation)
     if topology.policy is TopologyManagerPolicy.RESTRICTED:
@@ -222,7 +223,7 @@ def _several_nodes(rules: EffectivePolicy, allocation: PodAllocation) -> Iterato
     for name, nodes in _nodes_of_containers(rules, allocation) if by_container else ():
         if len(nodes) > 1:
             message = f"is spread over nodes {nodes}, single-numa-node allows one"
-            yield _finding(allocation, Rule.TOPOLOGY_POLICY, message, _AGAIN, name)
+            yield _violation(allocation, Rule.TOPOLOGY_POLICY, message, _AGAIN, name)
     if by_container:
         return
     union = _nodes_of(rules, allocation.exclusive_cpus)
@@ -230,7 +231,7 @@ def _several_nodes(rules: EffectivePolicy, allocation: PodAllocation) -> Iterato
         union |= block.nodes
     if len(union) > 1:
         message = f"is spread over nodes {union}, single-numa-node allows one"
-        yield _finding(allocation, Rule.TOPOLOGY_POLICY, message, _AGAIN)
+        yield _violation(allocation, Rule.TOPOLOGY_POLICY, message, _AGAIN)
 
 
 def _nodes_of_containers(
@@ -241,7 +242,7 @@ def _nodes_of_containers(
 
 
 def _nodes_of(rules: EffectivePolicy, cpus: Mask) -> Mask:
-    """Return the nodes of CPUs; `align-by-socket` takes CPUs of any node of one socket as well."""
+    """Return the nodes of CPUs; with `align-by-socket`, all nodes of a socket count as one."""
     topology = rules.machine.cpus
     nodes = topology.nodes_of(cpus)
     if rules.policy.cpu.options.align_by_socket and len(nodes) > 1:
@@ -251,24 +252,24 @@ def _nodes_of(rules: EffectivePolicy, cpus: Mask) -> Mask:
 
 
 def _not_preferred(allocation: PodAllocation) -> Iterator[Violation]:
-    """Yield containers whose recorded alignment was known not to be the best (policy restricted).
+    """Yield containers whose recorded alignment was not preferred (policy restricted).
 
-    Of what was given under policy none no alignment is recorded, and nothing is said.
+    Allocations made under policy none have no recorded alignment, so they are not checked.
     """
     for container in allocation.containers:
         if container.hint.nodes is not None and not container.hint.preferred:
             nodes = Mask(container.hint.nodes)
-            message = f"was given on nodes {nodes} as a second choice, which restricted rejects"
-            yield _finding(allocation, Rule.TOPOLOGY_POLICY, message, _AGAIN, container.name)
+            message = f"is on nodes {nodes}, not a preferred alignment, which restricted rejects"
+            yield _violation(allocation, Rule.TOPOLOGY_POLICY, message, _AGAIN, container.name)
 
 
 # --- what depends on the allocations before ---------------------------------------------------
 
 
 class _Earlier:
-    """What the pods before hold: CPUs, devices, and memory by type and set of nodes.
+    """Allocations of earlier pods: CPUs, devices, and memory by type and set of nodes.
 
-    `exposed` are CPUs of some pod on which containers without CPUs of their own have to run.
+    `exposed` are CPUs of some pod on which containers without exclusive CPUs have to run.
     """
 
     def __init__(self, rules: EffectivePolicy, exposed: Mask) -> None:
@@ -279,33 +280,35 @@ class _Earlier:
         self._memory: dict[str, dict[Mask, int]] = {}
 
     def beside(self, allocation: PodAllocation) -> Iterator[Violation]:
-        """Yield what an allocation violates beside those before it, and count it among them."""
-        yield from self._held_twice(allocation)
+        """Yield the violations of an allocation against the earlier ones, and add it to these."""
+        yield from self._allocated_twice(allocation)
         yield from self._exposure(allocation)
         for name, block in charged_blocks(allocation):
             nodes = block.nodes & self._rules.machine.node_mask
             if nodes and block.size and _has_type(self._rules, nodes, block.type):
                 yield from self._capacity(allocation, name, block, nodes)
 
-    def _held_twice(self, allocation: PodAllocation) -> Iterator[Violation]:
+    def _allocated_twice(self, allocation: PodAllocation) -> Iterator[Violation]:
         if twice := allocation.exclusive_cpus & self._cpus:
-            message = f"holds CPUs {twice}, which another pod holds as well"
-            yield _finding(allocation, Rule.CPU_HELD_TWICE, message, "remove one of the pods")
+            message = f"has CPUs {twice}, which another pod has as well"
+            yield _violation(
+                allocation, Rule.CPU_ALLOCATED_TWICE, message, "remove one of the pods"
+            )
         self._cpus |= allocation.exclusive_cpus
         own: set[tuple[str, str]] = set()
-        for name, resource, device in allocation.held_devices():
+        for name, resource, device in allocation.allocated_devices():
             if (resource, device) in self._devices - own:
-                message = f"holds {resource} {device}, which another pod holds as well"
+                message = f"has {resource} {device}, which another pod has as well"
                 remedy = "remove one of the pods"
-                yield _finding(allocation, Rule.DEVICE_HELD_TWICE, message, remedy, name)
+                yield _violation(allocation, Rule.DEVICE_ALLOCATED_TWICE, message, remedy, name)
             own.add((resource, device))
         self._devices |= own
 
     def _exposure(self, allocation: PodAllocation) -> Iterator[Violation]:
         if exposed := self._exposed & allocation.exclusive_cpus:
-            message = f"holds CPUs {exposed}, but no others are left for what holds none"
-            remedy = "remove a pod that holds CPUs, or set more CPUs online"
-            yield _finding(allocation, Rule.SHARED_POOL, message, remedy)
+            message = f"has CPUs {exposed}, but no CPUs are left for the node's shared pool"
+            remedy = "remove a pod with exclusive CPUs, or set more CPUs online"
+            yield _violation(allocation, Rule.SHARED_POOL, message, remedy)
 
     def _capacity(
         self, allocation: PodAllocation, name: str | None, block: MemoryBlock, nodes: Mask
@@ -313,13 +316,13 @@ class _Earlier:
         by_nodes = self._memory.setdefault(block.type, {})
         by_nodes[nodes] = by_nodes.get(nodes, 0) + block.size
         for around in [mask for mask in by_nodes if nodes <= mask]:
-            held = sum(size for mask, size in by_nodes.items() if mask <= around)
+            total = sum(size for mask, size in by_nodes.items() if mask <= around)
             room = self._room(block.type, around)
-            if held > room:
-                amounts = f"{Quantity.of_bytes(held)} of {Quantity.of_bytes(room)}"
-                message = f"holds {_text(block)}: with it {amounts} are held on nodes {around}"
+            if total > room:
+                amounts = f"{Quantity.of_bytes(total)} of {Quantity.of_bytes(room)}"
+                message = f"has {_text(block)}: with it {amounts} are allocated on nodes {around}"
                 remedy = f"lower the reservation there, restore the memory, or {_AGAIN}"
-                yield _finding(allocation, Rule.MEMORY_CAPACITY, message, remedy, name)
+                yield _violation(allocation, Rule.MEMORY_CAPACITY, message, remedy, name)
 
     def _room(self, kind: str, nodes: Mask) -> int:
         allocatable = self._rules.memory.allocatable

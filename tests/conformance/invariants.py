@@ -127,9 +127,9 @@ def _derived_values(ledger: Ledger) -> Iterator[str]:
         union |= allocation.exclusive_cpus
     if union != ledger.exclusive_cpus:
         yield f"the ledger says {ledger.exclusive_cpus} are exclusive, its allocations say {union}"
-    again = Ledger.of(ledger.allocations.values(), ledger.memory).held_again
-    if again != ledger.held_again:
-        yield f"the ledger says {ledger.held_again} are held again, its allocations say {again}"
+    again = Ledger.of(ledger.allocations.values(), ledger.memory).surplus_users
+    if again != ledger.surplus_users:
+        yield f"the ledger says {ledger.surplus_users} are held again, its allocations say {again}"
     requested = total_requests(ledger.allocations.values())
     if requested != ledger.requests:
         yield f"the ledger says {ledger.requests} are requested, its allocations say {requested}"

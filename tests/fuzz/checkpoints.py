@@ -126,7 +126,7 @@ def _check_reported(ledger: Ledger) -> None:
     allocations = ledger.allocations.values()
     for one, other in combinations(allocations, 2):
         if one.exclusive_cpus & other.exclusive_cpus:
-            both = {(one.uid, Rule.CPU_HELD_TWICE), (other.uid, Rule.CPU_HELD_TWICE)}
+            both = {(one.uid, Rule.CPU_ALLOCATED_TWICE), (other.uid, Rule.CPU_ALLOCATED_TWICE)}
             demand(told & both, f"{one.uid} and {other.uid} share CPUs and nobody is told")
     for allocation in allocations:
         if allocation.exclusive_cpus - SMT.cpus.all:

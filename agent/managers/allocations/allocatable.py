@@ -1,4 +1,4 @@
-"""What pods together may request of a node: its capacity less what is kept from them.
+"""Node allocatable: what all pods together may request, the capacity less the reservations.
 
 The kubelet's node allocatable (`nodestatus.MachineInfo`): online CPUs, memory and huge pages of all
 NUMA nodes, healthy devices, `maxPods`. Huge pages are taken out of memory, in which they count.
@@ -24,9 +24,8 @@ class Allocatable(Struct, frozen=True):
     """What all pods of a node may request, by resource, and how many they may be.
 
     `amounts` has every resource that the node offers: `cpu` in millicores, memory types in bytes,
-    extended resources as numbers of devices; it lacks `memory` where a node's is not known.
-    `limited_by` names the keys of the configuration that
-    `pods` follows from.
+    extended resources as numbers of devices; it lacks `memory` if that of a NUMA node is unknown.
+    `limited_by` names the configuration keys that determine `pods`.
     """
 
     amounts: Mapping[str, int]
@@ -36,7 +35,7 @@ class Allocatable(Struct, frozen=True):
 
 
 def allocatable(machine: Machine, policy: Policy) -> Allocatable | None:
-    """Return what pods may request, never negative; None when the policy does not look at it."""
+    """Return what pods may request, never negative; None when the policy does not check it."""
     fit = policy.fit
     if fit is None:
         return None

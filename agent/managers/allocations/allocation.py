@@ -1,4 +1,4 @@
-"""The allocation of a pod: what its containers hold, and what follows for its cgroups.
+"""Building the allocation of a pod: resources, isolation levels, limits and quotas.
 
 Isolation levels and quotas: KEP-5526, "ResourceIsolationLevel" and "CPU Quota Management".
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agent.pods.quantity import Quantity
     from sysfs.mask import Mask
 
-#: The resources of which a pod without a limit of its own has one only when all containers do.
+#: Without a pod-level limit, the pod has a limit of these only if every container has.
 _SUMMED: Final = (CPU, MEMORY)
 
 
@@ -48,12 +48,12 @@ class PodResources(Struct, frozen=True):
     pod_memory: tuple[MemoryBlock, ...] = ()
 
 
-def make_allocation(policy: Policy, demand: PodDemand, held: PodResources) -> PodAllocation:
-    """Return the allocation of a pod that holds this and asks for that."""
+def make_allocation(policy: Policy, demand: PodDemand, allocated: PodResources) -> PodAllocation:
+    """Return the allocation of the resources `allocated` to the pod of `demand`."""
     pod, gates = demand.pod, policy.gates
     why = {each.container: each.why for each in explain_eligibility(policy, demand)}
     containers = tuple(
-        _container(policy, demand, each, held, why[each.name]) for each in demand.containers
+        _container(policy, demand, each, allocated, why[each.name]) for each in demand.containers
     )
     limits = _pod_limits(pod, pod_level=gates.pod_level_resources)
     return PodAllocation(
@@ -63,8 +63,8 @@ def make_allocation(policy: Policy, demand: PodDemand, held: PodResources) -> Po
         qos=demand.qos,
         spec_digest=spec_digest(pod),
         containers=containers,
-        cpus=held.pod_cpus,
-        memory=held.pod_memory,
+        cpus=allocated.pod_cpus,
+        memory=allocated.pod_memory,
         cpu=CpuLimits(
             request_millis=demand.requests.get(CPU),
             limit_millis=limits[CPU].milli_value if CPU in limits else None,
@@ -76,20 +76,24 @@ def make_allocation(policy: Policy, demand: PodDemand, held: PodResources) -> Po
 
 
 def _container(
-    policy: Policy, demand: PodDemand, container: ContainerDemand, held: PodResources, why: str
+    policy: Policy,
+    demand: PodDemand,
+    container: ContainerDemand,
+    allocated: PodResources,
+    why: str,
 ) -> ContainerAllocation:
     name = container.name
-    isolation = _isolation(demand, container, held.cpus.get(name))
+    isolation = _isolation(demand, container, allocated.cpus.get(name))
     resources = container.container.resources
     lifted = policy.gates.disable_cpu_quota_with_exclusive_cpus
     return ContainerAllocation(
         name=name,
         kind=container.kind,
         isolation=isolation,
-        cpus=held.cpus.get(name),
-        memory=held.memory.get(name, ()),
-        devices=MappingProxyType(dict(held.devices.get(name, {}))),
-        hint=held.hints.get(name, NO_AFFINITY),
+        cpus=allocated.cpus.get(name),
+        memory=allocated.memory.get(name, ()),
+        devices=MappingProxyType(dict(allocated.devices.get(name, {}))),
+        hint=allocated.hints.get(name, NO_AFFINITY),
         cpu=_cpu_limits(resources.requests, resources.limits),
         quota_disabled=isolation is Isolation.CONTAINER and lifted,
         limits=_memory_limits(resources.limits),
@@ -98,7 +102,7 @@ def _container(
 
 
 def _isolation(demand: PodDemand, container: ContainerDemand, cpus: Mask | None) -> Isolation:
-    """Tell with whom a container shares its CPUs (KEP-5526, ResourceIsolationLevel)."""
+    """Return which containers share the CPUs of a container (KEP-5526, ResourceIsolationLevel)."""
     if cpus is None:
         return Isolation.HOST
     if demand.pod_level and not container.cpus:
@@ -109,9 +113,9 @@ def _isolation(demand: PodDemand, container: ContainerDemand, cpus: Mask | None)
 def _pod_quota_disabled(
     policy: Policy, demand: PodDemand, containers: tuple[ContainerAllocation, ...]
 ) -> bool:
-    """Return whether the kubelet lifts the pod's quota.
+    """Return whether the kubelet removes the pod's CPU quota.
 
-    It does when any container is exclusive, with pod-level resources only when all are.
+    It does so if any container has exclusive CPUs; with pod-level resources only if all have.
     """
     exclusive = [allocation.isolation is Isolation.CONTAINER for allocation in containers]
     lifted = all(exclusive) if demand.pod_level else any(exclusive)
@@ -121,8 +125,8 @@ def _pod_quota_disabled(
 def _pod_limits(pod: Pod, *, pod_level: bool) -> dict[str, Quantity]:
     """Return the limits of the pod's own cgroup (kubelet, ResourceConfigForPod).
 
-    Of cpu and memory the limit stated for the pod, else the sum over its containers, and none as
-    soon as one of them has no limit: that one may use what the node has.
+    For cpu and memory: the pod-level limit, else the sum over its containers. If any container has
+    no limit, the pod has none.
     """
     limits = pod_limits(pod, pod_level_resources=pod_level)
     stated = pod.resources.limits if pod_level and pod.resources is not None else {}
@@ -135,12 +139,12 @@ def _pod_limits(pod: Pod, *, pod_level: bool) -> dict[str, Quantity]:
 
 
 def _hugepages(requests: Mapping[str, int]) -> dict[str, int]:
-    """Return how much of each page size a pod may have: what it requests (HugePageLimits)."""
+    """Return the limit of each huge page size, which equals the request (HugePageLimits)."""
     return {name: size for name, size in requests.items() if name.startswith(HUGEPAGES_PREFIX)}
 
 
 def _memory_limits(limits: Mapping[str, Quantity]) -> Mapping[str, int]:
-    """Return the bytes by memory type; a limit of zero bytes of memory is none."""
+    """Return the bytes by memory type; a limit of zero bytes means no limit."""
     sizes = {name: size.value for name, size in limits.items() if is_memory_type(name)}
     if not sizes.get(MEMORY):
         sizes.pop(MEMORY, None)

@@ -1,4 +1,4 @@
-"""Bindings: which cgroup an operator said a container runs in."""
+"""Bindings: the cgroups of containers as an operator named them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Binding(Struct, frozen=True, order=True):
 class Bindings(Struct, frozen=True):
     """All explicit bindings: at most one per container and one per cgroup, in a stable order.
 
-    `released` are cgroups, sorted, that were bound to a container which was then bound to another
-    one. They have the sets of that container until something else is written there, so they are
-    remembered until that was done and what runs in them has ended.
+    `released` are cgroups, sorted, whose container was later bound to another cgroup. They keep the
+    cpuset of the container until another one is written, so they stay listed until then and until
+    their processes have ended.
     """
 
     entries: tuple[Binding, ...] = ()
@@ -39,9 +39,9 @@ class Bindings(Struct, frozen=True):
         return len(self.entries)
 
     def with_binding(self, new: Binding) -> Bindings:
-        """Return the bindings with `new`; it replaces one of the same container or cgroup.
+        """Return the bindings with `new`, which replaces those of the same container or cgroup.
 
-        The cgroup that the container had before is released, and `new.cgroup` is no longer.
+        The previous cgroup of the container becomes released; `new.cgroup` is no longer released.
         """
         kept = (old for old in self.entries if not _collide(old, new))
         lost = (old.cgroup for old in self.entries if _collide(old, new))
@@ -54,15 +54,15 @@ class Bindings(Struct, frozen=True):
         return next((b for b in self.entries if (b.pod_uid, b.container) == named), None)
 
     def without_binding(self, old: Binding) -> Bindings:
-        """Return the bindings without one of them, whose cgroup is released."""
+        """Return the bindings without `old`, whose cgroup becomes released."""
         kept = tuple(entry for entry in self.entries if entry != old)
         return Bindings(kept, tuple(sorted({*self.released, old.cgroup})))
 
     def of_containers(self, pod_uid: str, names: Container[str]) -> Bindings:
-        """Return the bindings as they are once the containers of a pod are those of `names`.
+        """Return the bindings without containers of the pod that are not in `names`.
 
-        A pod that was recovered has containers by the names of their cgroups until it is admitted.
-        The cgroups of others are released.
+        A recovered pod has containers named after their cgroups until it is admitted. The cgroups
+        of the removed bindings become released.
         """
         stale = {b for b in self.entries if b.pod_uid == pod_uid and b.container not in names}
         if not stale:
@@ -73,16 +73,15 @@ class Bindings(Struct, frozen=True):
     def without(self, ended: Container[str], living: Container[str]) -> Bindings:
         """Return the bindings without the cgroups `ended`.
 
-        A binding of a pod (uid) that is `living` stays: its container may start again.
+        Bindings of pods (uids) in `living` stay: their containers may start again.
         """
         kept = (b for b in self.entries if b.pod_uid in living or b.cgroup not in ended)
         return Bindings(tuple(kept), tuple(path for path in self.released if path not in ended))
 
     def given_up(self, living: Container[str]) -> tuple[str, ...]:
-        """Return the cgroups, sorted, that have no container any more.
+        """Return the cgroups, sorted, that no longer have a container.
 
-        These are the released ones, and those bound to containers of pods (uids) that are not
-        `living`.
+        These are the released cgroups and those bound to pods (uids) that are not in `living`.
         """
         gone = (entry.cgroup for entry in self.entries if entry.pod_uid not in living)
         return tuple(sorted({*self.released, *gone}))

@@ -1,4 +1,4 @@
-"""What a pod demands of the managers, worked out once before the first one is asked."""
+"""The demand of a pod, computed once before the first resource manager is called."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from agent.pods.quantity import Quantity
 
 
-#: Why a container of a pod with a budget has nothing exclusive, neither CPUs nor memory.
+#: Why a container of a pod with a budget has neither exclusive CPUs nor exclusive memory.
 NOT_GUARANTEED: Final = "its requests do not equal its limits for both cpu and memory"
 
 
 class ContainerDemand(Struct, frozen=True):
-    """What one container demands: whole CPUs of its own, bytes by memory type, devices.
+    """The demand of one container: exclusive CPUs, bytes by memory type, devices.
 
-    `cpus` 0 means that it shares CPUs, an empty `memory` that its memory is not pinned.
+    `cpus` 0: the container shares CPUs. `memory` empty: its memory is not pinned.
     `guaranteed` is whether requests equal limits for cpu and memory (KEP-5526).
     """
 
@@ -58,18 +58,18 @@ class ContainerDemand(Struct, frozen=True):
 
     @property
     def is_standard_init(self) -> bool:
-        """Whether it ends before the next container starts, so that its resources are reused."""
+        """Whether the container ends before the next one starts and its resources are reused."""
         return self.container.kind is ContainerKind.INIT
 
 
 class PodDemand(Struct, frozen=True):
-    """What one pod demands, and by which rules it is served.
+    """The demand of one pod.
 
-    `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: it has pod-level
+    `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: the pod has pod-level
     resources but the gates are off, so it is admitted without alignment or exclusive resources.
-    `cpus`, `memory` and `devices` are the pod's totals, its budget where it is pod-level.
-    `requests` is what counts against the node: effective requests by resource, with overhead, `cpu`
-    in millicores and all others in whole units.
+    `cpus`, `memory` and `devices` are the pod's totals, its budget if `pod_level`. `requests`
+    counts against the node's allocatable: effective requests by resource, with overhead, `cpu` in
+    millicores and all others in whole units.
     `containers` are in the order of admission: init containers first.
     """
 
@@ -98,7 +98,7 @@ class PodDemand(Struct, frozen=True):
 
 
 def demand_of(policy: Policy, pod: Pod) -> PodDemand:
-    """Work out what a pod demands under a policy; no total is above 2^63-1."""
+    """Return the demand of a pod under a policy; no total is above 2^63-1."""
     managed = policy.pod_level_managers
     qos = qos_class(pod, pod_level_resources=policy.gates.pod_level_resources)
     has_budget = has_pod_level_resources(pod)
@@ -129,10 +129,10 @@ class DemandUnder(Struct, frozen=True):
 
 
 def explain_eligibility(policy: Policy, demand: PodDemand) -> tuple[Eligibility, ...]:
-    """Say of every container whether it may hold exclusive resources, and why.
+    """Return for every container whether it may have exclusive resources, and why.
 
-    `why` speaks of CPUs. In pod scope a pod-level budget that the managers do not divide (for CPUs:
-    one that is no whole number) leaves its containers nothing of their own (KEP-5526).
+    `why` is about CPUs. In pod scope, the containers of a pod-level budget that the managers do not
+    divide (for CPUs: not a whole number) get no exclusive resources (KEP-5526).
     """
     from_budget = demand.pod_level and policy.topology.is_pod_scope
     cpus = _gives_cpus(policy, demand) and not (from_budget and not demand.cpus)
@@ -180,7 +180,7 @@ def _node_requests(policy: Policy, pod: Pod) -> dict[str, int]:
 
 
 def _pod_devices(pod: Pod, inventory: Collection[str]) -> dict[str, int]:
-    """Return the most devices that the containers of a pod have at one time."""
+    """Return the most devices that the containers of a pod have at any one time."""
     if not inventory:
         return {}
 
@@ -192,12 +192,12 @@ def _pod_devices(pod: Pod, inventory: Collection[str]) -> dict[str, int]:
 
 
 def _device_requests(limits: Mapping[str, Quantity], inventory: Iterable[str]) -> dict[str, int]:
-    """Return how many devices are asked for; of extended resources requests equal limits."""
+    """Return the number of devices by resource; for these, requests equal limits."""
     return {name: limits[name].value for name in inventory if name in limits}
 
 
 def _pod_memory(pod: Pod, *, pod_level: bool, managed: bool) -> dict[str, int]:
-    """Return the pod's memory; a budget of zero bytes is no budget, a request of zero is one."""
+    """Return the pod's memory; a budget of zero bytes counts as absent, a request does not."""
     amounts = pod_memory_requests(pod, pod_level_managers=managed)
     return {
         name: min(size, MAX_INT64) for name, size in amounts.items() if size > 0 or not pod_level
@@ -219,7 +219,7 @@ def _why(policy: Policy, demand: PodDemand, container: ContainerDemand) -> str:
 
 
 def _why_none(policy: Policy, demand: PodDemand) -> str | None:
-    """Say why no container of the pod may hold exclusive CPUs, None when some may."""
+    """Return why no container of the pod may have exclusive CPUs, None when some may."""
     if policy.cpu.policy is not CpuManagerPolicy.STATIC:
         return f"cpuManagerPolicy is {policy.cpu.policy}; exclusive CPUs need static"
     if demand.unmanaged:

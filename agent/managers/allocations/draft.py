@@ -1,8 +1,8 @@
-"""An admission in the making: what the pod under admission has been given so far.
+"""The draft of an admission: what has been allocated to the pod so far.
 
 A draft is the one mutable value of the decision core. It lives inside a single call of `admit`,
-starts from an immutable ledger and ends as an allocation and a new ledger, or is dropped: a
-rejected pod leaves nothing behind.
+starts from an immutable ledger and ends as an allocation and a new ledger, or is dropped, so that
+a rejected pod changes nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Draft(Struct):
-    """The free resources left to the pod under admission, and what its containers got.
+    """The free resources for the pod under admission, and the allocations of its containers.
 
-    `reusable_cpus` are held by standard init containers of this pod and may be given to a later
-    container of it. `cpus`, `memory` and `devices` are by container name.
+    `reusable_cpus` are allocated to standard init containers of this pod and may be allocated to a
+    later container of the pod. `cpus`, `memory` and `devices` are by container name.
     """
 
     rules: EffectivePolicy
@@ -51,7 +51,7 @@ class Draft(Struct):
 
     @classmethod
     def start(cls, rules: EffectivePolicy, ledger: Ledger, demand: PodDemand) -> Draft:
-        """Return the draft of a pod that holds nothing yet."""
+        """Return the draft of a pod without any allocation yet."""
         return cls(
             rules=rules,
             ledger=ledger,
@@ -61,7 +61,7 @@ class Draft(Struct):
         )
 
     def work(self) -> SearchBudget:
-        """Return the budget of one choice among sets of nodes."""
+        """Return the work budget of one choice among sets of nodes."""
         self.works.append(SearchBudget())
         return self.works[-1]
 
@@ -70,6 +70,6 @@ class Draft(Struct):
         return self.hints.get(container, NO_AFFINITY)
 
     def count(self, name: str, *labels: str, by: int = 1) -> None:
-        """Add to one of the counters that this admission will have incremented."""
+        """Add to a counter of this admission."""
         key = (name, labels)
         self.counters[key] = self.counters.get(key, 0) + by

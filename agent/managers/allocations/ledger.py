@@ -1,4 +1,4 @@
-"""The ledger: who holds what. It is the whole state of the agent."""
+"""The ledger: all allocations of a host, which are the whole state of the agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_IDS: Final[frozenset[str]] = frozenset()
 
 
 class Isolation(StrEnum):
-    """With whom a container shares its CPUs (KEP-5526, ResourceIsolationLevel)."""
+    """Which containers share the CPUs of a container (KEP-5526, ResourceIsolationLevel)."""
 
     HOST = "host"
     POD = "pod"
@@ -48,13 +48,14 @@ class CpuLimits(Struct, frozen=True):
 
 
 class ContainerAllocation(Struct, frozen=True):
-    """What one container holds.
+    """The allocation of one container.
 
-    `cpus` None: no CPUs of its own, it runs in the node's shared pool. With isolation POD they
-    are the pod shared pool (or, for a standard init container, the budget it may burst over).
-    `memory` empty: its memory is not pinned, or, of a standard init container, it went back because
-    a later container started. `limits` are the stated limits in bytes by memory type. `why` says
-    why its CPUs are exclusive or not, "" where no specification is known.
+    `cpus` None: the container runs in the node's shared pool. With isolation POD, `cpus` is the pod
+    shared pool (or, for a standard init container, the part of the budget that it may use).
+    `memory` empty: the memory is not pinned, or the container is a standard init container whose
+    memory was released when a later container started. `limits` are the specified limits in bytes
+    by memory type. `why` is the reason why its CPUs are exclusive or not, "" without a known
+    specification.
     """
 
     name: str
@@ -71,7 +72,7 @@ class ContainerAllocation(Struct, frozen=True):
 
     @property
     def mems(self) -> Mask:
-        """The NUMA nodes that its memory is pinned to; empty when it is not pinned."""
+        """The NUMA nodes that the memory is pinned to; empty when it is not pinned."""
         bits = 0
         for block in self.memory:
             bits |= block.nodes.bits
@@ -79,14 +80,14 @@ class ContainerAllocation(Struct, frozen=True):
 
 
 class PodAllocation(Struct, frozen=True, dict=True):
-    """What one pod holds.
+    """The allocation of one pod.
 
     `cpus` and `memory` are the pod-level budget (the NUMA-aligned "bubble" of pod scope); None and
-    empty where the pod has none. `spec_digest` identifies the request that was decided, so that
-    asking again gives the same allocation. `requests` is what the pod effectively requests by
-    resource (KEP-753, KEP-2837, overhead included): `cpu` in millicores, all others in whole units.
-    `limits` are the limits of the pod's own cgroup in bytes by memory type. `recovered`: no more is
-    known than its cgroups show, and no specification has completed it yet.
+    empty without a budget. `spec_digest` identifies the decided specification, so that admitting it
+    again returns the same allocation. `requests` are the effective requests by resource (KEP-753,
+    KEP-2837, overhead included): `cpu` in millicores, all others in whole units. `limits` are the
+    limits of the pod's own cgroup in bytes by memory type. `recovered`: taken from the pod's
+    cgroups, and not yet matched with a specification.
     """
 
     uid: str
@@ -105,7 +106,7 @@ class PodAllocation(Struct, frozen=True, dict=True):
 
     @cached_property
     def exclusive_cpus(self) -> Mask:
-        """All CPUs that are out of the node's shared pool because of this pod."""
+        """All CPUs that this pod takes out of the node's shared pool."""
         bits = self.cpus.bits if self.cpus is not None else 0
         for container in self.containers:
             if container.cpus is not None:
@@ -114,23 +115,23 @@ class PodAllocation(Struct, frozen=True, dict=True):
 
     @cached_property
     def node_requests(self) -> Mapping[str, int]:
-        """What the pod counts for against the node's allocatable, in the units of `requests`.
+        """The pod's share of the node's allocatable, in the units of `requests`.
 
-        Of a pod whose specification is not known (imported, recovered, saved by an older version)
-        that is what it holds: it must have requested at least as much.
+        For a pod whose specification is unknown (imported, recovered, saved by an older version)
+        this is what is allocated: the pod must have requested at least as much.
         """
-        return self.requests or self._held_amounts()
+        return self.requests or self._allocated_amounts()
 
-    def _held_amounts(self) -> Mapping[str, int]:
+    def _allocated_amounts(self) -> Mapping[str, int]:
         amounts = {CPU: 1000 * len(self.exclusive_cpus)}
         containers = (block for container in self.containers for block in container.memory)
         for block in self.memory or containers:
             amounts[block.type] = amounts.get(block.type, 0) + block.size
-        for resource, _ in {(resource, device) for _, resource, device in self.held_devices()}:
+        for resource, _ in {(resource, device) for _, resource, device in self.allocated_devices()}:
             amounts[resource] = amounts.get(resource, 0) + 1
         return MappingProxyType({name: amount for name, amount in amounts.items() if amount})
 
-    def held_devices(self) -> Iterator[tuple[str, str, str]]:
+    def allocated_devices(self) -> Iterator[tuple[str, str, str]]:
         """Yield container, resource and id of every device."""
         for container in self.containers:
             for resource, ids in sorted(container.devices.items()):
@@ -155,14 +156,14 @@ class NodeMemory(Struct, frozen=True):
 
 
 class Ledger(Struct, frozen=True):
-    """Every allocation, in the order of admission, and what follows from them.
+    """Every allocation, in the order of admission, and values derived from them.
 
     `exclusive_cpus` and `devices` are always the union over `allocations`, `requests` is the sum of
-    `PodAllocation.node_requests` (`total_requests`). `held_again` says of a CPU or device how many
-    pods hold it beside the first: no decision gives anything twice, but a checkpoint or an import
-    may hold it twice. `memory` is the charge by node: over a group of nodes it is the sum of the
-    blocks, and how a group's charge is spread over its members depends on the order of releases
-    (the kubelet's rule), so it is kept, not derived.
+    `PodAllocation.node_requests` (`total_requests`). `surplus_users` counts, for a CPU or device
+    that several pods have, the pods after the first: no decision allocates a resource twice, but a
+    checkpoint or an import may. `memory` is the charge by node: over a NUMA group it is the sum of
+    the blocks, and how the charge is spread over its members depends on the order of releases (the
+    kubelet's rule), so it is stored, not derived.
     """
 
     allocations: Mapping[str, PodAllocation] = MappingProxyType({})
@@ -170,7 +171,7 @@ class Ledger(Struct, frozen=True):
     memory: Mapping[int, NodeMemory] = MappingProxyType({})
     devices: Mapping[str, frozenset[str]] = MappingProxyType({})
     requests: Mapping[str, int] = MappingProxyType({})
-    held_again: Mapping[tuple[str, str], int] = MappingProxyType({})
+    surplus_users: Mapping[tuple[str, str], int] = MappingProxyType({})
 
     @classmethod
     def of(cls, allocations: Iterable[PodAllocation], memory: Mapping[int, NodeMemory]) -> Ledger:
@@ -178,30 +179,30 @@ class Ledger(Struct, frozen=True):
         by_uid = MappingProxyType({allocation.uid: allocation for allocation in allocations})
         ledger = cls(by_uid, memory=memory, requests=total_requests(by_uid.values()))
         for allocation in by_uid.values():
-            ledger = _with_holdings(ledger, allocation)
+            ledger = _with_resources(ledger, allocation)
         return ledger
 
     def with_allocation(self, allocation: PodAllocation) -> Ledger:
-        """Return this ledger with one more allocation, or with another one in the pod's place.
+        """Return this ledger with an allocation added, or replaced if the pod has one.
 
-        The charge of memory stays as it is.
+        The memory charge is unchanged.
         """
         former = self.allocations.get(allocation.uid)
-        rest = self if former is None else _without_holdings(self, former)
+        rest = self if former is None else _without_resources(self, former)
         return replace(
-            _with_holdings(rest, allocation),
+            _with_resources(rest, allocation),
             allocations=SharedMap.of(self.allocations).with_entry(allocation.uid, allocation),
             requests=self.requests_after(removed=former, added=allocation),
         )
 
     def without_allocation(self, uid: str) -> Ledger:
-        """Return this ledger without a pod; raises `KeyError` when there is none of that uid.
+        """Return this ledger without a pod; raises `KeyError` for an unknown uid.
 
-        What another pod holds as well stays with that pod, and the charge of memory as it is.
+        Resources that another pod has as well stay with that pod. The memory charge is unchanged.
         """
         allocation = self.allocations[uid]
         return replace(
-            _without_holdings(self, allocation),
+            _without_resources(self, allocation),
             allocations=SharedMap.of(self.allocations).without(uid),
             requests=self.requests_after(removed=allocation),
         )
@@ -213,9 +214,9 @@ class Ledger(Struct, frozen=True):
     def requests_after(
         self, *, added: PodAllocation | None = None, removed: PodAllocation | None = None
     ) -> Mapping[str, int]:
-        """Return `requests` once an allocation came, went or took another's place.
+        """Return `requests` after an allocation is added, removed or replaced.
 
-        It costs the same however many allocations there are.
+        The cost does not depend on the number of allocations.
         """
         sums = dict(self.requests)
         for allocation, sign in ((removed, -1), (added, 1)):
@@ -224,30 +225,30 @@ class Ledger(Struct, frozen=True):
         return MappingProxyType({name: amount for name, amount in sums.items() if amount > 0})
 
 
-def _with_holdings(ledger: Ledger, allocation: PodAllocation) -> Ledger:
-    """Return a ledger with what an allocation holds, whether it is among `allocations` or not."""
+def _with_resources(ledger: Ledger, allocation: PodAllocation) -> Ledger:
+    """Return a ledger with the CPUs and devices of an allocation; `allocations` is unchanged."""
     cpus, devices = allocation.exclusive_cpus, _devices_of(allocation)
     if not cpus and not devices:
         return ledger
     both = {name: ids & ledger.devices.get(name, _NO_IDS) for name, ids in devices.items()}
-    again = dict(ledger.held_again)
+    again = dict(ledger.surplus_users)
     for key in _keys(cpus & ledger.exclusive_cpus, both):
         again[key] = again.get(key, 0) + 1
-    held = {name: ids | ledger.devices.get(name, _NO_IDS) for name, ids in devices.items()}
+    joined = {name: ids | ledger.devices.get(name, _NO_IDS) for name, ids in devices.items()}
     return replace(
         ledger,
         exclusive_cpus=ledger.exclusive_cpus | cpus,
-        devices=MappingProxyType({**ledger.devices, **held}) if held else ledger.devices,
-        held_again=MappingProxyType(again) if again else ledger.held_again,
+        devices=MappingProxyType({**ledger.devices, **joined}) if joined else ledger.devices,
+        surplus_users=MappingProxyType(again) if again else ledger.surplus_users,
     )
 
 
-def _without_holdings(ledger: Ledger, allocation: PodAllocation) -> Ledger:
-    """Return a ledger without what an allocation alone holds, be it in `allocations` or not."""
+def _without_resources(ledger: Ledger, allocation: PodAllocation) -> Ledger:
+    """Return a ledger without the CPUs and devices that only this allocation has."""
     cpus, devices = allocation.exclusive_cpus, _devices_of(allocation)
     if not cpus and not devices:
         return ledger
-    again = dict(ledger.held_again)
+    again = dict(ledger.surplus_users)
     for kind, name in [key for key in _keys(cpus, devices) if key in again] if again else ():
         again[kind, name] -= 1
         if kind == CPU:
@@ -255,17 +256,17 @@ def _without_holdings(ledger: Ledger, allocation: PodAllocation) -> Ledger:
         else:
             devices[kind] -= {name}
     left = {name: ledger.devices.get(name, _NO_IDS) - ids for name, ids in devices.items()}
-    held = {name: ids for name, ids in {**ledger.devices, **left}.items() if ids}
+    remaining = {name: ids for name, ids in {**ledger.devices, **left}.items() if ids}
     return replace(
         ledger,
         exclusive_cpus=ledger.exclusive_cpus - cpus,
-        devices=MappingProxyType(held) if devices else ledger.devices,
-        held_again=MappingProxyType({key: number for key, number in again.items() if number}),
+        devices=MappingProxyType(remaining) if devices else ledger.devices,
+        surplus_users=MappingProxyType({key: number for key, number in again.items() if number}),
     )
 
 
 def _devices_of(allocation: PodAllocation) -> dict[str, frozenset[str]]:
-    """Return the ids of a pod's devices by resource; containers may use one in turns."""
+    """Return the ids of a pod's devices by resource; containers may use a device in turn."""
     devices: dict[str, frozenset[str]] = {}
     for container in allocation.containers:
         for resource, ids in container.devices.items():
@@ -275,7 +276,7 @@ def _devices_of(allocation: PodAllocation) -> dict[str, frozenset[str]]:
 
 
 def _keys(cpus: Mask, devices: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
-    """Yield each CPU and device as in `Ledger.held_again`."""
+    """Yield each CPU and device as in `Ledger.surplus_users`."""
     yield from ((CPU, str(cpu)) for cpu in cpus)
     yield from ((resource, device) for resource, ids in devices.items() for device in ids)
 

@@ -1,4 +1,4 @@
-"""An immutable mapping of which thousands of versions share what they have in common."""
+"""An immutable mapping whose versions share their common entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
-#: Changes that a version carries before they become a part of what is shared.
+#: The most changes of a version before a new base is built.
 _MOST_CHANGES: Final = 64
 _ABSENT: Final = object()
 
@@ -20,8 +20,8 @@ _ABSENT: Final = object()
 class SharedMap(Mapping[_Key, _Value], Generic[_Key, _Value]):
     """A mapping in the order of insertion, as a `dict` has it; a change makes a new version.
 
-    A version is a base, which many versions share, and its few changes. So a change copies at most
-    as many entries as changes are kept; once in as many changes a new base is made.
+    A version is a base, shared by many versions, and a few changes. So a new version copies at most
+    `_MOST_CHANGES` entries; after that many changes a new base is built.
     """
 
     __slots__ = ("_base", "_changes", "_removed")
@@ -38,11 +38,11 @@ class SharedMap(Mapping[_Key, _Value], Generic[_Key, _Value]):
 
     @classmethod
     def of(cls, entries: Mapping[_Key, _Value]) -> Self:
-        """Return a version with these entries; the mapping given must not change any more."""
+        """Return a version with these entries; `entries` must no longer change."""
         return entries if isinstance(entries, cls) else cls(entries)
 
     def with_entry(self, key: _Key, value: _Value) -> Self:
-        """Return the version with one more entry, or with another value in an entry's place."""
+        """Return the version with an entry added, or its value replaced."""
         if key in self._removed or len(self._changes) >= _MOST_CHANGES:
             merged = self._merged(self._removed)
             merged[key] = value
@@ -50,7 +50,7 @@ class SharedMap(Mapping[_Key, _Value], Generic[_Key, _Value]):
         return type(self)(self._base, {**self._changes, key: value}, self._removed)
 
     def without(self, key: _Key) -> Self:
-        """Return the version without an entry; raises `KeyError` when there is none."""
+        """Return the version without an entry; raises `KeyError` when it is missing."""
         if key not in self:
             raise KeyError(key)
         removed = self._removed | {key} if key in self._base else self._removed
@@ -63,7 +63,7 @@ class SharedMap(Mapping[_Key, _Value], Generic[_Key, _Value]):
         return type(self)(self._base, changes, removed)
 
     def _merged(self, removed: frozenset[_Key]) -> dict[_Key, _Value]:
-        """Return base and changes as one, in order; a copy without a step for each entry."""
+        """Return base and changes merged, in order; a copy without a Python step for each entry."""
         merged = {**self._base, **self._changes}
         for key in removed:
             merged.pop(key, None)
@@ -95,10 +95,10 @@ class SharedMap(Mapping[_Key, _Value], Generic[_Key, _Value]):
 
 
 def differences(old: Mapping[_Key, _Value], new: Mapping[_Key, _Value]) -> list[_Key]:
-    """Return the keys whose values are not the very same in both, or that are in one only.
+    """Return the keys whose values are not identical in both, or that are in one only.
 
-    First in the order of `new`, then of `old`. Of two versions of a `SharedMap` with the same base
-    only their changes are gone through.
+    In the order of `new`, then of `old`. For two versions of a `SharedMap` with the same base, only
+    their changes are compared.
     """
     if old is new:
         return []

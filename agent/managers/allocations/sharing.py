@@ -1,11 +1,10 @@
-"""With whom a container shares its CPUs, said only as far as it is true.
+"""Which containers share the CPUs of a container.
 
 The isolation level (`Isolation`, KEP-5526, ResourceIsolationLevel) names the pool that a
-container's CPUs come from. It does not tell whether anybody else runs on them. A standard init
-container with exclusive CPUs takes them from the budget less the exclusive sidecars so far, and a
-sidecar without CPUs of its own runs in the final pod shared pool from its start (KEP-5526, in
-contradiction to its glossary, by which an exclusive slice isolates). So these two may meet on the
-same CPUs.
+container's CPUs come from, not whether other containers run on them. A standard init container with
+exclusive CPUs takes them from the budget less the exclusive sidecars so far, and a sidecar without
+exclusive CPUs runs in the final pod shared pool from its start (KEP-5526, in contradiction to its
+glossary, by which an exclusive slice isolates). So these two may run on the same CPUs.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
 
-#: How many of the containers that use the same CPUs are named.
+#: The most containers with the same CPUs that are named.
 NAMED: Final = 8
 
 
 class Sharing(StrEnum):
-    """With whom a container shares the CPUs on which it may run.
+    """Which containers share the CPUs on which a container may run.
 
     `NODE`: the node's shared pool. `POD`: the pod's shared pool. `BUDGET`: a standard init
-    container on what the pod's budget leaves beside its sidecars so far, until others start.
-    `OWN`: no other container of the pod may use any of them while this one runs. `OVERLAPPING`:
-    given to it alone, and yet others may use some at the same time. `UNKNOWN`: no specification
-    says so yet.
+    container on the pod's budget less its exclusive sidecars so far. `OWN`: no other container of
+    the pod may use any of the CPUs while this container runs. `OVERLAPPING`: allocated exclusively,
+    but other containers may use some of the CPUs at the same time. `UNKNOWN`: the allocation has no
+    specification yet.
     """
 
     NODE = "node"
@@ -50,8 +49,8 @@ class Sharing(StrEnum):
 class Share(Struct, frozen=True):
     """How one container shares its CPUs.
 
-    `cpus` are those that others may use at the same time, `others` the first `NAMED` of them;
-    both are empty unless `sharing` is `OVERLAPPING`.
+    `cpus` are the CPUs that other containers may use at the same time, `others` the first `NAMED`
+    of these containers; both are empty unless `sharing` is `OVERLAPPING`.
     """
 
     sharing: Sharing
@@ -60,10 +59,10 @@ class Share(Struct, frozen=True):
 
 
 def is_specified(allocation: PodAllocation) -> bool:
-    """Return whether a specification has said of what kind the containers are.
+    """Return whether the kinds of the containers are known from a specification.
 
-    An imported or recovered pod has none until it is asked for; one that was imported together
-    with its manifest has no digest yet, but reasons.
+    An imported or recovered pod has no specification until it is admitted; a pod imported together
+    with its manifest has no digest yet, but reasons (`why`).
     """
     return bool(allocation.spec_digest) or any(container.why for container in allocation.containers)
 
@@ -78,7 +77,7 @@ def shares(allocation: PodAllocation) -> tuple[Share, ...]:
 
 
 def run_together(containers: Sequence[ContainerAllocation], one: int, other: int) -> bool:
-    """Return whether two containers, by their places in the order of start, ever run together.
+    """Return whether two containers, by their positions in the order of start, may run together.
 
     A standard init container ends before the next container starts; all others run on.
     """
@@ -96,10 +95,10 @@ def _specified(allocation: PodAllocation) -> Iterator[Share]:
 
 
 def _unspecified(allocation: PodAllocation) -> Iterator[Share]:
-    """Yield what is certain of containers of which neither kind nor order is known.
+    """Yield what is certain about containers whose kind and order are unknown.
 
-    Outside of a budget a container that holds no CPUs runs in the node's shared pool, so CPUs that
-    no other container holds are one's own.
+    Without a budget, a container that has no CPUs runs in the node's shared pool, so CPUs that only
+    one container has are its own.
     """
     twice = _twice(allocation.containers)
     for container in allocation.containers:
@@ -109,7 +108,7 @@ def _unspecified(allocation: PodAllocation) -> Iterator[Share]:
 
 
 def _pool(container: ContainerAllocation) -> Sharing | None:
-    """Return the pool that a container shares with others, None when its CPUs are its own."""
+    """Return the pool that a container shares, None when its CPUs are exclusive."""
     if container.cpus is None:
         return Sharing.NODE
     if container.isolation is Isolation.CONTAINER:
@@ -118,7 +117,7 @@ def _pool(container: ContainerAllocation) -> Sharing | None:
 
 
 def _met(containers: Sequence[ContainerAllocation]) -> list[int]:
-    """Return, by container, which of its CPUs another one may use at the same time, as bits."""
+    """Return, by container, the CPUs that another container may use at the same time, as bits."""
     twice = _twice(c for c in containers if c.kind is not ContainerKind.INIT)
     met: list[int] = []
     sidecars = 0
@@ -145,7 +144,7 @@ def _others(containers: Sequence[ContainerAllocation], place: int) -> Iterator[s
 
 
 def _twice(containers: Iterable[ContainerAllocation]) -> int:
-    """Return the CPUs that more than one of some containers may use, as bits."""
+    """Return the CPUs that at least two of the containers may use, as bits."""
     used = twice = 0
     for container in containers:
         twice |= used & _bits(container)

@@ -1,7 +1,7 @@
-"""Budget that no container of its pod can use: held for the pod, and idle for its life.
+"""Budget that no container of its pod can use: allocated to the pod, but always idle.
 
-KEP-5526 admits a pod whose exclusive containers ask for less than its budget although no other
-container is there to share the rest. That is no mistake, but it is worth saying.
+KEP-5526 admits a pod whose exclusive containers request less than its budget even if no other
+container could share the rest. That is valid, but reported.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class UnusedBudget(Struct, frozen=True):
 
 
 def unused_budget(allocation: PodAllocation) -> tuple[UnusedBudget, ...]:
-    """Return what of a pod's budget no sidecar and no app can use, by resource; () for none.
+    """Return the part of a pod's budget that no sidecar and no app can use, by resource.
 
-    Standard init containers end, so what only they use counts as unused. Of a pod without a
-    specification it is not known which containers it has, so nothing is said.
+    Standard init containers end, so a part that only they use counts as unused. Empty for a pod
+    without a specification, since its containers are unknown.
     """
     if not is_specified(allocation):
         return ()
@@ -60,19 +60,19 @@ def _unused_cpus(
 def _unused_memory(
     allocation: PodAllocation, lasting: Sequence[ContainerAllocation]
 ) -> Iterator[UnusedBudget]:
-    """Yield the memory types of which the containers hold less than the budget.
+    """Yield the memory types of which the containers have less than the budget.
 
-    Every container that shares holds all that the exclusive ones leave, so with one of these the
-    sum is the budget or more.
+    Every sharing container has all memory that the exclusive containers leave, so with a sharing
+    container the sum is at least the budget.
     """
-    held: dict[str, int] = {}
+    used: dict[str, int] = {}
     for container in lasting:
         for block in container.memory:
-            held[block.type] = held.get(block.type, 0) + block.size
+            used[block.type] = used.get(block.type, 0) + block.size
     budgets: dict[str, int] = {}
     for block in allocation.memory:
         budgets[block.type] = budgets.get(block.type, 0) + block.size
     for resource, budget in sorted(budgets.items()):
-        unused = budget - held.get(resource, 0)
+        unused = budget - used.get(resource, 0)
         if unused > 0:
             yield UnusedBudget(resource, unused, budget)

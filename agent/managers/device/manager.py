@@ -8,7 +8,7 @@ from agent.managers.decision import Reason, Rejection
 from agent.managers.device.assignment import assign_devices, device_hints, reusable_devices_after
 from agent.managers.errors import ManagerError
 from agent.managers.manager import Rejected
-from agent.managers.rejection import FreeRoom, held_devices
+from agent.managers.rejection import FreeRoom, allocated_devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
             draft.rules.machine.node_mask.bits,
             draft.rules.policy.devices[resource],
             count,
-            held_devices(draft, resource),
+            allocated_devices(draft, resource),
             draft.reusable_devices.get(resource, frozenset()),
             draft.work(),
         )
@@ -79,7 +79,7 @@ def _assign(
             draft.rules.policy.devices[resource],
             count,
             hint,
-            held_devices(draft, resource),
+            allocated_devices(draft, resource),
             draft.reusable_devices.get(resource, frozenset()),
         )
     except ManagerError as error:

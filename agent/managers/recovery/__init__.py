@@ -1,1 +1,1 @@
-"""Allocations of pods that run and that no checkpoint knows."""
+"""Allocations of running pods that are not in the checkpoint, recovered from cgroups."""

@@ -1,11 +1,11 @@
-"""Taking over what the kernel shows beside a checkpoint that does not know of it, or beside none.
+"""Recovery of allocations from cgroups when the checkpoint is missing or outdated.
 
-A checkpoint may be lost, or be older than what runs: a backup, a snapshot, a file that was put
-back. A pod that runs and that it does not know keeps what its cgroups show
-(`agent.managers.recovery.from_cgroups`). Where the checkpoint gives the same CPUs to another pod,
-the kernel is right: that pod is taken as its own cgroups show it or, where these show no CPUs that
-are its alone, loses its allocation. Of two pods that both run on the same CPUs neither shows that
-they are its own, so the checkpoint stays right, and that is noted.
+A checkpoint may be lost, or older than the running pods: a backup, a snapshot, a restored file. A
+running pod that is not in the checkpoint keeps the CPUs and memory nodes that its cgroups show
+(`agent.managers.recovery.from_cgroups`). If the checkpoint allocates the same CPUs to another pod,
+the kernel takes precedence: the other pod is recovered from its own cgroups, or loses its
+allocation if these show no exclusive CPUs. If both pods run on the same CPUs, the cgroups of
+neither show an exclusive allocation; the checkpoint then takes precedence, and a note reports it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
 
 class Displaced(Struct, frozen=True):
-    """An allocation of the checkpoint that gave way to what runs.
+    """An allocation of the checkpoint that was displaced by a running pod.
 
-    Pod `uid` was given the CPUs `lost`, on which pod `by` (its uid) runs. `kept` are the CPUs that
-    its own cgroups show, with which it is recovered; empty where it holds nothing any more.
+    The checkpoint allocates CPUs `lost` to pod `uid`, but pod `by` (a uid) runs on them. `kept` are
+    the CPUs that the cgroups of pod `uid` show, with which the pod is recovered; empty if the pod
+    no longer has an allocation.
     """
 
     uid: str
@@ -46,23 +47,23 @@ class Displaced(Struct, frozen=True):
 
     def __str__(self) -> str:
         if self.kept:
-            left = f"its own cgroups show CPUs {self.kept}, which it keeps; admit it to confirm"
+            left = f"recovered with CPUs {self.kept}, as its cgroups show; admit the pod to confirm"
         else:
             left = (
-                "it holds nothing any more, and what runs of it is in the node's shared pool; "
-                "admit it again"
+                "it no longer has an allocation, its processes run in the node's shared pool; "
+                "admit the pod again"
             )
         return (
-            f"pod {self.namespace}/{self.name} (uid {self.uid}) was given CPUs {self.lost} by the "
-            f"checkpoint, but pod {self.by} runs there: {left}"
+            f"the checkpoint allocates CPUs {self.lost} to pod {self.namespace}/{self.name} "
+            f"(uid {self.uid}), but pod {self.by} runs there: {left}"
         )
 
 
 class Recovery(Struct, frozen=True):
-    """A ledger with what the kernel shows.
+    """A ledger with the allocations recovered from cgroups.
 
-    `recovered` are the uids of the pods whose allocations are taken from their cgroups, `displaced`
-    what gave way to them. `notes` says, a line each, what the cgroups show against each other.
+    `recovered` are the uids of the recovered pods, `displaced` the allocations of the checkpoint
+    that were replaced. `notes` has one line for each contradiction between cgroups.
     """
 
     ledger: Ledger
@@ -77,37 +78,37 @@ def recover(
     pods: Iterable[ObservedPod],
     orphaned: Collection[str] = (),
 ) -> Recovery:
-    """Return a checkpoint's ledger (or an empty one) with what pods show that run beside it.
+    """Return a checkpoint's ledger (or an empty ledger) with the running pods that are not in it.
 
-    `orphaned` are uids of pods that are known to be none of the ledger: what they show is no
-    evidence, for they are about to be confined to the shared pool.
+    `orphaned` are uids of pods that are known not to be in the ledger: their cgroups are not
+    evidence of an allocation and are about to be confined to the shared pool.
     """
     if not rules.static_cpus and not rules.static_memory:
         return Recovery(ledger)
-    # Without a checkpoint the pool is not known: a lone pod in it is taken to hold it.
+    # Without a checkpoint the shared pool is unknown: a lone pod in it counts as exclusive.
     pool = shared_cpus(rules, ledger) if ledger.allocations else EMPTY
-    seen = [pod for pod in pods if pod.uid in ledger.allocations or pod.uid not in orphaned]
-    unknown = [pod for pod in seen if pod.uid not in ledger.allocations]
+    observed = [pod for pod in pods if pod.uid in ledger.allocations or pod.uid not in orphaned]
+    unknown = [pod for pod in observed if pod.uid not in ledger.allocations]
     found: dict[str, PodAllocation] = {}
     notes: list[str] = []
     for pod in unknown:
-        others = _others(seen, pod)
+        others = _others(observed, pod)
         allocation = shown_allocation(rules, pod, others, pool)
         if allocation is not None:
             found[pod.uid] = allocation
         notes += contradictions(rules, pod, others)
-        notes += _beside_known(ledger, pod, seen)
-    rest, displaced = _give_way(rules, ledger, found, seen)
+        notes += _beside_known(ledger, pod, observed)
+    rest, displaced = _displace(rules, ledger, found, observed)
     return Recovery(_with(rules, rest, found.values()), tuple(found), displaced, tuple(notes))
 
 
 def _others(pods: Iterable[ObservedPod], pod: ObservedPod) -> tuple[ObservedContainer, ...]:
     """Return all cgroups of the other pods."""
-    return tuple(seen for each in pods if each is not pod for seen in (each.own, *each.containers))
+    return tuple(one for each in pods if each is not pod for one in (each.own, *each.containers))
 
 
 def _beside_known(ledger: Ledger, pod: ObservedPod, pods: Iterable[ObservedPod]) -> Iterator[str]:
-    """Yield which pods of the checkpoint run on CPUs of their own that this pod shows as well."""
+    """Yield the pods of the checkpoint whose exclusive CPUs this pod's cgroups show as well."""
     for other in pods:
         allocation = ledger.allocations.get(other.uid)
         if allocation is None or not allocation.exclusive_cpus:
@@ -115,44 +116,44 @@ def _beside_known(ledger: Ledger, pod: ObservedPod, pods: Iterable[ObservedPod])
         both = allocation.exclusive_cpus & _union(other.containers) & _union(pod.containers)
         if both:
             yield (
-                f"pod {pod.uid} shows CPUs {both}, which the checkpoint gives to pod {other.uid}, "
-                "which runs there too: they stay that pod's"
+                f"cgroups of pod {pod.uid} show CPUs {both}, which the checkpoint allocates to pod "
+                f"{other.uid}; that pod runs there too and keeps them"
             )
 
 
 def _union(cgroups: Iterable[ObservedContainer]) -> Mask:
     union = EMPTY
-    for seen in cgroups:
-        union |= seen.cpus
+    for cgroup in cgroups:
+        union |= cgroup.cpus
     return union
 
 
-def _give_way(
+def _displace(
     rules: EffectivePolicy,
     ledger: Ledger,
     found: dict[str, PodAllocation],
     pods: Sequence[ObservedPod],
 ) -> tuple[Ledger, tuple[Displaced, ...]]:
-    """Take out of a ledger what conflicts with `found`; what is recovered instead is added there.
+    """Remove allocations that conflict with `found`; pods recovered instead are added to `found`.
 
-    A pod that is recovered with other CPUs than the checkpoint's may displace the next one. Each
-    is taken out once, so this ends.
+    A pod recovered with other CPUs than the checkpoint's may displace the next pod. Each pod is
+    removed once, so the loop ends.
     """
     running = {(pod.uid, pod.qos): pod for pod in pods}
     displaced: list[Displaced] = []
     waiting = deque(found.values())
     while waiting:
         one = waiting.popleft()
-        for held in _conflicting(ledger, one):
-            ledger = remove(rules, ledger, held.uid)
-            pod = running.get((held.uid, held.qos))
+        for old in _conflicting(ledger, one):
+            ledger = remove(rules, ledger, old.uid)
+            pod = running.get((old.uid, old.qos))
             shown = None if pod is None else shown_allocation(rules, pod, _others(pods, pod))
             kept = EMPTY if shown is None else shown.exclusive_cpus
             if shown is not None and kept:
-                found[held.uid] = replace(shown, name=held.name, namespace=held.namespace)
-                waiting.append(found[held.uid])
-            lost = held.exclusive_cpus & one.exclusive_cpus
-            displaced.append(Displaced(held.uid, held.name, held.namespace, lost, one.uid, kept))
+                found[old.uid] = replace(shown, name=old.name, namespace=old.namespace)
+                waiting.append(found[old.uid])
+            lost = old.exclusive_cpus & one.exclusive_cpus
+            displaced.append(Displaced(old.uid, old.name, old.namespace, lost, one.uid, kept))
     return ledger, tuple(displaced)
 
 
@@ -160,7 +161,7 @@ def _conflicting(ledger: Ledger, one: PodAllocation) -> tuple[PodAllocation, ...
     if not ledger.exclusive_cpus & one.exclusive_cpus:
         return ()
     return tuple(
-        held for held in ledger.allocations.values() if held.exclusive_cpus & one.exclusive_cpus
+        each for each in ledger.allocations.values() if each.exclusive_cpus & one.exclusive_cpus
     )
 
 

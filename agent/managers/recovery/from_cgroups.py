@@ -1,12 +1,11 @@
-"""What a running pod's cgroups tell of its allocation, and how a specification completes that.
+"""Allocations recovered from the cgroups of running pods, and matched with a specification.
 
-A pod cgroup with processes in it, whose CPUs nobody else shows, is evidence that its pod held them,
-and so are memory nodes that were written into it. It gets an allocation of these without a name:
-nothing is moved or stopped, and nobody else is given them. The first specification of its uid that
-asks for just as much completes the allocation; removing it frees all of it. CPUs that are shared
-with others, reserved or not online are no evidence of an allocation: such pods run on as they do
-and are admitted again. How much memory is held is known where `memory.max` says it. Devices are not
-shown.
+A pod cgroup with processes in it, whose CPUs no other cgroup shows, is evidence that these CPUs
+were allocated to its pod; so are memory nodes written into it. The pod gets an allocation of both
+without a name: no task is moved or stopped, and no other pod gets them. The first specification of
+its uid that asks for as much completes the allocation; removing the pod frees it. CPUs that are
+shared, reserved or not online are not evidence of an allocation: such pods run on unchanged and are
+admitted again. The amount of memory is known if `memory.max` is set. Cgroups do not show devices.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
-#: Where a pod is shown to be from as long as only its cgroup is known; others may be from there.
+#: The namespace shown for a pod of which only the cgroup is known; other pods may have it too.
 RECOVERED_NAMESPACE: Final = "recovered"
 _SEPARATORS: Final = "-_.@"
 _SUFFIXES: Final = (".scope", ".service")
@@ -47,8 +46,8 @@ _SUFFIXES: Final = (".scope", ".service")
 class ObservedContainer(Struct, frozen=True):
     """One cgroup as the kernel shows it: its directory's name, CPUs and memory nodes.
 
-    Empty sets are unset. `in_effect` is False when the kernel makes something else of the CPUs.
-    `memory` is its limit in bytes, 0 without one: a Guaranteed container asks for just that.
+    Empty sets are unset. `in_effect` is False when `cpuset.cpus.effective` differs from the CPUs.
+    `memory` is the limit in bytes, 0 without a limit: the request of a Guaranteed container.
     """
 
     name: str
@@ -59,7 +58,7 @@ class ObservedContainer(Struct, frozen=True):
 
 
 class ObservedPod(Struct, frozen=True):
-    """A pod cgroup in which processes live, with its container cgroups."""
+    """A pod cgroup that has processes, with its container cgroups."""
 
     uid: str
     qos: QosClass
@@ -68,12 +67,12 @@ class ObservedPod(Struct, frozen=True):
 
 
 def is_recovered(allocation: PodAllocation) -> bool:
-    """Return whether an allocation was taken from the kernel and not yet confirmed."""
+    """Return whether an allocation was recovered from cgroups and not yet matched."""
     return allocation.recovered
 
 
 def describe_recovered(allocation: PodAllocation) -> str:
-    """Return what was recovered, and what of it is not known: `CPUs 1,9, memory on nodes 0`."""
+    """Return what was recovered and what is unknown: `CPUs 1,9, memory on nodes 0`."""
     blocks = [block for _, block in charged_blocks(allocation)]
     parts = [f"CPUs {allocation.exclusive_cpus}"] if allocation.exclusive_cpus else []
     if blocks:
@@ -94,11 +93,11 @@ def shown_allocation(
 ) -> PodAllocation | None:
     """Return the allocation without a name that a pod's cgroups show, None when they show none.
 
-    `others` are the cgroups of all other pods, `pool` the node's shared pool as far as it is known
-    from a checkpoint: a cgroup that shows just that has nothing of its own.
+    `others` are the cgroups of all other pods. `pool` is the node's shared pool as known from a
+    checkpoint: a cgroup with exactly these CPUs has no exclusive CPUs.
     """
     if pod.qos is not QosClass.GUARANTEED:
-        return None  # no other holds anything of its own
+        return None  # other classes have no exclusive resources
     containers = tuple(
         _container(
             rules, seen, pod, exclusive=seen.cpus != pool and _is_exclusive(rules, seen, others)
@@ -124,25 +123,27 @@ def shown_allocation(
 def contradictions(
     rules: EffectivePolicy, pod: ObservedPod, others: Sequence[ObservedContainer]
 ) -> Iterator[str]:
-    """Yield what looks like an allocation and contradicts what another pod shows."""
+    """Yield the cgroups that look like an allocation and contradict another pod's cgroups."""
     for seen in pod.containers if pod.qos is QosClass.GUARANTEED and rules.static_cpus else ():
         if not seen.cpus or not seen.cpus <= rules.assignable_cpus:
             continue
         overlapping = [o for o in others if seen.cpus & o.cpus]
         if not seen.in_effect:
-            yield f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, which are not in effect"
+            yield f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, which are not effective"
         elif overlapping and not any(seen.cpus <= other.cpus for other in overlapping):
-            yield f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, some of them another pod's"
+            yield (
+                f"pod {pod.uid}: {seen.name} shows CPUs {seen.cpus}, some of them as another pod"
+            )
 
 
 def _is_exclusive(
     rules: EffectivePolicy, seen: ObservedContainer, others: Iterable[ObservedContainer]
 ) -> bool:
-    """Return whether a set can only be somebody's own.
+    """Return whether a set of CPUs can only be an exclusive allocation.
 
-    The node's shared pool holds the reserved CPUs, or is shown by several pods, or (with
-    `strict-cpu-reservation`, and one single pod in it) cannot be told from an allocation: then it
-    is taken for one, which keeps everybody else away until the pod is admitted or removed.
+    The node's shared pool contains the reserved CPUs, or is shown by several pods, or (with
+    `strict-cpu-reservation` and a single pod in it) is indistinguishable from an allocation: then
+    it counts as exclusive, which keeps other pods away until the pod is admitted or removed.
     """
     if not rules.static_cpus:
         return False
@@ -151,7 +152,7 @@ def _is_exclusive(
 
 
 def _pinned(rules: EffectivePolicy, seen: ObservedContainer) -> tuple[MemoryBlock, ...]:
-    """Return a block on the nodes that are shown, of no size where that is not."""
+    """Return a block on the nodes that the cgroup shows, of size 0 if the cgroup has no limit."""
     nodes = seen.mems & rules.memory.mask
     return (MemoryBlock(MEMORY, seen.memory, nodes),) if rules.static_memory and nodes else ()
 
@@ -170,15 +171,17 @@ def _container(
     )
 
 
-# --- completing a recovered allocation --------------------------------------------------------
+# --- matching a recovered allocation with a specification -------------------------------------
 
 
-def complete(rules: EffectivePolicy, held: PodAllocation, pod: Pod) -> PodAllocation | None:
-    """Return a recovered allocation completed by a specification that asks for just what it holds.
+def match_recovered(
+    rules: EffectivePolicy, recovered: PodAllocation, pod: Pod
+) -> PodAllocation | None:
+    """Return a recovered allocation completed by a specification that requests the same.
 
-    None when the specification asks for nothing of its own: what was recovered was no allocation,
-    and the pod is to be admitted like any other. Raises `NotMatchedError` when it asks for
-    something else than is held.
+    None when the specification requests nothing exclusive: the cgroups did not show an allocation,
+    and the pod has to be admitted like any other. Raises `NotMatchedError` when the specification
+    requests anything else.
     """
     demand = demand_of(rules.policy, pod)
     given = rules.static_cpus and gets_cpus(rules.policy, demand)
@@ -186,62 +189,63 @@ def complete(rules: EffectivePolicy, held: PodAllocation, pod: Pod) -> PodAlloca
     of_pod = demand.pod_level and rules.policy.topology.is_pod_scope
     budget = of_pod and rules.static_cpus and demand.cpus > 0
     if not wanting and not budget:
-        held = _without_cpus(held)
-        if not any(one.memory for one in held.containers) or not _asks_for_memory(rules, demand):
+        recovered = _without_cpus(recovered)
+        has_memory = any(one.memory for one in recovered.containers)
+        if not has_memory or not _asks_for_memory(rules, demand):
             return None
-    _require_shown(held, demand, budget=budget)
-    found = _matched(held, wanting, of_budget=budget)
-    cpus = _cpus(held, demand, wanting, found, budget=budget)
+    _require_shown(recovered, demand, budget=budget)
+    found = _matched(recovered, wanting, of_budget=budget)
+    cpus = _cpus(recovered, demand, wanting, found, budget=budget)
     if of_pod:
-        memory, of_budget = _divided(rules, held, demand)
+        memory, of_budget = _divided(rules, recovered, demand)
     else:
-        memory, of_budget = _memory(rules, held, demand, found), ()
-    held_now = PodResources(
+        memory, of_budget = _memory(rules, recovered, demand, found), ()
+    resources = PodResources(
         cpus=cpus,
         memory=memory,
-        pod_cpus=held.cpus if budget else None,
+        pod_cpus=recovered.cpus if budget else None,
         pod_memory=of_budget,
     )
-    return make_allocation(rules.policy, demand, held_now)
+    return make_allocation(rules.policy, demand, resources)
 
 
-def _require_shown(held: PodAllocation, demand: PodDemand, *, budget: bool) -> None:
-    """Raise `NotMatchedError` for what no cgroup shows: devices, a budget of another size."""
+def _require_shown(recovered: PodAllocation, demand: PodDemand, *, budget: bool) -> None:
+    """Raise `NotMatchedError` for devices, which no cgroup shows, and a budget of another size."""
     if any(container.devices for container in demand.containers):
-        raise NotMatchedError(("it asks for devices, which a cgroup does not show",))
-    if budget and len(held.cpus or EMPTY) != demand.cpus:
-        shown = held.cpus or "none that are its alone"
+        raise NotMatchedError(("it asks for devices, which cgroups do not show",))
+    if budget and len(recovered.cpus or EMPTY) != demand.cpus:
+        shown = recovered.cpus or "no exclusive CPUs"
         raise NotMatchedError(
-            (f"it asks for a budget of {cpus_text(demand.cpus)}, shown are {shown}",)
+            (f"it asks for a budget of {cpus_text(demand.cpus)}, its cgroup shows {shown}",)
         )
 
 
 def _cpus(
-    held: PodAllocation,
+    recovered: PodAllocation,
     demand: PodDemand,
     wanting: Sequence[ContainerDemand],
     found: Mapping[str, ContainerAllocation],
     *,
     budget: bool,
 ) -> dict[str, Mask]:
-    """Return the CPUs by container; raises `NotMatchedError` when more are held than asked."""
+    """Return the CPUs by container; raises `NotMatchedError` when more were recovered."""
     cpus = _with_idle(
-        held, demand, wanting, {name: shown.cpus or EMPTY for name, shown in found.items()}
+        recovered, demand, wanting, {name: shown.cpus or EMPTY for name, shown in found.items()}
     )
-    if budget and held.cpus is not None:
-        cpus |= _pool(held.cpus, demand, cpus)
+    if budget and recovered.cpus is not None:
+        cpus |= _pool(recovered.cpus, demand, cpus)
     taken = EMPTY
     for mask in cpus.values():
         taken |= mask
-    rest = held.exclusive_cpus - taken
+    rest = recovered.exclusive_cpus - taken
     if rest and not budget:
-        raise NotMatchedError((f"it does not ask for CPUs {rest}, which it holds",))
+        raise NotMatchedError((f"it does not ask for CPUs {rest}, which its cgroups show",))
     return cpus
 
 
-def _without_cpus(held: PodAllocation) -> PodAllocation:
-    containers = (replace(one, cpus=None, isolation=Isolation.HOST) for one in held.containers)
-    return replace(held, cpus=None, containers=tuple(containers))
+def _without_cpus(recovered: PodAllocation) -> PodAllocation:
+    containers = (replace(one, cpus=None, isolation=Isolation.HOST) for one in recovered.containers)
+    return replace(recovered, cpus=None, containers=tuple(containers))
 
 
 def _asks_for_memory(rules: EffectivePolicy, demand: PodDemand) -> bool:
@@ -251,42 +255,42 @@ def _asks_for_memory(rules: EffectivePolicy, demand: PodDemand) -> bool:
 
 
 def _divided(
-    rules: EffectivePolicy, held: PodAllocation, demand: PodDemand
+    rules: EffectivePolicy, recovered: PodAllocation, demand: PodDemand
 ) -> tuple[dict[str, tuple[MemoryBlock, ...]], tuple[MemoryBlock, ...]]:
-    """Return what each container has of a budget, which is on the nodes that are shown, and it."""
+    """Return the memory of each container, and the budget, on the nodes that the cgroups show."""
     if not _asks_for_memory(rules, demand):
         return {}, ()
-    nodes = _nodes(held.containers)
+    nodes = _nodes(recovered.containers)
     if not nodes:
-        raise NotMatchedError(("where the memory of its budget is, is not shown",))
+        raise NotMatchedError(("its cgroups show no memory nodes for its budget",))
     parts = divide_memory(nodes, demand)
     return {name: part.blocks for name, part in parts.items()}, _blocks(demand.memory, nodes)
 
 
 def _memory(
     rules: EffectivePolicy,
-    held: PodAllocation,
+    recovered: PodAllocation,
     demand: PodDemand,
     found: Mapping[str, ContainerAllocation],
 ) -> dict[str, tuple[MemoryBlock, ...]]:
-    """Return what each container asks for on the nodes that its cgroup, or its pod's, shows."""
+    """Return the memory of each container on the nodes that its cgroup, or the pod's, shows."""
     if not _asks_for_memory(rules, demand):
         return {}
-    alike = {container.mems for container in held.containers}
+    alike = {container.mems for container in recovered.containers}
     blocks: dict[str, tuple[MemoryBlock, ...]] = {}
     for container in demand.containers:
-        shown = found.get(container.name) or _namesake(held, container.name)
+        shown = found.get(container.name) or _namesake(recovered, container.name)
         nodes = shown.mems if shown is not None else next(iter(alike), EMPTY)
         if not container.memory:
             continue
         if not nodes or (shown is None and len(alike) > 1):
-            raise NotMatchedError((f"where the memory of {container.name} is, is not shown",))
+            raise NotMatchedError((f"no cgroup shows the memory nodes of {container.name}",))
         blocks[container.name] = _blocks(container.memory, nodes)
     return blocks
 
 
-def _namesake(held: PodAllocation, name: str) -> ContainerAllocation | None:
-    return next((one for one in held.containers if _called(one.name, name)), None)
+def _namesake(recovered: PodAllocation, name: str) -> ContainerAllocation | None:
+    return next((one for one in recovered.containers if _called(one.name, name)), None)
 
 
 def _blocks(amounts: Mapping[str, int], nodes: Mask) -> tuple[MemoryBlock, ...]:
@@ -301,14 +305,14 @@ def _nodes(containers: Iterable[ContainerAllocation]) -> Mask:
 
 
 def _matched(
-    held: PodAllocation, wanting: Sequence[ContainerDemand], *, of_budget: bool
+    recovered: PodAllocation, wanting: Sequence[ContainerDemand], *, of_budget: bool
 ) -> dict[str, ContainerAllocation]:
-    """Give each container that asks for CPUs a set that is shown: by name, then by size.
+    """Match each container that asks for CPUs with a cgroup: by name, then by number of CPUs.
 
-    Of a budget one more set may be shown, that of a container which shares what is left. Raises
-    `NotMatchedError` when a set is shown that none asks for, or that several may mean.
+    With a budget, one more cgroup may show CPUs: that of a container in the pod shared pool. Raises
+    `NotMatchedError` for a cgroup that matches no container, or more than one.
     """
-    open_sets = {c.name: c for c in held.containers if c.isolation is Isolation.CONTAINER}
+    open_sets = {c.name: c for c in recovered.containers if c.isolation is Isolation.CONTAINER}
     found: dict[str, ContainerAllocation] = {}
     running = [c for c in wanting if not c.is_standard_init]
     for by_name in (True, False):
@@ -326,33 +330,33 @@ def _matched(
                 found[container.name] = open_sets.pop(name)
     sizes = {len(shown.cpus or EMPTY) for shown in found.values()}
     if of_budget and any(len(shown.cpus or EMPTY) in sizes for shown in open_sets.values()):
-        raise NotMatchedError(("which of its containers has which CPUs cannot be told",))
+        raise NotMatchedError(("several of its containers match the CPUs of one cgroup",))
     if open_sets and not of_budget:
         texts = ", ".join(f"{name} ({shown.cpus})" for name, shown in open_sets.items())
-        raise NotMatchedError((f"it asks for no container with the CPUs of {texts}",))
+        raise NotMatchedError((f"it has no container with the CPUs of {texts}",))
     return found
 
 
 def _with_idle(
-    held: PodAllocation,
+    recovered: PodAllocation,
     demand: PodDemand,
     wanting: Sequence[ContainerDemand],
     found: dict[str, Mask],
 ) -> dict[str, Mask]:
-    """Give those that do not run, and so show nothing, what no other of their pod shows.
+    """Add containers that do not run: they get CPUs that no other cgroup of their pod shows.
 
-    Standard init containers are over: what they had went to the others.
+    Standard init containers have ended, and later containers reuse their CPUs.
     """
-    free = held.exclusive_cpus
+    free = recovered.exclusive_cpus
     for cpus in found.values():
         free -= cpus
     for container in wanting:
         if container.name in found:
             continue
-        source = held.exclusive_cpus if container.is_standard_init else free
+        source = recovered.exclusive_cpus if container.is_standard_init else free
         if len(source) < container.cpus:
-            problem = f"container {container.name} asks for {cpus_text(container.cpus)}, shown are"
-            raise NotMatchedError((f"{problem} {source or 'none'}",))
+            text = f"container {container.name} asks for {cpus_text(container.cpus)}, available are"
+            raise NotMatchedError((f"{text} {source or 'none'}",))
         found[container.name] = Mask.from_ids(list(source)[: container.cpus])
         if not container.is_standard_init:
             free -= found[container.name]
@@ -361,7 +365,7 @@ def _with_idle(
 
 
 def _pool(budget: Mask, demand: PodDemand, own: Mapping[str, Mask]) -> dict[str, Mask]:
-    """Return what the containers without CPUs of their own share: the rest of the budget."""
+    """Return the pod shared pool by container: the rest of the budget."""
     sidecars, all_own = EMPTY, EMPTY
     for container in demand.containers:
         cpus = own.get(container.name, EMPTY)

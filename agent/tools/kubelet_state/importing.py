@@ -21,7 +21,7 @@ from agent.managers.allocations.ledger import (
     NodeMemory,
     PodAllocation,
 )
-from agent.managers.readmission import NotMatchedError, confirm
+from agent.managers.readmission import NotMatchedError, match_imported
 from agent.parsing.nodes import shown
 from agent.pods.model import ContainerKind, QosClass
 from agent.pods.names import label_fault, uid_fault
@@ -148,7 +148,7 @@ def _completed(
         if pod is None:
             continue
         try:
-            completed[uid] = replace(confirm(rules.policy, allocation, pod), spec_digest="")
+            completed[uid] = replace(match_imported(rules.policy, allocation, pod), spec_digest="")
         except NotMatchedError as error:
             reasons.append(f"pod {pod.namespace}/{pod.name} ({uid}): by its manifest {error}")
     if reasons:

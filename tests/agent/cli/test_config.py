@@ -185,7 +185,7 @@ class TestAgainstState:
         assert self.check(root, file, state, *changes) == ExitCode.REJECTED
         assert capsys.readouterr().out.splitlines()[-2:] == [
             (
-                "  not valid         pod shop/web: holds CPUs 1, which are reserved now "
+                "  not valid         pod shop/web: has CPUs 1, which are now reserved "
                 "(reservedSystemCPUs); reserve others, or remove the pod and admit it again"
             ),
             (

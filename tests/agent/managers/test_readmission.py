@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.managers.admission import admit
 from agent.managers.allocations.ledger import MemoryBlock
 from agent.managers.policy import Policy
-from agent.managers.readmission import NotMatchedError, confirm
+from agent.managers.readmission import NotMatchedError, match_imported
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, RESTRICTED, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
@@ -35,7 +35,7 @@ def differences(
     allocation: PodAllocation, asked: Pod, policy: Policy = RULES.policy
 ) -> tuple[str, ...]:
     with pytest.raises(NotMatchedError) as caught:
-        confirm(policy, allocation, asked)
+        match_imported(policy, allocation, asked)
     return caught.value.differences
 
 
@@ -43,7 +43,10 @@ def test_what_was_decided_for_a_specification_is_confirmed_by_it() -> None:
     for asked, rules in ((PLAIN, RULES), (BUDGET, BUDGETS)):
         decided = admit(rules, rules.empty_ledger(), asked).allocation
         assert decided is not None
-        assert confirm(rules.policy, replace(decided, spec_digest="", name="?"), asked) == decided
+        assert (
+            match_imported(rules.policy, replace(decided, spec_digest="", name="?"), asked)
+            == decided
+        )
 
 
 def test_a_later_container_may_hold_what_an_init_container_had() -> None:
@@ -51,7 +54,7 @@ def test_a_later_container_may_hold_what_an_init_container_had() -> None:
     setup, a = allocation.containers
     for blocks in ((), (MemoryBlock("memory", GIB, Mask.of(0)),)):
         over = replace(allocation, containers=(replace(setup, memory=blocks), a))
-        assert confirm(RULES.policy, over, PLAIN).containers[0].memory == blocks
+        assert match_imported(RULES.policy, over, PLAIN).containers[0].memory == blocks
     more = (MemoryBlock("memory", 3 * GIB, Mask.of(0)),)
     (problem,) = differences(
         replace(allocation, containers=(replace(setup, memory=more), a)), PLAIN
@@ -63,7 +66,9 @@ def test_an_app_must_hold_exactly_the_memory_that_it_asks_for() -> None:
     allocation = held(PLAIN)
     setup, a = allocation.containers
     (problem,) = differences(replace(allocation, containers=(setup, replace(a, memory=()))), PLAIN)
-    assert problem == (f"container a asks for {GIB} bytes of memory to be pinned, it holds nothing")
+    assert problem == (
+        f"container a asks for {GIB} bytes of memory to be pinned, allocated is nothing"
+    )
 
 
 def test_a_budget_must_be_the_one_that_is_held() -> None:
@@ -83,10 +88,13 @@ def test_a_budget_must_be_the_one_that_is_held() -> None:
 def test_exclusive_cpus_that_are_asked_for_but_not_held_are_a_difference() -> None:
     allocation = held(pod(app("a", guaranteed("cpu=500m memory=1Gi"))))
     (problem,) = differences(allocation, pod(app("a", guaranteed("cpu=2 memory=1Gi"))))
-    assert problem == "container a asks for 2 exclusive CPUs, it holds none"
+    assert problem == "container a asks for 2 exclusive CPUs, allocated are none"
 
 
 def test_what_no_manager_gives_is_not_compared() -> None:
     allocation = held(PLAIN)
     other = pod(init("setup"), app("a", resources("cpu=1")))
-    assert confirm(Policy(), allocation, other).containers[0].cpus == allocation.containers[0].cpus
+    assert (
+        match_imported(Policy(), allocation, other).containers[0].cpus
+        == allocation.containers[0].cpus
+    )

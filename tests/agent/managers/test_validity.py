@@ -86,7 +86,7 @@ def test_a_cpu_that_is_reserved_now_is_named_with_the_pod_that_holds_it() -> Non
     ledger = holding(make_rules(), TWO_CPUS, one("cpu=1 memory=1Gi", "u-2"))
     (finding,) = invalid_allocations(make_rules(reserved="0,2"), ledger)
     assert str(finding) == (
-        "pod default/p: holds CPUs 2, which are reserved now (reservedSystemCPUs); "
+        "pod default/p: has CPUs 2, which are now reserved (reservedSystemCPUs); "
         "reserve others, or remove the pod and admit it again"
     )
     assert finding.uid == "u-1"
@@ -208,8 +208,8 @@ def test_the_same_cpus_or_devices_in_two_hands_are_told_of_the_second() -> None:
     twin = replace(ledger.allocations["u-1"], uid="u-2")
     doubled = ledger.with_allocation(twin)
     assert found(rules, doubled) == [
-        ("u-2", Rule.CPU_HELD_TWICE),
-        ("u-2", Rule.DEVICE_HELD_TWICE),
+        ("u-2", Rule.CPU_ALLOCATED_TWICE),
+        ("u-2", Rule.DEVICE_ALLOCATED_TWICE),
     ]
 
 
@@ -308,14 +308,14 @@ def test_whatever_changes_every_allocation_stays_and_nobody_is_given_anothers(
 
 #: What no new pod may ever meet with, whatever was held before.
 HARD = {
-    Rule.CPU_HELD_TWICE,
+    Rule.CPU_ALLOCATED_TWICE,
     Rule.CPU_MISSING,
     Rule.CPU_OFFLINE,
     Rule.RESERVED_CPUS,
     Rule.MEMORY_NODE,
     Rule.MEMORY_TYPE,
     Rule.MEMORY_CAPACITY,
-    Rule.DEVICE_HELD_TWICE,
+    Rule.DEVICE_ALLOCATED_TWICE,
     Rule.DEVICE_MISSING,
     Rule.DEVICE_UNHEALTHY,
 }

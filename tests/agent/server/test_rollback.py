@@ -138,9 +138,9 @@ def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site
         assert held(controller) == {TWO: "1,9"}
         problem = next(line for line in controller.state.problems() if ONE in line)
         assert problem == (
-            f"pod default/one (uid {ONE}) was given CPUs 1,9 by the checkpoint, but pod {TWO} runs "
-            "there: it holds nothing any more, and what runs of it is in the node's shared pool; "
-            "admit it again"
+            f"the checkpoint allocates CPUs 1,9 to pod default/one (uid {ONE}), but pod {TWO} runs "
+            "there: it no longer has an allocation, its processes run in the node's shared pool; "
+            "admit the pod again"
         )
         with controller.events.watch() as watcher:
             controller.note_recovered()
@@ -174,7 +174,7 @@ def test_two_pods_that_both_run_stay_where_they_are(site: Site) -> None:
     async def begin_again(controller: Controller) -> None:
         assert held(controller) == {TWO: "1,9", ONE: "2,10"}
         lines = controller.state.problems()
-        assert any("its own cgroups show CPUs 2,10, which it keeps" in line for line in lines)
+        assert any("recovered with CPUs 2,10, as its cgroups show" in line for line in lines)
         await controller.reconcile()
         assert (cpus(site, ONE), cpus(site, TWO)) == (Mask.of(2, 10), Mask.of(1, 9))
         for uid in (ONE, TWO):

@@ -46,12 +46,12 @@ def derived(ledger: Ledger) -> tuple[object, ...]:
     cpus, devices = EMPTY, dict[str, set[str]]()
     for one in ledger.allocations.values():
         cpus |= one.exclusive_cpus
-        for _, resource, device in one.held_devices():
+        for _, resource, device in one.allocated_devices():
             devices.setdefault(resource, set()).add(device)
     numbers = dict[tuple[str, str], int]()
     for one in ledger.allocations.values():
         own = {("cpu", str(cpu)) for cpu in one.exclusive_cpus}
-        own |= {(resource, device) for _, resource, device in one.held_devices()}
+        own |= {(resource, device) for _, resource, device in one.allocated_devices()}
         for key in own:
             numbers[key] = numbers.get(key, 0) + 1
     again = {key: number - 1 for key, number in numbers.items() if number > 1}
@@ -59,7 +59,7 @@ def derived(ledger: Ledger) -> tuple[object, ...]:
 
 
 def said(ledger: Ledger) -> tuple[object, ...]:
-    return ledger.exclusive_cpus, dict(ledger.devices), dict(ledger.held_again)
+    return ledger.exclusive_cpus, dict(ledger.devices), dict(ledger.surplus_users)
 
 
 @given(HOLDINGS, st.randoms(use_true_random=False), st.booleans())

@@ -145,7 +145,7 @@ class TestPodsWithABudget:
             admitted.append(decision.admitted)
         assert admitted == [True, False, False]
         assert ledger.devices == {GPU: frozenset({"gpu0", "gpu1"})}
-        held = list(ledger.allocations["u-0"].held_devices())
+        held = list(ledger.allocations["u-0"].allocated_devices())
         assert held == [("a", GPU, "gpu0"), ("a", GPU, "gpu1")]
 
     @pytest.mark.parametrize("policy", TopologyManagerPolicy)
@@ -163,7 +163,9 @@ class TestPodsWithABudget:
     ) -> None:
         rules = self.rules(policy)
         ledger = with_pod(rules, pod(app("a", gpus(1)), app("b", gpus(1)), of_pod=budget))
-        assert [(name, device) for name, _, device in ledger.allocations["u-1"].held_devices()] == [
+        assert [
+            (name, device) for name, _, device in ledger.allocations["u-1"].allocated_devices()
+        ] == [
             ("a", "gpu0"),
             ("b", "gpu1"),
         ]

@@ -63,7 +63,7 @@ def test_a_pod_of_the_checkpoint_that_does_not_run_gives_way_to_one_that_does() 
     recovery = recover(RULES, checkpoint(("old", 2), ("idle", 2)), [shown("new", "1,9")])
     assert held(recovery.ledger) == {"idle": "2,10", "new": "1,9"}
     assert told(recovery) == [("old", "1,9", "new", "")]
-    assert "it holds nothing any more" in str(recovery.displaced[0])
+    assert "it no longer has an allocation" in str(recovery.displaced[0])
 
 
 def test_a_pod_that_runs_elsewhere_is_taken_as_the_kernel_shows_it() -> None:
@@ -92,8 +92,8 @@ def test_of_two_that_run_on_the_same_cpus_the_checkpoint_names_the_owner() -> No
     assert recovery.ledger is ledger
     (note,) = recovery.notes
     assert note == (
-        "pod new shows CPUs 1,9, which the checkpoint gives to pod old, which runs there too: they "
-        "stay that pod's"
+        "cgroups of pod new show CPUs 1,9, which the checkpoint allocates to pod old; that pod "
+        "runs there too and keeps them"
     )
 
 

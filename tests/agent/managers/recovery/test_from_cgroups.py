@@ -111,8 +111,8 @@ class TestWhatIsEvidence:
         recovery = without_checkpoint(RULES, running)
         assert held(recovery.ledger) == {}
         assert recovery.notes == (
-            "pod a: x shows CPUs 1-2, some of them another pod's",
-            "pod b: y shows CPUs 2-3, some of them another pod's",
+            "pod a: x shows CPUs 1-2, some of them as another pod",
+            "pod b: y shows CPUs 2-3, some of them as another pod",
         )
 
     def test_what_is_not_in_effect_is_no_evidence(self) -> None:
@@ -121,7 +121,7 @@ class TestWhatIsEvidence:
         )
         recovery = without_checkpoint(RULES, [stray])
         assert held(recovery.ledger) == {}
-        assert recovery.notes == ("pod a: x shows CPUs 1, which are not in effect",)
+        assert recovery.notes == ("pod a: x shows CPUs 1, which are not effective",)
 
     def test_where_nobody_gets_cpus_nothing_is_recovered(self) -> None:
         from agent.managers.policy import Policy  # noqa: PLC0415
@@ -267,7 +267,7 @@ class TestConfirming:
         nameless = shown("a", "0-15", seen("x", "0-15", "1"), seen("y", "0-15", "0"))
         rejection = confirmed(rules, both, nameless).rejection
         assert rejection is not None
-        assert "where the memory of db is, is not shown" in rejection.message
+        assert "no cgroup shows the memory nodes of db" in rejection.message
 
     def test_the_limit_of_a_cgroup_says_how_much_is_held(self) -> None:
         rules = make_rules(scope=CONTAINER)

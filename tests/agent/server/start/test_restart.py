@@ -239,10 +239,10 @@ async def test_what_is_not_valid_is_told_in_show_status_metrics_and_once_as_an_e
     world.config = replace(world.config, reserved_system_cpus=Mask.of(0, 1))
     async with running(world) as agent:
         told = await status(agent)
-        assert any("which are reserved now (reservedSystemCPUs)" in line for line in told.problems)
+        assert any("which are now reserved (reservedSystemCPUs)" in line for line in told.problems)
         shown = await asyncio.to_thread(agent.client.pod, UID)
         assert [finding.message for finding in shown.invalid] == [
-            "holds CPUs 1, which are reserved now"
+            "has CPUs 1, which are now reserved"
         ]
         text = agent.controller.metrics.render().decode()
         assert 'numawarden_invalid_allocations{rule="reservedSystemCPUs"} 1.0' in text
@@ -259,7 +259,7 @@ async def test_a_cpu_that_goes_offline_under_a_pod_is_told_and_taken_back(tmp_pa
         with agent.controller.events.watch() as watcher:
             await become(agent, with_offline(two_packages(), Mask.of(9)))
             event = await next_event(watcher, "AllocationInvalid")
-        assert "holds CPUs 9, which are offline (CPU offline)" in event.message
+        assert "has CPUs 9, which are offline (CPU offline)" in event.message
         assert rules_of(await status(agent)) == ["CPU offline"]
         await become(agent, two_packages())
         assert rules_of(await status(agent)) == []

@@ -72,9 +72,12 @@ def test_the_first_specification_that_fits_completes_the_allocation_and_changes_
 @pytest.mark.parametrize(
     ("asked", "difference"),
     [
-        (pod(app("a", guaranteed("cpu=3 memory=1Gi"))), "asks for 3 exclusive CPUs, it holds 1-2"),
-        (pod(app("a", resources("cpu=2"))), "asks for 0 exclusive CPUs, it holds 1-2"),
-        (pod(app("x", guaranteed("cpu=2 memory=1Gi"))), "it has no container a, which holds"),
+        (
+            pod(app("a", guaranteed("cpu=3 memory=1Gi"))),
+            "asks for 3 exclusive CPUs, allocated are 1-2",
+        ),
+        (pod(app("a", resources("cpu=2"))), "asks for 0 exclusive CPUs, allocated are 1-2"),
+        (pod(app("x", guaranteed("cpu=2 memory=1Gi"))), "it has no container a, which has"),
     ],
 )
 def test_another_specification_conflicts_and_changes_nothing(
