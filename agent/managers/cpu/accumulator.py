@@ -1,9 +1,9 @@
-"""Taking CPUs out of a free set, in the order in which the kubelet's CPU accumulator does.
+"""Taking CPUs out of a free set, in the order of the kubelet's CPU accumulator.
 
 The rules are those of `cpu_assignment.go` in kubelet v1.36. It compares the free CPUs of a core or
 socket with the average core or socket of the host, and then takes all CPUs of the group. Where
-cores or sockets differ in size that gives away CPUs that are not free, and passes over groups that
-are. So here a group is taken when all CPUs that it really has are free and no more than needed.
+cores or sockets differ in size, that allocates CPUs that are not free, and skips groups that are
+free. So here a group is taken if all CPUs that it has are free and no more than needed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CpuAccumulator:
             self._take_whole(inner_order(self.topology, self.free))
 
     def take_uncore(self) -> None:
-        """Take free uncore caches that fit, the rest from the first cache that can give it.
+        """Take free uncore caches that fit, the rest from the first cache that has enough.
 
         This is `prefer-align-cpus-by-uncorecache` (KEP-4800). Caches stand in the order of their
         NUMA nodes, then by free CPUs, then by id. Where they differ in size, one cache that can
@@ -78,7 +78,7 @@ class CpuAccumulator:
             self._take_lowest(core.cpus)
 
     def take_fewest_cores(self) -> None:
-        """Take all that is needed on as few cores as possible, where cores differ in size."""
+        """Take all needed CPUs on as few cores as possible, where cores differ in size."""
         self._claim(fewest_cores(self.topology, self.free, self.need, whole=self.whole_cores))
 
     def take_remaining_spread(self) -> None:
@@ -111,7 +111,7 @@ class CpuAccumulator:
                 self._claim(group.cpus)
 
     def _take_all_from_one(self, caches: Iterable[CpuGroup]) -> None:
-        """Take all that is needed from the first cache that can give it, or nothing."""
+        """Take all needed CPUs from the first cache that has enough, or nothing."""
         for cache in caches:
             inside = cache.cpus & self.free
             if inside.bit_count() == self.need and inside == cache.cpus:
@@ -131,7 +131,7 @@ class CpuAccumulator:
 
         The kubelet counts cores, not free CPUs: as many cores as the need would fill if they were
         free. When that gives more than is needed of an odd number, one CPU is dropped. A cache
-        whose first cores are partly busy is passed over even if it has room (the kubelet's rule).
+        whose first cores are partly busy is skipped even if it has room (the kubelet's rule).
         """
         threads = self.topology.cpus_per_core
         cores = -(-self.need // threads)

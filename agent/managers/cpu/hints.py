@@ -28,9 +28,9 @@ def cpu_hints(
     """Return every set of NUMA nodes that can serve `request` CPUs, in the kubelet's order.
 
     `available` are the free CPUs, `reusable` those that the pod's init containers leave to the next
-    container: a set of nodes must hold all of them. Preferred are the sets of the fewest nodes that
+    container: a set of nodes must have all of them. Preferred are the sets of the fewest nodes that
     could serve the request on an empty host, reserved CPUs included (`generateCPUTopologyHints`).
-    Nodes without CPUs are left out. An empty sequence: no set of nodes can serve it.
+    Nodes without CPUs are left out. An empty sequence: no set of nodes can serve the request.
     """
     fewest = fewest_nodes(topology, request)
     aligned = _socket_aligned(topology, fewest) if options.align_by_socket else frozenset()
@@ -49,7 +49,7 @@ def cpu_hint_family(
     reusable: Mask,
     request: int,
 ) -> HintFamily:
-    """Return the same hints as `cpu_hints`, told by rules for a machine with many nodes."""
+    """Return the same hints as `cpu_hints`, as a family for a machine with many nodes."""
     usable = available.bits | reusable.bits
     room = {node.id: (node.cpus & usable).bit_count() for node in topology.nodes}
     cover = Cover(
@@ -64,10 +64,10 @@ def cpu_hint_family(
 
 def fewest_nodes(topology: CpuTopology, request: int) -> int:
     """Return how many NUMA nodes the request needs on an empty host; all when it never fits."""
-    held = 0
+    total = 0
     for number, size in enumerate(sorted((n.size for n in topology.nodes), reverse=True), start=1):
-        held += size
-        if held >= request:
+        total += size
+        if total >= request:
             return number
     return topology.counted.nodes
 

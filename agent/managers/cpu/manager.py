@@ -45,7 +45,7 @@ _PHYSICAL_CPU: Final = "physical_cpu"
 
 @final
 class CpuManager:
-    """Hint provider for `cpu`; with policy `none` it has no preference and gives nothing."""
+    """Hint provider for `cpu`; policy `none` has no preference and allocates no CPUs."""
 
     name = CPU
 
@@ -64,7 +64,7 @@ class CpuManager:
         return _hints(draft, draft.demand.cpus)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
-        """Give the container its CPUs, from the hint's nodes as far as they reach."""
+        """Allocate the container's CPUs, from the hint's nodes as far as these suffice."""
         if not _gives_cpus(draft) or not container.cpus:
             return
         draft.count(CPU_PINNING_REQUESTS.name)
@@ -137,7 +137,7 @@ def _hints(draft: Draft, count: int) -> ProviderHints:
 def socket_order(draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:
     """Return how `align-by-socket` orders sets of nodes for a container (None: the pod).
 
-    None without the option, and for what gets no exclusive CPUs.
+    None without the option, and for containers and pods without exclusive CPUs.
     """
     rules = draft.rules
     count = draft.demand.cpus if container is None else container.cpus
@@ -176,7 +176,7 @@ def _on_fewer_sockets(draft: Draft, allocatable: Mask, taken: Mask) -> Mask:
 
 
 def _take_budget(draft: Draft, hint: Hint) -> Mask:
-    """Take a pod's budget; with `full-pcpus-only` count whether it is made of whole cores."""
+    """Take a pod's budget; with `full-pcpus-only` count whether the CPUs are whole cores."""
     whole_cores = draft.rules.policy.cpu.options.full_pcpus_only
     try:
         _require_whole_cores(draft, draft.demand.cpus, None)
@@ -211,7 +211,7 @@ def _require_whole_cores(draft: Draft, count: int, container: str | None) -> Non
 
 
 def _require_shared_pool(draft: Draft) -> None:
-    """Reject a pod whose exclusive containers leave nothing to its shared ones (KEP-5526)."""
+    """Reject a pod whose exclusive containers leave no CPUs to its shared ones (KEP-5526)."""
     rejection = empty_cpu_pool_rejection(draft, Reason.EMPTY_POD_SHARED_POOL)
     if rejection is not None:
         raise Rejected(rejection)
@@ -262,7 +262,7 @@ def smt_misalignment(
     `free_physical` are the free CPUs without those of cores that have a reserved thread. The rules
     are the kubelet's (`validateSMTAlignment`): the count is a multiple of the CPUs per core, and so
     many CPUs are free. Where cores differ in size (hybrid cores, offline threads) the kubelet's
-    average stands for all of them; whole cores are then preferred, but cannot be promised.
+    average is used for all cores; whole cores are then preferred, but not guaranteed.
     """
     threads = topology.cpus_per_core
     free = len(free_physical)

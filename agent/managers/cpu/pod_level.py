@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class CpuPart(Struct, frozen=True):
-    """What one container gets of the budget; `exclusive` when nobody shares it."""
+    """The part of the budget for one container; `exclusive` if no other container shares it."""
 
     cpus: Mask
     exclusive: bool
 
 
 def empty_pool_problem(demand: PodDemand) -> str | None:
-    """Say why some container would be left without CPUs; None when every one has some.
+    """Return why some container would have no CPUs, None when every container has some.
 
     KEP-5526, "Rejected Configurations": the exclusive requests of containers that run as long as
     the pod equal its budget while another container has to share it, or sidecars leave nothing to
@@ -53,7 +53,7 @@ def empty_pool_problem(demand: PodDemand) -> str | None:
                 )
             if not container.cpus and left <= 0:
                 return (
-                    f"sidecars hold all {cpus_text(demand.cpus)} of the pod's budget,"
+                    f"sidecars take all {cpus_text(demand.cpus)} of the pod's budget,"
                     f" none is left for the shared init container {container.name}"
                 )
         elif container.cpus:
@@ -62,7 +62,7 @@ def empty_pool_problem(demand: PodDemand) -> str | None:
             shares = True
     if shares and long_running >= demand.cpus:
         return (
-            f"exclusive containers hold all {cpus_text(demand.cpus)} of the pod's budget,"
+            f"exclusive containers take all {cpus_text(demand.cpus)} of the pod's budget,"
             " none is left for its shared containers"
         )
     return None
@@ -96,7 +96,7 @@ def divide_cpus(
 def _divided(
     budget: Mask, demand: PodDemand, choose: Callable[[ContainerDemand, Mask], Mask]
 ) -> dict[str, CpuPart]:
-    """Divide the budget; `choose` takes a container's exclusive CPUs out of what is left."""
+    """Divide the budget; `choose` takes a container's exclusive CPUs from the remaining CPUs."""
     exclusive: dict[str, CpuPart] = {}
     sidecars = EMPTY
     for container in demand.init_containers():
@@ -175,7 +175,7 @@ def slices_by_core(
 def _apart(
     topology: CpuTopology, take: Take, budget: Mask, asked: Mapping[str, int]
 ) -> dict[str, Mask] | None:
-    """Give every container cores of its own; None when they do not suffice."""
+    """Allocate whole cores to every container; None when there are too few."""
     slices: dict[str, Mask] = {}
     touched = EMPTY
     for name, count in asked.items():
@@ -190,7 +190,7 @@ def _apart(
 def _tight(
     topology: CpuTopology, take: Take, budget: Mask, asked: Mapping[str, int]
 ) -> dict[str, Mask]:
-    """Give every container its whole cores first, then the single threads that are missing."""
+    """Allocate whole cores to every container first, then the missing single threads."""
     slices: dict[str, Mask] = {}
     left = budget
     for name, count in asked.items():
@@ -211,8 +211,8 @@ def _tight(
 def _near(topology: CpuTopology, free: Mask, own: Mask, count: int) -> Mask:
     """Return the part of the free CPUs that single threads are taken from.
 
-    One core that has room is better than several, and the NUMA nodes of the container's whole
-    cores are better than others.
+    A single core with enough free CPUs is preferred to several, and the NUMA nodes of the
+    container's whole cores are preferred to others.
     """
     inside = topology.cpus_in_nodes(topology.nodes_of(own))
     cores = [Mask(core.cpus) & free for core in topology.cores]

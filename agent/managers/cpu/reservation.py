@@ -1,4 +1,4 @@
-"""The CPUs kept for the system: named, or as many as a quantity asks for."""
+"""The CPUs reserved for the system: listed, or a quantity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReservationError(ManagerError):
 
 
 class EmptyReservationError(ReservationError):
-    """No CPU is reserved: shared containers could be left without any."""
+    """No CPU is reserved, so shared containers could end up without CPUs."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -33,7 +33,7 @@ class EmptyReservationError(ReservationError):
 
 
 class ReservationTooLargeError(ReservationError):
-    """More CPUs are to be reserved than the host has online."""
+    """The reservation exceeds the online CPUs of the host."""
 
     def __init__(self, asked: int, online: int) -> None:
         self.asked = asked
@@ -47,9 +47,9 @@ class ReservationTooLargeError(ReservationError):
 def reserve_cpus(topology: CpuTopology, options: CpuPolicyOptions, millicores: int) -> Mask:
     """Return the CPUs for a quantity in millicores (systemReserved + kubeReserved), rounded up.
 
-    They are chosen as for a container, by the same policy options (so that for example
-    `distribute-cpus-across-numa` reserves on every node). `full-pcpus-only` promises whole cores to
-    containers, not to the system: where cores differ the reservation lies on as few as possible.
+    The CPUs are chosen as for a container, by the same policy options (so that, for example,
+    `distribute-cpus-across-numa` reserves on every node). `full-pcpus-only` guarantees whole cores
+    to containers, not to the system: where cores differ, the reservation uses as few as possible.
     Raises `EmptyReservationError` or `ReservationTooLargeError`.
     """
     count = -(-millicores // _MILLICORES_PER_CPU)

@@ -1,8 +1,8 @@
-"""Keeping to few sockets: what `align-by-socket` asks for (KEP-3327).
+"""Choosing CPUs on few sockets for `align-by-socket` (KEP-3327).
 
-The kubelet takes any set of as many NUMA nodes as a request needs, and so tears CPUs over two
-sockets while one of them has room for all. Here sets of nodes, and the CPUs themselves, are chosen
-on one socket where one has room, else on as few as have.
+The kubelet takes any set of as many NUMA nodes as a request needs, and so may split CPUs over two
+sockets although one socket has room for all. Here sets of nodes, and the CPUs themselves, are
+chosen on one socket if one has room, else on as few sockets as possible.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SocketOrder(Struct, frozen=True):
 def on_fewer_sockets(
     topology: CpuTopology, available: Mask, chosen: Mask, *, whole_cores: bool
 ) -> Mask | None:
-    """Return the available CPUs of so few sockets as have room for as many as are chosen.
+    """Return the available CPUs of the fewest sockets with room for as many CPUs as `chosen`.
 
     None when `chosen` touches no more sockets than that. With `whole_cores` only free physical
     cores count as room, and only they are returned. Of sockets that would do the fullest is taken.
@@ -63,7 +63,7 @@ def on_fewer_sockets(
 
 
 def with_room(groups: Groups, free: int, count: int) -> int:
-    """Return the `free` CPUs (bits) of as few groups as have `count` of them; all if none have.
+    """Return the `free` CPUs (bits) of the fewest groups that have `count`; all if none have.
 
     The groups with the most free CPUs are taken, as the last one the fullest that would do.
     """

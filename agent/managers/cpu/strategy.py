@@ -1,4 +1,4 @@
-"""How the policy options want CPUs chosen (kubelet `staticPolicy.takeByTopology`)."""
+"""How CPUs are chosen under the policy options (kubelet `staticPolicy.takeByTopology`)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Strategy(Struct, frozen=True):
 
     @property
     def by_cache(self) -> bool:
-        """Whether uncore caches play a part."""
+        """Whether uncore caches affect the choice."""
         return self.uncore and self.group_size is None
 
 
 def strategy_of(topology: CpuTopology, options: CpuPolicyOptions) -> Strategy:
-    """Return how the policy options want CPUs chosen (kubelet `staticPolicy.takeByTopology`)."""
+    """Return how CPUs are chosen under the policy options."""
     group_size = None
     if options.distribute_cpus_across_numa:
         group_size = topology.cpus_per_core if options.full_pcpus_only else 1

@@ -1,7 +1,7 @@
-"""The CPUs that a kernel schedules on, grouped as the CPU manager groups them.
+"""The online CPUs of a host, grouped as in the kubelet's CPU manager.
 
 A group (core, socket, NUMA node, uncore cache) is a bit mask of CPU ids, so that "which CPUs of
-this group are free" is one `&` and "how many" one `bit_count`. All tables are made once per host.
+this group are free" is one `&` and "how many" one `bit_count`. All tables are built once per host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CpuTopologyError(ValueError):
 
 
 class CpuRow(NamedTuple):
-    """Where one logical CPU sits: host-wide ids of its core, socket, NUMA node, uncore cache."""
+    """Location of one logical CPU: host-wide ids of its core, socket, NUMA node, uncore cache."""
 
     cpu: int
     core: int
@@ -60,7 +60,7 @@ class Levels(NamedTuple):
 
 
 class CpuCounts(NamedTuple):
-    """How many of each there are said to be (the kubelet's NumCPUs, NumCores, ...)."""
+    """The number of CPUs and of each kind of group (the kubelet's NumCPUs, NumCores, ...)."""
 
     cpus: int
     cores: int
@@ -109,7 +109,7 @@ class CpuTopology(Struct, frozen=True, dict=True):
 
     @classmethod
     def from_host(cls, host: Host) -> Self:
-        """Build from the facts of a host; offline CPUs do not take part.
+        """Build from the facts of a host; offline CPUs are ignored.
 
         A core is named by its lowest online thread (the kubelet's rule). CPUs of an unknown
         package (the kernel shows -1) belong to package 0, CPUs of no node (a kernel without NUMA)
@@ -140,7 +140,7 @@ class CpuTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def nodes(self) -> Groups:
-        """All NUMA nodes that have CPUs; memory-only nodes are not the CPU manager's business."""
+        """All NUMA nodes that have CPUs; the CPU manager ignores memory-only nodes."""
         return _groups(self.rows, lambda row: row.node)
 
     @cached_property
@@ -195,13 +195,13 @@ class CpuTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def counted(self) -> CpuCounts:
-        """How many of each the rows hold."""
+        """The counts of the rows."""
         groups = (self.cores, self.sockets, self.nodes, self.uncores)
         return CpuCounts(len(self.rows), *map(len, groups))
 
     @property
     def counts(self) -> CpuCounts:
-        """The counts that decisions go by: the given ones, else those of the rows."""
+        """The counts that decisions use: the given counts, else those of the rows."""
         return self.given or self.counted
 
     @cached_property

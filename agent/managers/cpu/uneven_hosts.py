@@ -2,7 +2,7 @@
 
 The kubelet fills group after group: NUMA nodes, sockets, caches, cores. Where groups differ in
 size, a small group that fits can push the rest onto another node, or fill small cores although
-large ones are free beside them. So the choice is compared with others, and the narrowest is taken.
+large cores are free. So the choice is compared with others, and the narrowest is taken.
 """
 
 from __future__ import annotations

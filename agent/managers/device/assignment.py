@@ -1,6 +1,6 @@
-"""Where devices fit and which are given: the device manager's pure part (KEP-693, KEP-3573).
+"""Hints and allocation of devices: the device manager's pure part (KEP-693, KEP-3573).
 
-Devices are those of an inventory, `PluginDevice`; the lowest ids are given first where the choice
+Devices are those of an inventory, `PluginDevice`; the lowest ids are allocated first if the choice
 is free, in place of a device plugin's preference.
 """
 
@@ -35,11 +35,11 @@ def device_hints(
 ) -> tuple[Hint, ...] | HintFamily | None:
     """Return where `count` devices of one resource are free, narrow masks first.
 
-    `allocated` are the ids held by anyone, those that this pod's finished init containers leave
-    (`reusable`) included. None is no preference: no device of the resource has a locality. Empty
-    is impossible. Masks are made of those `nodes` of the machine (bits) that the resource's
-    devices, healthy or not, are on (kubelet v1.36). Preferred are masks with as few nodes as would
-    do if no device was held. A mask that misses a reusable device is no choice. `work` notes when
+    `allocated` are all allocated ids, including those that ended init containers of this pod leave
+    (`reusable`). None means no preference: no device of the resource has a locality. Empty means
+    impossible. Masks consist of the `nodes` of the machine (bits) that have devices of the
+    resource, healthy or not (kubelet v1.36). Preferred are masks of the fewest nodes that would
+    suffice if no device was allocated. A mask must contain all reusable devices. `work` notes when
     a budget was exceeded.
     """
     if not any(device.nodes for device in inventory):
@@ -67,9 +67,9 @@ def assign_devices(
 ) -> tuple[str, ...]:
     """Return the ids of `count` devices for a container, sorted.
 
-    First what finished init containers of the pod left, then devices that the hint's nodes reach,
-    then any; among equals the lowest ids. Raises `DeviceAllocationError` when too few healthy
-    devices are free, `NoHealthyDevicesError` when there is none at all.
+    First devices that ended init containers of the pod left, then devices on the hint's nodes, then
+    any others; among equals the lowest ids. Raises `DeviceAllocationError` when too few healthy
+    devices are free, `NoHealthyDevicesError` when no device is healthy.
     """
     if not any(device.healthy for device in inventory):
         raise NoHealthyDevicesError(resource, count, 0)
@@ -88,7 +88,7 @@ def assign_devices(
 def reusable_devices_after(
     reusable: frozenset[str], devices: Iterable[str], *, standard_init: bool
 ) -> frozenset[str]:
-    """Return what later containers may use again, once a container of the pod has its devices.
+    """Return the devices that later containers of the pod may reuse after this container.
 
     Standard init containers leave theirs; sidecars and apps keep theirs.
     """
@@ -116,7 +116,7 @@ def _hints(
 
 @lru_cache(maxsize=64)
 def _fewest_nodes(nodes: int, everything: tuple[int, ...], count: int) -> int:
-    """Return how many nodes `count` devices would need if nobody held one."""
+    """Return how many nodes `count` devices would need if none were allocated."""
     if_unused = _reached(nodes, everything)
     masks = choices(nodes)
     return next((one.mask.bit_count() for one in masks if if_unused[one.number] >= count), 0)
@@ -130,7 +130,7 @@ def _family(
     again: Sequence[int],
     work: SearchBudget,
 ) -> HintFamily:
-    """Return the same hints as a list would have, told by rules for a machine with many nodes."""
+    """Return the same hints as the list, as a family for a machine with many nodes."""
     everything = [device.nodes.bits for device in inventory]
     nodes &= reduce(or_, everything, 0)
     each_again = tuple(CoverDemand(1, ((place, 1),)) for place in dict.fromkeys(again))

@@ -34,7 +34,7 @@ class DeviceManager:
         return _hints(draft, draft.demand.devices)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
-        """Give the container its devices, from the hint's nodes as far as they reach."""
+        """Allocate the container's devices, from the hint's nodes as far as these suffice."""
         for resource, count in container.devices.items():
             given = _assign(draft, container, resource, count, hint)
             if not given:
@@ -47,10 +47,11 @@ class DeviceManager:
             )
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
-        """Give every container its devices, container by container with the pod's hint.
+        """Allocate the devices container by container with the pod's hint.
 
-        A budget (KEP-5526) holds CPUs and memory only, so there is nothing to divide. The kubelet
-        waits until a container starts; by then another pod may have been promised the same device.
+        A budget (KEP-5526) has CPUs and memory only, so there is nothing to divide. The kubelet
+        waits until a container starts; by then another pod may have been admitted with the same
+        device.
         """
         for container in draft.demand.containers:
             self.allocate(draft, container, hint)

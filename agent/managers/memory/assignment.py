@@ -1,4 +1,4 @@
-"""Giving memory to a container or a pod, and what its init containers leave to be used again.
+"""Allocation of memory to containers and pods, and its reuse after init containers end.
 
 The memory manager's static policy (KEP-1769; kubelet v1.36, Allocate and AllocatePod).
 """
@@ -47,12 +47,12 @@ def assign(
 ) -> tuple[tuple[MemoryBlock, ...], Mapping[int, NodeMemory]]:
     """Return the blocks that serve `requests` (bytes by type) and the charge with them.
 
-    The nodes are those of the hint; without any, the best that the memory allows; where too
-    little is free there, the best larger mask. Blocks hold the whole request, but only what
-    exceeds `reusable` on exactly these nodes is charged. No request gets no blocks. `work` bounds
-    the search for other nodes than the hint's. Raises
-    `UnknownMemoryTypeError` for a huge page size that no node has, otherwise the
-    `MemoryAssignmentError` that says which step failed; nothing is changed then.
+    The nodes are those of the hint; without a hint, the best that the memory allows; where too
+    little is free on them, the best larger mask. Blocks have the size of the whole request, but
+    only the part that exceeds `reusable` on exactly these nodes is charged. No request, no blocks.
+    `work` bounds the search for other nodes than the hint's. Raises `UnknownMemoryTypeError` for a
+    huge page size that no node has, otherwise the `MemoryAssignmentError` of the step that failed;
+    nothing is changed then.
     """
     if not requests:
         return (), state
@@ -70,7 +70,7 @@ def assign(
 def reusable_after(
     reusable: Reusable, blocks: Iterable[MemoryBlock], *, standard_init: bool
 ) -> dict[tuple[int, str], int]:
-    """Return what later containers of the pod may use again, once a container has its blocks.
+    """Return the memory that later containers of the pod may reuse after this container.
 
     A standard init container offers what it has (several offer the largest, they run one after
     the other); sidecars and apps use the offer up.
@@ -92,13 +92,13 @@ def shrink_reused(
     """Take from earlier standard init containers what a later container of the pod reuses.
 
     `earlier` are their blocks by name, in order. A block may shrink to size 0 and stays, because
-    it counts as an assignment of its nodes. Thereby the blocks of a pod sum up to its charge.
+    it counts as an assignment of its nodes. So the blocks of a pod add up to its charge.
     """
-    result = {name: tuple(held) for name, held in earlier.items()}
+    result = {name: tuple(former) for name, former in earlier.items()}
     for block in blocks:
         open_size = block.size
-        for name, held in result.items():
-            result[name], open_size = _shrink(held, block, open_size)
+        for name, former in result.items():
+            result[name], open_size = _shrink(former, block, open_size)
     return result
 
 
@@ -107,10 +107,10 @@ def release_finished(
     state: Mapping[int, NodeMemory],
     earlier: Iterable[Sequence[MemoryBlock]],
 ) -> Mapping[int, NodeMemory]:
-    """Return the charge once a later container started: `earlier` init containers' blocks go.
+    """Return the charge after a later container started: `earlier` blocks are released.
 
     `earlier` are the blocks of the standard init containers before the started one. Not for pods
-    with a pod-level budget: theirs stays whole until the pod ends (KEP-5526).
+    with a pod-level budget, which stays whole until the pod ends (KEP-5526).
     """
     for blocks in earlier:
         state = release(facts, state, blocks)
@@ -152,7 +152,7 @@ def _is_enough(demand: MemoryDemand, nodes: int) -> bool:
 
 
 def _violates_groups(state: Mapping[int, NodeMemory], nodes: int) -> bool:
-    """Return whether several nodes would serve together of which one is otherwise engaged."""
+    """Return whether one of several nodes is already used alone or in another NUMA group."""
     if nodes.bit_count() == 1:
         return False
     return any(
@@ -161,10 +161,10 @@ def _violates_groups(state: Mapping[int, NodeMemory], nodes: int) -> bool:
 
 
 def _shrink(
-    held: tuple[MemoryBlock, ...], block: MemoryBlock, size: int
+    blocks: tuple[MemoryBlock, ...], block: MemoryBlock, size: int
 ) -> tuple[tuple[MemoryBlock, ...], int]:
     shrunk = []
-    for earlier in held:
+    for earlier in blocks:
         reused = 0
         if (earlier.type, earlier.nodes) == (block.type, block.nodes):
             reused = min(earlier.size, size)

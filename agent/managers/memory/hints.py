@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
 
-#: Bytes held by this pod's finished init containers, by mask of nodes (bits) and memory type.
+#: Bytes of this pod's ended init containers, by mask of nodes (bits) and memory type.
 Reusable: TypeAlias = "Mapping[tuple[int, str], int]"
 
 NOTHING_REUSABLE: Final[Reusable] = MappingProxyType({})
@@ -39,8 +39,8 @@ def memory_hints(
 
     All types share one list of masks, narrow ones first. When no mask is left the answer is
     empty: "no preference", not "impossible" (the kubelet's semantics; `assign` then rejects).
-    Preferred are the masks with as few nodes as would do on an empty machine. `reusable` memory is
-    charged to its mask already. `work` notes when a budget was exceeded. Raises
+    Preferred are the masks of the fewest nodes that suffice on an empty machine. `reusable` memory
+    is charged to its mask already. `work` notes when a budget was exceeded. Raises
     `UnknownMemoryTypeError` for a huge page size that no node has.
     """
     hints = fitting_hints(facts, state, requests, reusable, work)
@@ -104,10 +104,10 @@ def _family(
     reusable: Reusable,
     work: SearchBudget,
 ) -> HintFamily:
-    """Return the same hints as a list would have, told by rules for a machine with many nodes.
+    """Return the same hints as the list, as a family for a machine with many nodes.
 
-    The masks in use (single nodes and groups) are few and stand one by one; several unused nodes
-    are a family of sets that have to hold what is asked for.
+    The masks in use (single nodes and groups) are few and listed one by one; unused nodes form a
+    family of sets that must have room for the request.
     """
     used, in_use = _masks_in_use(state)
     free = {name: free_memory(facts, state, name) for name in requests}
@@ -140,20 +140,22 @@ def _family(
 
 
 def _masks_in_use(state: Mapping[int, NodeMemory]) -> tuple[int, set[int]]:
-    """Return the nodes in use, and the masks that serve as they are whatever is in use.
+    """Return the nodes in use, and the single nodes and groups that may serve unchanged.
 
-    A node serves either alone or in one group of nodes: one alone must not be a member of a
-    larger group, several must all be exactly one group (or all be unused).
+    A node serves either alone or in one NUMA group: a single node must not be a member of a larger
+    group, several nodes must be exactly one group (or all be unused).
     """
     used = 0
     masks = set()
-    for node, held in state.items():
-        if len(held.cells) == 1:
+    for node, charge in state.items():
+        if len(charge.cells) == 1:
             masks.add(1 << node)
-        if held.assignments:
+        if charge.assignments:
             used |= 1 << node
     groups = {
-        held.cells.bits for held in state.values() if held.assignments and len(held.cells) > 1
+        charge.cells.bits
+        for charge in state.values()
+        if charge.assignments and len(charge.cells) > 1
     }
     return used, masks | {mask for mask in groups if _is_one_group(state, mask)}
 
@@ -170,14 +172,14 @@ def _open_choices(facts: MemoryFacts, state: Mapping[int, NodeMemory]) -> list[C
 
 def _is_one_group(state: Mapping[int, NodeMemory], mask: int) -> bool:
     return all(
-        held.cells.bits == mask
-        for node, held in state.items()
-        if mask >> node & 1 and held.assignments
+        charge.cells.bits == mask
+        for node, charge in state.items()
+        if mask >> node & 1 and charge.assignments
     )
 
 
 def _fewest_nodes(facts: MemoryFacts, requests: Mapping[str, int]) -> int:
-    """Return how many nodes the requests would need if nobody held memory."""
+    """Return how many nodes the requests would need if no memory was allocated."""
     allocatable = tuple([facts.allocatable_of[name] for name in requests])
     return _fewest(facts.mask.bits, allocatable, tuple(requests.values()))
 

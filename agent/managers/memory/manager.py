@@ -41,7 +41,7 @@ _POD: Final = "pod"
 
 @final
 class MemoryManager:
-    """Hint provider for `memory` and `hugepages-*`; with policy `None` it gives nothing."""
+    """Hint provider for `memory` and `hugepages-*`; policy `None` allocates no memory."""
 
     name = MEMORY
 
@@ -93,7 +93,7 @@ class MemoryManager:
 def release_memory(
     rules: EffectivePolicy, charged: Mapping[int, NodeMemory], allocation: PodAllocation
 ) -> Mapping[int, NodeMemory]:
-    """Return the charge by node without what a pod holds."""
+    """Return the charge by node without the memory of a pod."""
     if allocation.memory:
         return release(rules.memory, charged, allocation.memory)
     for container in allocation.containers:
@@ -108,7 +108,7 @@ def _gives_memory(draft: Draft) -> bool:
 
 
 def _hints(draft: Draft, requests: Mapping[str, int], container: str | None) -> ProviderHints:
-    """Ask for hints; a container without memory of its own has no preference.
+    """Return hints; a container without exclusive memory has no preference.
 
     The kubelet rejects such a container of a pod with pod-level resources, against KEP-5526 and
     its own documentation: there it runs in the node's shared pool.
@@ -136,7 +136,7 @@ def _assign(
 def _reuse_init_memory(
     draft: Draft, container: ContainerDemand, blocks: tuple[MemoryBlock, ...]
 ) -> None:
-    """Book what the container uses again of the init containers that end before it starts."""
+    """Record the memory of ended init containers that the container reuses."""
     if not (draft.reusable_memory or container.is_standard_init):
         return
     earlier: dict[str, tuple[MemoryBlock, ...]] = {}
@@ -192,7 +192,7 @@ def _rejection(
 
 
 def _lacking(error: ManagerError) -> str:
-    """Return the memory type that a rejection is about: of several the scarcest."""
+    """Return the memory type of a rejection, the scarcest if there are several."""
     match error:
         case UnknownMemoryTypeError():
             return error.memory_type

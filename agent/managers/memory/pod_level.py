@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class MemoryPart(Struct, frozen=True):
-    """What one container gets of the budget; `exclusive` when nobody shares it.
+    """The part of the budget for one container; `exclusive` if no other container shares it.
 
-    The blocks of every sharing container hold the whole of what is shared.
+    The blocks of every sharing container have the size of all shared memory.
     """
 
     blocks: tuple[MemoryBlock, ...]
@@ -31,7 +31,7 @@ class MemoryPart(Struct, frozen=True):
 
 
 class EmptyMemoryPool(Struct, frozen=True):
-    """Some container would be left without memory; sizes are in bytes."""
+    """Some container would have no memory; sizes are in bytes."""
 
     resource: str
     budget: int
@@ -41,11 +41,11 @@ class EmptyMemoryPool(Struct, frozen=True):
 
 
 def empty_memory_pool(demand: PodDemand) -> EmptyMemoryPool | None:
-    """Find the memory type of which some container would be left with none.
+    """Find the memory type of which some container would have none.
 
     KEP-5526, "Rejected Configurations": the exclusive requests of containers that run as long as
     the pod use up the budget while another container has to share it, or sidecars leave too
-    little to a standard init container. `memory` is looked at before huge pages.
+    little to a standard init container. `memory` is checked before huge pages.
     """
     left = _by_type(demand.memory)
     shares = False
@@ -101,7 +101,7 @@ def _init_problem(
             return EmptyMemoryPool(resource, budget[resource], size, name, message)
         if not asked and size <= 0:
             message = (
-                f"sidecars hold all {budget[resource]} bytes of {resource} of the pod's budget,"
+                f"sidecars take all {budget[resource]} bytes of {resource} of the pod's budget,"
                 f" none is left for the shared init container {name}"
             )
             return EmptyMemoryPool(resource, budget[resource], size, name, message)
@@ -110,7 +110,7 @@ def _init_problem(
 
 def _nothing_shared(resource: str, budget: int) -> EmptyMemoryPool:
     message = (
-        f"exclusive containers hold all {budget} bytes of {resource} of the pod's budget,"
+        f"exclusive containers take all {budget} bytes of {resource} of the pod's budget,"
         " none is left for its shared containers"
     )
     return EmptyMemoryPool(resource, budget, 0, None, message)

@@ -1,4 +1,4 @@
-"""What memory a machine can give, what of it is charged, and how charges come and go.
+"""Allocatable memory, the charge by node, and how charges are added and released.
 
 The memory manager's static policy (KEP-1769; kubelet v1.36, memorymanager/policy_static.go).
 """
@@ -54,7 +54,7 @@ class MemoryFacts(Struct, frozen=True, dict=True):
 
     @classmethod
     def of(cls, machine: Machine, policy: MemoryPolicy) -> Self:
-        """Work out what a machine can give under a policy; memory-only nodes count as others."""
+        """Return the allocatable memory under a policy; memory-only nodes count as others."""
         nodes = sorted(machine.nodes, key=lambda node: node.id)
         total = {node.id: _totals(node) for node in nodes}
         reserved = {
@@ -97,7 +97,7 @@ class MemoryFacts(Struct, frozen=True, dict=True):
 
 
 def initial_memory(facts: MemoryFacts) -> dict[int, NodeMemory]:
-    """Return the charge of a machine on which nobody holds memory."""
+    """Return the charge of a machine without allocated memory."""
     return {node: _unused(facts, node) for node in facts.nodes}
 
 
@@ -106,8 +106,8 @@ def free_memory(
 ) -> dict[int, int]:
     """Return the free bytes of one type by node, 0 on nodes that do not have the type.
 
-    Never negative: where more is held than a node has (its memory or the reservation changed), the
-    excess counts against the nodes of its group, and otherwise nothing is free.
+    Never negative: if more is allocated than a node has (memory or reservation changed), the excess
+    counts against the nodes of its group, and otherwise nothing is free.
     """
     free = {
         node: types.get(memory_type, 0) - state[node].reserved.get(memory_type, 0)
@@ -117,7 +117,7 @@ def free_memory(
 
 
 def _covered(state: Mapping[int, NodeMemory], free: dict[int, int]) -> dict[int, int]:
-    """Return what is free once the excess of each node was taken from the others of its group."""
+    """Return what is free after the excess of each node is taken from the others of its group."""
     for node, excess in [(node, -size) for node, size in free.items() if size < 0]:
         left = excess
         for other in state[node].cells:
@@ -132,7 +132,7 @@ def _covered(state: Mapping[int, NodeMemory], free: dict[int, int]) -> dict[int,
 def charge(
     facts: MemoryFacts, state: Mapping[int, NodeMemory], block: MemoryBlock
 ) -> dict[int, NodeMemory]:
-    """Return the charge with one more block; `block.size` is what is newly taken.
+    """Return the charge with one more block; `block.size` is the newly taken amount.
 
     Nodes are filled in ascending order. Every node of the block becomes a member of its group,
     also those from which nothing is taken.
@@ -140,12 +140,12 @@ def charge(
     changed = dict(state)
     open_size = block.size
     for node in block.nodes:
-        held = changed[node]
-        used = held.reserved.get(block.type, 0)
+        charge = changed[node]
+        used = charge.reserved.get(block.type, 0)
         taken = min(open_size, max(facts.allocatable[node].get(block.type, 0) - used, 0))
         open_size -= taken
         changed[node] = NodeMemory(
-            held.assignments + 1, block.nodes, _with(held.reserved, block.type, used + taken)
+            charge.assignments + 1, block.nodes, _with(charge.reserved, block.type, used + taken)
         )
     return changed
 
@@ -153,10 +153,10 @@ def charge(
 def charge_allocation(
     facts: MemoryFacts, state: Mapping[int, NodeMemory], allocation: PodAllocation
 ) -> Mapping[int, NodeMemory]:
-    """Return the charge with all that a pod holds, in full: what is held is held.
+    """Return the charge with all memory of a pod, in full.
 
-    What the nodes have no room for is charged to the first of them. Nodes that the machine no
-    longer has are left out.
+    The part that the nodes have no room for is charged to the first of them. Nodes that the machine
+    no longer has are left out.
     """
     for _, block in charged_blocks(allocation):
         nodes = block.nodes & facts.mask
@@ -197,8 +197,8 @@ def release(
 
     Nodes are emptied in ascending order, whichever of them the blocks were charged to, so over a
     group of nodes the sum is right and the division may have changed (the kubelet's rule). Nodes
-    that nobody uses any longer are emptied first and are as good as new. Nodes that the machine
-    no longer has are passed over.
+    that are no longer in use are emptied first and become unused. Nodes that the machine no
+    longer has are skipped.
     """
     changed = dict(state)
     for block in blocks:
@@ -210,21 +210,21 @@ def release(
         for node in leaving:
             changed[node] = _unused(facts, node)
         for node in staying:
-            held = changed[node]
-            reserved = _moved(facts.allocatable[node], held.reserved, surplus)
-            changed[node] = replace(held, assignments=held.assignments - 1, reserved=reserved)
+            charge = changed[node]
+            reserved = _moved(facts.allocatable[node], charge.reserved, surplus)
+            changed[node] = replace(charge, assignments=charge.assignments - 1, reserved=reserved)
         for name, size in surplus.items() if staying else ():
-            if size > 0:  # more is held than these nodes have; it is not free for all that
-                held = changed[staying[-1]]
-                reserved = _with(held.reserved, name, held.reserved.get(name, 0) + size)
-                changed[staying[-1]] = replace(held, reserved=reserved)
+            if size > 0:  # more is allocated than these nodes have, and the excess is not free
+                charge = changed[staying[-1]]
+                reserved = _with(charge.reserved, name, charge.reserved.get(name, 0) + size)
+                changed[staying[-1]] = replace(charge, reserved=reserved)
     return changed
 
 
 def _moved(
     allocatable: Mapping[str, int], reserved: Mapping[str, int], surplus: dict[str, int]
 ) -> Mapping[str, int]:
-    """Return what a node is charged once it took its share of `surplus`, which is lessened.
+    """Return the charge of a node after taking its share of `surplus`, which is reduced.
 
     A negative surplus is memory to give back. A positive one was charged to a node that is
     out of use by now, on behalf of blocks that stay (after a single-node block was placed on a

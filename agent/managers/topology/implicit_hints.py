@@ -1,7 +1,7 @@
-"""The hints of one resource on a machine with many NUMA nodes, told by rules in place of a list.
+"""Families of hints: the hints of one resource on a machine with many NUMA nodes, not listed.
 
-Sixty-four nodes have 2^64 sets; a provider's hints are nearly all of them. What the merge, the
-memory manager and an explanation ask of them can be answered from the rules that make them.
+Sixty-four nodes have 2^64 sets, nearly all of which are hints of a provider. A family answers the
+queries of the merge, the memory manager and rejections from the rule that defines the hints.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from agent.managers.topology.node_cover import Span
 
-#: An explanation is worth less work than a choice; it may name other hints than the very best.
+#: Explanations get less work than choices; they may name other hints than the best.
 _EXPLAINING: Final = 600
-#: Up to as many nodes every set of them is listed: 255 of them are no work.
+#: Up to this many nodes, all sets are listed: at most 255.
 MOST_LISTED: Final = 8
 
 
 class HintFamily(Struct, frozen=True):
-    """The sets of nodes that can serve a request: `masks`, and all that `cover` holds.
+    """The sets of nodes that can serve a request: `masks`, and all sets of `cover`.
 
     Preferred are those of `fewest` nodes and, where there is a `span` (align-by-socket), those
     that touch as many sockets as it says. Iterating yields the hints in the kubelet's order, by
@@ -154,7 +154,7 @@ def smallest(cover: Cover, work: SearchBudget) -> int:
 
 @lru_cache(maxsize=512)
 def _smallest(cover: Cover) -> tuple[int, bool]:
-    """Answer with a budget of the question's own: a known answer must cost what a new one does."""
+    """Answer with a separate budget: a cached answer must cost the same as a new one."""
     if cover.is_empty:
         return 0, False
     work = SearchBudget()
@@ -180,11 +180,11 @@ def _best_covered(cover: Cover, preferred: int, work: SearchBudget) -> Sequence[
     return (search.greedy(1),)
 
 
-#: Hints as a list, or on a machine with many nodes as the rules that make the list.
+#: Hints as a list, or as a family on a machine with many nodes.
 Hints: TypeAlias = Union[Sequence[Hint], "HintFamily"]
 
 
-#: What one provider says of one container or pod, by resource name. A resource mapped to None
+#: The hints of one provider for a container or pod, by resource name. A resource mapped to None
 #: has no preference; one mapped to an empty sequence cannot be served by any set of nodes.
 #: An empty mapping is a provider without any preference.
 ProviderHints: TypeAlias = Mapping[str, Hints | None]

@@ -1,10 +1,10 @@
-"""Merging hints that are told by rules: the same choice as `hint_merge` makes from lists.
+"""Merging families of hints: the same choice as `merge` makes from lists.
 
 A list of hints is a handful of masks that stand one by one and, it may be, a family that is
 upward closed (`Cover`). So what one hint per resource intersects to has three kinds: a single
 node, the intersection X of masks and domains itself, and a subset of X made by members of the
 families that are smaller than their domains (`Search`). All of the first two are computed; of the
-third, which holds every larger subset of X along with a set, only the best of the size that is
+third, which contains with a set every larger subset of X, only the best of the size that is
 desired, or the smallest that is larger.
 """
 
@@ -94,11 +94,13 @@ def best_intersection(
     if work.exceeded:
         found |= {search.greedy(desired) for search in open_states}
     return min(
-        found, key=lambda mask: (*misfit(mask.bit_count(), desired), *tiebreak(mask)), default=None
+        found,
+        key=lambda mask: (*size_order(mask.bit_count(), desired), *tiebreak(mask)),
+        default=None,
     )
 
 
-def misfit(count: int, desired: int) -> tuple[int, int]:
+def size_order(count: int, desired: int) -> tuple[int, int]:
     """Order numbers of nodes: the desired one, then the next below it, then the next above."""
     if count <= desired:
         return 0, desired - count

@@ -103,10 +103,10 @@ def merge_hints(
 
     `nodes` are all NUMA nodes of the machine; `distances` is read only with
     `prefer_closest_numa_nodes` (see `require_distances`). The hint's `nodes` is None where the
-    providers leave the choice open (policy none, or single-numa-node without any opinion),
+    providers leave the choice open (policy none, or single-numa-node without any preference),
     otherwise it is a non-empty mask. The choice is that of trying every permutation of hints.
-    Where hints are told by rules and `work` does not suffice, a better choice may have been missed;
-    then `work` says so, and the choice is still one that some permutation gives.
+    If families of hints exceed `work`, a better choice may have been missed; then `work` records
+    this, and the choice is still the result of some permutation.
     """
     everything = nodes.bits if isinstance(nodes, Mask) else nodes
     order = Order(_tiebreak(Closest(distances), policy))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from msgspec import Struct
 
 from agent.managers.topology.implicit_hints import HintFamily
-from agent.managers.topology.implicit_merge import best_common, best_intersection, misfit
+from agent.managers.topology.implicit_merge import best_common, best_intersection, size_order
 from agent.managers.topology.numa_masks import SubsetIndex
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def resource_lists(
 ) -> list[Hints]:
     """Return one non-empty list of hints per resource.
 
-    A resource without preference has `indifferent` for its only hint, one that nothing can serve
-    `impossible`. A provider that names no resource counts as one without preference.
+    A resource without preference has the single hint `indifferent`, a resource that no nodes can
+    serve `impossible`. A provider without resources counts as a resource without preference.
     """
     no_preference: Mapping[str, None] = {"": None}
     return [
@@ -61,7 +61,7 @@ def best_preferred(
     """
     required: set[int] | None = None
     optional = {nodes}
-    # All types of memory have the same hints, and what is offered twice asks for nothing more.
+    # All memory types have the same hints; duplicate lists do not change the merge.
     distinct = {id(hints): hints for hints in lists}.values()
     families = [hints for hints in distinct if isinstance(hints, HintFamily)]
     for hints in distinct:
@@ -101,7 +101,9 @@ def best_reachable(
         return None
     if len(reachable) == 1:
         return next(iter(reachable))
-    size = min({mask.bit_count() for mask in reachable}, key=lambda count: misfit(count, desired))
+    size = min(
+        {mask.bit_count() for mask in reachable}, key=lambda count: size_order(count, desired)
+    )
     return min((mask for mask in reachable if mask.bit_count() == size), key=order.of_equally_wide)
 
 

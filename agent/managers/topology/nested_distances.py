@@ -50,7 +50,7 @@ class DistanceBound:
     def _seen_from(self, first: int) -> list[tuple[int, int, int]]:
         """Return the first nodes in groups as they are seen from behind them, outwards.
 
-        A group is told by start, end, and how far its nodes are from all nearer ones.
+        A group is its start, its end, and the distance of its nodes from all nearer nodes.
         """
         groups = self._groups.get(first)
         if groups is None:
@@ -82,7 +82,7 @@ class DistanceBound:
 
 
 def _moved(least: Sequence[int], far: int) -> list[int]:
-    """Return the least totals of a group of which each node is so far from those outside."""
+    """Return the least totals of a group whose nodes all have this distance from outer nodes."""
     return [total + count * far for count, total in enumerate(least)]
 
 

@@ -1,4 +1,4 @@
-"""Families of sets of NUMA nodes that are told by what a set must hold, not by listing them."""
+"""Families of sets of NUMA nodes, defined by the amounts that a set must have."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class CoverDemand(NamedTuple):
-    """An amount that a set of nodes must hold; any unit, never negative.
+    """An amount that a set of nodes must have; any unit, never negative.
 
-    `places` are pairs of nodes (bits) and an amount: a set of nodes holds the amount of every
+    `places` are pairs of nodes (bits) and an amount: a set of nodes has the amount of every
     place that it touches. CPUs and memory have a place per node, a device may sit on several.
     """
 
@@ -24,18 +24,18 @@ class CoverDemand(NamedTuple):
 
     @classmethod
     def by_node(cls, need: int, amounts: Mapping[int, int]) -> Self:
-        """Return a demand for what each node (by id) holds an amount of."""
+        """Return a demand from the amount of each node (by id)."""
         return cls(
             need, tuple((1 << node, amount) for node, amount in amounts.items() if amount > 0)
         )
 
-    def held_by(self, nodes: int) -> int:
-        """Return how much a set of nodes (bits) holds."""
+    def amount_of(self, nodes: int) -> int:
+        """Return the amount that a set of nodes (bits) has."""
         return sum([amount for place, amount in self.places if place & nodes])
 
     def met_by(self, nodes: int) -> bool:
-        """Return whether a set of nodes (bits) holds enough."""
-        return self.held_by(nodes) >= self.need
+        """Return whether a set of nodes (bits) has enough."""
+        return self.amount_of(nodes) >= self.need
 
 
 class Cover(Struct, frozen=True):
@@ -56,7 +56,7 @@ class Cover(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no set of nodes will do: then not even all of the domain does."""
+        """Whether no set of nodes suffices: not even all of the domain."""
         return not self.holds(self.domain)
 
     def containing(self, nodes: int) -> Cover:

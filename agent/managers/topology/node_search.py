@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 _SCALE: Final = 1 << 20
 
 
-class _Held(NamedTuple):
-    """What became of one family: the nodes dropped from it, and what it can spare by demand."""
+class _Dropped(NamedTuple):
+    """The state of one family: the nodes dropped from it, and the spare amount by demand."""
 
     gone: int
     spare: tuple[int, ...]
 
 
-_State: TypeAlias = tuple[_Held, ...]
+_State: TypeAlias = tuple[_Dropped, ...]
 
 
 class _Family:
@@ -58,7 +58,7 @@ class _Family:
         losses = [[0] * len(cover.demands) for _ in pool]
         spare = []
         for number, demand in enumerate(cover.demands):
-            spare.append(demand.held_by(cover.domain) - demand.need)
+            spare.append(demand.amount_of(cover.domain) - demand.need)
             for anywhere, amount in demand.places:
                 place = anywhere & cover.domain
                 if place in position:
@@ -66,19 +66,19 @@ class _Family:
                 elif place and not place & ~self.within:
                     self.shared.append((place, number, amount))
         self.alone = [tuple(loss) for loss in losses]
-        self.start = _Held(0, tuple(spare))
+        self.start = _Dropped(0, tuple(spare))
         drops = [self.without(self.start, bit, at) for at, bit in enumerate(pool)]
         self.can_drop = [dropped is not None for dropped in drops]
 
-    def without(self, held: _Held, bit: int, at: int) -> _Held | None:
-        """Return what is left when a node is dropped, too; None when the demands forbid it."""
+    def without(self, state: _Dropped, bit: int, at: int) -> _Dropped | None:
+        """Return the state after dropping a node, too; None when the demands forbid it."""
         if bit & self.required:
             return None
-        gone = held.gone | bit
-        spare = tuple([have - loss for have, loss in zip(held.spare, self.alone[at], strict=True)])
+        gone = state.gone | bit
+        spare = tuple([have - loss for have, loss in zip(state.spare, self.alone[at], strict=True)])
         if self.shared:
             spare = self._without_shared(spare, bit, gone)
-        return None if spare and min(spare) < 0 else _Held(gone, spare)
+        return None if spare and min(spare) < 0 else _Dropped(gone, spare)
 
     def _without_shared(self, spare: tuple[int, ...], bit: int, gone: int) -> tuple[int, ...]:
         left = list(spare)
@@ -122,8 +122,8 @@ class Search:
     """The sets of nodes of `pool` (bits) that intersections of one member per family can be.
 
     The domain of every family contains the pool, and no family is empty. `spans` are conditions
-    on the set itself. Without `every`, sets that differ only by nodes that nothing tells apart
-    are represented by the one of the smallest value.
+    on the set itself. Without `every`, sets that differ only by interchangeable nodes
+    are represented by the set of the smallest value.
     """
 
     def __init__(
@@ -187,8 +187,8 @@ class Search:
     def sets(self, size: int) -> Iterator[int]:
         """Yield the sets of `size` nodes in ascending order of their integer value."""
         if 0 < size <= len(self._nodes):
-            held = self._start, self._spares
-            yield from self._descend(len(self._nodes), size, 0, held, self._forced)
+            so_far = self._start, self._spares
+            yield from self._descend(len(self._nodes), size, 0, so_far, self._forced)
 
     def least(self) -> int:
         """Return a number of nodes below which no set can come out."""
@@ -215,28 +215,28 @@ class Search:
         first: int,
         inside: int,
         chosen: int,
-        held: tuple[_State, tuple[int, ...]],
+        so_far: tuple[_State, tuple[int, ...]],
         forced: int,
     ) -> Iterator[int]:
         """Yield the sets made of `chosen` and `inside` of the `first` nodes.
 
-        `held` is how the others were dropped, and what the bounds can spare after that.
+        `so_far` is how the others were dropped, and what the bounds can spare after that.
         """
         if inside == first:
             nodes = chosen | self._below[first]
             if self._falls_below(first, chosen) and all(s.met_by(nodes) for s in self._spans):
                 yield nodes
             return
-        if not self._work.take() or self._is_hopeless(first, inside, chosen, held[1], forced):
+        if not self._work.take() or self._is_hopeless(first, inside, chosen, so_far[1], forced):
             return
         at = first - 1
         if not self._nodes[at] & forced:
-            dropped = self._without(held, at)
+            dropped = self._without(so_far, at)
             if dropped is not None:
                 yield from self._descend(at, inside, chosen, dropped, forced)
         if inside:
             alike = forced | self._alike[at]
-            yield from self._descend(at, inside - 1, chosen | self._nodes[at], held, alike)
+            yield from self._descend(at, inside - 1, chosen | self._nodes[at], so_far, alike)
 
     def _is_hopeless(
         self, first: int, inside: int, chosen: int, spares: tuple[int, ...], forced: int
@@ -263,10 +263,10 @@ class Search:
         return self._near.at_least(chosen, first, inside) >= self._limit
 
     def _without(
-        self, held: tuple[_State, tuple[int, ...]], at: int
+        self, so_far: tuple[_State, tuple[int, ...]], at: int
     ) -> tuple[_State, tuple[int, ...]] | None:
         """Drop a node from some family; if need be divide all dropped nodes among them again."""
-        state, spares = held
+        state, spares = so_far
         left = tuple([s - b.prices[at] for s, b in zip(spares, self._bounds, strict=True)])
         if left and min(left) < 0:
             return None
@@ -287,8 +287,8 @@ class Search:
     def _divided(self, dropped: list[int]) -> _State | None:
         """Return how nodes (positions) can be dropped, each from one family; None if they cannot.
 
-        Nodes that cost most come first; those that nothing tells apart go to the families in one
-        order only.
+        Nodes that cost most come first; interchangeable nodes go to the families in one order
+        only.
         """
         if sum([family.most_dropped(dropped) for family in self._families]) < len(dropped):
             return None
@@ -334,7 +334,7 @@ class Search:
         ]
 
     def _all_kinds(self) -> list[tuple[object, ...]]:
-        """Return what tells each node apart from others; in a place of several nodes all are."""
+        """Return what distinguishes each node; nodes in a place of several are all distinct."""
         groups = [group for span in self._spans for group in span.groups]
         groups += [family.required for family in self._families if family.required]
         places = [place for family in self._families for place, _, _ in family.shared]

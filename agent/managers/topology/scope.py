@@ -35,7 +35,7 @@ _NUMA_NODE: Final = "numa_node"
 
 
 def align_and_allocate(draft: Draft, providers: Sequence[HintProvider]) -> None:
-    """Serve the pod by the policy and scope in force; raises `Rejected`."""
+    """Align and allocate the pod by the current policy and scope; raises `Rejected`."""
     draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
     try:
         if draft.rules.policy.topology.policy is TopologyManagerPolicy.NONE:
@@ -67,7 +67,7 @@ def _count_bounded_choices(draft: Draft) -> None:
 
 
 def _without_alignment(draft: Draft, providers: Sequence[HintProvider]) -> None:
-    """Serve each container by itself: policy none asks for no hints and manages no budgets.
+    """Allocate each container by itself: policy none requests no hints and manages no budgets.
 
     Its failures are not counted as the topology manager's (kubelet v1.36).
     """

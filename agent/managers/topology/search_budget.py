@@ -11,9 +11,9 @@ BUDGET: Final = 1_000
 
 
 class SearchBudget(Struct):
-    """What is left of a budget; `exceeded` once a search had to end before it was through.
+    """The remaining steps; `exceeded` is set when a search stopped before its end.
 
-    The same question always takes the same steps, so a decision stays a pure function.
+    The same input always takes the same steps, so a decision stays a pure function.
     """
 
     left: int = BUDGET

@@ -27,7 +27,7 @@ def by_value(nodes: int) -> tuple[int, ...]:
 
 
 class Order(Struct, frozen=True):
-    """What makes one set of NUMA nodes better than another that serves as well.
+    """The order of sets of NUMA nodes that can all serve a request.
 
     `tiebreak` orders sets of the same size; `sockets`, where `align-by-socket` asks for it, comes
     before the size: a set on one socket is better than a narrower one across two.
@@ -95,7 +95,7 @@ def _interchangeable(rows: Mapping[int, Mapping[int, int]], one: int, other: int
 class NodeDistances:
     """How near some nodes are to one another: bounds and good guesses for a search among them.
 
-    Nodes are told by their position, ascending; a set is a mask of node ids as everywhere.
+    Nodes are identified by position, ascending; a set is a mask of node ids as everywhere.
     """
 
     def __init__(self, closest: Closest, nodes: Sequence[int]) -> None:

@@ -107,7 +107,7 @@ class TestFailedAlignment:
         )
         found = rejected(make_rules(topology=policy), full)
         assert found.reason is Reason.TOPOLOGY_AFFINITY
-        assert found.message.startswith("exclusive containers hold all 4 CPUs")
+        assert found.message.startswith("exclusive containers take all 4 CPUs")
         assert (found.resource, found.asked, found.free) == ("cpu", None, {})
 
     def test_many_nodes_are_not_all_listed(self) -> None:

@@ -52,7 +52,7 @@ class TestEmptyPool:
         ("containers", "problem"),
         [
             ((app("a", own(4)), app("b")), "none is left for its shared containers"),
-            ((app("a", own(2)), sidecar("s", own(2)), app("b")), "exclusive containers hold all 4"),
+            ((app("a", own(2)), sidecar("s", own(2)), app("b")), "exclusive containers take all 4"),
             ((sidecar("s"), app("a", own(4))), "none is left for its shared containers"),
             ((sidecar("s", own(4)), init("i")), "none is left for the shared init container i"),
             ((sidecar("s", own(2)), init("i", own(3))), "init container i asks for 3 CPUs"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
 from agent.managers.topology.hints import Hint
 from agent.managers.topology.implicit_hints import HintFamily
-from agent.managers.topology.implicit_merge import best_common, best_intersection, misfit
+from agent.managers.topology.implicit_merge import best_common, best_intersection, size_order
 from agent.managers.topology.manager import merge_hints
 from agent.managers.topology.merge import reachable_masks
 from agent.managers.topology.node_cover import Cover, CoverDemand
@@ -136,4 +136,4 @@ def test_a_choice_that_takes_too_much_work_is_valid_and_says_so() -> None:
 
 
 def test_the_desired_number_of_nodes_is_best_then_fewer_then_more() -> None:
-    assert sorted(range(1, 6), key=lambda count: misfit(count, 3)) == [3, 2, 1, 4, 5]
+    assert sorted(range(1, 6), key=lambda count: size_order(count, 3)) == [3, 2, 1, 4, 5]

@@ -27,7 +27,7 @@ def test_common_members_are_those_of_all(nodes: int, data: st.DataObject) -> Non
 
 def test_a_device_on_two_nodes_is_in_reach_of_either_and_counts_once() -> None:
     device = CoverDemand(1, ((0b110, 1),))
-    assert [device.held_by(mask) for mask in (0b001, 0b010, 0b100, 0b110)] == [0, 1, 1, 1]
+    assert [device.amount_of(mask) for mask in (0b001, 0b010, 0b100, 0b110)] == [0, 1, 1, 1]
 
 
 def test_a_node_that_has_nothing_is_no_place() -> None:
