@@ -94,7 +94,7 @@ class Contents:
         self.links: dict[str, str] = {}
 
     def add(self, name: str) -> bool:
-        """Add a file of the tree as it is, if there is one that can be read; tell whether."""
+        """Add a file of the tree as it is, if the file can be read; return whether."""
         text = self.tree.optional(lambda: self.tree.find(name), None, "it is left out")
         if text is None:
             return False
@@ -108,7 +108,7 @@ class Contents:
         )
 
     def add_first(self, names: tuple[str, ...]) -> bool:
-        """Add the first of these files that exists; tell whether one does."""
+        """Add the first of these files that exists; return whether one does."""
         return any(self.add(name) for name in names)
 
     def add_all(self, directory: str, names: tuple[str, ...]) -> None:
@@ -234,7 +234,7 @@ def _replace(file: Path, content: bytes) -> None:
     try:
         _write_beside(file, content)
     except OSError as error:
-        # What was asked for is the file; of the temporary one beside it nobody knows.
+        # The error names the requested file, not the temporary file beside it.
         raise OSError(error.errno, error.strerror or str(error), str(file)) from error
 
 

@@ -93,7 +93,7 @@ class SysfsTree:
             raise MalformedFile(path, content.decode("latin-1"), "plain text") from error
 
     def exists(self, name: str) -> bool:
-        """Return whether there is anything of this name, be it odd."""
+        """Return whether anything of this name exists, of whatever file type."""
         return os.path.lexists(self._place(name.rpartition("/")[0]) + "/" + name.rpartition("/")[2])
 
     def text(self, name: str, remedy: str) -> str:

@@ -22,7 +22,7 @@ _PIECE: Final = (1 << _PIECE_BITS) - 1
 
 @final
 class Mask:
-    """An immutable set of non-negative integers held in the bits of one `int`.
+    """An immutable set of non-negative integers stored in the bits of one `int`.
 
     Bit *n* of `bits` is set when id *n* is a member. The text form is the kernel's list
     format (`0-3,8`; Documentation/admin-guide/cputopology.rst), the empty set is `""`.

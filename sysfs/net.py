@@ -75,7 +75,7 @@ def read_links() -> tuple[tuple[str, str], ...]:
     kernels and of other buses have "" and are placed by `sys/class/net`. Empty where the system
     rejects netlink (a sandbox without AF_NETLINK): `sys/class/net` then has to do alone.
     """
-    # pyroute2 costs 0.2 s and 17 MiB to import; whoever reads another root must not pay that.
+    # pyroute2 costs 0.2 s and 17 MiB to import; reading another root needs none of it.
     from pyroute2 import IPRoute  # noqa: PLC0415
     from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415
 

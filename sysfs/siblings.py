@@ -268,7 +268,7 @@ def read_uncore(tree: SysfsTree, online: Mask) -> dict[int, int]:
     """Return the lowest online CPU that shares the level 3 cache, by CPU id.
 
     A CPU whose `cache` directory is absent or has no level 3 is not a key: it has no uncore
-    cache, and whoever groups by it takes the package instead. So do the CPUs of sets that
+    cache, and grouping by cache uses the package instead. So do the CPUs of sets that
     contradict each other.
     """
     groups: dict[int, int] = {}

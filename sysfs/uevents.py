@@ -1,4 +1,4 @@
-"""Telling when CPUs, memory blocks or nodes of the live host come and go."""
+"""Watching CPUs, memory blocks and NUMA nodes of the live host come and go (uevents)."""
 
 from __future__ import annotations
 

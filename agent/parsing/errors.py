@@ -1,4 +1,4 @@
-"""What can be wrong with a document, each mistake with its place."""
+"""Errors of documents: all mistakes, each with its path and line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import ClassVar, Final
 
 from msgspec import Struct
 
-#: So many mistakes of one document are told: nobody reads more, and a text can hold thousands.
-MISTAKES_TOLD: Final = 100
+#: The most mistakes of one document that are reported: a text can have thousands.
+MISTAKES_REPORTED: Final = 100
 
 
 class Mistake(Struct, frozen=True):
@@ -42,7 +42,7 @@ class DocumentError(Exception):
         if len(self.problems) == 1:
             return f"{self.source}: {self.problems[0]}"
         count = len(self.problems)
-        lines = "".join(f"\n  {problem}" for problem in self.problems[:MISTAKES_TOLD])
-        more = count - MISTAKES_TOLD
+        lines = "".join(f"\n  {problem}" for problem in self.problems[:MISTAKES_REPORTED])
+        more = count - MISTAKES_REPORTED
         rest = f"\n  and {more} more" if more > 0 else ""
         return f"{self.source}: {count} mistakes in this {self.what}{lines}{rest}"

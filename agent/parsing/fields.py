@@ -37,7 +37,7 @@ class Field(Struct, frozen=True):
         return isinstance(self.node, ScalarNode) and self.node.value is None
 
     def child(self, key: str) -> Field | None:
-        """Return the entry of a mapping; None when absent, null, or this is no mapping."""
+        """Return the entry of a mapping; None when absent, null, or this is not a mapping."""
         if not isinstance(self.node, MappingNode):
             return None
         node = self.node.entries.get(key)

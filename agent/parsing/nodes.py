@@ -86,7 +86,7 @@ def places(document: Node, paths: Collection[str]) -> dict[str, int | None]:
 
 
 def join(path: str, key: str) -> str:
-    """Return the path of a mapping's entry; a key that is no short word is put in brackets."""
+    """Return the path of a mapping's entry; a key that is not a short word is put in brackets."""
     if len(key) > SHOWN_LENGTH or not _WORD.fullmatch(key):
         return f"{path}[{shown(key)}]"
     return f"{path}.{key}" if path else key

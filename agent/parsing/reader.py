@@ -237,7 +237,7 @@ def _reject_unread(content: str) -> None:
 
 
 def _reject_many(value: _Json) -> None:
-    """Raise when a value holds too many; nesting is no concern of this walk."""
+    """Raise when a value has too many; nesting is not checked here."""
     stack, seen = [value], 0
     while stack:
         inner = stack.pop()

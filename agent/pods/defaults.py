@@ -1,8 +1,7 @@
-"""The defaults that the API server sets before anyone else sees a pod.
+"""The defaults that the API server sets in a pod.
 
 Sources: k8s.io/kubernetes `pkg/apis/core/v1/defaults.go` (SetDefaults_Pod and
-SetDefaults_ResourceList)
-and KEP-2837 for pod-level resources.
+SetDefaults_ResourceList), and KEP-2837 for pod-level resources.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _OVERCOMMITTABLE: Final = (CPU, MEMORY)
 
 
 def apply_defaults(pod: Pod, *, pod_level_resources: bool = True) -> Pod:
-    """Return the pod with every default set; doing it twice changes nothing.
+    """Return the pod with every default set (idempotent).
 
     Amounts are rounded up to thousandths. A container's request follows from its limit. Pod-level
     requests of cpu and memory follow from what the containers request together; all that is still

@@ -1,4 +1,4 @@
-"""A digest of all that a decision depends on, so that asking twice is recognized."""
+"""A digest of the parts of a pod that a decision depends on, to recognize repeated requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMAT: Final = 1
 
 
 def spec_digest(pod: Pod) -> str:
-    """Return 64 hex digits that are equal for two pods exactly when they ask for the same.
+    """Return 64 hex digits that are equal for two pods exactly when they request the same.
 
     Covered are the containers in order with name, kind, requests and limits, the pod-level
     resources, a stated QoS class and the overhead. Not covered are uid, name, namespace,

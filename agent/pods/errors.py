@@ -1,11 +1,11 @@
-"""What can be wrong with a quantity or a pod manifest."""
+"""Errors of quantities and pod manifests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from agent.parsing.errors import DocumentError
-from agent.pods.identity import NOBODY, PodIdentity
+from agent.pods.identity import NO_IDENTITY, PodIdentity
 
 
 @dataclass
@@ -21,11 +21,11 @@ class QuantityError(ValueError):
 
 @dataclass
 class ManifestError(DocumentError):
-    """A pod manifest was rejected; `problems` holds every mistake in it with path and line.
+    """A pod manifest was rejected; `problems` are all its mistakes with path and line.
 
-    `identity` is whom it speaks of, as far as it could be read.
+    `identity` is the identity of the pod as far as the manifest is readable.
     """
 
-    identity: PodIdentity = NOBODY
+    identity: PodIdentity = NO_IDENTITY
 
     what = "pod manifest"

@@ -1,4 +1,4 @@
-"""Who a manifest speaks of, as far as it says so, although it is no valid pod."""
+"""The identity of the pod that a manifest names, even if the manifest is not valid."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LONGEST: Final = 253
 
 
 class PodIdentity(Struct, frozen=True):
-    """What a manifest states of its pod; "" for what it does not state, or not legibly."""
+    """Uid, name and namespace that a manifest states; "" if missing or unreadable."""
 
     uid: str = ""
     name: str = ""
     namespace: str = ""
 
 
-NOBODY: Final = PodIdentity()
+NO_IDENTITY: Final = PodIdentity()
 
 
 class Named(Protocol):
@@ -45,10 +45,10 @@ def full_name(pod: Named) -> str:
 
 
 def identity_of(document: Node, default_namespace: str) -> PodIdentity:
-    """Return whom a document speaks of; a pod that is named without a namespace is in the default.
+    """Return the identity that a document states; without a namespace, the default namespace.
 
-    What is no uid names nobody, nor does a text that is longer than any name or could speak to a
-    terminal.
+    An invalid uid is ignored, as is a text that is longer than any name or has control characters
+    for a terminal.
     """
     entries = document.entries if isinstance(document, MappingNode) else {}
     metadata = entries.get("metadata")

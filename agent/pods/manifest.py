@@ -1,4 +1,4 @@
-"""From the text of a manifest to a pod that is defaulted and validated, or to all its mistakes."""
+"""Reading manifests: a defaulted and validated pod, or all mistakes of the manifest."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 DEFAULT_NAMESPACE: Final = "default"
 _MAX_CONTAINERS: Final = 1000
 
-#: Fields that are read here; a near miss of one of them is taken for a slip of the pen.
+#: Fields that are read here; a key similar to one of them is reported as a typing error.
 _READ_IN_SPEC: Final = ("containers", "initContainers", "resources", "overhead")
 _READ_IN_CONTAINER: Final = ("name", "resources", "restartPolicy")
-#: Neighbours in v1.PodSpec and v1.Container that resemble them and are ignored on purpose.
+#: Fields of v1.PodSpec and v1.Container that resemble them and are ignored on purpose.
 _NEIGHBOURS: Final = frozenset(
     {"ephemeralContainers", "resourceClaims", "resizePolicy", "restartPolicyRules", "restartPolicy"}
 )
@@ -94,7 +94,7 @@ def checked_pod(
 
 
 def read_pod(document: Node, source: str) -> Pod:
-    """Return the pod as it is written: neither defaulted nor validated, but well typed.
+    """Return the pod as written: neither defaulted nor validated, but well typed.
 
     Raises `ManifestError` on missing fields and wrong types.
     """

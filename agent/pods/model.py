@@ -1,4 +1,4 @@
-"""The pod as the managers see it: names, kinds, requests and limits, nothing else of v1.Pod."""
+"""The pod as the managers use it: names, kinds, requests and limits of v1.Pod."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class QosClass(StrEnum):
 
 
 class ContainerKind(StrEnum):
-    """How a container lives: once before the apps, beside them from the start, or as an app."""
+    """Standard init container, sidecar (restartable init container), or app container."""
 
     INIT = "init"
     SIDECAR = "sidecar"
@@ -54,7 +54,7 @@ class Container(Struct, frozen=True):
 class Pod(Struct, frozen=True):
     """One pod, defaulted and validated.
 
-    `init_containers` holds standard init containers and sidecars in manifest order.
+    `init_containers` are standard init containers and sidecars in manifest order.
     `resources` is `spec.resources` (pod-level, KEP-2837), None when the manifest has none.
     `status_qos` is `status.qosClass` of the manifest, which wins over the computed class.
     `overhead` is `spec.overhead`: what the runtime needs beside the containers (KEP-688).

@@ -38,23 +38,23 @@ _EXTENDED_RULE: Final = (
 
 
 def label_fault(text: str) -> str | None:
-    """Say what keeps a text from being a DNS label (RFC 1123); None when it is one."""
+    """Return why a text is not a DNS label (RFC 1123), None when it is valid."""
     return None if len(text) <= _MAX_LABEL and _LABEL.fullmatch(text) else _LABEL_RULE
 
 
 def subdomain_fault(text: str) -> str | None:
-    """Say what keeps a text from being a DNS subdomain (RFC 1123); None when it is one."""
+    """Return why a text is not a DNS subdomain (RFC 1123), None when it is valid."""
     fits = len(text) <= _MAX_SUBDOMAIN and _SUBDOMAIN.fullmatch(text)
     return None if fits else _SUBDOMAIN_RULE
 
 
 def uid_fault(text: str) -> str | None:
-    """Say what keeps a text from being a pod uid here; None when it is one."""
+    """Return why a text is not accepted as a pod uid, None when it is accepted."""
     return None if len(text) <= _MAX_UID and _UID.fullmatch(text) else _UID_RULE
 
 
 def extended_resource_fault(text: str) -> str | None:
-    """Say what keeps a text from naming an extended resource; None when it does."""
+    """Return why a text is not the name of an extended resource, None when it is."""
     if is_native_resource(text):
         return "resources of kubernetes.io are not extended resources"
     if text.startswith(_QUOTA) or not _is_prefixed(f"{_QUOTA}{text}"):
@@ -63,9 +63,9 @@ def extended_resource_fault(text: str) -> str | None:
 
 
 def prefixed_resource_fault(text: str) -> str | None:
-    """Say what keeps a text from naming a resource as `domain/name`; None when it does.
+    """Return why a text is not a resource name of the form `domain/name`, None when it is.
 
-    That is an extended resource or one of kubernetes.io (ValidateContainerResourceName).
+    Such names are extended resources or resources of kubernetes.io (ValidateContainerResourceName).
     """
     if is_native_resource(text) and _is_prefixed(text):
         return None

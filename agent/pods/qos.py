@@ -36,7 +36,7 @@ def qos_class(pod: Pod, *, pod_level_resources: bool) -> QosClass:
 def is_container_guaranteed(container: Container) -> bool:
     """Return whether requests equal limits, neither of them zero, for cpu and for memory.
 
-    KEP-5526: only such a container of a pod with pod-level resources can hold exclusive ones.
+    KEP-5526: only such a container of a pod with pod-level resources can have exclusive ones.
     """
     requests, limits = container.resources.requests, container.resources.limits
     cpu, memory = requests.get(CPU), requests.get(MEMORY)

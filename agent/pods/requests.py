@@ -1,4 +1,4 @@
-"""What a pod and its containers effectively ask for: exclusive CPUs, memory, totals.
+"""Effective requests of a pod and its containers: exclusive CPUs, memory, totals.
 
 Names and rules follow the kubelet's CPU manager (`guaranteedCPUs`, `podGuaranteedCPUs`), memory
 manager (`getRequestedResources`, `getPodRequestedResources`) and the scheduler's pod requests.
@@ -29,7 +29,7 @@ def is_memory_type(resource: str) -> bool:
 
 
 def is_pod_level_resource(resource: str) -> bool:
-    """Return whether `spec.resources` may hold this resource (KEP-2837)."""
+    """Return whether `spec.resources` may have this resource (KEP-2837)."""
     return resource == CPU or is_memory_type(resource)
 
 
@@ -44,7 +44,7 @@ def has_pod_level_resources(pod: Pod) -> bool:
 def exclusive_cpus(
     pod: Pod, container: Container, qos: QosClass, *, pod_level_managers: bool
 ) -> int:
-    """Return how many whole CPUs of its own a container asks for; 0 means that it shares.
+    """Return how many exclusive CPUs a container requests; 0 means that it shares CPUs.
 
     Only a Guaranteed pod has such containers, and only for a whole number of CPUs; in a pod with
     pod-level resources the container itself has to be Guaranteed as well (KEP-5526).
@@ -61,7 +61,7 @@ def exclusive_cpus(
 
 
 def pod_exclusive_cpus(pod: Pod, qos: QosClass, *, pod_level_managers: bool) -> int:
-    """Return the CPUs that a pod asks for as one: its budget, or the peak of its containers.
+    """Return the CPUs that a pod requests as a whole: its budget, or the peak of its containers.
 
     The peak is the larger of the apps with all sidecars, and each standard init container with
     the sidecars before it. A fractional pod-level budget is 0: the pod runs shared.
@@ -93,7 +93,7 @@ def memory_requests(pod: Pod, container: Container, *, pod_level_managers: bool)
 
 
 def pod_memory_requests(pod: Pod, *, pod_level_managers: bool) -> dict[str, int]:
-    """Return the bytes that a pod asks for as one, by memory type.
+    """Return the bytes that a pod requests as a whole, by memory type.
 
     Its budget where it has one, else the most that its containers have at one time (KEP-693,
     "Effective resource request"; KEP-753 with sidecars). A type that only init containers ask for

@@ -1,4 +1,4 @@
-"""What the API server would reject in a pod, said before anything is decided.
+"""Validation of a pod as by the API server, before any decision.
 
 Sources: k8s.io/kubernetes `pkg/apis/core/validation/validation.go`
 (ValidateContainerResourceRequirements, validatePodResources, validatePodResourceConsistency) and
@@ -56,10 +56,10 @@ def _containers(pod: Pod) -> Iterator[tuple[str, Container]]:
 
 
 def find_warnings(pod: Pod) -> tuple[str, ...]:
-    """Return what the API server warns of: sizes that are no whole number of bytes.
+    """Return the API server's warnings: sizes that are not a whole number of bytes.
 
     Each with the field's path. They are counted as the next whole number of bytes (`128m` of memory
-    is one byte), and are nearly always a slip for `M` or `Mi`.
+    is one byte), and are nearly always a typing error for `M` or `Mi`.
     """
     if not _has_fractions(pod):
         return ()
@@ -143,7 +143,7 @@ def _whole_pages(name: str, amount: Quantity, where: str) -> Iterator[Mistake]:
 
 
 def resource_name_fault(name: str) -> str | None:
-    """Say what keeps a text from naming a resource of a container; None when it does."""
+    """Return why a text is not the name of a container's resource, None when it is."""
     if name in _OVERCOMMITTABLE:
         return None
     if not name.startswith(HUGEPAGES_PREFIX):

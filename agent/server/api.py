@@ -13,7 +13,7 @@ import structlog
 from msgspec.structs import replace
 
 from agent.api import documents as wire
-from agent.parsing.errors import MISTAKES_TOLD
+from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.reconcile.errors import BindingError
@@ -233,9 +233,9 @@ def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
     """Return the error for a manifest: the number of mistakes, and the first 100 of them."""
     count = len(error.problems)
     summary = f"{count} mistakes in the manifest" if count > 1 else str(error)
-    if count > MISTAKES_TOLD:
-        summary = f"{summary}, of which the first {MISTAKES_TOLD} are listed"
-    listed = error.problems[:MISTAKES_TOLD]
+    if count > MISTAKES_REPORTED:
+        summary = f"{summary}, of which the first {MISTAKES_REPORTED} are listed"
+    listed = error.problems[:MISTAKES_REPORTED]
     details = tuple((problem.path, problem.message) for problem in listed)
     return errors.InvalidManifestError(summary, details, error.identity)
 

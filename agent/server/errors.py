@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from agent.pods.identity import NOBODY
+from agent.pods.identity import NO_IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ class InvalidManifestError(RequestError):
         self,
         message: str,
         details: tuple[tuple[str, str], ...] = (),
-        identity: PodIdentity = NOBODY,
+        identity: PodIdentity = NO_IDENTITY,
     ) -> None:
         super().__init__(message, details)
         self.identity = identity

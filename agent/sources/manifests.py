@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from agent.api.documents import ErrorDetail, ManifestDocument
 from agent.managers.decision import Reason
-from agent.parsing.errors import MISTAKES_TOLD
+from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
-from agent.pods.identity import NOBODY
+from agent.pods.identity import NO_IDENTITY
 from agent.sources.errors import FileFailedError
 
 if TYPE_CHECKING:
@@ -171,12 +171,12 @@ def _document(file: ManifestFile, state: str, message: str) -> ManifestDocument:
 
 
 def _invalid(file: ManifestFile) -> ManifestDocument:
-    identity, details = NOBODY, tuple[ErrorDetail, ...]()
+    identity, details = NO_IDENTITY, tuple[ErrorDetail, ...]()
     if isinstance(file.error, ManifestError):
         identity = file.error.identity
         details = tuple(
             ErrorDetail(path=problem.path, message=problem.message)
-            for problem in file.error.problems[:MISTAKES_TOLD]
+            for problem in file.error.problems[:MISTAKES_REPORTED]
         )
     return ManifestDocument(
         file=file.name,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.pods.errors import ManifestError
-from agent.pods.identity import NOBODY, PodIdentity
+from agent.pods.identity import NO_IDENTITY, PodIdentity
 from agent.pods.manifest import load_pod
 
 
@@ -33,7 +33,7 @@ def test_another_kind_of_object_has_a_name_too() -> None:
 
 @pytest.mark.parametrize("text", ["[", "- 1\n", "kind: [\n", "metadata: web\n", "{}"])
 def test_what_does_not_say_it_speaks_of_nobody(text: str) -> None:
-    assert spoken_of(text) == NOBODY
+    assert spoken_of(text) == NO_IDENTITY
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_what_does_not_say_it_speaks_of_nobody(text: str) -> None:
     ],
 )
 def test_no_text_that_is_no_name_goes_on(metadata: str) -> None:
-    assert spoken_of(without_containers(metadata)) == NOBODY
+    assert spoken_of(without_containers(metadata)) == NO_IDENTITY

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from agent.api import documents as wire
-from agent.parsing.errors import MISTAKES_TOLD
+from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.manifest import load_pod
 from agent.server import api
 from tests.agent.server.support import UID, in_loop, make_world, manifest, running
@@ -152,5 +152,5 @@ async def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(world:
         response = await session.post("http://agent/v1/pods", data=body)
         error = wire.decode(await response.read(), wire.ErrorDocument).error
         assert error.message == "300 mistakes in the manifest, of which the first 100 are listed"
-        assert len(error.details) == MISTAKES_TOLD
+        assert len(error.details) == MISTAKES_REPORTED
         assert not agent.controller.state.ledger.allocations

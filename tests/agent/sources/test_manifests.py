@@ -8,7 +8,7 @@ import pytest
 
 from agent.api.documents import AdmissionDocument, RejectionDocument
 from agent.managers.decision import Reason
-from agent.parsing.errors import MISTAKES_TOLD
+from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.digest import spec_digest
 from agent.pods.manifest import load_pod
 from agent.sources.errors import FileFailedError, ManifestDirectoryError
@@ -289,4 +289,4 @@ def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(scene: Scene
     scene.write("a", lead + mistakes)
     (document,) = asyncio.run(scene.source.sync()).values()
     assert "300 mistakes" in document.message
-    assert len(document.details) == MISTAKES_TOLD
+    assert len(document.details) == MISTAKES_REPORTED
