@@ -190,7 +190,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     assert file.read_text() == "old"
 
 
-def test_the_file_and_its_name_are_on_the_disk_before_it_is_told(
+def test_the_file_and_its_name_are_on_the_disk_before_it_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, file = write_tree(regular_host(), tmp_path / "host"), tmp_path / "host.tar.gz"

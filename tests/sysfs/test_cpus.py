@@ -53,7 +53,7 @@ def test_an_online_cpu_that_is_not_present_is_not_counted(tmp_path: Path) -> Non
     assert read_cpu_sets(SysfsTree(lay_out(tmp_path, files))).online == Mask.parse("0-1")
 
 
-def test_a_root_without_cpus_is_no_host(tmp_path: Path) -> None:
+def test_a_root_without_cpus_is_not_a_host(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="no online CPU was found; name the directory"):
         read_cpu_sets(SysfsTree(tmp_path))
 

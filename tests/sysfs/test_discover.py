@@ -175,7 +175,7 @@ def test_a_root_without_a_tree_says_what_a_root_is(tmp_path: Path) -> None:
         discover(tmp_path)
 
 
-def test_hybrid_cores_are_told_apart(tmp_path: Path) -> None:
+def test_hybrid_cores_are_distinguished(tmp_path: Path) -> None:
     root = write_tree(regular_host(packages=1, cores_per_node=4, threads=1), tmp_path / "root")
     lay_out(root, {"sys/devices/cpu_core/cpus": "0-1\n", "sys/devices/cpu_atom/cpus": "2-3\n"})
     kinds = [cpu.kind for cpu in discover(root).cpus]

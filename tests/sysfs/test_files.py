@@ -62,7 +62,7 @@ def test_a_file_that_no_kernel_writes_is_not_read_to_its_end(tmp_path: Path) -> 
         (SysfsTree.find, "é".encode()),
     ],
 )
-def test_damage_is_told_with_the_files_name(
+def test_damage_is_reported_with_the_files_name(
     tmp_path: Path, read: Callable[[SysfsTree, str], object], content: bytes
 ) -> None:
     (tmp_path / "f").write_bytes(content)

@@ -42,7 +42,7 @@ def test_an_absent_meminfo_is_none(tmp_path: Path) -> None:
         f"MemTotal: {10**15} kB",
     ],
 )
-def test_a_meminfo_without_a_total_is_told(tmp_path: Path, text: str) -> None:
+def test_a_meminfo_without_a_total_is_reported(tmp_path: Path, text: str) -> None:
     tree = SysfsTree(lay_out(tmp_path, {"meminfo": text}))
     with pytest.raises(MalformedFile, match=r"meminfo: .*MemTotal: <number> kB"):
         find_memory_total(tree, "meminfo")

@@ -69,7 +69,7 @@ def test_interfaces_without_a_device_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["e" * 16, "\udcff", "a\nb"])
-def test_what_no_interface_can_be_called_is_no_interface(tmp_path: Path, name: str) -> None:
+def test_what_no_interface_can_be_called_is_not_an_interface(tmp_path: Path, name: str) -> None:
     _interface(tmp_path, name, "sys/devices/platform/x")
     assert read_interfaces(SysfsTree(tmp_path), ONLINE) == ()
 

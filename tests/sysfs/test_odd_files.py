@@ -179,7 +179,7 @@ def test_contradicting_caches_cost_no_host(
     assert found.nodes == host.nodes
 
 
-def test_a_damage_of_every_cpu_is_told_in_a_few_lines(tmp_path: Path) -> None:
+def test_a_damage_of_every_cpu_is_reported_in_a_few_lines(tmp_path: Path) -> None:
     write_tree(regular_host(2, 1, 16), tmp_path)
     for file in tmp_path.glob(f"{CPU}/cpu*/cache/index3/shared_cpu_list"):
         file.write_text("x")

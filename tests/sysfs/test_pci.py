@@ -104,7 +104,7 @@ def test_no_node_is_taken_from_outside_the_tree(tmp_path: Path) -> None:
     assert device.node is None
 
 
-def test_a_node_that_is_no_number_is_a_warning(tmp_path: Path) -> None:
+def test_a_node_that_is_not_a_number_is_a_warning(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/numa_node": "one"})
     tree = SysfsTree(tmp_path)
     assert read_pci_devices(tree, ONLINE)[0].node is None

@@ -172,7 +172,7 @@ def test_garbage_in_an_id_is_a_warning_with_its_file(tmp_path: Path, name: str) 
     assert f"cpu0/topology/{name}: found 'x'" in warning
 
 
-def test_garbage_in_the_list_of_threads_is_told_with_its_file(tmp_path: Path) -> None:
+def test_garbage_in_the_list_of_threads_is_reported_with_its_file(tmp_path: Path) -> None:
     with pytest.raises(MalformedFile, match="cpu0/topology/core_cpus_list: found 'x'"):
         _read(tmp_path, "0", {"0": {"core_cpus_list": "x"}})
 

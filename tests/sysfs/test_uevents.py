@@ -17,7 +17,7 @@ from sysfs.uevents import (
     watch_hotplug,
 )
 
-STRANGER = 4242
+OTHER_SENDER = 4242
 
 
 def message(**variables: str) -> bytes:
@@ -34,7 +34,7 @@ def of_cpu(action: str) -> bytes:
 
 
 @pytest.mark.parametrize("subsystem", ["cpu", "memory", "node"])
-def test_hotplug_of_cpus_memory_and_nodes_is_told(subsystem: str) -> None:
+def test_hotplug_of_cpus_memory_and_nodes_is_reported(subsystem: str) -> None:
     event = hotplug_of(message(ACTION="add", DEVPATH="/devices/x", SUBSYSTEM=subsystem))
     assert event == Hotplug("add", subsystem, "/devices/x")
 
@@ -60,7 +60,7 @@ class _Netlink:
     sent = (
         (message(ACTION="add", SUBSYSTEM="net"), KERNEL_PORT),
         (of_cpu("offline"), KERNEL_PORT),
-        (of_cpu("remove"), STRANGER),
+        (of_cpu("remove"), OTHER_SENDER),
         (of_cpu("online"), KERNEL_PORT),
     )
 
@@ -93,7 +93,7 @@ def netlink(monkeypatch: pytest.MonkeyPatch) -> _Netlink:
     return fake
 
 
-def test_the_kernels_events_are_told_in_order_until_some_are_lost(
+def test_the_kernels_events_are_reported_in_order_until_some_are_lost(
     netlink: _Netlink,
 ) -> None:
     seen: list[str] = []

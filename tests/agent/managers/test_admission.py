@@ -231,7 +231,7 @@ class TestRemoving:
     def test_an_unknown_pod_changes_nothing(self) -> None:
         rules = make_rules()
         ledger = rules.empty_ledger()
-        assert remove(rules, ledger, "nobody") is ledger
+        assert remove(rules, ledger, "unknown") is ledger
 
 
 class TestInitContainers:
@@ -259,7 +259,7 @@ class TestInitContainers:
     def test_starting_the_init_container_itself_changes_nothing(self) -> None:
         rules, ledger = self.rules_and_ledger()
         assert start_container(rules, ledger, "u-1", "i1") is ledger
-        assert start_container(rules, ledger, "nobody", "c1") is ledger
+        assert start_container(rules, ledger, "unknown", "c1") is ledger
 
 
 class TestQuota:

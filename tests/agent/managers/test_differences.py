@@ -99,7 +99,7 @@ class TestRestart:
         later = with_pod(rules, pod(app("a", guaranteed("cpu=2 memory=1Gi")), uid="u-2"), ledger)
         assert later.allocations["u-2"].exclusive_cpus == Mask.parse("4-5")
 
-    def test_an_empty_shared_pool_is_no_hindrance(self) -> None:
+    def test_an_empty_shared_pool_does_not_prevent_a_start(self) -> None:
         """The kubelet rejects to start: its default set must not be empty."""
         rules = make_rules(topology=NO_POLICY, scope=CONTAINER, strict_cpu_reservation=True)
         everything = pod(app("a", guaranteed("cpu=15 memory=1Gi")))
@@ -109,7 +109,7 @@ class TestRestart:
         assert admit(rules, again, everything).already_admitted
         assert admit(rules, again, pod(app("b"), uid="u-2")).admitted
 
-    def test_cpus_that_went_offline_are_given_to_nobody(self) -> None:
+    def test_cpus_that_went_offline_are_not_allocated(self) -> None:
         """The kubelet rejects to start: its CPUs are not those of the state."""
         before = make_rules(HYBRID, NO_POLICY, CONTAINER, memory=False)
         ledger = with_pod(before, pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
@@ -203,7 +203,7 @@ def test_room_on_the_node_is_looked_at_before_alignment() -> None:
     assert unasked.rejection.reason == Reason.TOPOLOGY_AFFINITY
 
 
-def test_a_resource_that_nobody_offers_is_rejected() -> None:
+def test_a_resource_that_the_node_does_not_offer_is_rejected() -> None:
     """The kubelet takes it for one of the cluster's, not of its node, and admits the pod."""
     devices = {"example.com/gpu": (PluginDevice("0"),)}
     asked = pod(app("a", resources("example.com/gup=1", "example.com/gup=1")))
@@ -255,7 +255,7 @@ def test_an_amount_that_no_host_has_is_rejected_for_want_of_room(
         assert wire.encode(rejection_document(decision.rejection))
 
 
-def test_a_resource_of_kubernetes_that_nobody_offers_can_be_ignored() -> None:
+def test_a_resource_of_kubernetes_that_the_node_does_not_offer_can_be_ignored() -> None:
     """The kubelet rejects it as any that its node does not offer."""
     asked = pod(app("a", resources("kubernetes.io/x=1")))
     rules = make_rules(fit=NodeFit())

@@ -21,7 +21,10 @@ def test_siblings_of_reserved_cpus_are_out_of_reach_for_whole_cores() -> None:
 def test_memory_is_charged_only_by_the_static_policy() -> None:
     assert make_rules(memory=False).empty_ledger().memory == {}
     ledger = make_rules().empty_ledger()
-    assert {node: held.reserved["memory"] for node, held in ledger.memory.items()} == {0: 0, 1: 0}
+    assert {node: charge.reserved["memory"] for node, charge in ledger.memory.items()} == {
+        0: 0,
+        1: 0,
+    }
     assert make_rules().memory.allocatable[0]["memory"] == 15 * GIB
 
 

@@ -236,14 +236,16 @@ class TestMessages:
         assert rejection.remedy == "remove 1 pod, or raise maxPods"
 
     @pytest.mark.parametrize("asked", ["example.com/gpuu", "exmaple.com/gpu"])
-    def test_the_nearest_name_is_told_of_a_resource_that_nobody_offers(self, asked: str) -> None:
+    def test_the_nearest_name_is_reported_of_a_resource_that_the_node_does_not_offer(
+        self, asked: str
+    ) -> None:
         rejection = rejected(rules_with(), asking(f"{asked}=1"))
         assert rejection.message.endswith(
             f'1 of {asked} asked, which the node does not offer; did you mean "{GPU}"?'
         )
         assert rejection.shortages == (Shortage(asked, 1, None, 0),)
 
-    def test_all_names_are_told_where_none_is_near(self) -> None:
+    def test_all_names_are_reported_where_none_is_near(self) -> None:
         rejection = rejected(rules_with(), asking("vendor.io/x=1"))
         assert rejection.message.endswith(f"it offers {GPU}, {NIC}")
         assert "agent.devices" in rejection.remedy
@@ -253,13 +255,13 @@ class TestMessages:
         rules = make_rules(memory=False, fit=KEPT)
         assert rejected(rules, asking(f"{GPU}=1")).message.endswith("it has no devices")
 
-    def test_a_page_size_that_the_machine_lacks_is_told_with_those_it_has(self) -> None:
+    def test_a_page_size_that_the_machine_lacks_is_reported_with_those_it_has(self) -> None:
         rules = rules_with(machine=PAGED)
         rejection = rejected(rules, asking("cpu=1 hugepages-1Gi=1Gi"))
         assert rejection.message.endswith("it offers hugepages-2Mi")
         assert rejection.remedy.startswith("request a page size that the node offers")
 
-    def test_why_containers_share_is_told_beside_it(self) -> None:
+    def test_why_containers_share_is_reported_beside_it(self) -> None:
         rules = rules_with()
         decision = admit(rules, rules.empty_ledger(), asking("cpu=1000"))
         assert [item.container for item in decision.eligibility] == ["a"]

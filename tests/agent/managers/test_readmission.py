@@ -24,7 +24,7 @@ BUDGET = pod(app("a", guaranteed("cpu=1 memory=1Gi")), app("b"),
              of_pod=guaranteed("cpu=3 memory=4Gi"))  # fmt: skip
 
 
-def held(asked: Pod, in_scope_of_pod: bool = False) -> PodAllocation:  # noqa: FBT001, FBT002
+def imported(asked: Pod, in_scope_of_pod: bool = False) -> PodAllocation:  # noqa: FBT001, FBT002
     rules = BUDGETS if in_scope_of_pod else RULES
     allocation = admit(rules, rules.empty_ledger(), asked).allocation
     assert allocation is not None
@@ -50,7 +50,7 @@ def test_what_was_decided_for_a_specification_is_confirmed_by_it() -> None:
 
 
 def test_a_later_container_may_hold_what_an_init_container_had() -> None:
-    allocation = held(PLAIN)
+    allocation = imported(PLAIN)
     setup, a = allocation.containers
     for blocks in ((), (MemoryBlock("memory", GIB, Mask.of(0)),)):
         over = replace(allocation, containers=(replace(setup, memory=blocks), a))
@@ -63,7 +63,7 @@ def test_a_later_container_may_hold_what_an_init_container_had() -> None:
 
 
 def test_an_app_must_hold_exactly_the_memory_that_it_asks_for() -> None:
-    allocation = held(PLAIN)
+    allocation = imported(PLAIN)
     setup, a = allocation.containers
     (problem,) = differences(replace(allocation, containers=(setup, replace(a, memory=()))), PLAIN)
     assert problem == (
@@ -72,7 +72,7 @@ def test_an_app_must_hold_exactly_the_memory_that_it_asks_for() -> None:
 
 
 def test_a_budget_must_be_the_one_that_is_held() -> None:
-    allocation = held(BUDGET, in_scope_of_pod=True)
+    allocation = imported(BUDGET, in_scope_of_pod=True)
     larger = replace(BUDGET, resources=guaranteed("cpu=4 memory=5Gi"))
     problems = differences(allocation, larger, BUDGETS.policy)
     assert [problem.split(" of ")[0] for problem in problems] == [
@@ -85,14 +85,14 @@ def test_a_budget_must_be_the_one_that_is_held() -> None:
     )
 
 
-def test_exclusive_cpus_that_are_asked_for_but_not_held_are_a_difference() -> None:
-    allocation = held(pod(app("a", guaranteed("cpu=500m memory=1Gi"))))
+def test_exclusive_cpus_that_are_asked_for_but_not_allocated_are_a_difference() -> None:
+    allocation = imported(pod(app("a", guaranteed("cpu=500m memory=1Gi"))))
     (problem,) = differences(allocation, pod(app("a", guaranteed("cpu=2 memory=1Gi"))))
     assert problem == "container a asks for 2 exclusive CPUs, allocated are none"
 
 
 def test_what_no_manager_gives_is_not_compared() -> None:
-    allocation = held(PLAIN)
+    allocation = imported(PLAIN)
     other = pod(init("setup"), app("a", resources("cpu=1")))
     assert (
         match_imported(Policy(), allocation, other).containers[0].cpus

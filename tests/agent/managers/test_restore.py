@@ -47,7 +47,7 @@ def filled(in_force: EffectivePolicy) -> Ledger:
     return ledger
 
 
-def held(ledger: Ledger) -> int:
+def charged(ledger: Ledger) -> int:
     return sum(node.reserved.get("memory", 0) for node in ledger.memory.values())
 
 
@@ -77,7 +77,7 @@ def test_with_memory_pinning_again_what_allocations_hold_is_charged_again() -> N
     static, none = rules(TWO_NODES), rules(TWO_NODES, MemoryManagerPolicy.NONE)
     ledger = filled(static)
     back = restored(static, restored(none, ledger))
-    assert held(back) == held(ledger) == 2 * GIB
+    assert charged(back) == charged(ledger) == 2 * GIB
     emptied = admission.remove(static, admission.remove(static, back, UID), OTHER_UID)
     assert emptied.memory == static.empty_ledger().memory
 

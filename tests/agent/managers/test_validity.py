@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 GPU = "example.com/gpu"
 
 
-def holding(rules: EffectivePolicy, *asked: Pod) -> Ledger:
+def ledger_of(rules: EffectivePolicy, *asked: Pod) -> Ledger:
     ledger = rules.empty_ledger()
     for one in asked:
         decision = admit(rules, ledger, one)
@@ -63,18 +63,18 @@ TWO_CPUS = one("cpu=2 memory=1Gi")
 
 def test_what_was_given_under_the_same_rules_is_valid() -> None:
     rules = make_rules()
-    assert found(rules, holding(rules, TWO_CPUS, one("cpu=3 memory=2Gi", "u-2"))) == []
+    assert found(rules, ledger_of(rules, TWO_CPUS, one("cpu=3 memory=2Gi", "u-2"))) == []
 
 
 def test_a_pod_without_anything_of_its_own_is_valid_under_any_rules() -> None:
     rules = make_rules()
-    ledger = holding(rules, pod(app("c1"), uid="u-1"))
+    ledger = ledger_of(rules, pod(app("c1"), uid="u-1"))
     changed = make_rules(lessen(PLAIN, {1, 2, 3}), SINGLE, CONTAINER, reserved="4-15")
     assert found(changed, restored(changed, ledger)) == []
 
 
-def test_an_offline_cpu_is_told_from_one_that_is_gone() -> None:
-    ledger = holding(make_rules(), TWO_CPUS)
+def test_an_offline_cpu_is_distinguished_from_one_that_is_gone() -> None:
+    ledger = ledger_of(make_rules(), TWO_CPUS)
     smaller = make_rules(lessen(PLAIN, {1, 2}))
     assert found(smaller, ledger, Mask.of(1)) == [
         ("u-1", Rule.CPU_MISSING),
@@ -83,45 +83,45 @@ def test_an_offline_cpu_is_told_from_one_that_is_gone() -> None:
 
 
 def test_a_cpu_that_is_reserved_now_is_named_with_the_pod_that_holds_it() -> None:
-    ledger = holding(make_rules(), TWO_CPUS, one("cpu=1 memory=1Gi", "u-2"))
-    (finding,) = invalid_allocations(make_rules(reserved="0,2"), ledger)
-    assert str(finding) == (
+    ledger = ledger_of(make_rules(), TWO_CPUS, one("cpu=1 memory=1Gi", "u-2"))
+    (violation,) = invalid_allocations(make_rules(reserved="0,2"), ledger)
+    assert str(violation) == (
         "pod default/p: has CPUs 2, which are now reserved (reservedSystemCPUs); "
         "reserve others, or remove the pod and admit it again"
     )
-    assert finding.uid == "u-1"
+    assert violation.uid == "u-1"
 
 
-def test_the_cpu_policy_none_gives_nobody_cpus() -> None:
+def test_the_cpu_policy_none_allocates_no_cpus() -> None:
     rules = make_rules()
     off = EffectivePolicy(rules.machine, replace(rules.policy, cpu=CpuPolicy()))
-    assert found(off, holding(rules, TWO_CPUS)) == [("u-1", Rule.CPU_POLICY)]
+    assert found(off, ledger_of(rules, TWO_CPUS)) == [("u-1", Rule.CPU_POLICY)]
 
 
 def test_half_a_core_is_not_what_full_pcpus_only_gives() -> None:
     rules = make_rules(SMT)
-    ledger = holding(rules, one("cpu=1 memory=1Gi"), one("cpu=2 memory=1Gi", "u-2"))
+    ledger = ledger_of(rules, one("cpu=1 memory=1Gi"), one("cpu=2 memory=1Gi", "u-2"))
     assert found(make_rules(SMT, full_pcpus_only=True), ledger) == [("u-1", Rule.FULL_PCPUS_ONLY)]
 
 
-def test_memory_of_a_policy_that_is_off_stays_and_is_told() -> None:
+def test_memory_of_a_policy_that_is_off_stays_and_is_reported() -> None:
     rules = make_rules()
     off = EffectivePolicy(rules.machine, replace(rules.policy, memory=MemoryPolicy()))
-    ledger = restored(off, holding(rules, TWO_CPUS))
+    ledger = restored(off, ledger_of(rules, TWO_CPUS))
     assert found(off, ledger) == [("u-1", Rule.MEMORY_POLICY)]
 
 
-def test_a_node_that_is_gone_is_told() -> None:
-    ledger = holding(make_rules(), TWO_CPUS)
+def test_a_node_that_is_gone_is_reported() -> None:
+    ledger = ledger_of(make_rules(), TWO_CPUS)
     left = Machine(lessen(PLAIN, set(range(8))).cpus, PLAIN.nodes[1:])
     assert ("u-1", Rule.MEMORY_NODE) in found(make_rules(left, reserved="8"), ledger)
 
 
-def test_a_page_size_that_is_gone_is_told() -> None:
+def test_a_page_size_that_is_gone_is_reported() -> None:
     paged = replace(
         PLAIN, nodes=tuple(replace(node, hugepages={2 << 20: 64}) for node in PLAIN.nodes)
     )
-    ledger = holding(make_rules(paged), one("cpu=2 memory=1Gi hugepages-2Mi=4Mi"))
+    ledger = ledger_of(make_rules(paged), one("cpu=2 memory=1Gi hugepages-2Mi=4Mi"))
     rules = make_rules()
     assert found(rules, restored(rules, ledger)) == [("u-1", Rule.MEMORY_TYPE)]
 
@@ -131,20 +131,20 @@ class TestLessMemory:
 
     def ledger(self) -> Ledger:
         rules = make_rules(topology=SINGLE)
-        return holding(rules, one("cpu=2 memory=10Gi"), one("cpu=2 memory=4Gi", "u-2"))
+        return ledger_of(rules, one("cpu=2 memory=10Gi"), one("cpu=2 memory=4Gi", "u-2"))
 
     def rules(self, gib: int) -> EffectivePolicy:
         first, second = PLAIN.nodes
         nodes = (replace(first, memory_bytes=gib * GIB), second)
         return make_rules(replace(PLAIN, nodes=nodes), SINGLE)
 
-    def test_as_much_as_is_held_is_enough(self) -> None:
+    def test_as_much_as_is_allocated_is_enough(self) -> None:
         assert found(self.rules(15), self.ledger()) == []
 
     def test_the_pod_that_came_last_is_the_one_too_many(self) -> None:
         assert found(self.rules(13), self.ledger()) == [("u-2", Rule.MEMORY_CAPACITY)]
 
-    def test_nothing_is_free_where_more_is_held_than_there_is(self) -> None:
+    def test_nothing_is_free_where_more_is_allocated_than_there_is(self) -> None:
         rules = self.rules(13)
         ledger = restored(rules, self.ledger())
         decision = admit(rules, ledger, one("cpu=1 memory=14Gi", "u-3"))
@@ -155,12 +155,12 @@ class TestLessMemory:
         assert rejected.free == {0: 0, 1: GIB}
 
 
-def test_devices_that_are_gone_or_ill_are_told() -> None:
+def test_devices_that_are_gone_or_ill_are_reported() -> None:
     def rules(*devices: PluginDevice) -> EffectivePolicy:
         return make_rules(devices={GPU: devices})
 
     both = rules(PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(0)))
-    ledger = holding(both, one(f"cpu=2 memory=1Gi {GPU}=2"))
+    ledger = ledger_of(both, one(f"cpu=2 memory=1Gi {GPU}=2"))
     changed = rules(PluginDevice("a", Mask.of(0), healthy=False))
     assert found(changed, ledger) == [
         ("u-1", Rule.DEVICE_UNHEALTHY),
@@ -170,7 +170,7 @@ def test_devices_that_are_gone_or_ill_are_told() -> None:
 
 def test_a_budget_needs_its_gate_and_the_pod_scope() -> None:
     budget = pod(app("c1"), of_pod=guaranteed("cpu=4 memory=2Gi"), uid="u-1")
-    ledger = holding(make_rules(), budget)
+    ledger = ledger_of(make_rules(), budget)
     assert found(make_rules(), ledger) == []
     for changed in (make_rules(managed=False), make_rules(scope=CONTAINER)):
         assert found(changed, ledger) == [("u-1", Rule.POD_BUDGET)]
@@ -179,7 +179,7 @@ def test_a_budget_needs_its_gate_and_the_pod_scope() -> None:
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
 def test_single_numa_node_does_not_give_two(scope: str) -> None:
     wide = one("cpu=9 memory=1Gi")
-    ledger = holding(make_rules(topology=BEST_EFFORT, scope=CONTAINER), wide)
+    ledger = ledger_of(make_rules(topology=BEST_EFFORT, scope=CONTAINER), wide)
     single = make_rules(topology=SINGLE, scope=type(CONTAINER)(scope))
     assert found(single, ledger) == [("u-1", Rule.TOPOLOGY_POLICY)]
 
@@ -190,7 +190,7 @@ def test_containers_on_two_nodes_are_one_too_many_for_the_pod_scope_alone() -> N
         app("c2", guaranteed("cpu=6 memory=1Gi")),
         uid="u-1",
     )
-    ledger = holding(make_rules(topology=SINGLE, scope=CONTAINER), two)
+    ledger = ledger_of(make_rules(topology=SINGLE, scope=CONTAINER), two)
     assert found(make_rules(topology=SINGLE, scope=CONTAINER), ledger) == []
     assert found(make_rules(topology=SINGLE, scope=POD), ledger) == [("u-1", Rule.TOPOLOGY_POLICY)]
 
@@ -198,13 +198,13 @@ def test_containers_on_two_nodes_are_one_too_many_for_the_pod_scope_alone() -> N
 def test_a_second_choice_is_nothing_that_restricted_gives() -> None:
     rules = make_rules(topology=BEST_EFFORT, memory=False)
     others = (one("cpu=5 memory=1Gi", "u-2"), one("cpu=6 memory=1Gi", "u-3"))
-    ledger = holding(rules, *others, one("cpu=4 memory=1Gi"))
+    ledger = ledger_of(rules, *others, one("cpu=4 memory=1Gi"))
     assert found(make_rules(memory=False), ledger) == [("u-1", Rule.TOPOLOGY_POLICY)]
 
 
-def test_the_same_cpus_or_devices_in_two_hands_are_told_of_the_second() -> None:
+def test_the_same_cpus_or_devices_in_two_hands_are_reported_of_the_second() -> None:
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
-    ledger = holding(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
+    ledger = ledger_of(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
     twin = replace(ledger.allocations["u-1"], uid="u-2")
     doubled = ledger.with_allocation(twin)
     assert found(rules, doubled) == [
@@ -216,7 +216,7 @@ def test_the_same_cpus_or_devices_in_two_hands_are_told_of_the_second() -> None:
 @pytest.mark.parametrize("removed", ["u-1", "u-2"])
 def test_what_two_pods_hold_stays_with_the_one_that_is_left(removed: str) -> None:
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
-    ledger = holding(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
+    ledger = ledger_of(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
     twin = replace(ledger.allocations["u-1"], uid="u-2")
     doubled = ledger.with_allocation(twin)
     left = remove(rules, doubled, removed)
@@ -226,24 +226,24 @@ def test_what_two_pods_hold_stays_with_the_one_that_is_left(removed: str) -> Non
     assert (empty.exclusive_cpus, empty.devices) == (EMPTY, {})
 
 
-def test_a_pod_is_removed_that_holds_none_of_a_resource_which_nobody_else_has() -> None:
+def test_a_pod_is_removed_without_a_resource_that_no_other_pod_has() -> None:
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
-    ledger = holding(rules, one("cpu=2 memory=1Gi"))
+    ledger = ledger_of(rules, one("cpu=2 memory=1Gi"))
     allocation = ledger.allocations["u-1"]
     (container,) = allocation.containers
     nothing = replace(allocation, containers=(replace(container, devices={GPU: ()}),))
     assert remove(rules, Ledger.of([nothing], ledger.memory), "u-1").devices == {}
 
 
-def test_it_is_told_when_others_have_to_run_on_a_pods_cpus() -> None:
+def test_it_is_reported_when_others_have_to_run_on_a_pods_cpus() -> None:
     rules = make_rules()
-    ledger = holding(rules, one("cpu=8 memory=1Gi"))
+    ledger = ledger_of(rules, one("cpu=8 memory=1Gi"))
     left = make_rules(lessen(PLAIN, set(range(8))), reserved="")
     assert (shared_pool(left, ledger), found(left, ledger)) == (EMPTY, [("u-1", Rule.SHARED_POOL)])
 
 
-def test_reserved_cpus_that_somebody_holds_are_the_last_that_others_run_on() -> None:
-    ledger = holding(make_rules(topology=BEST_EFFORT), one("cpu=15 memory=1Gi"))
+def test_reserved_cpus_that_a_pod_has_are_the_last_that_others_run_on() -> None:
+    ledger = ledger_of(make_rules(topology=BEST_EFFORT), one("cpu=15 memory=1Gi"))
     changed = make_rules(reserved="0-3", strict_cpu_reservation=True)
     assert shared_cpus(changed, ledger) == Mask.of(0)
 
@@ -283,7 +283,7 @@ def changed_hosts(draw: st.DrawFn, machine: Machine) -> Machine:
 
 @given(data=st.data(), rules=rule_sets(), asked=st.lists(pods(), min_size=1, max_size=5))
 @EVERY_SEQUENCE
-def test_whatever_changes_every_allocation_stays_and_nobody_is_given_anothers(
+def test_whatever_changes_every_allocation_stays_and_no_pod_is_given_anothers(
     data: st.DataObject, rules: EffectivePolicy, asked: list[Pod]
 ) -> None:
     ledger = rules.empty_ledger()
@@ -298,8 +298,8 @@ def test_whatever_changes_every_allocation_stays_and_nobody_is_given_anothers(
         taken = admit(changed, taken, replace(desired, uid=f"n-{number}")).ledger
         assert broken_invariants(changed, taken, before) == []
     new = {uid for uid in taken.allocations if uid.startswith("n-")}
-    told = {one.uid for one in invalid_allocations(changed, taken) if one.rule in HARD}
-    assert not told & new, "what is given under the new rules is really there"
+    reported = {one.uid for one in invalid_allocations(changed, taken) if one.rule in HARD}
+    assert not reported & new, "what is given under the new rules is really there"
     for uid in data.draw(st.permutations(list(taken.allocations))):
         taken = remove(changed, taken, uid)
         assert broken_invariants(changed, taken, before) == []

@@ -70,7 +70,7 @@ def test_bytes_with_a_byte_order_mark_are_read() -> None:
         ("a: \ud800\n", None, "UTF-8"),
     ],
 )
-def test_what_is_no_single_clean_document_is_rejected_with_its_line(
+def test_what_is_not_a_single_clean_document_is_rejected_with_its_line(
     text: str | bytes, line: int | None, words: str
 ) -> None:
     with pytest.raises(UnreadableError) as caught:
@@ -107,7 +107,7 @@ def test_too_many_values_of_json_are_rejected_before_they_are_made(
 
 
 @pytest.mark.parametrize("text", ["{" * 30_000, "\\" * 30_000, '\\"[' * 30_000, ",\n" * 30_000])
-def test_what_stands_in_a_text_of_json_is_no_value(text: str) -> None:
+def test_what_stands_in_a_text_of_json_is_not_a_value(text: str) -> None:
     assert plain(read_document(json.dumps({"a": text}))) == {"a": text}
 
 

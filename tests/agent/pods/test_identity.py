@@ -18,8 +18,8 @@ def without_containers(metadata: str) -> str:
 
 
 def test_an_invalid_manifest_still_says_whom_it_speaks_of() -> None:
-    told = spoken_of(without_containers("{name: web, namespace: shop, uid: u-1}"))
-    assert told == PodIdentity("u-1", "web", "shop")
+    stated = spoken_of(without_containers("{name: web, namespace: shop, uid: u-1}"))
+    assert stated == PodIdentity("u-1", "web", "shop")
 
 
 def test_a_pod_without_a_namespace_is_in_the_default_one_and_without_a_name_in_none() -> None:
@@ -32,7 +32,7 @@ def test_another_kind_of_object_has_a_name_too() -> None:
 
 
 @pytest.mark.parametrize("text", ["[", "- 1\n", "kind: [\n", "metadata: web\n", "{}"])
-def test_what_does_not_say_it_speaks_of_nobody(text: str) -> None:
+def test_what_does_not_say_has_no_identity(text: str) -> None:
     assert spoken_of(text) == NO_IDENTITY
 
 
@@ -47,5 +47,5 @@ def test_what_does_not_say_it_speaks_of_nobody(text: str) -> None:
         "{name: null}",
     ],
 )
-def test_no_text_that_is_no_name_goes_on(metadata: str) -> None:
+def test_no_text_that_is_not_a_name_goes_on(metadata: str) -> None:
     assert spoken_of(without_containers(metadata)) == NO_IDENTITY

@@ -137,7 +137,7 @@ def test_the_derived_uid_does_not_depend_on_key_order() -> None:
     assert first.uid == second.uid
 
 
-def test_all_mistakes_are_told_at_once_with_path_and_line() -> None:
+def test_all_mistakes_are_reported_at_once_with_path_and_line() -> None:
     text = """\
 apiVersion: v1
 kind: Pod
@@ -195,7 +195,7 @@ spec:
         (_pod("  containers: [{name: a}]\nstatus: {qosClass: Best}\n"), "is not one of"),
     ],
 )
-def test_what_is_no_pod_is_rejected(text: str, message: str) -> None:
+def test_what_is_not_a_pod_is_rejected(text: str, message: str) -> None:
     assert any(message in line for line in _lines(text)), _lines(text)
 
 

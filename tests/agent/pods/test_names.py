@@ -17,7 +17,7 @@ def test_dns_labels(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-a", "a-", "A", "a.b", "a_b", "a" * 64, "a\n", "é"])
-def test_what_is_no_dns_label(text: str) -> None:
+def test_what_is_not_a_dns_label(text: str) -> None:
     assert label_fault(text) is not None
 
 
@@ -27,7 +27,7 @@ def test_dns_subdomains(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a..b", ".a", "a.", "a.-b", "a" * 254, "A.b"])
-def test_what_is_no_dns_subdomain(text: str) -> None:
+def test_what_is_not_a_dns_subdomain(text: str) -> None:
     assert subdomain_fault(text) is not None
 
 
@@ -39,7 +39,7 @@ def test_uids(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "..", "a..b", "a/b", "-a", "a.", "a_b", "a b", "0" * 129, "a\n"]
 )
-def test_what_is_no_uid(text: str) -> None:
+def test_what_is_not_a_uid(text: str) -> None:
     assert uid_fault(text) is not None
 
 
@@ -61,7 +61,7 @@ def test_extended_resources(text: str) -> None:
         *("requests.a.b/x", "requests.kubernetes.io/x", "A/b", f"{LONGEST}a/x"),
     ],
 )
-def test_what_is_no_extended_resource(text: str) -> None:
+def test_what_is_not_a_extended_resource(text: str) -> None:
     assert extended_resource_fault(text) is not None
 
 
@@ -74,5 +74,5 @@ def test_resources_of_kubernetes_are_resources_of_containers(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["kubernetes.io/", "kubernetes.io/x/y", "Y.kubernetes.io/x"])
-def test_what_is_no_name_is_no_resource_of_kubernetes(text: str) -> None:
+def test_what_is_not_a_name_is_not_a_resource_of_kubernetes(text: str) -> None:
     assert prefixed_resource_fault(text) is not None

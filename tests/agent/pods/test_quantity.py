@@ -63,7 +63,7 @@ def test_reads_every_form_of_an_amount(text: str, nano: int) -> None:
     ["", " ", ".", "-", "2x", "1 000", "1_000", "0x10", "1e", "1K", "1ki", "1mi", "Gi", "1e3k",
      "--1", "1Gi1", "1,5", "٣", "1e100", "1e-100", "NaN", "inf", "1i", "9" * 129],
 )  # fmt: skip
-def test_rejects_what_is_no_amount_and_quotes_it(text: str) -> None:
+def test_rejects_what_is_not_a_amount_and_quotes_it(text: str) -> None:
     with pytest.raises(QuantityError) as caught:
         Quantity.parse(text)
     assert caught.value.text.startswith(text[:10])

@@ -59,7 +59,7 @@ def test_the_budget_is_the_total_of_a_pod_that_has_one() -> None:
     assert pod_memory_requests(mixed, pod_level_managers=False) == {"memory": 2**30}
 
 
-def test_a_fractional_budget_or_one_that_is_not_guaranteed_is_no_cpus() -> None:
+def test_a_fractional_budget_or_one_that_is_not_guaranteed_means_no_cpus() -> None:
     fractional = pod(app("a"), of_pod=guaranteed("cpu=2500m memory=1Gi"))
     assert pod_exclusive_cpus(fractional, _G, pod_level_managers=True) == 0
     burstable = pod(app("a"), of_pod=resources("cpu=2"))
@@ -74,7 +74,7 @@ def test_pod_level_resources_that_state_nothing_supported_are_none() -> None:
 
 
 @pytest.mark.parametrize("first", [init, sidecar])
-def test_huge_pages_count_for_the_pod_whoever_asks_for_them(
+def test_huge_pages_count_for_the_pod_whichever_container_requests_them(
     first: Callable[[str, Resources], Container],
 ) -> None:
     asked = pod(

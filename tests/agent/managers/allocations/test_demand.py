@@ -56,7 +56,7 @@ class TestDemand:
         assert (demand.cpus, demand.memory) == (4, {"memory": GIB})
         assert (demand.pod_level, demand.unmanaged) == (True, False)
 
-    def test_a_budget_of_no_bytes_is_no_budget_of_that_type(self) -> None:
+    def test_a_budget_of_no_bytes_is_not_a_budget_of_that_type(self) -> None:
         asked = pod(app("a"), of_pod=guaranteed("cpu=4 memory=1Gi hugepages-2Mi=0"))
         assert demand_of(POD_SCOPE, asked).memory == {"memory": GIB}
 

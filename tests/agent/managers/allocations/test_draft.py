@@ -10,7 +10,7 @@ RULES = make_rules()
 OTHER = pod(app("c1", guaranteed("cpu=3 memory=1Gi")), uid="other")
 
 
-def test_it_starts_with_what_nobody_holds_and_is_not_reserved() -> None:
+def test_it_starts_with_what_is_free_and_is_not_reserved() -> None:
     ledger = with_pod(RULES, OTHER)
     draft = draft_of(RULES, pod(app("c1")), ledger)
     assert draft.free_cpus == Mask.parse("4-15")

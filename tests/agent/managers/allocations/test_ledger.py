@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 GPU, NIC = "example.com/gpu", "example.com/nic"
 IDS = st.frozensets(st.sampled_from("abc"), max_size=2)
-HOLDINGS = st.lists(
+RESOURCES = st.lists(
     st.tuples(st.integers(0, 15), st.integers(0, 15), IDS, IDS), min_size=1, max_size=6
 )
 
@@ -62,13 +62,13 @@ def said(ledger: Ledger) -> tuple[object, ...]:
     return ledger.exclusive_cpus, dict(ledger.devices), dict(ledger.surplus_users)
 
 
-@given(HOLDINGS, st.randoms(use_true_random=False), st.booleans())
+@given(RESOURCES, st.randoms(use_true_random=False), st.booleans())
 def test_what_several_pods_hold_is_free_once_the_last_of_them_ends(
-    holdings: list[tuple[int, int, frozenset[str], frozenset[str]]],
+    resources: list[tuple[int, int, frozenset[str], frozenset[str]]],
     draw: Random,
     at_once: bool,  # noqa: FBT001  (hypothesis)
 ) -> None:
-    allocations = [allocation(f"u-{number}", *held) for number, held in enumerate(holdings)]
+    allocations = [allocation(f"u-{number}", *single) for number, single in enumerate(resources)]
     ledger = Ledger.of(allocations, {}) if at_once else Ledger()
     for one in allocations:
         ledger = ledger.with_allocation(one)
@@ -108,9 +108,9 @@ class Watched(Mapping[str, PodAllocation]):
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_removal_looks_at_no_other_pod(*, twice: bool) -> None:
     rules = make_rules()
-    held = [allocation(f"u-{cpu}", 1 << cpu, gpus=frozenset(str(cpu))) for cpu in range(1, 9)]
+    single = [allocation(f"u-{cpu}", 1 << cpu, gpus=frozenset(str(cpu))) for cpu in range(1, 9)]
     twins = [allocation("twin", 1 << 1, gpus=frozenset("1"))] if twice else []
-    ledger = Ledger.of([*held, *twins], rules.empty_ledger().memory)
+    ledger = Ledger.of([*single, *twins], rules.empty_ledger().memory)
     watched = Watched(ledger.allocations)
     left = remove(rules, replace(ledger, allocations=SharedMap.of(watched)), "u-1")
     assert watched.looked_at == {"u-1"}

@@ -39,7 +39,7 @@ def allocated(rules: EffectivePolicy, *containers: Container, budget: str = "") 
     return allocation
 
 
-def told(allocation: PodAllocation) -> dict[str, Sharing]:
+def sharing_of(allocation: PodAllocation) -> dict[str, Sharing]:
     names = (container.name for container in allocation.containers)
     return dict(zip(names, (share.sharing for share in shares(allocation)), strict=True))
 
@@ -50,36 +50,36 @@ def imported(*containers: ContainerAllocation, budget: str = "") -> PodAllocatio
     return PodAllocation("u", "u", "imported", QosClass.GUARANTEED, "", containers, cpus)
 
 
-def holding(
+def having(
     name: str, cpus: str | None, kind: ContainerKind = ContainerKind.APP, why: str = ""
 ) -> ContainerAllocation:
-    held = None if cpus is None else Mask.parse(cpus)
-    isolation = Isolation.HOST if held is None else Isolation.CONTAINER
-    return ContainerAllocation(name, kind, isolation, held, why=why)
+    mask = None if cpus is None else Mask.parse(cpus)
+    isolation = Isolation.HOST if mask is None else Isolation.CONTAINER
+    return ContainerAllocation(name, kind, isolation, mask, why=why)
 
 
 def test_a_slice_of_the_budget_is_its_own_and_the_rest_is_shared_in_the_pod() -> None:
     allocation = allocated(make_rules(), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi")
-    assert told(allocation) == {"a": Sharing.OWN, "b": Sharing.POD}
+    assert sharing_of(allocation) == {"a": Sharing.OWN, "b": Sharing.POD}
 
 
 def test_without_cpus_of_its_own_a_container_runs_in_the_nodes_pool() -> None:
     allocation = allocated(make_rules(), app("a", TWO), app("b"))
-    assert told(allocation) == {"a": Sharing.NODE, "b": Sharing.NODE}
+    assert sharing_of(allocation) == {"a": Sharing.NODE, "b": Sharing.NODE}
 
 
 def test_an_init_container_and_the_app_that_gets_its_cpus_never_meet() -> None:
     rules = make_rules(scope=CONTAINER)
     allocation = allocated(rules, init("i", TWO), app("a", TWO))
     assert allocation.containers[0].cpus == allocation.containers[1].cpus
-    assert told(allocation) == {"i": Sharing.OWN, "a": Sharing.OWN}
+    assert sharing_of(allocation) == {"i": Sharing.OWN, "a": Sharing.OWN}
 
 
 def test_a_shared_init_container_bursts_over_the_budget_and_is_in_no_pool() -> None:
     allocation = allocated(
         make_rules(), init("i"), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi"
     )
-    assert told(allocation) == {"i": Sharing.BUDGET, "a": Sharing.OWN, "b": Sharing.POD}
+    assert sharing_of(allocation) == {"i": Sharing.BUDGET, "a": Sharing.OWN, "b": Sharing.POD}
 
 
 def test_an_exclusive_init_container_meets_the_shared_sidecar_before_it() -> None:
@@ -98,7 +98,7 @@ def test_an_exclusive_init_container_meets_the_shared_sidecar_before_it() -> Non
 def test_an_init_container_before_the_sidecar_is_over_when_that_starts() -> None:
     containers = (init("i", guaranteed("cpu=3 memory=1Gi")), sidecar("s"), app("a", TWO))
     allocation = allocated(make_rules(), *containers, budget="cpu=4 memory=4Gi")
-    assert told(allocation)["i"] is Sharing.OWN
+    assert sharing_of(allocation)["i"] is Sharing.OWN
 
 
 def test_no_more_than_a_few_of_those_who_meet_are_named() -> None:
@@ -109,31 +109,31 @@ def test_no_more_than_a_few_of_those_who_meet_are_named() -> None:
     assert share.others == tuple(f"s{number}" for number in range(NAMED))
 
 
-def test_cpus_that_nobody_else_of_an_imported_pod_holds_are_its_own() -> None:
-    allocation = imported(holding("a", "1-2"), holding("b", "3"), holding("c", None))
-    assert told(allocation) == {"a": Sharing.OWN, "b": Sharing.OWN, "c": Sharing.NODE}
+def test_cpus_that_no_other_container_of_an_imported_pod_has_are_its_own() -> None:
+    allocation = imported(having("a", "1-2"), having("b", "3"), having("c", None))
+    assert sharing_of(allocation) == {"a": Sharing.OWN, "b": Sharing.OWN, "c": Sharing.NODE}
 
 
 def test_what_two_containers_of_an_imported_pod_hold_may_be_in_turn_or_shared() -> None:
-    allocation = imported(holding("a", "1-2"), holding("b", "2"), holding("c", "3"))
-    assert told(allocation) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN, "c": Sharing.OWN}
+    allocation = imported(having("a", "1-2"), having("b", "2"), having("c", "3"))
+    assert sharing_of(allocation) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN, "c": Sharing.OWN}
 
 
 def test_in_an_imported_budget_a_single_set_may_be_the_pods_pool() -> None:
-    allocation = imported(holding("a", "1-2"), holding("b", "3"), budget="1-3")
-    assert told(allocation) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN}
+    allocation = imported(having("a", "1-2"), having("b", "3"), budget="1-3")
+    assert sharing_of(allocation) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN}
 
 
 def test_a_reason_stands_for_a_specification_before_it_has_a_digest() -> None:
     """A pod that was imported together with its manifest."""
-    allocation = imported(holding("a", "1-2", why="Guaranteed"), budget="1-2")
-    assert not is_specified(imported(holding("a", "1-2")))
+    allocation = imported(having("a", "1-2", why="Guaranteed"), budget="1-2")
+    assert not is_specified(imported(having("a", "1-2")))
     assert is_specified(allocation)
-    assert told(allocation) == {"a": Sharing.OWN}
+    assert sharing_of(allocation) == {"a": Sharing.OWN}
 
 
 def test_exclusive_cpus_of_two_apps_that_are_the_same_are_neithers_own() -> None:
-    allocation = replace(imported(holding("a", "1-2"), holding("b", "2-3")), spec_digest="d")
+    allocation = replace(imported(having("a", "1-2"), having("b", "2-3")), spec_digest="d")
     assert shares(allocation) == (
         Share(Sharing.OVERLAPPING, Mask.of(2), ("b",)),
         Share(Sharing.OVERLAPPING, Mask.of(2), ("a",)),
@@ -185,7 +185,7 @@ SETS = st.sets(st.integers(0, 5), min_size=1, max_size=3)
 def test_own_is_said_exactly_where_no_other_container_may_run_on_it(
     rows: list[tuple[ContainerKind, set[int], bool]],
 ) -> None:
-    """Whatever is held, also what no decision would give."""
+    """Whatever is mask, also what no decision would give."""
     order = sorted(rows, key=lambda row: row[0] is ContainerKind.APP)
     containers = tuple(
         ContainerAllocation(

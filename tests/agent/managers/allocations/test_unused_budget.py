@@ -30,7 +30,7 @@ def allocated(*containers: Container, rules: EffectivePolicy | None = None) -> P
     return allocation
 
 
-def test_what_the_only_exclusive_container_leaves_is_used_by_nobody() -> None:
+def test_what_the_only_exclusive_container_leaves_is_unused() -> None:
     assert unused_budget(allocated(app("a", TWO))) == (
         UnusedBudget(CPU, 4, 6, Mask.parse("3-6")),
         UnusedBudget("memory", 3 * GIB, 4 * GIB),
@@ -50,7 +50,7 @@ def test_an_init_container_uses_it_for_a_while_only() -> None:
     ]
 
 
-def test_all_of_a_budget_may_be_used_without_anybody_sharing() -> None:
+def test_all_of_a_budget_may_be_used_without_a_sharing_container() -> None:
     rest = guaranteed("cpu=4 memory=3Gi")
     assert unused_budget(allocated(app("a", TWO), app("b", rest))) == ()
 
@@ -72,7 +72,7 @@ def test_nothing_is_said_of_a_pod_whose_containers_are_not_all_known() -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-def test_it_is_the_budget_less_what_lasts_unless_somebody_shares(
+def test_it_is_the_budget_less_what_lasts_unless_a_container_shares(
     rules: EffectivePolicy, asked: Pod
 ) -> None:
     allocation = admit(rules, rules.empty_ledger(), asked).allocation

@@ -77,7 +77,7 @@ def test_distributing_takes_more_where_more_is_free() -> None:
     assert chosen(TWO_SOCKETS, DISTRIBUTED, "0-10,12-15", 11) == "0-1,3-6,8-9,12-14"
 
 
-def test_distributing_ends_where_leftovers_are_smaller_than_a_group() -> None:
+def test_distributing_ends_where_remainders_are_smaller_than_a_group() -> None:
     """The kubelet's stripe of the remainder never ends here (kubernetes issue 140730)."""
     four = Shape(sockets=4, cores=3).topology()
     free = Mask.parse("0-11,12-13,15-16,18-19,21-22")
@@ -201,7 +201,7 @@ def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
     sums = {0}
     for core in topology.cores:
         if not core.cpus & ~free.bits:
-            sums |= {held + core.size for held in sums}
+            sums |= {total + core.size for total in sums}
     assume(count in sums)
 
     assert not torn(topology, take_by_topology(topology, FULL, free, count))

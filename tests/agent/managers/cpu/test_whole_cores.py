@@ -89,9 +89,9 @@ class Story:
         return story
 
     def _step(self, uid: str) -> None:
-        held = sorted(self.ledger.allocations)
-        if held and self.random.random() < 0.3:
-            self.ledger = remove(self.rules, self.ledger, self.random.choice(held))
+        admitted = sorted(self.ledger.allocations)
+        if admitted and self.random.random() < 0.3:
+            self.ledger = remove(self.rules, self.ledger, self.random.choice(admitted))
             return
         before = self.ledger
         decision = admit(self.rules, before, self._pod(uid))

@@ -39,7 +39,7 @@ def test_masks_are_made_of_the_nodes_that_have_devices() -> None:
     assert device_hints(NODES, INVENTORY, 2, ()) == (yes(2), no(0, 2))
 
 
-def test_a_held_device_is_not_offered_but_still_tells_what_is_preferred() -> None:
+def test_an_allocated_device_is_not_offered_but_still_counts_for_preference() -> None:
     assert device_hints(NODES, INVENTORY, 2, {"b"}) == (no(0, 2),)
     assert device_hints(NODES, INVENTORY, 1, {"a"}) == (yes(2), no(0, 2))
 
@@ -109,9 +109,9 @@ INVENTORIES = st.lists(st.tuples(PLACES, st.booleans()), min_size=1, max_size=6)
 
 @given(INVENTORIES, st.integers(0, 4), st.sets(st.integers(0, 5)))
 def test_hints_are_those_of_looking_at_every_mask(
-    inventory: tuple[PluginDevice, ...], count: int, held: set[int]
+    inventory: tuple[PluginDevice, ...], count: int, taken: set[int]
 ) -> None:
-    allocated = {f"d{number}" for number in held}
+    allocated = {f"d{number}" for number in taken}
     free = [d for d in inventory if d.healthy and d.id not in allocated]
     with_devices = EMPTY
     for one in inventory:

@@ -145,8 +145,8 @@ class TestPodsWithABudget:
             admitted.append(decision.admitted)
         assert admitted == [True, False, False]
         assert ledger.devices == {GPU: frozenset({"gpu0", "gpu1"})}
-        held = list(ledger.allocations["u-0"].allocated_devices())
-        assert held == [("a", GPU, "gpu0"), ("a", GPU, "gpu1")]
+        given = list(ledger.allocations["u-0"].allocated_devices())
+        assert given == [("a", GPU, "gpu0"), ("a", GPU, "gpu1")]
 
     @pytest.mark.parametrize("policy", TopologyManagerPolicy)
     def test_they_are_free_again_when_the_pod_is_gone(self, policy: TopologyManagerPolicy) -> None:

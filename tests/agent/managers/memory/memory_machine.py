@@ -38,13 +38,13 @@ def plain_facts(*sizes: int) -> MemoryFacts:
 
 
 def charged(state: Mapping[int, NodeMemory], memory_type: str = "memory") -> dict[int, int]:
-    return {number: held.reserved.get(memory_type, 0) for number, held in state.items()}
+    return {number: charge.reserved.get(memory_type, 0) for number, charge in state.items()}
 
 
 def total_charge(state: Mapping[int, NodeMemory]) -> dict[str, int]:
     total: dict[str, int] = {}
-    for held in state.values():
-        for name, size in held.reserved.items():
+    for charge in state.values():
+        for name, size in charge.reserved.items():
             total[name] = total.get(name, 0) + size
     return total
 

@@ -221,11 +221,13 @@ def test_memory_is_never_given_twice_and_all_of_it_comes_back(
     data: st.DataObject, facts: MemoryFacts
 ) -> None:
     state: Mapping[int, NodeMemory] = initial_memory(facts)
-    held: list[tuple[MemoryBlock, ...]] = []
+    allocated: list[tuple[MemoryBlock, ...]] = []
     release_next = st.booleans()
     for _ in range(data.draw(st.integers(1, 8))):
-        if data.draw(release_next) and held:
-            state = release(facts, state, held.pop(data.draw(st.integers(0, len(held) - 1))))
+        if data.draw(release_next) and allocated:
+            state = release(
+                facts, state, allocated.pop(data.draw(st.integers(0, len(allocated) - 1)))
+            )
         else:
             requests = data.draw(REQUESTS)
             nodes = st.one_of(st.none(), st.sampled_from(masks_by_size(facts.mask.bits)))
@@ -234,12 +236,12 @@ def test_memory_is_never_given_twice_and_all_of_it_comes_back(
                 blocks, state = assign(facts, state, requests, hint)
             except (MemoryAssignmentError, UnknownMemoryTypeError):
                 continue
-            held.append(blocks)
+            allocated.append(blocks)
         for name in facts.types:
             assert all(free >= 0 for free in free_memory(facts, state, name).values())
-        given_out = total_size([block for blocks in held for block in blocks])
+        given_out = total_size([block for blocks in allocated for block in blocks])
         assert _positive(total_charge(state)) == _positive(given_out)
-    for blocks in held:
+    for blocks in allocated:
         state = release(facts, state, blocks)
     assert state == initial_memory(facts)
 
@@ -286,8 +288,8 @@ def test_blocks_of_a_pod_always_sum_up_to_its_charge(
         reusable = reusable_after(reusable, got, standard_init=standard_init)
         if standard_init:
             inits.append(str(number))
-        held = [block for part in blocks.values() for block in part]
-        assert total_charge(state) == total_size(held)
+        allocated = [block for part in blocks.values() for block in part]
+        assert total_charge(state) == total_size(allocated)
 
 
 def _positive(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -38,11 +38,11 @@ def test_a_full_node_is_left_out_and_several_stay_unpreferred() -> None:
     assert memory_hints(TWO, state, {"memory": GI}) == {"memory": (yes(1),)}
 
 
-def test_no_mask_left_is_no_preference_rather_than_impossible() -> None:
+def test_no_mask_left_means_no_preference_rather_than_impossible() -> None:
     assert memory_hints(TWO, initial_memory(TWO), {"memory": 9 * GI}) == {}
 
 
-def test_no_request_is_no_preference() -> None:
+def test_no_request_means_no_preference() -> None:
     assert memory_hints(TWO, initial_memory(TWO), {}) == {}
 
 

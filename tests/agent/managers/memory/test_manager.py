@@ -72,7 +72,7 @@ class TestHints:
         draft = draft_of(RULES, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
         assert MANAGER.container_hints(draft, container(draft, "b")) == {}
 
-    def test_memory_that_no_set_of_nodes_has_is_no_preference(self) -> None:
+    def test_memory_that_no_set_of_nodes_has_means_no_preference(self) -> None:
         draft = draft_of(RULES, pod(app("a", own(31))))
         assert MANAGER.container_hints(draft, container(draft, "a")) == {}
 

@@ -83,7 +83,7 @@ def test_sidecars_keep_what_they_have_and_init_containers_use_what_apps_get_late
     }
 
 
-def test_huge_pages_are_divided_beside_memory_and_nothing_is_no_block() -> None:
+def test_huge_pages_are_divided_beside_memory_and_nothing_means_no_block() -> None:
     demand = pod(
         {"memory": 4 * GI, "hugepages-2Mi": 8 * MI},
         one("a", APP, memory=GI, hugepages_2Mi=8 * MI),

@@ -67,11 +67,11 @@ def test_a_group_is_filled_from_its_lowest_node_and_every_member_counts() -> Non
     facts = plain_facts(4 * GI, 4 * GI, 4 * GI)
     state = charge(facts, initial_memory(facts), MemoryBlock("memory", 5 * GI, Mask.of(0, 1, 2)))
     assert charged(state) == {0: 4 * GI, 1: GI, 2: 0}
-    assert {held.cells for held in state.values()} == {Mask.of(0, 1, 2)}
-    assert {held.assignments for held in state.values()} == {1}
+    assert {one.cells for one in state.values()} == {Mask.of(0, 1, 2)}
+    assert {one.assignments for one in state.values()} == {1}
 
 
-def test_a_group_is_emptied_from_its_lowest_node_whoever_was_charged_there() -> None:
+def test_a_group_is_emptied_from_its_lowest_node_whatever_was_charged_there() -> None:
     facts = plain_facts(4 * GI, 4 * GI)
     first = MemoryBlock("memory", 4 * GI, Mask.of(0, 1))
     second = MemoryBlock("memory", 2 * GI, Mask.of(0, 1))
@@ -83,7 +83,7 @@ def test_a_group_is_emptied_from_its_lowest_node_whoever_was_charged_there() -> 
     assert release(facts, state, [first]) == initial_memory(facts)
 
 
-def test_a_node_that_nobody_uses_is_alone_again() -> None:
+def test_a_node_that_is_unused_is_alone_again() -> None:
     facts = plain_facts(GI, GI)
     block = MemoryBlock("memory", 0, Mask.of(0, 1))
     state = charge(facts, initial_memory(facts), block)

@@ -41,19 +41,19 @@ def shown(uid: str, cpus: str) -> ObservedPod:
     )
 
 
-def held(ledger: Ledger) -> dict[str, str]:
+def allocated(ledger: Ledger) -> dict[str, str]:
     return {uid: str(allocation.exclusive_cpus) for uid, allocation in ledger.allocations.items()}
 
 
-def told(recovery: Recovery) -> list[tuple[str, str, str, str]]:
+def displacements(recovery: Recovery) -> list[tuple[str, str, str, str]]:
     return [(each.uid, str(each.lost), each.by, str(each.kept)) for each in recovery.displaced]
 
 
 def test_a_running_pod_that_the_checkpoint_does_not_know_keeps_its_cpus() -> None:
     ledger = checkpoint(("old", 2))
-    assert held(ledger) == {"old": "1,9"}
+    assert allocated(ledger) == {"old": "1,9"}
     recovery = recover(RULES, ledger, [shown("old", "1,9"), shown("new", "2,10")])
-    assert held(recovery.ledger) == {"old": "1,9", "new": "2,10"}
+    assert allocated(recovery.ledger) == {"old": "1,9", "new": "2,10"}
     assert (recovery.recovered, recovery.displaced, recovery.notes) == (("new",), (), ())
     assert recovery.ledger.allocations["old"] is ledger.allocations["old"]
     assert recovery.ledger.allocations["new"].recovered
@@ -61,18 +61,18 @@ def test_a_running_pod_that_the_checkpoint_does_not_know_keeps_its_cpus() -> Non
 
 def test_a_pod_of_the_checkpoint_that_does_not_run_gives_way_to_one_that_does() -> None:
     recovery = recover(RULES, checkpoint(("old", 2), ("idle", 2)), [shown("new", "1,9")])
-    assert held(recovery.ledger) == {"idle": "2,10", "new": "1,9"}
-    assert told(recovery) == [("old", "1,9", "new", "")]
+    assert allocated(recovery.ledger) == {"idle": "2,10", "new": "1,9"}
+    assert displacements(recovery) == [("old", "1,9", "new", "")]
     assert "it no longer has an allocation" in str(recovery.displaced[0])
 
 
 def test_a_pod_that_runs_elsewhere_is_taken_as_the_kernel_shows_it() -> None:
     ledger = checkpoint(("old", 2), ("next", 2), ("last", 2))
-    assert held(ledger) == {"old": "1,9", "next": "2,10", "last": "3,11"}
+    assert allocated(ledger) == {"old": "1,9", "next": "2,10", "last": "3,11"}
     running = [shown("new", "1,9"), shown("old", "2,10"), shown("last", "3,11")]
     recovery = recover(RULES, ledger, running)
-    assert held(recovery.ledger) == {"new": "1,9", "old": "2,10", "last": "3,11"}
-    assert told(recovery) == [("old", "1,9", "new", "2,10"), ("next", "2,10", "old", "")]
+    assert allocated(recovery.ledger) == {"new": "1,9", "old": "2,10", "last": "3,11"}
+    assert displacements(recovery) == [("old", "1,9", "new", "2,10"), ("next", "2,10", "old", "")]
     old = recovery.ledger.allocations["old"]
     assert (old.recovered, old.name) == (True, ledger.allocations["old"].name)
     assert recovery.ledger.allocations["last"] is ledger.allocations["last"]
@@ -82,8 +82,8 @@ def test_a_pod_that_is_confined_to_the_shared_pool_loses_what_the_checkpoint_giv
     """It was removed after the checkpoint, and runs on."""
     running = [shown("new", "1,9"), shown("old", "0,2-8,10-15")]
     recovery = recover(RULES, checkpoint(("old", 2)), running)
-    assert held(recovery.ledger) == {"new": "1,9"}
-    assert told(recovery) == [("old", "1,9", "new", "")]
+    assert allocated(recovery.ledger) == {"new": "1,9"}
+    assert displacements(recovery) == [("old", "1,9", "new", "")]
 
 
 def test_of_two_that_run_on_the_same_cpus_the_checkpoint_names_the_owner() -> None:
@@ -101,22 +101,22 @@ def test_what_is_known_to_be_of_no_pod_is_not_resurrected() -> None:
     ledger = checkpoint(("old", 2))
     running = [shown("new", "1,9"), shown("other", "2,10")]
     recovery = recover(RULES, ledger, running, {"new"})
-    assert held(recovery.ledger) == {"old": "1,9", "other": "2,10"}
+    assert allocated(recovery.ledger) == {"old": "1,9", "other": "2,10"}
     assert recovery.displaced == ()
 
 
-def test_the_shared_pool_of_the_checkpoint_is_no_allocation() -> None:
+def test_the_shared_pool_of_the_checkpoint_is_not_an_allocation() -> None:
     """Such as of the one Guaranteed pod without exclusive CPUs that a kubelet left behind."""
     rules = make_rules(SMT, scope=CONTAINER, memory=False, strict_cpu_reservation=True)
     ledger = checkpoint(("old", 2))
-    assert held(recover(rules, ledger, [shown("lone", "2-8,10-15")]).ledger) == {"old": "1,9"}
+    assert allocated(recover(rules, ledger, [shown("lone", "2-8,10-15")]).ledger) == {"old": "1,9"}
 
 
 def test_an_orphan_does_not_make_the_cpus_of_a_running_pod_doubtful() -> None:
     """A removed pod was not yet confined when its CPUs' new owner was lost with the checkpoint."""
     running = [shown("gone", "1,9"), shown("new", "1,9")]
     recovery = recover(RULES, RULES.empty_ledger(), running, {"gone"})
-    assert held(recovery.ledger) == {"new": "1,9"}
+    assert allocated(recovery.ledger) == {"new": "1,9"}
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -127,11 +127,11 @@ def test_a_recovered_pod_is_confirmed_by_its_specification(again: bool) -> None:
     if again:
         decision = admit(RULES, decision.ledger, asked)
     assert decision.already_admitted
-    assert held(decision.ledger) == {"old": "1,9", "new": "2,10"}
+    assert allocated(decision.ledger) == {"old": "1,9", "new": "2,10"}
     assert not decision.ledger.allocations["new"].recovered
 
 
-def runs_as_held(rules: EffectivePolicy, ledger: Ledger, uid: str) -> ObservedPod:
+def runs_as_allocated(rules: EffectivePolicy, ledger: Ledger, uid: str) -> ObservedPod:
     """Return a pod of a ledger as the kernel shows it when all of it runs."""
     allocation = ledger.allocations[uid]
     pool = shared_cpus(rules, ledger)
@@ -153,7 +153,7 @@ def runs_as_held(rules: EffectivePolicy, ledger: Ledger, uid: str) -> ObservedPo
 
 @EVERY_SEQUENCE
 @given(st.data())
-def test_whatever_checkpoint_is_put_back_nobody_is_given_what_a_running_pod_has(
+def test_whatever_checkpoint_is_put_back_no_pod_is_given_what_a_running_pod_has(
     data: st.DataObject,
 ) -> None:
     rules = data.draw(rule_sets())
@@ -169,7 +169,7 @@ def test_whatever_checkpoint_is_put_back_nobody_is_given_what_a_running_pod_has(
         if ledger.allocations
         else st.just(set())
     )
-    running = [runs_as_held(rules, ledger, uid) for uid in sorted(data.draw(uids))]
+    running = [runs_as_allocated(rules, ledger, uid) for uid in sorted(data.draw(uids))]
     recovery = recover(rules, older, running)
     assert broken_invariants(rules, recovery.ledger) == []
     for each in running:

@@ -55,7 +55,7 @@ def without_checkpoint(rules: EffectivePolicy, running: Sequence[ObservedPod]) -
     return recover(rules, rules.empty_ledger(), running)
 
 
-def held(ledger: Ledger) -> dict[str, str]:
+def allocated(ledger: Ledger) -> dict[str, str]:
     return {uid: str(allocation.exclusive_cpus) for uid, allocation in ledger.allocations.items()}
 
 
@@ -68,7 +68,7 @@ def confirmed(rules: EffectivePolicy, asked: Pod, *running: ObservedPod) -> Deci
 
 
 class TestWhatIsEvidence:
-    def test_cpus_that_nobody_else_shows_were_given(self) -> None:
+    def test_cpus_that_no_other_pod_shows_were_given(self) -> None:
         recovery = without_checkpoint(
             RULES,
             [
@@ -77,23 +77,23 @@ class TestWhatIsEvidence:
                 shown("c", "0,3-15", seen("z", "0,3-15"), qos=QosClass.BURSTABLE),
             ],
         )
-        assert held(recovery.ledger) == {"a": "1-2"}
+        assert allocated(recovery.ledger) == {"a": "1-2"}
         assert recovery.notes == ()
         assert is_recovered(recovery.ledger.allocations["a"])
         assert shared_pool(RULES, recovery.ledger) == Mask.parse("0,3-15")
 
     def test_several_pods_on_the_same_cpus_share_them(self) -> None:
         running = [shown(uid, "3-15", seen("x", "3-15")) for uid in "bc"]
-        assert held(without_checkpoint(STRICT, running).ledger) == {}
+        assert allocated(without_checkpoint(STRICT, running).ledger) == {}
 
     def test_a_lone_pod_that_might_share_is_taken_to_hold_until_it_is_asked_for(self) -> None:
         lone = shown("b", "1-15", seen("x", "1-15"))
-        assert held(without_checkpoint(STRICT, [lone]).ledger) == {"b": "1-15"}
+        assert allocated(without_checkpoint(STRICT, [lone]).ledger) == {"b": "1-15"}
         decision = confirmed(STRICT, pod(app("c1", resources("cpu=100m")), uid="b"), lone)
         assert decision.admitted
-        assert held(decision.ledger) == {"b": ""}
+        assert allocated(decision.ledger) == {"b": ""}
 
-    def test_exclusive_and_shared_containers_of_one_pod_are_told_apart(self) -> None:
+    def test_exclusive_and_shared_containers_of_one_pod_are_distinguished(self) -> None:
         mixed = shown("a", "0-15", seen("own", "1-2"), seen("rest", "0,3-15"))
         (allocation,) = without_checkpoint(RULES, [mixed]).ledger.allocations.values()
         assert [(c.name, str(c.cpus), c.isolation) for c in allocation.containers] == [
@@ -104,26 +104,26 @@ class TestWhatIsEvidence:
 
     def test_only_guaranteed_pods_hold_anything(self) -> None:
         burstable = shown("a", "1-2", seen("x", "1-2"), qos=QosClass.BURSTABLE)
-        assert held(without_checkpoint(RULES, [burstable]).ledger) == {}
+        assert allocated(without_checkpoint(RULES, [burstable]).ledger) == {}
 
-    def test_contradictions_are_named_and_nobody_is_given_anything(self) -> None:
+    def test_contradictions_are_named_and_nothing_is_allocated(self) -> None:
         running = [shown("a", "1-2", seen("x", "1-2")), shown("b", "2-3", seen("y", "2-3"))]
         recovery = without_checkpoint(RULES, running)
-        assert held(recovery.ledger) == {}
+        assert allocated(recovery.ledger) == {}
         assert recovery.notes == (
             "pod a: x shows CPUs 1-2, some of them as another pod",
             "pod b: y shows CPUs 2-3, some of them as another pod",
         )
 
-    def test_what_is_not_in_effect_is_no_evidence(self) -> None:
+    def test_what_is_not_in_effect_is_not_evidence(self) -> None:
         stray = ObservedPod(
             "a", QosClass.GUARANTEED, seen("p", ""), (seen("x", "1", in_effect=False),)
         )
         recovery = without_checkpoint(RULES, [stray])
-        assert held(recovery.ledger) == {}
+        assert allocated(recovery.ledger) == {}
         assert recovery.notes == ("pod a: x shows CPUs 1, which are not effective",)
 
-    def test_where_nobody_gets_cpus_nothing_is_recovered(self) -> None:
+    def test_where_no_pod_gets_cpus_nothing_is_recovered(self) -> None:
         from agent.managers.policy import Policy  # noqa: PLC0415
 
         rules = EffectivePolicy(PLAIN, Policy())
@@ -134,7 +134,7 @@ class TestWhatIsEvidence:
 
 
 @pytest.mark.parametrize("namespace", ["default", "recovered"])
-def test_an_imported_allocation_is_no_recovered_one_whatever_its_namespace(namespace: str) -> None:
+def test_an_imported_allocation_is_not_recovered_whatever_its_namespace(namespace: str) -> None:
     amounts = guaranteed("cpu=2 memory=1Gi")
     asked = pod(init("i", amounts), app("c1", amounts), app("c2", amounts), uid="a")
     asked = replace(asked, namespace=namespace)
@@ -163,9 +163,9 @@ class TestConfirming:
         decision = confirmed(RULES, asking(text), shown("a", "1-2", seen("x", "1-2")))
         assert decision.rejection is not None
         assert decision.rejection.reason == "PodConflict"
-        assert held(decision.ledger) == {"a": "1-2"}
+        assert allocated(decision.ledger) == {"a": "1-2"}
 
-    def test_names_tell_containers_of_one_size_apart(self) -> None:
+    def test_names_distinguish_containers_of_one_size(self) -> None:
         both = pod(
             app("db", guaranteed("cpu=1 memory=1Gi")),
             app("web", guaranteed("cpu=1 memory=1Gi")),
@@ -176,7 +176,7 @@ class TestConfirming:
         assert allocation is not None
         assert {c.name: str(c.cpus) for c in allocation.containers} == {"db": "2", "web": "1"}
 
-    def test_sizes_tell_containers_without_names_apart(self) -> None:
+    def test_sizes_distinguish_containers_without_names(self) -> None:
         both = pod(
             init("setup", guaranteed("cpu=2 memory=1Gi")),
             app("db", guaranteed("cpu=3 memory=1Gi")),
@@ -256,7 +256,7 @@ class TestConfirming:
         assert new.rejection is not None
         assert new.rejection.reason == "OutOfcpu"
 
-    def test_names_tell_whose_memory_is_where(self) -> None:
+    def test_names_say_whose_memory_is_where(self) -> None:
         rules = make_rules(scope=CONTAINER)
         names = ("db", "web")
         both = pod(*(app(n, guaranteed("cpu=500m memory=1Gi")) for n in names), uid="a")
@@ -269,7 +269,7 @@ class TestConfirming:
         assert rejection is not None
         assert "no cgroup shows the memory nodes of db" in rejection.message
 
-    def test_the_limit_of_a_cgroup_says_how_much_is_held(self) -> None:
+    def test_the_limit_of_a_cgroup_says_how_much_is_allocated(self) -> None:
         rules = make_rules(scope=CONTAINER)
         limited = replace(seen("x", "9-10", "1"), memory=3 * GIB)
         ledger = without_checkpoint(rules, [shown("a", "9-10", limited)]).ledger
@@ -330,7 +330,7 @@ class TestBudgets:
         assert allocation is not None
         assert [str(c.cpus) for c in allocation.containers] == ["2-3", "1,4-5", "1,4-5"]
 
-    def test_another_size_is_no_such_budget(self) -> None:
+    def test_another_size_is_another_budget(self) -> None:
         assert self.allocation(seen("x", "2-3"), cpus="1-4") is None
 
     def test_sets_of_one_size_that_could_be_either_are_not_guessed(self) -> None:
@@ -341,7 +341,7 @@ class TestBudgets:
 
 @given(data=st.data(), rules=rule_sets(), asked=st.lists(pods(), min_size=1, max_size=4))
 @EVERY_SEQUENCE
-def test_whatever_ran_nothing_is_held_twice_and_nobody_is_moved(
+def test_whatever_ran_nothing_is_allocated_twice_and_no_pod_is_moved(
     data: st.DataObject, rules: EffectivePolicy, asked: list[Pod]
 ) -> None:
     """Admit pods, lose the ledger, recover what their cgroups show, and ask for them again."""

@@ -1,4 +1,4 @@
-"""Whatever is asked of hints told by rules is answered as from the list that they stand for."""
+"""Whatever is asked of hints implicit by rules is answered as from the list that they stand for."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ def _admitted(
     assert by_rules.ledger == by_lists.ledger
     assert by_rules.counters == by_lists.counters
     for ours, theirs in zip(by_rules.hints, by_lists.hints, strict=True):
-        for (_, told), (_, written) in zip(ours.providers, theirs.providers, strict=True):
-            assert _in_full(told) == _in_full(written)
+        for (_, implicit), (_, written) in zip(ours.providers, theirs.providers, strict=True):
+            assert _in_full(implicit) == _in_full(written)
     return by_rules.ledger
 
 

@@ -157,6 +157,6 @@ def test_a_choice_that_exceeds_the_budget_of_work_is_valid_and_counted() -> None
     assert decision.allocation is not None
     blocks = decision.allocation.containers[0].memory
     for block in blocks:
-        held = sum(rules.memory.allocatable[node][block.type] for node in block.nodes)
-        assert held >= block.size
+        room = sum(rules.memory.allocatable[node][block.type] for node in block.nodes)
+        assert room >= block.size
     assert admit(rules, rules.empty_ledger(), asked) == decision

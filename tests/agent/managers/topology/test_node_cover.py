@@ -30,7 +30,7 @@ def test_a_device_on_two_nodes_is_in_reach_of_either_and_counts_once() -> None:
     assert [device.amount_of(mask) for mask in (0b001, 0b010, 0b100, 0b110)] == [0, 1, 1, 1]
 
 
-def test_a_node_that_has_nothing_is_no_place() -> None:
+def test_a_node_that_has_nothing_is_not_a_place() -> None:
     assert CoverDemand.by_node(1, {0: 0, 1: 5}).places == ((0b10, 5),)
 
 
