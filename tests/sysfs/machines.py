@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-#: What is large in the archives and tells no fact.
+#: Files that are large in the archives and state no fact.
 _UNWANTED: Final = (
     *("cpufreq", "cpuidle", "power", "thermal_throttle", "microcode", "crash_notes*", "acpi_cppc"),
     *("statistics", "queues", "msi_irqs", "memory[0-9]*", "vulnerabilities", "cgroup", "irq"),

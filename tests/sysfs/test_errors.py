@@ -22,7 +22,7 @@ from sysfs.errors import (
         (InconsistentTree("/s/x", "CPU 3 twice"), ("/s/x", "CPU 3 twice", "try once more")),
     ],
 )
-def test_an_error_names_file_finding_and_remedy_in_one_line(
+def test_an_error_names_file_fault_and_remedy_in_one_line(
     error: SysfsError, words: tuple[str, ...]
 ) -> None:
     assert all(word in str(error) for word in words)

@@ -223,11 +223,11 @@ class Host(RuleBasedStateMachine):
         self._start_again(data.draw(rule_sets(machine)))
 
     def _start_again(self, rules: EffectivePolicy) -> None:
-        held = dict(self.ledger.allocations)
+        allocations = dict(self.ledger.allocations)
         self.in_force = rules
         self.ledger = restored(rules, self.ledger)
-        self.before = Before(frozenset(held), self.ledger.memory)
-        assert dict(self.ledger.allocations) == held, "what was allocated is a fact"
+        self.before = Before(frozenset(allocations), self.ledger.memory)
+        assert dict(self.ledger.allocations) == allocations, "what was allocated is a fact"
 
     @invariant()
     def nothing_is_broken(self) -> None:

@@ -160,7 +160,7 @@ class TestEffectiveRequests:
         assert rejected(rules, asking("cpu=5", "u-2"), ledger).reason == "OutOfcpu"
 
 
-class TestHeld:
+class TestAdmitted:
     """A pod that holds an allocation already is a fact and not asked again."""
 
     def test_asking_again_on_a_full_node_keeps_the_allocation(self) -> None:
@@ -183,7 +183,7 @@ class TestHeld:
         assert decision.already_admitted
         assert decision.ledger.requests == {"cpu": 4500, "memory": 5 * GIB}
 
-    def test_without_a_specification_what_is_held_counts(self) -> None:
+    def test_without_a_specification_what_is_allocated_counts(self) -> None:
         rules = make_rules(scope=CONTAINER, devices=DEVICES, fit=KEPT)
         text = f"cpu=4 memory=4Gi {GPU}=1"
         ledger = with_pod(rules, pod(app("a", guaranteed(text))))
@@ -362,15 +362,15 @@ def slow_capacity(fit: NodeFit) -> dict[str, int]:
     return {name: max(size, 0) for name, size in left.items()} | {GPU: 2, NIC: 0}
 
 
-def slow_reason(fit: NodeFit, held: list[Pod], asked: Pod) -> str | None:
+def slow_reason(fit: NodeFit, running: list[Pod], asked: Pod) -> str | None:
     most = min(fit.max_pods, fit.pods_per_core * 16 or fit.max_pods)
-    if len(held) + 1 > most:
+    if len(running) + 1 > most:
         return "OutOfpods"
     capacity, desired = slow_capacity(fit), slow_requests(asked)
     for name in ("cpu", "memory", *sorted(desired.keys() - {"cpu", "memory"})):
         if name in (LICENCE, "ephemeral-storage") or not desired.get(name):
             continue
-        together = desired[name] + sum(slow_requests(one).get(name, 0) for one in held)
+        together = desired[name] + sum(slow_requests(one).get(name, 0) for one in running)
         if together > capacity.get(name, 0):
             return f"OutOf{name}"
     return None
@@ -387,28 +387,28 @@ def test_the_sum_of_requests_never_exceeds_what_is_allocatable(
 ) -> None:
     rules = make_rules(PAGED, policy, memory=False, devices=DEVICES, fit=fit)
     capacity = slow_capacity(fit)
-    held: dict[str, Pod] = {}
+    running: dict[str, Pod] = {}
     ledger = rules.empty_ledger()
     for number, (drawn, ends) in enumerate(steps):
         asked = replace(drawn, uid=f"u-{number}")
         decision = admit(rules, ledger, asked)
-        reason = slow_reason(fit, list(held.values()), asked)
+        reason = slow_reason(fit, list(running.values()), asked)
         if reason is not None:
             assert decision.rejection is not None
             assert decision.rejection.reason == reason
         elif decision.rejection is not None:
             assert not decision.rejection.reason.startswith("OutOf"), decision.rejection
         else:
-            held[asked.uid] = asked
+            running[asked.uid] = asked
         ledger = decision.ledger
         for name, size in capacity.items():
-            assert sum(slow_requests(one).get(name, 0) for one in held.values()) <= size
-        if ends < len(held):
-            uid = list(held)[ends]
-            del held[uid]
+            assert sum(slow_requests(one).get(name, 0) for one in running.values()) <= size
+        if ends < len(running):
+            uid = list(running)[ends]
+            del running[uid]
             ledger = remove(rules, ledger, uid)
         assert ledger.requests == total_requests(ledger.allocations.values())
-    for uid in held:
+    for uid in running:
         ledger = remove(rules, ledger, uid)
     assert ledger == rules.empty_ledger()
 

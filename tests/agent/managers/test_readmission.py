@@ -71,7 +71,7 @@ def test_an_app_must_hold_exactly_the_memory_that_it_asks_for() -> None:
     )
 
 
-def test_a_budget_must_be_the_one_that_is_held() -> None:
+def test_a_budget_must_be_the_allocated_one() -> None:
     allocation = imported(BUDGET, in_scope_of_pod=True)
     larger = replace(BUDGET, resources=guaranteed("cpu=4 memory=5Gi"))
     problems = differences(allocation, larger, BUDGETS.policy)

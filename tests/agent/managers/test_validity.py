@@ -127,7 +127,7 @@ def test_a_page_size_that_is_gone_is_reported() -> None:
 
 
 class TestLessMemory:
-    """10 and 4 GiB are held on node 0, of which 15 GiB could be given."""
+    """10 and 4 GiB are allocated on node 0, of which 15 GiB could be given."""
 
     def ledger(self) -> Ledger:
         rules = make_rules(topology=SINGLE)
@@ -306,7 +306,7 @@ def test_whatever_changes_every_allocation_stays_and_no_pod_is_given_anothers(
     assert taken == changed.empty_ledger(), "all of it comes back"
 
 
-#: What no new pod may ever meet with, whatever was held before.
+#: Violations that no new pod may have, whatever was allocated before.
 HARD = {
     Rule.CPU_ALLOCATED_TWICE,
     Rule.CPU_MISSING,

@@ -13,7 +13,7 @@ _BASE = pod(app("a", guaranteed("cpu=1 memory=1Gi")), init("i"), of_pod=guarante
 
 
 def test_the_digest_is_stable_across_versions() -> None:
-    # Checkpoints hold digests: a change here means that every held pod is taken for another one.
+    # Checkpoints contain digests: with a change here, no pod of a checkpoint is recognized.
     assert spec_digest(pod(app("a"))) == (
         "e4d780c92759a0699c80a0df4d99584c27ff07209537f9b495849f50a6398933"
     )

@@ -1,4 +1,4 @@
-"""A shared map is told from a `dict` by nothing but that its versions stay."""
+"""A shared map behaves like a `dict`, except that its versions stay."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Two sockets of two nodes of eight CPUs: 0-15 and 16-31.
 MACHINE = Machine.of(regular_host(packages=2, nodes_per_package=2, cores_per_node=8, threads=1))
-#: The same CPUs in twelve nodes, so that hints are told by rules: six on each socket.
+#: The same CPUs in twelve nodes, so that hints are families: six on each socket.
 MANY = Machine.of(regular_host(packages=2, nodes_per_package=6, cores_per_node=4, threads=1))
 POLICIES = [NO_POLICY, BEST_EFFORT, RESTRICTED]
 

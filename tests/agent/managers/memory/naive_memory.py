@@ -1,4 +1,4 @@
-"""Memory hints as the documents tell them: every mask of nodes is looked at, one by one."""
+"""Memory hints as the documents describe them: every mask of nodes is checked, one by one."""
 
 from __future__ import annotations
 

@@ -359,13 +359,13 @@ def test_whatever_ran_nothing_is_allocated_twice_and_no_pod_is_moved(
     for uid, allocation in ledger.allocations.items():
         own = any(one.cpus for one in allocation.containers if one.kind is not ContainerKind.INIT)
         if own and shared_pool(rules, ledger):
-            assert uid in recovered.allocations, "whoever had CPUs of its own still has them"
+            assert uid in recovered.allocations, "a pod with exclusive CPUs still has them"
     for one in data.draw(st.permutations([one for one in named if one.uid in ledger.allocations])):
         decision = admit(rules, recovered, one)
         recovered = decision.ledger
         before = ledger.allocations[one.uid]
         if decision.already_admitted and decision.allocation is not None:
-            assert decision.allocation.exclusive_cpus == before.exclusive_cpus, "nobody is moved"
+            assert decision.allocation.exclusive_cpus == before.exclusive_cpus, "no pod is moved"
             assert mems(decision.allocation) == mems(before), "nor is its memory"
         assert broken_invariants(rules, recovered) == []
     for uid in list(recovered.allocations):

@@ -63,7 +63,7 @@ def spans(draw: st.DrawFn, nodes: int) -> Span:
 
 @st.composite
 def hint_families(draw: st.DrawFn, nodes: int) -> HintFamily:
-    """Draw hints that are told by rules: masks that stand alone, a cover, or both."""
+    """Draw families of hints: single masks, a cover, or both."""
     cover = draw(st.one_of(st.none(), covers(nodes), covers(nodes)))
     few = 1 if cover is None else 0
     masks = draw(st.sets(some_of(nodes), min_size=few, max_size=3))

@@ -1,4 +1,4 @@
-"""The merge as KEP-693 tells it: every permutation of hints is tried. Slow, and plainly right."""
+"""The merge as KEP-693 describes it: every permutation of hints is tried. Slow, and plainly right."""
 
 from __future__ import annotations
 

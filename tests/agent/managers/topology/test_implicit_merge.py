@@ -1,4 +1,4 @@
-"""Hints told by rules merge to what trying every permutation of the listed hints gives."""
+"""Families of hints merge to the result of trying every permutation of the listed hints."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_sets_on_few_sockets_come_first_where_sockets_count(
 
 
 def uneven(nodes: int, resources: int, desired: int) -> HintFamily:
-    """Return hints for amounts that tell every node from every other, nearly too much to find."""
+    """Return hints for amounts that differ on every node, nearly too much work to search."""
     needs = []
     for resource in range(1, resources + 1):
         amounts = {node: pow(node + 7, resource + 2, 1_000_003) for node in range(nodes)}

@@ -1,4 +1,4 @@
-"""Families of sets told by what a set must hold are upward closed and have common members."""
+"""Families of sets with required amounts are upward closed and have common members."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ BUDGET = guaranteed("cpu=2 memory=1Gi")
 
 @dataclass
 class Recorder:
-    """A provider that writes down what it is asked, and says what it is told to."""
+    """A provider that records its calls and returns the given hints."""
 
     name: str
     log: list[str]
