@@ -1,4 +1,4 @@
-"""The merge as KEP-693 describes it: every permutation of hints is tried. Slow, and plainly right."""
+"""The merge as KEP-693 describes it: every permutation of hints is tried, slowly."""
 
 from __future__ import annotations
 

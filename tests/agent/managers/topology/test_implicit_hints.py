@@ -1,4 +1,4 @@
-"""Whatever is asked of hints implicit by rules is answered as from the list that they stand for."""
+"""A family of hints answers every query as the list of its hints would."""
 
 from __future__ import annotations
 
