@@ -18,7 +18,7 @@ class DifferenceDocument(Document, frozen=True):
 class VerifiedDocument(Document, frozen=True):
     """One cgroup: its desired settings (null: none) and those of the kernel.
 
-    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `leftover`, `qos class` or
+    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `orphaned`, `qos class` or
     `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts desired of other
     files. Of the last two no set is desired, unless they have one.
     """

@@ -35,7 +35,7 @@ class LazyGroup(click.Group):
         return [*self._lazy, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, None when there is none of that name."""
+        """Import and return the command of a name, None if it does not exist."""
         known = self._lazy.get(cmd_name)
         if known is None:
             return super().get_command(ctx, cmd_name)

@@ -235,8 +235,8 @@ def _unknown_memory_problems(config: Config, machine: Machine) -> Iterator[Mista
     if MEMORY not in config.agent.ignored_resources:
         yield Mistake(
             "agent.ignoredResources",
-            f"{which}, so nobody can say whether the memory that pods request fits; {repair} add "
-            "memory here, then it is not looked at",
+            f"{which}, so whether the memory that pods request fits cannot be checked; {repair} "
+            "add memory here to leave it unchecked",
         )
 
 

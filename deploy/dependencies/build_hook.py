@@ -12,7 +12,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class DependenciesHook(BuildHookInterface):  # type: ignore[type-arg]  # configured by nobody
+class DependenciesHook(BuildHookInterface):  # type: ignore[type-arg]  # the hook has no configuration
     """Writes both files before the wheel is put together."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

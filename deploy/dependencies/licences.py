@@ -72,8 +72,8 @@ def collect(locked: Iterable[Locked]) -> tuple[Licensed, ...]:
 def choose(expression: str) -> frozenset[str]:
     """Return the licences of `ALLOWED` under which an SPDX expression lets the package be used.
 
-    Empty where it does not; of `A OR B` every allowed one is returned. Raises `DependencyError`
-    where the expression is none of SPDX.
+    Empty where none is allowed; of `A OR B` every allowed one is returned. Raises
+    `DependencyError` if the expression is not valid SPDX.
     """
     try:
         return _choose(_SPDX.parse(expression, validate=True))

@@ -45,7 +45,7 @@ class Role(StrEnum):
     SUBGROUP = "subgroup"
     SANDBOX = "sandbox"
     UNIDENTIFIED = "unidentified"
-    ORPHANED = "leftover"
+    ORPHANED = "orphaned"
     #: The cgroup of a QoS class, above the pods of the class.
     QOS_CLASS = "qos class"
     #: The cgroup above the QoS classes and all pods.
