@@ -197,17 +197,9 @@ class MetricSpec(Struct, frozen=True):
 
 
 SCOPES: Final = ("container", "pod")
-
-
 BOUNDARIES: Final = ("numa_node", "physical_cpu", "uncore_cache")
-
-
 RESOURCES: Final = ("cpu", "memory")
-
-
 SOURCES: Final = ("node", "pod")
-
-
 ASSIGNMENT_TYPES: Final = ("node_exclusive", "pod_exclusive", "pod_shared")
 
 
@@ -221,78 +213,56 @@ CPU_PINNING_REQUESTS: Final = _counter(
     "kubelet_cpu_manager_pinning_requests_total",
     "Containers and pods that the CPU manager was asked to pin.",
 )
-
-
 CPU_PINNING_ERRORS: Final = _counter(
     "kubelet_cpu_manager_pinning_errors_total",
     "Requests for pinned CPUs that the CPU manager could not serve.",
 )
-
-
 MEMORY_PINNING_REQUESTS: Final = _counter(
     "kubelet_memory_manager_pinning_requests_total",
     "Containers and pods that the memory manager was asked to pin.",
 )
-
-
 MEMORY_PINNING_ERRORS: Final = _counter(
     "kubelet_memory_manager_pinning_errors_total",
     "Requests for pinned memory that the memory manager could not serve.",
 )
-
-
 TOPOLOGY_ADMISSION_REQUESTS: Final = _counter(
     "kubelet_topology_manager_admission_requests_total",
     "Admissions that the topology manager was asked to align.",
 )
-
-
 TOPOLOGY_ADMISSION_ERRORS: Final = _counter(
     "kubelet_topology_manager_admission_errors_total",
     "Admissions that the topology manager rejected.",
 )
-
-
 ALIGNED_COUNT: Final = _counter(
     "kubelet_container_aligned_compute_resources_count",
     "Allocations that ended up aligned to a boundary of the hardware.",
     scope=SCOPES,
     boundary=BOUNDARIES,
 )
-
-
 ALIGNED_FAILURE_COUNT: Final = _counter(
     "kubelet_container_aligned_compute_resources_failure_count",
     "Allocations that should have been aligned to a boundary of the hardware and were not.",
     scope=SCOPES,
     boundary=BOUNDARIES,
 )
-
-
 ALLOCATIONS: Final = _counter(
     "resource_manager_allocations_total",
     "Exclusive allocations, by whether they came from the node's pool or from a pod's budget.",
     resource_name=RESOURCES,
     source=SOURCES,
 )
-
-
 ALLOCATION_ERRORS: Final = _counter(
     "resource_manager_allocation_errors_total",
     "Exclusive allocations that failed, by the pool they were meant to come from.",
     resource_name=RESOURCES,
     source=SOURCES,
 )
-
-
 CONTAINER_ASSIGNMENTS: Final = _counter(
     "resource_manager_container_assignments",
     "Containers given something exclusive, or their pod's pool, since the start (cumulative).",
     resource_name=RESOURCES,
     assignment_type=ASSIGNMENT_TYPES,
 )
-
-
 BOUNDED_CHOICES: Final = _counter(
     "numawarden_bounded_choices_total",
     "Choices among sets of NUMA nodes that ended at their budget of work: valid, maybe not best.",

@@ -18,6 +18,7 @@ from agent.managers.effective_policy import shared_cpus
 from agent.managers.memory.state import charged_blocks
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.recovery.from_cgroups import is_recovered
+from agent.pods.identity import full_name
 from agent.pods.quantity import Quantity
 from sysfs.mask import EMPTY, Mask
 
@@ -99,7 +100,7 @@ def _violation(
 ) -> Violation:
     return Violation(
         allocation.uid,
-        f"{allocation.namespace}/{allocation.name}",
+        full_name(allocation),
         rule,
         message,
         remedy,

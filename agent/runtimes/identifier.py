@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
+from agent.pods.identity import Named
+
 if TYPE_CHECKING:
     from cgroupfs.verify import WriterRecord
 
@@ -16,22 +18,12 @@ class RuntimeName(Struct, frozen=True):
     container: str | None
 
 
-class NamedPod(Protocol):
+class NamedPod(Named, Protocol):
     """A pod by uid and full name; the name may be unknown ("")."""
 
     @property
     def uid(self) -> str:
         """The pod's uid."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The pod's name."""
-        ...
-
-    @property
-    def namespace(self) -> str:
-        """The namespace that the name is in."""
         ...
 
 

@@ -177,7 +177,7 @@ class Controller:
                     describe_recovered(allocation),
                 )
         for uid, displaced in self.state.displaced.items():
-            name = f"{displaced.namespace}/{displaced.name}"
+            name = full_name(displaced)
             self.publish("AllocationDisplaced", uid, name, str(displaced))
 
     def pods(self) -> tuple[PodDocument, ...]:

@@ -14,6 +14,7 @@ from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
 from agent.managers.effective_policy import shared_cpus, shared_pool
 from agent.managers.recovery.from_cgroups import describe_recovered, is_recovered
 from agent.managers.validity import invalid_allocations
+from agent.pods.identity import full_name
 from agent.reconcile.desired.online import usable
 from agent.reconcile.desired.state import Desired
 from agent.server.metrics.gauges import GaugeInput
@@ -156,7 +157,7 @@ class AgentState(Struct):
         """Return the problems that an operator should know, one line each."""
         unsaved = () if self.unsaved is None else (f"checkpoint: {self.unsaved}",)
         unenforced = (
-            f"pod {allocation.namespace}/{allocation.name} is not enforced: {problem}"
+            f"pod {full_name(allocation)} is not enforced: {problem}"
             for uid, allocation in self.ledger.allocations.items()
             for problem in self.records.of(uid).problems
         )

@@ -14,7 +14,8 @@ from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.draft import Draft
 from agent.managers.cpu.assignment import take_by_topology
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy, TopologyManagerScope
-from agent.managers.topology.manager import merge
+from agent.managers.topology.manager import merge_or_defer
+from agent.managers.topology.search_budget import SearchBudget
 from agent.state.store import Store
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover
@@ -145,8 +146,12 @@ def hints() -> Iterator[Figure]:
 def merges() -> Iterator[Figure]:
     """Merge the hints of all providers."""
     for name, number, rules, draft in _drafts():
-        run = partial(merge, rules.machine, rules.policy.topology, _all_hints(draft))
+        run = partial(_merge, rules, _all_hints(draft))
         yield measure(f"merge/{name}/fragmented-{number}r", run)
+
+
+def _merge(rules: EffectivePolicy, hints: list[ProviderHints]) -> None:
+    merge_or_defer(rules.machine, rules.policy.topology, hints, SearchBudget())
 
 
 def _drafts() -> Iterator[tuple[str, int, EffectivePolicy, Draft]]:

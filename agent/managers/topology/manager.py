@@ -45,23 +45,6 @@ class DeferredMerge(Struct, frozen=True):
         return _as_policy_has_it(self.policy, self.nodes, hint)
 
 
-def merge(
-    machine: Machine,
-    policy: TopologyPolicy,
-    provider_hints: Sequence[ProviderHints],
-    work: SearchBudget | None = None,
-    sockets: SocketOrder | None = None,
-) -> tuple[Hint, bool]:
-    """Return the alignment of a container or pod on a machine, and whether it is admitted.
-
-    As `merge_hints`, with the nodes and distances of the machine. `sockets` is the order of
-    `align-by-socket`: of equally preferred sets of nodes the one on few sockets is chosen, of
-    those the narrowest. With implicit hints (many nodes) that holds for preferred sets.
-    """
-    work = SearchBudget() if work is None else work
-    return _complete(*merge_or_defer(machine, policy, provider_hints, work, sockets))
-
-
 def merge_or_defer(
     machine: Machine,
     policy: TopologyPolicy,
@@ -69,9 +52,14 @@ def merge_or_defer(
     work: SearchBudget,
     sockets: SocketOrder | None = None,
 ) -> tuple[Hint | DeferredMerge, bool]:
-    """Return what `merge` returns, or for a rejection the hints to merge when it is explained.
+    """Return the alignment of a container or pod on a machine, and whether it is admitted.
 
-    A search among many nodes is not deferred, since its steps count as the admission's.
+    As `merge_hints`, with the nodes and distances of the machine. `sockets` is the order of
+    `align-by-socket`: of equally preferred sets of nodes the one on few sockets is chosen, of
+    those the narrowest. With implicit hints (many nodes) that holds for preferred sets.
+
+    An alignment that is not admitted is merged when the rejection is explained; only a search
+    among many nodes is not deferred, since its steps count as the admission's.
     """
     order = Order(_tiebreak(machine.closest, policy), sockets)
     return _merged(machine.node_mask.bits, order, policy, provider_hints, work)

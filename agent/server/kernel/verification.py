@@ -11,6 +11,7 @@ from agent.api.verification import (
     VerificationDocument,
     VerifiedDocument,
 )
+from agent.pods.identity import full_name
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.intruding_tasks import ExclusiveTerritory, intruding_tasks
 from agent.server.kernel.documents import kernel_document
@@ -94,7 +95,7 @@ def _cgroup(target: Desired, report: CgroupReport) -> VerifiedDocument:
     allocation = target.ledger.allocations.get(desired.pod)
     return VerifiedDocument(
         uid=desired.pod,
-        pod="" if allocation is None else f"{allocation.namespace}/{allocation.name}",
+        pod="" if allocation is None else full_name(allocation),
         container=desired.container,
         role=str(desired.role),
         cpus=None if cpus is None else str(cpus),

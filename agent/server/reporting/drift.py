@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.api.documents import DriftDocument
+from agent.pods.identity import full_name
 from agent.server.metrics import names
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class DriftReporter:
         return DriftDocument(
             time=self._clock.time(),
             uid=problem.pod,
-            pod="" if allocation is None else f"{allocation.namespace}/{allocation.name}",
+            pod="" if allocation is None else full_name(allocation),
             container=problem.container,
             cgroup=f"/{problem.cgroup}",
             file=problem.file,

@@ -20,7 +20,7 @@ from agent.api.documents import (
     FailedPodDocument,
 )
 from agent.managers.decision import Reason
-from agent.pods.identity import PodIdentity
+from agent.pods.identity import PodIdentity, full_name
 from agent.server.metrics import names
 from agent.server.reporting.records import API, RejectedPod
 from agent.server.reporting.shorten import first, shortened
@@ -83,7 +83,7 @@ class RejectionReporter:
             "pod rejected", source=source, reason=str(rejection.reason), why=rejection.message
         )
         message = f"{rejection.reason}: {rejection.message}"
-        self._reporter.publish("PodRejected", pod.uid, f"{pod.namespace}/{pod.name}", message)
+        self._reporter.publish("PodRejected", pod.uid, full_name(pod), message)
         return answer
 
     def invalid_request(self, error: InvalidManifestError) -> None:
@@ -181,4 +181,4 @@ def rejection_of(decision: Decision) -> Rejection:
 
 
 def _called(identity: PodIdentity) -> str | None:
-    return f"{identity.namespace}/{identity.name}" if identity.name else None
+    return full_name(identity) if identity.name else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,9 +21,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.server.controller import Controller
+    from tests.agent.server.sites import Site
     from tests.fakes.effects import Step
 
 ONE, OTHER = (f"{digit}0000000-2222-3333-4444-555555555555" for digit in (1, 2))
+
+
+def cpus_of(site: Site, cgroup: str) -> Mask:
+    """Return where the only process of a cgroup may run."""
+    (pid,) = site.kernel.procs(cgroup)
+    return site.kernel.allowed(pid)[0]
 
 
 @pytest.mark.parametrize("driver", CgroupDriver)
@@ -76,10 +84,7 @@ def test_what_was_bound_by_mistake_gives_the_cpus_up_when_the_binding_is_correct
 ) -> None:
     site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
     mistaken, right = site.start_elsewhere("sshd"), site.start_elsewhere("app")
-
-    def cpus(cgroup: str) -> Mask:
-        (pid,) = site.kernel.procs(cgroup)
-        return site.kernel.allowed(pid)[0]
+    cpus = partial(cpus_of, site)
 
     async def bind_twice(controller: Controller) -> None:
         await controller.admit(pod_of("one", ONE, "main=2"))
@@ -110,10 +115,7 @@ def test_what_is_unbound_is_confined_before_its_cpus_can_be_anybody_elses(
 ) -> None:
     site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
     bound = site.start_elsewhere("service")
-
-    def cpus() -> Mask:
-        (pid,) = site.kernel.procs(bound)
-        return site.kernel.allowed(pid)[0]
+    cpus = partial(cpus_of, site, bound)
 
     async def unbind(controller: Controller) -> None:
         await controller.admit(pod_of("one", ONE, "main=2"))

@@ -156,16 +156,21 @@ def test_every_line_of_an_admission_has_its_id_and_no_manifest_is_logged(place: 
     assert "hunter2" not in json.dumps(log)
 
 
-def test_what_keeps_it_from_starting_is_one_line_and_an_exit_code(place: Path) -> None:
-    (place / "state").chmod(0o777)
-    command = [sys.executable, "-m", "agent.cli.main", "run", "--emulate-cgroups"]
-    outcome = subprocess.run(
+def run_to_its_end(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run an agent that does not start."""
+    command = [sys.executable, "-m", "agent.cli.main", "run", *options]
+    return subprocess.run(
         [*command, "--config", str(place / "config.yaml")],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE,
     )
+
+
+def test_what_keeps_it_from_starting_is_one_line_and_an_exit_code(place: Path) -> None:
+    (place / "state").chmod(0o777)
+    outcome = run_to_its_end(place, "--emulate-cgroups")
     assert outcome.returncode == ExitCode.ENVIRONMENT
     assert "Traceback" not in outcome.stderr
     assert outcome.stderr.splitlines()[-1].startswith("numawarden: error: state directory")
@@ -173,14 +178,7 @@ def test_what_keeps_it_from_starting_is_one_line_and_an_exit_code(place: Path) -
 
 def test_a_configuration_that_others_can_change_is_not_run(place: Path) -> None:
     (place / "config.yaml").chmod(0o666)
-    command = [sys.executable, "-m", "agent.cli.main", "run", "--emulate-cgroups"]
-    outcome = subprocess.run(
-        [*command, "--config", str(place / "config.yaml")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    outcome = run_to_its_end(place, "--emulate-cgroups")
     assert outcome.returncode == ExitCode.ENVIRONMENT
     (line,) = outcome.stderr.splitlines()
     assert "config.yaml can be written by others (mode 0666)" in line
@@ -188,14 +186,7 @@ def test_a_configuration_that_others_can_change_is_not_run(place: Path) -> None:
 
 
 def test_on_a_machine_without_cgroup_v2_it_says_so(place: Path) -> None:
-    command = [sys.executable, "-m", "agent.cli.main", "run"]
-    outcome = subprocess.run(
-        [*command, "--config", str(place / "config.yaml")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    outcome = run_to_its_end(place)
     assert outcome.returncode == ExitCode.ENVIRONMENT
     assert "numawarden: error: cgroup v2 at " in outcome.stderr
     assert ": it is not a cgroup2 file system" in outcome.stderr
