@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from cgroupfs.ordering import WriteStage
 from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, EVENTS, MEMS, MEMS_EFFECTIVE
-from cgroupfs.verify import Cause, why_not_effective
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -42,15 +41,14 @@ class WriteOutcome(Struct, frozen=True):
     """One write and what the kernel shows after it.
 
     `shown` is the file's text, `effective` that of its `.effective` (None where there is none).
-    `error` is the errno of a rejection. `detail` is one sentence with cause and remedy, empty on
-    success.
+    `error` is the errno of a rejection. `detail` is one sentence, empty on success. Why a set is
+    not effective is found by comparing all cgroups, since the reason may lie above this one.
     """
 
     write: Write
     result: WriteResult
     shown: str | None = None
     effective: str | None = None
-    cause: Cause | None = None
     error: int | None = None
     detail: str = ""
 
@@ -134,16 +132,11 @@ def _read_back(tree: CgroupTree, write: Write) -> WriteOutcome:
         detail = (
             f"{write.file} of /{write.cgroup} shows {shown!r} after {write.value!r} was written"
         )
-        return WriteOutcome(
-            write, WriteResult.FAILED, shown, effective, Cause.UNKNOWN, detail=detail
-        )
+        return WriteOutcome(write, WriteResult.FAILED, shown, effective, detail=detail)
     if effective is None or effective == write.value:
         return WriteOutcome(write, WriteResult.OK, shown, effective)
-    desired, found = Mask.parse(write.value), Mask.parse(effective)
-    why = why_not_effective(tree, write.cgroup, write.file, desired, found)
-    return WriteOutcome(
-        write, WriteResult.NOT_EFFECTIVE, shown, effective, why.cause, detail=why.detail
-    )
+    detail = f"the kernel uses {effective} instead of {write.value}"
+    return WriteOutcome(write, WriteResult.NOT_EFFECTIVE, shown, effective, detail=detail)
 
 
 def _failed(tree: CgroupTree, write: Write, error: OSError) -> WriteOutcome:
@@ -168,7 +161,7 @@ def _controller_lost(write: Write) -> WriteOutcome:
         f"/{write.cgroup} has no {write.file}: its controller was disabled in "
         "cgroup.subtree_control of an ancestor; enable it again"
     )
-    return WriteOutcome(write, WriteResult.FAILED, cause=Cause.CONTROLLER_LOST, detail=detail)
+    return WriteOutcome(write, WriteResult.FAILED, detail=detail)
 
 
 def _skipped(write: Write, blocker: WriteOutcome) -> WriteOutcome:
@@ -177,7 +170,7 @@ def _skipped(write: Write, blocker: WriteOutcome) -> WriteOutcome:
         f"not written because {first.file} of /{first.cgroup} could not be narrowed to "
         f"{first.value}: {blocker.detail}"
     )
-    return WriteOutcome(write, WriteResult.SKIPPED, cause=blocker.cause, detail=detail)
+    return WriteOutcome(write, WriteResult.SKIPPED, detail=detail)
 
 
 def _blocks(outcome: WriteOutcome) -> bool:

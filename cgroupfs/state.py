@@ -150,6 +150,20 @@ class CgroupState(Struct, frozen=True):
     in_use: Mapping[str, int] = MappingProxyType({})
 
 
+class WriterRecord(Struct, frozen=True):
+    """What systemd or a runtime would write into a cgroup; None for files it would not write."""
+
+    cpus: Mask | None = None
+    mems: Mask | None = None
+    cpu_max: CpuMax | None = None
+    values: Mapping[str, str] = MappingProxyType({})
+
+    def has(self, file: str, text: str) -> bool:
+        """Return whether `text` of `file` is what this record would write."""
+        value = {CPUS: self.cpus, MEMS: self.mems, CPU_MAX: self.cpu_max, **self.values}.get(file)
+        return value is not None and str(value) == text
+
+
 def read_state(tree: CgroupTree, path: str, values: tuple[str, ...] = VALUES) -> CgroupState | None:
     """Read one cgroup, None when it is gone. Raises `OSError` for anything but its absence.
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.differences import as_desired
+from agent.reconcile.diff import diff
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from agent.reconcile.desired.settings import DesiredCgroup
     from agent.reconcile.snapshot import Observation
-    from cgroupfs.state import CgroupState
-    from cgroupfs.verify import WriterRecord
+    from cgroupfs.state import CgroupState, WriterRecord
     from sysfs.mask import Mask
 
 
@@ -41,7 +40,7 @@ class ObservationCache:
         known = self._asked.get(item.pod, {}).get(item.setting.cgroup)
         if known is None or state is None or known.setting == item.setting:
             return False
-        return as_desired(known.setting, state)
+        return not diff(known, state)
 
     def shares(self, uid: str, pool: Mask) -> bool:
         """Return whether the cgroup of a pod was to include this shared pool; True if unknown."""

@@ -21,7 +21,7 @@ from agent.reconcile.affected import AffectedPods, scope_of
 from agent.reconcile.cache import ObservationCache
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.differences import assess
+from agent.reconcile.diff import Cause, Difference, WriterRecords, assess
 from agent.reconcile.drivers.pod_cgroups import CreateError
 from agent.reconcile.drivers.unit_record import record_of
 from agent.reconcile.identify.containers import given_up, orphaned, pod_cgroup, runs, subgroups
@@ -39,7 +39,6 @@ from agent.reconcile.remarks import (
 )
 from agent.reconcile.report import (
     CgroupReport,
-    Difference,
     EnforcementReport,
     ReleaseReport,
     WriteRecord,
@@ -67,14 +66,15 @@ from cgroupfs.state import (
     NO_LIMIT,
     UNLIMITED,
     CgroupState,
+    WriterRecord,
 )
 from cgroupfs.tree import ancestors, is_within, join
-from cgroupfs.verify import Cause, WriterRecord, WriterRecords
 from sysfs.mask import EMPTY, Mask
 from systemd.errors import BusTimeoutError, BusUnavailableError, NotAskedError, SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from typing import TypeAlias
 
     from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.desired.settings import DesiredCgroup
@@ -85,6 +85,9 @@ if TYPE_CHECKING:
     from cgroupfs.names import Layout
     from cgroupfs.plan import Setting
     from cgroupfs.tree import CgroupTree
+
+    #: Cgroups with how they differ from what is desired.
+    Differing: TypeAlias = Sequence[tuple[DesiredCgroup, tuple[Difference, ...]]]
 
 
 _SETS: Final = (CPUS, MEMS)
@@ -361,20 +364,18 @@ class Enforcer:
         runtime = None if self._finder is None else self._finder.remembered(cgroup)
         return WriterRecords(self._pods.remembered(cgroup), runtime)
 
-    def _assess(self, differing: Sequence[DesiredCgroup]) -> tuple[Difference, ...]:
-        """Return what the kernel does not enforce of the cgroups that were observed to differ."""
+    def _assess(self, differing: Differing) -> tuple[Difference, ...]:
+        """Return the differences of the cgroups that were observed to differ, with their causes."""
         if not differing:
             return ()
         needed = self._enforced.needed
-        return steadily(lambda: assess(self._tree, self._recorded, differing, needed))
+        return steadily(lambda: assess(self._tree, differing, self._recorded, needed))
 
-    def _not_as_before(
-        self, observed: Observation, differing: Sequence[DesiredCgroup]
-    ) -> tuple[DesiredCgroup, ...]:
+    def _not_as_before(self, observed: Observation, differing: Differing) -> Differing:
         """Leave out cgroups that show what was desired before: only the desired state changed."""
         return tuple(
-            item
-            for item in differing
+            (item, differences)
+            for item, differences in differing
             if not self._memory.shows_former(item, observed.states.get(item.setting.cgroup))
         )
 

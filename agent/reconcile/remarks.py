@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.report import CgroupReport, Difference
+from agent.reconcile.diff import Cause, Difference
+from agent.reconcile.report import CgroupReport
 from cgroupfs.apply import WriteResult
 from cgroupfs.controllers import ENABLED
 from cgroupfs.state import MEMS
 from cgroupfs.tree import is_within
-from cgroupfs.verify import Cause
 from systemd.errors import NotAskedError
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def skipped(observed: Observation, outcomes: Iterable[WriteOutcome]) -> Iterator
     for outcome in outcomes:
         if outcome.result is WriteResult.SKIPPED:
             write, item = outcome.write, owners[outcome.write.cgroup]
-            cause = outcome.cause or Cause.UNKNOWN
+            detail = outcome.detail
             yield Difference(
-                write.cgroup, outcome.detail, cause, item.pod, item.container, write.file
+                write.cgroup, detail, Cause.UNKNOWN, item.pod, item.container, write.file
             )
 
 

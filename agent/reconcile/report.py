@@ -14,28 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.reconcile.desired.settings import DesiredCgroup
+    from agent.reconcile.diff import Difference
     from cgroupfs.apply import WriteOutcome
     from cgroupfs.ordering import WriteStage
     from cgroupfs.state import CgroupState
-    from cgroupfs.verify import Cause
-
-
-class Difference(Struct, frozen=True):
-    """One setting that the kernel or systemd does not enforce.
-
-    `pod` is the uid, "" where no pod of the ledger is concerned. `file` is the cgroup's file, ""
-    where no single file is concerned; `desired` and `found` are the texts of a file that differs
-    (None: the file does not exist). `detail` is one line with cause and remedy.
-    """
-
-    cgroup: str
-    detail: str
-    cause: Cause
-    pod: str = ""
-    container: str | None = None
-    file: str = ""
-    desired: str = ""
-    found: str | None = None
 
 
 class WriteRecord(Struct, frozen=True):

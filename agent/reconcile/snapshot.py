@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from agent.reconcile.desired.above import whole, with_ancestors
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import ABOVE_PODS, Role, desired_cgroups
-from agent.reconcile.differences import as_desired, differing_values
+from agent.reconcile.diff import diff, differing_values
 from agent.reconcile.identify.containers import identify_cgroups
 from cgroupfs.controllers import CPUSET
 from cgroupfs.state import VALUES, read_states, with_use
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from agent.reconcile.affected import AffectedPods
     from agent.reconcile.desired.settings import DesiredCgroup
     from agent.reconcile.desired.state import Desired
+    from agent.reconcile.diff import Difference
     from agent.reconcile.identify.containers import IdentifiedCgroups, LocatedPod
     from agent.runtimes.identifier import ContainerIdentifier
     from cgroupfs.names import Layout
@@ -105,9 +106,12 @@ class Observation(Struct, frozen=True):
             return None
         return self.scope.pods | {pod.uid for pod in self.scope.gone}
 
-    def differing(self) -> tuple[DesiredCgroup, ...]:
-        """Return the cgroups that are not as desired, including pod cgroups that are missing."""
-        return tuple(item for item in self.desired if self._differs(item))
+    def differing(self) -> tuple[tuple[DesiredCgroup, tuple[Difference, ...]], ...]:
+        """Return the cgroups that are not as desired with how they differ, causes not yet known."""
+        compared = (
+            (item, diff(item, self.states.get(item.setting.cgroup))) for item in self.desired
+        )
+        return tuple((item, differences) for item, differences in compared if differences)
 
     def missing(self) -> dict[str, str]:
         """Return the pod cgroups that do not exist, with the pods' uids."""
@@ -138,12 +142,6 @@ class Observation(Struct, frozen=True):
             # No process chose an unset set, and the allocation asks for pinning it.
             unset = state.mems is not None and not state.mems
             yield replace(item.setting, move_memory=move_memory or unset)
-
-    def _differs(self, item: DesiredCgroup) -> bool:
-        state = self.states.get(item.setting.cgroup)
-        if state is None:
-            return item.role is Role.POD
-        return not as_desired(item.setting, state)
 
     def _is_empty(self, pod: LocatedPod) -> bool:
         """Return whether no process runs in a pod yet.

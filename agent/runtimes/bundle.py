@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from agent.runtimes.files import RuntimeFileError, read_json
 from agent.runtimes.records import recorded
-from cgroupfs.verify import WriterRecord
+from cgroupfs.state import WriterRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.runtimes.files import Stamp
     from agent.runtimes.identifier import NamedPod
     from agent.runtimes.places import RuntimeDirectory
-    from cgroupfs.verify import WriterRecord
+    from cgroupfs.state import WriterRecord
 
 #: The ids of all supported runtimes; no other text becomes part of a path.
 _ID: Final = re.compile(r"[0-9a-f]{64}")

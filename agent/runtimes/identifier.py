@@ -9,7 +9,7 @@ from msgspec import Struct
 from agent.pods.identity import Named
 
 if TYPE_CHECKING:
-    from cgroupfs.verify import WriterRecord
+    from cgroupfs.state import WriterRecord
 
 
 class RuntimeName(Struct, frozen=True):

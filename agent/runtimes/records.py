@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from agent.runtimes.files import RuntimeFileError, read_json
-from cgroupfs.state import DEFAULT_PERIOD_US, CpuMax
-from cgroupfs.verify import WriterRecord
+from cgroupfs.state import DEFAULT_PERIOD_US, CpuMax, WriterRecord
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

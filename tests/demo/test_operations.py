@@ -15,9 +15,9 @@ from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden
 from agent.managers.decision import Reason, out_of
 from agent.managers.validity import Rule
+from agent.reconcile.diff import Cause
 from agent.server.metrics import names
 from agent.state.store import CHECKPOINT_NAME
-from cgroupfs.verify import Cause
 from tests.demo.embedded import EmbeddedHost
 
 if TYPE_CHECKING:

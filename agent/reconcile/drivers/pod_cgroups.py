@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from agent.reconcile.drivers.unit_record import holds, read_record, to_properties, unit_of
 from agent.reconcile.errors import EnforcementStartError
 from agent.reconcile.report import ReleaseReport
-from cgroupfs.state import CPU_WEIGHT, EVENTS
+from cgroupfs.state import CPU_WEIGHT, EVENTS, WriterRecord
 from cgroupfs.tree import ancestors, join
-from cgroupfs.verify import WriterRecord
 from sysfs.mask import EMPTY
 from systemd import slices
 from systemd.breaker import Breaker

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from cgroupfs.errors import CgroupValueError
 from cgroupfs.plan import is_below_use
-from cgroupfs.state import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, CpuMax
-from cgroupfs.verify import WriterRecord
+from cgroupfs.state import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, CpuMax, WriterRecord
 from systemd.errors import ProtocolError
 from systemd.properties import (
     INFINITY,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agent.reconcile.backoff import Backoff
 from agent.reconcile.desired.settings import ABOVE_PODS, Role
+from agent.reconcile.diff import Cause
 from agent.reconcile.identify.binding import (
     OtherBindings,
     cgroup_named,
@@ -22,7 +23,6 @@ from agent.server.kernel.documents import kernel_document
 from agent.server.kernel.ports import ReconcileResult
 from agent.server.kernel.verification import verification
 from cgroupfs.errors import CgroupError
-from cgroupfs.verify import Cause
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.intruding_tasks import Task
-    from agent.reconcile.report import Difference, EnforcementReport, ReleaseReport
+    from agent.reconcile.diff import Difference
+    from agent.reconcile.report import EnforcementReport, ReleaseReport
     from cgroupfs.names import Layout
     from cgroupfs.plan import Setting
     from cgroupfs.tree import CgroupTree

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.bindings import Binding
     from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.desired.state import Desired
-    from agent.reconcile.report import Difference
+    from agent.reconcile.diff import Difference
     from agent.state.checkpoint import Checkpoint
     from sysfs.mask import Mask
 

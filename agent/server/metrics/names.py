@@ -18,7 +18,7 @@ from agent.managers.decision import (
     _counter,
     out_of,
 )
-from cgroupfs.verify import Cause
+from agent.reconcile.diff import Cause
 
 CAUSES: Final = tuple(str(cause) for cause in Cause)
 #: One more reason is added for each other resource at its first rejection.

@@ -12,7 +12,7 @@ from agent.pods.identity import full_name
 from agent.server.metrics import names
 
 if TYPE_CHECKING:
-    from agent.reconcile.report import Difference
+    from agent.reconcile.diff import Difference
     from agent.server.clock import Clock
     from agent.server.kernel.ports import ReconcileResult
     from agent.server.metrics.counters import Counters
@@ -75,7 +75,7 @@ class DriftReporter:
             container=problem.container,
             cgroup=f"/{problem.cgroup}",
             file=problem.file,
-            found=problem.found,
+            found=problem.observed,
             desired=problem.desired,
             cause=str(problem.cause),
             detail=problem.detail,

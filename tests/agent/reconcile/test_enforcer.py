@@ -14,10 +14,10 @@ from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.allocations.ledger import Isolation
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.desired.state import Desired
+from agent.reconcile.diff import Cause
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.report import count_causes, repaired
-from cgroupfs.verify import Cause
 from sysfs.mask import EMPTY, Mask
 from tests.agent.reconcile.pods import (
     ONLINE,

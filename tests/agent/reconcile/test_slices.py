@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from agent.managers.allocations.ledger import CpuLimits
+from agent.reconcile.diff import Cause
 from agent.reconcile.drivers.pod_cgroups import SliceCgroups
 from agent.reconcile.drivers.unit_record import read_record, to_properties
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.errors import EnforcementStartError
 from cgroupfs.names import Driver
-from cgroupfs.state import CpuMax
-from cgroupfs.verify import Cause, WriterRecord
+from cgroupfs.state import CpuMax, WriterRecord
 from sysfs.mask import Mask
 from systemd.properties import Property
 from tests.agent.reconcile.pods import (

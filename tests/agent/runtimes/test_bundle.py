@@ -9,7 +9,7 @@ from agent.runtimes.bundle import RuntimeClaim, read_claim, read_spec
 from agent.runtimes.files import RuntimeFileError
 from agent.runtimes.places import PLACES
 from cgroupfs.names import Runtime
-from cgroupfs.verify import WriterRecord
+from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import OTHER, UID, mixed
 from tests.agent.runtimes.bundles import bundle, cri, crio

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.reconcile.diff import Cause
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.report import repaired
 from agent.runtimes.finder import RuntimeFiles
 from cgroupfs.names import Driver
-from cgroupfs.verify import Cause
 from sysfs.mask import Mask
 from systemd.properties import allowed_cpus, cpu_quota
 from tests.agent.reconcile.pods import (

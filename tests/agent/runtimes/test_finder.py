@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from agent.runtimes import finder as module
 from agent.runtimes.finder import RuntimeFiles
 from agent.runtimes.identifier import RuntimeName
-from cgroupfs.state import CpuMax
-from cgroupfs.verify import WriterRecord
+from cgroupfs.state import CpuMax, WriterRecord
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import OTHER, mixed, path_of
 from tests.agent.runtimes.bundles import (

@@ -6,8 +6,7 @@ import pytest
 
 from agent.runtimes.files import RuntimeFileError
 from agent.runtimes.records import read_state
-from cgroupfs.state import UNLIMITED, CpuMax
-from cgroupfs.verify import WriterRecord
+from cgroupfs.state import UNLIMITED, CpuMax, WriterRecord
 from sysfs.mask import Mask
 from tests.agent.runtimes.bundles import runc_state, write
 

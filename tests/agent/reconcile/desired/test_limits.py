@@ -19,11 +19,11 @@ from agent.reconcile.desired.limits import (
     cpu_weight,
     pod_values,
 )
+from agent.reconcile.diff import Cause
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups
 from agent.reconcile.enforcer import Enforcer
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver
-from cgroupfs.verify import Cause
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import (
     ONLINE,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
     from agent.runtimes.identifier import NamedPod
     from cgroupfs.emulated.kernel import EmulatedKernel
-    from cgroupfs.verify import WriterRecord
+    from cgroupfs.state import WriterRecord
 
 POD = path_of(mixed())
 

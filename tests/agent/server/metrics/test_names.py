@@ -13,8 +13,8 @@ from agent.managers.decision import (
     MetricType,
     Reason,
 )
+from agent.reconcile.diff import Cause
 from agent.server.metrics import names
-from cgroupfs.verify import Cause
 
 REFERENCE = Path(__file__).resolve().parents[4] / "docs" / "metrics.md"
 

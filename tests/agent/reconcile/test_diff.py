@@ -1,22 +1,32 @@
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
-from cgroupfs.controllers import enable
+from agent.reconcile.desired.settings import DesiredCgroup, Role
+from agent.reconcile.diff import GONE, Cause, Difference, WriterRecords, assess, diff
+from cgroupfs.controllers import NEEDED, enable
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.plan import Setting
-from cgroupfs.state import UNLIMITED, CpuMax
-from cgroupfs.verify import GONE, Cause, CgroupDifference, WriterRecord, WriterRecords, verify
+from cgroupfs.state import UNLIMITED, CpuMax, WriterRecord, read_states
 from sysfs.mask import Mask
 from systemd import slices
 from systemd.properties import allowed_cpus, cpu_quota
 from tests.fakes.kernel import FaultyTree
 from tests.fakes.systemd import FakeSystemd
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cgroupfs.tree import CgroupTree
+
 POD = "pods/a"
 APP = "pods/a/app"
 CPUS = Mask.parse("2-3")
+NO_RECORDS: Mapping[str, WriterRecords] = MappingProxyType({})
 DESIRED = (
     Setting(POD, cpus=CPUS, mems=Mask.of(1), cpu_max=UNLIMITED),
     Setting(APP, cpus=CPUS, mems=Mask.of(1), cpu_max=CpuMax(50_000)),
@@ -36,7 +46,18 @@ def kernel() -> EmulatedKernel:
     return kernel
 
 
-def only(drifts: tuple[CgroupDifference, ...]) -> CgroupDifference:
+def verify(
+    tree: CgroupTree, settings: Sequence[Setting], records: Mapping[str, WriterRecords] = NO_RECORDS
+) -> tuple[Difference, ...]:
+    """Read the cgroups and compare them, each as if it were a pod's own."""
+    states = read_states(tree, [setting.cgroup for setting in settings])
+    items = [DesiredCgroup(setting, Role.POD, "") for setting in settings]
+    compared = [(item, diff(item, states.get(item.setting.cgroup))) for item in items]
+    differing = [(item, differences) for item, differences in compared if differences]
+    return assess(tree, differing, lambda path: records.get(path, WriterRecords()), NEEDED)
+
+
+def only(drifts: tuple[Difference, ...]) -> Difference:
     (drift,) = drifts
     return drift
 
@@ -47,10 +68,10 @@ def test_what_is_as_desired_is_not_drift_and_nothing_is_written(kernel: Emulated
     assert tree.writes == []
 
 
-def test_a_right_cgroup_costs_one_read_and_each_ancestor_one(kernel: EmulatedKernel) -> None:
+def test_a_cgroup_as_desired_costs_one_read(kernel: EmulatedKernel) -> None:
     tree = FaultyTree(kernel)
     verify(tree, DESIRED)
-    assert len(tree.log) == len(("", "pods", POD)) + len(DESIRED)
+    assert len(tree.log) == len(DESIRED)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +88,7 @@ def test_a_changed_file_is_shown_beside_what_is_desired(
     kernel.write(APP, file, value)
     drift = only(verify(kernel, DESIRED))
     assert (drift.cgroup, drift.file) == (APP, file)
-    assert (drift.desired, drift.found, drift.cause) == (desired, value, Cause.UNKNOWN)
+    assert (drift.desired, drift.observed, drift.cause) == (desired, value, Cause.UNKNOWN)
 
 
 def test_what_is_not_desired_is_not_looked_at(kernel: EmulatedKernel) -> None:
@@ -93,7 +114,7 @@ def test_an_offline_cpu_is_the_cause_also_when_none_is_left(
 ) -> None:
     kernel.set_online(Mask.parse(online))
     drifts = verify(kernel, DESIRED)
-    assert {(drift.cause, drift.found) for drift in drifts} == {(Cause.CPU_OFFLINE, found)}
+    assert {(drift.cause, drift.observed) for drift in drifts} == {(Cause.CPU_OFFLINE, found)}
 
 
 def test_a_partition_is_neither_offline_nor_a_narrow_parent(kernel: EmulatedKernel) -> None:
@@ -103,14 +124,14 @@ def test_a_partition_is_neither_offline_nor_a_narrow_parent(kernel: EmulatedKern
     drifts = verify(kernel, (Setting("pods/a", cpus=CPUS),))
     assert only(drifts).cause is Cause.UNKNOWN
     assert "look for a cpuset partition" in only(drifts).detail
-    assert only(drifts).found == "2"
+    assert only(drifts).observed == "2"
 
 
 def test_a_lost_controller_is_reported_at_the_ancestor_and_below(kernel: EmulatedKernel) -> None:
     kernel.write(POD, "cgroup.subtree_control", "-cpuset")
     drifts = verify(kernel, DESIRED)
     assert {drift.cause for drift in drifts} == {Cause.CONTROLLER_LOST}
-    assert [(d.cgroup, d.file, d.found) for d in drifts] == [
+    assert [(d.cgroup, d.file, d.observed) for d in drifts] == [
         (POD, "cgroup.subtree_control", "cpu"),
         (APP, "cpuset.cpus", None),
         (APP, "cpuset.mems", None),
@@ -120,7 +141,7 @@ def test_a_lost_controller_is_reported_at_the_ancestor_and_below(kernel: Emulate
 def test_a_cgroup_that_is_gone_is_one_drift(kernel: EmulatedKernel) -> None:
     kernel.rmdir(APP)
     drift = only(verify(kernel, DESIRED))
-    assert (drift.cgroup, drift.file, drift.found) == (APP, GONE, None)
+    assert (drift.cgroup, drift.file, drift.observed) == (APP, GONE, None)
 
 
 SYSTEMD = WriterRecord(cpus=Mask.parse("0-7"), cpu_max=UNLIMITED)

@@ -1,0 +1,319 @@
+"""The one comparison: what a cgroup shows against what is desired of it.
+
+`diff` compares a cgroup that was read with its setting and reads nothing. `assess` reads what
+tells the cause of a difference: the ancestors of a set that is not effective, and the
+`WriterRecords` that the caller passes (what systemd would write from its unit properties, and what
+the container runtime set last or would send again), since the kernel does not record which process
+changed a setting. The rules, first match wins:
+
+1. the file is missing: `controller lost` (an ancestor no longer passes it on);
+2. the file shows what was desired but the effective set differs: `CPU offline` or
+   `parent too narrow`, see `why_not_effective`; a memory limit was not written because more is in
+   use: `in use`;
+3. the file shows the runtime's value: `runtime update`, also where systemd has the same value. A
+   runtime of the systemd driver sets a unit's properties before it writes the files, so both have
+   the value, and the runtime is the one that changed it;
+4. the file shows systemd's value: `reverted by systemd`, whether systemd wrote the file again or
+   another process changed the unit's properties;
+5. anything else: `unknown`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.reconcile.desired.settings import Role
+from cgroupfs import controllers
+from cgroupfs.plan import is_below_use
+from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE
+from cgroupfs.tree import ancestors
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from agent.reconcile.desired.settings import DesiredCgroup
+    from cgroupfs.plan import Setting
+    from cgroupfs.state import CgroupState, WriterRecord
+    from cgroupfs.tree import CgroupTree
+
+_ISOLATED: Final = "cpuset.cpus.isolated"
+#: The `file` of a difference that says that the cgroup itself is missing.
+GONE: Final = ""
+_SET_OF: Final = {CPUS_EFFECTIVE: CPUS, MEMS_EFFECTIVE: MEMS}
+
+
+class Cause(StrEnum):
+    """Why a cgroup differs from what is desired."""
+
+    REVERTED_BY_SYSTEMD = "reverted by systemd"
+    RUNTIME_UPDATE = "runtime update"
+    PARENT_TOO_NARROW = "parent too narrow"
+    CPU_OFFLINE = "CPU offline"
+    CONTROLLER_LOST = "controller lost"
+    IN_USE = "in use"
+    UNKNOWN = "unknown"
+
+
+class Difference(Struct, frozen=True):
+    """One setting that the kernel or systemd does not enforce.
+
+    `pod` is the uid, "" where no pod of the ledger is concerned. `file` is the file that differs:
+    `*.effective` when the setting is written but not effective, `cgroup.subtree_control` for an
+    ancestor that lost a controller, "" where no single file is concerned. `desired` and `observed`
+    are its texts (None: the file does not exist). `detail` is one line with cause and remedy.
+    """
+
+    cgroup: str
+    detail: str
+    cause: Cause
+    pod: str = ""
+    container: str | None = None
+    file: str = ""
+    desired: str = ""
+    observed: str | None = None
+
+
+class WriterRecords(Struct, frozen=True):
+    """What systemd (unit properties) and the runtime (its state or spec) have on record."""
+
+    systemd: WriterRecord | None = None
+    runtime: WriterRecord | None = None
+
+
+def diff(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ...]:
+    """Return how a cgroup differs from what is desired; empty when it is as desired.
+
+    `state` None: the cgroup does not exist. Only a pod's own cgroup must: a container that is gone
+    has ended, and the agent's cgroups above the pods are made with the first pod.
+    """
+    setting = item.setting
+    if state is None:
+        return (_gone(item),) if item.role is Role.POD else ()
+    found: list[Difference] = []
+    if (desired := setting.cpus) is not None and not (
+        desired == state.cpus == state.cpus_effective
+    ):
+        _compare_set(found, item, CPUS, desired, (state.cpus, state.cpus_effective))
+    if (desired := setting.mems) is not None and not (
+        desired == state.mems == state.mems_effective
+    ):
+        _compare_set(found, item, MEMS, desired, (state.mems, state.mems_effective))
+    if setting.cpu_max is not None and setting.cpu_max != state.cpu_max:
+        shown = None if state.cpu_max is None else str(state.cpu_max)
+        found.append(_difference(item, CPU_MAX, str(setting.cpu_max), shown))
+    if setting.values or setting.defaults:
+        found.extend(_of_values(item, state))
+    return tuple(found)
+
+
+def differing_values(setting: Setting, state: CgroupState) -> tuple[str, ...]:
+    """Return the single-value files that do not show what is desired."""
+    if not (setting.values or setting.defaults):
+        return ()
+    desired, shown = setting.values_beside(state.values), state.values
+    return tuple(file for file in desired if shown.get(file) != desired[file])
+
+
+def _compare_set(
+    found: list[Difference],
+    item: DesiredCgroup,
+    file: str,
+    desired: Mask,
+    shown: tuple[Mask | None, Mask | None],
+) -> None:
+    written, effective = shown
+    if item.setting.or_unset and (not written or desired <= written):
+        return
+    if written != desired:
+        text = None if written is None else str(written)
+        found.append(_difference(item, file, str(desired), text))
+    elif effective is not None and effective != desired:
+        name = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
+        found.append(_difference(item, name, str(desired), str(effective)))
+
+
+def _of_values(item: DesiredCgroup, state: CgroupState) -> Iterator[Difference]:
+    desired = item.setting.values_beside(state.values)
+    for file in differing_values(item.setting, state):
+        difference = _difference(item, file, desired[file], state.values.get(file))
+        if difference.observed is not None and is_below_use(desired[file], state.in_use, file):
+            # The current use is left out: it changes all the time, and an unchanged text is
+            # logged once.
+            detail = (
+                f"{difference.detail}: more than that is in use, and the kernel would kill "
+                "processes for the limit; the limit is written once less is in use"
+            )
+            difference = replace(difference, cause=Cause.IN_USE, detail=detail)
+        yield difference
+
+
+def _difference(item: DesiredCgroup, file: str, desired: str, observed: str | None) -> Difference:
+    path, cause = item.setting.cgroup, Cause.UNKNOWN
+    detail = f"{file} of /{path} shows {observed or 'nothing'} instead of {desired}"
+    if observed is None:
+        cause = Cause.CONTROLLER_LOST
+        detail = f"/{path} has no {file}: its controller was disabled above it"
+    return Difference(path, detail, cause, item.pod, item.container, file, desired, observed)
+
+
+def _gone(item: DesiredCgroup) -> Difference:
+    path = item.setting.cgroup
+    detail = f"/{path} does not exist; it was removed, or never created"
+    return Difference(path, detail, Cause.UNKNOWN, item.pod, item.container, GONE)
+
+
+# --- causes ---------------------------------------------------------------------------------------
+
+
+def assess(
+    tree: CgroupTree,
+    differing: Sequence[tuple[DesiredCgroup, tuple[Difference, ...]]],
+    recorded: Callable[[str], WriterRecords],
+    needed: Sequence[str],
+) -> tuple[Difference, ...]:
+    """Return the differences with their causes, and the ancestors that lost controllers.
+
+    `recorded` returns what systemd and the runtime have on record of a cgroup; it is called once
+    for each cgroup with a file that another process may have written. `needed` are the controllers
+    that every cgroup must have. Raises `OSError` as the tree does.
+    """
+    found = list(_lost_controllers(tree, [item for item, _ in differing], needed))
+    for item, differences in differing:
+        cgroup = item.setting.cgroup
+        # The directory of a cgroup that is being removed may still exist without its files.
+        lacking = any(each.observed is None for each in differences)
+        if lacking and item.role is not Role.POD and not tree.exists(cgroup):
+            continue
+        records: WriterRecords | None = None
+        for difference in differences:
+            if difference.file in _SET_OF:
+                found.append(_not_effective(tree, difference))
+            elif difference.cause is Cause.UNKNOWN and difference.observed is not None:
+                records = records or recorded(cgroup)
+                found.append(_named(difference, records))
+            else:
+                found.append(difference)
+    return tuple(found)
+
+
+def _lost_controllers(
+    tree: CgroupTree, items: Sequence[DesiredCgroup], needed: Sequence[str]
+) -> Iterator[Difference]:
+    owners = {item.setting.cgroup: item for item in items}
+    wanting: dict[str, Sequence[str]] = {}
+    for item in items:
+        # A runtime chooses the controllers of its subgroup; only the sets matter there.
+        subgroup = item.role is Role.SUBGROUP
+        names = [n for n in needed if n == controllers.CPUSET] if subgroup else needed
+        for above in ancestors(item.setting.cgroup):
+            if len(names) > len(wanting.get(above, ())):
+                wanting[above] = names
+    for path, names in wanting.items():
+        difference = _lost(tree, path, names)
+        if difference is not None:
+            owner = owners.get(path)
+            known = (owner.pod, owner.container) if owner is not None else ("", None)
+            yield replace(difference, pod=known[0], container=known[1])
+
+
+def _lost(tree: CgroupTree, path: str, needed: Sequence[str]) -> Difference | None:
+    try:
+        shown = tree.read(path, controllers.ENABLED).split()
+    except FileNotFoundError:
+        return None
+    lost = [name for name in needed if name not in shown]
+    if not lost:
+        return None
+    detail = f"/{path} no longer passes {' and '.join(lost)} on to its children; enable it again"
+    return Difference(
+        path,
+        detail,
+        Cause.CONTROLLER_LOST,
+        file=controllers.ENABLED,
+        desired=" ".join(needed),
+        observed=" ".join(shown),
+    )
+
+
+def _not_effective(tree: CgroupTree, difference: Difference) -> Difference:
+    desired, effective = Mask.parse(difference.desired), Mask.parse(difference.observed or "")
+    cause, detail = why_not_effective(
+        tree, difference.cgroup, _SET_OF[difference.file], desired, effective
+    )
+    return replace(difference, cause=cause, detail=detail)
+
+
+def online(tree: CgroupTree) -> Mask:
+    """Return the online CPUs: the root's effective set and the CPUs of isolated partitions.
+
+    Empty when the root does not show them (the controller is missing everywhere).
+    """
+    root, isolated = tree.read_many("", (CPUS_EFFECTIVE, _ISOLATED))
+    return Mask.parse(root or "") | Mask.parse(isolated or "")
+
+
+def why_not_effective(
+    tree: CgroupTree, path: str, file: str, desired: Mask, effective: Mask
+) -> tuple[Cause, str]:
+    """Return why `effective` of `file` is not the `desired`: the cause and one sentence.
+
+    `file` is `cpuset.cpus` or `cpuset.mems`. Checked in this order: CPUs that are offline, the
+    topmost ancestor that lacks some of the set (those below it cannot have more), a partition.
+    """
+    if file == CPUS:
+        offline = desired - online(tree)
+        if offline and (desired - offline or effective) == effective:
+            return Cause.CPU_OFFLINE, _offline(offline, desired, effective)
+    narrow = _too_narrow(tree, path, file, desired)
+    if narrow is not None:
+        above, has = narrow
+        return Cause.PARENT_TOO_NARROW, (
+            f"/{above} has only {has} of {desired} (missing {desired - has}), so the kernel uses "
+            f"{effective} without an error; widen /{above} first"
+        )
+    return Cause.UNKNOWN, (
+        f"the kernel uses {effective} instead of {desired} though no cgroup above is narrower; "
+        "look for a cpuset partition or a memory node gone offline"
+    )
+
+
+def _offline(offline: Mask, desired: Mask, effective: Mask) -> str:
+    if offline == desired:
+        return (
+            f"all of {desired} is offline, so the kernel uses the parent's {effective}; "
+            "bring the CPUs online or remove the pod"
+        )
+    return f"{offline} of {desired} is offline; bring it online or remove the pod"
+
+
+def _too_narrow(tree: CgroupTree, path: str, file: str, desired: Mask) -> tuple[str, Mask] | None:
+    """Return the topmost ancestor that is too narrow, None for the root, which has no setting."""
+    effective = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
+    for above in ancestors(path):
+        text = tree.read_many(above, (effective,))[0]
+        has = EMPTY if text is None else Mask.parse(text)
+        if text is not None and not desired <= has:
+            return (above, has) if above else None
+    return None
+
+
+def _named(difference: Difference, known: WriterRecords) -> Difference:
+    """Return a difference with the likely writer as its cause."""
+    if _has(known.runtime, difference):
+        cause, who = Cause.RUNTIME_UPDATE, "the container runtime has on record for the container"
+    elif _has(known.systemd, difference):
+        cause, who = Cause.REVERTED_BY_SYSTEMD, "systemd has on record for the unit"
+    else:
+        return difference
+    return replace(difference, cause=cause, detail=f"{difference.detail}: that is what {who}")
+
+
+def _has(record: WriterRecord | None, difference: Difference) -> bool:
+    if record is None or difference.observed is None:
+        return False
+    return record.has(difference.file, difference.observed)
