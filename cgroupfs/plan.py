@@ -7,7 +7,8 @@ it has no transactions. So the order of the writes keeps every intermediate stat
 2. confine: cgroups with exclusive CPUs are narrowed to their own set, children before parents;
 3. give: cgroups that gain are widened, parents before children, higher quotas too;
 4. settle: parents that had to be wider meanwhile are narrowed, lower quotas are written,
-   children before parents.
+   children before parents; cgroups that inherit lose sets of their own. The order of these does
+   not matter: whatever its set, such a cgroup has a part of its parent's CPUs, or all of them.
 
 Weights and memory limits are written in the third stage. A limit below the current use is withheld,
 since the kernel would kill processes for it.
@@ -25,12 +26,12 @@ from msgspec import Struct
 from cgroupfs.ordering import OrderedCgroup, WriteStage, order
 from cgroupfs.state import CPU_MAX, CPUS, MEMS, NO_LIMIT
 from cgroupfs.tree import parent
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from cgroupfs.state import CgroupState, CpuMax
-    from sysfs.mask import Mask
 
 
 class Setting(Struct, frozen=True):
@@ -40,8 +41,13 @@ class Setting(Struct, frozen=True):
     others have shrunk. `move_memory` allows rewriting `cpuset.mems` although processes live in
     the cgroup: the kernel then migrates their pages before the write returns. `values` are the
     texts of single-value files, `defaults` those of limits that are written only where the file
-    shows none. With `or_unset` the cgroup may also have no set (it then has its parent's) or a
-    wider one.
+    shows none.
+
+    A cgroup with `whole_cpus` inherits: it has no CPUs of its own, but its parent's. Its file is
+    unset or has at least `whole_cpus`, all CPUs of the host; a set that another process wrote is
+    replaced by these, since the kernel does not clear a set while processes live in the cgroup
+    (ENOSPC, `validate_change` in kernel/cgroup/cpuset.c). `cpus` is then what the parent gives it,
+    None where that may be anything. The same goes for `whole_mems` and `mems`.
     Raises `ValueError` for an empty set, which the kernel treats as "same as the parent".
     """
 
@@ -53,7 +59,8 @@ class Setting(Struct, frozen=True):
     move_memory: bool = False
     values: Mapping[str, str] = MappingProxyType({})
     defaults: Mapping[str, str] = MappingProxyType({})
-    or_unset: bool = False
+    whole_cpus: Mask = EMPTY
+    whole_mems: Mask = EMPTY
 
     def __post_init__(self) -> None:
         for file, mask in ((CPUS, self.cpus), (MEMS, self.mems)):
@@ -62,17 +69,17 @@ class Setting(Struct, frozen=True):
                     f"{file} of {self.cgroup} must not be empty: the kernel would use the parent's"
                 )
 
-    def sets_beside(self, cpus: Mask | None, mems: Mask | None) -> tuple[Mask | None, Mask | None]:
-        """Return the sets that the cgroup should have, given those that it shows."""
-        return self._beside(self.cpus, cpus), self._beside(self.mems, mems)
+    @property
+    def inherits(self) -> bool:
+        """Whether both sets are the parent's: then the cpuset controller need not be enabled."""
+        return bool(self.whole_cpus) and self.mems is None
 
-    def _beside(self, desired: Mask | None, shown: Mask | None) -> Mask | None:
-        if not self.or_unset or desired is None:
-            return desired
-        if not shown:
-            return None
-        wide = desired <= shown
-        return shown if wide else desired
+    def sets_beside(self, cpus: Mask | None, mems: Mask | None) -> tuple[Mask | None, Mask | None]:
+        """Return the sets that the cgroup's files should have, given those that they show."""
+        return (
+            _set_beside(self.cpus, self.whole_cpus, cpus),
+            _set_beside(self.mems, self.whole_mems, mems),
+        )
 
     def values_beside(self, shown: Mapping[str, str]) -> Mapping[str, str]:
         """Return the values that the cgroup should have, given those that it shows."""
@@ -80,6 +87,14 @@ class Setting(Struct, frozen=True):
             return self.values
         unset = {f: text for f, text in self.defaults.items() if shown.get(f) == NO_LIMIT}
         return {**self.values, **unset}
+
+
+def _set_beside(desired: Mask | None, whole: Mask, shown: Mask | None) -> Mask | None:
+    if not whole:
+        return desired
+    if not shown:
+        return None
+    return shown if whole <= shown else whole  # noqa: FURB136  # of sets, not of numbers
 
 
 class Write(Struct, frozen=True):
@@ -115,6 +130,7 @@ def make_plan(current: Mapping[str, CgroupState], desired: Iterable[Setting]) ->
     writes = [
         *_ordered(MEMS, _nodes(current, movable, MEMS, late=frozenset())),
         *_ordered(CPUS, _nodes(current, settings, CPUS, late=_late(settings))),
+        *_neutralized(current, settings),
         *_quota_writes(current, settings),
     ]
     for write, in_use in _value_writes(current, settings):
@@ -144,11 +160,13 @@ def _withheld(
 ) -> Iterator[Write]:
     for path, setting in settings.items():
         state = current.get(path)
-        if state is None or setting.mems is None or setting.move_memory or not state.populated:
+        if state is None or setting.move_memory or not state.populated or state.mems is None:
             continue
+        nodes = _set_beside(setting.mems, setting.whole_mems, state.mems)
         # Writing the set that is effective anyway migrates no pages.
-        if state.mems is not None and state.mems_effective != setting.mems:
-            yield Write(WriteStage.GIVE, path, MEMS, str(setting.mems))
+        now = state.mems if setting.whole_mems else state.mems_effective
+        if nodes is not None and nodes != now:
+            yield Write(WriteStage.GIVE, path, MEMS, str(nodes))
 
 
 def _late(settings: Mapping[str, Setting]) -> frozenset[str]:
@@ -195,14 +213,38 @@ def _node(
     if state is None:
         return None
     if file == CPUS:
-        new, written, old = setting.cpus, state.cpus, state.cpus_effective
+        new, whole, written, old = (
+            setting.cpus, setting.whole_cpus, state.cpus, state.cpus_effective
+        )  # fmt: skip
     else:
-        new, written, old = setting.mems, state.mems, state.mems_effective
+        new, whole, written, old = (
+            setting.mems, setting.whole_mems, state.mems, state.mems_effective
+        )  # fmt: skip
+    if whole:
+        # Below a cgroup that carries the set nothing depends on the order (`_neutralized`). Above
+        # all that carry one, the wide set comes before those below it.
+        if new is not None or not written or whole <= written:
+            return None
+        new = whole
     if new is None or written is None or old is None:
         return None
-    if setting.or_unset and (not written or new <= written):
-        return None
     return OrderedCgroup(setting.cgroup, old=old, written=written, new=new, late=late)
+
+
+def _neutralized(
+    current: Mapping[str, CgroupState], settings: Mapping[str, Setting]
+) -> Iterator[Write]:
+    """Yield the writes that take a set of its own from a cgroup that inherits."""
+    for path, setting in settings.items():
+        state = current.get(path)
+        if state is None:
+            continue
+        for file, desired, whole, written in (
+            (CPUS, setting.cpus, setting.whole_cpus, state.cpus),
+            (MEMS, setting.mems, setting.whole_mems, state.mems),
+        ):
+            if desired is not None and whole and written and not whole <= written:
+                yield Write(WriteStage.SETTLE, path, file, str(whole))
 
 
 def _ordered(file: str, nodes: list[OrderedCgroup]) -> Iterator[Write]:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupValueError
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -192,6 +192,18 @@ def read_states(
     """Read several cgroups by path; those that are gone are left out."""
     found = ((path, read_state(tree, path, values)) for path in paths)
     return {path: state for path, state in found if state is not None}
+
+
+def effective_sets(tree: CgroupTree, path: str) -> tuple[Mask, Mask]:
+    """Return the CPUs and memory nodes that a cgroup has, empty when the kernel shows none.
+
+    Raises `OSError` as the tree does, but not for a missing cgroup.
+    """
+    try:
+        cpus, mems = tree.read_many(path, (CPUS_EFFECTIVE, MEMS_EFFECTIVE))
+    except FileNotFoundError:
+        return EMPTY, EMPTY
+    return Mask.parse(cpus or ""), Mask.parse(mems or "")
 
 
 def with_use(tree: CgroupTree, path: str, state: CgroupState, limits: Iterable[str]) -> CgroupState:

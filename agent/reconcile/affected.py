@@ -1,20 +1,22 @@
 """Which part of the cgroup tree has to be observed for one change.
 
-Observing all cgroups costs time in proportion to the pods of the host, while most changes concern
-one pod. Cgroups that are left out are not compared, so no CPU that a change gives to a pod may
-depend on them:
+Observing all cgroups costs time in proportion to the containers of the host, while most changes
+concern one pod. Cgroups that are left out are not compared, so no CPU that a change gives to a pod
+may depend on them:
 
-- the cache is used only after all cgroups were observed and enforced, and as long as every change
+- a part is observed only after all cgroups were observed and enforced, and as long as every change
   since was enforced too. After any failure the next change observes all cgroups;
-- all cgroups are observed when a pod that changed, or the pod that was asked for, has exclusive
-  CPUs. Any container may run on CPUs that are about to be given away: a shared container, one that
-  started meanwhile, an exclusive one that another process widened. A previous observation is not
-  proof;
-- any other pod runs in the node's shared pool. It takes no CPUs from other pods, so only its own
-  cgroups are observed, all of them, and read back;
-- when only the pool changed (the CPUs of a pod went back to it), all cgroups in the pool are
-  observed: the pods whose own cgroup includes it, and orphaned cgroups. Pods that run only on CPUs
-  of their own do not gain or lose any;
+- a pod without exclusive CPUs takes none from other pods, so only its own cgroups are observed, all
+  of them, and read back;
+- when CPUs change hands (a pod that changed, or the pod that was asked for, has exclusive CPUs, or
+  the shared pool changed), any container may run on CPUs that are about to be given away: one that
+  started meanwhile, one that another process moved or widened. A previous observation is not proof.
+  But no container has more CPUs than the cgroups above it. So the boundaries are observed: the
+  cgroups of the QoS classes, in which all pods of a class inherit the shared pool, and the own
+  cgroup of every Guaranteed pod. Observed in full are the pods that changed, those that run in the
+  shared pool beside exclusive CPUs of their own, and those bound to cgroups outside of the pods';
+- where a boundary shows what another process wrote, all cgroups are observed after all, and where a
+  pod of another class than Guaranteed has CPUs of its own, so that its class does not confine;
 - the cgroup of a removed pod is observed, since it stays as long as processes live in it.
 
 What another process changed or started meanwhile in the part that was left out is found by the
@@ -28,9 +30,10 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from agent.managers.allocations.shared_map import differences
+from agent.pods.model import QosClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from agent.managers.allocations.bindings import Binding, Bindings
     from agent.managers.allocations.ledger import PodAllocation
@@ -41,11 +44,13 @@ if TYPE_CHECKING:
 class AffectedPods(Struct, frozen=True):
     """A part of the tree: the cgroups of `pods` (uids) and of `gone` pods.
 
-    With `orphaned` also the cgroups of all pods that are not in the ledger.
+    Of the pods of `boundaries` (uids) only the pod's own cgroup is observed. With `orphaned` also
+    the cgroups of Guaranteed pods that are not in the ledger.
     """
 
     pods: frozenset[str]
     gone: tuple[PodAllocation, ...] = ()
+    boundaries: frozenset[str] = frozenset()
     orphaned: bool = False
 
 
@@ -54,11 +59,13 @@ def scope_of(
     after: Desired,
     uid: str | None,
     shares: Callable[[str, Mask], bool],
+    all_pods: str = "",
 ) -> AffectedPods | None:
     """Return what has to be observed so that the kernel enforces `after`; None is everything.
 
     `before` was enforced in full (None: unknown), the pod `uid` is observed in any case,
-    `shares` returns whether a container of a pod (uid) runs in a shared pool.
+    `shares` returns whether a container of a pod (uid) runs in a shared pool. `all_pods` is the
+    cgroup of all pods.
     """
     if before is None:
         return None
@@ -69,13 +76,26 @@ def scope_of(
     if uid is not None:
         concerned.add(uid)
     pods = {each for each in concerned if each in new}
-    if any(new[each].exclusive_cpus for each in pods):
-        return None
     gone = tuple(old[each] for each in changed if each in old)
-    if before.shared_pool == after.shared_pool:
+    exclusive = any(new[each].exclusive_cpus for each in pods)
+    if not exclusive and before.shared_pool == after.shared_pool:
         return AffectedPods(frozenset(pods), gone)
-    pods.update(each for each in new if shares(each, before.shared_pool))
-    return AffectedPods(frozenset(pods), gone, orphaned=True)
+    if any(map(_splits_its_class, (*gone, *new.values()))):
+        return None
+    pods |= {each.pod_uid for each in _elsewhere(after.bindings, all_pods) if each.pod_uid in new}
+    guaranteed = {each for each, pod in new.items() if pod.qos is QosClass.GUARANTEED} - pods
+    pods |= {
+        each for each in guaranteed if new[each].exclusive_cpus and shares(each, before.shared_pool)
+    }
+    return AffectedPods(frozenset(pods), gone, frozenset(guaranteed - pods), orphaned=True)
+
+
+def _splits_its_class(pod: PodAllocation) -> bool:
+    return pod.qos is not QosClass.GUARANTEED and bool(pod.exclusive_cpus)
+
+
+def _elsewhere(bindings: Iterable[Binding], all_pods: str) -> Iterable[Binding]:
+    return (one for one in bindings if not one.cgroup.startswith(f"{all_pods}/"))
 
 
 def _rebound(old: Bindings, new: Bindings) -> set[str]:

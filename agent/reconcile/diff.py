@@ -1,7 +1,7 @@
 """The one comparison: what a cgroup shows against what is desired of it.
 
 `diff` compares a cgroup that was read with its setting and reads nothing. `assess` reads what
-tells the cause of a difference: the ancestors of a set that is not effective, and the
+shows the cause of a difference: the ancestors of a set that is not effective, and the
 `WriterRecords` that the caller passes (what systemd would write from its unit properties, and what
 the container runtime set last or would send again), since the kernel does not record which process
 changed a setting. The rules, first match wins:
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 _ISOLATED: Final = "cpuset.cpus.isolated"
 #: The `file` of a difference that says that the cgroup itself is missing.
 GONE: Final = ""
-_SET_OF: Final = {CPUS_EFFECTIVE: CPUS, MEMS_EFFECTIVE: MEMS}
+_EFFECTIVE_OF: Final = {CPUS: CPUS_EFFECTIVE, MEMS: MEMS_EFFECTIVE}
+_SET_OF: Final = {effective: file for file, effective in _EFFECTIVE_OF.items()}
 
 
 class Cause(StrEnum):
@@ -94,21 +95,38 @@ def diff(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ..
     setting = item.setting
     if state is None:
         return (_gone(item),) if item.role is Role.POD else ()
-    found: list[Difference] = []
-    if (desired := setting.cpus) is not None and not (
-        desired == state.cpus == state.cpus_effective
-    ):
-        _compare_set(found, item, CPUS, desired, (state.cpus, state.cpus_effective))
-    if (desired := setting.mems) is not None and not (
-        desired == state.mems == state.mems_effective
-    ):
-        _compare_set(found, item, MEMS, desired, (state.mems, state.mems_effective))
+    found = [
+        *_of_set(item, CPUS, setting.cpus, setting.whole_cpus, (state.cpus, state.cpus_effective)),
+        *_of_set(item, MEMS, setting.mems, setting.whole_mems, (state.mems, state.mems_effective)),
+    ]
     if setting.cpu_max is not None and setting.cpu_max != state.cpu_max:
         shown = None if state.cpu_max is None else str(state.cpu_max)
         found.append(_difference(item, CPU_MAX, str(setting.cpu_max), shown))
     if setting.values or setting.defaults:
         found.extend(_of_values(item, state))
     return tuple(found)
+
+
+def _of_set(
+    item: DesiredCgroup,
+    file: str,
+    desired: Mask | None,
+    whole: Mask,
+    shown: tuple[Mask | None, Mask | None],
+) -> tuple[Difference, ...]:
+    """Compare a set and the effective one (`shown`); `whole` not empty: the cgroup inherits.
+
+    A cgroup without the controller inherits as well.
+    """
+    written, effective = shown
+    if whole:
+        if written and not whole <= written:
+            return (_own_set(item, file, whole, written),)
+    elif desired not in (None, written):
+        return (_difference(item, file, str(desired), None if written is None else str(written)),)
+    if desired is None or effective is None or effective == desired:
+        return ()
+    return (_difference(item, _EFFECTIVE_OF[file], str(desired), str(effective)),)
 
 
 def differing_values(setting: Setting, state: CgroupState) -> tuple[str, ...]:
@@ -119,22 +137,12 @@ def differing_values(setting: Setting, state: CgroupState) -> tuple[str, ...]:
     return tuple(file for file in desired if shown.get(file) != desired[file])
 
 
-def _compare_set(
-    found: list[Difference],
-    item: DesiredCgroup,
-    file: str,
-    desired: Mask,
-    shown: tuple[Mask | None, Mask | None],
-) -> None:
-    written, effective = shown
-    if item.setting.or_unset and (not written or desired <= written):
-        return
-    if written != desired:
-        text = None if written is None else str(written)
-        found.append(_difference(item, file, str(desired), text))
-    elif effective is not None and effective != desired:
-        name = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
-        found.append(_difference(item, name, str(desired), str(effective)))
+def _own_set(item: DesiredCgroup, file: str, whole: Mask, written: Mask) -> Difference:
+    """Return the difference of a cgroup that has a set of its own instead of its parent's."""
+    difference = _difference(item, file, str(whole), str(written))
+    path = item.setting.cgroup
+    detail = f"{file} of /{path} shows {written}, a set of its own; it should have its parent's"
+    return replace(difference, detail=detail)
 
 
 def _of_values(item: DesiredCgroup, state: CgroupState) -> Iterator[Difference]:
@@ -174,7 +182,7 @@ def assess(
     tree: CgroupTree,
     differing: Sequence[tuple[DesiredCgroup, tuple[Difference, ...]]],
     recorded: Callable[[str], WriterRecords],
-    needed: Sequence[str],
+    needed: tuple[str, ...],
 ) -> tuple[Difference, ...]:
     """Return the differences with their causes, and the ancestors that lost controllers.
 
@@ -202,14 +210,15 @@ def assess(
 
 
 def _lost_controllers(
-    tree: CgroupTree, items: Sequence[DesiredCgroup], needed: Sequence[str]
+    tree: CgroupTree, items: Sequence[DesiredCgroup], needed: tuple[str, ...]
 ) -> Iterator[Difference]:
     owners = {item.setting.cgroup: item for item in items}
-    wanting: dict[str, Sequence[str]] = {}
+    wanting: dict[str, tuple[str, ...]] = {}
     for item in items:
+        names = item.needed(needed)
         # A runtime chooses the controllers of its subgroup; only the sets matter there.
-        subgroup = item.role is Role.SUBGROUP
-        names = [n for n in needed if n == controllers.CPUSET] if subgroup else needed
+        if item.role is Role.SUBGROUP:
+            names = tuple(name for name in names if name == controllers.CPUSET)
         for above in ancestors(item.setting.cgroup):
             if len(names) > len(wanting.get(above, ())):
                 wanting[above] = names
@@ -293,7 +302,7 @@ def _offline(offline: Mask, desired: Mask, effective: Mask) -> str:
 
 def _too_narrow(tree: CgroupTree, path: str, file: str, desired: Mask) -> tuple[str, Mask] | None:
     """Return the topmost ancestor that is too narrow, None for the root, which has no setting."""
-    effective = CPUS_EFFECTIVE if file == CPUS else MEMS_EFFECTIVE
+    effective = _EFFECTIVE_OF[file]
     for above in ancestors(path):
         text = tree.read_many(above, (effective,))[0]
         has = EMPTY if text is None else Mask.parse(text)

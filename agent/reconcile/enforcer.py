@@ -24,7 +24,7 @@ from agent.reconcile.desired.settings import Role
 from agent.reconcile.diff import Cause, Difference, WriterRecords, assess
 from agent.reconcile.drivers.pod_cgroups import CreateError
 from agent.reconcile.drivers.unit_record import record_of
-from agent.reconcile.identify.containers import given_up, orphaned, pod_cgroup, runs, subgroups
+from agent.reconcile.releaser import Releaser
 from agent.reconcile.remarks import (
     beside,
     beyond_repair,
@@ -40,7 +40,6 @@ from agent.reconcile.remarks import (
 from agent.reconcile.report import (
     CgroupReport,
     EnforcementReport,
-    ReleaseReport,
     WriteRecord,
     write_record,
 )
@@ -53,7 +52,7 @@ from agent.reconcile.snapshot import (
 )
 from cgroupfs.apply import apply
 from cgroupfs.controllers import ENABLED, available, enable, enabled
-from cgroupfs.errors import CgroupError, CgroupNameError
+from cgroupfs.errors import CgroupError
 from cgroupfs.plan import Plan, make_plan
 from cgroupfs.state import (
     CPU_WEIGHT,
@@ -76,7 +75,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import TypeAlias
 
-    from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.desired.settings import DesiredCgroup
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.drivers.pod_cgroups import PodCgroups
@@ -130,6 +128,8 @@ class Enforcer:
         self._finder = finder
         self._enforced = enforced
         self._memory = ObservationCache()
+        #: Removes cgroups of pods that ended.
+        self.releaser = Releaser(tree, layout, pods, self._memory)
         self._left: frozenset[Difference] = frozenset()
         #: What was last enforced in full, None as soon as an enforcement fails.
         self._last: Desired | None = None
@@ -181,7 +181,7 @@ class Enforcer:
         The pod `uid` is observed in any case. The report covers `EnforcementReport.pods`; all
         other pods were enforced when they were last observed. Raises `OSError` as `enforce` does.
         """
-        scope = scope_of(self._last, target, uid, self._memory.shares)
+        scope = scope_of(self._last, target, uid, self._memory.shares, self._layout.pods())
         return self._enforce(target, scope, _NONE, move_memory=False)
 
     def repair(self, target: Desired, resting: Mapping[str, Setting] = _NONE) -> EnforcementReport:
@@ -214,55 +214,6 @@ class Enforcer:
             notes=tuple(notes(observed)),
         )
 
-    def release(self, pod: PodAllocation) -> ReleaseReport:
-        """Remove the cgroup of a pod that is no longer in the ledger.
-
-        A cgroup with processes stays, since no process is ever killed. The next `enforce` confines
-        them to the node's shared pool. Raises `OSError` only when the tree itself fails.
-        """
-        try:
-            return self._remove(pod.uid, pod_cgroup(self._layout, pod))
-        except CgroupNameError:
-            # The pod never had a cgroup.
-            return ReleaseReport("", removed=True)
-
-    def release_orphaned(self, target: Desired) -> tuple[ReleaseReport, ...]:
-        """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
-        found = orphaned(self._tree, self._layout, target.ledger)
-        return tuple(self._remove("", orphan.cgroup) for orphan in found)
-
-    def release_bound(self, target: Desired) -> frozenset[str]:
-        """Clear the cpusets of cgroups that were bound and in which no process runs now.
-
-        A process that starts there later belongs to no container of a pod, so it must not start on
-        the CPUs of one. Returns the cgroups that need not be remembered: the cleared ones, and
-        those that no longer exist.
-        """
-        bindings, living = target.bindings, target.ledger.allocations
-        elsewhere = given_up(self._layout, target.ledger, bindings)
-        return frozenset(
-            path
-            for path in bindings.given_up(living)
-            if not self._tree.exists(path)
-            or (path in elsewhere and not runs(self._tree, path) and self._clear(path))
-        )
-
-    def _clear(self, cgroup: str) -> bool:
-        """Unset the cpusets of a cgroup and its subgroups; return whether that was possible."""
-        try:
-            for path in (cgroup, *(each.cgroup for each in subgroups(self._tree, cgroup))):
-                for file, text in zip(_SETS, self._tree.read_many(path, _SETS), strict=True):
-                    if (text or "").strip():
-                        self._tree.write(path, file, "\n")
-            self._pods.forget(cgroup)
-        except FileNotFoundError:
-            return True
-        except (OSError, SystemdError):
-            # A process started there meanwhile (the kernel does not clear a set under processes),
-            # or systemd would write the set again: the cgroup is confined, and cleared later.
-            return False
-        return True
-
     def cgroups_of(self, target: Desired, uid: str) -> tuple[CgroupReport, ...]:
         """Return the observed cgroups of a pod; nothing is written."""
         scope = AffectedPods(frozenset({uid} & target.ledger.allocations.keys()))
@@ -282,6 +233,8 @@ class Enforcer:
         resting = still_resting(observed, resting)
         differing = observed.differing()
         wrong = self._assess(self._not_as_before(observed, differing))
+        if scope is not None and self._crossed(observed, scope, wrong):
+            return self._enforce(target, None, resting, move_memory=move_memory)
         postponed = tuple(p for p in wrong if is_within(p.cgroup, resting) and p.file != ENABLED)
         found = tuple(problem for problem in wrong if problem not in postponed)
         done = self._repair(
@@ -386,6 +339,15 @@ class Enforcer:
         same = {item.setting.cgroup for item in observed.desired if self._memory.was_asked(item)}
         return tuple(p for p in found if p not in self._left and concerns(p, same))
 
+    def _crossed(
+        self, observed: Observation, scope: AffectedPods, wrong: Iterable[Difference]
+    ) -> bool:
+        """Return whether another process changed a boundary, so that anything may be inside."""
+        return any(
+            each.file == ENABLED or each.pod in scope.boundaries
+            for each in self._drift(observed, wrong)
+        )
+
     def _create_and_enable(
         self, observed: Observation
     ) -> tuple[list[str], list[str], list[Difference]]:
@@ -475,12 +437,6 @@ class Enforcer:
             problems.append(none_recorded(len(silence), silence[0]))
         self._memory.note_recorded(observed, known)
         return recorded, problems
-
-    def _remove(self, uid: str, cgroup: str) -> ReleaseReport:
-        self._memory.forget_recorded(uid, cgroup)
-        if not self._tree.exists(cgroup):
-            return ReleaseReport(cgroup, removed=True)
-        return self._pods.remove(cgroup)
 
     def _fresh_state(self) -> CgroupState:
         texts = self._tree.read_many("", (CPUS_EFFECTIVE, MEMS_EFFECTIVE))

@@ -96,14 +96,19 @@ def beyond_repair(
 
 
 def reports(observed: Observation, problems: Iterable[Difference]) -> tuple[CgroupReport, ...]:
-    """Return each cgroup with its differences; those that are gone are left out."""
+    """Return each cgroup with its differences; those that are gone are left out.
+
+    The own cgroup of a pod of which only that was observed is left out as well, unless it differs.
+    """
+    boundaries = frozenset[str]() if observed.scope is None else observed.scope.boundaries
     mine: dict[str, list[Difference]] = {}
     for problem in problems:
         mine.setdefault(problem.cgroup, []).append(problem)
     return tuple(
         CgroupReport(item, observed.states.get(cgroup), tuple(mine.get(cgroup, ())))
         for item in observed.desired
-        if (cgroup := item.setting.cgroup) in observed.states or cgroup in mine
+        if (cgroup := item.setting.cgroup) in mine
+        or (cgroup in observed.states and item.pod not in boundaries)
     )
 
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.reconcile.desired.above import whole, with_ancestors
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
-from agent.reconcile.desired.settings import ABOVE_PODS, Role, desired_cgroups
+from agent.reconcile.desired.settings import ABOVE_PODS, HostSets, Role, desired_cgroups
 from agent.reconcile.diff import diff, differing_values
 from agent.reconcile.identify.containers import identify_cgroups
 from cgroupfs.controllers import CPUSET
-from cgroupfs.state import VALUES, read_states, with_use
-from cgroupfs.tree import is_within, join
+from cgroupfs.state import VALUES, effective_sets, read_states, with_use
+from cgroupfs.tree import is_within, join, parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -71,10 +70,8 @@ class Observation(Struct, frozen=True):
     ) -> Observation:
         """Read the tree. Raises `OSError` as the tree does, but not for missing cgroups."""
         identified = identify_cgroups(tree, layout, target.ledger, target.bindings, finder, scope)
-        desired = desired_cgroups(target, identified, enforced)
-        if CPUSET in enforced.controllers:
-            own = (layout.pods(), *identified.classes.values())
-            desired = with_ancestors(desired, own, whole(tree, layout.pods()))
+        host = HostSets(*effective_sets(tree, parent(layout.pods())))
+        desired = desired_cgroups(target, identified, enforced, host)
         observed = cls(identified, desired, {}, scope, enforced)
         return replace(
             observed, states=observed.read(tree, {item.setting.cgroup for item in desired})
@@ -124,11 +121,14 @@ class Observation(Struct, frozen=True):
         A new pod's cgroup passes them on before its first container starts, unless the cgroup
         could not be created.
         """
-        needed = self.enforced.needed
+        # The containers of a pod that inherits do so as well.
+        own = {item.pod: item for item in self.desired if item.role is Role.POD}
         inside = {
-            join(pod.cgroup, ANY_CHILD): NeededControllers(uid, needed)
+            join(pod.cgroup, ANY_CHILD): NeededControllers(
+                uid, own[uid].needed(self.enforced.needed)
+            )
             for uid, pod in self.identified.pods.items()
-            if pod.cgroup not in unmade and self._is_empty(pod)
+            if pod.cgroup not in unmade and not pod.boundary and self._is_empty(pod)
         }
         needs = (self._need(tree, item) for item in self.desired if item.role is not Role.SUBGROUP)
         return inside | {cgroup: need for cgroup, need in needs if need is not None}
@@ -153,7 +153,7 @@ class Observation(Struct, frozen=True):
         return not pod.containers and not (state is not None and state.populated)
 
     def _need(self, tree: CgroupTree, item: DesiredCgroup) -> tuple[str, NeededControllers | None]:
-        cgroup, needed = item.setting.cgroup, self.enforced.needed
+        cgroup, needed = item.setting.cgroup, item.needed(self.enforced.needed)
         state = self.states.get(cgroup)
         if state is None and (item.role in ABOVE_PODS or not tree.exists(cgroup)):
             return cgroup, None
@@ -172,7 +172,9 @@ class Observation(Struct, frozen=True):
 
 def _has_all(state: CgroupState, setting: Setting) -> bool:
     """Return whether a cgroup has every file that may be desired: the quick and common case."""
-    if state.cpus is None or state.mems is None or state.cpu_max is None:
+    if state.cpu_max is None or (
+        (state.cpus is None or state.mems is None) and not setting.inherits
+    ):
         return False
     shown = state.values.keys()
     return setting.values.keys() <= shown and setting.defaults.keys() <= shown

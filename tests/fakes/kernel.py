@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cgroupfs.tree import parent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -114,3 +116,9 @@ class FaultyTree:
         self.log.append(operation)
         if self.fault is not None:
             self.fault(operation)
+
+
+def effective_cpus(tree: CgroupTree, path: str) -> str:
+    """Return the CPUs that a cgroup has; without the cpuset controller it has its parent's."""
+    text = tree.read_many(path, ("cpuset.cpus.effective",))[0]
+    return effective_cpus(tree, parent(path)) if text is None else text.strip()

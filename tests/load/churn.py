@@ -31,6 +31,7 @@ from sysfs.described.tree import write_tree
 from sysfs.mask import Mask
 from tests.agent.server.support import make_world
 from tests.conformance.invariants import broken_invariants
+from tests.fakes.kernel import effective_cpus
 from tests.fakes.silence import HangingSystemd
 from tests.fakes.systemd import FakeSystemd
 
@@ -330,7 +331,7 @@ class Churn:
                 if path is None:
                     continue
                 desired = state.shared_cpus if container.cpus is None else container.cpus
-                found = kernel.read(path, "cpuset.cpus.effective").strip()
+                found = effective_cpus(kernel, path)
                 if found != str(desired):
                     self.course.broken.append(f"{path}: {found} not {desired}")
 

@@ -128,10 +128,13 @@ def container_defaults(
     return defaults
 
 
-def class_weight(qos: QosClass, pods: Iterable[PodAllocation]) -> str:
-    """Return the weight of the cgroup of a QoS class: that of the requests of its pods.
+def class_weights(pods: Iterable[PodAllocation]) -> Mapping[QosClass, str]:
+    """Return the weight of the cgroup of each QoS class: that of the requests of its pods.
 
     BestEffort pods request nothing, so theirs is the smallest.
     """
-    requests = (pod.cpu.request_millis or 0 for pod in pods if pod.qos is qos)
-    return str(cpu_weight(0 if qos is QosClass.BEST_EFFORT else sum(requests)))
+    requests = sum(pod.cpu.request_millis or 0 for pod in pods if pod.qos is QosClass.BURSTABLE)
+    return {
+        QosClass.BURSTABLE: str(cpu_weight(requests)),
+        QosClass.BEST_EFFORT: str(cpu_weight(0)),
+    }

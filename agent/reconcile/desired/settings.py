@@ -1,6 +1,18 @@
-"""From the ledger to the settings that every pod and container cgroup should have.
+"""From the ledger to the settings that every cgroup of the pods should have.
 
 Pure: the settings follow from the ledger, the node's shared pool and the identified cgroups.
+
+The shared pool is written once, not into every container. The cgroups of the QoS classes Burstable
+and BestEffort carry the pool, and what is in them inherits. Guaranteed pods stand beside the pods
+with exclusive CPUs: one without exclusive CPUs carries the pool in its own cgroup, and what is in
+that inherits. So a change of the pool writes the two classes and those pods, however many pods and
+containers there are. Three kinds of cgroups cannot inherit the pool and carry it themselves: a
+container that shares in a pod with exclusive CPUs, a container that was bound to a cgroup outside
+of its pod's, and all of a class in which a pod has CPUs of its own (no policy allocates them so; a
+recovered or imported allocation may).
+
+The cgroup of all pods has no cpuset of its own: one that another process wrote there confines every
+pod inside.
 """
 
 from __future__ import annotations
@@ -12,9 +24,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.pods.model import CPU
+from agent.pods.model import CPU, QosClass
 from agent.reconcile.desired.container import container_settings, default_settings
-from agent.reconcile.desired.limits import EVERYTHING, class_weight, container_defaults, pod_values
+from agent.reconcile.desired.limits import EVERYTHING, class_weights, container_defaults, pod_values
 from agent.reconcile.desired.quota import pod_quotas
 from agent.reconcile.identify.containers import IdentifiedBy
 from cgroupfs.controllers import CPUSET, NEEDED
@@ -64,6 +76,16 @@ _WITHOUT_AN_ALLOCATION: Final = {
 }
 
 
+class HostSets(Struct, frozen=True):
+    """The CPUs and memory nodes that the cgroup above all pods has; empty when not shown."""
+
+    cpus: Mask = EMPTY
+    mems: Mask = EMPTY
+
+
+UNKNOWN_HOST: Final = HostSets()
+
+
 class DesiredCgroup(Struct, frozen=True):
     """One cgroup, what it is, and the settings it should have.
 
@@ -77,27 +99,76 @@ class DesiredCgroup(Struct, frozen=True):
     container: str | None = None
     identity: IdentifiedBy | None = None
 
+    def needed(self, controllers: tuple[str, ...]) -> tuple[str, ...]:
+        """Return which of these controllers the cgroup needs: without a set of its own no cpuset.
+
+        systemd disables the cpuset controller where no unit has a set.
+        """
+        if not self.setting.inherits:
+            return controllers
+        return tuple(name for name in controllers if name != CPUSET)
+
 
 def desired_cgroups(
-    target: Desired, identified: IdentifiedCgroups, enforced: EnforcedControllers = EVERYTHING
+    target: Desired,
+    identified: IdentifiedCgroups,
+    enforced: EnforcedControllers = EVERYTHING,
+    host: HostSets = UNKNOWN_HOST,
 ) -> tuple[DesiredCgroup, ...]:
-    """Return what is desired of every cgroup, pods before their containers.
+    """Return what is desired of every cgroup, those above first.
 
     A pod's set is the union of what its members may use: its budget where it has one, the sets of
     its containers, the node's shared pool where a container runs there. Memory nodes are pinned
     only where memory was allocated. A pod's own cgroup is listed although it may not exist yet.
     Files of controllers that are not `enforced` are left as they are.
     """
+    pool = SharedPool.of(target, identified, host)
     desired: list[DesiredCgroup] = []
-    if CPU in enforced.controllers:
-        desired.extend(_classes(target, identified))
     for uid, located in identified.pods.items():
-        desired.extend(_pod(target.ledger.allocations[uid], located, target.shared_pool, enforced))
+        desired.extend(_pod(target.ledger.allocations[uid], located, pool, enforced))
     for orphan in identified.orphaned:
-        desired.extend(_orphaned(orphan, target.shared_pool))
+        desired.extend(_orphaned(orphan, pool))
+    above = _above_pods(target, identified, pool, _nodes_of(desired, host))
+    everything = (*above, *desired)
     if set(NEEDED) <= enforced.controllers:
-        return tuple(desired)
-    return tuple(replace(item, setting=_only(item.setting, enforced)) for item in desired)
+        return everything
+    return tuple(replace(item, setting=_only(item.setting, enforced)) for item in everything)
+
+
+class SharedPool(Struct, frozen=True):
+    """The node's shared pool, and who carries it.
+
+    `carriers` are the cgroups of the QoS classes that carry the pool, each with a final slash;
+    `whole` are all CPUs of the host, those included that a pod has and that are offline.
+    """
+
+    cpus: Mask
+    whole: Mask
+    carriers: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, target: Desired, identified: IdentifiedCgroups, host: HostSets) -> SharedPool:
+        """Return the pool; a class carries it unless a pod of the class has CPUs of its own."""
+        ledger = target.ledger
+        whole = host.cpus | target.shared_pool | ledger.exclusive_cpus
+        if not target.shared_pool:
+            return cls(EMPTY, whole)
+        split = {
+            pod.qos
+            for pod in ledger.allocations.values()
+            if pod.qos is not QosClass.GUARANTEED and pod.exclusive_cpus
+        }
+        classes = identified.classes.items()
+        carriers = tuple(f"{path}/" for qos, path in classes if qos not in split)
+        return cls(target.shared_pool, whole, carriers)
+
+    def inherited(self, cgroup: str) -> Setting | None:
+        """Return the setting of a cgroup that inherits the pool from a class, None outside."""
+        return self.below(cgroup, self.cpus) if cgroup.startswith(self.carriers) else None
+
+    def below(self, cgroup: str, cpus: Mask | None) -> Setting:
+        """Return the setting of a cgroup that inherits `cpus`; None leaves its set as it is."""
+        return Setting(cgroup, cpus=cpus, whole_cpus=self.whole if cpus else EMPTY)
 
 
 def _only(setting: Setting, enforced: EnforcedControllers) -> Setting:
@@ -109,33 +180,59 @@ def _only(setting: Setting, enforced: EnforcedControllers) -> Setting:
         mems=setting.mems if sets else None,
         cpu_max=setting.cpu_max if quota else None,
         exclusive=setting.exclusive and sets,
+        whole_cpus=setting.whole_cpus if sets else EMPTY,
+        whole_mems=setting.whole_mems if sets else EMPTY,
+        values={f: text for f, text in setting.values.items() if quota or f != CPU_WEIGHT},
     )
 
 
-def _classes(target: Desired, identified: IdentifiedCgroups) -> Iterator[DesiredCgroup]:
+def _nodes_of(desired: Iterable[DesiredCgroup], host: HostSets) -> Mask:
+    """Return all memory nodes: a node of a pod may be missing from what the host shows."""
+    nodes = host.mems
+    for item in desired:
+        if item.setting.mems is not None:
+            nodes |= item.setting.mems
+    return nodes
+
+
+def _above_pods(
+    target: Desired, identified: IdentifiedCgroups, pool: SharedPool, mems: Mask
+) -> Iterator[DesiredCgroup]:
+    """Yield the agent's own cgroups above the pods: of all pods, then of the QoS classes."""
+    if identified.all_pods:
+        setting = Setting(identified.all_pods, whole_cpus=pool.whole, whole_mems=mems)
+        yield DesiredCgroup(setting, Role.ALL_PODS, "")
+    weights = class_weights(target.ledger.allocations.values())
     for qos, cgroup in identified.classes.items():
-        weight = class_weight(qos, target.ledger.allocations.values())
-        yield DesiredCgroup(Setting(cgroup, values={CPU_WEIGHT: weight}), Role.QOS_CLASS, "")
+        carries = f"{cgroup}/" in pool.carriers
+        setting = Setting(
+            cgroup,
+            cpus=pool.cpus if carries else None,
+            whole_cpus=EMPTY if carries else pool.whole,
+            whole_mems=mems,
+            values={CPU_WEIGHT: weights[qos]},
+        )
+        yield DesiredCgroup(setting, Role.QOS_CLASS, "")
 
 
 def _pod(
-    pod: PodAllocation, located: LocatedPod, shared_pool: Mask, enforced: EnforcedControllers
+    pod: PodAllocation, located: LocatedPod, pool: SharedPool, enforced: EnforcedControllers
 ) -> Iterator[DesiredCgroup]:
     quotas = pod_quotas(pod)
-    allocated = {c.name: container_settings(c, shared_pool, quotas) for c in pod.containers}
+    allocated = {c.name: container_settings(c, pool.cpus, quotas) for c in pod.containers}
     others = {
-        IdentifiedBy.SANDBOX: default_settings(pod, shared_pool),
-        IdentifiedBy.UNKNOWN: default_settings(pod, shared_pool, quotas.unidentified),
+        # A sandbox does no work: without a pod shared pool it has what its pod has.
+        IdentifiedBy.SANDBOX: default_settings(pod, EMPTY),
+        IdentifiedBy.UNKNOWN: default_settings(pod, pool.cpus, quotas.unidentified),
     }
+    own = f"{located.cgroup}/"
     members = [
         (m, others.get(m.identity) or _settings_of(pod, allocated, m)) for m in located.containers
     ]
-    inside = [
-        settings for member, settings in members if member.cgroup.startswith(f"{located.cgroup}/")
-    ]
-    setting = Setting(
-        located.cgroup,
-        cpus=_union(pod.cpus, (e.cpus for e in (*allocated.values(), *inside))) or None,
+    inside = (settings for member, settings in members if member.cgroup.startswith(own))
+    cpus = _union(pod.cpus, (each.cpus for each in (*allocated.values(), *inside))) or None
+    setting = replace(
+        pool.inherited(located.cgroup) or Setting(located.cgroup, cpus=cpus),
         mems=_pod_mems(pod, allocated.values()),
         cpu_max=quotas.pod,
         exclusive=bool(pod.exclusive_cpus),
@@ -144,7 +241,16 @@ def _pod(
     yield DesiredCgroup(setting, Role.POD, pod.uid)
     limits = {c.name: container_defaults(c, enforced) for c in pod.containers}
     for member, settings in members:
-        yield from _member(pod, member, settings, limits)
+        inherits = member.cgroup.startswith(own) and (
+            not pod.exclusive_cpus
+            or (member.identity is IdentifiedBy.SANDBOX and settings.cpus is None)
+        )
+        base = (
+            pool.below(member.cgroup, setting.cpus)
+            if inherits
+            else Setting(member.cgroup, cpus=settings.cpus)
+        )
+        yield from _member(pod, member, base, settings, limits)
 
 
 def _settings_of(
@@ -159,6 +265,7 @@ def _settings_of(
 def _member(
     pod: PodAllocation,
     member: Located,
+    base: Setting,
     settings: ContainerSettings,
     limits: Mapping[str, Mapping[str, str]],
 ) -> Iterator[DesiredCgroup]:
@@ -166,9 +273,8 @@ def _member(
     # A cgroup without a name is a container too where all containers are alike.
     known = role is Role.CONTAINER
     name = member.container or pod.containers[0].name
-    setting = Setting(
-        member.cgroup,
-        cpus=settings.cpus,
+    setting = replace(
+        base,
         mems=settings.mems,
         cpu_max=settings.cpu_max,
         exclusive=settings.exclusive,
@@ -185,10 +291,12 @@ def _member(
         yield DesiredCgroup(inner, Role.SUBGROUP, pod.uid, member.container, member.identity)
 
 
-def _orphaned(orphan: OrphanedCgroup, shared_pool: Mask) -> Iterator[DesiredCgroup]:
+def _orphaned(orphan: OrphanedCgroup, pool: SharedPool) -> Iterator[DesiredCgroup]:
     """Confine an orphaned cgroup to the node's shared pool, the only CPUs without an owner."""
-    for path in (orphan.cgroup, *orphan.containers):
-        yield DesiredCgroup(Setting(path, cpus=shared_pool or None), Role.ORPHANED, "")
+    own = pool.inherited(orphan.cgroup) or Setting(orphan.cgroup, cpus=pool.cpus or None)
+    yield DesiredCgroup(own, Role.ORPHANED, "")
+    for path in orphan.containers:
+        yield DesiredCgroup(pool.below(path, pool.cpus or None), Role.ORPHANED, "")
 
 
 def _pod_mems(pod: PodAllocation, allocated: Collection[ContainerSettings]) -> Mask | None:

@@ -93,11 +93,15 @@ class Located(Struct, frozen=True):
 
 
 class LocatedPod(Struct, frozen=True):
-    """A pod's cgroup, whether it exists, and the container cgroups of the pod."""
+    """A pod's cgroup, whether it exists, and the container cgroups of the pod.
+
+    `boundary`: only the pod's own cgroup is observed, its containers are not known.
+    """
 
     cgroup: str
     exists: bool
     containers: tuple[Located, ...] = ()
+    boundary: bool = False
 
 
 class OrphanedCgroup(Struct, frozen=True):
@@ -115,13 +119,15 @@ class IdentifiedCgroups(Struct, frozen=True):
     """The cgroups of the ledger's pods by uid, and the orphaned cgroups.
 
     `unnamed` maps the uids of pods that cannot have a cgroup (the uid is not usable as a name) to
-    the reason. `classes` are the cgroups of the QoS classes that have one.
+    the reason. `classes` are the cgroups of the QoS classes that have one, `all_pods` is the cgroup
+    of all pods.
     """
 
     pods: Mapping[str, LocatedPod]
     orphaned: tuple[OrphanedCgroup, ...] = ()
     unnamed: Mapping[str, str] = MappingProxyType({})
     classes: Mapping[QosClass, str] = MappingProxyType({})
+    all_pods: str = ""
 
 
 def identify_cgroups(
@@ -138,22 +144,29 @@ def identify_cgroups(
     """
     allocations = ledger.allocations
     if scope is not None:
-        allocations = {uid: allocations[uid] for uid in scope.pods}
+        allocations = {uid: allocations[uid] for uid in (*scope.pods, *scope.boundaries)}
     paths, unnamed = _paths(layout, allocations)
-    bound = _bound(tree, layout, ledger, bindings, paths)
+    boundaries = frozenset[str]() if scope is None else scope.boundaries
+    inner = {uid: path for uid, path in paths.items() if uid not in boundaries}
+    bound = _bound(tree, layout, ledger, bindings, inner)
     released = frozenset(bindings.released)
     pods = {
-        uid: _identified_pod(
+        uid: LocatedPod(path, tree.exists(path), boundary=True)
+        if uid in boundaries
+        else _identified_pod(
             tree, ledger.allocations[uid], path, bound.get(uid, {}), finder, released
         )
         for uid, path in paths.items()
     }
-    if scope is None or scope.orphaned:
-        left = orphaned(tree, layout, ledger)
+    if scope is None:
+        left = tuple(_orphaned(tree, layout, set(paths.values())))
+    elif scope.orphaned:
+        # The orphaned cgroups of the other classes inherit the shared pool from their class.
+        left = tuple(_orphaned(tree, layout, set(paths.values()), (Tier.GUARANTEED,)))
     else:
         left = _left_of(tree, layout, scope.gone, set(paths.values()))
     others = (*left, *_strays(tree, layout, ledger, bindings))
-    return IdentifiedCgroups(pods, others, unnamed, _classes(layout))
+    return IdentifiedCgroups(pods, others, unnamed, _classes(layout), layout.pods())
 
 
 def _classes(layout: Layout) -> Mapping[QosClass, str]:
@@ -406,8 +419,10 @@ def _left_of(
     )
 
 
-def _orphaned(tree: CgroupTree, layout: Layout, known: set[str]) -> Iterable[OrphanedCgroup]:
-    for tier in Tier:
+def _orphaned(
+    tree: CgroupTree, layout: Layout, known: set[str], tiers: Iterable[Tier] = Tier
+) -> Iterator[OrphanedCgroup]:
+    for tier in tiers:
         above = layout.tier(tier)
         try:
             names = tree.children(above)

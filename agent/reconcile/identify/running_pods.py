@@ -13,9 +13,9 @@ from agent.managers.recovery.from_cgroups import ObservedContainer, ObservedPod
 from agent.pods.model import QosClass
 from agent.runtimes.identifier import RuntimeName
 from cgroupfs.names import Tier, containers
-from cgroupfs.state import CgroupState, read_state
-from cgroupfs.tree import join
-from sysfs.mask import EMPTY
+from cgroupfs.state import CgroupState, effective_sets, read_state
+from cgroupfs.tree import join, parent
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +41,10 @@ def seen_pods(
     """Return every pod cgroup in which processes live. Raises `OSError` as the tree does.
 
     Containers that `finder` identifies have their own names, others those of their directories.
+    A cgroup that inherits the shared pool from its QoS class is shown with the pool.
     """
-    found = (each for tier in Tier for each in _of_tier(tree, layout, tier))
+    whole, _ = effective_sets(tree, parent(layout.pods()))
+    found = (each for tier in Tier for each in _of_tier(tree, layout, tier, whole))
     return tuple(pod if finder is None else _as_named(finder, path, pod) for path, pod in found)
 
 
@@ -68,13 +70,24 @@ def _as_named(finder: ContainerIdentifier, path: str, pod: ObservedPod) -> Obser
     return replace(pod, containers=tuple(containers))
 
 
-def _of_tier(tree: CgroupTree, layout: Layout, tier: Tier) -> Iterator[tuple[str, ObservedPod]]:
+def _of_tier(
+    tree: CgroupTree, layout: Layout, tier: Tier, whole: Mask
+) -> Iterator[tuple[str, ObservedPod]]:
+    pool = EMPTY
+    if tier is not Tier.GUARANTEED:
+        of_class = _state(tree, layout.tier(tier))
+        pool = EMPTY if of_class is None else _own_cpus(of_class, whole)
     for path in _paths(tree, layout, tier):
         named, own = layout.parse_pod(path), _state(tree, path)
         if named is not None and own is not None and own.populated:
             inside = ((each, _state(tree, each)) for each in containers(tree, path))
-            running = tuple(_seen(tree, p, s) for p, s in inside if s is not None and s.populated)
-            yield path, ObservedPod(named.uid, QosClass(str(tier)), _seen(tree, path, own), running)
+            running = tuple(
+                _seen(tree, each, state, _own_cpus(state, whole) or pool)
+                for each, state in inside
+                if state is not None and state.populated
+            )
+            seen = _seen(tree, path, own, _own_cpus(own, whole) or pool)
+            yield path, ObservedPod(named.uid, QosClass(str(tier)), seen, running)
 
 
 def _paths(tree: CgroupTree, layout: Layout, tier: Tier) -> tuple[str, ...]:
@@ -96,8 +109,13 @@ def _state(tree: CgroupTree, path: str) -> CgroupState | None:
         return None
 
 
-def _seen(tree: CgroupTree, path: str, state: CgroupState) -> ObservedContainer:
+def _own_cpus(state: CgroupState, whole: Mask) -> Mask:
+    """Return the CPUs of a cgroup's own; with all CPUs as with none it has what its parent has."""
     cpus = state.cpus or EMPTY
+    return EMPTY if whole and whole <= cpus else cpus
+
+
+def _seen(tree: CgroupTree, path: str, state: CgroupState, cpus: Mask) -> ObservedContainer:
     return ObservedContainer(
         path.rpartition("/")[2],
         cpus,

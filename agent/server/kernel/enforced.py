@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.backoff import WriterConflict
     from agent.reconcile.desired.state import Desired
+    from agent.reconcile.diff import Difference
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.intruding_tasks import Task
-    from agent.reconcile.diff import Difference
     from agent.reconcile.report import EnforcementReport, ReleaseReport
     from cgroupfs.names import Layout
     from cgroupfs.plan import Setting
@@ -100,7 +100,7 @@ class KernelEnforcement:
         """Release a pod that is no longer in the ledger and apply the changes for other pods."""
 
         def release() -> ReconcileResult:
-            released = self._enforcer.release(allocation)
+            released = self._enforcer.releaser.pod(allocation)
             report = self._enforcer.enforce_change(target)
             self._observed(report)
             outcome = _outcome(report, notes=() if released.removed else (released.problem,))
@@ -120,8 +120,8 @@ class KernelEnforcement:
             resting = {} if insist else self._backoff.resting(now)
             settings = {path: contest.setting for path, contest in resting.items()}
             report = self._enforcer.repair(target, settings)
-            kept = self._enforcer.release_orphaned(target)
-            ended = self._enforcer.release_bound(target)
+            kept = self._enforcer.releaser.orphaned(target)
+            ended = self._enforcer.releaser.bound(target)
             # At the first observation all differences are drift from before the start, except for
             # memory that is in use.
             drift = (

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.reconcile.desired.state import Desired
-    from agent.reconcile.intruding_tasks import IntrudingTask, Task
     from agent.reconcile.diff import Difference
+    from agent.reconcile.intruding_tasks import IntrudingTask, Task
     from agent.reconcile.report import CgroupReport, EnforcementReport
     from cgroupfs.tree import CgroupTree
     from sysfs.mask import Mask

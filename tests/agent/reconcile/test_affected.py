@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.managers.allocations.bindings import Binding, Bindings
+from agent.pods.model import QosClass
 from agent.reconcile.affected import AffectedPods, scope_of
 from tests.agent.reconcile.pods import OTHER, UID, exclusive, mixed, on_host, pod, target
 
@@ -23,7 +24,7 @@ def shares(uid: str, _pool: Mask) -> bool:
 
 
 def scope(before: Desired | None, after: Desired, uid: str | None = None) -> AffectedPods | None:
-    return scope_of(before, after, uid, shares)
+    return scope_of(before, after, uid, shares, "kubepods")
 
 
 def test_everything_is_looked_at_when_nothing_is_known_to_be_enforced() -> None:
@@ -36,9 +37,41 @@ def test_a_pod_in_the_shared_pool_concerns_itself_only() -> None:
     )
 
 
-def test_a_pod_that_gets_exclusive_cpus_affects_all_cgroups() -> None:
-    assert scope(target(WEB), target(WEB, BATCH), "batch") is None
-    assert scope(target(WEB, BATCH), target(WEB, BATCH), "batch") is None
+def test_where_cpus_change_hands_the_own_cgroups_of_guaranteed_pods_are_looked_at() -> None:
+    found = AffectedPods(frozenset({"batch"}), boundaries=frozenset({"web"}), orphaned=True)
+    assert scope(target(WEB), target(WEB, BATCH), "batch") == found
+    assert scope(target(WEB, BATCH), target(WEB, BATCH), "batch") == found
+
+
+def test_pods_of_other_classes_inherit_from_their_class_and_are_left_out() -> None:
+    burstable = replace(WEB, qos=QosClass.BURSTABLE)
+    assert scope(target(burstable), target(burstable, BATCH), "batch") == AffectedPods(
+        frozenset({"batch"}), orphaned=True
+    )
+
+
+def test_a_class_with_a_pod_that_has_cpus_of_its_own_does_not_confine() -> None:
+    split = replace(DATABASE, qos=QosClass.BURSTABLE)
+    assert scope(target(split), target(split, BATCH), "batch") is None
+    assert scope(target(split, BATCH), target(BATCH)) is None
+
+
+def test_a_pod_that_shares_beside_cpus_of_its_own_is_looked_at_in_full() -> None:
+    half = pod(exclusive("own", "4"), on_host("rest"), uid="api")
+    found = scope(target(half, WEB), target(half, WEB, BATCH), "batch")
+    assert found == AffectedPods(
+        frozenset({"api", "batch"}), boundaries=frozenset({"web"}), orphaned=True
+    )
+
+
+def test_a_pod_bound_outside_of_the_pods_is_looked_at_in_full() -> None:
+    inside = Binding("api", "api", "kubepods/podapi/x")
+    bound = Bindings().with_binding(Binding("web", "web", "system.slice/x")).with_binding(inside)
+    before, after = target(WEB, API), target(WEB, API, BATCH)
+    found = scope(replace(before, bindings=bound), replace(after, bindings=bound), "batch")
+    assert found == AffectedPods(
+        frozenset({"batch", "web"}), boundaries=frozenset({"api"}), orphaned=True
+    )
 
 
 def test_a_change_that_came_unasked_is_looked_at_too() -> None:
@@ -46,7 +79,9 @@ def test_a_change_that_came_unasked_is_looked_at_too() -> None:
     before, after = target(WEB, BATCH), target(changed, BATCH, API)
     assert scope(before, after, "api") == AffectedPods(frozenset({"web", "api"}), gone=(WEB,))
     moved = replace(BATCH, containers=(exclusive("batch", "8"),))
-    assert scope(target(WEB, BATCH), target(WEB, moved, API), "api") is None
+    assert scope(target(WEB, BATCH), target(WEB, moved, API), "api") == AffectedPods(
+        frozenset({"api", "batch"}), (BATCH,), frozenset({"web"}), orphaned=True
+    )
 
 
 def test_no_change_affects_no_pod() -> None:
@@ -60,9 +95,10 @@ def test_a_pod_that_left_the_shared_pool_leaves_its_own_cgroup() -> None:
     )
 
 
-def test_cpus_that_come_back_affect_all_pods_in_the_pool() -> None:
+def test_cpus_that_come_back_affect_the_own_cgroups_of_guaranteed_pods() -> None:
     found = scope(target(WEB, API, DATABASE, BATCH), target(WEB, API, DATABASE))
-    assert found == AffectedPods(frozenset({"web", "api"}), gone=(BATCH,), orphaned=True)
+    boundaries = frozenset({"web", "api", "database"})
+    assert found == AffectedPods(frozenset(), (BATCH,), boundaries, orphaned=True)
 
 
 def test_a_binding_concerns_both_who_loses_and_who_gets_a_cgroup() -> None:

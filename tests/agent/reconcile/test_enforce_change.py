@@ -111,7 +111,7 @@ class Pair:
             self._repair()
         del self.admitted[allocation.uid]
         for side in (self.part, self.whole):
-            side.enforcer.release(allocation)
+            side.enforcer.releaser.pod(allocation)
         self.target = Desired(self.target.ledger, self.target.shared_pool,
                              self.target.bindings.without_pod(allocation.uid))  # fmt: skip
         report = self._change(None)
@@ -217,7 +217,7 @@ class Pair:
         reports: list[EnforcementReport] = []
         for side in (self.part, self.whole):
             side.enforcer.repair(self.target)
-            side.enforcer.release_orphaned(self.target)
+            side.enforcer.releaser.orphaned(self.target)
             reports.append(side.enforcer.repair(self.target))
         first, second = reports
         assert first.ok or not self.online
@@ -303,12 +303,12 @@ def test_what_is_left_of_a_pod_follows_the_shared_pool() -> None:
     for target, allocation in ((desired(OWN), OWN), (desired(OWN, HALF), HALF)):
         side.enforcer.enforce_change(target, allocation.uid)
     side.start(OWN, "a", 1)
-    side.enforcer.release(OWN)
+    side.enforcer.releaser.pod(OWN)
     left = side.enforcer.enforce_change(desired(HALF))
     of_none = [each.desired.role for each in left.cgroups if not each.desired.pod]
     assert of_none == [Role.ALL_PODS, Role.ORPHANED, Role.ORPHANED]
     assert side.tree.allowed(1)[0] == ONLINE - Mask.parse("8-9")
-    side.enforcer.release(HALF)
+    side.enforcer.releaser.pod(HALF)
     side.enforcer.enforce_change(desired())
     assert side.tree.allowed(1)[0] == ONLINE
 
@@ -368,7 +368,7 @@ def test_a_pod_in_the_shared_pool_costs_the_same_however_many_there_are(containe
         tree.calls = 0
         assert enforcer.enforce_change(desired(HALF, *pods, SHARED), SHARED.uid).ok
         admission, tree.calls = tree.calls, 0
-        enforcer.release(SHARED)
+        enforcer.releaser.pod(SHARED)
         assert enforcer.enforce_change(desired(HALF, *pods)).ok
         costs.append((admission, tree.calls))
     assert costs[0] == costs[1]

@@ -97,7 +97,7 @@ def test_shared_containers_shrink_before_exclusive_cpus_are_given() -> None:
     enforcer.enforce(target(WEB))
     report = enforcer.enforce(target(mixed(), WEB))
     order = [write.cgroup for write in report.writes if write.file == "cpuset.cpus"]
-    assert order.index(f"{WEB_POD}/web") < order.index(POD)
+    assert order.index(WEB_POD) < order.index(POD)
     assert order.index(WEB_POD) < order.index(POD)
 
 
@@ -106,7 +106,7 @@ def test_the_shared_pool_grows_again_when_a_pod_goes() -> None:
     enforcer = started(tree)
     for pid in (1, 2, 3):
         tree.exit(pid)
-    assert enforcer.release(mixed()).removed
+    assert enforcer.releaser.pod(mixed()).removed
     assert not tree.exists(POD)
     assert enforcer.enforce(target(WEB)).ok
     assert tree.allowed(4) == (ONLINE, Mask.parse("0-1"))
@@ -115,7 +115,7 @@ def test_the_shared_pool_grows_again_when_a_pod_goes() -> None:
 def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> None:
     tree = kernel()
     enforcer = started(tree)
-    released = enforcer.release(mixed())
+    released = enforcer.releaser.pod(mixed())
     assert (released.removed, released.processes) == (False, (1, 2, 3))
     assert "processes live in it (1, 2, 3)" in released.problem
     newcomer = pod(exclusive("db", "2-7"), uid="newcomer")
@@ -130,18 +130,18 @@ def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> Non
 def test_orphaned_cgroups_are_removed_once_they_are_empty() -> None:
     tree = kernel()
     enforcer = started(tree)
-    enforcer.release(mixed())
-    assert [r.removed for r in enforcer.release_orphaned(target(WEB))] == [False]
+    enforcer.releaser.pod(mixed())
+    assert [r.removed for r in enforcer.releaser.orphaned(target(WEB))] == [False]
     for pid in (1, 2, 3):
         tree.exit(pid)
-    assert [r.removed for r in enforcer.release_orphaned(target(WEB))] == [True]
-    assert enforcer.release_orphaned(target(WEB)) == ()
+    assert [r.removed for r in enforcer.releaser.orphaned(target(WEB))] == [True]
+    assert enforcer.releaser.orphaned(target(WEB)) == ()
     assert not tree.exists(POD)
     assert tree.exists(WEB_POD)
 
 
 def test_releasing_a_pod_that_is_gone_succeeds() -> None:
-    assert directories(kernel()).release(mixed()).removed
+    assert directories(kernel()).releaser.pod(mixed()).removed
 
 
 def test_a_preview_says_what_will_be_written_and_writes_nothing() -> None:
@@ -179,7 +179,7 @@ def test_what_a_changed_ledger_changes_is_not_drift() -> None:
     assert enforcer.enforce(target(WEB)).drift == ()
     admitted = enforcer.enforce(target(mixed(), WEB))
     assert {problem.cgroup for problem in admitted.found} == {POD}
-    assert f"{WEB_POD}/web" in {write.cgroup for write in admitted.writes}
+    assert WEB_POD in {write.cgroup for write in admitted.writes}
     assert admitted.drift == ()
     tree.write(f"{WEB_POD}/web", "cpuset.cpus", "3")
     assert [p.cgroup for p in enforcer.repair(target(mixed(), WEB)).drift] == [f"{WEB_POD}/web"]
@@ -508,7 +508,7 @@ def test_a_pod_that_cannot_have_a_cgroup_does_not_keep_others_from_theirs() -> N
     assert [*report.by_pod()] == ["../../etc"]
     assert "cannot have a cgroup" in report.by_pod()["../../etc"][0]
     assert shown(tree, POD)[0] == "2-7"
-    assert enforcer.release(nameless).removed
+    assert enforcer.releaser.pod(nameless).removed
 
 
 # --- any sequence of admissions and removals -----------------------------------------------------
@@ -533,7 +533,7 @@ def test_after_every_change_all_containers_run_where_the_ledger_says(
             if stops:
                 for pid in pids.pop(uid):
                     tree.exit(pid)
-            enforcer.release(gone)
+            enforcer.releaser.pod(gone)
             assert enforcer.enforce(target(*pods.values())).ok
             _all_run_where_they_should(tree, pods, pids)
             continue

@@ -139,7 +139,7 @@ def test_an_empty_slice_is_stopped() -> None:
     tree = kernel()
     enforcer, systemd = slices(tree)
     enforcer.enforce(target(mixed()))
-    assert enforcer.release(mixed()).removed
+    assert enforcer.releaser.pod(mixed()).removed
     assert systemd.calls[-1] == ("stop", UNIT)
     assert not tree.exists(SLICE)
 
@@ -149,7 +149,7 @@ def test_a_slice_with_processes_is_never_stopped() -> None:
     enforcer, systemd = slices(tree)
     enforcer.enforce(target(mixed()))
     systemd.start_scope(SLICE, "db.scope", 1)
-    released = enforcer.release(mixed())
+    released = enforcer.releaser.pod(mixed())
     assert (released.removed, released.processes) == (False, (1,))
     assert ("stop", UNIT) not in systemd.calls
     assert enforcer.enforce(target()).ok
@@ -161,7 +161,7 @@ def test_a_slices_directory_that_systemd_has_forgotten_is_removed() -> None:
     enforcer, systemd = slices(tree)
     enforcer.enforce(target(mixed()))
     del systemd.active[UNIT]
-    assert enforcer.release(mixed()).removed
+    assert enforcer.releaser.pod(mixed()).removed
     assert not tree.exists(SLICE)
 
 
@@ -184,7 +184,7 @@ def test_a_bus_that_breaks_later_costs_the_record_and_not_the_settings() -> None
     assert tree.allowed(1)[0] == Mask.parse("2-5")
     assert [p.cause for p in report.remaining] == [Cause.REVERTED_BY_SYSTEMD]
     assert "may revert" in report.remaining[0].detail
-    assert not enforcer.release(mixed()).removed
+    assert not enforcer.releaser.pod(mixed()).removed
     systemd.broken = False
     assert enforcer.enforce(target(mixed())).recorded == ("db.scope",)
 

@@ -85,7 +85,7 @@ def test_containers_of_a_runtime_are_pinned_without_being_bound(host: Host) -> N
     assert [host.tree.allowed(pid)[0] for pid in (1, 2)] == [Mask.parse("2-5"), Mask.parse("6-7")]
 
 
-def test_a_sandbox_gets_no_exclusive_cpus_and_need_not_be_bound(host: Host) -> None:
+def test_a_sandbox_has_what_its_pod_has_and_need_not_be_bound(host: Host) -> None:
     one = pod(exclusive("db", "2-7"))
     above = path_of(one, host.driver)
     assert host.enforcer.enforce(target(one)).ok
@@ -94,7 +94,7 @@ def test_a_sandbox_gets_no_exclusive_cpus_and_need_not_be_bound(host: Host) -> N
     report = host.enforcer.enforce(target(one))
     assert report.ok
     assert report.notes == ()
-    assert [host.tree.allowed(pid)[0] for pid in (1, 2)] == [Mask.parse(SHARED), Mask.parse("2-7")]
+    assert [host.tree.allowed(pid)[0] for pid in (1, 2)] == [Mask.parse("2-7")] * 2
 
 
 def test_a_sandbox_of_a_pod_with_a_pool_of_its_own_stays_in_it(host: Host) -> None:

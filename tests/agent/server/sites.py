@@ -30,6 +30,7 @@ from tests.agent.server.support import PATIENCE, FakeClock, RecordingManager
 from tests.agent.state.disks import MemoryDisk
 from tests.conformance.invariants import broken_invariants
 from tests.fakes.effects import CountedFiles, CountedSystemd, CountedTree, Effects
+from tests.fakes.kernel import effective_cpus
 from tests.fakes.systemd import FakeSystemd
 
 if TYPE_CHECKING:
@@ -250,6 +251,9 @@ def _pod_wrongs(site: Site, allocation: PodAllocation, pod: str, shared: Mask) -
         cpus = str(shared if container.cpus is None else container.cpus)
         found = [(text or "").strip() for text in site.kernel.read_many(path, _FILES[:4])]
         mems = [str(container.mems)] * 2 if container.mems else found[2:]
+        if container.cpus is None and found[0] in ("", str(site.kernel.root.exclusive)):
+            # It inherits: its set is unset, or all CPUs where another process had written one.
+            found[:2] = [cpus, effective_cpus(site.kernel, path)]
         if found != [cpus, cpus, *mems]:
             yield f"/{path} shows {found}, not CPUs {cpus}, memory {mems}"
 

@@ -10,7 +10,6 @@ import pytest
 
 from agent.config.config import CgroupDriver
 from agent.server.start.wiring import Fakes, Wiring
-from cgroupfs.names import Tier
 from tests.agent.server.sites import Site, make_site, pod_of, site_config, wrongs
 from tests.agent.server.support import FakeClock, RecordingManager, in_loop, make_world
 from tests.fakes.silence import HangingSystemd
@@ -58,10 +57,13 @@ class Host:
                 controller.worker.close()
 
     async def fill(self, controller: Controller) -> None:
-        """Admit pods that share CPUs, and start a container in each."""
+        """Admit Guaranteed pods that share CPUs, and start a container in each.
+
+        They stand beside the exclusive pods, so each carries the shared pool in its own cgroup.
+        """
         for number in range(PODS):
-            await controller.admit(pod_of(f"p{number}", uid(number), f"c{number}"))
-            self.site.start(self.site.cgroup(uid(number), Tier.BEST_EFFORT), f"c{number}")
+            await controller.admit(pod_of(f"p{number}", uid(number), f"c{number}=500m"))
+            self.site.start(self.site.cgroup(uid(number)), f"c{number}")
         await controller.reconcile()
 
 
@@ -74,15 +76,15 @@ def host(tmp_path: Path) -> Host:
 async def test_a_comparison_costs_one_deadline_and_writes_all_files(host: Host) -> None:
     async with host.agent() as controller:
         await host.fill(controller)
-        containers = [path for path in host.site.cgroups() if path.endswith(".scope")]
-        assert len(containers) == PODS
-        for path in containers:
+        pods = [path for path in host.site.cgroups() if host.site.layout.parse_pod(path)]
+        assert len(pods) == PODS
+        for path in pods:
             host.site.kernel.write(path, "cpuset.cpus", "3")
         host.bus.silent = True
         document = await controller.reconcile()
         assert host.bus.deadlines == 1
         shared = str(controller.state.shared_cpus)
-        assert {host.site.kernel.read(p, "cpuset.cpus").strip() for p in containers} == {shared}
+        assert {host.site.kernel.read(p, "cpuset.cpus").strip() for p in pods} == {shared}
         assert [line for line in document.problems if "systemd" not in line] == []
 
 
@@ -96,7 +98,7 @@ async def test_what_systemd_was_not_told_is_one_problem_however_many_cgroups(hos
         again = await controller.reconcile()
         unrecorded = [line for line in first.problems if "not recorded in systemd" in line]
         assert len(unrecorded) == 1
-        assert f"the settings of {2 * PODS} cgroups" in unrecorded[0]
+        assert f"the settings of {PODS} cgroups" in unrecorded[0]
         assert again.problems == first.problems
 
 

@@ -14,7 +14,7 @@ from agent.pods.model import QosClass
 from agent.reconcile.desired.limits import (
     EVERYTHING,
     EnforcedControllers,
-    class_weight,
+    class_weights,
     container_defaults,
     cpu_weight,
     pod_values,
@@ -118,8 +118,8 @@ def test_a_controller_that_is_left_to_others_sets_nothing() -> None:
 def test_a_class_weighs_what_its_pods_request_together() -> None:
     pods = [limited(uid="a"), limited(uid="b", request=1000), limited(uid="c", request=None)]
     guaranteed = limited(uid="d", qos=QosClass.GUARANTEED)
-    assert class_weight(QosClass.BURSTABLE, [*pods, guaranteed]) == str(cpu_weight(3000))
-    assert class_weight(QosClass.BEST_EFFORT, pods) == "1"
+    assert class_weights([*pods, guaranteed])[QosClass.BURSTABLE] == str(cpu_weight(3000))
+    assert class_weights(pods)[QosClass.BEST_EFFORT] == "1"
 
 
 # --- what the kernel shows ----------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_the_weight_of_a_class_follows_the_pods_that_come_and_go() -> None:
     enforcer.enforce(target(one))
     enforcer.enforce_change(target(one, other), OTHER)
     assert shown(tree, "kubepods/burstable", "cpu.weight") == {"cpu.weight": "118"}
-    enforcer.release(one)
+    enforcer.releaser.pod(one)
     assert enforcer.enforce_change(target(other)).ok
     assert shown(tree, "kubepods/burstable", "cpu.weight") == {"cpu.weight": "39"}
 

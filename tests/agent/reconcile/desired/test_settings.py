@@ -143,7 +143,10 @@ def test_a_sandbox_runs_where_an_unidentified_cgroup_does_and_is_none() -> None:
 def test_containers_that_are_alike_have_the_same_settings() -> None:
     allocation = pod(on_host("a", limit=500), on_host("b", limit=500))
     desired = settings_of(allocation, container(None, IdentifiedBy.ALIKE), shared=Mask.parse("0-3"))
-    assert desired[f"{POD}/x"] == Setting(f"{POD}/x", Mask.parse("0-3"), None, CpuMax(50_000))
+    shared = Mask.parse("0-3")
+    assert desired[f"{POD}/x"] == Setting(
+        f"{POD}/x", shared, None, CpuMax(50_000), whole_cpus=shared
+    )
 
 
 def test_a_container_bound_elsewhere_does_not_widen_its_pods_cgroup() -> None:
@@ -183,7 +186,7 @@ def test_what_runs_without_an_allocation_is_confined_to_the_shared_pool() -> Non
     desired = desired_cgroups(Desired(ledger(), Mask.parse("0-3")), identified)
     assert [(w.setting, w.role) for w in desired] == [
         (Setting(POD, Mask.parse("0-3")), Role.ORPHANED),
-        (Setting(f"{POD}/x", Mask.parse("0-3")), Role.ORPHANED),
+        (Setting(f"{POD}/x", Mask.parse("0-3"), whole_cpus=Mask.parse("0-3")), Role.ORPHANED),
     ]
 
 

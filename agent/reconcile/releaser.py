@@ -1,0 +1,91 @@
+"""Removing the cgroups of pods that ended, and unsetting those that were bound to their containers.
+
+No process is ever killed: a cgroup with processes stays, and the next enforcement confines them to
+the node's shared pool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.reconcile.identify.containers import given_up, orphaned, pod_cgroup, runs, subgroups
+from agent.reconcile.report import ReleaseReport
+from cgroupfs.errors import CgroupNameError
+from cgroupfs.state import CPUS, MEMS
+from systemd.errors import SystemdError
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.reconcile.cache import ObservationCache
+    from agent.reconcile.desired.state import Desired
+    from agent.reconcile.drivers.pod_cgroups import PodCgroups
+    from cgroupfs.names import Layout
+    from cgroupfs.tree import CgroupTree
+
+_SETS: Final = (CPUS, MEMS)
+
+
+class Releaser:
+    """Removes cgroups by a driver (`pods`); `cache` is that of the enforcer of the same tree."""
+
+    def __init__(
+        self, tree: CgroupTree, layout: Layout, pods: PodCgroups, cache: ObservationCache
+    ) -> None:
+        self._tree = tree
+        self._layout = layout
+        self._pods = pods
+        self._memory = cache
+
+    def pod(self, pod: PodAllocation) -> ReleaseReport:
+        """Remove the cgroup of a pod that is no longer in the ledger.
+
+        A cgroup with processes stays. Raises `OSError` only when the tree itself fails.
+        """
+        try:
+            return self._remove(pod.uid, pod_cgroup(self._layout, pod))
+        except CgroupNameError:
+            # The pod never had a cgroup.
+            return ReleaseReport("", removed=True)
+
+    def orphaned(self, target: Desired) -> tuple[ReleaseReport, ...]:
+        """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
+        found = orphaned(self._tree, self._layout, target.ledger)
+        return tuple(self._remove("", orphan.cgroup) for orphan in found)
+
+    def bound(self, target: Desired) -> frozenset[str]:
+        """Clear the cpusets of cgroups that were bound and in which no process runs now.
+
+        A process that starts there later belongs to no container of a pod, so it must not start on
+        the CPUs of one. Returns the cgroups that need not be remembered: the cleared ones, and
+        those that no longer exist.
+        """
+        bindings, living = target.bindings, target.ledger.allocations
+        elsewhere = given_up(self._layout, target.ledger, bindings)
+        return frozenset(
+            path
+            for path in bindings.given_up(living)
+            if not self._tree.exists(path)
+            or (path in elsewhere and not runs(self._tree, path) and self._clear(path))
+        )
+
+    def _clear(self, cgroup: str) -> bool:
+        """Unset the cpusets of a cgroup and its subgroups; return whether that was possible."""
+        try:
+            for path in (cgroup, *(each.cgroup for each in subgroups(self._tree, cgroup))):
+                for file, text in zip(_SETS, self._tree.read_many(path, _SETS), strict=True):
+                    if (text or "").strip():
+                        self._tree.write(path, file, "\n")
+            self._pods.forget(cgroup)
+        except FileNotFoundError:
+            return True
+        except (OSError, SystemdError):
+            # A process started there meanwhile (the kernel does not clear a set under processes),
+            # or systemd would write the set again: the cgroup is confined, and cleared later.
+            return False
+        return True
+
+    def _remove(self, uid: str, cgroup: str) -> ReleaseReport:
+        self._memory.forget_recorded(uid, cgroup)
+        if not self._tree.exists(cgroup):
+            return ReleaseReport(cgroup, removed=True)
+        return self._pods.remove(cgroup)
