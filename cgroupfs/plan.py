@@ -19,7 +19,7 @@ since the kernel would kill processes for it.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from cgroupfs.state import CgroupState, CpuMax
+
+
+_EMPTY_SET: Final = "{} of {} must not be empty: the kernel would use the parent's"
 
 
 class Setting(Struct, frozen=True):
@@ -63,11 +66,10 @@ class Setting(Struct, frozen=True):
     whole_mems: Mask = EMPTY
 
     def __post_init__(self) -> None:
-        for file, mask in ((CPUS, self.cpus), (MEMS, self.mems)):
-            if mask is not None and not mask:
-                raise ValueError(
-                    f"{file} of {self.cgroup} must not be empty: the kernel would use the parent's"
-                )
+        if self.cpus is not None and not self.cpus:
+            raise ValueError(_EMPTY_SET.format(CPUS, self.cgroup))
+        if self.mems is not None and not self.mems:
+            raise ValueError(_EMPTY_SET.format(MEMS, self.cgroup))
 
     @property
     def inherits(self) -> bool:

@@ -27,13 +27,10 @@ def ensure(systemd: Systemd, name: str, properties: Sequence[Property], *, about
     `stop`. `about` becomes its description. Raises `UnitNameError` and the bus's errors.
     """
     check_unit(name, "slice")
-    if update(systemd, name, properties):
-        return False
     described = (description(about),) if about else ()
     try:
         systemd.start_transient(name, (*described, *properties))
     except UnitExistsError:
-        # A unit was placed in the slice meanwhile, which starts the slice.
         if not update(systemd, name, properties):
             raise
         return False

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.bindings import Binding, Bindings
     from agent.managers.allocations.ledger import PodAllocation
+    from agent.reconcile.desired.classes import PodClasses
     from agent.reconcile.desired.state import Desired
     from sysfs.mask import Mask
 
@@ -59,13 +60,14 @@ def scope_of(
     after: Desired,
     uid: str | None,
     shares: Callable[[str, Mask], bool],
-    all_pods: str = "",
+    all_pods: str,
+    classes: PodClasses,
 ) -> AffectedPods | None:
     """Return what has to be observed so that the kernel enforces `after`; None is everything.
 
     `before` was enforced in full (None: unknown), the pod `uid` is observed in any case,
     `shares` returns whether a container of a pod (uid) runs in a shared pool. `all_pods` is the
-    cgroup of all pods.
+    cgroup of all pods, `classes` are those of the pods in `after`.
     """
     if before is None:
         return None
@@ -80,14 +82,14 @@ def scope_of(
     exclusive = any(new[each].exclusive_cpus for each in pods)
     if not exclusive and before.shared_pool == after.shared_pool:
         return AffectedPods(frozenset(pods), gone)
-    if any(map(_splits_its_class, (*gone, *new.values()))):
+    if classes.split or any(map(_splits_its_class, gone)):
         return None
     pods |= {each.pod_uid for each in _elsewhere(after.bindings, all_pods) if each.pod_uid in new}
-    guaranteed = {each for each, pod in new.items() if pod.qos is QosClass.GUARANTEED} - pods
+    guaranteed = classes.guaranteed - pods
     pods |= {
         each for each in guaranteed if new[each].exclusive_cpus and shares(each, before.shared_pool)
     }
-    return AffectedPods(frozenset(pods), gone, frozenset(guaranteed - pods), orphaned=True)
+    return AffectedPods(frozenset(pods), gone, guaranteed - pods, orphaned=True)
 
 
 def _splits_its_class(pod: PodAllocation) -> bool:

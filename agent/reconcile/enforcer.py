@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from agent.reconcile.affected import AffectedPods, scope_of
 from agent.reconcile.cache import ObservationCache
+from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.diff import Cause, Difference, WriterRecords, assess
@@ -131,6 +132,8 @@ class Enforcer:
         #: Removes cgroups of pods that ended.
         self.releaser = Releaser(tree, layout, pods, self._memory)
         self._left: frozenset[Difference] = frozenset()
+        #: The QoS classes of the last ledger that was enforced, from which the next are made.
+        self._classes = NO_PODS
         #: What was last enforced in full, None as soon as an enforcement fails.
         self._last: Desired | None = None
 
@@ -181,7 +184,10 @@ class Enforcer:
         The pod `uid` is observed in any case. The report covers `EnforcementReport.pods`; all
         other pods were enforced when they were last observed. Raises `OSError` as `enforce` does.
         """
-        scope = scope_of(self._last, target, uid, self._memory.shares, self._layout.pods())
+        self._classes = self._classes.of(target.ledger.allocations)
+        scope = scope_of(
+            self._last, target, uid, self._memory.shares, self._layout.pods(), self._classes
+        )
         return self._enforce(target, scope, _NONE, move_memory=False)
 
     def repair(self, target: Desired, resting: Mapping[str, Setting] = _NONE) -> EnforcementReport:
@@ -237,10 +243,9 @@ class Enforcer:
             return self._enforce(target, None, resting, move_memory=move_memory)
         postponed = tuple(p for p in wrong if is_within(p.cgroup, resting) and p.file != ENABLED)
         found = tuple(problem for problem in wrong if problem not in postponed)
-        done = self._repair(
-            observed, resting, found, differs=bool(differing), move_memory=move_memory
-        )
-        left = self._assess(done.observed.differing())
+        done = self._repair(observed, resting, found, differing, move_memory=move_memory)
+        same = done.observed is observed
+        left = self._assess(differing if same else done.observed.differing())
         drift = self._drift(done.observed, found)
         self._memory.note_asked(done.observed, {p.cgroup for p in left if p.cause is Cause.IN_USE})
         self._left = frozenset(beyond_repair(left, done.outcomes, resting))
@@ -269,8 +274,8 @@ class Enforcer:
         observed: Observation,
         resting: Collection[str],
         found: Iterable[Difference],
+        differing: Differing,
         *,
-        differs: bool,
         move_memory: bool,
     ) -> _Repair:
         """Create what is missing, write what differs, and record the settings in systemd."""
@@ -279,7 +284,7 @@ class Enforcer:
         created, enabled, rejected = self._create_and_enable(observed)
         if created or enabled:
             observed = self._reread(observed, {*created, *enabled})
-        if differs or created or enabled:
+        if differing or created or enabled:
             observed, plan, outcomes = self._write(observed, resting, move_memory=move_memory)
         recorded, unrecorded = self._record(observed, {problem.cgroup for problem in found})
         if recorded:
@@ -304,9 +309,16 @@ class Enforcer:
         )
 
     def _observe(self, target: Desired, scope: AffectedPods | None = None) -> Observation:
+        self._classes = self._classes.of(target.ledger.allocations)
         return steadily(
             lambda: Observation.of(
-                self._tree, self._layout, target, self._finder, scope, self._enforced
+                self._tree,
+                self._layout,
+                target,
+                self._finder,
+                scope,
+                self._enforced,
+                self._classes,
             )
         )
 
@@ -415,6 +427,8 @@ class Enforcer:
         """
         recorded: list[str] = []
         problems: list[Difference] = []
+        if not self._pods.records:
+            return recorded, problems
         known: list[tuple[DesiredCgroup, WriterRecord]] = []
         silence: list[SystemdError] = []
         for item in observed.desired:
@@ -425,8 +439,10 @@ class Enforcer:
             if item.role is Role.ALL_PODS and record.cpus is None and record.mems is None:
                 continue  # its sets are as desired, and its other files are not the agent's
             try:
-                if cgroup in suspect or self._memory.recorded(item) != record:
-                    unit = self._pods.record(cgroup, record)
+                before = self._memory.recorded(item)
+                if cgroup in suspect or before != record:
+                    before = None if cgroup in suspect else before
+                    unit = self._pods.record(cgroup, record, before)
                     recorded.extend([] if unit is None else [unit])
                 known.append((item, record))
             except (BusTimeoutError, BusUnavailableError, NotAskedError) as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import ABOVE_PODS, HostSets, Role, desired_cgroups
 from agent.reconcile.diff import diff, differing_values
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from agent.reconcile.affected import AffectedPods
+    from agent.reconcile.desired.classes import PodClasses
     from agent.reconcile.desired.settings import DesiredCgroup
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.diff import Difference
@@ -67,11 +69,12 @@ class Observation(Struct, frozen=True):
         finder: ContainerIdentifier | None,
         scope: AffectedPods | None,
         enforced: EnforcedControllers = EVERYTHING,
+        classes: PodClasses = NO_PODS,
     ) -> Observation:
         """Read the tree. Raises `OSError` as the tree does, but not for missing cgroups."""
         identified = identify_cgroups(tree, layout, target.ledger, target.bindings, finder, scope)
         host = HostSets(*effective_sets(tree, parent(layout.pods())))
-        desired = desired_cgroups(target, identified, enforced, host)
+        desired = desired_cgroups(target, identified, enforced, host, classes)
         observed = cls(identified, desired, {}, scope, enforced)
         return replace(
             observed, states=observed.read(tree, {item.setting.cgroup for item in desired})
@@ -130,7 +133,12 @@ class Observation(Struct, frozen=True):
             for uid, pod in self.identified.pods.items()
             if pod.cgroup not in unmade and not pod.boundary and self._is_empty(pod)
         }
-        needs = (self._need(tree, item) for item in self.desired if item.role is not Role.SUBGROUP)
+        needs = (
+            self._need(tree, item)
+            for item in self.desired
+            if item.role is not Role.SUBGROUP
+            and not _has_all(self.states.get(item.setting.cgroup), item.setting)
+        )
         return inside | {cgroup: need for cgroup, need in needs if need is not None}
 
     def settings(self, *, move_memory: bool) -> Iterator[Setting]:
@@ -157,8 +165,6 @@ class Observation(Struct, frozen=True):
         state = self.states.get(cgroup)
         if state is None and (item.role in ABOVE_PODS or not tree.exists(cgroup)):
             return cgroup, None
-        if state is not None and _has_all(state, item.setting):
-            return cgroup, None
         lacking = [name for name in needed if state is None or not _has(state, name)]
         files = (*item.setting.values, *item.setting.defaults)
         missing = [file for file in files if state is None or file not in state.values]
@@ -170,11 +176,11 @@ class Observation(Struct, frozen=True):
         )
 
 
-def _has_all(state: CgroupState, setting: Setting) -> bool:
+def _has_all(state: CgroupState | None, setting: Setting) -> bool:
     """Return whether a cgroup has every file that may be desired: the quick and common case."""
-    if state.cpu_max is None or (
-        (state.cpus is None or state.mems is None) and not setting.inherits
-    ):
+    if state is None or state.cpu_max is None:
+        return False
+    if (state.cpus is None or state.mems is None) and not setting.inherits:
         return False
     shown = state.values.keys()
     return setting.values.keys() <= shown and setting.defaults.keys() <= shown

@@ -25,23 +25,21 @@ _NO_CPUS: Final = "Parent unable to distribute cpu downstream"
 _INVALID_LIST: Final = "Invalid cpu list in cpuset.cpus.exclusive"
 
 
-def settle(group: Group) -> None:
-    """Bring what is in effect up to date in `group` and below, where there are no partitions."""
-    above = group.parent
-    group.exclusive_now = group.exclusive & (above.exclusive_now if above else group.exclusive)
-    if above is None:
-        group.cpus_now, group.mems_now = group.cpus, group.mems
-    else:
-        group.cpus_now = (group.cpus & above.cpus_now) or above.cpus_now
-        group.mems_now = (group.mems & above.mems_now) or above.mems_now
-    for child in group.children.values():
-        settle(child)
+def settle(root: Group) -> None:
+    """Have what is in effect found again where it is read next, where there are no partitions.
+
+    Not at once: one setting above thousands of cgroups changes what is in effect in all of them.
+    """
+    root.version += 1
+    root.exclusive_then, root.cpus_then, root.mems_then = root.exclusive, root.cpus, root.mems
 
 
 def settle_partitions(root: Group, partitions: Iterable[Group]) -> None:
     """Bring everything up to date where `partitions` (member groups left out) exist."""
     by_depth = sorted(partitions, key=lambda group: group.path.count("/"))
     settle(root)
+    for group in root.walk():
+        _ = group.exclusive_now  # before any of them changes, which does not concern those below
     for group in by_depth:
         group.invalid = ""
     for group in by_depth:

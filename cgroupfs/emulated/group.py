@@ -36,9 +36,12 @@ class Group(Struct, eq=False):
     invalid: str = ""
     #: A sibling took one of its CPUs: invalid without a reason, until it is written again.
     broken: bool = False
-    cpus_now: Mask = EMPTY
-    mems_now: Mask = EMPTY
-    exclusive_now: Mask = EMPTY
+    #: What was in effect at the `version` below; read it as `cpus_now`, `mems_now` ...
+    cpus_then: Mask = EMPTY
+    mems_then: Mask = EMPTY
+    exclusive_then: Mask = EMPTY
+    #: Of the root: how often a setting changed. Of all others: for which count the above was found.
+    version: int = 0
     quota: int | None = None
     period: int = DEFAULT_PERIOD_US
     burst: int = 0
@@ -47,6 +50,46 @@ class Group(Struct, eq=False):
     limits: dict[str, int] = field(default_factory=dict)
     #: Bytes that the processes of this very cgroup use, by the file of their limit.
     used: dict[str, int] = field(default_factory=dict)
+
+    def _settle(self) -> None:
+        """Find what is in effect, from the cgroup above, if a setting changed meanwhile."""
+        above, root = self.parent, self
+        while root.parent is not None:
+            root = root.parent
+        if above is None or self.version == root.version:
+            return
+        self.exclusive_then = self.exclusive & above.exclusive_now
+        self.cpus_then = (self.cpus & above.cpus_now) or above.cpus_now
+        self.mems_then = (self.mems & above.mems_now) or above.mems_now
+        self.version = root.version
+
+    @property
+    def cpus_now(self) -> Mask:
+        """The CPUs in effect; of the root those that are online and in no partition."""
+        self._settle()
+        return self.cpus_then
+
+    @cpus_now.setter
+    def cpus_now(self, cpus: Mask) -> None:
+        self._settle()
+        self.cpus_then = cpus
+
+    @property
+    def mems_now(self) -> Mask:
+        """The memory nodes in effect."""
+        self._settle()
+        return self.mems_then
+
+    @property
+    def exclusive_now(self) -> Mask:
+        """The CPUs in effect of `cpuset.cpus.exclusive`."""
+        self._settle()
+        return self.exclusive_then
+
+    @exclusive_now.setter
+    def exclusive_now(self, cpus: Mask) -> None:
+        self._settle()
+        self.exclusive_then = cpus
 
     @property
     def path(self) -> str:

@@ -66,7 +66,7 @@ class EmulatedKernel:
         self._homes: dict[int, Group] = {}
         self._partitions: set[Group] = set()
         self._locked = False
-        self._settle(self.root)
+        self._settle()
 
     # --- the tree ---------------------------------------------------------------------------
 
@@ -109,8 +109,9 @@ class EmulatedKernel:
         above, name = self._split(path)
         if name in above.children or name in self.files(above):
             raise self._reject(errno.EEXIST, path)
-        group = above.children[name] = Group(name, above)
-        self._settle(group)
+        above.children[name] = Group(name, above)
+        if self._partitions:
+            self._settle()
 
     def rmdir(self, path: str) -> None:
         """Remove one cgroup; see `cgroupfs.tree.Tree`."""
@@ -124,7 +125,7 @@ class EmulatedKernel:
         del above.children[name]
         if group in self._partitions:
             self._partitions.discard(group)
-            self._settle(self.root)
+            self._settle()
 
     def exists(self, path: str) -> bool:
         """Return whether the cgroup exists; see `cgroupfs.tree.Tree`."""
@@ -178,7 +179,7 @@ class EmulatedKernel:
     def set_online(self, cpus: Mask) -> None:
         """Take CPUs offline or back: exactly `cpus` are up afterwards."""
         self.root.cpus = cpus
-        self._settle(self.root)
+        self._settle()
 
     # --- for the files ----------------------------------------------------------------------
 
@@ -210,13 +211,11 @@ class EmulatedKernel:
 
     def changed(self, group: Group) -> None:
         """Bring what is in effect up to date after a cpuset setting of `group` changed."""
-        was_partition = group in self._partitions
         if group.partition == MEMBER:
             self._partitions.discard(group)
         else:
             self._partitions.add(group)
-        # What a partition had taken goes back to everyone.
-        self._settle(self.root if was_partition else group)
+        self._settle()
 
     def enable(self, group: Group, on: set[str], off: set[str]) -> None:
         """Change `cgroup.subtree_control`; raises what the kernel would."""
@@ -266,11 +265,11 @@ class EmulatedKernel:
         if group.procs:
             raise reject(errno.EBUSY)
 
-    def _settle(self, group: Group) -> None:
+    def _settle(self) -> None:
         if self._partitions:
             cpuset.settle_partitions(self.root, self._partitions)
         else:
-            cpuset.settle(group)
+            cpuset.settle(self.root)
 
     # --- lookup -----------------------------------------------------------------------------
 

@@ -61,9 +61,12 @@ def _line(measured: Figure | Rest) -> str:
     if isinstance(measured, Rest):
         mib = measured.resident_bytes / (1 << 20)
         return f"at rest: {mib:.1f} MiB resident, {measured.cpu_percent:.2f} % of one CPU"
+    counted = (
+        "" if measured.writes is None else f"  {measured.writes} writes, {measured.bus_calls} calls"
+    )
     return (
         f"{measured.name:58} {measured.n:6} {measured.p50_us:11.1f}"
-        f" {measured.p99_us:11.1f} {measured.max_us:11.1f}"
+        f" {measured.p99_us:11.1f} {measured.max_us:11.1f}{counted}"
     )
 
 

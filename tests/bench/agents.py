@@ -96,8 +96,9 @@ def at_rest() -> Iterator[Rest]:
 
 
 def reconciling() -> Iterator[Figure]:
-    """Reconcile a hundred pods of five containers each, with nothing to repair and no write."""
-    yield asyncio.run(_reconciling(100))
+    """Reconcile 100 and 500 pods of five containers each, with nothing to repair and no write."""
+    for pods in (100, 500):
+        yield asyncio.run(_reconciling(pods))
 
 
 class CountingKernel(EmulatedKernel):
@@ -110,8 +111,8 @@ class CountingKernel(EmulatedKernel):
         super().write(path, file, value)
 
     def is_set(self, path: str) -> bool:
-        """Return whether a cgroup was given CPUs."""
-        return bool(self.read(path, "cpuset.cpus").strip())
+        """Return whether a cgroup was given its quota."""
+        return not self.read(path, "cpu.max").startswith("max")
 
 
 def _decide_and_save(rules: EffectivePolicy, ledger: Ledger, store: Store, asked: Pod) -> None:
@@ -207,7 +208,7 @@ async def _reconciling(pods: int) -> Figure:
 
 
 async def _run_pod(agent: Running, uid: str) -> None:
-    members = [app(f"c{place}", resources("cpu=10m", "cpu=20m")) for place in range(_CONTAINERS)]
+    members = [app(f"c{place}", resources("cpu=1m", "cpu=20m")) for place in range(_CONTAINERS)]
     await agent.controller.admit(pod(*members, uid=uid))
     for place, cgroup in enumerate(_containers(uid)):
         agent.world.kernel.mkdir(cgroup)

@@ -20,6 +20,7 @@ from agent.state.store import Store
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover
 from tests.bench import agents, hosts
+from tests.bench.enforcing import enforcing
 from tests.bench.measure import Figure, in_turns, measure
 
 if TYPE_CHECKING:
@@ -231,6 +232,7 @@ FAMILIES: Final[dict[str, Callable[[], Iterator[Figure | Rest]]]] = {
     "merge": merges,
     "choose": choose,
     "discover": discovery,
+    "enforce": enforcing,
     "reconcile": agents.reconciling,
     "save": saving,
     "load": loading,

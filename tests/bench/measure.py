@@ -23,17 +23,22 @@ _LOOKS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """How long one operation took, in microseconds over `n` runs."""
+    """How long one operation took, in microseconds over `n` runs.
+
+    `writes` to cgroups and `bus_calls` are the most of any run, None where these are not counted.
+    """
 
     name: str
     n: int
     p50_us: float
     p99_us: float
     max_us: float
+    writes: int | None = None
+    bus_calls: int | None = None
 
     def as_json(self) -> dict[str, object]:
         """Return the entry of `bench.json`."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from cgroupfs.controllers import HUGETLB, NEEDED
 from cgroupfs.state import CPU_WEIGHT, MEMORY_MAX, hugetlb_max, limit_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
 
@@ -126,15 +126,3 @@ def container_defaults(
         if resource in stated:
             defaults[hugetlb_max(size)] = limit_text(stated[resource], size)
     return defaults
-
-
-def class_weights(pods: Iterable[PodAllocation]) -> Mapping[QosClass, str]:
-    """Return the weight of the cgroup of each QoS class: that of the requests of its pods.
-
-    BestEffort pods request nothing, so theirs is the smallest.
-    """
-    requests = sum(pod.cpu.request_millis or 0 for pod in pods if pod.qos is QosClass.BURSTABLE)
-    return {
-        QosClass.BURSTABLE: str(cpu_weight(requests)),
-        QosClass.BEST_EFFORT: str(cpu_weight(0)),
-    }

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.pods.model import CPU, QosClass
+from agent.pods.model import CPU
+from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.container import container_settings, default_settings
-from agent.reconcile.desired.limits import EVERYTHING, class_weights, container_defaults, pod_values
+from agent.reconcile.desired.limits import EVERYTHING, container_defaults, pod_values
 from agent.reconcile.desired.quota import pod_quotas
 from agent.reconcile.identify.containers import IdentifiedBy
 from cgroupfs.controllers import CPUSET, NEEDED
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.managers.allocations.ledger import PodAllocation
+    from agent.reconcile.desired.classes import PodClasses
     from agent.reconcile.desired.container import ContainerSettings
     from agent.reconcile.desired.limits import EnforcedControllers
     from agent.reconcile.desired.state import Desired
@@ -114,21 +116,24 @@ def desired_cgroups(
     identified: IdentifiedCgroups,
     enforced: EnforcedControllers = EVERYTHING,
     host: HostSets = UNKNOWN_HOST,
+    classes: PodClasses = NO_PODS,
 ) -> tuple[DesiredCgroup, ...]:
     """Return what is desired of every cgroup, those above first.
 
     A pod's set is the union of what its members may use: its budget where it has one, the sets of
     its containers, the node's shared pool where a container runs there. Memory nodes are pinned
     only where memory was allocated. A pod's own cgroup is listed although it may not exist yet.
-    Files of controllers that are not `enforced` are left as they are.
+    Files of controllers that are not `enforced` are left as they are. `classes` are those of a
+    ledger before, from which the present ones are made.
     """
-    pool = SharedPool.of(target, identified, host)
+    classes = classes.of(target.ledger.allocations)
+    pool = SharedPool.of(target, identified, host, classes)
     desired: list[DesiredCgroup] = []
     for uid, located in identified.pods.items():
         desired.extend(_pod(target.ledger.allocations[uid], located, pool, enforced))
     for orphan in identified.orphaned:
         desired.extend(_orphaned(orphan, pool))
-    above = _above_pods(target, identified, pool, _nodes_of(desired, host))
+    above = _above_pods(identified, pool, _nodes_of(desired, host), classes)
     everything = (*above, *desired)
     if set(NEEDED) <= enforced.controllers:
         return everything
@@ -147,19 +152,16 @@ class SharedPool(Struct, frozen=True):
     carriers: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, target: Desired, identified: IdentifiedCgroups, host: HostSets) -> SharedPool:
+    def of(
+        cls, target: Desired, identified: IdentifiedCgroups, host: HostSets, classes: PodClasses
+    ) -> SharedPool:
         """Return the pool; a class carries it unless a pod of the class has CPUs of its own."""
-        ledger = target.ledger
-        whole = host.cpus | target.shared_pool | ledger.exclusive_cpus
+        whole = host.cpus | target.shared_pool | target.ledger.exclusive_cpus
         if not target.shared_pool:
             return cls(EMPTY, whole)
-        split = {
-            pod.qos
-            for pod in ledger.allocations.values()
-            if pod.qos is not QosClass.GUARANTEED and pod.exclusive_cpus
-        }
-        classes = identified.classes.items()
-        carriers = tuple(f"{path}/" for qos, path in classes if qos not in split)
+        split = classes.split_classes()
+        paths = identified.classes.items()
+        carriers = tuple(f"{path}/" for qos, path in paths if qos not in split)
         return cls(target.shared_pool, whole, carriers)
 
     def inherited(self, cgroup: str) -> Setting | None:
@@ -196,13 +198,13 @@ def _nodes_of(desired: Iterable[DesiredCgroup], host: HostSets) -> Mask:
 
 
 def _above_pods(
-    target: Desired, identified: IdentifiedCgroups, pool: SharedPool, mems: Mask
+    identified: IdentifiedCgroups, pool: SharedPool, mems: Mask, classes: PodClasses
 ) -> Iterator[DesiredCgroup]:
     """Yield the agent's own cgroups above the pods: of all pods, then of the QoS classes."""
     if identified.all_pods:
         setting = Setting(identified.all_pods, whole_cpus=pool.whole, whole_mems=mems)
         yield DesiredCgroup(setting, Role.ALL_PODS, "")
-    weights = class_weights(target.ledger.allocations.values())
+    weights = classes.weights()
     for qos, cgroup in identified.classes.items():
         carries = f"{cgroup}/" in pool.carriers
         setting = Setting(
@@ -245,12 +247,8 @@ def _pod(
             not pod.exclusive_cpus
             or (member.identity is IdentifiedBy.SANDBOX and settings.cpus is None)
         )
-        base = (
-            pool.below(member.cgroup, setting.cpus)
-            if inherits
-            else Setting(member.cgroup, cpus=settings.cpus)
-        )
-        yield from _member(pod, member, base, settings, limits)
+        cpus, whole = (setting.cpus, pool.whole) if inherits else (settings.cpus, EMPTY)
+        yield from _member(pod, member, settings, limits, (cpus, whole if cpus else EMPTY))
 
 
 def _settings_of(
@@ -265,16 +263,18 @@ def _settings_of(
 def _member(
     pod: PodAllocation,
     member: Located,
-    base: Setting,
     settings: ContainerSettings,
     limits: Mapping[str, Mapping[str, str]],
+    cpus: tuple[Mask | None, Mask],
 ) -> Iterator[DesiredCgroup]:
     role = _WITHOUT_AN_ALLOCATION.get(member.identity, Role.CONTAINER)
     # A cgroup without a name is a container too where all containers are alike.
     known = role is Role.CONTAINER
     name = member.container or pod.containers[0].name
-    setting = replace(
-        base,
+    setting = Setting(
+        member.cgroup,
+        cpus=cpus[0],
+        whole_cpus=cpus[1],
         mems=settings.mems,
         cpu_max=settings.cpu_max,
         exclusive=settings.exclusive,

@@ -34,7 +34,12 @@ _DESCRIPTION: Final = "Pods of Numawarden"
 
 
 class PodCgroups(Protocol):
-    """Creates, records and removes cgroups."""
+    """Creates, records and removes cgroups.
+
+    `records` is False if nothing is ever on record, so that `record` need not be called.
+    """
+
+    records: bool
 
     def check(self) -> None:
         """Raise `EnforcementStartError` when the driver cannot work here."""
@@ -48,10 +53,14 @@ class PodCgroups(Protocol):
         """Create a pod's cgroup and those above it; return the new ones. Raises `CreateError`."""
         ...
 
-    def record(self, cgroup: str, record: WriterRecord) -> str | None:
+    def record(
+        self, cgroup: str, record: WriterRecord, known: WriterRecord | None = None
+    ) -> str | None:
         """Record the settings in systemd, which may rewrite them; return the unit that was set.
 
-        None when there is no unit, or its properties are as in `record`. Raises `SystemdError`.
+        `known` is what was recorded before and is still on record, None when that is not known: then
+        systemd is asked first. None when there is no unit, or its properties are as in `record`.
+        Raises `SystemdError`.
         """
         ...
 
@@ -74,6 +83,8 @@ class CreateError(Exception):
 
 class DirectoryCgroups:
     """The cgroupfs driver: plain directories that no service manager writes."""
+
+    records = False
 
     def __init__(self, tree: CgroupTree) -> None:
         self._tree = tree
@@ -102,9 +113,11 @@ class DirectoryCgroups:
             made.append(path)
         return tuple(made)
 
-    def record(self, cgroup: str, record: WriterRecord) -> str | None:
+    def record(
+        self, cgroup: str, record: WriterRecord, known: WriterRecord | None = None
+    ) -> str | None:
         """Do nothing: a plain directory has no unit; see `PodCgroups.record`."""
-        _ = cgroup, record
+        _ = cgroup, record, known
         return None
 
     def remembered(self, cgroup: str) -> WriterRecord | None:
@@ -128,9 +141,13 @@ class SliceCgroups:
     with the files.
     """
 
+    records = True
+
     def __init__(self, tree: CgroupTree, systemd: Systemd) -> None:
         self._tree = tree
         self._systemd = Breaker(systemd)
+        #: The slices that were started here, until something is recorded for them.
+        self._started: set[str] = set()
 
     def check(self) -> None:
         """Raise `EnforcementStartError` where there is no systemd on the system bus.
@@ -154,7 +171,8 @@ class SliceCgroups:
         """Start the slice, and with it those above it; see `PodCgroups.create`."""
         missing = tuple(p for p in (*ancestors(cgroup)[1:], cgroup) if not self._tree.exists(p))
         try:
-            slices.ensure(self._systemd, cgroup.rpartition("/")[2], (), about=_DESCRIPTION)
+            if slices.ensure(self._systemd, cgroup.rpartition("/")[2], (), about=_DESCRIPTION):
+                self._started.add(cgroup)
         except SystemdError as error:
             raise CreateError(f"cannot start the slice of /{cgroup}: {error}") from error
         if not self._tree.exists(cgroup):
@@ -162,16 +180,24 @@ class SliceCgroups:
             DirectoryCgroups(self._tree).create(cgroup)
         return missing
 
-    def record(self, cgroup: str, record: WriterRecord) -> str | None:
+    def record(
+        self, cgroup: str, record: WriterRecord, known: WriterRecord | None = None
+    ) -> str | None:
         """Set the properties of the unit if the cgroup has one; see `PodCgroups.record`."""
         unit = unit_of(cgroup)
+        if unit is None or record == WriterRecord():
+            return None
+        started = cgroup in self._started
+        self._started.discard(cgroup)
         # Setting properties of an inactive unit would leave a file and a cgroup behind, and a unit
         # of the same name elsewhere (in a container with its own systemd) is a different one.
-        if unit is None or record == WriterRecord() or not self._is_active(unit, cgroup):
+        asks = known is None and not started
+        if asks and not self._is_active(unit, cgroup):
             return None
-        weighed = CPU_WEIGHT in record.values
-        properties = (*to_properties(record), *(() if weighed else self._keeps_cpu(unit)))
-        if holds(self._systemd, unit, properties):
+        properties = to_properties(record)
+        if CPU_WEIGHT not in record.values:
+            properties = (*properties, *self._keeps_cpu(unit))
+        if asks and holds(self._systemd, unit, properties):
             return None
         self._systemd.set_properties(unit, properties)
         return unit
@@ -217,10 +243,11 @@ class SliceCgroups:
         if stays is not None:
             return stays
         unit = cgroup.rpartition("/")[2]
+        self._started.discard(cgroup)
         try:
             # Only the slice is stopped: processes that entered meanwhile keep running.
             if self._is_active(unit, cgroup):
-                slices.stop(self._systemd, unit)
+                self._systemd.stop(unit)
         except SystemdError as error:
             return ReleaseReport(cgroup, removed=False, problem=f"cannot stop {unit}: {error}")
         return inhabited(self._tree, cgroup) or remove_directories(self._tree, cgroup)

@@ -25,7 +25,7 @@ from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.tree import ancestors
 from sysfs.mask import EMPTY, Mask
 from systemd.bus import ActiveState
-from systemd.errors import BusUnavailableError, NoSuchUnitError
+from systemd.errors import BusUnavailableError, NoSuchUnitError, UnitExistsError
 from systemd.properties import INFINITY, Property
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class FakeSystemd:
 
     def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
         self._call("start", unit)
+        if unit in self.active:
+            raise UnitExistsError("StartTransientUnit", "org.freedesktop.systemd1.UnitExists", unit)
         path = slice_path(unit)
         for above in (*ancestors(path)[1:], path):
             if not self.tree.exists(above):

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.pods.model import QosClass
 from agent.reconcile.affected import AffectedPods, scope_of
+from agent.reconcile.desired.classes import NO_PODS
 from tests.agent.reconcile.pods import OTHER, UID, exclusive, mixed, on_host, pod, target
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def shares(uid: str, _pool: Mask) -> bool:
 
 
 def scope(before: Desired | None, after: Desired, uid: str | None = None) -> AffectedPods | None:
-    return scope_of(before, after, uid, shares, "kubepods")
+    classes = NO_PODS.of(after.ledger.allocations)
+    return scope_of(before, after, uid, shares, "kubepods", classes)
 
 
 def test_everything_is_looked_at_when_nothing_is_known_to_be_enforced() -> None:

@@ -14,7 +14,6 @@ from agent.pods.model import QosClass
 from agent.reconcile.desired.limits import (
     EVERYTHING,
     EnforcedControllers,
-    class_weights,
     container_defaults,
     cpu_weight,
     pod_values,
@@ -113,13 +112,6 @@ def test_a_controller_that_is_left_to_others_sets_nothing() -> None:
         "memory.max": str(GIB),
         "hugetlb.2MB.max": str(2 << 20),
     }
-
-
-def test_a_class_weighs_what_its_pods_request_together() -> None:
-    pods = [limited(uid="a"), limited(uid="b", request=1000), limited(uid="c", request=None)]
-    guaranteed = limited(uid="d", qos=QosClass.GUARANTEED)
-    assert class_weights([*pods, guaranteed])[QosClass.BURSTABLE] == str(cpu_weight(3000))
-    assert class_weights(pods)[QosClass.BEST_EFFORT] == "1"
 
 
 # --- what the kernel shows ----------------------------------------------------------------------
