@@ -324,7 +324,7 @@ class DriftDocument(Document, frozen=True):
     """One setting that another process changed; it was repaired unless `problems` has it.
 
     `uid` and `pod` are "" for what is of no pod, `container` is null for what is of no container.
-    `found` is the text that the file showed (null: it was not there), `desired` what it is to show.
+    `observed` is the text that the file showed (null: it was not there), `desired` what it should.
     """
 
     time: float
@@ -333,7 +333,7 @@ class DriftDocument(Document, frozen=True):
     container: str | None
     cgroup: str
     file: str
-    found: str | None
+    observed: str | None
     desired: str
     cause: str
     detail: str

@@ -1,6 +1,6 @@
 """Figures of enforcing alone: a pod comes or goes beside many others, on an emulated kernel.
 
-Counted beside the time: what is written to cgroups, and what systemd is asked or told. The bus is a
+Counted beside the time: what is written to cgroups, and which calls systemd gets. The bus is a
 fake, so its time is not systemd's.
 """
 
@@ -88,7 +88,7 @@ class CountingBus(FakeSystemd):
 
 
 class EnforcedHost:
-    """A host on which pods are held and enforced, each with five containers that run."""
+    """A host on which pods are admitted and enforced, each with five containers that run."""
 
     def __init__(self, name: str, driver: Driver, make: Callable[[str], Pod], pods: int) -> None:
         host = hosts.host(name)

@@ -53,7 +53,7 @@ TARGETS: Final = (
     Target("exclusive admission, 2,500 pods", _ADMISSION, 10, tail=False),
     Target("numawarden --help", r"cli/", 120, tail=False),
 )
-#: An operation with 2,500 pods held may take so many times that with 10, by the family's name.
+#: An operation with 2,500 pods may take so many times that with 10, by the family's name.
 _GROWTHS: Final = (
     ("decision", "decide/.*", 1.3),
     ("removal", "remove/.*", 1.3),
@@ -94,7 +94,7 @@ def _verdict(target: Target, figures: Sequence[Figure]) -> str:
 
 
 def _growth(what: str, family: str, most: float, medians: dict[str, float]) -> Iterator[str]:
-    """Yield the line for an operation with many pods held, by the host where it grows most."""
+    """Yield the line for an operation with many pods, by the host where it grows most."""
     ratios = {
         name: medians[name] / medians[few]
         for name in medians

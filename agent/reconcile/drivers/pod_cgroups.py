@@ -58,9 +58,9 @@ class PodCgroups(Protocol):
     ) -> str | None:
         """Record the settings in systemd, which may rewrite them; return the unit that was set.
 
-        `known` is what was recorded before and is still on record, None when that is not known: then
-        systemd is asked first. None when there is no unit, or its properties are as in `record`.
-        Raises `SystemdError`.
+        `known` is what is on record, None when that is not known: then systemd is asked first.
+        Returns None when there is no unit, or its properties are as in `record`. Raises
+        `SystemdError`.
         """
         ...
 

@@ -75,7 +75,7 @@ class DriftReporter:
             container=problem.container,
             cgroup=f"/{problem.cgroup}",
             file=problem.file,
-            found=problem.observed,
+            observed=problem.observed,
             desired=problem.desired,
             cause=str(problem.cause),
             detail=problem.detail,

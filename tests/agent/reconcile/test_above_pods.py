@@ -58,7 +58,7 @@ def test_a_set_that_another_process_wrote_above_pods_is_widened_and_reported(
             # The cgroup of a class carries the shared pool, that of all pods has no set.
             assert site.kernel.read(path, file).strip() == (before or ALL[file])
             named = [each for each in controller.state.drift if each.cgroup == f"/{path}"]
-            assert [(each.file, each.found) for each in named] == [(file, value)]
+            assert [(each.file, each.observed) for each in named] == [(file, value)]
             assert wrongs(site, controller) == []
             assert (await controller.reconcile()).found == {}
             # Nothing runs there twice: the next one is looked at from the start.

@@ -55,12 +55,17 @@ class Cgroup:
     @property
     def cpus(self) -> frozenset[int]:
         """The CPUs its processes may use (`cpuset.cpus.effective`)."""
-        return ids(self.read("cpuset.cpus.effective"))
+        return ids(self.in_effect("cpuset.cpus.effective"))
 
     @property
     def mems(self) -> frozenset[int]:
         """The nodes its processes may use memory of (`cpuset.mems.effective`)."""
-        return ids(self.read("cpuset.mems.effective"))
+        return ids(self.in_effect("cpuset.mems.effective"))
+
+    def in_effect(self, name: str) -> str:
+        """Return a file of its own, or of the nearest cgroup above that has the controller."""
+        around = next(path for path in (self.path, *self.path.parents) if (path / name).exists())
+        return Cgroup(around).read(name) if self.exists else self.read(name)
 
     @property
     def quota(self) -> tuple[int | None, int]:

@@ -68,6 +68,11 @@ SCENARIOS: Final = {
             "systemd, other writers, CPUs that go, a lost checkpoint; one reconcile repairs",
         ),
         Scenario(
+            "shared-pool",
+            "two-sockets",
+            "sixty pods inherit the shared pool; sets of other writers and of older versions",
+        ),
+        Scenario(
             "kills",
             "two-sockets",
             "pods come and go while the agent is killed, also amid requests",

@@ -71,7 +71,7 @@ async def test_drift_names_everything_in_event_log_status_and_counter(
     (drift,) = status.drift
     named = (drift.uid, drift.pod, drift.container, drift.cgroup, drift.file)
     assert named == (UID, "shop/web", "c1", f"/{POD}/c1", "cpuset.cpus")
-    assert (drift.found, drift.desired, drift.cause) == ("5-6", before, "unknown")
+    assert (drift.observed, drift.desired, drift.cause) == ("5-6", before, "unknown")
     assert drift.line() == line
     assert 'numawarden_drift_found_total{cause="unknown"} 1.0' in text
 

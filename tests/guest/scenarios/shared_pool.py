@@ -1,0 +1,225 @@
+"""The shared pool is written once: sixty pods inherit it, whatever others write below."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.guest.inside import kernel, machine
+from tests.guest.inside.agent import Agent
+from tests.guest.inside.api import ask
+from tests.guest.inside.checks import wait_until
+from tests.guest.inside.commands import run as command
+from tests.guest.inside.workloads import systemd_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tests.guest.inside.checks import Checks
+    from tests.guest.inside.guest import Guest
+
+PODS: Final = 60
+#: So many of them are services of systemd, the others plain cgroups in their pod's slice.
+SERVICES: Final = 4
+ABOVE: Final = kernel.Cgroup("kubepods.slice")
+CLASS: Final = kernel.Cgroup("kubepods.slice/kubepods-burstable.slice")
+OWN: Final = "5526cafe-0000-4000-8000-00000000beef"
+GUARANTEED: Final = "5526cafe-0000-4000-8000-00000000f00d"
+
+
+def run(guest: Guest) -> None:
+    """Fill the pool, take CPUs from it and give them back; then have others write."""
+    agent = Agent(guest)
+    agent.start()
+    checks = guest.checks
+    pods = [_cgroup_of(_uid(number)) for number in range(PODS)]
+    for number in range(PODS):
+        answer = agent.admit(_pod(f"pool-{number}", _uid(number), cpu="10m", limit="2"))
+        checks.check(f"pool-{number} is admitted", answer["admitted"], answer)
+    running = [_start(number, pod) for number, pod in enumerate(pods)]
+    agent.admit(_pod("beside", GUARANTEED, cpu="500m", limit="500m"))
+    running.append(_process_in(_cgroup_of(GUARANTEED)))
+    _reconcile()
+    everything = machine.cpus()
+    _in_pool(checks, "at first", running, everything)
+    _inherit(checks, "at first", pods)
+
+    answer = agent.admit(_pod("own", OWN, cpu="4", limit="4"))
+    checks.check("the exclusive pod is admitted", answer["admitted"], answer)
+    exclusive = kernel.ids(answer["pod"]["exclusiveCpus"])
+    own = systemd_run("own", _slice(OWN))
+    _reconcile()
+    checks.equal("the exclusive pod has its CPUs", kernel.affinity(own.pid), exclusive)
+    pool = everything - exclusive
+    _in_pool(checks, "beside an exclusive pod", running, pool)
+    _inherit(checks, "beside an exclusive pod", pods)
+    checks.equal("the class carries the pool", kernel.ids(CLASS.read("cpuset.cpus")), pool)
+    checks.equal("and systemd knows it", _allowed("kubepods-burstable.slice"), pool)
+    checks.equal("of no pod", _allowed(*(pod.path.name for pod in pods)), frozenset())
+
+    command("systemctl", "daemon-reload")
+    late = systemd_run("late", _slice(_uid(PODS - 1)))
+    _in_pool(checks, "after a reload", [*running, late.pid], pool)
+
+    _strays(checks, agent, pods, running, pool)
+    _older_version(checks, agent, pods, running, (own.pid, exclusive), pool)
+
+    command("systemctl", "stop", "own.service")
+    agent.remove(OWN)
+    _in_pool(checks, "once the exclusive pod is removed", running, everything)
+    checks.equal("nothing is left to report", _problems(agent), [])
+
+
+def _strays(
+    checks: Checks,
+    agent: Agent,
+    pods: list[kernel.Cgroup],
+    running: list[int],
+    pool: frozenset[int],
+) -> None:
+    """Have another process write sets into a pod and a container: reported and neutralized."""
+    _pass_on(pods[-2:])
+    one = min(pool)
+    container = kernel.cgroup_of(running[PODS - 2])
+    for cgroup in (pods[-1], container):
+        cgroup.write("cpuset.cpus", str(one))
+    checks.equal("a set of its own confines", kernel.affinity(running[PODS - 2]), {one})
+    shown = _reconcile()
+    checks.check("both differed", sum(shown["found"].values()) >= 2, shown)
+    _in_pool(checks, "after other writers", running, pool)
+    drift = agent.status()["drift"]
+    for cgroup in (pods[-1], container):
+        path = f"/{cgroup.path.relative_to(kernel.CGROUPS)}"
+        named = [each for each in drift if each["cgroup"] == path and each["file"] == "cpuset.cpus"]
+        checks.equal(f"the drift of {path} is named", [e["observed"] for e in named], [str(one)])
+        whole = kernel.ids(cgroup.read("cpuset.cpus"))
+        checks.equal(f"{path} has all CPUs", whole, machine.cpus() | whole)
+    checks.equal("the next comparison finds nothing", _reconcile()["found"], {})
+
+
+def _older_version(
+    checks: Checks,
+    agent: Agent,
+    pods: list[kernel.Cgroup],
+    running: list[int],
+    own: tuple[int, frozenset[int]],
+    pool: frozenset[int],
+) -> None:
+    """Leave cgroups as an older version did, sets in each pod and container; start this one."""
+    agent.stop()
+    _pass_on(pods)
+    text = ",".join(map(str, sorted(pool)))
+    for cgroup in (*pods, *map(kernel.cgroup_of, running[:PODS])):
+        cgroup.write("cpuset.cpus", text)
+    CLASS.write("cpuset.cpus", ABOVE.read("cpuset.cpus.effective"))
+    samples = subprocess.Popen(
+        ["/bin/busybox", "sh", "-c", _SAMPLER.format(running[0], running[-2])],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    agent.start()
+    _reconcile()
+    samples.kill()
+    seen = {kernel.ids(line) for line in (samples.communicate()[0] or "").split() if line}
+    pid, exclusive = own
+    checks.check("samples were taken", bool(seen), seen)
+    checks.equal("no container was on foreign CPUs", [s for s in seen if s & exclusive], [])
+    checks.equal("the exclusive pod keeps its CPUs", kernel.affinity(pid), exclusive)
+    _in_pool(checks, "taken over", running, pool)
+    kept = {kernel.ids(pod.read("cpuset.cpus")) for pod in pods}
+    checks.equal("the sets of pods are neutralized", kept, {machine.cpus()})
+    checks.equal("the class carries the pool again", kernel.ids(CLASS.read("cpuset.cpus")), pool)
+
+
+#: Prints the CPUs of two processes again and again.
+_SAMPLER: Final = (
+    "while :; do sed -n 's/Cpus_allowed_list:.//p' /proc/{}/status /proc/{}/status; done"
+)
+
+
+def _in_pool(checks: Checks, when: str, running: Iterable[int], pool: frozenset[int]) -> None:
+    wait_until(lambda: all(kernel.affinity(pid) == pool for pid in running))
+    elsewhere = {pid: kernel.affinity(pid) for pid in running}
+    elsewhere = {pid: cpus for pid, cpus in elsewhere.items() if cpus != pool}
+    checks.equal(f"{when}: every process runs in the pool", elsewhere, {})
+
+
+def _inherit(checks: Checks, when: str, pods: Iterable[kernel.Cgroup]) -> None:
+    inside = (filter(Path.is_dir, pod.path.iterdir()) for pod in pods)
+    cgroups = [*(pod.path for pod in pods), *(path for paths in inside for path in paths)]
+    files = [path / "cpuset.cpus" for path in cgroups]
+    own = {str(file): file.read_text().strip() for file in files if file.exists()}
+    own = {file: text for file, text in own.items() if text}
+    checks.equal(f"{when}: no pod or container has a set of its own", own, {})
+
+
+def _pass_on(pods: Iterable[kernel.Cgroup]) -> None:
+    """Enable cpuset down to the containers, as whoever writes sets there has to."""
+    CLASS.write("cgroup.subtree_control", "+cpuset")
+    for pod in pods:
+        pod.write("cgroup.subtree_control", "+cpuset")
+
+
+def _reconcile() -> dict[str, Any]:
+    """Compare the kernel with the ledger, repair, and return what was found."""
+    return ask("POST", "reconcile")
+
+
+def _problems(agent: Agent) -> list[str]:
+    problems = agent.status()["problems"]
+    assert isinstance(problems, list)
+    return problems
+
+
+def _allowed(*units: str) -> frozenset[int]:
+    """Return the CPUs that systemd has on record of these units together."""
+    shown = command("systemctl", "show", "--value", "--property=AllowedCPUs", *units)
+    return kernel.ids(",".join(shown.replace(" ", ",").split()))
+
+
+def _start(number: int, pod: kernel.Cgroup) -> int:
+    """Start a container in a pod; return its process."""
+    if number < SERVICES:
+        return systemd_run(f"pool-{number}", pod.path.name).pid
+    return _process_in(pod)
+
+
+def _process_in(pod: kernel.Cgroup) -> int:
+    """Start a process in a plain cgroup of a pod."""
+    cgroup = kernel.Cgroup(pod.path / "c")
+    cgroup.path.mkdir()
+    process = subprocess.Popen(["/bin/busybox", "sleep", "1000000"])
+    cgroup.write("cgroup.procs", str(process.pid))
+    return process.pid
+
+
+def _uid(number: int) -> str:
+    return f"5526cafe-0000-4000-8000-{number:012x}"
+
+
+def _slice(uid: str) -> str:
+    middle = "" if uid in (OWN, GUARANTEED) else "-burstable"
+    return f"kubepods{middle}-pod{uid.replace('-', '_')}.slice"
+
+
+def _cgroup_of(uid: str) -> kernel.Cgroup:
+    return kernel.Cgroup(kernel.slice_path(_slice(uid)))
+
+
+def _pod(name: str, uid: str, *, cpu: str, limit: str) -> Mapping[str, object]:
+    exact = cpu == limit
+    requests = {"cpu": cpu, "memory": "16Mi" if exact else "1Mi"}
+    limits = {"cpu": limit, "memory": "16Mi" if exact else "64Mi"}
+    container = {
+        "name": "own" if uid == OWN else "c",
+        "image": "example-image",
+        "resources": {"requests": requests, "limits": limits},
+    }
+    metadata = {"name": name, "namespace": "default", "uid": uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"containers": [container]},
+    }
