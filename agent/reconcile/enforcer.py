@@ -41,7 +41,7 @@ from agent.reconcile.remarks import (
 from agent.reconcile.report import (
     CgroupReport,
     EnforcementReport,
-    WriteRecord,
+    PlannedChange,
     write_record,
 )
 from agent.reconcile.snapshot import (
@@ -199,26 +199,23 @@ class Enforcer:
         self._pods.try_again()
         return self._verify(target, None)
 
-    def preview(self, target: Desired) -> EnforcementReport:
-        """Return what `enforce` would write and create; nothing is written.
+    def plan(self, target: Desired, uid: str) -> PlannedChange:
+        """Return what `enforce_change` would create and write for the pod; nothing is written.
 
-        The cgroups of new pods are assumed to be as the kernel creates them.
+        The cgroups that would be created are assumed to be as the kernel creates them.
         """
-        observed = self._observe(target)
-        new = tuple(observed.missing())
-        fresh = self._fresh_state()
-        observed = replace(observed, states={**observed.states, **dict.fromkeys(new, fresh)})
-        plan = make_plan(observed.states, observed.settings(move_memory=False))
-        writes = tuple(WriteRecord(w.cgroup, w.file, w.value, w.stage) for w in plan.writes)
-        above = dict.fromkeys(a for path in observed.states for a in ancestors(path))
-        return EnforcementReport(
-            writes=writes,
-            created=new,
-            enabled=tuple(
-                a for a in above if not set(self._enforced.needed) <= enabled(self._tree, a)
-            ),
-            notes=tuple(notes(observed)),
+        classes = self._classes.of(target.ledger.allocations)
+        shares, all_pods = self._memory.shares, self._layout.pods()
+        observed = self._observe(
+            target, scope_of(self._last, target, uid, shares, all_pods, classes)
         )
+        new = tuple(observed.missing())
+        above = [path for pod in new for path in ancestors(pod)[1:] if not self._tree.exists(path)]
+        created = tuple(dict.fromkeys((*above, *new)))
+        fresh = dict.fromkeys(created, self._fresh_state())
+        observed = replace(observed, states={**observed.states, **fresh})
+        plan = make_plan(observed.states, observed.settings(move_memory=False))
+        return PlannedChange(created, plan.writes)
 
     def cgroups_of(self, target: Desired, uid: str) -> tuple[CgroupReport, ...]:
         """Return the observed cgroups of a pod; nothing is written."""

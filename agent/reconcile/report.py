@@ -17,17 +17,25 @@ if TYPE_CHECKING:
     from agent.reconcile.diff import Difference
     from cgroupfs.apply import WriteOutcome
     from cgroupfs.ordering import WriteStage
+    from cgroupfs.plan import Write
     from cgroupfs.state import CgroupState
 
 
 class WriteRecord(Struct, frozen=True):
-    """One write, done or planned; `ok` is None for one that is only planned."""
+    """One write that was made, and whether the kernel shows what was written."""
 
     cgroup: str
     file: str
     value: str
     stage: WriteStage
-    ok: bool | None = None
+    ok: bool
+
+
+class PlannedChange(Struct, frozen=True):
+    """What a change would do: the cgroups it creates, and its writes in their order."""
+
+    created: tuple[str, ...] = ()
+    writes: tuple[Write, ...] = ()
 
 
 class CgroupReport(Struct, frozen=True):

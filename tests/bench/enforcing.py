@@ -41,8 +41,10 @@ HELD: Final = (10, 500, 2500)
 _HOSTS: Final = ("2n128c", "8n256c")
 _UID: Final = "00000000-0000-4000-8000-{:012d}"
 _CONTAINERS: Final = 5
-#: Admissions and removals of one figure.
+#: Admissions and removals of one figure: so many, or after the fewest until the time is used up.
 _TIMES: Final = 30
+_FEWEST: Final = 5
+_SECONDS: Final = 3.0
 
 
 def enforcing() -> Iterator[Figure]:
@@ -177,7 +179,10 @@ def _beside(
     for kind, asked in kinds.items():
         admissions: list[Sample] = []
         removals: list[Sample] = []
-        for _ in range(_TIMES):
+        started = perf_counter_ns()
+        while len(admissions) < _FEWEST or (
+            len(admissions) < _TIMES and perf_counter_ns() - started < _SECONDS * 1e9
+        ):
             without = host.ledger
             decision = admit(host.rules, without, asked)
             if not decision.admitted:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from agent.reconcile.diff import Difference
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.intruding_tasks import Task
-    from agent.reconcile.report import EnforcementReport, ReleaseReport
+    from agent.reconcile.report import EnforcementReport, PlannedChange, ReleaseReport
     from cgroupfs.names import Layout
     from cgroupfs.plan import Setting
     from cgroupfs.tree import CgroupTree
@@ -95,6 +95,11 @@ class KernelEnforcement:
             return _drifted(_outcome(report), report, report.drift)
 
         return _guarded(enforce, uid)
+
+    def plan(self, target: Desired, uid: str) -> PlannedChange:
+        """Return what `admitted` would create and write, without writing."""
+        with readable():
+            return self._enforcer.plan(target, uid)
 
     def removed(self, target: Desired, allocation: PodAllocation) -> ReconcileResult:
         """Release a pod that is no longer in the ledger and apply the changes for other pods."""

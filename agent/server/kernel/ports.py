@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.diff import Difference
+    from agent.reconcile.report import PlannedChange
     from agent.state.checkpoint import Checkpoint
     from sysfs.mask import Mask
 
@@ -66,6 +67,9 @@ class Enforcement(Protocol):
 
     def admitted(self, target: Desired, uid: str) -> ReconcileResult:
         """Make the kernel enforce a ledger to which a pod was added."""
+
+    def plan(self, target: Desired, uid: str) -> PlannedChange:
+        """Return what `admitted` would create and write, without writing."""
 
     def removed(self, target: Desired, allocation: PodAllocation) -> ReconcileResult:
         """Release a pod that is no longer in the ledger and apply the changes for other pods."""

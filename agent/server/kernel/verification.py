@@ -71,13 +71,17 @@ def _territories(target: Desired, report: EnforcementReport) -> Iterator[Exclusi
 
 
 def _ancestors(tree: CgroupTree, report: EnforcementReport) -> Iterator[AncestorDocument]:
-    paths = (each.desired.setting.cgroup for each in report.cgroups)
-    for path in dict.fromkeys(above for each in paths for above in ancestors(each)):
+    needed: dict[str, set[str]] = {}
+    for each in report.cgroups:
+        names = each.desired.needed(NEEDED)
+        for above in ancestors(each.desired.setting.cgroup):
+            needed.setdefault(above, set()).update(names)
+    for path, wanting in needed.items():
         on = enabled(tree, path)
         yield AncestorDocument(
             cgroup=f"/{path}",
             enabled=tuple(sorted(on)),
-            lacking=tuple(name for name in NEEDED if name not in on),
+            lacking=tuple(name for name in NEEDED if name in wanting and name not in on),
         )
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.allocations.ledger import Isolation
+from agent.pods.model import QosClass
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.desired.state import Desired
 from agent.reconcile.diff import Cause
@@ -144,20 +145,30 @@ def test_releasing_a_pod_that_is_gone_succeeds() -> None:
     assert directories(kernel()).releaser.pod(mixed()).removed
 
 
-def test_a_preview_says_what_will_be_written_and_writes_nothing() -> None:
+def test_a_plan_says_what_will_be_written_and_writes_nothing() -> None:
     tree = kernel()
     enforcer = started(tree)
     tree.exit(4)
     newcomer = pod(exclusive("db", "8-9", node=1), uid="newcomer", limit=2000)
     aim = target(mixed(), WEB, newcomer)
-    preview = enforcer.preview(aim)
+    plan = enforcer.plan(aim, newcomer.uid)
     assert not tree.exists(path_of(newcomer))
-    assert all(write.ok is None for write in preview.writes)
-    done = enforcer.enforce(aim)
-    assert [(w.cgroup, w.file, w.value) for w in preview.writes] == [
+    done = enforcer.enforce_change(aim, newcomer.uid)
+    assert [(w.cgroup, w.file, w.value) for w in plan.writes] == [
         (w.cgroup, w.file, w.value) for w in done.writes
     ]
-    assert preview.created == done.created
+    assert plan.writes
+    assert plan.created == done.created == (path_of(newcomer),)
+
+
+def test_a_plan_names_the_cgroups_above_a_first_pod_of_its_class() -> None:
+    enforcer = directories(kernel())
+    first = pod(on_host("a"), uid="first", qos=QosClass.BURSTABLE)
+    plan = enforcer.plan(target(first), first.uid)
+    assert plan.created == ("kubepods/burstable", path_of(first))
+    done = enforcer.enforce_change(target(first), first.uid)
+    assert plan.created == done.created
+    assert [(w.cgroup, w.file) for w in plan.writes] == [(w.cgroup, w.file) for w in done.writes]
 
 
 def test_the_report_names_for_each_cgroup_what_the_kernel_says() -> None:

@@ -24,6 +24,7 @@ from agent.managers.policy import (
     Policy,
 )
 from agent.pods.manifest import load_pod
+from agent.reconcile.report import PlannedChange
 from agent.server.configured_host import ConfiguredHost
 from agent.server.controller import Controller
 from agent.server.errors import CheckpointFailedError, PodNotFoundError
@@ -72,6 +73,11 @@ class Recorder:
         self.log.append(f"enforce {uid[:1]}")
         self.targets.append(target)
         return self.outcome
+
+    def plan(self, target: Desired, uid: str) -> PlannedChange:
+        self.log.append(f"plan {uid[:1]}")
+        self.targets.append(target)
+        return PlannedChange()
 
     def removed(self, target: Desired, allocation: PodAllocation) -> ReconcileResult:
         self.log.append(f"release {allocation.uid[:1]}")

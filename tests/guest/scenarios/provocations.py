@@ -199,7 +199,8 @@ def _other_writers(story: Story) -> None:
         story.own.cgroup.write("cpuset.cpus", "0-15")
         story.shared.cgroup.write("cpu.max", "5000 100000")
         story.own.cgroup.write("cpuset.mems", str(elsewhere))
-        story.background.cgroup.write("cpuset.cpus", "1")
+        # The pod in the shared pool has no set of its own, but that of its class.
+        kernel.Cgroup(story.background.cgroup.path.parent.parent).write("cpuset.cpus", "1")
 
     story.withstands("another writer", write, UNKNOWN)
     before = story.drift()
