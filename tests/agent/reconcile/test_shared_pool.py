@@ -1,0 +1,101 @@
+"""The shared pool is written once: who carries it, who inherits it, and what others write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.config.config import CgroupDriver
+from cgroupfs.names import Tier
+from sysfs.mask import Mask
+from tests.agent.server.sites import make_site, pod_of, site_config, with_agent, wrongs
+from tests.agent.server.support import UID, make_world
+from tests.fakes.kernel import effective_cpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.server.controller import Controller
+    from tests.agent.server.sites import Site
+
+OTHER = "88888888-2222-3333-4444-555555555555"
+POOL_UID = "77777777-2222-3333-4444-555555555555"
+
+
+@pytest.fixture(params=list(CgroupDriver))
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
+    return make_site(site_config(make_world(tmp_path).config, request.param))
+
+
+async def fill(site: Site, controller: Controller) -> tuple[str, str, str]:
+    """Run a burstable pod, a Guaranteed one in the pool and an exclusive one; return cgroups."""
+    await controller.admit(pod_of("web", UID, "web~1"))
+    await controller.admit(pod_of("exact", POOL_UID, "exact=500m"))
+    await controller.admit(pod_of("own", OTHER, "own=2"))
+    paths = (
+        site.cgroup(UID, Tier.BURSTABLE),
+        site.cgroup(POOL_UID),
+        site.cgroup(OTHER),
+    )
+    for path, name in zip(paths, ("web", "exact", "own"), strict=True):
+        site.start(path, name)
+    await controller.reconcile()
+    return paths
+
+
+def own_sets(site: Site, *paths: str) -> list[str]:
+    """Return the sets of cgroups, "" where one has no set or no controller."""
+    return [(site.kernel.read_many(path, ("cpuset.cpus",))[0] or "").strip() for path in paths]
+
+
+def test_the_class_and_guaranteed_pods_carry_the_pool_and_nothing_below_does(site: Site) -> None:
+    async def live(controller: Controller) -> None:
+        web, exact, _ = await fill(site, controller)
+        pool = str(controller.state.shared_cpus)
+        inside = [site.container(web, "web"), site.container(exact, "exact")]
+        assert own_sets(site, web.rpartition("/")[0], exact) == [pool, pool]
+        assert own_sets(site, web, *inside) == ["", "", ""]
+        assert {effective_cpus(site.kernel, path) for path in (web, exact, *inside)} == {pool}
+        assert wrongs(site, controller) == []
+
+    with_agent(site, live)
+
+
+@pytest.mark.parametrize("of_container", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_set_that_another_process_wrote_is_reported_and_neutralized(
+    site: Site,
+    of_container: bool,  # noqa: FBT001 - a case
+    elsewhere: bool,  # noqa: FBT001 - a case
+) -> None:
+    async def live(controller: Controller) -> None:
+        web, _, _ = await fill(site, controller)
+        cgroup = site.container(web, "web") if of_container else web
+        above = cgroup.rpartition("/")[0]
+        while site.kernel.read_many(cgroup, ("cpuset.cpus",)) == (None,):
+            above = next(
+                path
+                for path in (web.rpartition("/")[0], web)
+                if "cpuset" not in site.kernel.read(path, "cgroup.subtree_control")
+            )
+            site.kernel.write(above, "cgroup.subtree_control", "+cpuset")
+        own = controller.state.ledger.allocations[OTHER].exclusive_cpus
+        stray = own if elsewhere else Mask.of(controller.state.shared_cpus.highest)
+        site.kernel.write(cgroup, "cpuset.cpus", str(stray))
+        assert effective_cpus(site.kernel, cgroup) == str(
+            controller.state.shared_cpus if elsewhere else stray
+        )
+        assert (await controller.reconcile()).found == {"unknown": 1}
+        drift = controller.state.drift[-1]
+        name = "web" if of_container else None
+        assert (drift.cgroup, drift.file, drift.uid) == (f"/{cgroup}", "cpuset.cpus", UID)
+        assert (drift.container, drift.observed, drift.desired) == (name, str(stray), "0-15")
+        assert own_sets(site, cgroup) == ["0-15"]
+        assert effective_cpus(site.kernel, cgroup) == str(controller.state.shared_cpus)
+        assert (await controller.reconcile()).found == {}
+        # The set of all CPUs is as good as none, whatever becomes of the pool.
+        await controller.remove(OTHER)
+        assert effective_cpus(site.kernel, cgroup) == str(controller.state.shared_cpus)
+
+    with_agent(site, live)
