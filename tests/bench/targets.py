@@ -105,7 +105,7 @@ def _growth(what: str, family: str, most: float, medians: dict[str, float]) -> I
     if ratios:
         worst = max(ratios, key=ratios.__getitem__)
         found = f"{ratios[worst]:.2f} times ({worst})"
-        desired = f"<= {most} times 10 held"
+        desired = f"<= {most} times that with 10"
         yield _line(f"{what} with 2,500 pods held", desired, found, ratios[worst] <= most)
 
 
