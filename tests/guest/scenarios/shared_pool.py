@@ -133,7 +133,7 @@ def _older_version(
     seen = {kernel.ids(line) for line in (samples.communicate()[0] or "").split() if line}
     pid, exclusive = own
     checks.check("samples were taken", bool(seen), seen)
-    checks.equal("no container was on CPUs of the exclusive pod", [s for s in seen if s & exclusive], [])
+    checks.equal("no sample meets the exclusive CPUs", [s for s in seen if s & exclusive], [])
     checks.equal("the exclusive pod keeps its CPUs", kernel.affinity(pid), exclusive)
     _in_pool(checks, "taken over", running, pool)
     kept = {kernel.ids(cgroup.read("cpuset.cpus")) for cgroup in cgroups}
