@@ -214,7 +214,10 @@ class PodDocument(Document, frozen=True):
     `source` is where it came from (`api`, a manifest's path, or `checkpoint` after a restart).
     `explanation` is None for a pod that was decided before the agent was last started; the `why`
     of its containers is kept. `phase` is `Admitted`: whether its containers run is not the agent's
-    to say. `spec_digest` is "" as long as no specification was asked for that fits it.
+    to say. `origin` says how its resources were determined: `decided` for its specification,
+    `imported` from the kubelet's state files or `recovered` from its cgroups. The last two have no
+    specification yet: `spec_digest` is "", and so are `name` and `namespace` if only the uid is
+    known.
     `containers_found` counts the containers that are to run (no finished init containers) and whose
     cgroups were found, None where the kernel was not looked at (a dry run).
     """
@@ -236,6 +239,7 @@ class PodDocument(Document, frozen=True):
     phase: str = "Admitted"
     unused_budget: tuple[UnusedBudgetDocument, ...] = ()
     containers_found: int | None = None
+    origin: str = "decided"
 
 
 class FailedPodDocument(Document, frozen=True):

@@ -70,6 +70,7 @@ def pod_document(
         invalid=tuple(violation_document(f) for f in invalid if f.uid == allocation.uid),
         unused_budget=tuple(_unused(each) for each in unused_budget(allocation)),
         containers_found=None if record is None else len(_to_run(allocation) & record.running),
+        origin=str(allocation.origin),
     )
 
 

@@ -80,7 +80,9 @@ def find_pod(agent: AgentClient, named: str) -> PodDocument:
         message = f"no pod {named!r} is admitted; see 'numawarden list'"
         raise CommandError(message, ExitCode.NOT_FOUND)
     if len(found) > 1:
-        candidates = "\n".join(f"{pod.namespace}/{pod.name}  uid {pod.uid}" for pod in found)
+        from agent.pods.identity import full_name  # noqa: PLC0415  # help needs none of it
+
+        candidates = "\n".join(f"{full_name(pod)}  uid {pod.uid}" for pod in found)
         message = f"{len(found)} pods are called {named!r}; name one by its uid:\n{candidates}"
         raise CommandError(message, ExitCode.BAD_INPUT)
     return found[0]
@@ -88,7 +90,9 @@ def find_pod(agent: AgentClient, named: str) -> PodDocument:
 
 def names_of(pod: PodDocument | FailedPodDocument) -> tuple[str, str, str]:
     """Return the names of a pod on the command line."""
-    return pod.uid, pod.name, f"{pod.namespace}/{pod.name}"
+    from agent.pods.identity import full_name  # noqa: PLC0415  # help needs none of it
+
+    return pod.uid, pod.name or pod.uid, full_name(pod)
 
 
 def moment(seconds: float) -> str:

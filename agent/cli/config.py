@@ -135,9 +135,12 @@ def schema() -> None:
 
 def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bool]:
     """Return which saved allocations a policy would make invalid, and whether there are none."""
-    from agent.managers.effective_policy import EffectivePolicy, shared_pool  # noqa: PLC0415
+    from agent.managers.effective_policy import (  # noqa: PLC0415
+        EffectivePolicy,
+        restored,
+        shared_pool,
+    )
     from agent.managers.machine import Machine  # noqa: PLC0415
-    from agent.managers.readmission import restored  # noqa: PLC0415
     from agent.managers.validity import invalid_allocations  # noqa: PLC0415
     from agent.state.store import CHECKPOINT_NAME, peek  # noqa: PLC0415
 

@@ -71,7 +71,9 @@ def remove(pod: str, output: str, socket_path: str) -> int:
     if output == "json":
         print_json(answer)
     else:
-        click.echo(f"removed {answer.namespace}/{answer.name} (uid {answer.uid})")
+        from agent.pods.identity import name_and_uid  # noqa: PLC0415  # help needs none of it
+
+        click.echo(f"removed {name_and_uid(answer)}")
         _print_remarks(answer.enforcement)
     return _enforcement_code(answer.enforcement)
 

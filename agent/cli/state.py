@@ -201,7 +201,7 @@ def _reject_replacing(store: Store, *, force: bool) -> None:
 
 def _saved_ledger(store: Store, rules: EffectivePolicy) -> Ledger:
     """Return the checkpoint's ledger under the effective policy; nothing is set aside."""
-    from agent.managers.readmission import restored  # noqa: PLC0415
+    from agent.managers.effective_policy import restored  # noqa: PLC0415
     from agent.state.store import peek  # noqa: PLC0415
 
     saved = peek(store.path.parent)

@@ -12,16 +12,13 @@ from agent.managers.allocations.allocation import PodResources, make_allocation
 from agent.managers.allocations.demand import DemandUnder, demand_of
 from agent.managers.allocations.draft import Draft
 from agent.managers.cpu.manager import CpuManager
-from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.decision import Decision
 from agent.managers.device.manager import DeviceManager
 from agent.managers.manager import HintProvider, Rejected
 from agent.managers.memory.assignment import release_finished
 from agent.managers.memory.manager import MemoryManager, release_memory
-from agent.managers.memory.state import charge_allocation
-from agent.managers.readmission import NotMatchedError, match_imported
-from agent.managers.recovery.from_cgroups import is_recovered, match_recovered
+from agent.managers.readmission import readmit
 from agent.managers.topology.scope import align_and_allocate
-from agent.pods.digest import spec_digest
 from agent.pods.model import ContainerKind
 from agent.pods.validation import find_warnings
 
@@ -40,13 +37,23 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     """Decide whether a pod fits and what each of its containers gets.
 
     Pure: the same arguments give the same decision. A pod that is already in the ledger keeps its
-    allocation; an imported or recovered allocation is matched with the first specification that
-    fits. A rejected pod changes nothing. Steps: node fit, eligibility, hints, merge, allocation.
+    allocation; the first specification that fits completes an imported or recovered allocation
+    (`agent.managers.readmission`). A rejected pod changes nothing. Steps: node fit, eligibility,
+    hints, merge, allocation.
     """
-    known = pod.uid in ledger.allocations
-    decision = _readmit(rules, ledger, pod) if known else _decide(rules, ledger, pod)
+    existing = ledger.allocations.get(pod.uid)
+    if existing is None:
+        decision = _decide(rules, ledger, pod)
+    else:
+        decision = readmit(rules, ledger, existing, pod) or _decide_running(rules, ledger, pod)
     warnings = find_warnings(pod)
     return replace(decision, warnings=warnings) if warnings else decision
+
+
+def _decide_running(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
+    """Decide on a pod that runs already, in place of an allocation of which nothing is kept."""
+    decision = _decide(rules, remove(rules, ledger, pod.uid), pod, check_fit=False)
+    return decision if decision.admitted else replace(decision, ledger=ledger)
 
 
 def _decide(
@@ -124,67 +131,6 @@ def _without_memory_of(
     rest = replace(allocation, containers=containers)
     memory = release_finished(rules.memory, ledger.memory, [c.memory for c in over])
     return ledger.with_allocation(rest).with_memory(memory)
-
-
-def _readmit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
-    existing = ledger.allocations[pod.uid]
-    if existing.spec_digest == spec_digest(pod):
-        return Decision(pod.uid, ledger, allocation=existing, already_admitted=True)
-    if is_recovered(existing):
-        return _with_recovered(rules, ledger, existing, pod)
-    if not existing.spec_digest:
-        return _with_imported(rules, ledger, existing, pod)
-    rejection = Rejection(
-        Reason.CONFLICT,
-        f"pod {existing.namespace}/{existing.name} already has uid {pod.uid} and another "
-        "specification",
-        remedy="remove the pod first, or give the new pod a uid of its own",
-    )
-    return Decision(pod.uid, ledger, cause=rejection)
-
-
-def _with_imported(
-    rules: EffectivePolicy, ledger: Ledger, imported: PodAllocation, pod: Pod
-) -> Decision:
-    """Match an imported allocation with a specification; CPUs and memory stay as they are."""
-    try:
-        allocation = match_imported(rules.policy, imported, pod)
-    except NotMatchedError as error:
-        rejection = Rejection(
-            Reason.CONFLICT,
-            f"pod uid {pod.uid} was imported from the kubelet and does not fit this specification:"
-            f" {error}",
-            remedy="admit the specification that the kubelet ran, or remove the pod first",
-        )
-        return Decision(pod.uid, ledger, cause=rejection)
-    return Decision(
-        pod.uid, ledger.with_allocation(allocation), allocation=allocation, already_admitted=True
-    )
-
-
-def _with_recovered(
-    rules: EffectivePolicy, ledger: Ledger, recovered: PodAllocation, pod: Pod
-) -> Decision:
-    """Match an allocation recovered from cgroups with a specification."""
-    rest = remove(rules, ledger, recovered.uid)
-    try:
-        allocation = match_recovered(rules, recovered, pod)
-    except NotMatchedError as error:
-        rejection = Rejection(
-            Reason.CONFLICT,
-            f"pod uid {pod.uid} was recovered from its cgroups and does not fit this "
-            f"specification: {error}",
-            remedy="admit the specification that the pod was started with, or remove the pod first",
-        )
-        return Decision(pod.uid, ledger, cause=rejection)
-    if allocation is None:
-        decision = _decide(rules, rest, pod, check_fit=False)
-        return decision if decision.admitted else replace(decision, ledger=ledger)
-    memory = (
-        charge_allocation(rules.memory, rest.memory, allocation) if rest.memory else rest.memory
-    )
-    completed = rest.with_allocation(allocation).with_memory(memory)
-    return Decision(pod.uid, completed, allocation=allocation, already_admitted=True)
 
 
 def _allocation(draft: Draft) -> PodAllocation:

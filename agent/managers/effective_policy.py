@@ -6,14 +6,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.managers.allocations.allocatable import Allocatable, allocatable
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.cpu.reservation import reserved_physical_cpus
-from agent.managers.memory.state import MemoryFacts, initial_memory
+from agent.managers.memory.state import MemoryFacts, charge_allocation, initial_memory
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.managers.allocations.ledger import NodeMemory
     from agent.managers.machine import Machine
     from agent.managers.policy import Policy
     from sysfs.mask import Mask
@@ -58,6 +62,30 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
     def empty_ledger(self) -> Ledger:
         """Return the ledger of a host on which nothing was admitted."""
         return Ledger(memory=initial_memory(self.memory) if self.static_memory else {})
+
+
+def restored(rules: EffectivePolicy, ledger: Ledger) -> Ledger:
+    """Return a saved ledger under the current policy; every allocation is kept as it is.
+
+    The memory charge by node is kept if nodes and memory types are the same, since its division
+    over NUMA groups depends on the order of earlier releases. Otherwise (another memory policy,
+    another machine) the charge is computed again from the allocations: in full, even where a node
+    has less than is allocated, so that no memory is allocated twice. Nodes that the machine no
+    longer has are left out.
+    """
+    fresh = rules.empty_ledger().memory
+    if _same_shape(fresh, ledger.memory):
+        return ledger
+    charged: Mapping[int, NodeMemory] = fresh
+    for allocation in ledger.allocations.values():
+        charged = charge_allocation(rules.memory, charged, allocation) if fresh else charged
+    return ledger if charged == ledger.memory else replace(ledger, memory=charged)
+
+
+def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]) -> bool:
+    return fresh.keys() == saved.keys() and all(
+        saved[node].reserved.keys() <= fresh[node].reserved.keys() for node in fresh
+    )
 
 
 def shared_pool(rules: EffectivePolicy, ledger: Ledger) -> Mask:

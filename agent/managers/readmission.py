@@ -1,19 +1,28 @@
-"""Imported allocations: restored, and matched with the specification that fits.
+"""Readmission: an allocation that exists already meets the specification of its pod.
 
-The kubelet's state files know a pod's uid, its containers' names, CPUs and memory. An allocation
-imported from them has an empty `spec_digest`. The first specification of that uid that requests
-exactly the allocated CPUs and memory matches: names, kinds, isolation levels and limits are filled
-in, CPUs and memory stay, and nothing is decided again.
+A decided allocation stays as it is: the same specification returns it, another one is a conflict.
+Of an imported or recovered allocation (`Origin`) the specification is not known. The first that
+fits completes it: names, kinds, isolation levels and limits are filled in, the allocation counts as
+decided from then on, and its CPUs and memory stay where they are. The kubelet's state files state
+CPUs and memory of each container, so an imported allocation has to be exactly what the
+specification requests. Cgroups show less: a recovered allocation is matched with containers by name
+and size, and what does not run gets a part of the rest.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from agent.managers.allocations.allocation import PodResources, make_allocation
 from agent.managers.allocations.demand import demand_of
+from agent.managers.allocations.ledger import Isolation, MemoryBlock
+from agent.managers.allocations.origin import Origin
+from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.errors import cpus_text
+from agent.managers.memory.manager import release_memory
+from agent.managers.memory.pod_level import divide_memory
 from agent.managers.memory.state import charge_allocation
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -21,15 +30,22 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
+from agent.pods.digest import spec_digest
+from agent.pods.identity import full_name
+from agent.pods.model import ContainerKind
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocations.demand import ContainerDemand, PodDemand
-    from agent.managers.allocations.ledger import Ledger, MemoryBlock, NodeMemory, PodAllocation
+    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import Policy
     from agent.pods.model import Pod
+
+_SEPARATORS: Final = "-_.@"
+_SUFFIXES: Final = (".scope", ".service")
 
 
 class NotMatchedError(Exception):
@@ -38,6 +54,60 @@ class NotMatchedError(Exception):
     def __init__(self, differences: tuple[str, ...]) -> None:
         super().__init__("; ".join(differences))
         self.differences = differences
+
+
+def readmit(
+    rules: EffectivePolicy, ledger: Ledger, existing: PodAllocation, pod: Pod
+) -> Decision | None:
+    """Return the decision on a pod that has an allocation, None if there is nothing to keep of it.
+
+    The latter is a recovered pod whose specification requests nothing exclusive: its cgroups did
+    not show an allocation, and the pod has to be decided on like any other. A specification that
+    does not fit is a conflict and changes nothing.
+    """
+    if existing.origin is Origin.DECIDED:
+        return _with_decided(ledger, existing, pod)
+    try:
+        if existing.origin is Origin.IMPORTED:
+            matched: PodAllocation | None = match_imported(rules.policy, existing, pod)
+        else:
+            matched = match_recovered(rules, existing, pod)
+    except NotMatchedError as error:
+        return Decision(pod.uid, ledger, cause=_not_matched(existing.origin, pod, error))
+    if matched is None:
+        return None
+    completed = ledger.with_allocation(matched)
+    if existing.origin is Origin.RECOVERED and ledger.memory:
+        # Cgroups show nodes, but not always amounts: only the specification has both.
+        rest = release_memory(rules, ledger.memory, existing)
+        completed = completed.with_memory(charge_allocation(rules.memory, rest, matched))
+    return Decision(pod.uid, completed, allocation=matched, already_admitted=True)
+
+
+def _with_decided(ledger: Ledger, existing: PodAllocation, pod: Pod) -> Decision:
+    if existing.spec_digest == spec_digest(pod):
+        return Decision(pod.uid, ledger, allocation=existing, already_admitted=True)
+    rejection = Rejection(
+        Reason.CONFLICT,
+        f"pod {full_name(existing)} already has uid {pod.uid} and another specification",
+        remedy="remove the pod first, or give the new pod a uid of its own",
+    )
+    return Decision(pod.uid, ledger, cause=rejection)
+
+
+def _not_matched(origin: Origin, pod: Pod, error: NotMatchedError) -> Rejection:
+    if origin is Origin.IMPORTED:
+        was, ran = "imported from the kubelet", "that the kubelet ran"
+    else:
+        was, ran = "recovered from its cgroups", "that the pod was started with"
+    return Rejection(
+        Reason.CONFLICT,
+        f"pod uid {pod.uid} was {was} and does not fit this specification: {error}",
+        remedy=f"admit the specification {ran}, or remove the pod first",
+    )
+
+
+# --- imported allocations -----------------------------------------------------------------------
 
 
 def match_imported(policy: Policy, imported: PodAllocation, pod: Pod) -> PodAllocation:
@@ -113,7 +183,7 @@ def _memory_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[
         if _sizes(imported.memory) != _positive(asked):
             yield (
                 f"it has a pod-level budget of {_shown(asked)},"
-                f" allocated is {_blocks(imported.memory)}"
+                f" allocated is {_shown_blocks(imported.memory)}"
             )
     for container in demand.containers:
         allocation = imported.container(container.name)
@@ -124,7 +194,7 @@ def _memory_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[
         if not _is_asked(container, blocks, asked):
             yield (
                 f"container {container.name} asks for {_shown(asked)} to be pinned,"
-                f" allocated is {_blocks(blocks)}"
+                f" allocated is {_shown_blocks(blocks)}"
             )
 
 
@@ -153,29 +223,224 @@ def _shown(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{size} bytes of {name}" for name, size in sizes.items()) or "nothing"
 
 
-def _blocks(blocks: Iterable[MemoryBlock]) -> str:
+def _shown_blocks(blocks: Iterable[MemoryBlock]) -> str:
     return _shown(_sizes(blocks))
 
 
-def restored(rules: EffectivePolicy, ledger: Ledger) -> Ledger:
-    """Return a saved ledger under the current policy; every allocation is kept as it is.
+# --- recovered allocations ----------------------------------------------------------------------
 
-    The memory charge by node is kept if nodes and memory types are the same, since its division
-    over NUMA groups depends on the order of earlier releases. Otherwise (another memory policy,
-    another machine) the charge is computed again from the allocations: in full, even where a node
-    has less than is allocated, so that no memory is allocated twice. Nodes that the machine no
-    longer has are left out.
+
+def match_recovered(
+    rules: EffectivePolicy, recovered: PodAllocation, pod: Pod
+) -> PodAllocation | None:
+    """Return a recovered allocation completed by a specification that requests the same.
+
+    None when the specification requests nothing exclusive: the cgroups did not show an allocation,
+    and the pod has to be admitted like any other. Raises `NotMatchedError` when the specification
+    requests anything else.
     """
-    fresh = rules.empty_ledger().memory
-    if _same_shape(fresh, ledger.memory):
-        return ledger
-    charged: Mapping[int, NodeMemory] = fresh
-    for allocation in ledger.allocations.values():
-        charged = charge_allocation(rules.memory, charged, allocation) if fresh else charged
-    return ledger if charged == ledger.memory else replace(ledger, memory=charged)
-
-
-def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]) -> bool:
-    return fresh.keys() == saved.keys() and all(
-        saved[node].reserved.keys() <= fresh[node].reserved.keys() for node in fresh
+    demand = demand_of(rules.policy, pod)
+    given = rules.static_cpus and gets_cpus(rules.policy, demand)
+    wanting = [c for c in demand.containers if c.cpus] if given else []
+    of_pod = demand.pod_level and rules.policy.topology.is_pod_scope
+    budget = of_pod and rules.static_cpus and demand.cpus > 0
+    if not wanting and not budget:
+        recovered = _without_cpus(recovered)
+        has_memory = any(one.memory for one in recovered.containers)
+        if not has_memory or not _asks_for_memory(rules, demand):
+            return None
+    _require_shown(recovered, demand, budget=budget)
+    found = _matched(recovered, wanting, of_budget=budget)
+    cpus = _cpus(recovered, demand, wanting, found, budget=budget)
+    if of_pod:
+        memory, of_budget = _divided(rules, recovered, demand)
+    else:
+        memory, of_budget = _memory(rules, recovered, demand, found), ()
+    resources = PodResources(
+        cpus=cpus,
+        memory=memory,
+        pod_cpus=recovered.cpus if budget else None,
+        pod_memory=of_budget,
     )
+    return make_allocation(rules.policy, demand, resources)
+
+
+def _require_shown(recovered: PodAllocation, demand: PodDemand, *, budget: bool) -> None:
+    """Raise `NotMatchedError` for devices, which no cgroup shows, and a budget of another size."""
+    if any(container.devices for container in demand.containers):
+        raise NotMatchedError(("it asks for devices, which cgroups do not show",))
+    if budget and len(recovered.cpus or EMPTY) != demand.cpus:
+        shown = recovered.cpus or "no exclusive CPUs"
+        raise NotMatchedError(
+            (f"it asks for a budget of {cpus_text(demand.cpus)}, its cgroup shows {shown}",)
+        )
+
+
+def _cpus(
+    recovered: PodAllocation,
+    demand: PodDemand,
+    wanting: Sequence[ContainerDemand],
+    found: Mapping[str, ContainerAllocation],
+    *,
+    budget: bool,
+) -> dict[str, Mask]:
+    """Return the CPUs by container; raises `NotMatchedError` when more were recovered."""
+    cpus = _with_idle(
+        recovered, demand, wanting, {name: shown.cpus or EMPTY for name, shown in found.items()}
+    )
+    if budget and recovered.cpus is not None:
+        cpus |= _pool(recovered.cpus, demand, cpus)
+    taken = EMPTY
+    for mask in cpus.values():
+        taken |= mask
+    rest = recovered.exclusive_cpus - taken
+    if rest and not budget:
+        raise NotMatchedError((f"it does not ask for CPUs {rest}, which its cgroups show",))
+    return cpus
+
+
+def _without_cpus(recovered: PodAllocation) -> PodAllocation:
+    containers = (replace(one, cpus=None, isolation=Isolation.HOST) for one in recovered.containers)
+    return replace(recovered, cpus=None, containers=tuple(containers))
+
+
+def _asks_for_memory(rules: EffectivePolicy, demand: PodDemand) -> bool:
+    if not rules.static_memory or not demand.guaranteed or demand.unmanaged:
+        return False
+    return bool(demand.memory)
+
+
+def _divided(
+    rules: EffectivePolicy, recovered: PodAllocation, demand: PodDemand
+) -> tuple[dict[str, tuple[MemoryBlock, ...]], tuple[MemoryBlock, ...]]:
+    """Return the memory of each container, and the budget, on the nodes that the cgroups show."""
+    if not _asks_for_memory(rules, demand):
+        return {}, ()
+    nodes = _nodes(recovered.containers)
+    if not nodes:
+        raise NotMatchedError(("its cgroups show no memory nodes for its budget",))
+    parts = divide_memory(nodes, demand)
+    return {name: part.blocks for name, part in parts.items()}, _pinned_to(demand.memory, nodes)
+
+
+def _memory(
+    rules: EffectivePolicy,
+    recovered: PodAllocation,
+    demand: PodDemand,
+    found: Mapping[str, ContainerAllocation],
+) -> dict[str, tuple[MemoryBlock, ...]]:
+    """Return the memory of each container on the nodes that its cgroup, or the pod's, shows."""
+    if not _asks_for_memory(rules, demand):
+        return {}
+    alike = {container.mems for container in recovered.containers}
+    blocks: dict[str, tuple[MemoryBlock, ...]] = {}
+    for container in demand.containers:
+        shown = found.get(container.name) or _namesake(recovered, container.name)
+        nodes = shown.mems if shown is not None else next(iter(alike), EMPTY)
+        if not container.memory:
+            continue
+        if not nodes or (shown is None and len(alike) > 1):
+            raise NotMatchedError((f"no cgroup shows the memory nodes of {container.name}",))
+        blocks[container.name] = _pinned_to(container.memory, nodes)
+    return blocks
+
+
+def _namesake(recovered: PodAllocation, name: str) -> ContainerAllocation | None:
+    return next((one for one in recovered.containers if _called(one.name, name)), None)
+
+
+def _pinned_to(amounts: Mapping[str, int], nodes: Mask) -> tuple[MemoryBlock, ...]:
+    return tuple(MemoryBlock(kind, size, nodes) for kind, size in sorted(amounts.items()) if size)
+
+
+def _nodes(containers: Iterable[ContainerAllocation]) -> Mask:
+    union = EMPTY
+    for container in containers:
+        union |= container.mems
+    return union
+
+
+def _matched(
+    recovered: PodAllocation, wanting: Sequence[ContainerDemand], *, of_budget: bool
+) -> dict[str, ContainerAllocation]:
+    """Match each container that asks for CPUs with a cgroup: by name, then by number of CPUs.
+
+    With a budget, one more cgroup may show CPUs: that of a container in the pod shared pool. Raises
+    `NotMatchedError` for a cgroup that matches no container, or more than one.
+    """
+    open_sets = {c.name: c for c in recovered.containers if c.isolation is Isolation.CONTAINER}
+    found: dict[str, ContainerAllocation] = {}
+    running = [c for c in wanting if not c.is_standard_init]
+    for by_name in (True, False):
+        for container in running:
+            if container.name in found:
+                continue
+            fitting = (
+                name
+                for name, shown in open_sets.items()
+                if len(shown.cpus or EMPTY) == container.cpus
+                and (not by_name or _called(name, container.name))
+            )
+            name = next(fitting, None)
+            if name is not None:
+                found[container.name] = open_sets.pop(name)
+    sizes = {len(shown.cpus or EMPTY) for shown in found.values()}
+    if of_budget and any(len(shown.cpus or EMPTY) in sizes for shown in open_sets.values()):
+        raise NotMatchedError(("several of its containers match the CPUs of one cgroup",))
+    if open_sets and not of_budget:
+        texts = ", ".join(f"{name} ({shown.cpus})" for name, shown in open_sets.items())
+        raise NotMatchedError((f"it has no container with the CPUs of {texts}",))
+    return found
+
+
+def _with_idle(
+    recovered: PodAllocation,
+    demand: PodDemand,
+    wanting: Sequence[ContainerDemand],
+    found: dict[str, Mask],
+) -> dict[str, Mask]:
+    """Add containers that do not run: they get CPUs that no other cgroup of their pod shows.
+
+    Standard init containers have ended, and later containers reuse their CPUs.
+    """
+    free = recovered.exclusive_cpus
+    for cpus in found.values():
+        free -= cpus
+    for container in wanting:
+        if container.name in found:
+            continue
+        source = recovered.exclusive_cpus if container.is_standard_init else free
+        if len(source) < container.cpus:
+            text = f"container {container.name} asks for {cpus_text(container.cpus)}, available are"
+            raise NotMatchedError((f"{text} {source or 'none'}",))
+        found[container.name] = Mask.from_ids(list(source)[: container.cpus])
+        if not container.is_standard_init:
+            free -= found[container.name]
+    order = [container.name for container in demand.containers]
+    return {name: found[name] for name in sorted(found, key=order.index)}
+
+
+def _pool(budget: Mask, demand: PodDemand, own: Mapping[str, Mask]) -> dict[str, Mask]:
+    """Return the pod shared pool by container: the rest of the budget."""
+    sidecars, all_own = EMPTY, EMPTY
+    for container in demand.containers:
+        cpus = own.get(container.name, EMPTY)
+        if container.kind is ContainerKind.SIDECAR:
+            sidecars |= cpus
+        if not container.is_standard_init:
+            all_own |= cpus
+    pools = {
+        c.name: budget - (sidecars if c.is_standard_init else all_own)
+        for c in demand.containers
+        if c.name not in own
+    }
+    if any(not pool for pool in pools.values()):
+        raise NotMatchedError(("no CPU of its budget is left for its shared containers",))
+    return pools
+
+
+def _called(directory: str, name: str) -> bool:
+    stem = directory
+    for suffix in _SUFFIXES:
+        stem = stem.removesuffix(suffix)
+    return stem == name or any(stem.endswith(f"{mark}{name}") for mark in _SEPARATORS)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from agent.managers.allocations.origin import Origin
 from agent.managers.effective_policy import shared_cpus
 from agent.managers.memory.state import charged_blocks
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
-from agent.managers.recovery.from_cgroups import is_recovered
 from agent.pods.identity import full_name
 from agent.pods.quantity import Quantity
 from sysfs.mask import EMPTY, Mask
@@ -207,7 +207,7 @@ def _of_alignment(rules: EffectivePolicy, allocation: PodAllocation) -> Iterator
     budget = allocation.cpus is not None or bool(allocation.memory)
     if (
         budget
-        and not is_recovered(allocation)
+        and allocation.origin is not Origin.RECOVERED
         and not (rules.policy.pod_level_managers and topology.is_pod_scope)
     ):
         message = "has a pod-level budget, which these gates and this scope do not allocate"

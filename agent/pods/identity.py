@@ -28,11 +28,15 @@ NO_IDENTITY: Final = PodIdentity()
 
 
 class Named(Protocol):
-    """Whatever has a pod's name and namespace."""
+    """Whatever has a pod's uid, name and namespace."""
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
 
     @property
     def name(self) -> str:
-        """The pod's name."""
+        """The pod's name, "" if only its uid is known."""
 
     @property
     def namespace(self) -> str:
@@ -40,8 +44,13 @@ class Named(Protocol):
 
 
 def full_name(pod: Named) -> str:
-    """Return `namespace/name`."""
-    return f"{pod.namespace}/{pod.name}"
+    """Return `namespace/name`, or `uid <uid>` for a pod whose name is not known."""
+    return f"{pod.namespace}/{pod.name}" if pod.name else f"uid {pod.uid}"
+
+
+def name_and_uid(pod: Named) -> str:
+    """Return `namespace/name (uid <uid>)`, or `uid <uid>` for a pod whose name is not known."""
+    return f"{full_name(pod)} (uid {pod.uid})" if pod.name else full_name(pod)
 
 
 def identity_of(document: Node, default_namespace: str) -> PodIdentity:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.runtimes.identifier import NamedPod
+    from agent.pods.identity import Named
     from agent.runtimes.places import RuntimeKeys
 
 _SANDBOX: Final = "sandbox"
@@ -61,7 +61,7 @@ class RuntimeClaim(Struct, frozen=True):
     name: str
     namespace: str
 
-    def is_of(self, pod: NamedPod) -> bool:
+    def is_of(self, pod: Named) -> bool:
         """Return whether the statement names this pod: by uid, else by full name."""
         if self.uid:
             return self.uid == pod.uid

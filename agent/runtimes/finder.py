@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from agent.pods.identity import Named
     from agent.runtimes.bundle import RuntimeClaim
     from agent.runtimes.files import Stamp
-    from agent.runtimes.identifier import NamedPod
     from agent.runtimes.places import RuntimeDirectory
     from cgroupfs.state import WriterRecord
 
@@ -54,7 +54,7 @@ class RuntimeFiles:
         self._known: dict[str, _Known] = {}
         self._reported: dict[str, str] = {}
 
-    def container_of(self, pod: NamedPod, cgroup: str) -> RuntimeName | None:
+    def container_of(self, pod: Named, cgroup: str) -> RuntimeName | None:
         """Return the runtime's name of a container cgroup of `pod`, None if nothing is known.
 
         A bundle that names another pod is ignored.

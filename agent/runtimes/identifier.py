@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from agent.pods.identity import Named
-
 if TYPE_CHECKING:
+    from agent.pods.identity import Named
     from cgroupfs.state import WriterRecord
 
 
@@ -18,19 +17,10 @@ class RuntimeName(Struct, frozen=True):
     container: str | None
 
 
-class NamedPod(Named, Protocol):
-    """A pod by uid and full name; the name may be unknown ("")."""
-
-    @property
-    def uid(self) -> str:
-        """The pod's uid."""
-        ...
-
-
 class ContainerIdentifier(Protocol):
     """Identifies container cgroups by another source, such as a container runtime's files."""
 
-    def container_of(self, pod: NamedPod, cgroup: str) -> RuntimeName | None:
+    def container_of(self, pod: Named, cgroup: str) -> RuntimeName | None:
         """Return what lives in `cgroup`, a container's cgroup of `pod`; None if unknown."""
         ...
 

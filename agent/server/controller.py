@@ -25,9 +25,9 @@ from agent.api.documents import (
     RemovalDocument,
 )
 from agent.managers import admission
-from agent.managers.effective_policy import shared_cpus
-from agent.managers.readmission import restored
-from agent.managers.recovery.from_cgroups import describe_recovered, is_recovered
+from agent.managers.allocations.origin import Origin
+from agent.managers.effective_policy import restored, shared_cpus
+from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.pods.identity import full_name
 from agent.server.configured_host import decide
 from agent.server.errors import (
@@ -169,7 +169,7 @@ class Controller:
     def note_recovered(self) -> None:
         """Report allocations recovered from cgroups and allocations that they displaced."""
         for allocation in self.state.ledger.allocations.values():
-            if is_recovered(allocation):
+            if allocation.origin is Origin.RECOVERED:
                 self.publish(
                     "PodRecovered",
                     allocation.uid,

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
+from agent.managers.allocations.origin import Origin
 from agent.managers.effective_policy import shared_cpus, shared_pool
-from agent.managers.recovery.from_cgroups import describe_recovered, is_recovered
+from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.managers.validity import invalid_allocations
 from agent.pods.identity import full_name
 from agent.reconcile.desired.online import usable
@@ -178,7 +179,7 @@ class AgentState(Struct):
             f"{describe_recovered(allocation)}; "
             f"admit it to confirm that, or free it with 'numawarden remove {allocation.uid}'"
             for allocation in self.ledger.allocations.values()
-            if is_recovered(allocation)
+            if allocation.origin is Origin.RECOVERED
         )
         displaced = map(str, self.displaced.values())
         kernel = (*self.kernel_problems, *contested, *displaced, *recovered)

@@ -24,6 +24,7 @@ from agent.managers.allocations.ledger import (
     NodeMemory,
     PodAllocation,
 )
+from agent.managers.allocations.origin import Origin
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.model import ContainerKind, QosClass  # noqa: TC001 - msgspec reads annotations
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
@@ -67,11 +68,14 @@ class ContainerV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One pod's allocation."""
+    """One pod's allocation; `name` and `namespace` are "" where only the uid is known.
+
+    Before there was `origin`, `recovered` named one, and an imported pod had no `spec_digest`.
+    """
 
     uid: Name
-    name: Name
-    namespace: Name
+    name: str
+    namespace: str
     qos: QosClass
     spec_digest: str
     containers: list[ContainerV1]
@@ -81,6 +85,7 @@ class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     quota_disabled: bool = False
     requests: dict[Name, Size] = {}
     limits: dict[Name, Size] = {}
+    origin: Origin | UnsetType = UNSET
     recovered: bool = False
 
 
@@ -155,7 +160,7 @@ def pod_to_wire(allocation: PodAllocation) -> PodV1:
         quota_disabled=allocation.quota_disabled,
         requests=dict(allocation.requests),
         limits=dict(allocation.limits),
-        recovered=allocation.recovered,
+        origin=allocation.origin,
     )
 
 
@@ -243,8 +248,16 @@ def _pod_from_wire(wire: PodV1) -> PodAllocation:
         quota_disabled=wire.quota_disabled,
         requests=MappingProxyType(wire.requests),
         limits=MappingProxyType(wire.limits),
-        recovered=wire.recovered,
+        origin=_origin_from_wire(wire),
     )
+
+
+def _origin_from_wire(wire: PodV1) -> Origin:
+    if wire.origin is not UNSET:
+        return wire.origin
+    if wire.recovered:
+        return Origin.RECOVERED
+    return Origin.DECIDED if wire.spec_digest else Origin.IMPORTED
 
 
 def _container_from_wire(wire: ContainerV1) -> ContainerAllocation:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.managers.admission import admit, remove
-from agent.managers.readmission import restored
+from agent.managers.effective_policy import restored
 from agent.managers.validity import Rule, invalid_allocations
 from agent.state.codec import decode, encode
 from agent.state.errors import UnusableCheckpointError

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.api.documents import INVALID_MANIFEST
 from agent.cli.access import moment
+from agent.pods.identity import full_name, name_and_uid
 from agent.pods.model import ContainerKind
 from agent.pods.quantity import Quantity
 
@@ -36,6 +37,12 @@ _WITH_WHOM: Final = {
     "unknown": "whether they are its own is not known yet",
 }
 
+#: What is said of an allocation that was not decided for a specification.
+_ORIGINS: Final = {
+    "imported": "imported from the kubelet's state",
+    "recovered": "recovered from its cgroups",
+}
+
 #: How many of the containers that may use the same CPUs are named in a line.
 _NAMED: Final = 3
 
@@ -45,14 +52,14 @@ def list_lines(pods: Sequence[PodDocument]) -> Iterator[str]:
     if not pods:
         yield "no pods are admitted"
     for pod in pods:
-        yield f"{pod.namespace}/{pod.name}  {pod.qos}  {_state(pod)}  from {pod.source}"
+        yield f"{full_name(pod)}  {pod.qos}  {_state(pod)}  {_whence(pod)}"
         yield from _allocations(pod)
         yield from _remarks(pod.enforcement)
 
 
 def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
     """Yield the answer to an admission."""
-    name = f"{answer.namespace}/{answer.name} (uid {answer.uid})"
+    name = name_and_uid(answer)
     if answer.pod is None:
         verb = "would reject" if answer.dry_run else "rejected"
         yield f"{verb} {name}"
@@ -88,10 +95,11 @@ def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
 
 def pod_lines(pod: PodDocument) -> Iterator[str]:
     """Yield all details of one pod."""
-    yield f"{pod.namespace}/{pod.name}"
+    yield full_name(pod)
     yield f"  uid       {pod.uid}"
     yield f"  QoS       {pod.qos}"
-    yield f"  from      {pod.source}"
+    yield f"  from      {pod.source or 'no source has asked for it yet'}"
+    yield f"  origin    {_ORIGINS.get(pod.origin, pod.origin)}"
     yield f"  state     {_state(pod)}"
     yield from _remarks(pod.enforcement)
     yield from _each("  not valid under the current policy: ", map(_violation, pod.invalid))
@@ -104,6 +112,12 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
         yield ""
         yield from _container(container)
     yield from _reasons(pod)
+
+
+def _whence(pod: PodDocument) -> str:
+    """Say who asked for a pod, and how its resources were determined unless by a decision."""
+    source = f"from {pod.source}" if pod.source else ""
+    return ", ".join(filter(None, (source, _ORIGINS.get(pod.origin))))
 
 
 def _state(pod: PodDocument) -> str:
@@ -185,7 +199,7 @@ def _reasons(pod: PodDocument) -> Iterator[str]:
     if known:
         yield "why"
         yield from (f"  {container.name}: {container.why}" for container in known)
-    elif pod.spec_digest:
+    elif pod.origin not in _ORIGINS:
         yield "decided by an earlier release, which did not keep its reasons"
     else:
         yield "no specification is known yet; admit its manifest to confirm what it holds"

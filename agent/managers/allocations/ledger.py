@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.managers.allocations.origin import Origin
 from agent.managers.allocations.shared_map import SharedMap
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.model import CPU
@@ -86,8 +87,9 @@ class PodAllocation(Struct, frozen=True, dict=True):
     empty without a budget. `spec_digest` identifies the decided specification, so that admitting it
     again returns the same allocation. `requests` are the effective requests by resource (KEP-753,
     KEP-2837, overhead included): `cpu` in millicores, all others in whole units. `limits` are the
-    limits of the pod's own cgroup in bytes by memory type. `recovered`: taken from the pod's
-    cgroups, and not yet matched with a specification.
+    limits of the pod's own cgroup in bytes by memory type. Without a known specification (`origin`
+    imported or recovered) `spec_digest` is "", and so are `name` and `namespace` if only the uid is
+    known.
     """
 
     uid: str
@@ -102,7 +104,7 @@ class PodAllocation(Struct, frozen=True, dict=True):
     quota_disabled: bool = False
     requests: Mapping[str, int] = MappingProxyType({})
     limits: Mapping[str, int] = MappingProxyType({})
-    recovered: bool = False
+    origin: Origin = Origin.DECIDED
 
     @cached_property
     def exclusive_cpus(self) -> Mask:

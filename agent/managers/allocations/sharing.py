@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.origin import Origin
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
 
@@ -62,9 +63,11 @@ def is_specified(allocation: PodAllocation) -> bool:
     """Return whether the kinds of the containers are known from a specification.
 
     An imported or recovered pod has no specification until it is admitted; a pod imported together
-    with its manifest has no digest yet, but reasons (`why`).
+    with its manifest has reasons (`why`).
     """
-    return bool(allocation.spec_digest) or any(container.why for container in allocation.containers)
+    return allocation.origin is Origin.DECIDED or any(
+        container.why for container in allocation.containers
+    )
 
 
 def shares(allocation: PodAllocation) -> tuple[Share, ...]:

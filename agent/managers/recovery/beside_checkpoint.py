@@ -20,6 +20,7 @@ from agent.managers.admission import remove
 from agent.managers.effective_policy import shared_cpus
 from agent.managers.memory.state import charge_allocation
 from agent.managers.recovery.from_cgroups import contradictions, shown_allocation
+from agent.pods.identity import name_and_uid
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class Displaced(Struct, frozen=True):
                 "admit the pod again"
             )
         return (
-            f"the checkpoint allocates CPUs {self.lost} to pod {self.namespace}/{self.name} "
-            f"(uid {self.uid}), but pod {self.by} runs there: {left}"
+            f"the checkpoint allocates CPUs {self.lost} to pod {name_and_uid(self)}, but pod "
+            f"{self.by} runs there: {left}"
         )
 
 

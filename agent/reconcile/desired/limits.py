@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from agent.managers.allocations.origin import Origin
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, QosClass
 from agent.pods.quantity import Quantity
 from cgroupfs.controllers import HUGETLB, NEEDED
@@ -100,7 +101,7 @@ def pod_values(pod: PodAllocation, enforced: EnforcedControllers) -> Mapping[str
     For an imported pod without a specification nothing is set; memory without a limit is left as
     it is.
     """
-    if not pod.spec_digest:
+    if pod.origin is not Origin.DECIDED:
         return _NOTHING
     values: dict[str, str] = {}
     if CPU in enforced.controllers:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.origin import Origin
 from agent.pods.model import ContainerKind
 from cgroupfs.state import DEFAULT_PERIOD_US, MAX_QUOTA_US, MIN_QUOTA_US, UNLIMITED, CpuMax
 
@@ -92,7 +93,7 @@ def pod_quotas(pod: PodAllocation) -> PodQuotas:
     """
     limit = pod.cpu.limit_millis
     if not limit:
-        known = limit is not None or bool(pod.spec_digest)
+        known = limit is not None or pod.origin is Origin.DECIDED
         return PodQuotas(UNLIMITED if known else None, _by_own_limit(pod.containers, None))
     if not any(map(_is_unthrottled, pod.containers)):
         return PodQuotas(cpu_max(limit), _by_own_limit(pod.containers, limit))

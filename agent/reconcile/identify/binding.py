@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.managers.allocations.bindings import NO_BINDINGS, Binding, Bindings
+from agent.pods.identity import full_name
 from agent.reconcile.errors import BindingError
 from agent.reconcile.identify.containers import pod_cgroup
 from cgroupfs.errors import CgroupPathError
@@ -97,7 +98,7 @@ def make_binding(
     rejected: its processes would run on CPUs of a pod they do not belong to. So is a cgroup inside
     or around one that is or was bound: it cannot have the sets of both.
     """
-    asked = f"{pod.namespace}/{pod.name} {container} to /{cgroup}"
+    asked = f"{full_name(pod)} {container} to /{cgroup}"
     if pod.container(container) is None:
         names = ", ".join(allocation.name for allocation in pod.containers)
         raise BindingError(asked, f"the pod has no container {container!r}", f"it has {names}")

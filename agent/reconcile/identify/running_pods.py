@@ -49,7 +49,7 @@ def seen_pods(
 
 
 class _Unnamed(Struct, frozen=True):
-    """A pod with only the uid known (an `identifier.NamedPod`)."""
+    """A pod with only the uid known (an `agent.pods.identity.Named`)."""
 
     uid: str
     name: str = ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec.structs import replace
 
-from agent.managers.readmission import restored
+from agent.managers.effective_policy import restored
 from agent.managers.recovery.beside_checkpoint import recover
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.server.start.renumbering import node_moves, renumbered

@@ -3,7 +3,7 @@
 The files know pod uids, container names, CPUs and memory. That is what an allocation holds; the
 rest of it (the pod's name, kinds of containers, isolation, limits) is completed by the pods'
 manifests where these are given, and otherwise left open until the pod is asked for
-(`managers.confirmation`).
+(`agent.managers.readmission`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from agent.managers.allocations.ledger import (
     NodeMemory,
     PodAllocation,
 )
+from agent.managers.allocations.origin import Origin
 from agent.managers.readmission import NotMatchedError, match_imported
 from agent.parsing.nodes import shown
+from agent.pods.identity import full_name
 from agent.pods.model import ContainerKind, QosClass
 from agent.pods.names import label_fault, uid_fault
 from agent.tools.kubelet_state import cpu_check, cpu_file, memory_check, memory_file
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.tools.kubelet_state.files import KubeletState
 
-#: Where a pod is shown to be from as long as only its uid is known.
-IMPORTED_NAMESPACE: Final = "imported"
 _NO_PODS: Final[Mapping[str, Pod]] = MappingProxyType({})
 
 
@@ -100,14 +100,15 @@ def _allocations(
         if containers or uid in budgets:
             yield PodAllocation(
                 uid=uid,
-                name=uid,
-                namespace=IMPORTED_NAMESPACE,
+                name="",
+                namespace="",
                 qos=QosClass.GUARANTEED,  # no other holds anything of its own
                 spec_digest="",
                 containers=containers,
                 cpus=budgets.get(uid),
                 memory=memory.pods.get(uid, ()) if uid in memory.containers else (),
                 quota_disabled=any(container.quota_disabled for container in containers),
+                origin=Origin.IMPORTED,
             )
 
 
@@ -148,12 +149,16 @@ def _completed(
         if pod is None:
             continue
         try:
-            completed[uid] = replace(match_imported(rules.policy, allocation, pod), spec_digest="")
+            completed[uid] = _described(match_imported(rules.policy, allocation, pod))
         except NotMatchedError as error:
-            reasons.append(f"pod {pod.namespace}/{pod.name} ({uid}): by its manifest {error}")
+            reasons.append(f"pod {full_name(pod)} ({uid}): by its manifest {error}")
     if reasons:
         raise UnfitStateError("the manifests do not fit the kubelet's state", reasons)
     return completed
+
+
+def _described(matched: PodAllocation) -> PodAllocation:
+    return replace(matched, spec_digest="", origin=Origin.IMPORTED)
 
 
 def _charge(rules: EffectivePolicy, memory: MemoryState) -> Mapping[int, NodeMemory]:

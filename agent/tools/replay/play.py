@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.decision import Decision, Reason, Rejection
-from agent.managers.readmission import restored
+from agent.managers.effective_policy import restored
+from agent.pods.identity import full_name
 from agent.tools.replay.steps import Admit, Ignored, Remove, ReplaySequence, Restart, Start
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _restart(number: int, step: Restart, ledger: Ledger) -> StepOutcome:
         return _not_started(number, step)
     online = step.rules.machine.cpus.all
     notes = tuple(
-        f"pod {allocation.namespace}/{allocation.name} holds CPUs"
+        f"pod {full_name(allocation)} holds CPUs"
         f" {allocation.exclusive_cpus - online},"
         " which are not online any longer"
         for allocation in ledger.allocations.values()

@@ -13,10 +13,9 @@ from agent.managers.admission import admit, start_container
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Reason
-from agent.managers.effective_policy import EffectivePolicy, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, restored, shared_pool
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import NodeFit, PluginDevice
-from agent.managers.readmission import restored
 from agent.managers.topology.hints import Hint
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod

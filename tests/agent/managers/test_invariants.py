@@ -22,10 +22,9 @@ from hypothesis.stateful import (
 
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.effective_policy import shared_pool
+from agent.managers.effective_policy import restored, shared_pool
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyManagerScope
-from agent.managers.readmission import restored
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import GIB, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.allocations.ledger import total_requests
+from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Shortage
 from agent.managers.machine import Machine
 from agent.managers.node_fit import node_amount_text
@@ -175,7 +176,9 @@ class TestAdmitted:
         shared = app("b", guaranteed("cpu=500m memory=1Gi"))
         asked = pod(app("a", guaranteed("cpu=4 memory=4Gi")), shared)
         ledger = with_pod(rules, asked)
-        known = replace(ledger.allocations["u-1"], spec_digest="", requests={})
+        known = replace(
+            ledger.allocations["u-1"], spec_digest="", requests={}, origin=Origin.IMPORTED
+        )
         imported = replace(ledger, allocations={"u-1": known}, requests=total_requests([known]))
         tight = make_rules(scope=CONTAINER, fit=NodeFit({"cpu": 15_000}, max_pods=0))
         assert imported.requests == {"cpu": 4000, "memory": 5 * GIB}
@@ -187,7 +190,9 @@ class TestAdmitted:
         rules = make_rules(scope=CONTAINER, devices=DEVICES, fit=KEPT)
         text = f"cpu=4 memory=4Gi {GPU}=1"
         ledger = with_pod(rules, pod(app("a", guaranteed(text))))
-        known = replace(ledger.allocations["u-1"], spec_digest="", requests={})
+        known = replace(
+            ledger.allocations["u-1"], spec_digest="", requests={}, origin=Origin.IMPORTED
+        )
         assert known.node_requests == {"cpu": 4000, "memory": 4 * GIB, GPU: 1}
         old = replace(ledger, allocations={"u-1": known}, requests=total_requests([known]))
         assert rejected(rules, asking("cpu=11", "u-2"), old).shortages[0].requested == 4000
@@ -206,7 +211,9 @@ class TestAdmitted:
             init("i", guaranteed("cpu=1 memory=4Gi")), app("a", guaranteed("cpu=1 memory=1Gi"))
         )
         ledger = with_pod(rules, first)
-        known = replace(ledger.allocations["u-1"], spec_digest="", requests={})
+        known = replace(
+            ledger.allocations["u-1"], spec_digest="", requests={}, origin=Origin.IMPORTED
+        )
         old = replace(ledger, allocations={"u-1": known}, requests=total_requests([known]))
         started = start_container(rules, old, "u-1", "a")
         assert started.requests["memory"] < old.requests["memory"]

@@ -3,10 +3,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.allocations.ledger import MemoryBlock
+from agent.managers.allocations.origin import Origin
+from agent.managers.decision import Reason
 from agent.managers.policy import Policy
 from agent.managers.readmission import NotMatchedError, match_imported
 from sysfs.mask import Mask
@@ -15,10 +19,12 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 
 if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.decision import Decision
     from agent.pods.model import Pod
 
 RULES = make_rules(scope=CONTAINER)
 BUDGETS = make_rules(topology=RESTRICTED)
+names = st.sampled_from(["", "imported", "recovered", "default"]) | st.text(max_size=4)
 PLAIN = pod(init("setup", guaranteed("cpu=2 memory=2Gi")), app("a", guaranteed("cpu=1 memory=1Gi")))
 BUDGET = pod(app("a", guaranteed("cpu=1 memory=1Gi")), app("b"),
              of_pod=guaranteed("cpu=3 memory=4Gi"))  # fmt: skip
@@ -28,7 +34,7 @@ def imported(asked: Pod, in_scope_of_pod: bool = False) -> PodAllocation:  # noq
     rules = BUDGETS if in_scope_of_pod else RULES
     allocation = admit(rules, rules.empty_ledger(), asked).allocation
     assert allocation is not None
-    return replace(allocation, spec_digest="", name=allocation.uid)
+    return replace(allocation, spec_digest="", name="", namespace="", origin=Origin.IMPORTED)
 
 
 def differences(
@@ -44,9 +50,51 @@ def test_what_was_decided_for_a_specification_is_confirmed_by_it() -> None:
         decided = admit(rules, rules.empty_ledger(), asked).allocation
         assert decided is not None
         assert (
-            match_imported(rules.policy, replace(decided, spec_digest="", name="?"), asked)
+            match_imported(
+                rules.policy,
+                replace(decided, spec_digest="", name="?", origin=Origin.IMPORTED),
+                asked,
+            )
             == decided
         )
+
+
+@given(st.sampled_from(Origin), st.sampled_from((PLAIN, BUDGET)), names, names)
+def test_no_name_or_namespace_of_an_allocation_changes_the_decision_on_its_pod(
+    origin: Origin, asked: Pod, name: str, namespace: str
+) -> None:
+    """Whatever is known of the pod's name: decided, imported and recovered are said by `origin`."""
+    ledger = admit(RULES, RULES.empty_ledger(), asked).ledger
+    (known,) = ledger.allocations.values()
+    digest = known.spec_digest if origin is Origin.DECIDED else ""
+
+    def readmitted(name: str, namespace: str) -> Decision:
+        existing = replace(known, origin=origin, spec_digest=digest, name=name, namespace=namespace)
+        again = replace(asked, name=name or "p", namespace=namespace or "default")
+        return admit(RULES, ledger.with_allocation(existing), again)
+
+    one, other = readmitted("web", "shop"), readmitted(name, namespace)
+    assert (one.admitted, one.already_admitted) == (other.admitted, other.already_admitted)
+    assert one.admitted or origin is Origin.RECOVERED  # of which cgroups may show too little
+    if one.allocation is not None:
+        assert other.allocation is not None
+        assert other.allocation.origin is Origin.DECIDED
+        assert replace(other.allocation, name="web", namespace="shop") == one.allocation
+        assert other.ledger.memory == one.ledger.memory
+
+
+@pytest.mark.parametrize("origin", Origin)
+def test_a_specification_that_does_not_fit_is_a_conflict_and_changes_nothing(
+    origin: Origin,
+) -> None:
+    ledger = admit(RULES, RULES.empty_ledger(), PLAIN).ledger
+    (known,) = ledger.allocations.values()
+    digest = known.spec_digest if origin is Origin.DECIDED else ""
+    ledger = ledger.with_allocation(replace(known, origin=origin, spec_digest=digest))
+    decision = admit(RULES, ledger, pod(app("a", guaranteed("cpu=7 memory=1Gi"))))
+    assert decision.rejection is not None
+    assert decision.rejection.reason is Reason.CONFLICT
+    assert decision.ledger is ledger
 
 
 def test_a_later_container_may_hold_what_an_init_container_had() -> None:

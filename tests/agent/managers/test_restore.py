@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.managers import admission
-from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.effective_policy import EffectivePolicy, restored
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -15,7 +15,6 @@ from agent.managers.policy import (
     MemoryPolicy,
     Policy,
 )
-from agent.managers.readmission import restored
 from agent.pods.manifest import load_pod
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, restored, shared_cpus, shared_pool
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
-from agent.managers.readmission import restored
 from agent.managers.validity import Rule, invalid_allocations
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import (

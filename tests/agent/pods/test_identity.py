@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.pods.errors import ManifestError
-from agent.pods.identity import NO_IDENTITY, PodIdentity
+from agent.pods.identity import NO_IDENTITY, PodIdentity, full_name, name_and_uid
 from agent.pods.manifest import load_pod
 
 
@@ -25,6 +25,12 @@ def test_an_invalid_manifest_still_says_whom_it_speaks_of() -> None:
 def test_a_pod_without_a_namespace_is_in_the_default_one_and_without_a_name_in_none() -> None:
     assert spoken_of(without_containers("{name: web}")) == PodIdentity("", "web", "default")
     assert spoken_of(without_containers("{uid: u-1}")) == PodIdentity("u-1")
+
+
+def test_a_pod_whose_name_is_not_known_is_named_by_its_uid() -> None:
+    named, unnamed = PodIdentity("u-1", "web", "shop"), PodIdentity("u-1")
+    assert (full_name(named), name_and_uid(named)) == ("shop/web", "shop/web (uid u-1)")
+    assert (full_name(unnamed), name_and_uid(unnamed)) == ("uid u-1", "uid u-1")
 
 
 def test_another_kind_of_object_has_a_name_too() -> None:

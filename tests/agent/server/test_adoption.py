@@ -159,7 +159,8 @@ async def test_what_was_recovered_is_saved_and_freed_by_removing_it(world: World
     assert str(saved.ledger.exclusive_cpus) == "1,9"
     async with running(world) as agent:
         (pod,) = await asyncio.to_thread(agent.client.pods)
-        assert (pod.namespace, pod.exclusive_cpus) == ("recovered", "1,9")
+        assert (pod.origin, pod.name, pod.namespace) == ("recovered", "", "")
+        assert pod.exclusive_cpus == "1,9"
         await agent.ask(agent.client.remove, UID)
         assert world.kernel.procs(f"{POD}/cri-containerd-0123456789ab.scope") == (4711,)
         status = await asyncio.to_thread(agent.client.status)

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from agent.api.documents import BindRequest
 from agent.managers.allocations.bindings import Binding
+from agent.managers.allocations.origin import Origin
 from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
@@ -249,7 +250,10 @@ async def test_the_specification_of_an_imported_pod_is_saved_and_enforced_once()
         ledger = controller.state.ledger
         known = ledger.allocations[UID]
         imported = replace(
-            ledger, allocations=MappingProxyType({UID: replace(known, spec_digest="")})
+            ledger,
+            allocations=MappingProxyType(
+                {UID: replace(known, spec_digest="", origin=Origin.IMPORTED)}
+            ),
         )
         controller.state.durable = replace(controller.state.durable, ledger=imported)
         recorder.log.clear()

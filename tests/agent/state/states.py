@@ -16,6 +16,7 @@ from agent.managers.allocations.ledger import (
     NodeMemory,
     PodAllocation,
 )
+from agent.managers.allocations.origin import Origin
 from agent.managers.topology.hints import Hint
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
@@ -152,8 +153,8 @@ containers = built(
 pods = built(
     PodAllocation,
     uid=names,
-    name=names,
-    namespace=names,
+    name=st.just("") | names,
+    namespace=st.just("") | names,
     qos=st.sampled_from(QosClass),
     spec_digest=st.text(max_size=8),
     containers=st.lists(containers, max_size=3, unique_by=lambda c: c.name).map(tuple),
@@ -163,7 +164,7 @@ pods = built(
     quota_disabled=st.booleans(),
     requests=amounts,
     limits=amounts,
-    recovered=st.booleans(),
+    origin=st.sampled_from(Origin),
 )
 charges = built(
     NodeMemory, sizes, masks, st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)

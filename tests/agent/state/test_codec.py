@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.allocations.ledger import Ledger
+from agent.managers.allocations.origin import Origin
 from agent.state import codec
 from agent.state.checkpoint import Checkpoint
 from agent.state.codec import Encoder, decode, encode
@@ -198,6 +199,38 @@ def test_files_of_format_1_stay_readable_and_are_still_written_the_same() -> Non
     recorded = (Path(__file__).parent / "format1.json").read_bytes()
     assert decode(recorded, FILE) == example()
     assert encode(example()) == recorded
+
+
+def test_a_file_from_before_allocations_had_an_origin_is_read_and_written_as_of_today() -> None:
+    former = (Path(__file__).parent / "format1_before_origin.json").read_bytes()
+    assert b"origin" not in former
+    assert decode(former, FILE) == example()
+    assert encode(decode(former, FILE)) == (Path(__file__).parent / "format1.json").read_bytes()
+
+
+@pytest.mark.parametrize("namespace", ["default", "imported", "recovered"])
+@pytest.mark.parametrize(
+    ("recovered", "digest", "origin"),
+    [
+        (False, "3f1c", Origin.DECIDED),
+        (False, "", Origin.IMPORTED),
+        (True, "", Origin.RECOVERED),
+        (True, "3f1c", Origin.RECOVERED),
+    ],
+)
+def test_the_origin_in_a_former_file_follows_from_its_flag_and_digest_alone(
+    namespace: str,
+    recovered: bool,  # noqa: FBT001 - parametrized
+    digest: str,
+    origin: Origin,
+) -> None:
+    former = (Path(__file__).parent / "format1_before_origin.json").read_text()
+    state = json.loads(former)["state"]
+    state["pods"][0] |= {"namespace": namespace, "spec_digest": digest}
+    if recovered:
+        state["pods"][0]["recovered"] = True
+    (allocation,) = decode(with_body(json.dumps(state)), FILE).ledger.allocations.values()
+    assert (allocation.origin, allocation.namespace) == (origin, namespace)
 
 
 def test_what_pods_of_older_files_hold_counts_as_their_requests() -> None:

@@ -10,6 +10,7 @@ from agent.api.documents import AdmissionDocument, ExplanationDocument
 from agent.api.views import pod_document
 from agent.cli.text.pods import admission_lines, list_lines, pod_lines
 from agent.managers.admission import admit
+from agent.managers.allocations.origin import Origin
 from agent.managers.allocations.sharing import Sharing
 from agent.server.reporting.records import PodRecord
 from sysfs.mask import Mask
@@ -49,7 +50,7 @@ def shown(allocation: PodAllocation) -> list[str]:
 
 def unspecified(allocation: PodAllocation) -> PodAllocation:
     nothing = tuple(replace(container, why="") for container in allocation.containers)
-    return replace(allocation, spec_digest="", containers=nothing)
+    return replace(allocation, spec_digest="", containers=nothing, origin=Origin.IMPORTED)
 
 
 def test_an_init_container_that_meets_a_sidecar_is_not_said_to_be_alone() -> None:
@@ -91,9 +92,32 @@ def test_of_a_pod_without_a_specification_no_cpus_are_said_to_be_its_own() -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        (Origin.IMPORTED, "imported from the kubelet's state"),
+        (Origin.RECOVERED, "recovered from its cgroups"),
+    ],
+)
+def test_an_allocation_without_a_specification_says_its_origin_and_its_uid(
+    origin: Origin, said: str
+) -> None:
+    allocation = replace(unspecified(allocated(app("a", TWO))), name="", namespace="")
+    unmatched = replace(allocation, origin=origin)
+    (line, *_) = list_lines([document(unmatched)])
+    assert line.startswith(f"uid {allocation.uid}  Guaranteed")
+    assert line.endswith(said)
+    assert shown(unmatched)[0] == f"uid {allocation.uid}"
+    assert f"  origin    {said}" in shown(unmatched)
+    decided = allocated(app("a", TWO))
+    (line, *_) = list_lines([document(decided)])
+    assert said not in line
+    assert "  origin    decided" in shown(decided)
+
+
 def test_a_checkpoint_of_an_earlier_release_has_no_reasons() -> None:
     allocation = allocated(app("a", TWO), app("b"))
-    earlier = replace(unspecified(allocation), spec_digest=allocation.spec_digest)
+    earlier = replace(unspecified(allocation), origin=Origin.DECIDED)
     assert shown(earlier)[-1] == "decided by an earlier release, which did not keep its reasons"
     assert "  CPUs      1-2 (its own)" in shown(earlier)
 

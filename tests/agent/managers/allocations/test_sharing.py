@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.allocations.ledger import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.allocations.origin import Origin
 from agent.managers.allocations.sharing import (
     NAMED,
     Share,
@@ -47,7 +48,9 @@ def sharing_of(allocation: PodAllocation) -> dict[str, Sharing]:
 def imported(*containers: ContainerAllocation, budget: str = "") -> PodAllocation:
     """Return an allocation of which no specification is known."""
     cpus = Mask.parse(budget) if budget else None
-    return PodAllocation("u", "u", "imported", QosClass.GUARANTEED, "", containers, cpus)
+    return PodAllocation(
+        "u", "", "", QosClass.GUARANTEED, "", containers, cpus, origin=Origin.IMPORTED
+    )
 
 
 def having(
@@ -133,7 +136,7 @@ def test_a_reason_stands_for_a_specification_before_it_has_a_digest() -> None:
 
 
 def test_exclusive_cpus_of_two_apps_that_are_the_same_are_neithers_own() -> None:
-    allocation = replace(imported(having("a", "1-2"), having("b", "2-3")), spec_digest="d")
+    allocation = replace(imported(having("a", "1-2"), having("b", "2-3")), origin=Origin.DECIDED)
     assert shares(allocation) == (
         Share(Sharing.OVERLAPPING, Mask.of(2), ("b",)),
         Share(Sharing.OVERLAPPING, Mask.of(2), ("a",)),

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.allocations.demand import demand_of
+from agent.managers.allocations.origin import Origin
 from agent.managers.allocations.unused_budget import UnusedBudget, unused_budget
 from agent.pods.model import CPU, ContainerKind
 from sysfs.mask import Mask
@@ -63,7 +64,7 @@ def test_nothing_is_said_of_a_pod_whose_containers_are_not_all_known() -> None:
     """Of an imported budget the sharing container may be the one that has ended."""
     allocation = allocated(app("a", TWO))
     unknown = tuple(replace(container, why="") for container in allocation.containers)
-    assert unused_budget(replace(allocation, spec_digest="", containers=unknown)) == ()
+    assert unused_budget(replace(allocation, origin=Origin.IMPORTED, containers=unknown)) == ()
 
 
 @given(rules=rule_sets(), asked=pods("u-1"))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.admission import admit, remove
+from agent.managers.allocations.origin import Origin
 from agent.managers.effective_policy import shared_cpus
 from agent.managers.recovery.beside_checkpoint import Recovery, recover
 from agent.managers.recovery.from_cgroups import ObservedContainer, ObservedPod
@@ -56,7 +57,7 @@ def test_a_running_pod_that_the_checkpoint_does_not_know_keeps_its_cpus() -> Non
     assert allocated(recovery.ledger) == {"old": "1,9", "new": "2,10"}
     assert (recovery.recovered, recovery.displaced, recovery.notes) == (("new",), (), ())
     assert recovery.ledger.allocations["old"] is ledger.allocations["old"]
-    assert recovery.ledger.allocations["new"].recovered
+    assert recovery.ledger.allocations["new"].origin is Origin.RECOVERED
 
 
 def test_a_pod_of_the_checkpoint_that_does_not_run_gives_way_to_one_that_does() -> None:
@@ -74,7 +75,7 @@ def test_a_pod_that_runs_elsewhere_is_taken_as_the_kernel_shows_it() -> None:
     assert allocated(recovery.ledger) == {"new": "1,9", "old": "2,10", "last": "3,11"}
     assert displacements(recovery) == [("old", "1,9", "new", "2,10"), ("next", "2,10", "old", "")]
     old = recovery.ledger.allocations["old"]
-    assert (old.recovered, old.name) == (True, ledger.allocations["old"].name)
+    assert (old.origin, old.name) == (Origin.RECOVERED, ledger.allocations["old"].name)
     assert recovery.ledger.allocations["last"] is ledger.allocations["last"]
 
 
@@ -128,7 +129,7 @@ def test_a_recovered_pod_is_confirmed_by_its_specification(again: bool) -> None:
         decision = admit(RULES, decision.ledger, asked)
     assert decision.already_admitted
     assert allocated(decision.ledger) == {"old": "1,9", "new": "2,10"}
-    assert not decision.ledger.allocations["new"].recovered
+    assert decision.ledger.allocations["new"].origin is Origin.DECIDED
 
 
 def runs_as_allocated(rules: EffectivePolicy, ledger: Ledger, uid: str) -> ObservedPod:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +9,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.origin import Origin
 from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
 from agent.managers.policy import CpuManagerPolicy, NodeFit
 from agent.managers.recovery.beside_checkpoint import Recovery, recover
@@ -17,7 +17,6 @@ from agent.managers.recovery.from_cgroups import (
     ObservedContainer,
     ObservedPod,
     describe_recovered,
-    is_recovered,
 )
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
@@ -79,7 +78,7 @@ class TestWhatIsEvidence:
         )
         assert allocated(recovery.ledger) == {"a": "1-2"}
         assert recovery.notes == ()
-        assert is_recovered(recovery.ledger.allocations["a"])
+        assert recovery.ledger.allocations["a"].origin is Origin.RECOVERED
         assert shared_pool(RULES, recovery.ledger) == Mask.parse("0,3-15")
 
     def test_several_pods_on_the_same_cpus_share_them(self) -> None:
@@ -133,27 +132,13 @@ class TestWhatIsEvidence:
         )
 
 
-@pytest.mark.parametrize("namespace", ["default", "recovered"])
-def test_an_imported_allocation_is_not_recovered_whatever_its_namespace(namespace: str) -> None:
-    amounts = guaranteed("cpu=2 memory=1Gi")
-    asked = pod(init("i", amounts), app("c1", amounts), app("c2", amounts), uid="a")
-    asked = replace(asked, namespace=namespace)
-    ledger = admit(RULES, RULES.empty_ledger(), asked).ledger
-    known = ledger.allocations["a"]
-    imported = replace(known, spec_digest="")
-    assert not is_recovered(imported)
-    decision = admit(RULES, replace(ledger, allocations=MappingProxyType({"a": imported})), asked)
-    assert decision.already_admitted
-    assert decision.allocation == known
-
-
 class TestConfirming:
     def test_a_specification_of_the_same_size_completes_it(self) -> None:
         decision = confirmed(RULES, asking("cpu=2 memory=1Gi"), shown("a", "1,9", seen("x", "1,9")))
         assert decision.already_admitted
         allocation = decision.allocation
         assert allocation is not None
-        assert not is_recovered(allocation)
+        assert allocation.origin is Origin.DECIDED
         assert [(c.name, str(c.cpus)) for c in allocation.containers] == [("c1", "1,9")]
         again = admit(RULES, decision.ledger, asking("cpu=2 memory=1Gi"))
         assert again.allocation is allocation

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.allocations.ledger import ContainerAllocation, CpuLimits, PodAllocation
+from agent.managers.allocations.origin import Origin
 from agent.pods.model import QosClass
 from agent.reconcile.desired.limits import (
     EVERYTHING,
@@ -96,7 +97,7 @@ def test_memory_without_a_limit_is_left_alone_and_best_effort_weighs_least() -> 
 
 
 def test_nothing_is_set_for_a_pod_without_a_known_specification() -> None:
-    assert pod_values(replace(limited(memory=GIB), spec_digest=""), PAGES) == {}
+    assert pod_values(replace(limited(memory=GIB), origin=Origin.IMPORTED), PAGES) == {}
 
 
 def test_an_endless_limit_is_none() -> None:

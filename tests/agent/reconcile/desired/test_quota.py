@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.allocations.ledger import CpuLimits, Isolation
+from agent.managers.allocations.origin import Origin
 from agent.pods.defaults import apply_defaults
 from agent.pods.model import ContainerKind
 from agent.pods.requests import aggregate
@@ -101,7 +102,7 @@ def test_an_exclusive_slice_and_a_pool_that_use_up_the_budget_lift_the_pods_quot
 
 
 def test_the_quota_of_an_imported_pod_is_left_alone_until_its_limit_is_known() -> None:
-    imported = replace(pod(on_host("a")), spec_digest="")
+    imported = replace(pod(on_host("a")), origin=Origin.IMPORTED)
     assert pod_quotas(imported).pod is None
     known = replace(imported, cpu=CpuLimits(1500, 1500))
     assert pod_quotas(known).pod == CpuMax(150_000)

@@ -32,7 +32,7 @@ from tests.agent.reconcile.pods import (
 
 if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
-    from agent.runtimes.identifier import NamedPod
+    from agent.pods.identity import Named
     from cgroupfs.emulated.kernel import EmulatedKernel
     from cgroupfs.state import WriterRecord
 
@@ -171,7 +171,7 @@ def test_ambiguous_cpus_identify_no_container(sets: dict[str, str]) -> None:
 class Finder:
     """Knows some cgroups."""
 
-    def container_of(self, pod: NamedPod, cgroup: str) -> RuntimeName | None:
+    def container_of(self, pod: Named, cgroup: str) -> RuntimeName | None:
         del pod
         known = {"x": RuntimeName("backup"), "y": RuntimeName("unheard-of"), "z": RuntimeName(None)}
         return known.get(cgroup.rpartition("/")[2])

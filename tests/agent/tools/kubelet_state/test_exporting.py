@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove, start_container
+from agent.managers.allocations.origin import Origin
 from agent.managers.machine import Machine
 from agent.managers.topology.hints import NO_AFFINITY
 from agent.tools.kubelet_state.cpu_file import read_cpu_state
@@ -70,7 +71,9 @@ def test_there_and_back_is_the_same_and_the_pods_confirm_it(
         assert confirmed.allocation == what_files_hold(ledger.allocations[uid])
         assert through_files(rules, confirmed.ledger)[1] == contents
     completed = take_over(rules, read, asked).ledger
-    assert {uid: replace(allocation, spec_digest=ledger.allocations[uid].spec_digest)
+    assert {uid: replace(
+        allocation, spec_digest=ledger.allocations[uid].spec_digest, origin=Origin.DECIDED
+    )
             for uid, allocation in completed.allocations.items()} == {
         uid: what_files_hold(ledger.allocations[uid]) for uid in completed.allocations
     }  # fmt: skip

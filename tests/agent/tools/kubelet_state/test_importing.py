@@ -4,6 +4,7 @@ import pytest
 
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Reason
 from agent.managers.effective_policy import shared_pool
 from agent.pods.digest import spec_digest
@@ -33,11 +34,8 @@ SHARED_FILES = files(
 def test_cpus_are_taken_over_and_out_of_the_shared_pool() -> None:
     ledger = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}})).ledger
     allocation = ledger.allocations["u-1"]
-    assert (allocation.name, allocation.namespace, allocation.qos) == (
-        "u-1",
-        "imported",
-        QosClass.GUARANTEED,
-    )
+    assert (allocation.name, allocation.namespace, allocation.qos) == ("", "", QosClass.GUARANTEED)
+    assert allocation.origin is Origin.IMPORTED
     assert (allocation.spec_digest, allocation.cpus) == ("", None)
     (container,) = allocation.containers
     assert (container.name, container.cpus) == ("a", Mask.parse("1-2"))
@@ -107,7 +105,7 @@ def test_manifests_complete_kinds_isolation_and_limits() -> None:
         ("web", ContainerKind.APP, Isolation.POD),
     ]
     assert allocation.cpu.limit_millis == 4000
-    assert allocation.spec_digest == ""
+    assert (allocation.spec_digest, allocation.origin) == ("", Origin.IMPORTED)
     assert admit(RULES, taken.ledger, SHARING).already_admitted
 
 
