@@ -211,13 +211,13 @@ class ViolationDocument(Document, frozen=True):
 class PodDocument(Document, frozen=True):
     """One pod of the ledger.
 
-    `source` is where it came from (`api`, a manifest's path, or `checkpoint` after a restart).
-    `explanation` is None for a pod that was decided before the agent was last started; the `why`
-    of its containers is kept. `phase` is `Admitted`: whether its containers run is not the agent's
-    to say. `origin` says how its resources were determined: `decided` for its specification,
-    `imported` from the kubelet's state files or `recovered` from its cgroups. The last two have no
-    specification yet: `spec_digest` is "", and so are `name` and `namespace` if only the uid is
-    known.
+    `source` is who asked for it: `api`, or the key of the pod in the source called `source_name` (a
+    manifest's path in `manifests`); both are "" if no source has. `explanation` is None for a pod
+    that was decided before the agent was last started; the `why` of its containers is kept. `phase`
+    is `Admitted`: whether its containers run is not the agent's to say. `origin` says how its
+    resources were determined: `decided` for its specification, `imported` from the kubelet's state
+    files or `recovered` from its cgroups. The last two have no specification yet: `spec_digest` is
+    "", and so are `name` and `namespace` if only the uid is known.
     `containers_found` counts the containers that are to run (no finished init containers) and whose
     cgroups were found, None where the kernel was not looked at (a dry run).
     """
@@ -240,6 +240,7 @@ class PodDocument(Document, frozen=True):
     unused_budget: tuple[UnusedBudgetDocument, ...] = ()
     containers_found: int | None = None
     origin: str = "decided"
+    source_name: str = ""
 
 
 class FailedPodDocument(Document, frozen=True):
@@ -350,9 +351,11 @@ class DriftDocument(Document, frozen=True):
 
 
 class ManifestDocument(Document, frozen=True):
-    """One file of the manifest directory: `state` is admitted, rejected, conflict or invalid.
+    """What a source asks for, such as a file of the manifest directory, and what has become of it.
 
-    `uid`, `name` and `namespace` are those of its pod as far as they can be read.
+    `source` is the name of the source, `file` the path or whatever else the pod belongs to there.
+    `state` is admitted, rejected, conflict or invalid. `uid`, `name` and `namespace` are those of
+    the pod as far as they can be read.
     """
 
     file: str
@@ -362,6 +365,7 @@ class ManifestDocument(Document, frozen=True):
     details: tuple[ErrorDetail, ...] = ()
     name: str = ""
     namespace: str = ""
+    source: str = "manifests"
 
 
 class PolicyDocument(Document, frozen=True):

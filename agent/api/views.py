@@ -38,7 +38,6 @@ def pod_document(
     allocation: PodAllocation,
     shared_pool: Mask,
     *,
-    source: str,
     record: Recorded | None = None,
     explanation: wire.ExplanationDocument | None = None,
     kernel: Mapping[str | None, tuple[wire.KernelDocument, ...]] | None = None,
@@ -48,7 +47,7 @@ def pod_document(
 
     Without a `record` the kernel was not observed (a dry run).
     """
-    seen = kernel or {}
+    seen, source = kernel or {}, allocation.source
     containers = tuple(
         _container(container, share, shared_pool, seen.get(container.name, ()))
         for container, share in zip(allocation.containers, shares(allocation), strict=True)
@@ -58,7 +57,7 @@ def pod_document(
         name=allocation.name,
         namespace=allocation.namespace,
         qos=str(allocation.qos),
-        source=source,
+        source="" if source is None else str(source),
         spec_digest=allocation.spec_digest,
         cpus=str(allocation.cpus) if allocation.cpus is not None else None,
         memory=_memory(allocation.memory),
@@ -71,6 +70,7 @@ def pod_document(
         unused_budget=tuple(_unused(each) for each in unused_budget(allocation)),
         containers_found=None if record is None else len(_to_run(allocation) & record.running),
         origin=str(allocation.origin),
+        source_name="" if source is None else source.name,
     )
 
 

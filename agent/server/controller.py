@@ -25,7 +25,7 @@ from agent.api.documents import (
     RemovalDocument,
 )
 from agent.managers import admission
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import restored, shared_cpus
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.pods.identity import full_name
@@ -34,8 +34,8 @@ from agent.server.errors import (
     BindingNotFoundError,
     CheckpointFailedError,
     ContainerNotFoundError,
-    ManifestPodError,
     PodNotFoundError,
+    SourcePodError,
 )
 from agent.server.metrics import names
 from agent.server.metrics.exposition import Metrics
@@ -43,10 +43,11 @@ from agent.server.queue import SerialQueue, Worker
 from agent.server.reporting.allocation_log import allocation_fields
 from agent.server.reporting.drift import DriftReporter
 from agent.server.reporting.events import EventHub, EventReporter, operation
-from agent.server.reporting.records import API, PodRecord
+from agent.server.reporting.records import PodRecord
 from agent.server.reporting.rejections import RejectionReporter, rejection_answer
 from agent.server.saving import Saving
 from agent.server.state import COMPARISON
+from agent.sources.ownership import assigned, belongs_elsewhere
 from agent.state.checkpoint import host_changes, host_facts
 from cgroupfs.tree import ancestors
 
@@ -96,30 +97,30 @@ class Controller:
 
     # --- operations -----------------------------------------------------------------------------
 
-    async def admit(self, pod: Pod, manifest: str | None = None) -> AdmissionDocument:
+    async def admit(self, pod: Pod, source: Source = API) -> AdmissionDocument:
         """Admit a pod or reject it; raises `CheckpointFailedError` when it cannot be saved.
 
-        Admission is idempotent; a rejected pod changes nothing. `manifest` is the path of the
-        file that the pod comes from, and the pod belongs to that file from then on.
+        Admission is idempotent; a rejected pod changes nothing. The pod belongs to `source` from
+        then on (`agent.sources.ownership`).
         """
         with operation("admit", uid=pod.uid, pod=full_name(pod)):
             started = self._clock.monotonic()
-            answer = await self.queue.run(lambda: self._admit(pod, manifest))
+            answer = await self.queue.run(lambda: self._admit(pod, source))
             self.metrics.admission_duration.observe(self._clock.monotonic() - started)
             return answer
 
     def preview(self, pod: Pod) -> AdmissionDocument:
         """Decide as `admit` would now, without changing state or metrics."""
-        decision = decide(self.state.configured, self.state.ledger, pod)
+        decision = self._decided(pod, API)
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
-        return self._admission(decision, decision.allocation, PodRecord(API), dry_run=True)
+        return self._admission(decision, decision.allocation, PodRecord(), dry_run=True)
 
     async def remove(self, uid: str) -> RemovalDocument:
-        """Remove a pod and free its allocation; raises `PodNotFoundError`, `ManifestPodError`."""
-        manifest = self.state.durable.manifests.get(uid)
-        if manifest is not None and manifest in self.state.manifests:
-            raise ManifestPodError(uid, manifest)
+        """Remove a pod and free its allocation; raises `PodNotFoundError`, `SourcePodError`."""
+        self._allocation(uid)
+        if (owner := self.state.asked_for_by(uid)) is not None:
+            raise SourcePodError(uid, *owner)
         return await self.release(uid)
 
     async def release(self, uid: str) -> RemovalDocument:
@@ -191,12 +192,12 @@ class Controller:
         for violation in state.invalid:
             invalid[violation.uid].append(violation)
         known = [
-            (allocation, state.source_of(uid), replace(state.records.of(uid)), invalid.get(uid, ()))
+            (allocation, replace(state.records.of(uid)), invalid.get(uid, ()))
             for uid, allocation in state.ledger.allocations.items()
         ]
         return lambda: tuple(
-            views.pod_document(allocation, pool, source=source, record=record, invalid=violated)
-            for allocation, source, record, violated in known
+            views.pod_document(allocation, pool, record=record, invalid=violated)
+            for allocation, record, violated in known
         )
 
     async def pod(self, uid: str) -> PodDocument | FailedPodDocument:
@@ -214,7 +215,6 @@ class Controller:
         return views.pod_document(
             allocation,
             self.state.shared_cpus,
-            source=self.state.source_of(uid),
             record=record,
             explanation=record.explanation,
             kernel=observed,
@@ -223,16 +223,14 @@ class Controller:
 
     # --- queued actions -------------------------------------------------------------------------
 
-    async def _admit(self, pod: Pod, manifest: str | None) -> AdmissionDocument:
-        decision = self._decide(pod)
+    async def _admit(self, pod: Pod, source: Source) -> AdmissionDocument:
+        decision = self._decide(pod, source)
         if decision.allocation is None:
-            return self.rejections.rejected(pod, decision, manifest or API)
+            return self.rejections.rejected(pod, decision, source)
         if decision.already_admitted:
-            return await self._repeat(decision, decision.allocation, manifest)
-        await self._commit_admission(
-            self.state.durable.with_manifest(decision.ledger, pod.uid, manifest)
-        )
-        record = PodRecord(API, views.explanation_document(decision))
+            return await self._repeat(decision, decision.allocation)
+        await self._commit_admission(self.state.durable.with_pod(decision.ledger, pod.uid))
+        record = PodRecord(views.explanation_document(decision))
         self.state.records.pods[pod.uid] = record
         self.rejections.admitted(decision.allocation)
         self.state.displaced.pop(pod.uid, None)
@@ -243,14 +241,11 @@ class Controller:
         self.publish("PodAdmitted", pod.uid, full_name(pod))
         return self._admission(decision, decision.allocation, record)
 
-    async def _repeat(
-        self, decision: Decision, allocation: PodAllocation, manifest: str | None
-    ) -> AdmissionDocument:
+    async def _repeat(self, decision: Decision, allocation: PodAllocation) -> AdmissionDocument:
         durable = self.state.durable
-        confirmed = decision.ledger is not durable.ledger
-        uid = allocation.uid
-        if confirmed or (manifest is not None and durable.manifests.get(uid) != manifest):
-            await self._saving.commit(durable.with_manifest(decision.ledger, uid, manifest))
+        confirmed = durable.ledger.allocations[allocation.uid].origin is not Origin.DECIDED
+        if decision.ledger is not durable.ledger:
+            await self._saving.commit(durable.with_pod(decision.ledger, allocation.uid))
         record = self.state.records.of(allocation.uid)
         if record.problems or confirmed:
             await self._enforce(allocation.uid)
@@ -352,9 +347,15 @@ class Controller:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def _decide(self, pod: Pod) -> Decision:
+    def _decided(self, pod: Pod, source: Source) -> Decision:
+        ledger = self.state.ledger
+        if (owner := self.state.other_owner(pod.uid, source)) is not None:
+            return belongs_elsewhere(ledger, pod, *owner)
+        return assigned(decide(self.state.configured, ledger, pod), ledger, source)
+
+    def _decide(self, pod: Pod, source: Source) -> Decision:
         started = self._clock.monotonic()
-        decision = decide(self.state.configured, self.state.ledger, pod)
+        decision = self._decided(pod, source)
         milliseconds = (self._clock.monotonic() - started) * 1000
         self.metrics.decision_duration.observe(milliseconds)
         self.metrics.counters.add_all(decision.counters)
@@ -365,7 +366,7 @@ class Controller:
 
     def _allocation_fields(self, allocation: PodAllocation) -> dict[str, object]:
         fields = allocation_fields(allocation, self.state.shared_cpus)
-        return {"source": self.state.source_of(allocation.uid), **fields}
+        return {"source": str(allocation.source), **fields}
 
     async def _commit_admission(self, durable: DurableState) -> None:
         try:
@@ -480,7 +481,6 @@ class Controller:
         dry_run: bool = False,
     ) -> AdmissionDocument:
         pool = shared_cpus(self.state.configured.rules, decision.ledger)
-        source, seen = (API, None) if dry_run else (self.state.source_of(allocation.uid), record)
         return AdmissionDocument(
             uid=allocation.uid,
             name=allocation.name,
@@ -488,7 +488,7 @@ class Controller:
             admitted=True,
             dry_run=dry_run,
             already_admitted=decision.already_admitted,
-            pod=views.pod_document(allocation, pool, source=source, record=seen),
+            pod=views.pod_document(allocation, pool, record=None if dry_run else record),
             explanation=record.explanation or views.explanation_document(decision),
         )
 

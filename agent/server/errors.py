@@ -10,6 +10,7 @@ from agent.pods.identity import NO_IDENTITY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agent.managers.allocations.origin import Source
     from agent.pods.identity import PodIdentity
 
 
@@ -77,15 +78,15 @@ class PodNotFoundError(RequestError):
         self.uid = uid
 
 
-class ManifestPodError(RequestError):
-    """The pod belongs to a file of the manifest directory, which would bring it back."""
+class SourcePodError(RequestError):
+    """The pod belongs to a source, such as the manifest directory, which would bring it back."""
 
     code = "ManagedByManifest"
 
-    def __init__(self, uid: str, manifest: str) -> None:
-        super().__init__(f"pod {uid!r} comes from {manifest}; delete that file to end it")
+    def __init__(self, uid: str, source: Source, removal: str) -> None:
+        super().__init__(f"pod {uid!r} comes from {source}; {removal} to end it")
         self.uid = uid
-        self.manifest = manifest
+        self.source = source
 
 
 class ContainerNotFoundError(RequestError):

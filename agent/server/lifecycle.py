@@ -6,6 +6,7 @@ Stopping the agent does not change running workloads.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
@@ -20,7 +21,6 @@ from agent.server.listeners.peer import address_caller, user_caller
 from agent.server.queue import QueueStopped
 from agent.server.reporting.health import Health
 from agent.server.state import COMPARISON
-from agent.sources.manifests import INVALID
 
 if TYPE_CHECKING:
     import socket
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
     from agent.server.controller import Controller
+    from agent.server.intake import PodIntake
     from agent.server.start.service_manager import ServiceManager
-    from agent.sources.manifests import ManifestSource
 
 log = structlog.get_logger(__name__)
 
-#: The kubelet's fileCheckFrequency, in seconds.
-MANIFEST_PERIOD: Final = 20.0
+#: How often sources of pods are read: the kubelet's fileCheckFrequency, in seconds.
+SOURCE_PERIOD: Final = 20.0
 #: Changes within so many seconds after the first are handled together.
 SETTLE_SECONDS: Final = 0.1
 #: The shortest interval between two runs of a periodic action that changes trigger, in seconds.
@@ -54,8 +54,6 @@ SPACING_SECONDS: Final = 0.5
 SHUTDOWN_SECONDS: Final = 5.0
 #: Subject of the condition that inotify watches are lacking.
 _INOTIFY: Final = "inotify"
-#: Subject of the first read of the manifest directory in `AgentState.pending`.
-_MANIFESTS: Final = "manifests"
 #: How long to wait before a broken stream of changes is opened again, in seconds.
 REOPEN_SECONDS: Final = 60.0
 #: Bytes of unread responses: the list of thousands of pods has some MiB.
@@ -114,15 +112,15 @@ class HostInputs(Struct, frozen=True):
     """What the service reads apart from cgroups; inputs that are None are not read.
 
     `fingerprint` is cheap and changes when CPUs or nodes go offline or come online; `discover`
-    reads the host. Both block. `hotplug` and `manifest_changes` open streams that yield on changes.
+    reads the host. Both block. `hotplug` opens a stream that yields on changes. `intakes` are those
+    of all sources of pods.
     """
 
     discover: Callable[[], ConfiguredHost] | None = None
     fingerprint: Callable[[], str] | None = None
     hotplug: Callable[[], AsyncIterator[object]] | None = None
     cgroups: CgroupFollower | None = None
-    manifests: ManifestSource | None = None
-    manifest_changes: Callable[[], AsyncIterator[object]] | None = None
+    intakes: tuple[PodIntake, ...] = ()
 
 
 class Service:
@@ -148,24 +146,23 @@ class Service:
         self._period = period
         self._stop = asyncio.Event()
         self._compare = asyncio.Event()
-        self._rescan = asyncio.Event()
+        self._rescans = [(intake, asyncio.Event()) for intake in around.intakes]
         self._rediscover = asyncio.Event()
         controller.watch = self._follow_also
         self._fingerprint: str | None = None
         pending = controller.state.pending
         pending[COMPARISON] = "the kernel has not been compared with the ledger yet"
-        if around.manifests is not None:
-            pending[_MANIFESTS] = "the manifest directory has not been read yet"
 
     def stop(self) -> None:
         """Request the stop; running workloads are not changed."""
         self._stop.set()
 
     def resync(self) -> None:
-        """Request to read the host and the manifests again and to reconcile."""
+        """Request to read the host and the sources of pods again and to reconcile."""
         log.info("resync requested")
-        for asked in (self._rediscover, self._rescan, self._compare):
+        for asked in (self._rediscover, self._compare):
             asked.set()
+        self._read_sources()
 
     async def run(self) -> None:
         """Run until `stop`."""
@@ -191,9 +188,10 @@ class Service:
             served.append(listener)
             listener.start()
         await self._remember_host()
-        await self._attempt(self._reconcile)
+        await self._attempt(self._reconcile, "reconcile")
         self._controller.note_recovered()
-        await self._attempt(self._sync_manifests)
+        for intake in self._around.intakes:
+            await self._attempt(partial(self._sync, intake), _sync_of(intake))
         self._controller.state.ready = True
         self._manager.ready(self._status())
         log.info("ready", pods=len(self._controller.state.ledger.allocations))
@@ -204,13 +202,13 @@ class Service:
     def _loops(self) -> list[Coroutine[None, None, None]]:
         around = self._around
         loops = [
-            self._repeat(self._compare, self._period, self._reconcile),
-            self._repeat(self._rediscover, None, self._take_over),
+            self._repeat(self._compare, self._period, self._reconcile, "reconcile"),
+            self._repeat(self._rediscover, None, self._take_over, "take over"),
         ]
-        if around.manifests is not None:
-            loops.append(self._repeat(self._rescan, MANIFEST_PERIOD, self._sync_manifests))
-        if around.manifest_changes is not None:
-            loops.append(self._pump("manifest changes", around.manifest_changes, self._rescan))
+        for intake, asked in self._rescans:
+            sync, source = partial(self._sync, intake), intake.source
+            loops.append(self._repeat(asked, SOURCE_PERIOD, sync, _sync_of(intake)))
+            loops.append(self._pump(f"changes of {source.name}", source.changes, asked))
         if around.cgroups is not None:
             loops.append(self._pump("cgroup changes", around.cgroups.changes, self._compare))
         if around.hotplug is not None:
@@ -229,25 +227,20 @@ class Service:
         self._follow_cgroups()
         self._manager.status(self._status())
 
-    async def _sync_manifests(self) -> None:
-        source = self._around.manifests
-        if source is None:
-            return
-        documents = await source.sync()
-        for file, document in documents.items():
-            if document != self._controller.state.manifests.get(file) and document.state == INVALID:
-                self._controller.rejections.invalid_file(document)
-        self._controller.rejections.files(documents)
-        self._controller.state.manifests = documents
-        self._controller.state.pending.pop(_MANIFESTS, None)
+    async def _sync(self, intake: PodIntake) -> None:
+        await intake.sync()
         self._follow_cgroups()
+
+    def _read_sources(self) -> None:
+        for _, asked in self._rescans:
+            asked.set()
 
     async def _take_over(self) -> None:
         if self._around.discover is None:
             return
         if await self._controller.take_over(self._around.discover):
             self._compare.set()
-            self._rescan.set()
+            self._read_sources()
         await self._remember_host()
 
     async def _remember_host(self) -> None:
@@ -297,7 +290,11 @@ class Service:
             living.result()
 
     async def _repeat(
-        self, asked: asyncio.Event, period: float | None, action: Callable[[], Awaitable[None]]
+        self,
+        asked: asyncio.Event,
+        period: float | None,
+        action: Callable[[], Awaitable[None]],
+        subject: str,
     ) -> None:
         """Run an action every period and on request, at most every `SPACING_SECONDS`."""
         last = self._clock.monotonic() - SPACING_SECONDS
@@ -311,11 +308,10 @@ class Service:
                 await self._clock.sleep(max(SETTLE_SECONDS, soonest))
                 asked.clear()
             last = self._clock.monotonic()
-            await self._attempt(action)
+            await self._attempt(action, subject)
 
-    async def _attempt(self, action: Callable[[], Awaitable[None]]) -> None:
+    async def _attempt(self, action: Callable[[], Awaitable[None]], subject: str) -> None:
         """Run an action; a failure is reported, and the action is retried at its next time."""
-        subject = action.__name__.strip("_").replace("_", " ")
         conditions = self._controller.state.conditions
         try:
             await action()
@@ -376,3 +372,8 @@ class Service:
         text = f"{pods} pods, {cpus} exclusive CPUs, shared pool {state.shared_pool or 'empty'}"
         unenforced = state.records.unenforced
         return f"{text}, {unenforced} pods not enforced" if unenforced else text
+
+
+def _sync_of(intake: PodIntake) -> str:
+    """Return the subject of the periodic action of a source of pods."""
+    return f"sync {intake.source.name}"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import shared_cpus, shared_pool
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.managers.validity import invalid_allocations
@@ -20,11 +20,11 @@ from agent.reconcile.desired.online import usable
 from agent.reconcile.desired.state import Desired
 from agent.server.metrics.gauges import GaugeInput
 from agent.server.reporting.records import PodRecords
-from agent.sources.manifests import ADMITTED, CONFLICT, INVALID, REJECTED
+from agent.sources.source import ADMITTED, ENTRY_STATES
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.api.documents import DriftDocument, ManifestDocument, ReconcileDocument
     from agent.managers.allocations.ledger import Ledger
@@ -32,23 +32,22 @@ if TYPE_CHECKING:
     from agent.managers.recovery.beside_checkpoint import Displaced
     from agent.managers.validity import Violation
     from agent.server.configured_host import ConfiguredHost
+    from agent.sources.source import PodSource
     from sysfs.host import Host
     from sysfs.mask import Mask
 
-MANIFEST_STATES: Final = (ADMITTED, CONFLICT, INVALID, REJECTED)
 #: Subject of the first comparison in `AgentState.pending`.
 COMPARISON: Final = "comparison"
 
 
 class DurableState(Struct, frozen=True):
-    """State that is saved: allocations, explicit bindings, and each pod's manifest by uid.
+    """State that is saved: allocations and explicit bindings.
 
     `orphaned` are the uids of pods that are not in the ledger but may still have cgroups.
     """
 
     ledger: Ledger
     bindings: Bindings = NO_BINDINGS
-    manifests: Mapping[str, str] = MappingProxyType({})
     orphaned: frozenset[str] = frozenset()
 
     def without_pod(self, ledger: Ledger, uid: str) -> DurableState:
@@ -57,31 +56,37 @@ class DurableState(Struct, frozen=True):
         The pod's bindings stay until the processes in the bound cgroups have ended, because these
         have to be confined until then.
         """
-        manifests = {pod: file for pod, file in self.manifests.items() if pod != uid}
-        orphaned = self.orphaned | {uid}
-        return DurableState(ledger, self.bindings, MappingProxyType(manifests), orphaned)
+        return DurableState(ledger, self.bindings, self.orphaned | {uid})
 
-    def with_manifest(self, ledger: Ledger, uid: str, manifest: str | None) -> DurableState:
-        """Return the state with `ledger` in which the pod of `uid` comes from `manifest`."""
+    def with_pod(self, ledger: Ledger, uid: str) -> DurableState:
+        """Return the state after the pod of `uid` was admitted, with the `ledger` that has it."""
         names = {container.name for container in ledger.allocations[uid].containers}
-        admitted = replace(
+        return replace(
             self,
             ledger=ledger,
             bindings=self.bindings.of_containers(uid, names),
             orphaned=self.orphaned - {uid},
         )
-        if manifest is None:
-            return admitted
-        manifests = MappingProxyType({**self.manifests, uid: manifest})
-        return replace(admitted, manifests=manifests)
+
+
+class SourceState(Struct):
+    """One registered source of pods.
+
+    `removal` says how a pod of it is ended. `entries` is what it asked for when it was last read,
+    by key. `conditions` is what it could not find out.
+    """
+
+    removal: str
+    entries: Mapping[str, ManifestDocument] = MappingProxyType({})
+    conditions: tuple[str, ...] = ()
 
 
 class AgentState(Struct):
     """The state of the running agent.
 
     `durable` is what the checkpoint contains. `releases` counts changes that may have made room for
-    a rejected pod. `manifests` are the files of the manifest directory by path. `last_reconcile` is
-    the latest comparison, `last_agreement` the Unix time of the last one without problems. `ready`:
+    a rejected pod. `sources` are the registered sources of pods by name. `last_reconcile` is the
+    latest comparison, `last_agreement` the Unix time of the last one without problems. `ready`:
     changes are accepted. `pending` has the steps of the start that are not done yet, by subject.
     `unsaved` says why the checkpoint could not be saved or may not be durable. `kernel_problems`
     are settings rejected by the kernel or systemd outside of single pods. `contested` are cgroups
@@ -98,7 +103,7 @@ class AgentState(Struct):
     ready: bool = False
     pending: dict[str, str] = field(default_factory=dict)
     records: PodRecords = field(default_factory=PodRecords)
-    manifests: Mapping[str, ManifestDocument] = MappingProxyType({})
+    sources: dict[str, SourceState] = field(default_factory=dict)
     last_reconcile: ReconcileDocument | None = None
     last_agreement: float | None = None
     releases: int = 0
@@ -164,10 +169,11 @@ class AgentState(Struct):
         )
         manifests = (
             f"manifest {manifest.file} is {manifest.state}: {manifest.message}"
-            for manifest in self.manifests.values()
+            for manifest in self.entries()
             if manifest.state != ADMITTED
         )
-        general = (*self.configured.problems(), *self.conditions.values(), *unsaved)
+        unread = (line for source in self.sources.values() for line in source.conditions)
+        general = (*self.configured.problems(), *self.conditions.values(), *unread, *unsaved)
         invalid = (str(violation) for violation in self.invalid)
         contested = (
             f"/{cgroup} is being modified by another writer, so repairs are delayed; "
@@ -185,9 +191,54 @@ class AgentState(Struct):
         kernel = (*self.kernel_problems, *contested, *displaced, *recovered)
         return (*general, *kernel, *unenforced, *invalid, *manifests)
 
-    def source_of(self, uid: str) -> str:
-        """Return where a pod came from: its manifest's path, `api`, or `checkpoint`."""
-        return self.durable.manifests.get(uid) or self.records.of(uid).source
+    def register(self, source: PodSource) -> None:
+        """Add a source of pods, which has not been read yet.
+
+        Raises `ValueError` for a name that another source has.
+        """
+        if source.name in (*self.sources, API.name):
+            raise ValueError(f"there are two sources of pods called {source.name!r}")
+        self.sources[source.name] = SourceState(source.removal)
+        self.pending[_unread(source.name)] = f"the source {source.name} has not been read yet"
+
+    def note_source(
+        self, name: str, entries: Mapping[str, ManifestDocument], conditions: tuple[str, ...]
+    ) -> None:
+        """Take over what a registered source asks for now."""
+        source = self.sources[name]
+        source.entries, source.conditions = entries, conditions
+        self.pending.pop(_unread(name), None)
+
+    def entries(self) -> Iterator[ManifestDocument]:
+        """Yield what all sources ask for."""
+        for source in self.sources.values():
+            yield from source.entries.values()
+
+    def other_owner(self, uid: str, asking: Source) -> tuple[Source, str] | None:
+        """Return another source that a pod belongs to, and how to end the pod there, else None.
+
+        A source that was not read yet may ask for its pods still. The API asks for any pod: it
+        takes none over.
+        """
+        allocation = self.ledger.allocations.get(uid)
+        owner = None if allocation is None else allocation.source
+        if owner is None or not asking.key or owner.name == asking.name:
+            return None
+        if _unread(owner.name) in self.pending:
+            return owner, self.sources[owner.name].removal
+        return self.asked_for_by(uid)
+
+    def asked_for_by(self, uid: str) -> tuple[Source, str] | None:
+        """Return the source that asks for an admitted pod now, and how to end the pod there.
+
+        None for a pod of the API, of a source that is no longer configured, or without an entry
+        there.
+        """
+        owner = self.ledger.allocations[uid].source
+        known = None if owner is None else self.sources.get(owner.name)
+        if owner is None or known is None or owner.key not in known.entries:
+            return None
+        return owner, known.removal
 
     def to_save(self, durable: DurableState) -> Checkpoint:
         """Return the checkpoint of a state."""
@@ -198,14 +249,13 @@ class AgentState(Struct):
             host=host_facts(self.configured.host),
             policy=policy_summary(self.configured.rules.policy),
             agent_version=__version__,
-            manifests=durable.manifests,
             orphaned=durable.orphaned,
         )
 
     def reading(self) -> GaugeInput:
         """Return the input of the gauges."""
-        counts = dict.fromkeys(MANIFEST_STATES, 0)
-        for manifest in self.manifests.values():
+        counts = dict.fromkeys(ENTRY_STATES, 0)
+        for manifest in self.entries():
             counts[manifest.state] += 1
         return GaugeInput(
             version=__version__,
@@ -221,3 +271,8 @@ class AgentState(Struct):
             invalid=MappingProxyType(Counter(str(violation.rule) for violation in self.invalid)),
             last_reconcile=self.last_agreement,
         )
+
+
+def _unread(source: str) -> str:
+    """Return the subject of the first reading of a source in `AgentState.pending`."""
+    return f"source {source}"

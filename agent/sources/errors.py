@@ -1,4 +1,4 @@
-"""Errors of the manifest directory and its files."""
+"""Errors of sources of pods: the manifest directory, its files, and any single entry."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ class ManifestFileError(Exception):
         self.remedy = remedy
 
 
-class FileFailedError(Exception):
-    """An unexpected `error` while processing one file."""
+class EntryFailedError(Exception):
+    """An unexpected `error` while processing one entry of a source, such as a file."""
 
-    def __init__(self, path: str, error: Exception) -> None:
+    def __init__(self, key: str, error: Exception) -> None:
         kind = type(error).__name__
-        super().__init__(f"{path}: internal error ({kind}); see the agent log")
+        super().__init__(f"{key}: internal error ({kind}); see the agent log")
         self.error = error
 
 
-def printable(path: Path) -> str:
-    r"""Return a path as a text that can be sent and shown: bytes that are not UTF-8 as `\xe9`.
+def printable(path: Path | str) -> str:
+    r"""Return a path, or another key of an entry, as a text that can be sent and shown.
 
-    Line breaks and terminal control characters are escaped, too.
+    Bytes that are not UTF-8 are shown as `\xe9`; line breaks and terminal control characters are
+    escaped, too.
     """
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

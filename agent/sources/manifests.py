@@ -1,189 +1,225 @@
 """The manifest directory (`staticPodPath`): each file is a pod, admitted until the file is removed.
 
-A running pod is never decided again. So an edited file with the uid of its running pod is reported
-as a conflict; delete the file, then write it again. A file without a uid gets a new one with every
-change (as with the kubelet), which removes the old pod and admits the new one. A file that can no
-longer be read or parsed keeps its pod, and so does a directory that vanished: only a file that is
-certainly removed releases its pod.
+As in the kubelet's file source, reading is not recursive, hidden files are ignored, a file has one
+pod, and an invalid file does not affect the others. Unlike the kubelet, the directory and every
+file must belong to root (or the agent's user) and must not be writable by other users, who could
+otherwise start pods. A file without a uid gets a new one with every change (as with the kubelet),
+which removes the old pod and admits the new one.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+import structlog
 from msgspec import Struct
 
-from agent.api.documents import ErrorDetail, ManifestDocument
-from agent.managers.decision import Reason
-from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
-from agent.pods.identity import NO_IDENTITY
-from agent.sources.errors import FileFailedError
+from agent.safe_files import risk_above, risk_of
+from agent.sources.errors import (
+    EntryFailedError,
+    ManifestDirectoryError,
+    ManifestFileError,
+    printable,
+)
+from agent.sources.source import SourceEntry, SourceReading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
-    from agent.api.documents import AdmissionDocument
     from agent.pods.model import Pod
-    from agent.sources.files import FileStamp, ManifestFile, ManifestFormat
 
-ADMITTED: Final = "admitted"
-REJECTED: Final = "rejected"
-CONFLICT: Final = "conflict"
-INVALID: Final = "invalid"
+log = structlog.get_logger(__name__)
+
+#: Reads a manifest: (its bytes, the name of its source) -> the pod; raises `ManifestError`.
+Load: TypeAlias = "Callable[[bytes, str], Pod]"
+
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class PodIntake(Protocol):
-    """Admits and removes pods, and knows the file of each pod.
+class ManifestDirectory:
+    """The manifest directory as a source of pods (`agent.sources.source.PodSource`).
 
-    `admit` and `release` raise `FileFailedError` for an unexpected error of one pod; all other
-    exceptions concern all files.
+    The key of a pod is the path of its file. `changes` is called with the directory and yields
+    whenever files in it change.
     """
 
-    async def admit(self, pod: Pod, manifest: str) -> AdmissionDocument:
-        """Admit a pod of a file; the file owns it from then on."""
+    name: Final = "manifests"
+    removal: Final = "delete that file"
 
-    async def release(self, uid: str) -> None:
-        """Remove a pod whose file was removed."""
-
-    async def scan(
-        self, directory: Path, known: Mapping[Path, ManifestFile], form: ManifestFormat
-    ) -> list[ManifestFile]:
-        """Run `files.scan` in a thread."""
-
-    def owners(self) -> Mapping[str, str]:
-        """Return the file of every admitted pod that came from one, by uid."""
-
-    def generation(self) -> int:
-        """Return a number that changes whenever a rejected pod might fit now."""
-
-
-class _Tried(Struct, frozen=True):
-    """The last attempt to admit a file's pod: the file's stamp, `generation`, and the result."""
-
-    stamp: FileStamp
-    generation: int
-    document: ManifestDocument
-
-
-class ManifestSource:
-    """Synchronizes the ledger's pods with one directory."""
-
-    def __init__(self, directory: Path, intake: PodIntake, form: ManifestFormat) -> None:
-        self.directory = directory
-        self._intake = intake
+    def __init__(
+        self,
+        directory: Path,
+        form: ManifestFormat,
+        changes: Callable[[Path], AsyncIterator[None]],
+    ) -> None:
+        self._directory = directory
         self._form = form
+        self._changes = changes
         self._known: dict[Path, ManifestFile] = {}
-        self._tried: dict[Path, _Tried] = {}
 
-    async def sync(self) -> dict[str, ManifestDocument]:
-        """Read the directory, release and admit pods; return the state of every file.
+    def covers(self, key: str) -> bool:
+        """Return whether a path is one of this directory, not of one configured before."""
+        return Path(key).parent == self._directory
 
-        Raises `ManifestDirectoryError` without having changed anything.
-        """
-        files = await self._intake.scan(self.directory, self._known, self._form)
+    def read(self) -> SourceReading:
+        """Return the pods of all files; raises `ManifestDirectoryError`."""
+        files = scan(self._directory, self._known, self._form)
         self._known = {file.path: file for file in files}
-        self._tried = {path: tried for path, tried in self._tried.items() if path in self._known}
-        kept = await self._release(files)
-        documents = [await self._settle(file) for file in files]
-        return {document.file: document for document in (*documents, *kept)}
-
-    async def _release(self, files: Iterable[ManifestFile]) -> list[ManifestDocument]:
-        """Release the pods of removed files; return the files whose pods could not be released."""
-        kept: list[ManifestDocument] = []
-        named = {file.pod.uid: file for file in files if file.pod is not None}
-        for uid, owner in tuple(self._intake.owners().items()):
-            path = Path(owner)
-            if path.parent != self.directory:
-                continue  # of a previously configured directory
-            file = self._known.get(path)
-            if file is None and uid in named:
-                await self._move(uid, named[uid])
-            elif file is None or (file.pod is not None and file.pod.uid != uid):
-                try:
-                    await self._intake.release(uid)
-                except FileFailedError as error:
-                    said = f"its pod was deleted from the file but could not be removed: {error}"
-                    kept.append(ManifestDocument(file=owner, state=INVALID, uid=uid, message=said))
-        return kept
-
-    async def _move(self, uid: str, file: ManifestFile) -> None:
-        """Move a pod to the file that has its uid now; another spec is a new pod."""
-        document = await self._settle(file)
-        if document.state == CONFLICT:
-            await self._intake.release(uid)
-            self._tried.pop(file.path, None)
-
-    async def _settle(self, file: ManifestFile) -> ManifestDocument:
-        try:
-            return await self._settled(file)
-        except FileFailedError as error:
-            return _document(file, INVALID, str(error))
-
-    async def _settled(self, file: ManifestFile) -> ManifestDocument:
-        if file.pod is None:
-            return _invalid(file)
-        owner = self._intake.owners().get(file.pod.uid)
-        if owner is not None and owner != str(file.path) and self._has_pod(owner, file.pod.uid):
-            message = f"states the same uid as {owner}, which came first"
-            return _document(file, CONFLICT, message)
-        tried = self._tried.get(file.path)
-        if tried is not None and not self._worth_trying(file.pod.uid, file.stamp, tried):
-            return tried.document
-        return await self._try(file, file.pod)
-
-    def _has_pod(self, owner: str, uid: str) -> bool:
-        file = self._known.get(Path(owner))
-        return file is not None and (file.pod is None or file.pod.uid == uid)
-
-    def _worth_trying(self, uid: str, stamp: FileStamp, tried: _Tried) -> bool:
-        if tried.stamp != stamp:
-            return True
-        if tried.document.state == ADMITTED:
-            return uid not in self._intake.owners()
-        return tried.generation != self._intake.generation()
-
-    async def _try(self, file: ManifestFile, pod: Pod) -> ManifestDocument:
-        generation = self._intake.generation()
-        document = _outcome(file, await self._intake.admit(pod, str(file.path)))
-        self._tried[file.path] = _Tried(file.stamp, generation, document)
-        return document
-
-
-def _outcome(file: ManifestFile, answer: AdmissionDocument) -> ManifestDocument:
-    if answer.rejection is None:
-        return _document(file, ADMITTED, "")
-    state = CONFLICT if answer.rejection.reason == Reason.CONFLICT else REJECTED
-    return _document(file, state, f"{answer.rejection.reason}: {answer.rejection.message}")
-
-
-def _document(file: ManifestFile, state: str, message: str) -> ManifestDocument:
-    pod = file.pod
-    return ManifestDocument(
-        file=file.name,
-        state=state,
-        uid=None if pod is None else pod.uid,
-        message=message,
-        name="" if pod is None else pod.name,
-        namespace="" if pod is None else pod.namespace,
-    )
-
-
-def _invalid(file: ManifestFile) -> ManifestDocument:
-    identity, details = NO_IDENTITY, tuple[ErrorDetail, ...]()
-    if isinstance(file.error, ManifestError):
-        identity = file.error.identity
-        details = tuple(
-            ErrorDetail(path=problem.path, message=problem.message)
-            for problem in file.error.problems[:MISTAKES_REPORTED]
+        return SourceReading(
+            tuple(SourceEntry(str(file.path), file.pod, file.error) for file in files)
         )
-    return ManifestDocument(
-        file=file.name,
-        state=INVALID,
-        uid=identity.uid or None,
-        message=str(file.error).splitlines()[0],
-        details=details,
-        name=identity.name,
-        namespace=identity.namespace,
-    )
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yield whenever files of the directory were written, moved or removed."""
+        return self._changes(self._directory)
+
+
+class ManifestFormat(Struct, frozen=True):
+    """How manifests are read: the parser, and the largest size in bytes."""
+
+    load: Load
+    max_bytes: int
+
+
+class FileStamp(Struct, frozen=True):
+    """Identifies a version of a file's content."""
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileStamp:
+        """Return the stamp of a file."""
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class ManifestFile(Struct, frozen=True):
+    """One file: its pod, or its error."""
+
+    path: Path
+    stamp: FileStamp
+    pod: Pod | None = None
+    error: ManifestError | ManifestFileError | EntryFailedError | None = None
+
+
+def check_directory(directory: Path) -> None:
+    """Raise `ManifestDirectoryError` if other users can write to the directory or replace it."""
+    try:
+        status = directory.stat()
+        untrusted = risk_of(directory, status) or risk_above(directory)
+    except FileNotFoundError:
+        remedy = f"create it (install -d -m 0755 {directory}) or leave staticPodPath empty"
+        raise ManifestDirectoryError(directory, "does not exist", remedy) from None
+    except OSError as error:
+        remedy = "let the agent's user read it"
+        raise ManifestDirectoryError(directory, _reason(error), remedy) from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise ManifestDirectoryError(directory, "is not a directory", "name another path")
+    if untrusted is not None:
+        where = "" if untrusted.path == directory else f"{untrusted.path} "
+        found = f"{where}{untrusted.found}, who could make any pod run"
+        raise ManifestDirectoryError(directory, found, untrusted.remedy)
+
+
+def scan(
+    directory: Path, known: Mapping[Path, ManifestFile], form: ManifestFormat
+) -> list[ManifestFile]:
+    """Return the files of a directory in order of their names.
+
+    A file that did not change since `known` is not read again. Raises `ManifestDirectoryError`;
+    a file's error is in its `error`.
+    """
+    check_directory(directory)
+    try:
+        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        remedy = "let the agent's user read it"
+        raise ManifestDirectoryError(directory, _reason(error), remedy) from error
+    return [file for path in paths if (file := _read(path, known.get(path), form)) is not None]
+
+
+def _read(path: Path, known: ManifestFile | None, form: ManifestFormat) -> ManifestFile | None:
+    """Return one file, None for a directory and for a file that was removed meanwhile."""
+    try:
+        status = path.lstat()
+        if stat.S_ISDIR(status.st_mode):
+            return None
+        stamp = FileStamp.of(status)
+        # An unexpected error may be temporary, so the same file is tried again.
+        if known is not None and known.stamp == stamp and not _failed(known):
+            return known
+        return _parse(path, stamp, form)
+    except FileNotFoundError:
+        return None
+
+
+def _parse(path: Path, stamp: FileStamp, form: ManifestFormat) -> ManifestFile:
+    try:
+        _check_name(path)
+        return ManifestFile(path, stamp, pod=form.load(_content(path, form.max_bytes), str(path)))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        failed = ManifestFileError(path, _reason(error), "let the agent's user read it")
+        return ManifestFile(path, stamp, error=failed)
+    except (ManifestError, ManifestFileError) as error:
+        return ManifestFile(path, stamp, error=error)
+    except Exception as error:
+        # An unexpected error must not affect other files.
+        log.exception(
+            "manifest processing failed", file=printable(path), error=type(error).__name__
+        )
+        return ManifestFile(path, stamp, error=EntryFailedError(printable(path), error))
+
+
+def _failed(file: ManifestFile) -> bool:
+    return isinstance(file.error, EntryFailedError)
+
+
+def _check_name(path: Path) -> None:
+    """Reject a name that responses, logs and terminals could not show unescaped."""
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise ManifestFileError(path, "its name is not UTF-8", "rename it") from None
+    if not path.name.isprintable():
+        raise ManifestFileError(path, "its name has a character that is not printable", "rename it")
+
+
+def _content(path: Path, max_bytes: int) -> bytes:
+    fd = _open(path)
+    with os.fdopen(fd, "rb") as file:
+        _check_file(path, os.fstat(fd))
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ManifestFileError(path, f"larger than {max_bytes} bytes", "shorten it")
+    return content
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            remedy = "put the file itself here"
+            raise ManifestFileError(path, "is a symbolic link", remedy) from None
+        raise
+
+
+def _check_file(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ManifestFileError(path, "is not a regular file", "remove it from this directory")
+    untrusted = risk_of(path, status)
+    if untrusted is not None:
+        raise ManifestFileError(path, untrusted.found, untrusted.remedy)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__

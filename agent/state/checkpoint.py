@@ -46,10 +46,8 @@ class Checkpoint(Struct, frozen=True):
 
     `boot_id` is the kernel's random boot id. `policy` is the policy under which the last decision
     was made, as {the configuration's key: its value}. `agent_version` is the release that wrote it.
-    `manifests` names, by pod uid, the file of the manifest directory that a pod came from, so that
-    a file deleted while the agent was down still removes its pod. `orphaned` are the uids of pods
-    that are not in the ledger although their cgroups existed, such as removed pods whose processes
-    still run: these cgroups are not recovered as allocations.
+    `orphaned` are the uids of pods that are not in the ledger although their cgroups existed, such
+    as removed pods whose processes still run: these cgroups are not recovered as allocations.
     """
 
     ledger: Ledger
@@ -58,7 +56,6 @@ class Checkpoint(Struct, frozen=True):
     host: HostFacts = HostFacts()
     policy: Mapping[str, str] = MappingProxyType({})
     agent_version: str = ""
-    manifests: Mapping[str, str] = MappingProxyType({})
     orphaned: frozenset[str] = frozenset()
 
 

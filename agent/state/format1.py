@@ -9,7 +9,7 @@ kernel's list format.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -24,7 +24,7 @@ from agent.managers.allocations.ledger import (
     NodeMemory,
     PodAllocation,
 )
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.model import ContainerKind, QosClass  # noqa: TC001 - msgspec reads annotations
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
@@ -33,6 +33,8 @@ from sysfs.mask import Mask
 Name = Annotated[str, Meta(min_length=1)]
 Size = Annotated[int, Meta(ge=0)]
 PodT = TypeVar("PodT")
+#: The source of the pods that `StateV1.manifests` lists.
+_FILES: Final = "manifests"
 
 
 class BlockV1(Struct, forbid_unknown_fields=True):
@@ -67,10 +69,18 @@ class ContainerV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     why: str = ""
 
 
+class SourceV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Who asked for a pod."""
+
+    name: Name
+    key: str = ""
+
+
 class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One pod's allocation; `name` and `namespace` are "" where only the uid is known.
 
     Before there was `origin`, `recovered` named one, and an imported pod had no `spec_digest`.
+    Before there was `source`, `manifests` of the state named the file of each pod that had one.
     """
 
     uid: Name
@@ -86,6 +96,7 @@ class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     requests: dict[Name, Size] = {}
     limits: dict[Name, Size] = {}
     origin: Origin | UnsetType = UNSET
+    source: SourceV1 | UnsetType = UNSET
     recovered: bool = False
 
 
@@ -161,6 +172,7 @@ def pod_to_wire(allocation: PodAllocation) -> PodV1:
         requests=dict(allocation.requests),
         limits=dict(allocation.limits),
         origin=allocation.origin,
+        source=_source_to_wire(allocation.source),
     )
 
 
@@ -177,7 +189,6 @@ def state_to_wire(state: Checkpoint, pods: list[msgspec.Raw]) -> StateV1[msgspec
         ],
         bindings=[BindingV1(b.pod_uid, b.container, b.cgroup) for b in state.bindings],
         pods=pods,
-        manifests=dict(sorted(state.manifests.items())) or UNSET,
         released=list(state.bindings.released) or UNSET,
         orphaned=sorted(state.orphaned) or UNSET,
     )
@@ -185,7 +196,8 @@ def state_to_wire(state: Checkpoint, pods: list[msgspec.Raw]) -> StateV1[msgspec
 
 def state_from_wire(wire: StateV1[PodV1]) -> Checkpoint:
     """Return the state of a document; raises `ValueError(field, problem)` on contradictions."""
-    allocations = {pod.uid: _pod_from_wire(pod) for pod in wire.pods}
+    files = {} if wire.manifests is UNSET else wire.manifests
+    allocations = {pod.uid: _pod_from_wire(pod, files.get(pod.uid)) for pod in wire.pods}
     _demand_unique("$.state.pods", "pod", [pod.uid for pod in wire.pods])
     _demand_unique("$.state.memory", "node", [str(charge.node) for charge in wire.memory])
     for index, pod in enumerate(wire.pods):
@@ -198,7 +210,6 @@ def state_from_wire(wire: StateV1[PodV1]) -> Checkpoint:
         host=_host_from_wire(wire.host),
         policy=MappingProxyType(wire.policy),
         agent_version=wire.agent_version,
-        manifests=MappingProxyType({} if wire.manifests is UNSET else wire.manifests),
         orphaned=frozenset(() if wire.orphaned is UNSET else wire.orphaned),
     )
 
@@ -234,7 +245,8 @@ def _container_to_wire(allocation: ContainerAllocation) -> ContainerV1:
     )
 
 
-def _pod_from_wire(wire: PodV1) -> PodAllocation:
+def _pod_from_wire(wire: PodV1, file: str | None) -> PodAllocation:
+    origin = _origin_from_wire(wire)
     return PodAllocation(
         uid=wire.uid,
         name=wire.name,
@@ -248,7 +260,8 @@ def _pod_from_wire(wire: PodV1) -> PodAllocation:
         quota_disabled=wire.quota_disabled,
         requests=MappingProxyType(wire.requests),
         limits=MappingProxyType(wire.limits),
-        origin=_origin_from_wire(wire),
+        origin=origin,
+        source=_source_from_wire(wire, origin, file),
     )
 
 
@@ -258,6 +271,19 @@ def _origin_from_wire(wire: PodV1) -> Origin:
     if wire.recovered:
         return Origin.RECOVERED
     return Origin.DECIDED if wire.spec_digest else Origin.IMPORTED
+
+
+def _source_to_wire(source: Source | None) -> SourceV1 | UnsetType:
+    return UNSET if source is None else SourceV1(source.name, source.key)
+
+
+def _source_from_wire(wire: PodV1, origin: Origin, file: str | None) -> Source | None:
+    if wire.source is not UNSET:
+        return Source(wire.source.name, wire.source.key)
+    if file is not None:
+        return Source(_FILES, file)
+    # Before there was an origin, whatever was decided on and had no file came over the API.
+    return API if wire.origin is UNSET and origin is Origin.DECIDED else None
 
 
 def _container_from_wire(wire: ContainerV1) -> ContainerAllocation:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from agent.api.documents import ManifestDocument, decode, encode
 from agent.pods.manifest import load_pod
-from agent.sources.files import ManifestFormat, scan
+from agent.sources.errors import printable
+from agent.sources.manifests import ManifestFormat, scan
 from tests.agent.server.support import UID, manifest
 from tests.fuzz.damage import damaged_bytes
 from tests.fuzz.target import Target, demand
@@ -66,8 +67,9 @@ def _check(directory: Path) -> bool:
     demand(len(files) == len((_SOUND, "other")), f"{len(files)} files are told")
     for file in files:
         said = "" if file.error is None else str(file.error)
-        demand(file.name.isprintable() and said.isprintable(), f"{file.name!r} {said!r}")
-        document = ManifestDocument(file=file.name, state="", message=said)
+        name = printable(file.path)
+        demand(name.isprintable() and said.isprintable(), f"{name!r} {said!r}")
+        document = ManifestDocument(file=name, state="", message=said)
         demand(decode(encode(document), ManifestDocument) == document, "it cannot be told")
     pods = [file.pod for file in files if file.pod is not None]
     demand(UID in [pod.uid for pod in pods], "the sound manifest is not read")

@@ -88,7 +88,7 @@ class FullHost:
         if decision.allocation is None:
             raise ValueError(f"rejected: {decision.rejection}")
         state = self.controller.state
-        state.durable = state.durable.with_manifest(decision.ledger, decision.allocation.uid, None)
+        state.durable = state.durable.with_pod(decision.ledger, decision.allocation.uid)
         return decision.allocation
 
     def _timed(

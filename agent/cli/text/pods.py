@@ -98,7 +98,7 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield full_name(pod)
     yield f"  uid       {pod.uid}"
     yield f"  QoS       {pod.qos}"
-    yield f"  from      {pod.source or 'no source has asked for it yet'}"
+    yield f"  from      {_asked(pod)}"
     yield f"  origin    {_ORIGINS.get(pod.origin, pod.origin)}"
     yield f"  state     {_state(pod)}"
     yield from _remarks(pod.enforcement)
@@ -112,6 +112,14 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
         yield ""
         yield from _container(container)
     yield from _reasons(pod)
+
+
+def _asked(pod: PodDocument) -> str:
+    """Say who asked for a pod: the source and, where that has one, the pod's key there."""
+    if not pod.source:
+        return "no source has asked for it yet"
+    named = pod.source_name in {"", pod.source}
+    return pod.source if named else f"{pod.source} (source {pod.source_name})"
 
 
 def _whence(pod: PodDocument) -> str:

@@ -65,7 +65,7 @@ def _answer(step: Admit, decision: Decision, state: ReplayState) -> AdmissionDoc
         namespace=namespace,
         admitted=decision.admitted,
         already_admitted=decision.already_admitted,
-        pod=pod_document(allocation, pool, source="replay") if allocation is not None else None,
+        pod=pod_document(allocation, pool) if allocation is not None else None,
         rejection=rejection_document(rejection) if rejection is not None else None,
         explanation=explanation_document(decision),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocations.origin import Origin, Source
 from agent.managers.allocations.shared_map import SharedMap
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.model import CPU
@@ -89,7 +89,8 @@ class PodAllocation(Struct, frozen=True, dict=True):
     KEP-2837, overhead included): `cpu` in millicores, all others in whole units. `limits` are the
     limits of the pod's own cgroup in bytes by memory type. Without a known specification (`origin`
     imported or recovered) `spec_digest` is "", and so are `name` and `namespace` if only the uid is
-    known.
+    known. `source` is who asked for the pod, None if no source has: decisions neither set nor read
+    it, the controller sets it with the admission (`Ledger.with_source`).
     """
 
     uid: str
@@ -105,6 +106,7 @@ class PodAllocation(Struct, frozen=True, dict=True):
     requests: Mapping[str, int] = MappingProxyType({})
     limits: Mapping[str, int] = MappingProxyType({})
     origin: Origin = Origin.DECIDED
+    source: Source | None = None
 
     @cached_property
     def exclusive_cpus(self) -> Mask:
@@ -196,6 +198,11 @@ class Ledger(Struct, frozen=True):
             allocations=SharedMap.of(self.allocations).with_entry(allocation.uid, allocation),
             requests=self.requests_after(removed=former, added=allocation),
         )
+
+    def with_source(self, uid: str, source: Source) -> Ledger:
+        """Return this ledger with another source of a pod; raises `KeyError` for an unknown uid."""
+        allocation = replace(self.allocations[uid], source=source)
+        return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
 
     def without_allocation(self, uid: str) -> Ledger:
         """Return this ledger without a pod; raises `KeyError` for an unknown uid.

@@ -1,8 +1,11 @@
-"""Where an allocation comes from: how its resources were determined."""
+"""Where an allocation comes from: who asked for its pod, and how its resources were determined."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
 
 
 class Origin(StrEnum):
@@ -17,3 +20,22 @@ class Origin(StrEnum):
     DECIDED = "decided"
     IMPORTED = "imported"
     RECOVERED = "recovered"
+
+
+class Source(Struct, frozen=True):
+    """Who asked for a pod: a source of pods, and what the pod is called there.
+
+    `name` is that of the source (`agent.sources.source.PodSource`). `key` is what the pod belongs
+    to (the path of its file, say): the pod ends with it. "" is the key of pods that belong to
+    nothing and end when a request removes them, as those of the API.
+    """
+
+    name: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        return self.key or self.name
+
+
+#: Pods that were asked for over the API.
+API: Final = Source("api")

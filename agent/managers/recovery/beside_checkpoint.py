@@ -151,7 +151,9 @@ def _displace(
             shown = None if pod is None else shown_allocation(rules, pod, _others(pods, pod))
             kept = EMPTY if shown is None else shown.exclusive_cpus
             if shown is not None and kept:
-                found[old.uid] = replace(shown, name=old.name, namespace=old.namespace)
+                found[old.uid] = replace(
+                    shown, name=old.name, namespace=old.namespace, source=old.source
+                )
                 waiting.append(found[old.uid])
             lost = old.exclusive_cpus & one.exclusive_cpus
             displaced.append(Displaced(old.uid, old.name, old.namespace, lost, one.uid, kept))

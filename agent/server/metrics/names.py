@@ -139,7 +139,7 @@ CONTESTED_CGROUPS: Final = _gauge(
 )
 MANIFESTS: Final = _gauge(
     "numawarden_manifests",
-    "Files of the manifest directory by state.",
+    "Files of the manifest directory, and what other sources of pods ask for, by state.",
     "state",
 )
 LAST_RECONCILE: Final = _gauge(

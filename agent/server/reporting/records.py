@@ -12,30 +12,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
     from agent.api.documents import AdmissionDocument, ExplanationDocument, FailedPodDocument
-
-API: Final = "api"
-CHECKPOINT: Final = "checkpoint"
+    from agent.managers.allocations.origin import Source
 
 #: How many rejected or invalid pods are kept for queries.
 REJECTIONS_KEPT: Final = 64
 
 
 class PodRecord(Struct):
-    """A pod's source, the explanation of its allocation, and what is not enforced.
+    """The explanation of a pod's allocation, and what is not enforced.
 
     `running` are the names of its containers whose cgroups were found.
     """
 
-    source: str = CHECKPOINT
     explanation: ExplanationDocument | None = None
     problems: tuple[str, ...] = ()
     running: frozenset[str] = frozenset()
 
 
 class RejectedPod(Struct, frozen=True):
-    """A rejected or invalid pod: its status and, if it was decided, the answer."""
+    """A rejected or invalid pod: its status, who asked for it and, if decided, the answer."""
 
     status: FailedPodDocument
+    source: Source
     answer: AdmissionDocument | None = None
 
 
@@ -71,9 +69,9 @@ class PodRecords(Struct):
         found = self.rejections.get(uid) if uid else None
         return None if found is None else found.status
 
-    def forget_rejections(self, gone: Callable[[FailedPodDocument], bool]) -> None:
+    def forget_rejections(self, gone: Callable[[RejectedPod], bool]) -> None:
         """Drop the status of all pods for which `gone` is true."""
-        over = [key for key, rejection in self.rejections.items() if gone(rejection.status)]
+        over = [key for key, rejection in self.rejections.items() if gone(rejection)]
         for key in over:
             del self.rejections[key]
 

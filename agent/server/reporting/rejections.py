@@ -19,12 +19,14 @@ from agent.api.documents import (
     ErrorDetail,
     FailedPodDocument,
 )
+from agent.managers.allocations.origin import API, Source
 from agent.managers.decision import Reason
 from agent.pods.identity import PodIdentity, full_name
 from agent.server.metrics import names
-from agent.server.reporting.records import API, RejectedPod
+from agent.server.reporting.records import RejectedPod
 from agent.server.reporting.shorten import first, shortened
-from agent.sources.manifests import INVALID, REJECTED
+from agent.sources.errors import printable
+from agent.sources.source import INVALID, REJECTED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +58,7 @@ class RejectionReporter:
         self._reporter = reporter
         self._clock = clock
 
-    def rejected(self, pod: Pod, decision: Decision, source: str) -> AdmissionDocument:
+    def rejected(self, pod: Pod, decision: Decision, source: Source) -> AdmissionDocument:
         """Report a rejected pod; return the answer.
 
         A conflict is not stored: the pod of that uid is admitted.
@@ -74,13 +76,13 @@ class RejectionReporter:
                 reason=str(rejection.reason),
                 message=rejection.message,
                 time=self._clock.time(),
-                source=source,
+                source=str(source),
                 rejection=answer.rejection,
                 explanation=answer.explanation,
             )
-            self._state.records.note_rejection(RejectedPod(status, answer))
+            self._state.records.note_rejection(RejectedPod(status, source, answer))
         log.warning(
-            "pod rejected", source=source, reason=str(rejection.reason), why=rejection.message
+            "pod rejected", source=str(source), reason=str(rejection.reason), why=rejection.message
         )
         message = f"{rejection.reason}: {rejection.message}"
         self._reporter.publish("PodRejected", pod.uid, full_name(pod), message)
@@ -92,7 +94,7 @@ class RejectionReporter:
         listed, left_out = first(error.details, MISTAKES_SHOWN)
         log.warning(
             "pod invalid",
-            source=API,
+            source=str(API),
             uid=identity.uid,
             pod=_called(identity),
             why=message,
@@ -102,45 +104,56 @@ class RejectionReporter:
         self._reporter.publish("PodInvalid", identity.uid or None, _called(identity), message)
         self._note_invalid(API, identity, message, error.details)
 
-    def invalid_file(self, document: ManifestDocument) -> None:
-        """Report an invalid file of the manifest directory."""
-        identity = PodIdentity(document.uid or "", document.name, document.namespace)
-        message = shortened(document.message)
-        log.error("manifest rejected", file=document.file, why=message)
-        self._reporter.publish("ManifestInvalid", identity.uid or None, _called(identity), message)
-        listed, _ = first(document.details, MISTAKES_SHOWN)
-        details = [(detail.path, detail.message) for detail in listed]
-        self._note_invalid(document.file, identity, message, details)
+    def entries(self, name: str, documents: Mapping[str, ManifestDocument]) -> None:
+        """Report entries of a source that became invalid, by key; drop what is over."""
+        known = self._state.sources[name].entries
+        for key, document in documents.items():
+            if document.state == INVALID and document != known.get(key):
+                self._invalid_entry(Source(name, key), document)
 
-    def admitted(self, allocation: PodAllocation) -> None:
-        """Drop earlier rejections of a pod that is admitted now."""
-
-        def same(status: FailedPodDocument) -> bool:
-            named = (status.namespace, status.name) == (allocation.namespace, allocation.name)
-            return status.uid == allocation.uid or (not status.uid and named)
-
-        self._state.records.forget_rejections(same)
-
-    def files(self, documents: Mapping[str, ManifestDocument]) -> None:
-        """Drop the rejections of files that were removed or changed."""
-
-        def over(status: FailedPodDocument) -> bool:
-            if status.source == API:
+        def over(rejected: RejectedPod) -> bool:
+            status, source = rejected.status, rejected.source
+            if source.name != name:
                 return False
-            document = documents.get(status.source)
+            document = documents.get(source.key)
             if document is None or document.state not in (REJECTED, INVALID):
                 return True
             return (document.uid or "", document.name) != (status.uid, status.name)
 
         self._state.records.forget_rejections(over)
 
+    def _invalid_entry(self, source: Source, document: ManifestDocument) -> None:
+        identity = PodIdentity(document.uid or "", document.name, document.namespace)
+        message = shortened(document.message)
+        log.error("manifest rejected", source=source.name, file=document.file, why=message)
+        self._reporter.publish("ManifestInvalid", identity.uid or None, _called(identity), message)
+        listed, _ = first(document.details, MISTAKES_SHOWN)
+        details = [(detail.path, detail.message) for detail in listed]
+        self._note_invalid(source, identity, message, details)
+
+    def admitted(self, allocation: PodAllocation) -> None:
+        """Drop earlier rejections of a pod that is admitted now."""
+
+        def same(rejected: RejectedPod) -> bool:
+            status = rejected.status
+            named = (status.namespace, status.name) == (allocation.namespace, allocation.name)
+            return status.uid == allocation.uid or (not status.uid and named)
+
+        self._state.records.forget_rejections(same)
+
     def _note_invalid(
-        self, source: str, identity: PodIdentity, message: str, mistakes: Sequence[tuple[str, str]]
+        self,
+        source: Source,
+        identity: PodIdentity,
+        message: str,
+        mistakes: Sequence[tuple[str, str]],
     ) -> None:
         self._counters.add(names.ADMISSIONS, "invalid")
-        durable = self._state.durable
+        admitted = self._state.ledger.allocations
         # An invalid manifest or file does not affect a pod that is admitted.
-        if identity.uid in durable.ledger.allocations or source in durable.manifests.values():
+        if identity.uid in admitted or (
+            source.key and any(known.source == source for known in admitted.values())
+        ):
             return
         listed, _ = first(mistakes, MISTAKES_SHOWN)
         status = FailedPodDocument(
@@ -150,12 +163,12 @@ class RejectionReporter:
             reason=INVALID_MANIFEST,
             message=message,
             time=self._clock.time(),
-            source=source,
+            source=printable(str(source)),
             details=tuple(
                 ErrorDetail(path=shortened(path), message=shortened(text)) for path, text in listed
             ),
         )
-        self._state.records.note_rejection(RejectedPod(status))
+        self._state.records.note_rejection(RejectedPod(status, source))
 
 
 def rejection_answer(pod: Pod, decision: Decision, *, dry_run: bool = False) -> AdmissionDocument:

@@ -35,7 +35,7 @@ def status_document(state: AgentState) -> StatusDocument:
         containers=sum(len(allocation.containers) for allocation in allocations),
         rejected=tuple(each.answer for each in rejections if each.answer is not None),
         last_reconcile=state.last_reconcile,
-        manifests=tuple(state.manifests.values()),
+        manifests=tuple(state.entries()),
         problems=state.problems(),
         drift=state.drift,
         invalid=tuple(views.violation_document(violation) for violation in state.invalid),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -51,7 +50,7 @@ def initial_state(
         _log_changes(configured, saved)
         ledger = restored(configured.rules, _numbered(configured, saved, boot_id))
         orphaned = orphaned_since(saved, boot_id)
-        durable = DurableState(ledger, saved.bindings, saved.manifests, orphaned)
+        durable = DurableState(ledger, saved.bindings, orphaned)
     state = AgentState(configured, durable, boot_id, started=now)
     _recover(state, running)
     if loaded.problem is not None:
@@ -98,10 +97,7 @@ def _recover(state: AgentState, running: Sequence[ObservedPod]) -> None:
         log.error("allocation displaced by a running pod", uid=displaced.uid, why=str(displaced))
     if recovery.recovered:
         state.displaced = {displaced.uid: displaced for displaced in recovery.displaced}
-        manifests = {uid: file for uid, file in durable.manifests.items() if uid in allocations}
-        state.durable = replace(
-            durable, ledger=recovery.ledger, manifests=MappingProxyType(manifests)
-        )
+        state.durable = replace(durable, ledger=recovery.ledger)
         state.unsaved = "the recovered allocations are not saved yet"
     if recovery.notes:
         log.error("cgroups contradict each other", notes=recovery.notes)

@@ -7,7 +7,7 @@ import os
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
 from msgspec import Struct
@@ -24,30 +24,29 @@ from agent.runtimes.finder import RuntimeFiles
 from agent.server.api import Api
 from agent.server.configured_host import situate
 from agent.server.controller import Controller
+from agent.server.intake import ControllerAdmissions, PodIntake
 from agent.server.kernel.enforced import HostProbes, KernelEnforcement
 from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
-from agent.server.manifest_intake import ControllerIntake
 from agent.server.start.restart import initial_state, orphaned_since
 from agent.server.watches import CgroupChanges, directory_changes
-from agent.sources.files import ManifestFormat
-from agent.sources.manifests import ManifestSource
+from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.store import Store
 from cgroupfs.names import Driver
 from sysfs.discover import discover
 from sysfs.uevents import watch_hotplug
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import Callable, Iterable
 
     from agent.config.config import Config
     from agent.managers.recovery.from_cgroups import ObservedPod
-    from agent.pods.model import Pod
     from agent.reconcile.intruding_tasks import Task
     from agent.runtimes.identifier import ContainerIdentifier
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
     from agent.server.start.service_manager import ServiceManager
+    from agent.sources.source import PodSource
     from agent.state.files import Files
     from agent.state.store import LoadResult
     from cgroupfs.tree import CgroupTree
@@ -77,9 +76,25 @@ class Fakes(Struct, frozen=True):
     files: Files | None = None
 
 
+def manifest_directory(config: Config) -> PodSource | None:
+    """Return the manifest directory (`staticPodPath`) as a source of pods, None without one."""
+    if config.static_pod_path is None:
+        return None
+    limit = config.agent.limits.manifest_bytes
+    load = partial(load_pod, max_bytes=limit, pod_level=config.gates.pod_level_resources)
+    return ManifestDirectory(config.static_pod_path, ManifestFormat(load, limit), directory_changes)
+
+
+#: Makes a source of pods as configured, None if it is not configured.
+SourceFactory: TypeAlias = "Callable[[Config], PodSource | None]"
+#: The sources of pods beside the API, in the order in which they are read.
+SOURCES: Final[tuple[SourceFactory, ...]] = (manifest_directory,)
+
+
 class Wiring:
     """A service and the resources that it keeps open; use it as a context manager.
 
+    `sources` makes the sources of pods beside the API.
     The cgroup tree and the state directory are locked. Raises errors that keep the agent from
     starting: `StartError`, `EnforcementStartError`, `CgroupRootError`,
     `TreeLockedError`, `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`.
@@ -91,6 +106,7 @@ class Wiring:
         manager: ServiceManager,
         clock: Clock,
         fakes: Fakes | None = None,
+        sources: Iterable[SourceFactory] = SOURCES,
     ) -> None:
         self._config = config
         self._fakes = fakes or Fakes()
@@ -110,6 +126,7 @@ class Wiring:
             self._configured = situate(config, self._read_host(), allocated=allocated)
             self.listeners = self._open_listeners(opened)
             self.controller = self._restore(clock, opened)
+            self._intakes = self._register(sources)
             self.service = Service(
                 self.controller,
                 self._api(),
@@ -242,8 +259,7 @@ class Wiring:
             fingerprint=lambda: _fingerprint(self._config.agent.sysfs_root),
             hotplug=watch_hotplug if live and str(self._config.agent.sysfs_root) == "/" else None,
             cgroups=self._cgroup_changes(opened) if live else None,
-            manifests=self._manifests(),
-            manifest_changes=self._manifest_changes(),
+            intakes=self._intakes,
         )
 
     def _configure_host(self) -> ConfiguredHost:
@@ -254,21 +270,13 @@ class Wiring:
         opened.callback(changes.close)
         return changes
 
-    def _manifests(self) -> ManifestSource | None:
-        directory = self._config.static_pod_path
-        if directory is None:
-            return None
-        form = ManifestFormat(self._load, self._config.agent.limits.manifest_bytes)
-        return ManifestSource(directory, ControllerIntake(self.controller), form)
-
-    def _manifest_changes(self) -> Callable[[], AsyncIterator[None]] | None:
-        directory = self._config.static_pod_path
-        return None if directory is None else lambda: directory_changes(directory)
-
-    def _load(self, content: bytes, source: str) -> Pod:
-        limit = self._config.agent.limits.manifest_bytes
-        gates = self._config.gates
-        return load_pod(content, source, max_bytes=limit, pod_level=gates.pod_level_resources)
+    def _register(self, sources: Iterable[SourceFactory]) -> tuple[PodIntake, ...]:
+        """Register the sources of pods that are configured, and return their intakes."""
+        made = [source for make in sources if (source := make(self._config)) is not None]
+        for source in made:
+            self.controller.state.register(source)
+        admissions = ControllerAdmissions(self.controller)
+        return tuple(PodIntake(source, admissions) for source in made)
 
 
 def _boot_id() -> str:

@@ -25,7 +25,7 @@ def pod(*containers: ContainerAllocation) -> PodAllocation:
 def test_a_container_without_cpus_of_its_own_runs_in_the_shared_pool() -> None:
     own = ContainerAllocation("a", ContainerKind.APP, Isolation.CONTAINER, Mask.of(1))
     shared = ContainerAllocation("b", ContainerKind.APP)
-    document = views.pod_document(pod(own, shared), POOL, source="api")
+    document = views.pod_document(pod(own, shared), POOL)
     assert [container.cpus for container in document.containers] == ["1", "0,4-7"]
     assert document.exclusive_cpus == "1"
 
@@ -35,12 +35,12 @@ def test_memory_that_is_not_pinned_is_told_from_memory_on_no_node() -> None:
         "a", ContainerKind.APP, memory=(MemoryBlock("memory", 4096, Mask.of(1, 2)),)
     )
     free = ContainerAllocation("b", ContainerKind.APP)
-    document = views.pod_document(pod(pinned, free), POOL, source="api")
+    document = views.pod_document(pod(pinned, free), POOL)
     assert [container.mems for container in document.containers] == ["1-2", None]
 
 
 def test_problems_mean_that_it_is_not_enforced() -> None:
-    document = views.pod_document(pod(), POOL, source="api", record=PodRecord(problems=("no",)))
+    document = views.pod_document(pod(), POOL, record=PodRecord(problems=("no",)))
     assert not document.enforcement.enforced
 
 
@@ -50,7 +50,6 @@ def test_cgroups_stand_with_their_container() -> None:
     document = views.pod_document(
         pod(ContainerAllocation("a", ContainerKind.APP)),
         POOL,
-        source="api",
         kernel={"a": (own,), None: (whole,)},
     )
     assert document.kernel == (whole,)
@@ -77,7 +76,6 @@ def test_how_many_containers_were_found_is_said_of_those_that_live_as_long_as_th
     document = views.pod_document(
         pod(*(ContainerAllocation(name, kind) for name, kind in kinds.items())),
         POOL,
-        source="api",
         record=PodRecord(running=frozenset({"setup", "a"})),
     )
     assert document.containers_found == 1

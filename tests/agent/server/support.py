@@ -7,6 +7,7 @@ import functools
 import shutil
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ParamSpec
 
@@ -16,7 +17,7 @@ from agent.api.client import AgentClient
 from agent.config.config import AgentConfig, Config, MetricsConfig
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
 from agent.server.start.service_manager import ServiceManager
-from agent.server.start.wiring import Fakes, Wiring
+from agent.server.start.wiring import SOURCES, Fakes, Wiring
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from agent.server.controller import Controller
     from agent.server.lifecycle import Service
     from agent.server.reporting.events import Watcher
+    from agent.server.start.wiring import SourceFactory
     from sysfs.host import Host
     from systemd.bus import Systemd
 
@@ -121,6 +123,7 @@ class World:
     config: Config
     clock: FakeClock = field(default_factory=FakeClock)
     tasks: list[Task] = field(default_factory=list)
+    sources: tuple[SourceFactory, ...] = SOURCES
     systemd: Systemd | None = None
 
     @property
@@ -201,6 +204,11 @@ class Running:
         """Call the blocking client in a thread; for its result use `asyncio.to_thread`."""
         await asyncio.to_thread(call, *args, **kwargs)
 
+    async def sync_manifests(self) -> None:
+        """Read the manifest directory now."""
+        (intake,) = (i for i in self.service._around.intakes if i.source.name == "manifests")
+        await self.service._attempt(partial(self.service._sync, intake), "sync manifests")
+
     async def stop(self) -> None:
         self.service.stop()
         await self.life
@@ -217,7 +225,7 @@ async def running(world: World, manager: RecordingManager | None = None) -> Asyn
         tasks=lambda: world.tasks,
         runtimes=world.runtimes,
     )
-    assembly = Wiring(world.config, manager, world.clock, fakes)
+    assembly = Wiring(world.config, manager, world.clock, fakes, world.sources)
     with assembly as service:
         life = asyncio.create_task(service.run())
         try:

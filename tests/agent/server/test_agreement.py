@@ -79,7 +79,7 @@ async def a_missing_manifest_directory(world: World) -> AsyncIterator[Running]:
     async with running(world) as agent:
         yield agent
         directory.mkdir(mode=0o755)
-        await agent.service._attempt(agent.service._sync_manifests)
+        await agent.sync_manifests()
         ready, problems = await said(agent)
         assert ready
         assert not any("sync manifests" in line for line in problems)

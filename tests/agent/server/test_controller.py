@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from agent.api.documents import BindRequest
 from agent.managers.allocations.bindings import Binding
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocations.origin import Origin, Source
 from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
@@ -343,12 +343,12 @@ async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
 async def test_a_pod_of_a_file_keeps_its_file_in_the_checkpoint() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
-        await controller.admit(pod(), "/manifests/web.yaml")
-        assert recorder.saved[-1].manifests == {UID: "/manifests/web.yaml"}
-        await controller.admit(pod(), "/manifests/moved.yaml")
-        assert recorder.saved[-1].manifests == {UID: "/manifests/moved.yaml"}
+        first, moved = (Source("manifests", f"/manifests/{name}.yaml") for name in ("web", "moved"))
+        for source in (first, moved):
+            await controller.admit(pod(), source)
+            assert recorder.saved[-1].ledger.allocations[UID].source == source
         await controller.release(UID)
-        assert recorder.saved[-1].manifests == {}
+        assert recorder.saved[-1].ledger.allocations == {}
 
 
 @in_loop

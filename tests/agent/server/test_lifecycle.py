@@ -73,7 +73,7 @@ async def test_a_restart_picks_everything_up_again_and_moves_nothing(world: Worl
         (pod,) = await asyncio.to_thread(agent.client.pods)
         assert before.pod is not None
         assert (pod.uid, pod.exclusive_cpus) == (UID, before.pod.exclusive_cpus)
-        assert pod.source == "checkpoint"
+        assert (pod.source, pod.source_name, pod.origin) == ("api", "api", "decided")
         again = await asyncio.to_thread(agent.client.admit, manifest())
         assert again.already_admitted
         status = await asyncio.to_thread(agent.client.status)
@@ -239,7 +239,7 @@ async def test_manifests_are_admitted_before_it_is_ready(world: World) -> None:
     (directory / "web.yaml").write_bytes(manifest())
     async with running(world) as agent:
         (pod,) = await asyncio.to_thread(agent.client.pods)
-        assert pod.source == str(directory / "web.yaml")
+        assert (pod.source, pod.source_name) == (str(directory / "web.yaml"), "manifests")
 
 
 @in_loop
@@ -357,7 +357,7 @@ async def test_a_manifest_that_turns_bad_is_told_to_watchers_once(world: World) 
             (directory / "a.yaml").write_text("kind: Pod\n")
             event = await next_event(watcher, "ManifestInvalid")
             assert str(directory / "a.yaml") in event.message
-            world.clock.advance(service_module.MANIFEST_PERIOD)
+            world.clock.advance(service_module.SOURCE_PERIOD)
             (directory / "b.yaml").write_bytes(manifest())
             assert (await next_event(watcher, "ManifestInvalid", "PodAdmitted")).uid == UID
 
@@ -371,7 +371,7 @@ async def test_a_rejected_manifest_is_admitted_once_another_pod_ends(world: Worl
             (directory / "web.yaml").write_bytes(manifest())
             await next_event(watcher, "PodRejected")
             await agent.ask(agent.client.remove, OTHER_UID)
-            world.clock.advance(service_module.MANIFEST_PERIOD)
+            world.clock.advance(service_module.SOURCE_PERIOD)
             assert (await next_event(watcher, "PodAdmitted")).uid == UID
 
 

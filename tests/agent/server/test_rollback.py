@@ -370,8 +370,8 @@ async def test_pods_of_the_manifest_directory_are_confirmed_or_admitted_again(wo
             OTHER_UID: "1,9",
             UID: "2,10",
         }
-        owners = agent.controller.state.durable.manifests
-        assert owners == {
+        sources = {uid: str(allocation.source) for uid, allocation in allocations.items()}
+        assert sources == {
             OTHER_UID: str(directory / "db.yaml"),
             UID: str(directory / "web.yaml"),
         }

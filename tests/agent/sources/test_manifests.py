@@ -1,292 +1,232 @@
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field
+import os
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
-from agent.api.documents import AdmissionDocument, RejectionDocument
-from agent.managers.decision import Reason
-from agent.parsing.errors import MISTAKES_REPORTED
-from agent.pods.digest import spec_digest
+from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
-from agent.sources.errors import FileFailedError, ManifestDirectoryError
-from agent.sources.files import ManifestFile, ManifestFormat, scan
-from agent.sources.manifests import ADMITTED, INVALID, ManifestSource
-from tests.agent.server.support import OTHER_UID, UID, manifest
+from agent.sources.errors import ManifestDirectoryError, ManifestFileError, printable
+from agent.sources.manifests import ManifestFile, ManifestFormat, scan
+from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from agent.pods.model import Pod
 
-
-@dataclass
-class Ledger:
-    """An intake that admits pods until it is full and never re-decides one."""
-
-    room: int = 9
-    log: list[str] = field(default_factory=list)
-    pods: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    releases: int = 0
-    #: The uids of pods at which it fails.
-    failing: set[str] = field(default_factory=set)
-
-    async def admit(self, pod: Pod, manifest: str) -> AdmissionDocument:
-        if pod.uid in self.failing:
-            raise FileFailedError(manifest, KeyError())
-        self.log.append(f"admit {pod.name}")
-        if self.pods.get(pod.uid, spec_digest(pod)) != spec_digest(pod):
-            return self._rejected(pod, Reason.CONFLICT)
-        if pod.uid not in self.pods and len(self.pods) >= self.room:
-            return self._rejected(pod, Reason.TOPOLOGY_AFFINITY)
-        self.pods[pod.uid] = spec_digest(pod)
-        self.files[pod.uid] = manifest
-        return AdmissionDocument(uid=pod.uid, name=pod.name, namespace=pod.namespace, admitted=True)
-
-    @staticmethod
-    def _rejected(pod: Pod, reason: Reason) -> AdmissionDocument:
-        rejection = RejectionDocument(
-            reason=str(reason),
-            message="no",
-            remedy="",
-            resource=None,
-            container=None,
-            asked=None,
-            free={},
-        )
-        return AdmissionDocument(
-            uid=pod.uid,
-            name=pod.name,
-            namespace=pod.namespace,
-            admitted=False,
-            rejection=rejection,
-        )
-
-    async def release(self, uid: str) -> None:
-        if uid in self.failing:
-            raise FileFailedError(self.files[uid], KeyError())
-        self.log.append(f"release {uid[:1]}")
-        del self.pods[uid]
-        self.files.pop(uid, None)
-        self.releases += 1
-
-    async def scan(
-        self, directory: Path, known: Mapping[Path, ManifestFile], form: ManifestFormat
-    ) -> list[ManifestFile]:
-        return scan(directory, known, form)
-
-    def owners(self) -> Mapping[str, str]:
-        return self.files
-
-    def generation(self) -> int:
-        return self.releases
-
-
-@dataclass
-class Scene:
-    directory: Path
-    ledger: Ledger
-    source: ManifestSource
-
-    def sync(self) -> dict[str, str]:
-        """Bring the ledger in step; return the state of each file by its name."""
-        self.ledger.log.clear()
-        documents = asyncio.run(self.source.sync())
-        return {path.rpartition("/")[2]: found.state for path, found in documents.items()}
-
-    def write(self, name: str, content: bytes) -> None:
-        new = self.directory / ".new"
-        new.write_bytes(content)
-        new.replace(self.directory / name)
+FORM = ManifestFormat(load_pod, 4096)
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    directory = tmp_path / "manifests"
-    directory.mkdir(mode=0o755)
-    ledger = Ledger()
-    return Scene(
-        directory, ledger, ManifestSource(directory, ledger, ManifestFormat(load_pod, 65536))
-    )
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "manifests"
+    path.mkdir(mode=0o755)
+    return path
 
 
-def test_a_new_file_is_admitted_once(scene: Scene) -> None:
-    scene.write("a.yaml", manifest())
-    assert scene.sync() == {"a.yaml": "admitted"}
-    assert scene.ledger.log == ["admit web"]
-    assert scene.sync() == {"a.yaml": "admitted"}
-    assert scene.ledger.log == []
+def read(directory: Path, known: tuple[ManifestFile, ...] = ()) -> list[ManifestFile]:
+    return scan(directory, {file.path: file for file in known}, FORM)
 
 
-def test_a_file_that_is_gone_releases_its_pod(scene: Scene) -> None:
-    scene.write("a.yaml", manifest())
-    scene.sync()
-    (scene.directory / "a.yaml").unlink()
-    assert scene.sync() == {}
-    assert scene.ledger.log == ["release 1"]
+def test_files_are_read_in_order_of_their_names(directory: Path) -> None:
+    for name in ("b.yaml", "a.json", "c"):
+        (directory / name).write_bytes(manifest(uid=None))
+    assert [file.path.name for file in read(directory)] == ["a.json", "b.yaml", "c"]
 
 
-def test_pods_that_came_otherwise_are_left_alone(scene: Scene) -> None:
-    scene.ledger.pods["u-api"] = "digest"
-    scene.sync()
-    assert scene.ledger.log == []
+def test_hidden_files_and_directories_are_ignored(directory: Path) -> None:
+    (directory / ".a.yaml.swp").write_bytes(manifest())
+    (directory / "sub").mkdir()
+    (directory / "sub" / "a.yaml").write_bytes(manifest())
+    assert read(directory) == []
 
 
-def test_a_file_that_can_no_longer_be_read_keeps_its_pod(scene: Scene) -> None:
-    scene.write("a.yaml", manifest())
-    scene.sync()
-    scene.write("a.yaml", b"kind: [")
-    assert scene.sync() == {"a.yaml": "invalid"}
-    assert scene.ledger.log == []
-    assert UID in scene.ledger.pods
+def test_a_file_without_a_uid_gets_one_of_its_own(directory: Path) -> None:
+    (directory / "a.yaml").write_bytes(manifest(uid=None))
+    (directory / "b.yaml").write_bytes(manifest(uid=None))
+    uids = {file.pod.uid for file in read(directory) if file.pod is not None}
+    assert len(uids) == 2
 
 
-def test_a_directory_that_vanished_releases_nothing(scene: Scene) -> None:
-    scene.write("a.yaml", manifest())
-    scene.sync()
-    scene.directory.rename(scene.directory.with_name("elsewhere"))
-    with pytest.raises(ManifestDirectoryError):
-        scene.sync()
-    assert UID in scene.ledger.pods
+def test_a_bad_file_does_not_keep_others_from_being_read(directory: Path) -> None:
+    (directory / "a.yaml").write_text("kind: Pod\n")
+    (directory / "b.yaml").write_bytes(manifest())
+    bad, good = read(directory)
+    assert isinstance(bad.error, ManifestError)
+    assert bad.pod is None
+    assert good.pod is not None
+    assert good.pod.uid == UID
 
 
-def test_another_spec_for_the_uid_of_a_running_pod_is_a_conflict(scene: Scene) -> None:
-    scene.write("a.yaml", manifest())
-    scene.sync()
-    before = dict(scene.ledger.pods)
-    scene.write("a.yaml", manifest(cpu="4"))
-    assert scene.sync() == {"a.yaml": "conflict"}
-    assert scene.ledger.pods == before
-    scene.sync()
-    assert scene.ledger.log == []
+def test_an_unchanged_file_is_not_read_again(directory: Path) -> None:
+    (directory / "a.yaml").write_bytes(manifest())
+    first = read(directory)
+    assert read(directory, tuple(first))[0] is first[0]
 
 
-def test_a_conflict_ends_when_the_file_is_deleted_and_written_again(scene: Scene) -> None:
-    scene.write("a.yaml", manifest())
-    scene.sync()
-    scene.write("a.yaml", manifest(cpu="4"))
-    scene.sync()
-    (scene.directory / "a.yaml").unlink()
-    scene.sync()
-    scene.write("a.yaml", manifest(cpu="4"))
-    assert scene.sync() == {"a.yaml": "admitted"}
+def test_a_replaced_file_is_read_again(directory: Path) -> None:
+    path = directory / "a.yaml"
+    path.write_bytes(manifest())
+    (first,) = read(directory)
+    new = directory / ".new"
+    new.write_bytes(manifest(cpu="3"))
+    os.utime(new, ns=(first.stamp.modified_ns, first.stamp.modified_ns))
+    new.replace(path)
+    (second,) = read(directory, (first,))
+    assert second.pod != first.pod
 
 
-def test_a_changed_file_without_a_uid_is_another_pod(scene: Scene) -> None:
-    scene.write("a.yaml", manifest(uid=None))
-    scene.sync()
-    (before,) = scene.ledger.pods
-    scene.write("a.yaml", manifest(uid=None, cpu="4"))
-    assert scene.sync() == {"a.yaml": "admitted"}
-    (after,) = scene.ledger.pods
-    assert before != after
-    assert [entry.split()[0] for entry in scene.ledger.log] == ["release", "admit"]
+def error_of(directory: Path) -> str:
+    (file,) = read(directory)
+    assert isinstance(file.error, ManifestFileError)
+    return str(file.error)
 
 
-def test_a_renamed_file_keeps_its_pod(scene: Scene) -> None:
-    scene.write("a.yaml", manifest())
-    scene.sync()
-    (scene.directory / "a.yaml").rename(scene.directory / "b.yaml")
-    assert scene.sync() == {"b.yaml": "admitted"}
-    assert "release 1" not in scene.ledger.log
-    assert scene.ledger.files[UID].endswith("b.yaml")
+def test_a_link_is_rejected(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.yaml").write_bytes(manifest())
+    (directory / "a.yaml").symlink_to(tmp_path / "elsewhere.yaml")
+    assert "is a symbolic link; put the file itself here" in error_of(directory)
 
 
-def test_a_renamed_file_with_another_spec_is_a_new_pod(scene: Scene) -> None:
-    scene.write("a.yaml", manifest())
-    scene.sync()
-    (scene.directory / "a.yaml").unlink()
-    scene.write("b.yaml", manifest(cpu="4"))
-    assert scene.sync() == {"b.yaml": "admitted"}
-    assert scene.ledger.log == ["admit web", "release 1", "admit web"]
+def test_what_is_no_regular_file_is_rejected_without_waiting(directory: Path) -> None:
+    os.mkfifo(directory / "a.yaml", 0o600)
+    assert "is not a regular file" in error_of(directory)
 
 
-def test_of_two_files_with_one_uid_the_first_keeps_it(scene: Scene) -> None:
-    scene.write("b.yaml", manifest())
-    scene.sync()
-    scene.write("a.yaml", manifest(cpu="4"))
-    assert scene.sync() == {"a.yaml": "conflict", "b.yaml": "admitted"}
-    (scene.directory / "b.yaml").unlink()
-    assert scene.sync() == {"a.yaml": "admitted"}
+def test_a_file_that_others_may_write_is_rejected(directory: Path) -> None:
+    (directory / "a.yaml").write_bytes(manifest())
+    (directory / "a.yaml").chmod(0o666)
+    assert "can be written by others (mode 0666); close it: chmod go-w" in error_of(directory)
 
 
-def test_a_rejected_pod_is_tried_again_only_when_something_was_freed(scene: Scene) -> None:
-    scene.ledger.room = 1
-    scene.write("a.yaml", manifest())
-    scene.write("b.yaml", manifest("db", OTHER_UID))
-    assert scene.sync() == {"a.yaml": "admitted", "b.yaml": "rejected"}
-    scene.sync()
-    assert scene.ledger.log == []
-    (scene.directory / "a.yaml").unlink()
-    assert scene.sync() == {"b.yaml": "admitted"}
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_rejected(directory: Path) -> None:
+    (directory / "a.yaml").write_bytes(manifest())
+    os.chown(directory / "a.yaml", 4242, -1)
+    assert "belongs to user 4242; give it to root" in error_of(directory)
 
 
-def test_a_pod_that_was_removed_otherwise_is_admitted_again(scene: Scene) -> None:
-    scene.write("a.yaml", manifest())
-    scene.sync()
-    asyncio.run(scene.ledger.release(UID))
-    assert scene.sync() == {"a.yaml": "admitted"}
-    assert scene.ledger.log == ["admit web"]
+def test_a_file_above_the_limit_is_rejected(directory: Path) -> None:
+    (directory / "a.yaml").write_bytes(b"#" * 4097)
+    assert "larger than 4096 bytes" in error_of(directory)
 
 
-def test_pods_of_a_directory_that_was_configured_before_are_kept(
-    scene: Scene, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"caf\xe9.yaml", "caf\\xe9.yaml: its name is not UTF-8; rename it"),
+        (b"\xed\xa0\x80", "\\xed\\xa0\\x80: its name is not UTF-8; rename it"),
+        (b"a\x1b[2J", "a\\x1b[2J: its name has a character that is not printable; rename it"),
+        (b"a\nb", "a\\nb: its name has a character that is not printable; rename it"),
+        (b"\xe2\x80\xae", "\\u202e: its name has a character that is not printable; rename it"),
+    ],
+)
+@pytest.mark.parametrize("uid", [None, UID])
+def test_a_file_whose_name_cannot_be_shown_is_rejected_and_no_other(
+    directory: Path, name: bytes, shown: str, uid: str | None
 ) -> None:
-    scene.write("a.yaml", manifest())
-    scene.sync()
-    other = tmp_path / "other"
-    other.mkdir(mode=0o755)
-    scene.source = ManifestSource(other, scene.ledger, ManifestFormat(load_pod, 65536))
-    assert scene.sync() == {}
-    assert UID in scene.ledger.pods
+    (directory / os.fsdecode(name)).write_bytes(manifest(uid=uid))
+    (directory / "caf\u00e9 au lait.yaml").write_bytes(manifest())
+    found = {printable(file.path): file for file in read(directory)}
+    good = found.pop(str(directory / "caf\u00e9 au lait.yaml"))
+    assert good.pod is not None
+    ((path, bad),) = found.items()
+    assert isinstance(bad.error, ManifestFileError)
+    assert str(bad.error) == f"{directory}/{shown}"
+    assert path.isprintable()
 
 
-def test_after_a_restart_a_file_still_owns_its_pod(scene: Scene) -> None:
-    scene.write("a.yaml", manifest())
-    scene.sync()
-    scene.source = ManifestSource(scene.directory, scene.ledger, ManifestFormat(load_pod, 65536))
-    assert scene.sync() == {"a.yaml": "admitted"}
-    assert UID in scene.ledger.pods
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("bug"), UnicodeError(), KeyError()])
+def test_whatever_happens_with_one_file_the_others_are_read(
+    directory: Path, error: Exception
+) -> None:
+    failing = True
+
+    def load(content: bytes, source: str) -> Pod:
+        if failing and source.endswith("a.yaml"):
+            raise error
+        return load_pod(content, source)
+
+    for name in ("a.yaml", "b.yaml"):
+        (directory / name).write_bytes(manifest(uid=None))
+    with structlog.testing.capture_logs() as lines:
+        bad, good = files = scan(directory, {}, ManifestFormat(load, 4096))
+    assert good.pod is not None
+    said = f"internal error ({type(error).__name__}); see the agent log"
+    assert str(bad.error) == f"{bad.path}: {said}"
+    (line,) = lines
+    assert (line["event"], line["error"]) == ("manifest processing failed", type(error).__name__)
+    failing = False
+    again, _ = scan(directory, {file.path: file for file in files}, ManifestFormat(load, 4096))
+    assert again.pod is not None
 
 
-def test_mistakes_are_told_with_their_paths(scene: Scene) -> None:
-    scene.write("a.yaml", manifest().replace(b"name: c0", b"name: C_0"))
-    (document,) = asyncio.run(scene.source.sync()).values()
-    assert document.message.startswith(str(scene.directory / "a.yaml"))
-    assert [detail.path for detail in document.details] == ["spec.containers[0].name"]
+def test_a_directory_that_is_missing_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ManifestDirectoryError, match="does not exist; create it"):
+        read(tmp_path / "none")
 
 
-def test_a_pod_that_fails_to_be_admitted_costs_no_other_and_is_tried_again(scene: Scene) -> None:
-    for name in ("a", "b", "c"):
-        scene.write(name, manifest(uid=f"{name}-uid"))
-    scene.ledger.failing = {"b-uid"}
-    assert scene.sync() == {"a": ADMITTED, "b": INVALID, "c": ADMITTED}
-    scene.ledger.failing = set()
-    assert scene.sync() == {"a": ADMITTED, "b": ADMITTED, "c": ADMITTED}
+def test_a_file_in_its_place_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ManifestDirectoryError, match="is not a directory"):
+        read(tmp_path / "file")
 
 
-def test_a_pod_that_fails_to_be_released_costs_no_other_and_is_tried_again(scene: Scene) -> None:
-    for name in ("a", "b"):
-        scene.write(name, manifest(uid=f"{name}-uid"))
-    scene.sync()
-    for name in ("a", "b"):
-        (scene.directory / name).unlink()
-    scene.ledger.failing = {"a-uid"}
-    assert scene.sync() == {"a": INVALID}
-    assert list(scene.ledger.pods) == ["a-uid"]
-    scene.ledger.failing = set()
-    assert scene.sync() == {}
-    assert not scene.ledger.pods
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_directory_that_others_may_write_is_rejected(directory: Path, mode: int) -> None:
+    directory.chmod(mode)
+    with pytest.raises(ManifestDirectoryError, match="can be written by others"):
+        read(directory)
 
 
-def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(scene: Scene) -> None:
-    mistakes = b"".join(b"  - name: C_%d\n" % number for number in range(300))
-    lead = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n"
-    scene.write("a", lead + mistakes)
-    (document,) = asyncio.run(scene.source.sync()).values()
-    assert "300 mistakes" in document.message
-    assert len(document.details) == MISTAKES_REPORTED
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+def test_a_directory_of_another_user_is_rejected(directory: Path) -> None:
+    os.chown(directory, 4242, -1)
+    with pytest.raises(ManifestDirectoryError, match="belongs to user 4242, who could make"):
+        read(directory)
+
+
+def test_a_directory_that_others_could_replace_is_rejected(directory: Path) -> None:
+    above = directory / "above"
+    inner = above / "manifests"
+    inner.mkdir(parents=True, mode=0o755)
+    above.chmod(0o777)
+    with pytest.raises(ManifestDirectoryError, match=f"{above} can be written by others") as caught:
+        read(inner)
+    assert caught.value.remedy == f"close it: chmod go-w {above}"
+
+
+def test_a_link_to_the_directory_is_as_good_as_the_place_it_stands_in(directory: Path) -> None:
+    inner, open_to_all = directory / "manifests", directory / "open"
+    inner.mkdir(mode=0o755)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    (directory / "good").symlink_to(inner)
+    (open_to_all / "bad").symlink_to(inner)
+    assert read(directory / "good") == []
+    with pytest.raises(ManifestDirectoryError, match=f"{open_to_all} can be written by others"):
+        read(open_to_all / "bad")
+
+
+def test_a_file_that_is_large_but_empty_is_not_read_whole(directory: Path) -> None:
+    with (directory / "sparse.yaml").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    (found,) = read(directory)
+    assert "larger than" in str(found.error)
+
+
+def test_a_file_that_vanishes_while_the_directory_is_read_is_passed_over(
+    directory: Path,
+) -> None:
+    (directory / "a.yaml").write_bytes(manifest())
+    (directory / "b.yaml").write_bytes(manifest(uid=None))
+
+    def load_and_remove(content: bytes, source: str) -> object:
+        (directory / "b.yaml").unlink(missing_ok=True)
+        return load_pod(content, source)
+
+    files = scan(directory, {}, ManifestFormat(load_and_remove, 4096))  # type: ignore[arg-type]
+    assert [file.path.name for file in files] == ["a.yaml"]

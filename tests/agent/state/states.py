@@ -16,7 +16,7 @@ from agent.managers.allocations.ledger import (
     NodeMemory,
     PodAllocation,
 )
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocations.origin import Origin, Source
 from agent.managers.topology.hints import Hint
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
@@ -38,6 +38,7 @@ def mixed_pod(uid: str = "11111111-2222-3333-4444-555555555555") -> PodAllocatio
         namespace="default",
         qos=QosClass.GUARANTEED,
         spec_digest="3f1c",
+        source=Source("manifests", "mixed.yaml"),
         cpus=Mask.parse("2-7"),
         memory=(block, MemoryBlock("hugepages-2Mi", 64 << 20, nodes)),
         cpu=CpuLimits(6000, 6000),
@@ -84,7 +85,6 @@ def example() -> Checkpoint:
         ),
         policy=MappingProxyType({"cpuManagerPolicy": "static", "reservedSystemCPUs": "0-1"}),
         agent_version="0.1.0",
-        manifests=MappingProxyType({mixed_pod().uid: "mixed.yaml"}),
     )
 
 
@@ -165,6 +165,7 @@ pods = built(
     requests=amounts,
     limits=amounts,
     origin=st.sampled_from(Origin),
+    source=st.none() | built(Source, names, st.text(max_size=8)),
 )
 charges = built(
     NodeMemory, sizes, masks, st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)
@@ -201,5 +202,4 @@ states = built(
     ),
     policy=st.dictionaries(names, st.text(max_size=8), max_size=3).map(MappingProxyType),
     agent_version=st.text(max_size=8),
-    manifests=st.dictionaries(names, names, max_size=2).map(MappingProxyType),
 )

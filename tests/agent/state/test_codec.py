@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.allocations.ledger import Ledger
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocations.origin import API, Origin, Source
+from agent.sources.manifests import ManifestDirectory
 from agent.state import codec
 from agent.state.checkpoint import Checkpoint
 from agent.state.codec import Encoder, decode, encode
@@ -231,6 +232,27 @@ def test_the_origin_in_a_former_file_follows_from_its_flag_and_digest_alone(
         state["pods"][0]["recovered"] = True
     (allocation,) = decode(with_body(json.dumps(state)), FILE).ledger.allocations.values()
     assert (allocation.origin, allocation.namespace) == (origin, namespace)
+
+
+@pytest.mark.parametrize(
+    ("files", "digest", "source"),
+    [
+        ({}, "3f1c", API),
+        ({}, "", None),
+        ({"another": "other.yaml"}, "3f1c", API),
+        ({mixed_pod().uid: "/m/a.yaml"}, "3f1c", Source(ManifestDirectory.name, "/m/a.yaml")),
+        ({mixed_pod().uid: "/m/a.yaml"}, "", Source(ManifestDirectory.name, "/m/a.yaml")),
+    ],
+)
+def test_in_a_former_file_a_pod_with_a_file_is_its_and_any_other_that_was_decided_the_apis(
+    files: dict[str, str], digest: str, source: Source | None
+) -> None:
+    former = (Path(__file__).parent / "format1_before_origin.json").read_text()
+    state = json.loads(former)["state"]
+    state["pods"][0]["spec_digest"] = digest
+    state["manifests"] = files
+    (allocation,) = decode(with_body(json.dumps(state)), FILE).ledger.allocations.values()
+    assert allocation.source == source
 
 
 def test_what_pods_of_older_files_hold_counts_as_their_requests() -> None:

@@ -10,7 +10,7 @@ from agent.api.documents import AdmissionDocument, ExplanationDocument
 from agent.api.views import pod_document
 from agent.cli.text.pods import admission_lines, list_lines, pod_lines
 from agent.managers.admission import admit
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.allocations.sharing import Sharing
 from agent.server.reporting.records import PodRecord
 from sysfs.mask import Mask
@@ -37,7 +37,7 @@ def allocated(*containers: Container, budget: str = "cpu=4 memory=4Gi") -> PodAl
 
 
 def document(allocation: PodAllocation) -> PodDocument:
-    return pod_document(allocation, Mask.of(0), source="checkpoint")
+    return pod_document(allocation, Mask.of(0))
 
 
 def listed(allocation: PodAllocation) -> list[str]:
@@ -115,6 +115,19 @@ def test_an_allocation_without_a_specification_says_its_origin_and_its_uid(
     assert "  origin    decided" in shown(decided)
 
 
+def test_a_pod_says_who_asked_for_it() -> None:
+    allocation = allocated(app("a", TWO))
+    for source, listed_as, shown_as in (
+        (API, "from api", "api"),
+        (Source("manifests", "/m/a.yaml"), "from /m/a.yaml", "/m/a.yaml (source manifests)"),
+    ):
+        known = replace(allocation, source=source)
+        (line, *_) = list_lines([document(known)])
+        assert line.endswith(f"  {listed_as}")
+        assert f"  from      {shown_as}" in shown(known)
+    assert "  from      no source has asked for it yet" in shown(allocation)
+
+
 def test_a_checkpoint_of_an_earlier_release_has_no_reasons() -> None:
     allocation = allocated(app("a", TWO), app("b"))
     earlier = replace(unspecified(allocation), origin=Origin.DECIDED)
@@ -170,6 +183,7 @@ def test_an_admission_names_the_devices_of_every_container() -> None:
 )
 def test_enforced_is_said_of_containers_that_were_found(record: PodRecord, state: str) -> None:
     allocation = allocated(sidecar("s"), init("i", ONE), app("a", TWO))
-    found = pod_document(allocation, Mask.of(0), source="api", record=record)
+    allocation = replace(allocation, source=API)
+    found = pod_document(allocation, Mask.of(0), record=record)
     assert next(list_lines([found])).endswith(f"  {state}  from api")
     assert f"  state     {state}" in pod_lines(found)

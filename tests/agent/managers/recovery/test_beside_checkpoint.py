@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocations.origin import Origin, Source
 from agent.managers.effective_policy import shared_cpus
 from agent.managers.recovery.beside_checkpoint import Recovery, recover
 from agent.managers.recovery.from_cgroups import ObservedContainer, ObservedPod
@@ -70,12 +70,15 @@ def test_a_pod_of_the_checkpoint_that_does_not_run_gives_way_to_one_that_does() 
 def test_a_pod_that_runs_elsewhere_is_taken_as_the_kernel_shows_it() -> None:
     ledger = checkpoint(("old", 2), ("next", 2), ("last", 2))
     assert allocated(ledger) == {"old": "1,9", "next": "2,10", "last": "3,11"}
+    source = Source("manifests", "/m/old.yaml")
+    ledger = ledger.with_source("old", source)
     running = [shown("new", "1,9"), shown("old", "2,10"), shown("last", "3,11")]
     recovery = recover(RULES, ledger, running)
     assert allocated(recovery.ledger) == {"new": "1,9", "old": "2,10", "last": "3,11"}
     assert displacements(recovery) == [("old", "1,9", "new", "2,10"), ("next", "2,10", "old", "")]
     old = recovery.ledger.allocations["old"]
     assert (old.origin, old.name) == (Origin.RECOVERED, ledger.allocations["old"].name)
+    assert old.source == source
     assert recovery.ledger.allocations["last"] is ledger.allocations["last"]
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from structlog.testing import capture_logs
 
 from agent.api.documents import FailedPodDocument, decode
+from agent.managers.allocations.origin import API, Source
 from agent.pods.identity import PodIdentity
 from agent.server.errors import InvalidManifestError
 from agent.server.metrics import names
-from agent.server.reporting.records import API, REJECTIONS_KEPT
+from agent.server.reporting.records import REJECTIONS_KEPT
 from agent.server.reporting.rejections import MISTAKES_SHOWN
 from agent.server.reporting.shorten import LONGEST
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
@@ -56,7 +57,7 @@ async def test_a_rejected_pod_has_failed_with_reason_message_and_time(world: Wor
         rejection = json.loads(answer)["rejection"]
         shown = await failed(agent, UID)
         assert (shown.phase, shown.reason, shown.message, shown.time, shown.source) == (
-            "Failed", rejection["reason"], rejection["message"], NOW, API,
+            "Failed", rejection["reason"], rejection["message"], NOW, str(API),
         )  # fmt: skip
         assert (shown.uid, shown.namespace, shown.name) == (UID, "shop", "big")
         assert shown.rejection is not None
@@ -76,7 +77,7 @@ async def test_an_invalid_pod_leaves_a_line_an_event_a_count_and_a_status(world:
             event = await next_event(watcher, "PodInvalid")
         (line,) = lines(log, "pod invalid")
         assert line["log_level"] == "warning"
-        assert (line["uid"], line["pod"], line["source"]) == (UID, "shop/web", API)
+        assert (line["uid"], line["pod"], line["source"]) == (UID, "shop/web", str(API))
         assert any(text.startswith("spec.containers[0].name: ") for text in line["mistakes"])
         assert line["mistakes_left_out"] == 0
         assert (event.uid, event.pod) == (UID, "shop/web")
@@ -182,17 +183,17 @@ async def test_a_file_that_is_no_pod_fails_once_until_it_is_one_or_gone(world: W
             shown = await failed(agent, UID)
             assert (shown.reason, shown.source) == ("InvalidManifest", str(file))
             assert "spec.containers[0].name" in [detail.path for detail in shown.details]
-            await agent.service._sync_manifests()
+            await agent.sync_manifests()
             assert len(lines(log, "manifest rejected")) == 1
             assert lines(log, "pod invalid") == []
             assert agent.controller.metrics.counters.value(names.ADMISSIONS, "invalid") == 1
             file.write_bytes(manifest("big", cpu="64"))
-            await agent.service._sync_manifests()
+            await agent.sync_manifests()
             assert [
                 (s.reason != "InvalidManifest", s.name) for s in statuses(agent.controller)
             ] == [(True, "big")]
             file.unlink()
-            await agent.service._sync_manifests()
+            await agent.sync_manifests()
             assert statuses(agent.controller) == []
 
 
@@ -203,7 +204,7 @@ async def test_a_file_that_is_damaged_does_not_fail_the_pod_it_keeps(world: Worl
     file.write_bytes(manifest("web", None))
     async with running(world) as agent:
         file.write_bytes(bad("web", None))
-        await agent.service._sync_manifests()
+        await agent.sync_manifests()
         assert len(agent.controller.pods()) == 1
         assert statuses(agent.controller) == []
 
@@ -211,5 +212,5 @@ async def test_a_file_that_is_damaged_does_not_fail_the_pod_it_keeps(world: Worl
 @in_loop
 async def test_the_pod_of_a_file_that_is_rejected_names_the_file() -> None:
     async with keeping(Recorder()) as controller:
-        await controller.admit(pod(cpu="64"), "/manifests/web.yaml")
+        await controller.admit(pod(cpu="64"), Source("manifests", "/manifests/web.yaml"))
         assert [status.source for status in statuses(controller)] == ["/manifests/web.yaml"]

@@ -1,0 +1,279 @@
+"""The intake: keeps the ledger's pods in agreement with what one source of pods asks for.
+
+A running pod is never decided again. So an entry that changed but has the uid of its running pod is
+reported as a conflict, until it is removed and added again. An entry that can no longer be read
+keeps its pod, and so does a source that cannot be read at all: only what is certainly removed
+releases its pod. A pod belongs to the entry that asked for it first, in this source or another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+from msgspec import Struct
+
+from agent.api.documents import ErrorDetail, ManifestDocument
+from agent.managers.allocations.origin import Source
+from agent.managers.decision import Reason
+from agent.parsing.errors import MISTAKES_REPORTED
+from agent.pods.errors import ManifestError
+from agent.pods.identity import NO_IDENTITY
+from agent.server.errors import PodNotFoundError, RequestError
+from agent.server.queue import QueueStopped
+from agent.sources.errors import EntryFailedError, printable
+from agent.sources.source import ADMITTED, CONFLICT, INVALID, REJECTED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.api.documents import AdmissionDocument
+    from agent.pods.model import Pod
+    from agent.server.controller import Controller
+    from agent.sources.source import PodSource, SourceEntry, SourceReading
+
+log = structlog.get_logger(__name__)
+
+
+class Admissions(Protocol):
+    """What an intake asks of the controller.
+
+    `admit` and `release` raise `EntryFailedError` for an unexpected error of one pod; all other
+    exceptions concern all entries.
+    """
+
+    async def read(self, source: PodSource) -> SourceReading:
+        """Read a source in a thread."""
+        ...
+
+    async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
+        """Admit a pod; it belongs to `source` from then on."""
+        ...
+
+    async def release(self, uid: str, source: Source) -> None:
+        """Remove a pod that its source no longer asks for."""
+        ...
+
+    def owner(self, uid: str) -> Source | None:
+        """Return who asked for an admitted pod, None for an unknown pod."""
+        ...
+
+    def owned(self, name: str) -> Mapping[str, str]:
+        """Return the key of every admitted pod of a source, by uid."""
+        ...
+
+    def generation(self) -> int:
+        """Return a number that changes whenever a rejected pod might fit now."""
+        ...
+
+    def report(
+        self, name: str, documents: Mapping[str, ManifestDocument], conditions: tuple[str, ...]
+    ) -> None:
+        """Take over what has become of each entry of a source, by its key."""
+        ...
+
+
+class ControllerAdmissions:
+    """Admits and removes through the controller."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def read(self, source: PodSource) -> SourceReading:
+        """Read a source in the worker thread."""
+        return await self._controller.worker.run(source.read)
+
+    async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
+        """Admit a pod; it belongs to `source` from then on."""
+        try:
+            return await self._controller.admit(pod, source)
+        except (RequestError, QueueStopped):
+            raise
+        except Exception as error:
+            raise _failed(source, error) from error
+
+    async def release(self, uid: str, source: Source) -> None:
+        """Remove a pod that its source no longer asks for."""
+        try:
+            await self._controller.release(uid)
+        except PodNotFoundError:  # removed by another request meanwhile
+            return
+        except (RequestError, QueueStopped):
+            raise
+        except Exception as error:
+            raise _failed(source, error) from error
+
+    def owner(self, uid: str) -> Source | None:
+        """Return who asked for an admitted pod, None for an unknown pod."""
+        allocation = self._controller.state.ledger.allocations.get(uid)
+        return None if allocation is None else allocation.source
+
+    def owned(self, name: str) -> Mapping[str, str]:
+        """Return the key of every admitted pod of a source, by uid."""
+        return {
+            uid: allocation.source.key
+            for uid, allocation in self._controller.state.ledger.allocations.items()
+            if allocation.source is not None and allocation.source.name == name
+        }
+
+    def generation(self) -> int:
+        """Return a counter of releases and host changes."""
+        return self._controller.state.releases
+
+    def report(
+        self, name: str, documents: Mapping[str, ManifestDocument], conditions: tuple[str, ...]
+    ) -> None:
+        """Report entries that became invalid, and keep all for the status."""
+        self._controller.rejections.entries(name, documents)
+        self._controller.state.note_source(name, documents, conditions)
+
+
+class _Tried(Struct, frozen=True):
+    """The last attempt to admit an entry's pod: the pod, `generation`, and the result."""
+
+    pod: Pod
+    generation: int
+    document: ManifestDocument
+
+
+class PodIntake:
+    """Admits the pods that a source asks for and removes those that it no longer asks for."""
+
+    def __init__(self, source: PodSource, admissions: Admissions) -> None:
+        self.source = source
+        self._admissions = admissions
+        self._entries: dict[str, SourceEntry] = {}
+        self._removed: set[str] = set()
+        self._tried: dict[str, _Tried] = {}
+
+    async def sync(self) -> None:
+        """Read the source, release and admit pods; report what has become of every entry.
+
+        Raises what the source raises if it cannot be read, without having changed anything.
+        """
+        reading = await self._admissions.read(self.source)
+        self._take(reading)
+        kept = await self._release(complete=reading.complete)
+        settled = {key: await self._settle(entry) for key, entry in self._entries.items()}
+        self._admissions.report(self.source.name, settled | kept, reading.conditions)
+
+    def _take(self, reading: SourceReading) -> None:
+        known = {} if reading.complete else self._entries
+        kept = {key: entry for key, entry in known.items() if key not in reading.removed}
+        self._entries = kept | {entry.key: entry for entry in reading.entries}
+        self._removed = (self._removed | reading.removed) - self._entries.keys()
+        self._tried = {key: tried for key, tried in self._tried.items() if key in self._entries}
+
+    async def _release(self, *, complete: bool) -> dict[str, ManifestDocument]:
+        """Release the pods of removed entries; return those that could not be released."""
+        kept: dict[str, ManifestDocument] = {}
+        named = {entry.pod.uid: entry for entry in self._entries.values() if entry.pod is not None}
+        for uid, key in self._admissions.owned(self.source.name).items():
+            if not self.source.covers(key):
+                continue
+            entry = self._entries.get(key)
+            gone = entry is None and (complete or key in self._removed)
+            if gone and uid in named:
+                await self._move(uid, named[uid], key)
+            elif gone or (entry is not None and entry.pod is not None and entry.pod.uid != uid):
+                try:
+                    await self._admissions.release(uid, self._source(key))
+                except EntryFailedError as error:
+                    kept[key] = self._kept(key, uid, error)
+        self._removed &= kept.keys()
+        return kept
+
+    async def _move(self, uid: str, entry: SourceEntry, former: str) -> None:
+        """Move a pod to the entry that has its uid now; another specification is a new pod."""
+        document = await self._settle(entry)
+        if document.state == CONFLICT:
+            await self._admissions.release(uid, self._source(former))
+            self._tried.pop(entry.key, None)
+
+    async def _settle(self, entry: SourceEntry) -> ManifestDocument:
+        if entry.pod is None:
+            return self._invalid(entry)
+        try:
+            return await self._settled(entry, entry.pod)
+        except EntryFailedError as error:
+            return self._document(entry, INVALID, str(error))
+
+    async def _settled(self, entry: SourceEntry, pod: Pod) -> ManifestDocument:
+        own, owner = self._source(entry.key), self._admissions.owner(pod.uid)
+        if owner is not None and owner.name == own.name and owner != own:
+            first = self._entries.get(owner.key)
+            if first is not None and (first.pod is None or first.pod.uid == pod.uid):
+                message = f"states the same uid as {owner.key}, which came first"
+                return self._document(entry, CONFLICT, message)
+        tried = self._tried.get(entry.key)
+        if tried is not None and tried.pod == pod:
+            admitted = tried.document.state == ADMITTED
+            if owner == own if admitted else tried.generation == self._admissions.generation():
+                return tried.document
+        generation = self._admissions.generation()
+        document = self._outcome(entry, await self._admissions.admit(pod, own))
+        self._tried[entry.key] = _Tried(pod, generation, document)
+        return document
+
+    def _source(self, key: str) -> Source:
+        return Source(self.source.name, key)
+
+    # --- documents ------------------------------------------------------------------------------
+
+    def _outcome(self, entry: SourceEntry, answer: AdmissionDocument) -> ManifestDocument:
+        if answer.rejection is None:
+            return self._document(entry, ADMITTED, "")
+        state = CONFLICT if answer.rejection.reason == Reason.CONFLICT else REJECTED
+        message = f"{answer.rejection.reason}: {answer.rejection.message}"
+        return self._document(entry, state, message)
+
+    def _document(self, entry: SourceEntry, state: str, message: str) -> ManifestDocument:
+        pod = entry.pod
+        return ManifestDocument(
+            file=printable(entry.key),
+            state=state,
+            uid=None if pod is None else pod.uid,
+            message=message,
+            name="" if pod is None else pod.name,
+            namespace="" if pod is None else pod.namespace,
+            source=self.source.name,
+        )
+
+    def _kept(self, key: str, uid: str, error: EntryFailedError) -> ManifestDocument:
+        message = f"its pod is no longer asked for but could not be removed: {error}"
+        return ManifestDocument(
+            file=printable(key), state=INVALID, uid=uid, message=message, source=self.source.name
+        )
+
+    def _invalid(self, entry: SourceEntry) -> ManifestDocument:
+        identity, details = NO_IDENTITY, tuple[ErrorDetail, ...]()
+        if isinstance(entry.error, ManifestError):
+            identity = entry.error.identity
+            details = _details(entry.error)
+        return ManifestDocument(
+            file=printable(entry.key),
+            state=INVALID,
+            uid=identity.uid or None,
+            message=str(entry.error).partition("\n")[0],
+            details=details,
+            name=identity.name,
+            namespace=identity.namespace,
+            source=self.source.name,
+        )
+
+
+def _details(error: ManifestError) -> tuple[ErrorDetail, ...]:
+    listed = error.problems[:MISTAKES_REPORTED]
+    return tuple(ErrorDetail(path=problem.path, message=problem.message) for problem in listed)
+
+
+def _failed(source: Source, error: Exception) -> EntryFailedError:
+    kind = type(error).__name__
+    log.error(
+        "manifest processing failed",
+        source=source.name,
+        file=source.key,
+        error=kind,
+        exc_info=error,
+    )
+    return EntryFailedError(str(source), error)

@@ -1,0 +1,439 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.api.documents import AdmissionDocument, RejectionDocument
+from agent.managers.allocations.origin import Source
+from agent.managers.decision import Reason
+from agent.parsing.errors import MISTAKES_REPORTED
+from agent.pods.digest import spec_digest
+from agent.pods.manifest import load_pod
+from agent.server.intake import PodIntake
+from agent.sources.errors import EntryFailedError, ManifestDirectoryError
+from agent.sources.manifests import ManifestDirectory, ManifestFormat
+from agent.sources.source import ADMITTED, INVALID, SourceEntry, SourceReading
+from tests.agent.server.support import OTHER_UID, UID, manifest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from agent.api.documents import ManifestDocument
+    from agent.pods.model import Pod
+    from agent.sources.source import PodSource
+
+
+@dataclass
+class Ledger:
+    """A ledger that admits pods until it is full and never re-decides one."""
+
+    room: int = 9
+    log: list[str] = field(default_factory=list)
+    pods: dict[str, str] = field(default_factory=dict)
+    owners: dict[str, Source] = field(default_factory=dict)
+    releases: int = 0
+    #: The uids of pods at which it fails.
+    failing: set[str] = field(default_factory=set)
+
+    #: What was reported last.
+    reported: dict[str, ManifestDocument] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()
+
+    async def read(self, source: PodSource) -> SourceReading:
+        return source.read()
+
+    async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
+        if pod.uid in self.failing:
+            raise EntryFailedError(str(source), KeyError())
+        self.log.append(f"admit {pod.name}")
+        if self.pods.get(pod.uid, spec_digest(pod)) != spec_digest(pod):
+            return self._rejected(pod, Reason.CONFLICT)
+        if pod.uid not in self.pods and len(self.pods) >= self.room:
+            return self._rejected(pod, Reason.TOPOLOGY_AFFINITY)
+        self.pods[pod.uid] = spec_digest(pod)
+        self.owners[pod.uid] = source
+        return AdmissionDocument(uid=pod.uid, name=pod.name, namespace=pod.namespace, admitted=True)
+
+    @staticmethod
+    def _rejected(pod: Pod, reason: Reason) -> AdmissionDocument:
+        rejection = RejectionDocument(
+            reason=str(reason),
+            message="no",
+            remedy="",
+            resource=None,
+            container=None,
+            asked=None,
+            free={},
+        )
+        return AdmissionDocument(
+            uid=pod.uid,
+            name=pod.name,
+            namespace=pod.namespace,
+            admitted=False,
+            rejection=rejection,
+        )
+
+    async def release(self, uid: str, source: Source) -> None:
+        if uid in self.failing:
+            raise EntryFailedError(str(source), KeyError())
+        self.log.append(f"release {uid[:1]}")
+        del self.pods[uid]
+        self.owners.pop(uid, None)
+        self.releases += 1
+
+    def owner(self, uid: str) -> Source | None:
+        return self.owners.get(uid)
+
+    def owned(self, name: str) -> Mapping[str, str]:
+        return {uid: owner.key for uid, owner in self.owners.items() if owner.name == name}
+
+    def report(
+        self, name: str, documents: Mapping[str, ManifestDocument], conditions: tuple[str, ...]
+    ) -> None:
+        assert {document.source for document in documents.values()} <= {name}
+        self.reported, self.conditions = dict(documents), conditions
+
+    def generation(self) -> int:
+        return self.releases
+
+
+@dataclass
+class Here:
+    directory: Path
+    ledger: Ledger
+    intake: PodIntake
+
+    def sync(self) -> dict[str, str]:
+        """Bring the ledger in step; return the state of each file by its name."""
+        self.ledger.log.clear()
+        asyncio.run(self.intake.sync())
+        reported = self.ledger.reported
+        return {path.rpartition("/")[2]: found.state for path, found in reported.items()}
+
+    def restart(self, directory: Path) -> None:
+        """Forget what was read, as the end of the agent does."""
+        self.intake = intake_of(directory, self.ledger)
+
+    def write(self, name: str, content: bytes) -> None:
+        new = self.directory / ".new"
+        new.write_bytes(content)
+        new.replace(self.directory / name)
+
+
+def no_changes(directory: Path) -> AsyncIterator[None]:
+    raise NotImplementedError(f"nothing in {directory} is watched here")
+
+
+def intake_of(directory: Path, ledger: Ledger) -> PodIntake:
+    form = ManifestFormat(load_pod, 65536)
+    return PodIntake(ManifestDirectory(directory, form, no_changes), ledger)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Here:
+    directory = tmp_path / "manifests"
+    directory.mkdir(mode=0o755)
+    ledger = Ledger()
+    return Here(directory, ledger, intake_of(directory, ledger))
+
+
+def test_a_new_file_is_admitted_once(here: Here) -> None:
+    here.write("a.yaml", manifest())
+    assert here.sync() == {"a.yaml": "admitted"}
+    assert here.ledger.log == ["admit web"]
+    assert here.sync() == {"a.yaml": "admitted"}
+    assert here.ledger.log == []
+
+
+def test_a_file_that_is_gone_releases_its_pod(here: Here) -> None:
+    here.write("a.yaml", manifest())
+    here.sync()
+    (here.directory / "a.yaml").unlink()
+    assert here.sync() == {}
+    assert here.ledger.log == ["release 1"]
+
+
+def test_pods_that_came_otherwise_are_left_alone(here: Here) -> None:
+    here.ledger.pods["u-api"] = "digest"
+    here.sync()
+    assert here.ledger.log == []
+
+
+def test_a_file_that_can_no_longer_be_read_keeps_its_pod(here: Here) -> None:
+    here.write("a.yaml", manifest())
+    here.sync()
+    here.write("a.yaml", b"kind: [")
+    assert here.sync() == {"a.yaml": "invalid"}
+    assert here.ledger.log == []
+    assert UID in here.ledger.pods
+
+
+def test_a_directory_that_vanished_releases_nothing(here: Here) -> None:
+    here.write("a.yaml", manifest())
+    here.sync()
+    here.directory.rename(here.directory.with_name("elsewhere"))
+    with pytest.raises(ManifestDirectoryError):
+        here.sync()
+    assert UID in here.ledger.pods
+
+
+def test_another_spec_for_the_uid_of_a_running_pod_is_a_conflict(here: Here) -> None:
+    here.write("a.yaml", manifest())
+    here.sync()
+    before = dict(here.ledger.pods)
+    here.write("a.yaml", manifest(cpu="4"))
+    assert here.sync() == {"a.yaml": "conflict"}
+    assert here.ledger.pods == before
+    here.sync()
+    assert here.ledger.log == []
+
+
+def test_a_conflict_ends_when_the_file_is_deleted_and_written_again(here: Here) -> None:
+    here.write("a.yaml", manifest())
+    here.sync()
+    here.write("a.yaml", manifest(cpu="4"))
+    here.sync()
+    (here.directory / "a.yaml").unlink()
+    here.sync()
+    here.write("a.yaml", manifest(cpu="4"))
+    assert here.sync() == {"a.yaml": "admitted"}
+
+
+def test_a_changed_file_without_a_uid_is_another_pod(here: Here) -> None:
+    here.write("a.yaml", manifest(uid=None))
+    here.sync()
+    (before,) = here.ledger.pods
+    here.write("a.yaml", manifest(uid=None, cpu="4"))
+    assert here.sync() == {"a.yaml": "admitted"}
+    (after,) = here.ledger.pods
+    assert before != after
+    assert [entry.split()[0] for entry in here.ledger.log] == ["release", "admit"]
+
+
+def test_a_renamed_file_keeps_its_pod(here: Here) -> None:
+    here.write("a.yaml", manifest())
+    here.sync()
+    (here.directory / "a.yaml").rename(here.directory / "b.yaml")
+    assert here.sync() == {"b.yaml": "admitted"}
+    assert "release 1" not in here.ledger.log
+    assert here.ledger.owners[UID].key.endswith("b.yaml")
+
+
+def test_a_renamed_file_with_another_spec_is_a_new_pod(here: Here) -> None:
+    here.write("a.yaml", manifest())
+    here.sync()
+    (here.directory / "a.yaml").unlink()
+    here.write("b.yaml", manifest(cpu="4"))
+    assert here.sync() == {"b.yaml": "admitted"}
+    assert here.ledger.log == ["admit web", "release 1", "admit web"]
+
+
+def test_of_two_files_with_one_uid_the_first_keeps_it(here: Here) -> None:
+    here.write("b.yaml", manifest())
+    here.sync()
+    here.write("a.yaml", manifest(cpu="4"))
+    assert here.sync() == {"a.yaml": "conflict", "b.yaml": "admitted"}
+    (here.directory / "b.yaml").unlink()
+    assert here.sync() == {"a.yaml": "admitted"}
+
+
+def test_a_rejected_pod_is_tried_again_only_when_something_was_freed(here: Here) -> None:
+    here.ledger.room = 1
+    here.write("a.yaml", manifest())
+    here.write("b.yaml", manifest("db", OTHER_UID))
+    assert here.sync() == {"a.yaml": "admitted", "b.yaml": "rejected"}
+    here.sync()
+    assert here.ledger.log == []
+    (here.directory / "a.yaml").unlink()
+    assert here.sync() == {"b.yaml": "admitted"}
+
+
+def test_a_pod_that_was_removed_otherwise_is_admitted_again(here: Here) -> None:
+    here.write("a.yaml", manifest())
+    here.sync()
+    asyncio.run(here.ledger.release(UID, here.ledger.owners[UID]))
+    assert here.sync() == {"a.yaml": "admitted"}
+    assert here.ledger.log == ["admit web"]
+
+
+def test_pods_of_a_directory_that_was_configured_before_are_kept(
+    here: Here, tmp_path: Path
+) -> None:
+    here.write("a.yaml", manifest())
+    here.sync()
+    other = tmp_path / "other"
+    other.mkdir(mode=0o755)
+    here.restart(other)
+    assert here.sync() == {}
+    assert UID in here.ledger.pods
+
+
+def test_after_a_restart_a_file_still_owns_its_pod(here: Here) -> None:
+    here.write("a.yaml", manifest())
+    here.sync()
+    here.restart(here.directory)
+    assert here.sync() == {"a.yaml": "admitted"}
+    assert UID in here.ledger.pods
+
+
+def test_mistakes_are_told_with_their_paths(here: Here) -> None:
+    here.write("a.yaml", manifest().replace(b"name: c0", b"name: C_0"))
+    here.sync()
+    (document,) = here.ledger.reported.values()
+    assert document.message.startswith(str(here.directory / "a.yaml"))
+    assert [detail.path for detail in document.details] == ["spec.containers[0].name"]
+
+
+def test_a_pod_that_fails_to_be_admitted_costs_no_other_and_is_tried_again(here: Here) -> None:
+    for name in ("a", "b", "c"):
+        here.write(name, manifest(uid=f"{name}-uid"))
+    here.ledger.failing = {"b-uid"}
+    assert here.sync() == {"a": ADMITTED, "b": INVALID, "c": ADMITTED}
+    here.ledger.failing = set()
+    assert here.sync() == {"a": ADMITTED, "b": ADMITTED, "c": ADMITTED}
+
+
+def test_a_pod_that_fails_to_be_released_costs_no_other_and_is_tried_again(here: Here) -> None:
+    for name in ("a", "b"):
+        here.write(name, manifest(uid=f"{name}-uid"))
+    here.sync()
+    for name in ("a", "b"):
+        (here.directory / name).unlink()
+    here.ledger.failing = {"a-uid"}
+    assert here.sync() == {"a": INVALID}
+    assert list(here.ledger.pods) == ["a-uid"]
+    here.ledger.failing = set()
+    assert here.sync() == {}
+    assert not here.ledger.pods
+
+
+def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(here: Here) -> None:
+    mistakes = b"".join(b"  - name: C_%d\n" % number for number in range(300))
+    lead = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n"
+    here.write("a", lead + mistakes)
+    here.sync()
+    (document,) = here.ledger.reported.values()
+    assert "300 mistakes" in document.message
+    assert len(document.details) == MISTAKES_REPORTED
+
+
+@dataclass
+class Events:
+    """A source that says what was added and what was removed, and never lists everything."""
+
+    name: str = "events"
+    removal: str = "stop its sandbox"
+    news: list[SourceReading] = field(default_factory=list)
+
+    def covers(self, key: str) -> bool:
+        return bool(key)
+
+    def read(self) -> SourceReading:
+        return self.news.pop(0) if self.news else SourceReading(complete=False)
+
+    def changes(self) -> AsyncIterator[None]:
+        raise NotImplementedError("nothing changes by itself here")
+
+
+@dataclass
+class Incremental:
+    """A ledger beside a source that says what was added and removed."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    source: Events = field(default_factory=Events)
+    intake: PodIntake = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.intake = PodIntake(self.source, self.ledger)
+
+    def sync(
+        self,
+        *added: SourceEntry,
+        removed: tuple[str, ...] = (),
+        conditions: tuple[str, ...] = (),
+    ) -> dict[str, str]:
+        """Pass on additions and removals; return the state of each entry."""
+        self.ledger.log.clear()
+        reading = SourceReading(added, False, frozenset(removed), conditions)  # noqa: FBT003
+        self.source.news.append(reading)
+        asyncio.run(self.intake.sync())
+        return {key: found.state for key, found in self.ledger.reported.items()}
+
+
+def added(key: str, uid: str = UID, name: str = "web") -> SourceEntry:
+    return SourceEntry(key, load_pod(manifest(name, uid), key))
+
+
+def test_of_a_list_that_is_not_complete_only_what_is_named_as_removed_is_removed() -> None:
+    feed = Incremental()
+    assert feed.sync(added("a"), added("b", OTHER_UID)) == {"a": ADMITTED, "b": ADMITTED}
+    assert feed.sync() == {"a": ADMITTED, "b": ADMITTED}
+    assert feed.sync(removed=("a",)) == {"b": ADMITTED}
+    assert list(feed.ledger.pods) == [OTHER_UID]
+
+
+def test_after_a_restart_a_list_that_is_not_complete_keeps_what_it_does_not_name_yet() -> None:
+    feed = Incremental()
+    feed.sync(added("a"), added("b", OTHER_UID))
+    again = Incremental(feed.ledger)
+    assert again.sync(removed=("b",)) == {}
+    assert list(feed.ledger.pods) == [UID]
+    assert again.sync(added("a")) == {"a": ADMITTED}
+
+
+def test_a_removal_that_fails_is_tried_again_although_it_is_not_named_again() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    feed.ledger.failing = {UID}
+    assert feed.sync(removed=("a",)) == {"a": INVALID}
+    feed.ledger.failing = set()
+    assert feed.sync() == {}
+    assert not feed.ledger.pods
+
+
+def test_a_removal_that_failed_is_not_tried_again_once_the_pod_is_asked_for_again() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    feed.ledger.failing = {UID}
+    feed.sync(removed=("a",))
+    feed.ledger.failing = set()
+    assert feed.sync(added("a")) == {"a": ADMITTED}
+    assert feed.sync() == {"a": ADMITTED}
+    assert list(feed.ledger.pods) == [UID]
+
+
+def test_an_entry_that_is_removed_and_added_in_one_reading_is_asked_for() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    assert feed.sync(added("a"), removed=("a",)) == {"a": ADMITTED}
+    assert list(feed.ledger.pods) == [UID]
+    assert feed.sync(added("a", OTHER_UID), removed=("a",)) == {"a": ADMITTED}
+    assert list(feed.ledger.pods) == [OTHER_UID]
+
+
+def test_pods_of_another_source_are_never_released() -> None:
+    feed = Incremental()
+    feed.ledger.owners[UID], feed.ledger.pods[UID] = Source("manifests", "a"), "digest"
+    feed.sync(removed=("a",))
+    assert list(feed.ledger.pods) == [UID]
+
+
+def test_what_a_source_could_not_read_is_reported_until_the_next_reading() -> None:
+    feed = Incremental()
+    feed.sync(conditions=("the socket is closed",))
+    assert list(feed.ledger.conditions) == ["the socket is closed"]
+    feed.sync()
+    assert not feed.ledger.conditions
+
+
+def test_an_entry_with_an_error_of_another_kind_is_invalid_and_says_its_first_line() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    assert feed.sync(SourceEntry("a", error=KeyError("one\ntwo"))) == {"a": INVALID}
+    (document,) = feed.ledger.reported.values()
+    assert (document.uid, document.message) == (None, repr("one\ntwo"))
+    assert list(feed.ledger.pods) == [UID]

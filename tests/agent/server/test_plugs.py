@@ -1,0 +1,363 @@
+"""What is plugged in from outside the packages goes the whole way like what is built in.
+
+A toy source of pods is defined here and registered by an argument; nothing in the packages knows
+its name. Its pod goes from the manifest to the decision, the checkpoint, the cgroup, the metrics,
+over a restart of the agent, and ends with its entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from agent.api.client import AgentError
+from agent.managers.allocations.origin import API, Origin, Source
+from agent.pods.errors import ManifestError
+from agent.pods.manifest import load_pod
+from agent.server.start.wiring import SOURCES
+from agent.sources.source import SourceEntry, SourceReading
+from agent.state.store import peek
+from tests.agent.server.support import (
+    OTHER_UID,
+    UID,
+    in_loop,
+    manifest,
+    next_event,
+    running,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from agent.config.config import Config
+    from agent.sources.source import PodSource
+    from tests.agent.server.support import Running, World
+
+KEY: Final = "slot 1"
+POD: Final = f"kubepods/pod{UID}"
+
+
+@dataclass
+class ToySource:
+    """Asks for the pods that a test puts into its slots."""
+
+    name: str = "toy"
+    removal: str = "empty that slot"
+    slots: dict[str, bytes] = field(default_factory=dict)
+    complete: bool = True
+    #: What it cannot find out; `broken` is why it cannot be read at all.
+    conditions: tuple[str, ...] = ()
+    broken: str = ""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def covers(self, key: str) -> bool:
+        return key.startswith("slot ")
+
+    def read(self) -> SourceReading:
+        if self.broken:
+            raise RuntimeError(self.broken)
+        entries = tuple(self._entry(key, content) for key, content in self.slots.items())
+        return SourceReading(entries, self.complete, conditions=self.conditions)
+
+    @staticmethod
+    def _entry(key: str, content: bytes) -> SourceEntry:
+        try:
+            return SourceEntry(key, load_pod(content, key))
+        except ManifestError as error:
+            return SourceEntry(key, error=error)
+
+    async def changes(self) -> AsyncIterator[None]:
+        while True:
+            await self.changed.wait()
+            self.changed.clear()
+            yield
+
+    def put(self, key: str, content: bytes) -> None:
+        self.slots[key] = content
+        self.changed.set()
+
+    def empty(self, key: str) -> None:
+        del self.slots[key]
+        self.changed.set()
+
+
+def plug_in(world: World, *sources: ToySource) -> None:
+    """Register toy sources beside those that are built in."""
+
+    def made(source: PodSource, _config: Config) -> PodSource:
+        return source
+
+    world.sources = (*SOURCES, *(partial(made, source) for source in sources))
+
+
+@pytest.fixture
+def toy(world: World) -> ToySource:
+    toy = ToySource()
+    plug_in(world, toy)
+    return toy
+
+
+async def sources_of(agent: Running) -> dict[str, str]:
+    pods = await asyncio.to_thread(agent.client.pods)
+    return {pod.uid: f"{pod.source_name}: {pod.source}" for pod in pods}
+
+
+async def entries_of(agent: Running) -> dict[tuple[str, str], str]:
+    status = await asyncio.to_thread(agent.client.status)
+    return {(entry.source, entry.file): entry.state for entry in status.manifests}
+
+
+def metric(agent: Running, line: str) -> str:
+    text = agent.controller.metrics.render().decode()
+    (found,) = (each for each in text.splitlines() if each.startswith(f"{line} "))
+    return found.removeprefix(f"{line} ")
+
+
+def saved_source(world: World) -> Source | None:
+    saved = peek(world.config.agent.state_directory)
+    assert saved is not None
+    return saved.ledger.allocations[UID].source
+
+
+@in_loop
+async def test_the_pod_of_a_toy_source_goes_from_manifest_to_cgroup_metrics_restart_and_removal(
+    world: World, toy: ToySource
+) -> None:
+    async with running(world) as agent:
+        with agent.controller.events.watch() as watcher:
+            toy.put(KEY, manifest())
+            assert (await next_event(watcher, "PodAdmitted")).uid == UID
+        await manifests_settled(agent, {("toy", KEY): "admitted"})
+        # Decision and checkpoint.
+        allocation = agent.controller.state.ledger.allocations[UID]
+        assert (allocation.source, allocation.origin) == (Source("toy", KEY), Origin.DECIDED)
+        assert str(allocation.exclusive_cpus) == "1,9"
+        assert saved_source(world) == Source("toy", KEY)
+        # Kernel.
+        assert world.cpus_of(POD) == "1,9"
+        world.kernel.mkdir(f"{POD}/c0")
+        world.kernel.spawn(f"{POD}/c0", 4711)
+        await agent.ask(agent.client.reconcile)
+        assert world.cpus_of(f"{POD}/c0") == "1,9"
+        # Metrics and documents.
+        assert metric(agent, 'numawarden_manifests{state="admitted"}') == "1.0"
+        assert metric(agent, "numawarden_pods") == "1.0"
+        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
+    async with running(world) as agent:
+        # The restart moved nothing, and the pod still belongs to its entry.
+        assert world.cpus_of(f"{POD}/c0") == "1,9"
+        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
+        assert await entries_of(agent) == {("toy", KEY): "admitted"}
+        with agent.controller.events.watch() as watcher:
+            toy.empty(KEY)
+            assert (await next_event(watcher, "PodRemoved")).uid == UID
+        await manifests_settled(agent, {})
+        assert agent.controller.state.ledger.allocations == {}
+        assert metric(agent, "numawarden_pods") == "0.0"
+        assert metric(agent, 'numawarden_manifests{state="admitted"}') == "0.0"
+    saved = peek(world.config.agent.state_directory)
+    assert saved is not None
+    assert saved.ledger.allocations == {}
+
+
+async def manifests_settled(agent: Running, entries: dict[tuple[str, str], str]) -> None:
+    """Wait until what has become of all entries was reported, which follows the last event."""
+    while await entries_of(agent) != entries:  # noqa: ASYNC110  # no event says so
+        await asyncio.sleep(0)
+
+
+@in_loop
+async def test_what_is_asked_for_before_the_start_is_admitted_before_it_is_ready(
+    world: World, toy: ToySource
+) -> None:
+    toy.put(KEY, manifest())
+    async with running(world) as agent:
+        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
+
+
+@in_loop
+async def test_an_entry_removed_while_the_agent_was_down_ends_its_pod(
+    world: World, toy: ToySource
+) -> None:
+    toy.put(KEY, manifest())
+    async with running(world):
+        pass
+    toy.empty(KEY)
+    async with running(world) as agent:
+        assert await sources_of(agent) == {}
+
+
+@in_loop
+async def test_absence_from_a_list_that_is_not_complete_ends_no_pod(
+    world: World, toy: ToySource
+) -> None:
+    toy.put(KEY, manifest())
+    async with running(world):
+        pass
+    toy.empty(KEY)
+    toy.complete = False
+    async with running(world) as agent:
+        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
+
+
+@in_loop
+async def test_a_source_that_is_no_longer_registered_leaves_its_pods_to_the_api(
+    world: World, toy: ToySource
+) -> None:
+    toy.put(KEY, manifest())
+    async with running(world):
+        pass
+    world.sources = SOURCES
+    async with running(world) as agent:
+        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
+        await agent.ask(agent.client.remove, UID)
+        assert await sources_of(agent) == {}
+
+
+@in_loop
+async def test_the_absence_of_one_source_does_not_remove_the_pods_of_another(
+    world: World, toy: ToySource
+) -> None:
+    """Even under the same key: the manifest directory lists nothing, another toy is empty."""
+    other = ToySource("other")
+    plug_in(world, toy, other)
+    world.manifest_directory()
+    toy.put(KEY, manifest())
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
+        agent.service.resync()
+        with agent.controller.events.watch() as watcher:
+            other.put(KEY, manifest("new", "u-new"))
+            await next_event(watcher, "PodAdmitted")
+            other.empty(KEY)
+            await next_event(watcher, "PodRemoved")
+        assert await sources_of(agent) == {UID: f"toy: {KEY}", OTHER_UID: "api: api"}
+
+
+@pytest.mark.parametrize("order", ["toy first", "other first"])
+@in_loop
+async def test_a_second_source_that_asks_for_a_pod_gets_one_error_that_names_the_first(
+    world: World, toy: ToySource, order: str
+) -> None:
+    other = ToySource("other")
+    toy.put(KEY, manifest())
+    async with running(world):
+        pass
+    plug_in(world, *((toy, other) if order == "toy first" else (other, toy)))
+    other.put("slot 7", manifest())
+    async with running(world) as agent:
+        with agent.controller.events.watch() as watcher:
+            assert await entries_of(agent) == {
+                ("toy", KEY): "admitted",
+                ("other", "slot 7"): "conflict",
+            }
+            status = await asyncio.to_thread(agent.client.status)
+            (line,) = (line for line in status.problems if "slot" in line)
+            assert line == (
+                f"manifest slot 7 is conflict: PodConflict: pod shop/web (uid {UID}) belongs to "
+                "slot 1 of the source toy"
+            )
+            assert metric(agent, 'numawarden_admissions_total{result="conflict"}') == "1.0"
+            assert await sources_of(agent) == {UID: f"toy: {KEY}"}
+            # The second has the pod once the first no longer asks for it.
+            toy.empty(KEY)
+            await next_event(watcher, "PodRemoved")
+            other.changed.set()
+            await next_event(watcher, "PodAdmitted")
+        assert await sources_of(agent) == {UID: "other: slot 7"}
+
+
+@in_loop
+async def test_a_pod_of_a_source_is_not_removed_over_the_api_which_says_how_it_ends(
+    world: World, toy: ToySource
+) -> None:
+    toy.put(KEY, manifest())
+    async with running(world) as agent:
+        with pytest.raises(AgentError, match="comes from slot 1; empty that slot to end it"):
+            await asyncio.to_thread(agent.client.remove, UID)
+        again = await asyncio.to_thread(agent.client.admit, manifest())
+        assert again.already_admitted
+        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
+
+
+@in_loop
+async def test_a_source_takes_over_a_pod_of_the_api(world: World, toy: ToySource) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        assert saved_source(world) == API
+        toy.put(KEY, manifest())
+        await manifests_settled(agent, {("toy", KEY): "admitted"})
+        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
+        assert saved_source(world) == Source("toy", KEY)
+
+
+@in_loop
+async def test_a_recovered_pod_belongs_to_the_source_whose_specification_completes_it(
+    world: World, toy: ToySource
+) -> None:
+    toy.put(KEY, manifest())
+    async with running(world) as agent:
+        world.kernel.mkdir(f"{POD}/c0")
+        world.kernel.spawn(f"{POD}/c0", 4711)
+        await agent.ask(agent.client.reconcile)
+    (world.config.agent.state_directory / "checkpoint.json").unlink()
+    toy.broken = "not now"
+    async with running(world) as agent:
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert (pod.origin, pod.source, pod.source_name, pod.name) == ("recovered", "", "", "")
+        toy.broken = ""
+        toy.changed.set()
+        await manifests_settled(agent, {("toy", KEY): "admitted"})
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert (pod.origin, pod.source, pod.name) == ("decided", KEY, "web")
+        assert world.cpus_of(f"{POD}/c0") == "1,9"
+
+
+@in_loop
+async def test_what_a_source_cannot_read_is_said_and_changes_no_pod(
+    world: World, toy: ToySource
+) -> None:
+    toy.put(KEY, manifest())
+    toy.conditions = ("slot 2 is stuck",)
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert "slot 2 is stuck" in status.problems
+        assert status.ready
+    toy.broken = "the drawer is locked"
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert "sync toy: the drawer is locked" in status.problems
+        assert not status.ready
+        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
+        # It may be removed: no entry is known to bring it back.
+        await agent.ask(agent.client.remove, UID)
+
+
+@in_loop
+async def test_an_entry_with_mistakes_is_invalid_and_keeps_the_pod_that_it_asked_for(
+    world: World, toy: ToySource
+) -> None:
+    toy.put(KEY, manifest())
+    async with running(world) as agent:
+        with agent.controller.events.watch() as watcher:
+            toy.put(KEY, b"kind: Pod\n")
+            assert KEY in (await next_event(watcher, "ManifestInvalid")).message
+        await manifests_settled(agent, {("toy", KEY): "invalid"})
+        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
+
+
+@pytest.mark.parametrize("name", ["toy", "api"])
+def test_two_sources_of_one_name_are_a_mistake_of_the_build(world: World, name: str) -> None:
+    plug_in(world, ToySource(), ToySource(name))
+
+    @in_loop
+    async def scenario() -> None:
+        with pytest.raises(ValueError, match=f"two sources of pods called '{name}'"):
+            async with running(world):
+                pass
+
+    scenario()
