@@ -31,7 +31,8 @@ class SourceEntry(Struct, frozen=True):
     """One pod that a source asks for, or why the pod cannot be read.
 
     `key` is what the pod belongs to, such as the path of its file: unique in its source, the same
-    after a restart of the agent, never "". An entry that cannot be read keeps its pod. Of a
+    after a restart of the agent, never "". Users see the key alone, so it says what it is (a path
+    does, a number does not). An entry that cannot be read keeps its pod. Of a
     `ManifestError` each mistake is reported, of another `error` its first line.
     """
 
