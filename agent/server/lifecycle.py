@@ -329,6 +329,7 @@ class Service:
         """Request an action whenever a stream yields; reopen a broken stream."""
         conditions = self._controller.state.conditions
         while True:
+            reason = ""
             try:
                 conditions.pop(name, None)
                 async for _ in stream():
@@ -336,6 +337,10 @@ class Service:
             except OSError as error:
                 reason = error.strerror or str(error)
                 log.warning("watch failed", what=name, reason=reason)
+            except Exception as error:  # a mistake in one stream must not end the agent
+                reason = f"internal error ({type(error).__name__}: {error}); see the agent log"
+                log.exception("watch failed", what=name, reason=reason)
+            if reason:
                 conditions[name] = f"{name} are noticed only by the periodic comparison: {reason}"
             asked.set()
             await self._clock.sleep(REOPEN_SECONDS)

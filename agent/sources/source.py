@@ -40,6 +40,11 @@ class SourceEntry(Struct, frozen=True):
     pod: Pod | None = None
     error: Exception | None = None
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` without a key: a pod that belongs to nothing would never end."""
+        if not self.key:
+            raise ValueError("an entry of a source of pods needs a key that its pod belongs to")
+
 
 class SourceReading(Struct, frozen=True):
     """What a source asks for.
@@ -82,7 +87,10 @@ class PodSource(Protocol):
         ...
 
     def read(self) -> SourceReading:
-        """Return what the source asks for; may block, since it runs in a thread, one at a time.
+        """Return what the source asks for.
+
+        Runs in the thread that writes cgroups as well: files may be read here, but nothing may wait
+        for another process. That is for `changes`, or for a thread of the source's own.
 
         An exception means that nothing is known: no pod is admitted or removed, and its message is
         shown in the status until a later reading succeeds.
@@ -92,6 +100,7 @@ class PodSource(Protocol):
     def changes(self) -> AsyncIterator[object]:
         """Start, and yield whenever there is something to read; runs until the agent stops.
 
-        A stream that ends, or breaks with an `OSError`, is opened again after a while.
+        A stream that ends or breaks is opened again after a while, and its error is shown in the
+        status until then. Meanwhile the source is read from time to time.
         """
         ...

@@ -18,6 +18,7 @@ from agent.api.client import AgentError
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
+from agent.server.lifecycle import REOPEN_SECONDS, SOURCE_PERIOD
 from agent.server.start.wiring import SOURCES
 from agent.sources.source import SourceEntry, SourceReading
 from agent.state.store import peek
@@ -28,6 +29,7 @@ from tests.agent.server.support import (
     manifest,
     next_event,
     running,
+    until,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class ToySource:
     #: What it cannot find out; `broken` is why it cannot be read at all.
     conditions: tuple[str, ...] = ()
     broken: str = ""
+    #: Why its stream of changes breaks when it is opened; "" for a sound one.
+    breaks: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def covers(self, key: str) -> bool:
@@ -71,6 +75,8 @@ class ToySource:
             return SourceEntry(key, error=error)
 
     async def changes(self) -> AsyncIterator[None]:
+        if self.breaks:
+            raise RuntimeError(self.breaks)
         while True:
             await self.changed.wait()
             self.changed.clear()
@@ -335,6 +341,34 @@ async def test_what_a_source_cannot_read_is_said_and_changes_no_pod(
         assert await sources_of(agent) == {UID: f"toy: {KEY}"}
         # It may be removed: no entry is known to bring it back.
         await agent.ask(agent.client.remove, UID)
+
+
+@in_loop
+async def test_a_source_whose_stream_breaks_is_read_from_time_to_time_and_opened_again(
+    world: World, toy: ToySource
+) -> None:
+    """A mistake in one source costs neither the agent nor another source."""
+    directory = world.manifest_directory()
+    toy.breaks = "a mistake in the toy"
+    subject = "changes of toy"
+    async with running(world) as agent:
+        conditions = agent.controller.state.conditions
+        await until(lambda: subject in conditions)
+        assert "a mistake in the toy" in conditions[subject]
+        with agent.controller.events.watch() as watcher:
+            toy.put(KEY, manifest())
+            world.clock.advance(SOURCE_PERIOD)
+            assert (await next_event(watcher, "PodAdmitted")).uid == UID
+            (directory / "db.yaml").write_bytes(manifest("db", OTHER_UID))
+            assert (await next_event(watcher, "PodAdmitted")).uid == OTHER_UID
+        toy.breaks = ""
+        world.clock.advance(REOPEN_SECONDS)
+        await until(lambda: subject not in conditions)
+
+
+def test_an_entry_without_a_key_is_a_mistake_since_its_pod_would_belong_to_nothing() -> None:
+    with pytest.raises(ValueError, match="needs a key"):
+        SourceEntry("", load_pod(manifest(), "test"))
 
 
 @in_loop
