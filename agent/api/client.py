@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from agent.api import documents as wire
+from agent.api import status as status_wire
 from agent.api.verification import VerificationDocument
 
 if TYPE_CHECKING:
@@ -108,9 +109,9 @@ class AgentClient:
         path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"
         return self._call("DELETE", path, wire.BindDocument)
 
-    def status(self) -> wire.StatusDocument:
+    def status(self) -> status_wire.StatusDocument:
         """Return the agent's status."""
-        return self._call("GET", "/v1/status", wire.StatusDocument)
+        return self._call("GET", "/v1/status", status_wire.StatusDocument)
 
     def verify(self) -> VerificationDocument:
         """Return a comparison of the kernel with the ledger."""

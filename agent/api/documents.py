@@ -270,11 +270,26 @@ class PodListDocument(Document, frozen=True):
     pods: tuple[PodDocument, ...]
 
 
+class WriteDocument(Document, frozen=True):
+    """One write to a file of a cgroup."""
+
+    cgroup: str
+    file: str
+    value: str
+
+
+class PlanDocument(Document, frozen=True):
+    """What an admission would do: the cgroups it creates, and its writes in their order."""
+
+    created: tuple[str, ...]
+    writes: tuple[WriteDocument, ...]
+
+
 class AdmissionDocument(Document, frozen=True):
     """The answer to an admission.
 
     Admitted: `pod` is set. Rejected: `rejection` and `error` are set. `dry_run`: nothing was
-    changed.
+    changed; `plan` is what the admission would change in cgroups.
     """
 
     uid: str
@@ -287,6 +302,7 @@ class AdmissionDocument(Document, frozen=True):
     rejection: RejectionDocument | None = None
     explanation: ExplanationDocument | None = None
     error: ErrorBody | None = None
+    plan: PlanDocument | None = None
 
 
 class RemovalDocument(Document, frozen=True):
@@ -325,31 +341,6 @@ class ReconcileDocument(Document, frozen=True):
     seconds: float
 
 
-class DriftDocument(Document, frozen=True):
-    """One setting that another process changed; it was repaired unless `problems` has it.
-
-    `uid` and `pod` are "" for what is of no pod, `container` is null for what is of no container.
-    `observed` is the text that the file showed (null: it was not there), `desired` what it should.
-    """
-
-    time: float
-    uid: str
-    pod: str
-    container: str | None
-    cgroup: str
-    file: str
-    observed: str | None
-    desired: str
-    cause: str
-    detail: str
-
-    def line(self) -> str:
-        """Return all details in a line."""
-        container = f"container {self.container}" if self.container else ""
-        owner = ", ".join(filter(None, (self.pod or self.uid, container)))
-        return f"{owner or 'no pod'}: {self.detail} ({self.cause})"
-
-
 class ManifestDocument(Document, frozen=True):
     """What a source asks for, such as a file of the manifest directory, and what has become of it.
 
@@ -366,43 +357,6 @@ class ManifestDocument(Document, frozen=True):
     name: str = ""
     namespace: str = ""
     source: str = "manifests"
-
-
-class PolicyDocument(Document, frozen=True):
-    """The effective policies, with the kubelet's names."""
-
-    cpu_manager_policy: str
-    memory_manager_policy: str
-    topology_manager_policy: str
-    topology_manager_scope: str
-    reserved_cpus: str
-
-
-class StatusDocument(Document, frozen=True):
-    """The agent's status; `problems` are for operators, one line each.
-
-    `failed` are the latest pods that were rejected or invalid, those decided also in `rejected`,
-    `drift` the latest settings that another process changed.
-    """
-
-    version: str
-    pid: int
-    started: float
-    ready: bool
-    policy: PolicyDocument
-    online_cpus: str
-    nodes: str
-    shared_pool: str
-    exclusive_cpus: str
-    pods: int
-    containers: int
-    rejected: tuple[AdmissionDocument, ...]
-    last_reconcile: ReconcileDocument | None
-    manifests: tuple[ManifestDocument, ...]
-    problems: tuple[str, ...]
-    invalid: tuple[ViolationDocument, ...] = ()
-    failed: tuple[FailedPodDocument, ...] = ()
-    drift: tuple[DriftDocument, ...] = ()
 
 
 class EventDocument(Document, frozen=True):

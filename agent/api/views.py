@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.api import documents as wire
+from agent.api import status as status_wire
 from agent.managers.allocations.sharing import shares
 from agent.managers.allocations.unused_budget import unused_budget
 from agent.managers.topology.implicit_hints import HintFamily, best_few
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
     from agent.managers.validity import Violation
+    from cgroupfs.plan import Write
 
 #: A provider may offer hundreds of hints on a large host; the best few are enough.
 BEST_HINTS: Final = 8
@@ -30,8 +32,37 @@ BEST_HINTS: Final = 8
 class Recorded(Protocol):
     """What enforcement found of a pod."""
 
-    problems: tuple[str, ...]
     running: frozenset[str]
+
+    @property
+    def unenforced_lines(self) -> tuple[str, ...]:
+        """What is not enforced, a line each."""
+        ...
+
+
+class Planned(Protocol):
+    """What a change would do (`agent.reconcile.report.PlannedChange`)."""
+
+    @property
+    def created(self) -> tuple[str, ...]:
+        """The cgroups that would be created."""
+        ...
+
+    @property
+    def writes(self) -> tuple[Write, ...]:
+        """The writes in their order."""
+        ...
+
+
+def plan_document(plan: Planned) -> wire.PlanDocument:
+    """Return the document of a planned change."""
+    return wire.PlanDocument(
+        created=tuple(f"/{cgroup}" for cgroup in plan.created),
+        writes=tuple(
+            wire.WriteDocument(cgroup=f"/{one.cgroup}", file=one.file, value=one.value)
+            for one in plan.writes
+        ),
+    )
 
 
 def pod_document(
@@ -63,7 +94,7 @@ def pod_document(
         memory=_memory(allocation.memory),
         exclusive_cpus=str(allocation.exclusive_cpus),
         containers=containers,
-        enforcement=enforcement_document(() if record is None else record.problems),
+        enforcement=enforcement_document(() if record is None else record.unenforced_lines),
         explanation=explanation,
         kernel=seen.get(None, ()),
         invalid=tuple(violation_document(f) for f in invalid if f.uid == allocation.uid),
@@ -131,9 +162,9 @@ def explanation_document(decision: Decision) -> wire.ExplanationDocument:
     )
 
 
-def policy_document(policy: Policy) -> wire.PolicyDocument:
+def policy_document(policy: Policy) -> status_wire.PolicyDocument:
     """Return the effective policies."""
-    return wire.PolicyDocument(
+    return status_wire.PolicyDocument(
         cpu_manager_policy=str(policy.cpu.policy),
         memory_manager_policy=str(policy.memory.policy),
         topology_manager_policy=str(policy.topology.policy),

@@ -20,13 +20,8 @@ from agent.cli.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.documents import (
-        DriftDocument,
-        EventDocument,
-        FailedPodDocument,
-        ReconcileDocument,
-        StatusDocument,
-    )
+    from agent.api.documents import EventDocument, FailedPodDocument, ReconcileDocument
+    from agent.api.status import DriftDocument, StatusDocument
 
 #: How many rejected or invalid pods are listed; the document has all stored ones.
 _FAILED_SHOWN: Final = 5
@@ -39,9 +34,9 @@ _DRIFT_SHOWN: Final = 5
 @output_option
 @socket_option
 def status(output: str, socket_path: str) -> int:
-    """Show the effective policies, the allocations, and all problems.
+    """Show the effective policies, the allocations, and all that is not as it should be.
 
-    Exits with 0 if the agent is ready and has no problems, else with 1.
+    Exits with 0 if the agent is ready and has no condition, else with 1.
     """
     with agent_at(socket_path) as agent:
         answer = agent.status()
@@ -49,7 +44,7 @@ def status(output: str, socket_path: str) -> int:
         print_json(answer)
     else:
         print_lines(_lines(answer))
-    well = answer.ready and not answer.problems
+    well = answer.ready and not answer.conditions
     return ExitCode.OK if well else ExitCode.REJECTED
 
 
@@ -77,8 +72,9 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
         yield f"  manifest   {manifest.file}: {manifest.state}"
         for detail in manifest.details:
             yield f"               {detail.path}: {detail.message}"
-    for problem in answer.problems:
-        yield f"  PROBLEM    {problem}"
+    for condition in answer.conditions:
+        state = f"{condition.type} is {condition.status} ({condition.reason})"
+        yield f"  CONDITION  {state}, since {moment(condition.since)}: {condition.line}"
 
 
 def _failed(pods: Sequence[FailedPodDocument]) -> Iterator[str]:

@@ -92,13 +92,6 @@ class EnforcementReport(Struct, frozen=True):
         """Whether anything was done."""
         return bool(self.writes or self.created or self.enabled or self.recorded)
 
-    def by_pod(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the details of the remaining differences by pod uid ("" for no single pod)."""
-        details: dict[str, list[str]] = {}
-        for problem in self.remaining:
-            details.setdefault(problem.pod, []).append(problem.detail)
-        return MappingProxyType({uid: tuple(lines) for uid, lines in details.items()})
-
     def of_pod(self, uid: str) -> tuple[CgroupReport, ...]:
         """Return the cgroups of one pod, its own first."""
         return tuple(cgroup for cgroup in self.cgroups if cgroup.desired.pod == uid)

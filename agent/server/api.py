@@ -171,7 +171,10 @@ class Api:
                 with operation("admit"):
                     self._controller.rejections.invalid_request(error)
             raise
-        answer = self._controller.preview(pod) if dry_run else await self._controller.admit(pod)
+        if dry_run:
+            answer = await self._controller.preview(pod)
+        else:
+            answer = await self._controller.admit(pod)
         return _json(answer, _admission_status(answer))
 
     async def _list(self, _request: Request) -> Response:
@@ -203,7 +206,9 @@ class Api:
             yield (wire.encode(event) + b"\n" async for event in watcher)
 
     async def _status(self, _request: Request) -> Response:
-        return await self._parser.run(_json, status_document(self._controller.state))
+        return await self._parser.run(
+            _json, status_document(self._controller.state, self._controller.clock.time())
+        )
 
     async def _verify(self, _request: Request) -> Response:
         return await self._parser.run(_json, await self._controller.verify())

@@ -27,7 +27,6 @@ from agent.api.documents import (
 from agent.managers import admission
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import restored, shared_cpus
-from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.pods.identity import full_name
 from agent.server.configured_host import decide
 from agent.server.errors import (
@@ -43,7 +42,7 @@ from agent.server.queue import SerialQueue, Worker
 from agent.server.reporting.allocation_log import allocation_fields
 from agent.server.reporting.drift import DriftReporter
 from agent.server.reporting.events import EventHub, EventReporter, operation
-from agent.server.reporting.records import PodRecord
+from agent.server.reporting.records import PodRecord, details
 from agent.server.reporting.rejections import RejectionReporter, rejection_answer
 from agent.server.saving import Saving
 from agent.server.state import COMPARISON
@@ -90,7 +89,7 @@ class Controller:
         self.watch: Callable[[Iterable[str]], None] = _watch_nothing
         self._kernel = kernel
         self._saving = Saving(state, saver, self.worker, self.metrics.counters)
-        self._clock = clock
+        self.clock = clock
         self._reported_invalid: frozenset[Violation] = frozenset()
         #: At most one observation is queued at the worker, so that an action waits for one at most.
         self._observing = asyncio.Lock()
@@ -104,17 +103,21 @@ class Controller:
         then on (`agent.sources.ownership`).
         """
         with operation("admit", uid=pod.uid, pod=full_name(pod)):
-            started = self._clock.monotonic()
+            started = self.clock.monotonic()
             answer = await self.queue.run(lambda: self._admit(pod, source))
-            self.metrics.admission_duration.observe(self._clock.monotonic() - started)
+            self.metrics.admission_duration.observe(self.clock.monotonic() - started)
             return answer
 
-    def preview(self, pod: Pod) -> AdmissionDocument:
-        """Decide as `admit` would now, without changing state or metrics."""
+    async def preview(self, pod: Pod) -> AdmissionDocument:
+        """Decide as `admit` would now, and plan the writes, without changing state or metrics."""
         decision = self._decided(pod, API)
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
-        return self._admission(decision, decision.allocation, PodRecord(), dry_run=True)
+        answer = self._admission(decision, decision.allocation, PodRecord(), dry_run=True)
+        desired = self.state.desired_of(decision.ledger)
+        async with self._observing:
+            plan = await self.worker.run(self._kernel.plan, desired, pod.uid)
+        return replace(answer, plan=views.plan_document(plan))
 
     async def remove(self, uid: str) -> RemovalDocument:
         """Remove a pod and free its allocation; raises `PodNotFoundError`, `SourcePodError`."""
@@ -166,20 +169,6 @@ class Controller:
                 log.warning("allocation no longer valid", uid=violation.uid, violation=message)
                 self.publish("AllocationInvalid", violation.uid, violation.pod, message)
         self._reported_invalid = frozenset(found)
-
-    def note_recovered(self) -> None:
-        """Report allocations recovered from cgroups and allocations that they displaced."""
-        for allocation in self.state.ledger.allocations.values():
-            if allocation.origin is Origin.RECOVERED:
-                self.publish(
-                    "PodRecovered",
-                    allocation.uid,
-                    full_name(allocation),
-                    describe_recovered(allocation),
-                )
-        for uid, displaced in self.state.displaced.items():
-            name = full_name(displaced)
-            self.publish("AllocationDisplaced", uid, name, str(displaced))
 
     def pods(self) -> tuple[PodDocument, ...]:
         """Return the documents of all pods in the order of admission."""
@@ -237,7 +226,7 @@ class Controller:
         await self._enforce(pod.uid)
         self._count_admission("admitted")
         fields = self._allocation_fields(decision.allocation)
-        log.info("pod admitted", enforced=not record.problems, **fields)
+        log.info("pod admitted", enforced=not record.unenforced, **fields)
         self.publish("PodAdmitted", pod.uid, full_name(pod))
         return self._admission(decision, decision.allocation, record)
 
@@ -247,13 +236,13 @@ class Controller:
         if decision.ledger is not durable.ledger:
             await self._saving.commit(durable.with_pod(decision.ledger, allocation.uid))
         record = self.state.records.of(allocation.uid)
-        if record.problems or confirmed:
+        if record.unenforced or confirmed:
             await self._enforce(allocation.uid)
             record = self.state.records.of(allocation.uid)
         if confirmed:
             self.state.displaced.pop(allocation.uid, None)
             fields = self._allocation_fields(allocation)
-            log.info("pod matched", enforced=not record.problems, **fields)
+            log.info("pod matched", enforced=not record.unenforced, **fields)
         self._count_admission("repeated")
         return self._admission(decision, allocation, record)
 
@@ -267,14 +256,14 @@ class Controller:
         outcome = await self.worker.run(self._kernel.removed, self.state.target(), allocation)
         self._note(outcome)
         self.metrics.counters.add(names.REMOVALS)
-        problems = (*outcome.unenforced.get(uid, ()), *outcome.problems)
-        log.info("pod removed", pod=full_name(allocation), problems=problems)
+        remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
+        log.info("pod removed", pod=full_name(allocation), problems=remaining)
         self.publish("PodRemoved", uid, full_name(allocation))
         return RemovalDocument(
             uid=uid,
             name=allocation.name,
             namespace=allocation.namespace,
-            enforcement=views.enforcement_document(problems, outcome.notes),
+            enforcement=views.enforcement_document(remaining, outcome.notes),
         )
 
     async def _bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
@@ -303,16 +292,16 @@ class Controller:
         return self._bound(binding)
 
     def _bound(self, binding: Binding) -> BindDocument:
-        problems = self.state.records.of(binding.pod_uid).problems
+        unenforced = details(self.state.records.of(binding.pod_uid).unenforced)
         return BindDocument(
             uid=binding.pod_uid,
             container=binding.container,
             cgroup=f"/{binding.cgroup}",
-            enforcement=views.enforcement_document(problems),
+            enforcement=views.enforcement_document(unenforced),
         )
 
     async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
-        started = self._clock.monotonic()
+        started = self.clock.monotonic()
         await self._saving.check()
         target = self.state.target()
         outcome = await self.worker.run(lambda: self._kernel.reconcile(target, insist=insist))
@@ -322,7 +311,7 @@ class Controller:
             self.state.pending.pop(COMPARISON, None)
         await self._note_started(outcome)
         await self._note_ended(outcome)
-        seconds = self._clock.monotonic() - started
+        seconds = self.clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
         return self._reconciled(outcome, seconds)
 
@@ -354,9 +343,9 @@ class Controller:
         return assigned(decide(self.state.configured, ledger, pod), ledger, source)
 
     def _decide(self, pod: Pod, source: Source) -> Decision:
-        started = self._clock.monotonic()
+        started = self.clock.monotonic()
         decision = self._decided(pod, source)
-        milliseconds = (self._clock.monotonic() - started) * 1000
+        milliseconds = (self.clock.monotonic() - started) * 1000
         self.metrics.decision_duration.observe(milliseconds)
         self.metrics.counters.add_all(decision.counters)
         return decision
@@ -391,16 +380,16 @@ class Controller:
             log.info("settings applied to new cgroups", cgroups=outcome.settled)
         self.drifts.note(outcome)
         allocations = self.state.ledger.allocations
-        news = self.state.records.note_unenforced(outcome.unenforced, allocations)
-        for uid, problems in news.items():
+        news = self.state.records.note_unenforced(outcome.unenforced(), allocations)
+        for uid, differing in news.items():
             counters.add(names.ENFORCEMENT_FAILURES)
-            log.error(
-                "pod not enforced", uid=uid, pod=full_name(allocations[uid]), problems=problems
-            )
-            self.publish("PodNotEnforced", uid, full_name(allocations[uid]), "; ".join(problems))
-        if outcome.problems and outcome.problems != self.state.kernel_problems:
-            log.error("enforcement failed", problems=outcome.problems)
-        self.state.kernel_problems = outcome.problems
+            name, lines = full_name(allocations[uid]), details(differing)
+            log.error("pod not enforced", uid=uid, pod=name, problems=lines)
+            self.publish("PodNotEnforced", uid, name, "; ".join(lines))
+        outside = outcome.of_pod("")
+        if outside and details(outside) != details(self.state.unenforced):
+            log.error("enforcement failed", problems=details(outside))
+        self.state.unenforced = outside
 
     def _note_cgroups(self, outcome: ReconcileResult) -> None:
         self.renewed.update(outcome.renewed)
@@ -443,11 +432,10 @@ class Controller:
             await self._saving.note(replace(durable, bindings=bindings, orphaned=orphaned))
 
     def _reconciled(self, outcome: ReconcileResult, seconds: float) -> ReconcileDocument:
-        by_pod = (problem for lines in outcome.unenforced.values() for problem in lines)
-        problems = (*outcome.problems, *by_pod)
+        problems = details(outcome.remaining)
         result = "failed" if problems else "repaired" if outcome.found else "clean"
         self.metrics.counters.add(names.RECONCILES, result)
-        now = self._clock.time()
+        now = self.clock.time()
         if not problems:
             self.state.last_agreement = now
         self.state.last_reconcile = ReconcileDocument(

@@ -189,7 +189,7 @@ class Service:
             listener.start()
         await self._remember_host()
         await self._attempt(self._reconcile, "reconcile")
-        self._controller.note_recovered()
+        self._controller.drifts.note_recovered()
         for intake in self._around.intakes:
             await self._attempt(partial(self._sync, intake), _sync_of(intake))
         self._controller.state.ready = True

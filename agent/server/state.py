@@ -18,6 +18,14 @@ from agent.managers.validity import invalid_allocations
 from agent.pods.identity import full_name
 from agent.reconcile.desired.online import usable
 from agent.reconcile.desired.state import Desired
+from agent.server.conditions import (
+    Condition,
+    ConditionTimes,
+    ConditionType,
+    camel_case,
+    not_enforced,
+    not_valid,
+)
 from agent.server.metrics.gauges import GaugeInput
 from agent.server.reporting.records import PodRecords
 from agent.sources.source import ADMITTED, ENTRY_STATES
@@ -26,11 +34,13 @@ from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.api.documents import DriftDocument, ManifestDocument, ReconcileDocument
+    from agent.api.documents import ManifestDocument, ReconcileDocument
+    from agent.api.status import DriftDocument
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.recovery.beside_checkpoint import Displaced
     from agent.managers.validity import Violation
+    from agent.reconcile.diff import Difference
     from agent.server.configured_host import ConfiguredHost
     from agent.sources.source import PodSource
     from sysfs.host import Host
@@ -88,8 +98,8 @@ class AgentState(Struct):
     a rejected pod. `sources` are the registered sources of pods by name. `last_reconcile` is the
     latest comparison, `last_agreement` the Unix time of the last one without problems. `ready`:
     changes are accepted. `pending` has the steps of the start that are not done yet, by subject.
-    `unsaved` says why the checkpoint could not be saved or may not be durable. `kernel_problems`
-    are settings rejected by the kernel or systemd outside of single pods. `contested` are cgroups
+    `unsaved` says why the checkpoint could not be saved or may not be durable. `unenforced`
+    is what the kernel or systemd does not enforce outside of single pods. `contested` are cgroups
     that another writer modifies and whose repair is delayed. `drift` are the latest settings that
     another process changed. `displaced` are allocations of the checkpoint whose CPUs are used by
     another running pod, by uid, until their pods are admitted or removed. `conditions` are all
@@ -108,11 +118,12 @@ class AgentState(Struct):
     last_agreement: float | None = None
     releases: int = 0
     unsaved: str | None = None
-    kernel_problems: tuple[str, ...] = ()
+    unenforced: tuple[Difference, ...] = ()
     contested: tuple[str, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
     displaced: dict[str, Displaced] = field(default_factory=dict)
     conditions: dict[str, str] = field(default_factory=dict)
+    condition_times: ConditionTimes = field(default_factory=ConditionTimes)
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
     _fitting: tuple[Host, Ledger] | None = None
 
@@ -142,12 +153,17 @@ class AgentState(Struct):
 
     def target(self) -> Desired:
         """Return the desired state of the kernel, limited to what is online."""
+        desired = self.desired_of(self.ledger)
+        if desired.ledger is self.ledger:
+            self._fitting = (self.configured.host, self.ledger)
+        return desired
+
+    def desired_of(self, ledger: Ledger) -> Desired:
+        """Return the desired state of the kernel for another ledger, such as that of a dry run."""
         host = self.configured.host
         known = self._fitting[1] if self._fitting and self._fitting[0] is host else None
-        ledger = usable(self.ledger, host, known)
-        if ledger is self.ledger:
-            self._fitting = (host, ledger)
-        return Desired(ledger, self.shared_cpus, self.durable.bindings)
+        pool = shared_cpus(self.configured.rules, ledger)
+        return Desired(usable(ledger, host, known), pool, self.durable.bindings)
 
     def unready(self) -> str | None:
         """Return why no pod can be admitted now, in one line; None if pods can be admitted."""
@@ -159,37 +175,72 @@ class AgentState(Struct):
             return self.configured.problems()[0]
         return None if self.unsaved is None else f"checkpoint: {self.unsaved}"
 
-    def problems(self) -> tuple[str, ...]:
-        """Return the problems that an operator should know, one line each."""
-        unsaved = () if self.unsaved is None else (f"checkpoint: {self.unsaved}",)
-        unenforced = (
-            f"pod {full_name(allocation)} is not enforced: {problem}"
-            for uid, allocation in self.ledger.allocations.items()
-            for problem in self.records.of(uid).problems
-        )
-        manifests = (
-            f"manifest {manifest.file} is {manifest.state}: {manifest.message}"
-            for manifest in self.entries()
-            if manifest.state != ADMITTED
-        )
-        unread = (line for source in self.sources.values() for line in source.conditions)
-        general = (*self.configured.problems(), *self.conditions.values(), *unread, *unsaved)
-        invalid = (str(violation) for violation in self.invalid)
-        contested = (
-            f"/{cgroup} is being modified by another writer, so repairs are delayed; "
-            "see the log and 'numawarden verify'"
-            for cgroup in self.contested
-        )
-        recovered = (
-            f"pod uid {allocation.uid} was recovered from its cgroups with "
-            f"{describe_recovered(allocation)}; "
-            f"admit it to confirm that, or free it with 'numawarden remove {allocation.uid}'"
-            for allocation in self.ledger.allocations.values()
-            if allocation.origin is Origin.RECOVERED
-        )
-        displaced = map(str, self.displaced.values())
-        kernel = (*self.kernel_problems, *contested, *displaced, *recovered)
-        return (*general, *kernel, *unenforced, *invalid, *manifests)
+    def present_conditions(self) -> tuple[Condition, ...]:
+        """Return what is not as it should be, as conditions whose status is False."""
+        return (*self._of_agent(), *self._of_kernel(), *self._of_pods(), *self._of_sources())
+
+    def condition_lines(self) -> tuple[str, ...]:
+        """Return what is not as it should be, one line each."""
+        return tuple(condition.line for condition in self.present_conditions())
+
+    def _of_agent(self) -> Iterator[Condition]:
+        for message in self.configured.problems():
+            yield Condition(ConditionType.CONFIGURATION_APPLIED, "NotInEffect", message)
+        for subject, message in self.conditions.items():
+            yield Condition(ConditionType.AGENT_HEALTHY, camel_case(subject), message)
+        for name, source in self.sources.items():
+            for message in source.conditions:
+                yield Condition(ConditionType.SOURCE_READ, camel_case(name), message)
+        if self.unsaved is not None:
+            message = f"checkpoint: {self.unsaved}"
+            yield Condition(ConditionType.CHECKPOINT_SAVED, "NotSaved", message)
+
+    def _of_kernel(self) -> Iterator[Condition]:
+        for difference in self.unenforced:
+            yield not_enforced(difference, "")
+        for cgroup in self.contested:
+            message = f"/{cgroup} is being modified by another writer, so repairs are delayed"
+            remedy = "see the log and 'numawarden verify'"
+            yield Condition(
+                ConditionType.REPAIRS_LAST, "AnotherWriter", message, remedy, cgroup=f"/{cgroup}"
+            )
+
+    def _of_pods(self) -> Iterator[Condition]:
+        for uid, displaced in self.displaced.items():
+            yield Condition(
+                ConditionType.ALLOCATION_CONFIRMED,
+                "Displaced",
+                str(displaced),
+                uid=uid,
+                pod=full_name(displaced),
+            )
+        for uid, allocation in self.ledger.allocations.items():
+            name = full_name(allocation)
+            if allocation.origin is Origin.RECOVERED:
+                yield Condition(
+                    ConditionType.ALLOCATION_CONFIRMED,
+                    "Recovered",
+                    f"pod uid {uid} was recovered from its cgroups with "
+                    f"{describe_recovered(allocation)}",
+                    f"admit it to confirm that, or free it with 'numawarden remove {uid}'",
+                    uid=uid,
+                    pod=name,
+                )
+            for difference in self.records.of(uid).unenforced:
+                yield not_enforced(difference, name)
+        for violation in self.invalid:
+            yield not_valid(violation)
+
+    def _of_sources(self) -> Iterator[Condition]:
+        for entry in self.entries():
+            if entry.state != ADMITTED:
+                yield Condition(
+                    ConditionType.ENTRY_ADMITTED,
+                    camel_case(entry.state),
+                    f"manifest {entry.file} is {entry.state}: {entry.message}",
+                    uid=entry.uid or "",
+                    file=entry.file,
+                )
 
     def register(self, source: PodSource) -> None:
         """Add a source of pods, which has not been read yet.
@@ -265,7 +316,7 @@ class AgentState(Struct):
             shared_pool=self.shared_pool,
             started=self.started,
             unenforced_pods=self.records.unenforced,
-            problems=len(self.problems()),
+            problems=len(self.present_conditions()),
             contested=len(self.contested),
             manifests=MappingProxyType(counts),
             invalid=MappingProxyType(Counter(str(violation.rule) for violation in self.invalid)),

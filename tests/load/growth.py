@@ -105,7 +105,7 @@ class FullHost:
 
     @staticmethod
     def _check(outcome: ReconcileResult) -> None:
-        if outcome.problems or outcome.unenforced:
+        if outcome.remaining:
             raise ValueError(f"not enforced: {outcome}")
 
 

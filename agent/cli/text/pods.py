@@ -75,6 +75,10 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
         yield from _each("  warning: ", answer.explanation.warnings)
     yield from _allocations(answer.pod)
     yield from _remarks(answer.pod.enforcement)
+    if answer.plan is not None:
+        yield from _each("  would create ", answer.plan.created)
+        writes = (f"{one.cgroup}/{one.file} = {one.value}" for one in answer.plan.writes)
+        yield from _each("  would write  ", writes)
 
 
 def failed_lines(pod: FailedPodDocument) -> Iterator[str]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.reconcile.backoff import Backoff
 from agent.reconcile.desired.settings import ABOVE_PODS, Role
-from agent.reconcile.diff import Cause
+from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.identify.binding import (
     OtherBindings,
     cgroup_named,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.backoff import WriterConflict
     from agent.reconcile.desired.state import Desired
-    from agent.reconcile.diff import Difference
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.intruding_tasks import Task
     from agent.reconcile.report import EnforcementReport, PlannedChange, ReleaseReport
@@ -233,14 +232,12 @@ def _all(cgroups: Mapping[str, Iterable[str]]) -> frozenset[str]:
 
 
 def _guarded(action: Callable[[], ReconcileResult], uid: str | None = None) -> ReconcileResult:
-    """Run an action on the tree; an error becomes a problem of the result."""
+    """Run an action on the tree; an error becomes a difference of the result."""
     try:
         return action()
     except (OSError, CgroupError, SystemdError) as error:
-        problem = f"the cgroup tree failed: {error}"
-        if uid is not None:
-            return ReconcileResult(unenforced={uid: (problem,)}, compared=False)
-        return ReconcileResult(problems=(problem,), compared=False)
+        failure = Difference("", f"the cgroup tree failed: {error}", Cause.UNKNOWN, uid or "")
+        return ReconcileResult(remaining=(failure,), compared=False)
 
 
 def _drifted(
@@ -252,10 +249,8 @@ def _drifted(
 
 
 def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> ReconcileResult:
-    by_pod = report.by_pod()
     return ReconcileResult(
-        unenforced={uid: lines for uid, lines in by_pod.items() if uid},
-        problems=by_pod.get("", ()),
+        remaining=report.remaining,
         notes=(*report.notes, *notes),
         cgroups=tuple(
             cgroup.desired.setting.cgroup

@@ -32,23 +32,22 @@ class ReconcileResult(Struct, frozen=True):
     """The result of a change or a comparison.
 
     `drift` are the settings that another process changed; `found` counts them by cause, `repaired`
-    those that were repaired. `unenforced` has what is not enforced by pod uid, `problems` what is
-    not enforced outside of single pods, `notes` facts that are not failures; one line each.
-    `cgroups` are the observed cgroups and `pods` the uids of their pods (None: the whole tree was
-    observed). `running` are the containers (uid, name) with a populated cgroup, `settled` the
-    cgroups that were new. `renewed` are cgroups whose files, and those of all descendants, may have
-    been created again. `contested` are the cgroups whose repair is delayed, `given_way` has the
-    reason and the delay of each delay that has just begun. `ended` are bound cgroups without
-    processes whose bindings can be dropped. `orphaned` are the uids of pods that are not in the
-    ledger and whose cgroups still exist, None if these were not observed. `compared` is False if
-    the tree could not be read; `problems` has the reason.
+    those that were repaired. `remaining` is what is not enforced, of pods and outside of single
+    pods; `notes` are facts that are not failures, one line each. `cgroups` are the observed cgroups
+    and `pods` the uids of their pods (None: the whole tree was observed). `running` are the
+    containers (uid, name) with a populated cgroup, `settled` the cgroups that were new. `renewed`
+    are cgroups whose files, and those of all descendants, may have been created again. `contested`
+    are the cgroups whose repair is delayed, `given_way` has the reason and the delay of each delay
+    that has just begun. `ended` are bound cgroups without processes whose bindings can be dropped.
+    `orphaned` are the uids of pods that are not in the ledger and whose cgroups still exist, None
+    if these were not observed. `compared` is False if the tree could not be read; `remaining` has
+    the reason.
     """
 
     drift: tuple[Difference, ...] = ()
     found: Mapping[str, int] = field(default_factory=_nothing)
     repaired: Mapping[str, int] = field(default_factory=_nothing)
-    unenforced: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    problems: tuple[str, ...] = ()
+    remaining: tuple[Difference, ...] = ()
     notes: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
     pods: frozenset[str] | None = None
@@ -60,6 +59,15 @@ class ReconcileResult(Struct, frozen=True):
     ended: frozenset[str] = frozenset()
     orphaned: frozenset[str] | None = None
     compared: bool = True
+
+    def of_pod(self, uid: str) -> tuple[Difference, ...]:
+        """Return what is not enforced of a pod ("": outside of single pods)."""
+        return tuple(each for each in self.remaining if each.pod == uid)
+
+    def unenforced(self) -> Mapping[str, tuple[Difference, ...]]:
+        """Return what is not enforced of pods, by uid."""
+        uids = dict.fromkeys(each.pod for each in self.remaining if each.pod)
+        return {uid: self.of_pod(uid) for uid in uids}
 
 
 class Enforcement(Protocol):

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from agent.api.documents import DriftDocument
+from agent.api.status import DriftDocument
+from agent.managers.allocations.origin import Origin
+from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.pods.identity import full_name
 from agent.server.metrics import names
 
@@ -65,6 +67,17 @@ class DriftReporter:
                 f"{more} more settings differ; 'numawarden verify' lists those that still differ"
             )
             self._reporter.publish("DriftFound", message=message)
+
+    def note_recovered(self) -> None:
+        """Report allocations recovered from cgroups and allocations that they displaced."""
+        for allocation in self._state.ledger.allocations.values():
+            if allocation.origin is Origin.RECOVERED:
+                shown = describe_recovered(allocation)
+                name = full_name(allocation)
+                self._reporter.publish("PodRecovered", allocation.uid, name, shown)
+        for uid, displaced in self._state.displaced.items():
+            name = full_name(displaced)
+            self._reporter.publish("AllocationDisplaced", uid, name, str(displaced))
 
     def _document(self, problem: Difference) -> DriftDocument:
         allocation = self._state.ledger.allocations.get(problem.pod)

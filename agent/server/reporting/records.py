@@ -13,20 +13,26 @@ if TYPE_CHECKING:
 
     from agent.api.documents import AdmissionDocument, ExplanationDocument, FailedPodDocument
     from agent.managers.allocations.origin import Source
+    from agent.reconcile.diff import Difference
 
 #: How many rejected or invalid pods are kept for queries.
 REJECTIONS_KEPT: Final = 64
 
 
 class PodRecord(Struct):
-    """The explanation of a pod's allocation, and what is not enforced.
+    """The explanation of a pod's allocation, and what of it is not enforced.
 
     `running` are the names of its containers whose cgroups were found.
     """
 
     explanation: ExplanationDocument | None = None
-    problems: tuple[str, ...] = ()
+    unenforced: tuple[Difference, ...] = ()
     running: frozenset[str] = frozenset()
+
+    @property
+    def unenforced_lines(self) -> tuple[str, ...]:
+        """What is not enforced, a line each."""
+        return details(self.unenforced)
 
 
 class RejectedPod(Struct, frozen=True):
@@ -76,18 +82,22 @@ class PodRecords(Struct):
             del self.rejections[key]
 
     def note_unenforced(
-        self, unenforced: Mapping[str, tuple[str, ...]], admitted: Container[str]
-    ) -> Mapping[str, tuple[str, ...]]:
+        self, unenforced: Mapping[str, tuple[Difference, ...]], admitted: Container[str]
+    ) -> Mapping[str, tuple[Difference, ...]]:
         """Store what is not enforced now, by pod uid; return the pods for which this changed.
 
         Pods that are not `admitted` are left out.
         """
-        found = {uid: problems for uid, problems in unenforced.items() if uid in admitted}
-        news = {uid: lines for uid, lines in found.items() if lines != self.of(uid).problems}
+        found = {uid: differing for uid, differing in unenforced.items() if uid in admitted}
+        news = {
+            uid: differing
+            for uid, differing in found.items()
+            if details(differing) != details(self.of(uid).unenforced)
+        }
         for uid in self._unenforced - found.keys():
-            self.of(uid).problems = ()
-        for uid, problems in found.items():
-            self.of(uid).problems = problems
+            self.of(uid).unenforced = ()
+        for uid, differing in found.items():
+            self.of(uid).unenforced = differing
         self._unenforced = set(found)
         return MappingProxyType(news)
 
@@ -106,6 +116,11 @@ class PodRecords(Struct):
     def unenforced(self) -> int:
         """The number of pods that are not fully enforced."""
         return len(self._unenforced)
+
+
+def details(differences: Iterable[Difference]) -> tuple[str, ...]:
+    """Return what differs, a line each."""
+    return tuple(difference.detail for difference in differences)
 
 
 def _key(status: FailedPodDocument) -> str:

@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.api import views
-from agent.api.documents import StatusDocument
+from agent.api.status import StatusDocument
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from agent.server.state import AgentState
 
 
-def status_document(state: AgentState) -> StatusDocument:
-    """Return the status of the agent with all problems that an operator should know."""
+def status_document(state: AgentState, now: float) -> StatusDocument:
+    """Return the status of the agent with all that is not as it should be, at a Unix time."""
     host = state.configured.host
     allocations = state.ledger.allocations.values()
     rejections = state.records.rejections.values()
@@ -36,7 +36,7 @@ def status_document(state: AgentState) -> StatusDocument:
         rejected=tuple(each.answer for each in rejections if each.answer is not None),
         last_reconcile=state.last_reconcile,
         manifests=tuple(state.entries()),
-        problems=state.problems(),
+        conditions=state.condition_times.documents(state.present_conditions(), now),
         drift=state.drift,
         invalid=tuple(views.violation_document(violation) for violation in state.invalid),
         # The full reasons are in `rejected` and in the pod's document.

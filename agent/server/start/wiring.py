@@ -28,6 +28,7 @@ from agent.server.intake import ControllerAdmissions, PodIntake
 from agent.server.kernel.enforced import HostProbes, KernelEnforcement
 from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
+from agent.server.reporting.records import details
 from agent.server.start.restart import initial_state, orphaned_since
 from agent.server.watches import CgroupChanges, directory_changes
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
@@ -200,13 +201,13 @@ class Wiring:
         state = initial_state(
             self._configured, self._loaded, self._boot_id, clock.time(), self._running
         )
-        state.kernel_problems = tuple(problem.detail for problem in prepared.problems)
+        state.unenforced = prepared.problems
         if self._unreadable is not None:
             state.conditions["running pods"] = self._unreadable
         for note in prepared.notes:
             log.warning("cgroup controller unavailable", note=note)
-        if state.kernel_problems:
-            log.error("pods cgroup not ready", problems=state.kernel_problems)
+        if state.unenforced:
+            log.error("pods cgroup not ready", problems=details(state.unenforced))
         kernel = KernelEnforcement(
             enforcer,
             self._tree,

@@ -14,6 +14,7 @@ from agent.managers.topology.hints import Hint
 from agent.pods.model import ContainerKind, QosClass
 from agent.server.reporting.records import PodRecord
 from sysfs.mask import Mask
+from tests.agent.reconcile.pods import unenforced
 
 POOL = Mask.parse("0,4-7")
 
@@ -40,7 +41,7 @@ def test_memory_that_is_not_pinned_is_told_from_memory_on_no_node() -> None:
 
 
 def test_problems_mean_that_it_is_not_enforced() -> None:
-    document = views.pod_document(pod(), POOL, record=PodRecord(problems=("no",)))
+    document = views.pod_document(pod(), POOL, record=PodRecord(unenforced=(unenforced("no"),)))
     assert not document.enforcement.enforced
 
 

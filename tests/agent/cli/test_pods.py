@@ -13,6 +13,7 @@ import pytest
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
+from tests.agent.reconcile.pods import unenforced
 from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest, running
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ def test_a_pod_that_is_not_enforced_has_an_exit_code_of_its_own(
     from agent.server.kernel.ports import ReconcileResult  # noqa: PLC0415
 
     def reject(*_: object) -> ReconcileResult:
-        return ReconcileResult(unenforced={UID: ("cpuset.cpus: Permission denied",)})
+        return ReconcileResult(remaining=(unenforced("cpuset.cpus: Permission denied", UID),))
 
     monkeypatch.setattr(agent.controller._kernel, "admitted", reject)
     code, out, _ = shell.run("admit", shell.file(manifest()))
@@ -297,7 +298,8 @@ def test_a_pod_that_is_not_enforced_has_an_exit_code_of_its_own(
     assert "NOT ENFORCED" in out
     assert shell.run("show", "web")[0] == ExitCode.NOT_ENFORCED
     _, out, _ = shell.run("status")
-    assert "PROBLEM    pod shop/web is not enforced" in out
+    assert "  CONDITION  Enforced is False (Unknown), since " in out
+    assert ": pod shop/web is not enforced: cpuset.cpus: Permission denied" in out
 
 
 def test_processes_that_outlive_their_pod_are_named(shell: Shell, agent: Running) -> None:

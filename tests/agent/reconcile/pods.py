@@ -17,6 +17,7 @@ from agent.managers.allocations.ledger import (
 from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.state import Desired
+from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.drivers.unit_record import read_record
 from agent.reconcile.enforcer import Enforcer
@@ -31,6 +32,7 @@ from systemd.properties import INFINITY, Property
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agent.reconcile.report import EnforcementReport
     from cgroupfs.tree import CgroupTree
 
 ONLINE: Final = Mask.parse("0-15")
@@ -243,3 +245,16 @@ def slices(
     )
     assert enforcer.prepare().ok
     return enforcer, systemd
+
+
+def by_pod(report: EnforcementReport) -> dict[str, tuple[str, ...]]:
+    """Return the details of what remains by pod uid ("" for no single pod)."""
+    lines: dict[str, tuple[str, ...]] = {}
+    for each in report.remaining:
+        lines[each.pod] = (*lines.get(each.pod, ()), each.detail)
+    return lines
+
+
+def unenforced(detail: str, uid: str = "") -> Difference:
+    """Return a difference that remains, of a pod or outside of single pods."""
+    return Difference("", detail, Cause.UNKNOWN, uid)

@@ -24,6 +24,7 @@ from tests.agent.reconcile.pods import (
     ONLINE,
     OTHER,
     UID,
+    by_pod,
     directories,
     exclusive,
     kernel,
@@ -277,7 +278,7 @@ def test_an_offline_cpu_is_reported_and_comes_back() -> None:
     tree.set_online(ONLINE - Mask.of(5))
     report = enforcer.repair(target(mixed(), WEB))
     assert {p.cause for p in report.remaining} == {Cause.CPU_OFFLINE}
-    assert set(report.by_pod()) == {UID}
+    assert set(by_pod(report)) == {UID}
     assert report.writes == ()
     tree.set_online(ONLINE)
     assert enforcer.verify(target(mixed(), WEB)).ok
@@ -288,7 +289,7 @@ def test_a_missing_controller_is_an_answer_not_an_exception() -> None:
     enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree))
     assert {p.cause for p in enforcer.prepare().remaining} == {Cause.CONTROLLER_LOST}
     report = enforcer.enforce(target(mixed()))
-    assert any("does not offer it" in line for line in report.by_pod()[UID])
+    assert any("does not offer it" in line for line in by_pod(report)[UID])
 
 
 def test_processes_in_the_pods_own_cgroup_are_named_as_the_obstacle() -> None:
@@ -298,7 +299,7 @@ def test_processes_in_the_pods_own_cgroup_are_named_as_the_obstacle() -> None:
     tree.spawn(POD, 1)
     run(tree, f"{POD}/db", 2)
     report = enforcer.enforce(target(mixed()))
-    assert any("move them into a child" in line for line in report.by_pod()[UID])
+    assert any("move them into a child" in line for line in by_pod(report)[UID])
     assert shown(tree, POD)[0] == "2-7"
 
 
@@ -461,7 +462,7 @@ def test_a_rejection_at_any_change_is_reported_with_its_pod_and_can_be_retried(e
         report = enforcer.enforce(target(mixed(), WEB))
         assert not report.ok
         assert all("\n" not in problem.detail for problem in report.remaining)
-        assert set(report.by_pod()) <= {UID, OTHER, ""}
+        assert set(by_pod(report)) <= {UID, OTHER, ""}
         assert enforcer.repair(target(mixed(), WEB)).ok
 
 
@@ -478,9 +479,9 @@ def test_what_could_not_shrink_keeps_others_from_getting_its_cpus() -> None:
     stubborn = Stubborn(tree)
     tree.write(POD, "cpuset.cpus", "8-9")
     report = Enforcer(stubborn, layout(), DirectoryCgroups(stubborn)).enforce(target(mixed(), WEB))
-    assert set(report.by_pod()) >= {UID, OTHER}
+    assert set(by_pod(report)) >= {UID, OTHER}
     assert shown(tree, POD)[0] == "8-9"
-    assert any("could not be narrowed" in line for line in report.by_pod()[UID])
+    assert any("could not be narrowed" in line for line in by_pod(report)[UID])
 
 
 def test_a_container_that_ends_while_it_is_read_is_looked_at_again() -> None:
@@ -516,8 +517,8 @@ def test_a_pod_that_cannot_have_a_cgroup_does_not_keep_others_from_theirs() -> N
     enforcer = directories(tree)
     nameless = pod(exclusive("x", "8-9"), uid="../../etc")
     report = enforcer.enforce(target(nameless, mixed()))
-    assert [*report.by_pod()] == ["../../etc"]
-    assert "cannot have a cgroup" in report.by_pod()["../../etc"][0]
+    assert [*by_pod(report)] == ["../../etc"]
+    assert "cannot have a cgroup" in by_pod(report)["../../etc"][0]
     assert shown(tree, POD)[0] == "2-7"
     assert enforcer.releaser.pod(nameless).removed
 

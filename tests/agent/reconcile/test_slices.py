@@ -19,6 +19,7 @@ from sysfs.mask import Mask
 from systemd.properties import Property
 from tests.agent.reconcile.pods import (
     FakeSystemd,
+    by_pod,
     kernel,
     layout,
     mixed,
@@ -194,7 +195,7 @@ def test_a_slice_that_cannot_be_started_is_reported_with_its_pod() -> None:
     enforcer, systemd = slices(tree)
     systemd.broken = True
     report = enforcer.enforce(target(mixed()))
-    assert any("cannot start the slice" in line for line in report.by_pod()[mixed().uid])
+    assert any("cannot start the slice" in line for line in by_pod(report)[mixed().uid])
     systemd.broken = False
     assert enforcer.enforce(target(mixed())).ok
 

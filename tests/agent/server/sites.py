@@ -223,7 +223,7 @@ def wrongs(site: Site, controller: Controller) -> list[str]:
     Told independently of the agent's own verification.
     """
     state = controller.state
-    wrong = [*broken_invariants(state.configured.rules, state.ledger), *state.problems()]
+    wrong = [*broken_invariants(state.configured.rules, state.ledger), *state.condition_lines()]
     saved = site.saved()
     if saved is not None and held(saved) != held(state.durable):
         wrong.append("memory and checkpoint differ")

@@ -111,8 +111,10 @@ def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) ->
         async with running(world) as agent:
             assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
             status = await asyncio.to_thread(agent.client.status)
-            assert any(f"pod uid {UID} was recovered" in line for line in status.problems)
-            assert any("was set aside" in line for line in status.problems) is (how != "removed")
+            assert any(f"pod uid {UID} was recovered" in line for line in status.condition_lines())
+            assert any("was set aside" in line for line in status.condition_lines()) is (
+                how != "removed"
+            )
             other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
             assert other.pod is not None
             assert not set(other.pod.exclusive_cpus.split(",")) & {"1", "2", "9", "10"}
@@ -123,7 +125,7 @@ def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) ->
             assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
             assert world.kernel.procs(f"{POD}/c0") == (4711,)
             status = await asyncio.to_thread(agent.client.status)
-            assert not any("was recovered" in line for line in status.problems)
+            assert not any("was recovered" in line for line in status.condition_lines())
 
     scenario()
 
@@ -225,7 +227,7 @@ async def test_pods_run_on_without_a_checkpoint_under_a_configuration_that_does_
     world.config = replace(world.config, reserved_system_cpus=Mask.of(99))
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        assert "this host has no CPU 99" in " ".join(status.problems)
+        assert "this host has no CPU 99" in " ".join(status.condition_lines())
         assert status.exclusive_cpus == "1,9"
 
 
@@ -253,12 +255,13 @@ async def test_devices_that_running_pods_may_have_are_named(world: World) -> Non
     async with running(world) as agent:
         await with_running_containers(agent, "c0")
         status = await asyncio.to_thread(agent.client.status)
-        assert not any("example.org/gpu" in line for line in status.problems)
+        assert not any("example.org/gpu" in line for line in status.condition_lines())
     damage(world)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         assert any(
-            "their devices (example.org/gpu) are unknown" in line for line in status.problems
+            "their devices (example.org/gpu) are unknown" in line
+            for line in status.condition_lines()
         )
 
 
@@ -285,7 +288,7 @@ async def test_memory_that_nobody_limits_is_not_counted_and_that_is_said(world: 
     damage(world)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        line = next(line for line in status.problems if "was recovered" in line)
+        line = next(line for line in status.condition_lines() if "was recovered" in line)
         assert "CPUs 1,9, memory on nodes 0, how much of it is not known and not counted" in line
         assert reserved(agent) != charged
 
@@ -301,7 +304,7 @@ async def test_memory_is_counted_by_its_limits(world: World) -> None:
     damage(world)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        line = next(line for line in status.problems if "was recovered" in line)
+        line = next(line for line in status.condition_lines() if "was recovered" in line)
         assert "memory on nodes 0; admit it" in line
         assert reserved(agent) == charged
         await agent.ask(agent.client.admit, manifest(containers=2))

@@ -38,11 +38,11 @@ async def said(agent: Running) -> tuple[bool, tuple[str, ...]]:
     _, metrics = await fetch(agent, "/metrics")
     ready = readyz == HTTPStatus.OK
     assert status.ready is ready, why
-    assert f"\nnumawarden_problems {len(status.problems):.1f}\n" in metrics
-    assert code == (ExitCode.OK if ready and not status.problems else ExitCode.REJECTED)
-    assert ready or status.problems, "what keeps it from being ready is named"
-    assert ready or any(why.strip() in line for line in status.problems) or "yet" in why
-    return ready, status.problems
+    assert f"\nnumawarden_problems {len(status.condition_lines()):.1f}\n" in metrics
+    assert code == (ExitCode.OK if ready and not status.condition_lines() else ExitCode.REJECTED)
+    assert ready or status.condition_lines(), "what keeps it from being ready is named"
+    assert ready or any(why.strip() in line for line in status.condition_lines()) or "yet" in why
+    return ready, status.condition_lines()
 
 
 class FullDisk(OsFiles):

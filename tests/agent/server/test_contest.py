@@ -56,7 +56,8 @@ async def test_repairs_become_rare_and_are_told_once_for_each_pause(world: World
         assert "numawarden_contested_cgroups 1.0" in text
         status = await asyncio.to_thread(agent.client.status)
         assert any(
-            f"/{POD} is being modified by another writer" in line for line in status.problems
+            f"/{POD} is being modified by another writer" in line
+            for line in status.condition_lines()
         )
 
 
@@ -70,7 +71,7 @@ async def test_who_asks_gets_a_repair_at_once(world: World) -> None:
         assert answer.repaired == {"unknown": 1}
         assert world.cpus_of(POD) == "1,9"
         status = await asyncio.to_thread(agent.client.status)
-        assert not any("somebody else" in line for line in status.problems)
+        assert not any("somebody else" in line for line in status.condition_lines())
 
 
 @in_loop

@@ -35,6 +35,7 @@ from agent.server.state import AgentState, DurableState
 from agent.state.errors import CheckpointIOError, ReplacedDirectoryError
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
+from tests.agent.reconcile.pods import unenforced
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, manifest, two_packages
 
 if TYPE_CHECKING:
@@ -197,12 +198,12 @@ async def test_a_save_that_is_in_place_but_maybe_not_durable_stands_and_is_repea
     async with keeping(recorder) as controller:
         answer = await controller.admit(pod())
         assert answer.admitted
-        assert any("may be lost" in problem for problem in controller.state.problems())
+        assert any("may be lost" in problem for problem in controller.state.condition_lines())
         await controller.reconcile()
-        assert len(controller.state.problems()) == 1
+        assert len(controller.state.condition_lines()) == 1
         recorder.save_error = None
         await controller.reconcile()
-        assert controller.state.problems() == ()
+        assert controller.state.condition_lines() == ()
     assert list(recorder.saved[-1].ledger.allocations) == [UID]
 
 
@@ -210,7 +211,7 @@ async def test_a_save_that_is_in_place_but_maybe_not_durable_stands_and_is_repea
 async def test_a_pod_that_the_kernel_rejects_stays_admitted_and_is_said_not_to_be_enforced() -> (
     None
 ):
-    rejected = ReconcileResult(unenforced={UID: ("cpuset.cpus: Permission denied",)})
+    rejected = ReconcileResult(remaining=(unenforced("cpuset.cpus: Permission denied", UID),))
     recorder = Recorder(outcome=rejected)
     async with keeping(recorder) as controller:
         with controller.events.watch() as watcher:
@@ -222,16 +223,16 @@ async def test_a_pod_that_the_kernel_rejects_stays_admitted_and_is_said_not_to_b
         assert answer.pod.enforcement.problems == ("cpuset.cpus: Permission denied",)
         assert UID in controller.state.ledger.allocations
         assert controller.state.reading().unenforced_pods == 1
-        assert "is not enforced: cpuset.cpus" in controller.state.problems()[0]
+        assert "is not enforced: cpuset.cpus" in controller.state.condition_lines()[0]
         assert told == ["PodNotEnforced", "PodAdmitted"]
         recorder.outcome = ReconcileResult()
         await controller.reconcile()
-        assert controller.state.problems() == ()
+        assert controller.state.condition_lines() == ()
 
 
 @in_loop
 async def test_asking_again_for_a_pod_that_is_not_enforced_tries_again() -> None:
-    recorder = Recorder(outcome=ReconcileResult(unenforced={UID: ("no",)}))
+    recorder = Recorder(outcome=ReconcileResult(remaining=(unenforced("no", UID),)))
     async with keeping(recorder) as controller:
         await controller.admit(pod())
         recorder.outcome = ReconcileResult()
@@ -270,12 +271,12 @@ async def test_the_specification_of_an_imported_pod_is_saved_and_enforced_once()
 
 @in_loop
 async def test_what_is_not_enforced_is_told_once_for_each_reason() -> None:
-    recorder = Recorder(outcome=ReconcileResult(unenforced={UID: ("one",)}))
+    recorder = Recorder(outcome=ReconcileResult(remaining=(unenforced("one", UID),)))
     async with keeping(recorder) as controller:
         await controller.admit(pod())
         await controller.reconcile()
         assert controller.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 1
-        recorder.outcome = ReconcileResult(unenforced={UID: ("two",)})
+        recorder.outcome = ReconcileResult(remaining=(unenforced("two", UID),))
         await controller.reconcile()
         assert controller.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 2
 
@@ -326,9 +327,9 @@ async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
         agreed = controller.state.last_agreement
         recorder.outcome = ReconcileResult(found={"unknown": 3}, repaired={"unknown": 3})
         await controller.reconcile()
-        recorder.outcome = ReconcileResult(problems=("the tree is gone",))
+        recorder.outcome = ReconcileResult(remaining=(unenforced("the tree is gone"),))
         document = await controller.reconcile()
-        assert controller.state.problems() == ("the tree is gone",)
+        assert controller.state.condition_lines() == ("the tree is gone",)
         counters = controller.metrics.counters
         assert document.problems == ("the tree is gone",)
         assert counters.value(names.DRIFT_FOUND, "unknown") == 3
@@ -421,7 +422,7 @@ async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() ->
         await controller.admit(pod())
         await controller.bind(UID, "c0", BindRequest(cgroup="x"))
         await controller.remove(UID)
-        recorder.outcome = ReconcileResult(problems=("the cgroup tree failed",))
+        recorder.outcome = ReconcileResult(remaining=(unenforced("the cgroup tree failed"),))
         await controller.reconcile()
         assert len(controller.state.durable.bindings) == 1
         recorder.outcome = ReconcileResult(cgroups=("x",))
@@ -464,14 +465,14 @@ async def test_a_state_directory_that_was_replaced_is_told_before_somebody_asks(
     async with keeping(recorder) as controller:
         recorder.save_error = ReplacedDirectoryError(Path("/state"))
         await controller.reconcile()
-        (line,) = controller.state.problems()
+        (line,) = controller.state.condition_lines()
         assert "state directory /state: it, or the lock file in it, was removed" in line
         with pytest.raises(CheckpointFailedError, match="removed or replaced"):
             await controller.admit(pod())
         assert not controller.state.ledger.allocations
         recorder.save_error = None
         await controller.reconcile()
-        assert controller.state.problems() == ()
+        assert controller.state.condition_lines() == ()
 
 
 @pytest.mark.parametrize("error", [MemoryError(), ValueError("odd"), disk_full()], ids=repr)
@@ -486,10 +487,10 @@ async def test_a_save_that_fails_for_whatever_reason_is_counted_and_tried_again(
             await controller.admit(pod())
         assert controller.metrics.counters.value(names.CHECKPOINT_FAILURES) == 1
         assert controller.state.ledger.allocations == {}
-        assert any(line.startswith("checkpoint: ") for line in controller.state.problems())
+        assert any(line.startswith("checkpoint: ") for line in controller.state.condition_lines())
         recorder.save_error = None
         await controller.reconcile()
-        assert controller.state.problems() == ()
+        assert controller.state.condition_lines() == ()
         assert recorder.saved[-1].ledger.allocations == {}
 
 
@@ -502,10 +503,10 @@ async def test_what_a_comparison_observes_is_true_whether_or_not_it_can_be_saved
         answer = await controller.reconcile()
         assert answer.problems == ()
         assert controller.state.durable.orphaned == {UID}
-        assert any("No space left" in line for line in controller.state.problems())
+        assert any("No space left" in line for line in controller.state.condition_lines())
         recorder.save_error = None
         await controller.reconcile()
-        assert controller.state.problems() == ()
+        assert controller.state.condition_lines() == ()
         assert recorder.saved[-1].orphaned == {UID}
 
 

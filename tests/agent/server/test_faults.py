@@ -91,7 +91,7 @@ def troubled(play: Play, fault: Fault) -> list[str]:
         found_now, wrong = held(controller.state.durable), []
         if found_now not in (play.starts()[:1] if answer is None else play.starts()):
             wrong.append(f"answered {answer}, and holds {found_now}")
-        well = answer == play.answer and not controller.state.problems()
+        well = answer == play.answer and not controller.state.condition_lines()
         if well and site.shown() != play.after.shown:
             wrong.append("says that all is well, and the kernel shows something else")
         await controller.reconcile()

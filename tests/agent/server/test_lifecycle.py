@@ -288,7 +288,7 @@ async def test_a_manifest_directory_open_to_others_is_reported_and_nothing_is_re
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         assert status.pods == 0
-        (problem,) = status.problems
+        (problem,) = status.condition_lines()
         assert "can be written by others (mode 0777), who could make any pod run" in problem
         assert f"close it: chmod go-w {directory}" in problem
 
@@ -302,7 +302,7 @@ async def test_a_bad_manifest_is_reported_and_the_others_are_admitted(world: Wor
         status = await asyncio.to_thread(agent.client.status)
         assert status.pods == 1
         assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
-        assert any("a.yaml is invalid" in problem for problem in status.problems)
+        assert any("a.yaml is invalid" in problem for problem in status.condition_lines())
         text = agent.controller.metrics.render().decode()
         assert 'numawarden_manifests{state="invalid"} 1.0' in text
 
@@ -346,7 +346,7 @@ async def test_an_unforeseen_failure_of_one_pod_leaves_the_other_files_alone(
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
-        assert any("internal error (KeyError)" in line for line in status.problems)
+        assert any("internal error (KeyError)" in line for line in status.condition_lines())
 
 
 @in_loop
@@ -382,7 +382,7 @@ async def test_a_damaged_checkpoint_is_kept_aside_and_reported(world: World) -> 
     (world.directory / "state" / CHECKPOINT_NAME).write_text("{")
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        assert any("set aside" in problem for problem in status.problems)
+        assert any("set aside" in problem for problem in status.condition_lines())
         kept = [path.name for path in (world.directory / "state").iterdir()]
         assert any(name.startswith("checkpoint.json.damaged") for name in kept)
 
@@ -432,7 +432,7 @@ async def test_a_failing_periodic_action_is_reported_and_does_not_end_the_agent(
         await fail.wait()
         monkeypatch.undo()
         status = await asyncio.to_thread(agent.client.status)
-        assert any("boom" in problem for problem in status.problems)
+        assert any("boom" in problem for problem in status.condition_lines())
         with agent.controller.events.watch() as watcher:
             await agent.ask(agent.client.admit, manifest())
             await next_event(watcher, "PodAdmitted")
@@ -524,7 +524,7 @@ async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_told_until_
         watch.full = True
         await agent.ask(agent.client.admit, manifest("other", OTHER_UID))
         status = await asyncio.to_thread(agent.client.status)
-        assert any("raise fs.inotify.max_user_watches" in line for line in status.problems)
+        assert any("raise fs.inotify.max_user_watches" in line for line in status.condition_lines())
         watch.full = False
         await agent.service._reconcile()
         assert agent.controller.state.conditions == {}

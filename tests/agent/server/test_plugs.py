@@ -262,7 +262,7 @@ async def test_a_second_source_that_asks_for_a_pod_gets_one_error_that_names_the
                 ("other", "slot 7"): "conflict",
             }
             status = await asyncio.to_thread(agent.client.status)
-            (line,) = (line for line in status.problems if "slot" in line)
+            (line,) = (line for line in status.condition_lines() if "slot" in line)
             assert line == (
                 f"manifest slot 7 is conflict: PodConflict: pod shop/web (uid {UID}) belongs to "
                 "slot 1 of the source toy"
@@ -331,12 +331,12 @@ async def test_what_a_source_cannot_read_is_said_and_changes_no_pod(
     toy.conditions = ("slot 2 is stuck",)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        assert "slot 2 is stuck" in status.problems
+        assert "slot 2 is stuck" in status.condition_lines()
         assert status.ready
     toy.broken = "the drawer is locked"
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        assert "sync toy: the drawer is locked" in status.problems
+        assert "sync toy: the drawer is locked" in status.condition_lines()
         assert not status.ready
         assert await sources_of(agent) == {UID: f"toy: {KEY}"}
         # It may be removed: no entry is known to bring it back.

@@ -101,10 +101,10 @@ def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -
         assert held(controller) == {ONE: "1,9", TWO: "2,10"}
         await controller.reconcile()
         assert controller.state.reading().problems == 1
-        (problem,) = controller.state.problems()
+        (problem,) = controller.state.condition_lines()
         assert f"pod uid {TWO} was recovered from its cgroups with CPUs 2,10" in problem
         with controller.events.watch() as watcher:
-            controller.note_recovered()
+            controller.drifts.note_recovered()
             assert (await next_event(watcher, "PodRecovered")).uid == TWO
         await admit(controller, THREE)
         assert held(controller) == {ONE: "1,9", TWO: "2,10", THREE: "3,11"}
@@ -113,7 +113,7 @@ def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -
         assert saved is not None
         assert TWO in saved.ledger.allocations
         await admit(controller, TWO)
-        assert controller.state.problems() == ()
+        assert controller.state.condition_lines() == ()
         assert held(controller)[TWO] == "2,10"
         assert controller.state.ledger.allocations[TWO].name == "two"
 
@@ -136,21 +136,21 @@ def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site
 
     async def begin_again(controller: Controller) -> None:
         assert held(controller) == {TWO: "1,9"}
-        problem = next(line for line in controller.state.problems() if ONE in line)
+        problem = next(line for line in controller.state.condition_lines() if ONE in line)
         assert problem == (
             f"the checkpoint allocates CPUs 1,9 to pod default/one (uid {ONE}), but pod {TWO} runs "
             "there: it no longer has an allocation, its processes run in the node's shared pool; "
             "admit the pod again"
         )
         with controller.events.watch() as watcher:
-            controller.note_recovered()
+            controller.drifts.note_recovered()
             assert (await next_event(watcher, "AllocationDisplaced")).uid == ONE
         await controller.reconcile()
         assert cpus(site, TWO) == Mask.of(1, 9)
         # What the problem advises.
         await admit(controller, ONE)
         assert held(controller) == {TWO: "1,9", ONE: "2,10"}
-        assert not any(ONE in line for line in controller.state.problems())
+        assert not any(ONE in line for line in controller.state.condition_lines())
 
     backup = with_agent(site, begin)
     with_agent(site, take_its_place)
@@ -173,13 +173,13 @@ def test_two_pods_that_both_run_stay_where_they_are(site: Site) -> None:
 
     async def begin_again(controller: Controller) -> None:
         assert held(controller) == {TWO: "1,9", ONE: "2,10"}
-        lines = controller.state.problems()
+        lines = controller.state.condition_lines()
         assert any("recovered with CPUs 2,10, as its cgroups show" in line for line in lines)
         await controller.reconcile()
         assert (cpus(site, ONE), cpus(site, TWO)) == (Mask.of(2, 10), Mask.of(1, 9))
         for uid in (ONE, TWO):
             await admit(controller, uid)
-        assert controller.state.problems() == ()
+        assert controller.state.condition_lines() == ()
         assert held(controller) == {TWO: "1,9", ONE: "2,10"}
 
     with_agent(site, exchange)
@@ -210,7 +210,7 @@ def find_nothing(site: Site) -> Mask:
 
     async def compare(controller: Controller) -> None:
         assert held(controller) == {}
-        assert controller.state.problems() == ()
+        assert controller.state.condition_lines() == ()
         await controller.reconcile()
 
     with_agent(site, compare)
@@ -294,7 +294,7 @@ def test_after_a_reboot_every_allocation_is_as_it_was(
     async def compare(controller: Controller) -> None:
         assert held(controller) == {TWO: "2,10"}
         assert controller.state.durable.orphaned == frozenset(), "no cgroup outlives a reboot"
-        assert controller.state.problems() == ()
+        assert controller.state.condition_lines() == ()
 
     with_agent(site, leave_an_orphan)
     monkeypatch.setattr(assembly, "_boot_id", lambda: "after")
@@ -338,7 +338,7 @@ def test_a_tree_that_cannot_be_read_at_the_start_is_a_problem_and_no_end(site: S
 
     async def look(controller: Controller) -> tuple[str, ...]:
         assert held(controller) == {ONE: "1,9"}
-        return controller.state.problems()
+        return controller.state.condition_lines()
 
     lines = with_agent(site, look, Effects(unreadable), from_start=True)
     assert any("the cgroups of running pods cannot be read" in line for line in lines)
@@ -364,7 +364,7 @@ async def test_pods_of_the_manifest_directory_are_confirmed_or_admitted_again(wo
     (directory / "web.yaml").write_bytes(manifest())
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        assert status.problems == ()
+        assert status.condition_lines() == ()
         allocations = agent.controller.state.ledger.allocations
         assert {uid: str(allocation.exclusive_cpus) for uid, allocation in allocations.items()} == {
             OTHER_UID: "1,9",

@@ -122,7 +122,7 @@ async def test_what_was_missed_is_done_once_the_bus_answers(host: Host) -> None:
         await controller.admit(pod_of("new", uid(99), "main=2"))
         await controller.remove(uid(0))
         await controller.reconcile()
-        assert controller.state.problems()
+        assert controller.state.condition_lines()
         host.bus.silent = False
         await controller.reconcile()
         assert wrongs(host.site, controller) == []

@@ -407,7 +407,8 @@ def _checkpoint_lost(story: Story) -> None:
     story.checks.equal("a spoiled checkpoint: kept aside", kept, [spoiled])
     restarts = command("systemctl", "show", "--value", "--property=NRestarts", SERVICE).strip()
     story.checks.equal("a spoiled checkpoint: no restart", restarts, "0")
-    problems = " ".join(story.agent.status()["problems"])
+    shown = story.agent.status()["conditions"]
+    problems = " ".join(each["message"] for each in shown)
     story.checks.check("a spoiled checkpoint: reported", "checkpoint.json." in problems, problems)
     story.checks.equal("recovered: every setting is what it was", story.changed(), {})
     recovered = {pod["uid"]: pod["exclusiveCpus"] for pod in story.agent.pods()}

@@ -169,7 +169,7 @@ def _reconcile() -> dict[str, Any]:
 
 
 def _problems(agent: Agent) -> list[str]:
-    problems = agent.status()["problems"]
+    problems = [each["message"] for each in agent.status()["conditions"]]
     assert isinstance(problems, list)
     return problems
 

@@ -16,6 +16,7 @@ from agent.server.reporting.records import PodRecord
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
+from tests.agent.reconcile.pods import unenforced
 
 if TYPE_CHECKING:
     from agent.api.documents import PodDocument
@@ -178,7 +179,7 @@ def test_an_admission_names_the_devices_of_every_container() -> None:
         (PodRecord(running=frozenset({"i"})), "0 of 2 containers found"),
         (PodRecord(running=frozenset({"a"})), "enforced on 1 of 2 containers found"),
         (PodRecord(running=frozenset({"s", "a"})), "enforced"),
-        (PodRecord(running=frozenset({"s", "a"}), problems=("no",)), "NOT ENFORCED"),
+        (PodRecord(running=frozenset({"s", "a"}), unenforced=(unenforced("no"),)), "NOT ENFORCED"),
     ],
 )
 def test_enforced_is_said_of_containers_that_were_found(record: PodRecord, state: str) -> None:

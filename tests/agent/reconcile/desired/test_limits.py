@@ -29,6 +29,7 @@ from tests.agent.reconcile.pods import (
     ONLINE,
     OTHER,
     UID,
+    by_pod,
     directories,
     kernel,
     layout,
@@ -214,7 +215,7 @@ def test_a_running_pod_is_taken_over_without_killing_and_says_so_until_it_fits()
         }
         assert {p.cause for p in found.values()} == {Cause.IN_USE}
         assert "more than that is in use" in found[path, "memory.max"].detail
-        assert set(report.by_pod()) == {UID}
+        assert set(by_pod(report)) == {UID}
         assert not report.drift
     tree.use(f"{path}/a", "memory.max", GIB // 2)
     tree.use(f"{path}/a", "hugetlb.2MB.max", 0)

@@ -55,7 +55,7 @@ def tree() -> EmulatedKernel:
 
 def test_a_new_pod_is_no_drift(tree: EmulatedKernel) -> None:
     outcome = kernel_of(tree).admitted(target(allocation("a")), "u-1")
-    assert (outcome.found, outcome.unenforced, outcome.problems) == ({}, {}, ())
+    assert (outcome.found, outcome.remaining) == ({}, ())
     assert outcome.cgroups == (POD,)
 
 
@@ -136,7 +136,7 @@ def test_a_removed_pod_is_gone_and_processes_that_stay_are_noted(tree: EmulatedK
     tree.spawn(f"{POD}/a", 7)
     outcome = kernel.removed(target(), pod)
     assert any("processes live in it" in note for note in outcome.notes)
-    assert outcome.problems == ()
+    assert outcome.remaining == ()
     tree.exit(7)
     kernel.reconcile(target())
     assert not tree.exists(POD)
@@ -152,9 +152,9 @@ class BrokenTree(EmulatedKernel):
 def test_a_tree_that_fails_is_a_problem_and_no_exception() -> None:
     kernel = kernel_of(BrokenTree(Mask.parse("0-7"), Mask.of(0)))
     desired = target(allocation("a"))
-    assert "Input/output error" in kernel.admitted(desired, "u-1").unenforced["u-1"][0]
-    assert "Input/output error" in kernel.reconcile(desired).problems[0]
-    assert "Input/output error" in kernel.removed(target(), allocation("a")).problems[0]
+    assert "Input/output error" in kernel.admitted(desired, "u-1").of_pod("u-1")[0].detail
+    assert "Input/output error" in kernel.reconcile(desired).of_pod("")[0].detail
+    assert "Input/output error" in kernel.removed(target(), allocation("a")).of_pod("")[0].detail
 
 
 def test_a_cgroup_is_named_by_its_path_with_or_without_the_mount(tree: EmulatedKernel) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.api.documents import StatusDocument
+    from agent.api.status import StatusDocument
     from agent.managers.policy import Policy
     from sysfs.host import Host
     from tests.agent.server.support import Running, World
@@ -239,7 +239,9 @@ async def test_what_is_not_valid_is_told_in_show_status_metrics_and_once_as_an_e
     world.config = replace(world.config, reserved_system_cpus=Mask.of(0, 1))
     async with running(world) as agent:
         told = await status(agent)
-        assert any("which are now reserved (reservedSystemCPUs)" in line for line in told.problems)
+        assert any(
+            "which are now reserved (reservedSystemCPUs)" in line for line in told.condition_lines()
+        )
         shown = await asyncio.to_thread(agent.client.pod, UID)
         assert [finding.message for finding in shown.invalid] == [
             "has CPUs 1, which are now reserved"
@@ -316,8 +318,8 @@ async def test_a_configuration_that_no_longer_fits_keeps_pods_and_admits_no_new_
     world.change_host(regular_host(packages=1, cores_per_node=4))
     async with running(world) as agent:
         told = await status(agent)
-        assert "this host has no CPU 15" in told.problems[0]
-        assert "no new pod is admitted" in told.problems[0]
+        assert "this host has no CPU 15" in told.condition_lines()[0]
+        assert "no new pod is admitted" in told.condition_lines()[0]
         again = await asyncio.to_thread(agent.client.admit, manifest())
         assert again.already_admitted
         rejected = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
@@ -326,7 +328,7 @@ async def test_a_configuration_that_no_longer_fits_keeps_pods_and_admits_no_new_
         await become(agent, two_packages())
         other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
         assert other.admitted
-        assert not any("new one" in line for line in (await status(agent)).problems)
+        assert not any("new one" in line for line in (await status(agent)).condition_lines())
 
 
 def test_rules_that_fitted_before_stay_in_force_while_the_host_lacks_something(

@@ -1,0 +1,106 @@
+"""The status document: what is allocated, and what is not as it should be."""
+
+from __future__ import annotations
+
+from agent.api.documents import (
+    AdmissionDocument,
+    Document,
+    FailedPodDocument,
+    ManifestDocument,
+    ReconcileDocument,
+    ViolationDocument,
+)
+
+
+class PolicyDocument(Document, frozen=True):
+    """The effective policies, with the kubelet's names."""
+
+    cpu_manager_policy: str
+    memory_manager_policy: str
+    topology_manager_policy: str
+    topology_manager_scope: str
+    reserved_cpus: str
+
+
+class DriftDocument(Document, frozen=True):
+    """One setting that another process changed; it was repaired unless `problems` has it.
+
+    `uid` and `pod` are "" for what is of no pod, `container` is null for what is of no container.
+    `observed` is the text that the file showed (null: it was not there), `desired` what it should.
+    """
+
+    time: float
+    uid: str
+    pod: str
+    container: str | None
+    cgroup: str
+    file: str
+    observed: str | None
+    desired: str
+    cause: str
+    detail: str
+
+    def line(self) -> str:
+        """Return all details in a line."""
+        container = f"container {self.container}" if self.container else ""
+        owner = ", ".join(filter(None, (self.pod or self.uid, container)))
+        return f"{owner or 'no pod'}: {self.detail} ({self.cause})"
+
+
+class ConditionDocument(Document, frozen=True):
+    """One thing that is not as it should be, as Kubernetes reports a condition.
+
+    `type` says what holds when all is well; `status` is "False". `since` is the Unix time at which
+    the condition was found. Where a pod, container or cgroup is concerned it is named, and where a
+    file differs also what it should show and shows (`observed` null: it does not exist).
+    """
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: float
+    remedy: str = ""
+    uid: str = ""
+    pod: str = ""
+    container: str | None = None
+    cgroup: str = ""
+    file: str = ""
+    desired: str = ""
+    observed: str | None = None
+
+    @property
+    def line(self) -> str:
+        """The message with its remedy."""
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+class StatusDocument(Document, frozen=True):
+    """The agent's status; `conditions` are what is not as it should be.
+
+    `failed` are the latest pods that were rejected or invalid, those decided also in `rejected`,
+    `drift` the latest settings that another process changed.
+    """
+
+    version: str
+    pid: int
+    started: float
+    ready: bool
+    policy: PolicyDocument
+    online_cpus: str
+    nodes: str
+    shared_pool: str
+    exclusive_cpus: str
+    pods: int
+    containers: int
+    rejected: tuple[AdmissionDocument, ...]
+    last_reconcile: ReconcileDocument | None
+    manifests: tuple[ManifestDocument, ...]
+    conditions: tuple[ConditionDocument, ...]
+    invalid: tuple[ViolationDocument, ...] = ()
+    failed: tuple[FailedPodDocument, ...] = ()
+    drift: tuple[DriftDocument, ...] = ()
+
+    def condition_lines(self) -> tuple[str, ...]:
+        """Return what is not as it should be, one line each."""
+        return tuple(condition.line for condition in self.conditions)

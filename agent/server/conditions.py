@@ -1,0 +1,147 @@
+"""Conditions: what is not as it should be, as Kubernetes reports it.
+
+A condition has a type that is true when all is well (`Enforced`), a status, a reason for programs
+and a message for people. Only those whose status is False are kept: what is well has no condition.
+`since` is when a condition was found first; it stays as long as type, reason and subject do.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from agent.api.status import ConditionDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.managers.validity import Violation
+    from agent.reconcile.diff import Difference
+
+
+class ConditionType(StrEnum):
+    """What holds when all is well."""
+
+    #: The kernel and systemd have what is desired.
+    ENFORCED = "Enforced"
+    #: Repairs last: no other process writes a cgroup again after each of them.
+    REPAIRS_LAST = "RepairsLast"
+    CHECKPOINT_SAVED = "CheckpointSaved"
+    #: The configuration fits the host and is in effect.
+    CONFIGURATION_APPLIED = "ConfigurationApplied"
+    #: The current policy would make the allocation.
+    ALLOCATION_VALID = "AllocationValid"
+    #: A specification confirms the allocation, and the CPUs are not those of another running pod.
+    ALLOCATION_CONFIRMED = "AllocationConfirmed"
+    #: A source of pods could be read.
+    SOURCE_READ = "SourceRead"
+    #: What a source asks for is admitted.
+    ENTRY_ADMITTED = "EntryAdmitted"
+    #: All else that the agent does works: its watches, timers, what it read at the start.
+    AGENT_HEALTHY = "AgentHealthy"
+
+
+class Condition(Struct, frozen=True):
+    """One condition whose status is False.
+
+    `pod` is namespace/name and `uid` its uid, "" where no pod is concerned; `cgroup`, `file`,
+    `desired` and `observed` are those of a `Difference`. `message` is one line, `remedy` what to do
+    where the message does not say so.
+    """
+
+    type: ConditionType
+    reason: str
+    message: str
+    remedy: str = ""
+    uid: str = ""
+    pod: str = ""
+    container: str | None = None
+    cgroup: str = ""
+    file: str = ""
+    desired: str = ""
+    observed: str | None = None
+
+    @property
+    def line(self) -> str:
+        """The message with its remedy."""
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """What distinguishes a condition from others, whatever its message says by now."""
+        subject = (self.uid, self.container, self.cgroup, self.file)
+        named = any(subject)
+        return (self.type, self.reason, *subject, "" if named else self.message)
+
+
+def not_enforced(difference: Difference, pod: str) -> Condition:
+    """Return the condition that a difference remains; `pod` is its namespace/name or ""."""
+    detail = difference.detail
+    return Condition(
+        ConditionType.ENFORCED,
+        camel_case(str(difference.cause)),
+        f"pod {pod} is not enforced: {detail}" if pod else detail,
+        uid=difference.pod,
+        pod=pod,
+        container=difference.container,
+        cgroup=f"/{difference.cgroup}" if difference.cgroup else "",
+        file=difference.file,
+        desired=difference.desired,
+        observed=difference.observed,
+    )
+
+
+def not_valid(violation: Violation) -> Condition:
+    """Return the condition that the current policy would not make an allocation."""
+    return Condition(
+        ConditionType.ALLOCATION_VALID,
+        camel_case(str(violation.rule)),
+        str(violation),
+        uid=violation.uid,
+        pod=violation.pod,
+        container=violation.container,
+    )
+
+
+def camel_case(text: str) -> str:
+    """Return a reason in the form of Kubernetes: `CPU offline` becomes `CPUOffline`."""
+    words = "".join(c if c.isalnum() else " " for c in text).split()
+    return "".join(word[:1].upper() + word[1:] for word in words)
+
+
+class ConditionTimes:
+    """Remembers since when each condition has been there."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[object, ...], float] = {}
+
+    def documents(
+        self, conditions: Iterable[Condition], now: float
+    ) -> tuple[ConditionDocument, ...]:
+        """Return the documents of all present conditions; the others are forgotten.
+
+        `now` is a Unix time in seconds, the `since` of those that are new.
+        """
+        present = tuple(conditions)
+        known = self._since
+        self._since = {one.subject: known.get(one.subject, now) for one in present}
+        return tuple(self._document(one) for one in present)
+
+    def _document(self, one: Condition) -> ConditionDocument:
+        return ConditionDocument(
+            type=str(one.type),
+            status="False",
+            reason=one.reason,
+            message=one.message,
+            since=self._since[one.subject],
+            remedy=one.remedy,
+            uid=one.uid,
+            pod=one.pod,
+            container=one.container,
+            cgroup=one.cgroup,
+            file=one.file,
+            desired=one.desired,
+            observed=one.observed,
+        )
