@@ -189,10 +189,11 @@ class SliceCgroups:
             return None
         started = cgroup in self._started
         self._started.discard(cgroup)
-        # Setting properties of an inactive unit would leave a file and a cgroup behind, and a unit
-        # of the same name elsewhere (in a container with its own systemd) is a different one.
         asks = known is None and not started
-        if asks and not self._is_active(unit, cgroup):
+        # Setting properties of an inactive unit would leave a file and a cgroup behind, and a unit
+        # of the same name elsewhere is a different one: a scope that was started again in another
+        # slice, or any in a container with its own systemd. The name of a slice says where it is.
+        if (asks or not unit.endswith(".slice")) and not self._is_active(unit, cgroup):
             return None
         properties = to_properties(record)
         if CPU_WEIGHT not in record.values:

@@ -20,6 +20,7 @@ from systemd.properties import Property
 from tests.agent.reconcile.pods import (
     FakeSystemd,
     by_pod,
+    exclusive,
     kernel,
     layout,
     mixed,
@@ -263,3 +264,20 @@ def test_a_unit_without_a_quota_keeps_the_cpu_controller_by_its_weight() -> None
     enforcer.enforce(target(mixed()))
     assert systemd.unit_property(UNIT, "CPUWeight") == 235
     assert systemd.unit_property("db.scope", "CPUWeight") == 100
+
+
+def test_a_scope_of_the_same_name_elsewhere_is_not_changed() -> None:
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    own, other = pod(exclusive("a", "8-9"), uid="own"), pod(on_host("a"), uid="other")
+    enforcer.enforce(target(own, other))
+    systemd.start_scope(path_of(own, Driver.SYSTEMD), "a.scope", 1)
+    assert enforcer.enforce(target(own, other)).ok
+    # systemd knows this one by the name now, while the cgroup of the first one still exists.
+    stray = systemd.start_scope(path_of(other, Driver.SYSTEMD), "a.scope", 2)
+    moved = pod(exclusive("a", "10-11"), uid="own")
+    enforcer.enforce(target(moved, other))
+    enforcer.enforce(target(moved, other))
+    assert systemd.properties.get("a.scope", {}).get("AllowedCPUs") != b"\x00\x0c"
+    assert tree.allowed(2)[0] == target(moved, other).shared_pool
+    assert (tree.read_many(stray, ("cpuset.cpus",))[0] or "").strip() == ""
