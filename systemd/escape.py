@@ -1,4 +1,4 @@
-"""Unit names: their rules, escaping, and where a slice's cgroup is (systemd.unit(5))."""
+"""Unit names: their rules, and where a slice's cgroup is (systemd.unit(5))."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ _TYPES: Final = frozenset(
     }
 )
 _CHARACTERS: Final = re.compile(r"[A-Za-z0-9:_.\\@-]+")
-_PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789:_.")
-_ESCAPED: Final = re.compile(r"\\x([0-9a-fA-F]{2})")
 _ROOT_SLICE: Final = "-.slice"
 #: Names that would collide with the kernel's files in a cgroup's directory.
 _KERNEL_FILES: Final = frozenset({"tasks", "notify_on_release", "release_agent"})
@@ -46,33 +44,6 @@ def check_unit(name: str, kind: str | None = None) -> str:
     if kind is not None and suffix != kind:
         raise UnitNameError(name, f"a .{kind} is needed")
     return name
-
-
-def escape(text: str) -> str:
-    r"""Escape any text for use in a unit name as `systemd-escape` does (`/` is `-`, `\x2d` `-`)."""
-    if not text:
-        return ""
-    parts = []
-    for position, byte in enumerate(text.encode("utf-8", "surrogateescape")):
-        character = chr(byte)
-        if character == "/":
-            parts.append("-")
-        elif character not in _PLAIN or (position == 0 and character == "."):
-            parts.append(f"\\x{byte:02x}")
-        else:
-            parts.append(character)
-    return "".join(parts)
-
-
-def unescape(text: str) -> str:
-    """Undo `escape`; raises `UnitNameError` where a backslash is not followed by `xHH`."""
-    if "\\" in _ESCAPED.sub("", text):
-        raise UnitNameError(text, r"a backslash must be followed by x and two hex digits")
-    raw = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text.replace("-", "/"))
-    try:
-        return raw.encode("latin-1").decode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise UnitNameError(text, "it has a character that systemd escapes") from error
 
 
 def slice_path(name: str) -> str:

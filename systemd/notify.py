@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from typing import TYPE_CHECKING, Final
 
 from systemd.errors import SystemdError
@@ -55,11 +54,6 @@ class Notifier:
         """Report that the service is stopping."""
         self._send("STOPPING=1", *_status(status))
 
-    def reloading(self) -> None:
-        """Report that the configuration is reloaded; `ready` ends it (Type=notify-reload)."""
-        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}")
-
     def status(self, text: str) -> None:
         """Set the line that `systemctl status` shows; left out while the manager is behind."""
         self._send(*_status(text), wait=False)
@@ -70,14 +64,6 @@ class Notifier:
         The call never waits: a manager that does not keep up has enough messages in its queue.
         """
         self._send("WATCHDOG=1", wait=False)
-
-    def main_pid(self, pid: int) -> None:
-        """Report the main process of the service."""
-        self._send(f"MAINPID={pid}")
-
-    def extend_timeout(self, microseconds: int) -> None:
-        """Ask the service manager for more time to start or stop."""
-        self._send(f"EXTEND_TIMEOUT_USEC={microseconds}")
 
     def _send(self, *lines: str, wait: bool = True) -> None:
         if not self._address or not lines:

@@ -103,11 +103,6 @@ def prefers_closest(options: Mapping[str, str]) -> bool:
     return _is_on(options, PREFER_CLOSEST)
 
 
-def max_allowable_nodes(options: Mapping[str, str]) -> int:
-    """Return the number of nodes that valid options allow; it limits nothing here."""
-    return int(options.get(MAX_NODES, MIN_MAX_NODES))
-
-
 def host_problems(
     options: CpuPolicyOptions, topology: TopologyManagerPolicy, sockets: int, nodes: int
 ) -> Iterator[tuple[str, str]]:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import asdict
 
 from agent.config.options import (
+    MAX_NODES,
+    MIN_MAX_NODES,
     cpu_option_problems,
     cpu_options,
     host_problems,
-    max_allowable_nodes,
     prefers_closest,
     topology_option_problems,
 )
@@ -58,7 +59,7 @@ def _topology(case: Case) -> list[str]:
     if problems or differences:
         return differences
     found = {
-        "max-allowable-numa-nodes": max_allowable_nodes(options),
+        "max-allowable-numa-nodes": int(options.get(MAX_NODES, MIN_MAX_NODES)),
         "prefer-closest-numa-nodes": prefers_closest(options),
     }
     return _equal(expected["options"], found)

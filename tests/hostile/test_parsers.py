@@ -40,7 +40,7 @@ from cgroupfs.state import CpuMax
 from sysfs.mask import Mask
 from sysfs.uevents import hotplug_of
 from systemd.errors import SystemdError
-from systemd.escape import escape, slice_path, unescape
+from systemd.escape import slice_path
 from tests.agent.managers.hosts import SMT, make_rules
 from tests.agent.state.states import example
 from tests.hostile.growth import LONGEST, demand_quick
@@ -240,8 +240,6 @@ SCALARS: Final[dict[str, tuple[Callable[[bytes], object], tuple[str, ...]]]] = {
     "cgroup of a process": (as_text(from_proc), ("0::/a\n", "1:cpu:/\n", "0::/", "\n", "a/")),
     "container": (as_text(parse_container), ("a", "cri-containerd-", ".scope", "-", "crio-")),
     "unit": (as_text(slice_path), ("a-", "a", "-", ".slice", "\\x41")),
-    "escaping": (as_text(escape), ("a", "/", "-", "\u00e9")),
-    "unescaping": (as_text(unescape), ("\\x41", "a", "-", "\\", "\\x4")),
     "name of a process": (as_text(printable), ("a", "\x1b", "\u00e9")),
     "setting": (
         as_text(lambda text: override(load_config(b"{}", ""), [text])),

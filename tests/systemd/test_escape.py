@@ -1,49 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from systemd.errors import UnitNameError
 from systemd.escape import (
     cgroup_component,
     check_unit,
-    escape,
     slice_name,
     slice_path,
-    unescape,
 )
-
-
-@pytest.mark.parametrize(
-    ("text", "escaped"),
-    [
-        ("", ""),
-        ("hello", "hello"),
-        ("a/b", "a-b"),
-        ("a-b", r"a\x2db"),
-        (".x.", r"\x2ex."),
-        ("grün", r"gr\xc3\xbcn"),
-        (r"a\b", r"a\x5cb"),
-    ],
-)
-def test_escaping_is_systemds(text: str, escaped: str) -> None:
-    assert escape(text) == escaped
-    assert unescape(escaped) == text
-
-
-@given(st.text())
-def test_what_was_escaped_comes_back_and_is_a_name(text: str) -> None:
-    text = text.encode("utf-8", "replace").decode()
-    assert unescape(escape(text)) == text
-    if text and len(escape(text)) < 240:
-        assert check_unit(f"{escape(text)}.scope").endswith(".scope")
-
-
-@pytest.mark.parametrize("text", ["\\", r"\x2", r"a\xzz", "Ā"])
-def test_text_that_was_never_escaped_is_rejected(text: str) -> None:
-    with pytest.raises(UnitNameError):
-        unescape(text)
 
 
 @pytest.mark.parametrize(

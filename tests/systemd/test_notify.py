@@ -30,16 +30,12 @@ def test_states_are_sent_as_systemd_reads_them(listener: socket.socket) -> None:
     notifier.ready("up with\n2 pods")
     notifier.watchdog()
     notifier.status("3 pods")
-    notifier.main_pid(7)
-    notifier.extend_timeout(5)
     notifier.stopping()
-    received = [listener.recv(4096).decode() for _ in range(6)]
+    received = [listener.recv(4096).decode() for _ in range(4)]
     assert received == [
         "READY=1\nSTATUS=up with 2 pods",
         "WATCHDOG=1",
         "STATUS=3 pods",
-        "MAINPID=7",
-        "EXTEND_TIMEOUT_USEC=5",
         "STOPPING=1",
     ]
 
@@ -50,17 +46,10 @@ def test_a_manager_that_does_not_read_does_not_block_the_agent(
     monkeypatch.setattr(notify, "PATIENCE_SECONDS", 0.01)
     notifier = Notifier({"NOTIFY_SOCKET": listener.getsockname()})
     with pytest.raises(NotifyError, match="timed out"):
-        deque(map(notifier.main_pid, repeat(7)), maxlen=0)
+        deque(map(notifier.ready, repeat("2 pods")), maxlen=0)
     notifier.watchdog()
     notifier.status("3 pods")
-    assert listener.recv(4096) == b"MAINPID=7"
-
-
-def test_reloading_carries_the_monotonic_time(listener: socket.socket) -> None:
-    Notifier({"NOTIFY_SOCKET": listener.getsockname()}).reloading()
-    state, stamp = listener.recv(4096).decode().split("\n")
-    assert state == "RELOADING=1"
-    assert int(stamp.removeprefix("MONOTONIC_USEC=")) > 0
+    assert listener.recv(4096) == b"READY=1\nSTATUS=2 pods"
 
 
 def test_an_abstract_socket_is_reached() -> None:

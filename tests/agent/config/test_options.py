@@ -10,7 +10,6 @@ from agent.config.options import (
     cpu_option_problems,
     cpu_options,
     host_problems,
-    max_allowable_nodes,
     prefers_closest,
     topology_option_problems,
 )
@@ -93,11 +92,13 @@ def test_too_few_nodes_or_no_number_of_nodes_is_rejected(value: str) -> None:
     assert dict(topology_option_problems({"max-allowable-numa-nodes": value}))
 
 
-def test_the_number_of_nodes_is_read() -> None:
+def test_a_signed_number_of_nodes_is_accepted_as_go_does() -> None:
     assert not list(topology_option_problems({"max-allowable-numa-nodes": "+16"}))
-    assert max_allowable_nodes({"max-allowable-numa-nodes": "+16"}) == 16
-    assert max_allowable_nodes({}) == 8
+
+
+def test_the_closest_nodes_are_preferred_only_when_asked_for() -> None:
     assert prefers_closest({"prefer-closest-numa-nodes": "true"})
+    assert not prefers_closest({})
 
 
 def test_align_by_socket_needs_a_host_and_a_policy_that_go_with_it() -> None:
