@@ -63,7 +63,7 @@ def check(
     """
     # Imported here: help and completion do not need them.
     from agent.cli.access import warn  # noqa: PLC0415
-    from agent.config.loader import load_config_file  # noqa: PLC0415
+    from agent.config.file import load_config_file  # noqa: PLC0415
     from agent.config.resolve import (  # noqa: PLC0415
         nothing_allocatable,
         overcommitted_memory,
@@ -111,8 +111,11 @@ def show(file: Path | None, settings: tuple[str, ...], *, defaults: bool) -> Non
     """
     # Imported here: help and completion read no files.
     from agent.config.config import Config  # noqa: PLC0415
-    from agent.config.loader import load_config_file, override  # noqa: PLC0415
-    from agent.config.shown import config_yaml  # noqa: PLC0415
+    from agent.config.file import (  # noqa: PLC0415
+        config_yaml,
+        load_config_file,
+        override,
+    )
 
     if defaults == (file is not None):
         raise click.UsageError("name a configuration file, or give --defaults, and not both")
@@ -128,7 +131,7 @@ def schema() -> None:
     only `config check` says: keys have to agree with each other and with the host.
     """
     # Imported here: help and completion need no keys.
-    from agent.config.shown import config_schema  # noqa: PLC0415
+    from agent.config.file import config_schema  # noqa: PLC0415
 
     click.echo(config_schema())
 
@@ -214,7 +217,7 @@ def _options(options: Mapping[str, str]) -> str:
 
 
 def _notes(loaded: Config) -> Iterator[str]:
-    from agent.config.notes import notes_on  # noqa: PLC0415
+    from agent.config.checks import notes_on  # noqa: PLC0415
 
     for note in notes_on(loaded):
         yield f"  note: {note}"

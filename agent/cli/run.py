@@ -42,7 +42,7 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     """
     # Imported here: help and completion do not need them, and mistakes in the configuration are
     # reported before the rest is loaded.
-    from agent.config.loader import load_config  # noqa: PLC0415
+    from agent.config.file import load_config  # noqa: PLC0415
     from agent.server.start.process import collector_at_rest, import_structlog_without_rich  # noqa: PLC0415
 
     config = load_config(_content(file), str(file), settings)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.config.errors import ConfigError
-from agent.config.loader import load_config_file
+from agent.config.file import load_config_file
 
 if TYPE_CHECKING:
     from agent.config.config import MetricsConfig

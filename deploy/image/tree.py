@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from packaging.utils import canonicalize_name
 
-from agent.config.loader import load_config_file
+from agent.config.file import load_config_file
 from deploy.dependencies.lock import ROOT, RUN
 from deploy.image.commands import run
 

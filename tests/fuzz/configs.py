@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import yaml
 
 from agent.config.errors import ConfigError
-from agent.config.loader import load_config
+from agent.config.file import load_config
 from agent.config.resolve import resolve
 from agent.managers.effective_policy import EffectivePolicy
 from sysfs.mask import Mask

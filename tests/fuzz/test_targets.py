@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.config.loader import load_config
+from agent.config.file import load_config
 from agent.managers.admission import admit
 from agent.pods.quantity import Quantity
 from agent.tools.replay import play

@@ -10,8 +10,8 @@ import pytest
 
 from agent.api import documents as wire
 from agent.config.errors import ConfigError
-from agent.config.keys.durations import seconds_of
-from agent.config.loader import load_config, override
+from agent.config.file import load_config, override
+from agent.config.keys.scalars import seconds_of
 from agent.managers.allocations.ledger import MemoryBlock
 from agent.parsing.reader import UnreadableError, read_document
 from agent.pods.errors import ManifestError, QuantityError

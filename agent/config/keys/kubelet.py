@@ -9,7 +9,6 @@ from typing import Final
 
 from agent.config.config import DEFAULT_MAX_PODS, CgroupDriver
 from agent.config.keys.amounts import EvictionThresholds, NodeReservations, ReservedAmounts
-from agent.config.keys.durations import Period
 from agent.config.keys.key import Key, KeyGroup
 from agent.config.keys.names import GateSwitches, OptionTexts
 from agent.config.keys.scalars import (
@@ -18,6 +17,7 @@ from agent.config.keys.scalars import (
     OneOf,
     OneOfAnyCase,
     OptionalPath,
+    Period,
     WholeNumber,
 )
 from agent.config.options import (

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.config.config import Config
 from agent.config.errors import ConfigError
-from agent.config.loader import config_of_document
+from agent.config.file import config_of_document
 from agent.config.resolve import resolve
 from agent.managers.effective_policy import EffectivePolicy
 from agent.parsing.errors import DocumentError, Mistake

@@ -8,7 +8,7 @@ import pytest
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.config.config import Config
-from agent.config.loader import load_config_file
+from agent.config.file import load_config_file
 from agent.managers.allocations.ledger import ContainerAllocation, Isolation, Ledger, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint

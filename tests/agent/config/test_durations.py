@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.config.keys.durations import seconds_of
+from agent.config.keys.scalars import seconds_of
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.config.checks import notes_on
 from agent.config.config import Config
+from agent.config.file import load_config_file
 from agent.config.keys.root import CONFIGURATION
-from agent.config.loader import load_config_file
-from agent.config.notes import notes_on
 from agent.parsing.nodes import plain
 from agent.parsing.reader import read_document
 from tests.docs.reference import CHANGED

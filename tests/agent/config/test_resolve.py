@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.config.config import Config
 from agent.config.errors import ConfigError
-from agent.config.loader import load_config
+from agent.config.file import load_config
 from agent.config.resolve import (
     nothing_allocatable,
     overcommitted_memory,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.config.loader import load_config_file
+from agent.config.file import load_config_file
 from deploy.dependencies.lock import ROOT
 from deploy.image import tree
 

@@ -14,13 +14,19 @@ from agent import __version__
 from agent.config.config import Config
 from agent.config.errors import ConfigError
 from agent.config.features import GATES
+from agent.config.file import load_config, override
 from agent.config.keys.amounts import ByteSize
-from agent.config.keys.durations import Period, duration_text, seconds_of
 from agent.config.keys.key import Section
 from agent.config.keys.names import ControllerSet, OptionTexts
 from agent.config.keys.root import CONFIGURATION
-from agent.config.keys.scalars import OneOf, OneOfAnyCase, WholeNumber
-from agent.config.loader import load_config, override
+from agent.config.keys.scalars import (
+    OneOf,
+    OneOfAnyCase,
+    Period,
+    WholeNumber,
+    duration_text,
+    seconds_of,
+)
 from agent.pods.quantity import Quantity
 
 if TYPE_CHECKING:

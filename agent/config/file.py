@@ -1,4 +1,4 @@
-"""From the text of a configuration file, and settings on the command line, to a `Config`.
+"""The configuration file: read to a `Config`, settings on the command line over it, and written.
 
 The same reader serves both: it lays a document over a base. For a file the base is the defaults and
 a mapping replaces the base's (as for the kubelet); for single settings the base is the
@@ -7,27 +7,30 @@ configuration so far and a mapping is added to the base's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Final
 
+import yaml
 from msgspec.structs import replace
 
 from agent.config.checks import find_problems
 from agent.config.config import Config
 from agent.config.errors import ConfigError
-from agent.config.keys.key import KeyReader
+from agent.config.keys.key import KeyReader, nullable
 from agent.config.keys.root import CONFIGURATION
-from agent.config.settings import document_of_settings
+from agent.parsing.errors import Mistake
 from agent.parsing.fields import Field
-from agent.parsing.nodes import MappingNode, places
+from agent.parsing.nodes import MappingNode, ScalarNode, places, shown
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
+from agent.parsing.scalars import resolve
 from agent.safe_files import read_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from agent.parsing.errors import Mistake
-    from agent.parsing.nodes import Node
+    from agent.config.keys.key import Section
+    from agent.parsing.nodes import Node, Plain
 
 
 def load_config(
@@ -77,7 +80,7 @@ def override(config: Config, settings: Sequence[str]) -> Config:
 
 
 def _override(config: Config, settings: Sequence[str], source: str) -> Config:
-    document, problems = document_of_settings(settings)
+    document, problems = _document_of_settings(settings)
     if problems:
         raise ConfigError(source, tuple(problems))
     reader = KeyReader(merge=True)
@@ -104,3 +107,105 @@ def _first_key(path: str) -> str:
 
 def _in_order(problems: Iterable[Mistake]) -> tuple[Mistake, ...]:
     return tuple(sorted(problems, key=lambda problem: problem.line or 0))
+
+
+def _document_of_settings(
+    settings: Iterable[str],
+) -> tuple[MappingNode, list[Mistake]]:
+    """Return a document with all settings in it, and what was no setting at all."""
+    root: dict[str, Node] = {}
+    problems: list[Mistake] = []
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        if not equals or not path:
+            problems.append(
+                Mistake("", f"{shown(setting)} is not a setting; write key=value, such as "
+                        "cgroupDriver=systemd")
+            )  # fmt: skip
+            continue
+        try:
+            _put(root, _split(path), _value(value))
+        except UnreadableError as error:
+            problems.append(Mistake(path, error.problem.message))
+    return MappingNode(root), problems
+
+
+def _split(path: str) -> list[str]:
+    """Split at the dots between known sections; names within a free mapping keep theirs."""
+    parts: list[str] = []
+    section: Section | None = CONFIGURATION
+    while section is not None and "." in path:
+        head, _, rest = path.partition(".")
+        if head not in section.names:
+            break
+        parts.append(head)
+        section, path = section.inner(head), rest
+    return [*parts, path]
+
+
+def _value(text: str) -> Node:
+    return read_document(text) if text else ScalarNode("")
+
+
+def _put(root: dict[str, Node], parts: list[str], value: Node) -> None:
+    *sections, last = parts
+    entries = root
+    for section in sections:
+        inner = entries.get(section)
+        # A fresh copy: mappings of a document are not shared with the one that is built here.
+        nested = dict(inner.entries) if isinstance(inner, MappingNode) else {}
+        entries[section] = MappingNode(nested)
+        entries = nested
+    entries[last] = value
+
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that `agent.parsing` would not read as this text without quotes."""
+
+
+def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if resolve(text) == text else '"'
+    )
+
+
+_Dumper.add_representer(str, _text_node)
+
+
+def config_yaml(config: Config) -> str:
+    """Return a file with every key of a configuration, from which `load_config` makes an equal one.
+
+    The values that are equal to the defaults are in it, too.
+    """
+    return yaml_text(CONFIGURATION.written(config))
+
+
+def yaml_text(value: Plain, *, one_line: bool = False) -> str:
+    """Return a value as YAML, its mappings in their order; on one line without a line break."""
+    width = 1 << 20 if one_line else 100
+    text = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=one_line,
+        width=width,
+    )
+    return text.removesuffix("\n").removesuffix("\n...") if one_line else text
+
+
+def config_schema() -> str:
+    """Return a JSON schema (draft 2020-12) of a configuration file.
+
+    Every file that the agent accepts meets the schema. The reverse does not hold: what has to agree
+    with another key or with the host is judged by `numawarden config check`.
+    """
+    schema = {
+        "$schema": _DIALECT,
+        "title": "Configuration of numawarden",
+        **nullable(CONFIGURATION.schema()),
+    }
+    return json.dumps(schema, indent=2, ensure_ascii=False)

@@ -4,8 +4,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from agent.config.loader import load_config
-from agent.config.notes import notes_on
+from agent.config.checks import notes_on
+from agent.config.file import load_config
 
 _NINE = "{max-allowable-numa-nodes: 9}"
 _ALIGNED = """
