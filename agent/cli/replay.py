@@ -13,7 +13,7 @@ from agent.cli.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.tools.replay.steps import ReplaySequence
+    from agent.tools.replay.play import ReplaySequence
 
 
 @click.command()

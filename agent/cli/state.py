@@ -100,8 +100,10 @@ def import_(
     """
     # Imported here: help and completion do not need them.
     from agent.tools.kubelet_state.files import read_directory  # noqa: PLC0415
-    from agent.tools.kubelet_state.importing import take_over  # noqa: PLC0415
-    from agent.tools.kubelet_state.lists import read_container_ids  # noqa: PLC0415
+    from agent.tools.kubelet_state.importing import (  # noqa: PLC0415
+        read_container_ids,
+        take_over,
+    )
 
     place = _situate(file, settings, root)
     with _opened(place.config) as store:
@@ -177,7 +179,7 @@ def _opened(config: Config) -> Iterator[Store]:
 
 
 def _pods(path: Path | None, found: KubeletState, rules: EffectivePolicy) -> Mapping[str, Pod]:
-    from agent.tools.kubelet_state.lists import read_pods  # noqa: PLC0415
+    from agent.tools.kubelet_state.importing import read_pods  # noqa: PLC0415
 
     if path is None:
         return {}

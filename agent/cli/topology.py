@@ -56,7 +56,7 @@ def _print_json(host: Host) -> None:
 def _draw(host: Host, *, full: bool) -> None:
     from rich.console import Console  # noqa: PLC0415
 
-    from agent.tools.topology.picture import picture, plain_lines  # noqa: PLC0415
+    from agent.tools.topology import picture, plain_lines  # noqa: PLC0415
 
     console = Console(highlight=False, markup=False, emoji=False)
     for part in picture(host, full=full):

@@ -21,8 +21,7 @@ from agent.config.keys.root import CONFIGURATION
 from agent.parsing.errors import Mistake
 from agent.parsing.fields import Field
 from agent.parsing.nodes import MappingNode, ScalarNode, places, shown
-from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
-from agent.parsing.scalars import resolve
+from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document, resolve
 from agent.safe_files import read_bounded
 
 if TYPE_CHECKING:

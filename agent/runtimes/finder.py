@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 
-from agent.runtimes.bundle import read_claim, read_spec
-from agent.runtimes.files import RuntimeFileError, stamp_of
 from agent.runtimes.identifier import RuntimeName
-from agent.runtimes.places import PLACES
-from agent.runtimes.records import read_state
+from agent.runtimes.records import (
+    PLACES,
+    RuntimeFileError,
+    read_claim,
+    read_spec,
+    read_state,
+    stamp_of,
+)
 from cgroupfs.names import parse_container
 
 if TYPE_CHECKING:
@@ -19,9 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.pods.identity import Named
-    from agent.runtimes.bundle import RuntimeClaim
-    from agent.runtimes.files import Stamp
-    from agent.runtimes.places import RuntimeDirectory
+    from agent.runtimes.records import RuntimeClaim, RuntimeDirectory, Stamp
     from cgroupfs.state import WriterRecord
 
 #: The ids of all supported runtimes; no other text becomes part of a path.

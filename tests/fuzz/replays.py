@@ -10,10 +10,8 @@ import yaml
 
 from agent.managers.decision import Reason, out_of
 from agent.parsing.reader import UnreadableError, read_document
-from agent.tools.replay.errors import ReplayError
-from agent.tools.replay.play import StepOutcome, play
-from agent.tools.replay.reading import read_sequence
-from agent.tools.replay.steps import Admit, Restart
+from agent.tools.replay.play import Admit, Restart, StepOutcome, play
+from agent.tools.replay.reading import ReplayError, read_sequence
 from tests.conformance.invariants import broken_invariants
 from tests.fuzz.damage import damaged_document, written
 from tests.fuzz.target import Target, demand, plain_check

@@ -32,8 +32,7 @@ from agent.tools.kubelet_state.errors import KubeletStateError, UnfitStateError
 from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.importing import take_over
 from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, read_memory_state
-from agent.tools.replay.errors import ReplayError
-from agent.tools.replay.reading import read_sequence
+from agent.tools.replay.reading import ReplayError, read_sequence
 from cgroupfs.errors import CgroupError
 from cgroupfs.names import from_proc, parse_container
 from cgroupfs.state import CpuMax

@@ -12,15 +12,14 @@ from agent.managers.errors import size_text
 from agent.managers.memory.state import free_memory
 from agent.pods.model import MEMORY
 from agent.tools.replay.documents import operation
-from agent.tools.replay.steps import Admit, Remove, Start
+from agent.tools.replay.play import Admit, Remove, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from agent.managers.decision import Decision
-    from agent.tools.replay.play import ReplayState, StepOutcome
-    from agent.tools.replay.steps import ReplaySequence
+    from agent.tools.replay.play import ReplaySequence, ReplayState, StepOutcome
 
 
 def title(file: Path, sequence: ReplaySequence) -> str:

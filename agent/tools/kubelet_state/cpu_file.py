@@ -21,21 +21,19 @@ from msgspec import Struct
 from agent.tools.kubelet_state.checksums import (
     DAMAGED,
     Name,
-    Size,
-    hash_text,
-    parse_json,
-    version_by_checksum,
-)
-from agent.tools.kubelet_state.errors import UnreadableStateFileError
-from agent.tools.kubelet_state.go_text import (
     Plain,
+    Size,
     fnv1a_32,
     go_json,
     go_map,
     go_map_in_order,
     go_struct,
+    hash_text,
+    parse_json,
     sorted_json,
+    version_by_checksum,
 )
+from agent.tools.kubelet_state.errors import UnreadableStateFileError
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:

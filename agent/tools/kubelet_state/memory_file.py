@@ -17,20 +17,18 @@ from agent.managers.allocations.ledger import MemoryBlock
 from agent.tools.kubelet_state.checksums import (
     Name,
     NodeId,
-    Size,
-    hash_text,
-    parse_json,
-    version_by_checksum,
-)
-from agent.tools.kubelet_state.go_text import (
     Plain,
+    Size,
     fnv1a_32,
     go_json,
     go_map,
     go_map_in_order,
     go_slice,
     go_struct,
+    hash_text,
+    parse_json,
     sorted_json,
+    version_by_checksum,
 )
 from sysfs.mask import Mask
 

@@ -16,7 +16,7 @@ from agent.managers.decision import DECISION_COUNTERS
 from agent.managers.effective_policy import shared_cpus, shared_pool
 from agent.managers.memory.state import free_memory
 from agent.reconcile.desired.quota import pod_quotas
-from agent.tools.replay.steps import Admit, Ignored, Remove, Restart, Start
+from agent.tools.replay.play import Admit, Ignored, Remove, Restart, Start
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.ledger import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.decision import CounterKey
-    from agent.tools.replay.play import ReplayState, StepOutcome
-    from agent.tools.replay.steps import Step
+    from agent.tools.replay.play import ReplayState, Step, StepOutcome
     from cgroupfs.state import CpuMax
 
 _LABELS: Final = {metric.name: metric.labels for metric in DECISION_COUNTERS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,7 +11,6 @@ from agent.managers.admission import admit, remove, start_container
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import restored
 from agent.pods.identity import full_name
-from agent.tools.replay.steps import Admit, Ignored, Remove, ReplaySequence, Restart, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +18,58 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.parsing.errors import Mistake
-    from agent.tools.replay.steps import Step
+    from agent.pods.model import Pod
+
+
+class Admit(Struct, frozen=True):
+    """Ask for a pod; `pod` is None when its manifest is invalid, `problems` say why."""
+
+    name: str
+    uid: str
+    pod: Pod | None
+    problems: tuple[Mistake, ...] = ()
+
+
+class Remove(Struct, frozen=True):
+    """End a pod."""
+
+    name: str
+    uid: str
+
+
+class Start(Struct, frozen=True):
+    """Start a container: the init containers before it are over."""
+
+    name: str
+    uid: str
+    container: str
+
+
+class Restart(Struct, frozen=True):
+    """Start the agent again, on this machine under this policy.
+
+    `rules` is None when the agent would not start, `problems` say why.
+    """
+
+    rules: EffectivePolicy | None
+    problems: tuple[Mistake, ...] = ()
+
+
+class Ignored(Struct, frozen=True):
+    """Something that has no part in a decision (of recorded sequences: stop, reconcile, ...)."""
+
+    what: str
+
+
+Step: TypeAlias = Admit | Remove | Start | Restart | Ignored
+
+
+class ReplaySequence(Struct, frozen=True):
+    """A named sequence; every step has the number under which it stands in its file."""
+
+    name: str
+    begin: Restart
+    steps: tuple[tuple[int, Step], ...]
 
 
 class ReplayState(Struct, frozen=True):

@@ -24,9 +24,8 @@ from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_docume
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import checked_pod, load_pod
 from agent.safe_files import read_bounded
-from agent.tools.replay.errors import ReplayError
 from agent.tools.replay.hosts import HostReader
-from agent.tools.replay.steps import Admit, Ignored, Remove, ReplaySequence, Restart, Start
+from agent.tools.replay.play import Admit, Ignored, Remove, ReplaySequence, Restart, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +34,14 @@ if TYPE_CHECKING:
     from agent.parsing.nodes import Node
     from agent.pods.model import Pod
     from agent.tools.replay.hosts import DescribedHost
-    from agent.tools.replay.steps import Step
+    from agent.tools.replay.play import Step
+
+
+class ReplayError(DocumentError):
+    """A sequence was rejected; `problems` holds every mistake in it with path and line."""
+
+    what = "sequence"
+
 
 _KEYS: Final = ("name", "host", "config", "steps")
 _KINDS: Final = ("admit", "remove", "start", "restart")

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.parsing.errors import Mistake
 from agent.parsing.nodes import from_plain
-from agent.tools.replay.errors import ReplayError
-from agent.tools.replay.reading import IGNORED, read_sequence
+from agent.tools.replay.reading import IGNORED, ReplayError, read_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from agent.parsing.nodes import Plain
-    from agent.tools.replay.steps import ReplaySequence
+    from agent.tools.replay.play import ReplaySequence
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz")
 #: What changes no decision: a container's end frees nothing before its pod ends.

@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.tools.replay.errors import ReplayError
-from agent.tools.replay.reading import load_sequence
-from agent.tools.replay.steps import Admit, Remove, Restart, Start
+from agent.tools.replay.play import Admit, Remove, Restart, Start
+from agent.tools.replay.reading import ReplayError, load_sequence
 from tests.agent.tools.replay.texts import HEAD, admitting, sequence, text
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.tools.replay.errors import ReplayError
-from agent.tools.replay.play import play
+from agent.tools.replay.play import Admit, Ignored, Remove, Restart, Start, play
+from agent.tools.replay.reading import ReplayError
 from agent.tools.replay.recorded import recorded_sequence, recorded_sequences
-from agent.tools.replay.steps import Admit, Ignored, Remove, Restart, Start
 from sysfs.mask import Mask
 from tests.agent.tools.replay.cases import line_of
 from tests.conformance.admit import Replay

@@ -11,7 +11,7 @@ from agent.tools.replay.reading import load_sequence
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.tools.replay.steps import ReplaySequence
+    from agent.tools.replay.play import ReplaySequence
 
 #: Two nodes of four cores with two threads, 16 GiB each; CPU 0 is reserved.
 HEAD = """\
