@@ -62,7 +62,7 @@ def admit(file: Path, output: str, socket_path: str, *, dry_run: bool) -> int:
 @output_option
 @socket_option
 def remove(pod: str, output: str, socket_path: str) -> int:
-    """Remove a POD (uid, name or namespace/name) and free what it holds.
+    """Remove a POD (uid, name or namespace/name) and free its allocation.
 
     Its processes are not ended; those that still run go on in the node's shared pool.
     """
