@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from msgspec import Struct
 
 from sysfs.cpus import HYBRID_PMUS, MIDR, read_cpu_sets
-from sysfs.discover import read_devices
+from sysfs.devices import NET_DIRECTORY, NET_KIND, PCI_DIRECTORY, read_devices
 from sysfs.files import SysfsTree
-from sysfs.net import KIND as NET
-from sysfs.net import NET_DIRECTORY
 from sysfs.nodes import HOST_HUGEPAGES, HOST_MEMINFO, NODE_DIRECTORY, find_memory_total, pool_sizes
-from sysfs.pci import PCI_DIRECTORY
 from sysfs.siblings import (
     CLUSTER_LISTS,
     CLUSTER_MAPS,
@@ -170,7 +167,7 @@ def _add_memory(content: Contents, meminfo: str, label: str, hugepages: str) -> 
 def _add_devices(content: Contents, devices: tuple[Device, ...]) -> None:
     renamed = 0
     for device in devices:
-        if device.kind != NET:
+        if device.kind != NET_KIND:
             _add_pci_device(content, device)
             continue
         named = _NAMED_BY_MAC.fullmatch(device.name)

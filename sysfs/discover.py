@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sysfs.cpus import read_core_kinds, read_cpu_sets
+from sysfs.devices import read_devices
 from sysfs.files import SysfsTree
 from sysfs.host import CoreKind, Cpu, Host
-from sysfs.net import read_interfaces, read_links
 from sysfs.nodes import nodes_of_cpus, read_nodes
-from sysfs.pci import read_pci_devices
 from sysfs.siblings import read_topology, read_uncore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sysfs.cpus import CpuSets
-    from sysfs.host import Device, Node
-    from sysfs.mask import Mask
+    from sysfs.host import Node
 
 
 def discover(root: Path, *, devices: bool = True) -> Host:
@@ -68,14 +66,3 @@ def _cpus(tree: SysfsTree, sets: CpuSets, nodes: tuple[Node, ...]) -> tuple[Cpu,
         )
         for cpu in sets.present
     )
-
-
-def read_devices(tree: SysfsTree, online: Mask, *, live: bool = False) -> tuple[Device, ...]:
-    """Return the PCI devices and the network interfaces of a tree."""
-    return read_pci_devices(tree, online) + read_interfaces(tree, online, _links(live=live))
-
-
-def _links(*, live: bool) -> tuple[tuple[str, str], ...]:
-    if not live:
-        return ()
-    return read_links()

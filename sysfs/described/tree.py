@@ -6,12 +6,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from sysfs.cpus import HYBRID_PMUS
+from sysfs.devices import NET_DIRECTORY, NET_KIND, PCI_DIRECTORY, PCI_KIND
 from sysfs.mask import Mask
-from sysfs.net import KIND as NET
-from sysfs.net import NET_DIRECTORY
 from sysfs.nodes import HOST_MEMINFO, NODE_DIRECTORY
-from sysfs.pci import KIND as PCI
-from sysfs.pci import PCI_DIRECTORY
 from sysfs.siblings import CPU_DIRECTORY, UNCORE_LEVEL
 
 if TYPE_CHECKING:
@@ -161,7 +158,7 @@ def _kib(size_bytes: int) -> int:
 
 def _write_device(device: Device, root: Path) -> None:
     node = -1 if device.node is None else device.node
-    if device.kind == PCI:
+    if device.kind == PCI_KIND:
         directory = f"{PCI_DIRECTORY}/{device.address}"
         for name, value in (
             ("vendor", device.vendor),
@@ -172,11 +169,11 @@ def _write_device(device: Device, root: Path) -> None:
                 _write(root, f"{directory}/{name}", value)
         _write(root, f"{directory}/numa_node", node)
         _write(root, f"{directory}/local_cpulist", device.cpus)
-    elif device.kind == NET and device.address:
+    elif device.kind == NET_KIND and device.address:
         link = root / NET_DIRECTORY / device.name / "device"
         link.parent.mkdir(parents=True)
         link.symlink_to(f"../../../bus/pci/devices/{device.address}")
-    elif device.kind == NET:
+    elif device.kind == NET_KIND:
         _write(root, f"{NET_DIRECTORY}/{device.name}/device/numa_node", node)
     else:
         raise ValueError(f"a tree has no place for a device of kind {device.kind!r}")

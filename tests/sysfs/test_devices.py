@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import pyroute2
+import pytest
+from pyroute2.netlink.exceptions import NetlinkError
+
+from sysfs.devices import (
+    NET_DIRECTORY,
+    PCI_DIRECTORY,
+    read_interfaces,
+    read_links,
+    read_pci_devices,
+)
+from sysfs.files import SysfsTree
+from sysfs.host import Device
+from sysfs.mask import EMPTY, Mask
+from tests.sysfs.trees import lay_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ONLINE = Mask.parse("0-7")
+BRIDGE = "sys/devices/pci0000:40/0000:40:01.0"
+
+
+def _link(root: Path, address: str, place: str) -> None:
+    link = root / PCI_DIRECTORY / address
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(f"../../../../{place}")
+
+
+def test_a_device_is_where_its_numa_node_says(tmp_path: Path) -> None:
+    place = f"{BRIDGE}/0000:41:00.0"
+    texts = {
+        "numa_node": "1\n",
+        "local_cpulist": "4-15\n",
+        "vendor": "0x8086\n",
+        "device": "0x1592\n",
+        "class": "0x020000\n",
+    }
+    lay_out(tmp_path, {f"{place}/{name}": text for name, text in texts.items()})
+    _link(tmp_path, "0000:41:00.0", place)
+    (device,) = read_pci_devices(SysfsTree(tmp_path), ONLINE)
+    address = "0000:41:00.0"
+    assert device == Device(
+        "pci", address, address, 1, Mask.parse("4-7"), "0x8086", "0x1592", "0x020000"
+    )
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_the_first_ancestor_with_a_numa_node_decides(tmp_path: Path, levels: int) -> None:
+    parts = ["sys/devices/pci0000:40", "0000:40:01.0", "0000:41:00.0", "0000:42:00.0"]
+    place = "/".join(parts)
+    lay_out(tmp_path, {f"{place}/class": "0x020000", "sys/devices/numa_node": "9"})
+    lay_out(tmp_path, {f"{'/'.join(parts[:-levels])}/numa_node": "3"})
+    _link(tmp_path, "0000:42:00.0", place)
+    (device,) = read_pci_devices(SysfsTree(tmp_path), ONLINE)
+    assert device.node == 3
+
+
+def test_a_device_that_the_kernel_gives_no_node_has_none(tmp_path: Path) -> None:
+    lay_out(tmp_path, {f"{BRIDGE}/numa_node": "-1", "sys/devices/pci0000:40/numa_node": "2"})
+    _link(tmp_path, "0000:40:01.0", BRIDGE)
+    (device,) = read_pci_devices(SysfsTree(tmp_path), ONLINE)
+    assert device.node is None
+
+
+def test_a_device_without_any_file_is_a_device_still(tmp_path: Path) -> None:
+    (tmp_path / PCI_DIRECTORY / "0000:00:00.0").mkdir(parents=True)
+    (tmp_path / PCI_DIRECTORY / "10000:e1:00.0").mkdir()
+    devices = read_pci_devices(SysfsTree(tmp_path), ONLINE)
+    assert [(device.name, device.node, device.vendor) for device in devices] == [
+        ("0000:00:00.0", None, ""),
+        ("10000:e1:00.0", None, ""),
+    ]
+
+
+def test_a_hexadecimal_map_of_local_cpus_will_do(tmp_path: Path) -> None:
+    lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/local_cpus": "00000000,000000f0"})
+    (device,) = read_pci_devices(SysfsTree(tmp_path), ONLINE)
+    assert str(device.cpus) == "4-7"
+
+
+def test_other_names_on_the_bus_are_no_devices(tmp_path: Path) -> None:
+    lay_out(tmp_path, {f"{PCI_DIRECTORY}/README/x": "", f"{PCI_DIRECTORY}/0000:00:00.9/x": ""})
+    assert read_pci_devices(SysfsTree(tmp_path), ONLINE) == ()
+
+
+def test_a_host_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
+    assert read_pci_devices(SysfsTree(tmp_path), ONLINE) == ()
+
+
+def test_a_link_in_a_circle_is_a_device_of_which_nothing_is_known(tmp_path: Path) -> None:
+    _link(tmp_path, "0000:00:00.0", f"{PCI_DIRECTORY}/0000:00:00.0")
+    lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:01.0/numa_node": "1"})
+    tree = SysfsTree(tmp_path)
+    circle, other = read_pci_devices(tree, ONLINE)
+    assert circle == Device("pci", "0000:00:00.0", "0000:00:00.0", None)
+    assert other.node == 1
+    assert all("0000:00:00.0" in warning for warning in tree.warnings)
+
+
+def test_no_node_is_taken_from_outside_the_tree(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/numa_node").write_text("5")
+    (root / PCI_DIRECTORY).mkdir(parents=True)
+    (root / PCI_DIRECTORY / "0000:00:00.0").symlink_to(tmp_path / "outside")
+    (device,) = read_pci_devices(SysfsTree(root), ONLINE)
+    assert device.node is None
+
+
+def test_a_node_that_is_not_a_number_is_a_warning(tmp_path: Path) -> None:
+    lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/numa_node": "one"})
+    tree = SysfsTree(tmp_path)
+    assert read_pci_devices(tree, ONLINE)[0].node is None
+    assert "numa_node: found 'one'" in tree.warnings[0]
+
+
+@pytest.mark.parametrize("text", ["root:x:0:0", "0x8086\n0x1", "8086", "0x" + "1" * 99])
+@pytest.mark.parametrize("name", ["vendor", "device", "class"])
+def test_an_id_that_is_none_is_left_out_with_a_warning(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/{name}": text})
+    tree = SysfsTree(tmp_path)
+    (device,) = read_pci_devices(tree, ONLINE)
+    assert (device.vendor, device.device, device.device_class) == ("", "", "")
+    assert f"{name}: found" in tree.warnings[0]
+
+
+NIC = "sys/devices/pci0000:40/0000:41:00.0"
+
+
+def _nic(root: Path) -> None:
+    lay_out(root, {f"{NIC}/numa_node": "1", f"{NIC}/local_cpulist": "4-7"})
+    (root / PCI_DIRECTORY).mkdir(parents=True)
+    (root / PCI_DIRECTORY / "0000:41:00.0").symlink_to(f"../../../../{NIC}")
+    (root / NET_DIRECTORY).mkdir(parents=True)
+
+
+def _interface(root: Path, name: str, place: str) -> None:
+    (root / place).mkdir(parents=True, exist_ok=True)
+    (root / NET_DIRECTORY).mkdir(parents=True, exist_ok=True)
+    (root / NET_DIRECTORY / name).symlink_to(f"../../../{place}")
+
+
+def test_an_interface_is_where_its_pci_device_is(tmp_path: Path) -> None:
+    _nic(tmp_path)
+    _interface(tmp_path, "eth0", f"{NIC}/net/eth0")
+    (tmp_path / NIC / "net/eth0/device").symlink_to("../..")
+    assert read_interfaces(SysfsTree(tmp_path), ONLINE) == (
+        Device("net", "eth0", "0000:41:00.0", 1, Mask.parse("4-7")),
+    )
+
+
+def test_a_bus_between_interface_and_pci_device_does_not_matter(tmp_path: Path) -> None:
+    _nic(tmp_path)
+    _interface(tmp_path, "eth0", f"{NIC}/virtio2/net/eth0")
+    (tmp_path / NIC / "virtio2/net/eth0/device").symlink_to("../..")
+    (device,) = read_interfaces(SysfsTree(tmp_path), ONLINE)
+    assert (device.address, device.node) == ("0000:41:00.0", 1)
+
+
+def test_an_interface_without_a_device_link_is_placed_by_its_own(tmp_path: Path) -> None:
+    _nic(tmp_path)
+    _interface(tmp_path, "ib0", f"{NIC}/net/ib0")
+    (device,) = read_interfaces(SysfsTree(tmp_path), ONLINE)
+    assert (device.address, device.node) == ("0000:41:00.0", 1)
+
+
+def test_an_interface_of_another_bus_has_its_ancestors_node_and_no_address(tmp_path: Path) -> None:
+    _interface(tmp_path, "eth0", "sys/devices/platform/soc/net/eth0")
+    lay_out(tmp_path, {"sys/devices/platform/soc/numa_node": "1"})
+    assert read_interfaces(SysfsTree(tmp_path), ONLINE) == (Device("net", "eth0", "", 1, EMPTY),)
+
+
+def test_interfaces_without_a_device_are_left_out(tmp_path: Path) -> None:
+    _interface(tmp_path, "lo", "sys/devices/virtual/net/lo")
+    _interface(tmp_path, "veth1", "sys/devices/virtual/net/veth1")
+    lay_out(tmp_path, {f"{NET_DIRECTORY}/bonding_masters": ""})
+    assert read_interfaces(SysfsTree(tmp_path), ONLINE) == ()
+
+
+@pytest.mark.parametrize("name", ["e" * 16, "\udcff", "a\nb"])
+def test_what_no_interface_can_be_called_is_not_an_interface(tmp_path: Path, name: str) -> None:
+    _interface(tmp_path, name, "sys/devices/platform/x")
+    assert read_interfaces(SysfsTree(tmp_path), ONLINE) == ()
+
+
+def test_what_netlink_knows_comes_first_and_sysfs_adds_the_rest(tmp_path: Path) -> None:
+    _nic(tmp_path)
+    _interface(tmp_path, "eth1", f"{NIC}/net/eth1")
+    _interface(tmp_path, "lo", "sys/devices/virtual/net/lo")
+    links = [("eth0", "0000:41:00.0"), ("lo", ""), ("eth1", "")]
+    devices = read_interfaces(SysfsTree(tmp_path), ONLINE, links)
+    assert [(device.name, device.address, device.node) for device in devices] == [
+        ("eth0", "0000:41:00.0", 1),
+        ("eth1", "0000:41:00.0", 1),
+    ]
+
+
+class _Link:
+    def __init__(self, **attributes: str) -> None:
+        self._attributes = attributes
+
+    def get_attr(self, name: str) -> str | None:
+        return self._attributes.get(name)
+
+
+class _Netlink:
+    """What `IPRoute` gives: links, or a rejection."""
+
+    links: tuple[_Link, ...] = ()
+    rejection: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing."""
+
+    def get_links(self) -> Iterator[_Link]:
+        if self.rejection is not None:
+            raise self.rejection
+        yield from self.links
+
+
+def test_links_come_with_the_address_of_their_pci_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Netlink(_Netlink):
+        links = (
+            _Link(IFLA_IFNAME="lo"),
+            _Link(
+                IFLA_IFNAME="eth0",
+                IFLA_PARENT_DEV_NAME="0000:41:00.0",
+                IFLA_PARENT_DEV_BUS_NAME="pci",
+            ),
+            _Link(
+                IFLA_IFNAME="eth1",
+                IFLA_PARENT_DEV_NAME="virtio2",
+                IFLA_PARENT_DEV_BUS_NAME="virtio",
+            ),
+        )
+
+    monkeypatch.setattr(pyroute2, "IPRoute", Netlink)
+    assert read_links() == (("lo", ""), ("eth0", "0000:41:00.0"), ("eth1", ""))
+
+
+@pytest.mark.parametrize("rejection", [PermissionError(1, "no"), NetlinkError(1, "no")])
+def test_a_sandbox_without_netlink_leaves_it_to_sysfs(
+    monkeypatch: pytest.MonkeyPatch, rejection: Exception
+) -> None:
+    monkeypatch.setattr(_Netlink, "rejection", rejection)
+    monkeypatch.setattr(pyroute2, "IPRoute", _Netlink)
+    assert read_links() == ()
+
+
+def test_this_hosts_own_links_include_the_loopback() -> None:
+    assert ("lo", "") in read_links()
