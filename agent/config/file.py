@@ -37,7 +37,8 @@ def load_config(
 ) -> Config:
     """Return the configuration of a YAML or JSON text, with single settings laid over it.
 
-    `settings` are `key=value` texts as for `override`; a mistake that they put right is none.
+    `settings` are `key=value` texts as for `override`; a mistake in the file that a setting
+    corrects is not reported.
     Raises `ConfigError` with every mistake.
     """
     try:
@@ -166,9 +167,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style=None if resolve(text) == text else '"'
-    )
+    # PyYAML writes the line breaks of YAML 1.1 (NEL, LS, PS) as they are, unless it escapes them.
+    plain = resolve(text) == text and text.isprintable()
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
 
 
 _Dumper.add_representer(str, _text_node)
