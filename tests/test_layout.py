@@ -175,7 +175,7 @@ def test_a_module_that_imports_itself_is_a_circle() -> None:
     assert cycles_in({"a": frozenset("a"), "b": frozenset("a")}) == {frozenset("a")}
 
 
-def test_what_imports_a_circle_is_no_part_of_it() -> None:
+def test_what_imports_a_circle_is_not_part_of_it() -> None:
     graph = {"top": frozenset("a"), "a": frozenset("b"), "b": frozenset("a")}
     assert cycles_in(graph) == {frozenset("ab")}
 

@@ -109,8 +109,8 @@ class AgentConfig(Struct, frozen=True):
 
     `socket_group` None: only root may use the socket. `sysfs_root` is the directory below which
     `sys` and `proc` of the host stand. `enforce` are the controllers whose files are set, the
-    others are somebody else's. `devices` is the inventory by resource name, `ignored_resources`
-    are extended resources that others provide.
+    others are left to other programs. `devices` is the inventory by resource name,
+    `ignored_resources` are extended resources that others provide.
     """
 
     state_directory: Path = Path("/var/lib/numawarden")
@@ -145,7 +145,7 @@ class Config(Struct, frozen=True):
 
     What depends on the host is decided by `agent.config.resolve.resolve`. Periods are seconds.
     `reserved_system_cpus` None: the list is not given. `static_pod_path` None: no manifests are
-    read. `pods_per_core` 0 is no limit. `feature_gates` holds the gates that were set; `gates` is
+    read. `pods_per_core` 0 sets no limit. `feature_gates` are the gates that were set; `gates` is
     what follows from them.
     """
 

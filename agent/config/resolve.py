@@ -74,7 +74,7 @@ def resolve(
 def resolve_what_fits(config: Config, machine: Machine) -> Policy:
     """Return what of a configuration fits a machine that it does not fit as a whole.
 
-    Nothing should be decided by it: it serves to keep what is held already.
+    Nothing should be decided by it: allocations that exist are kept by it.
     """
     static = config.cpu_manager_policy is CpuManagerPolicy.STATIC
     reserved = (config.reserved_system_cpus or EMPTY) & machine.cpus.all
@@ -116,7 +116,7 @@ def reserved_memory(config: Config, machine: Machine) -> dict[int, dict[str, int
 def overcommitted_memory(policy: Policy, machine: Machine) -> Iterator[str]:
     """Yield a line for each node that has less of a memory type than is reserved there.
 
-    As for the kubelet that is no error: pods get nothing of the type on that node. It happens
+    As for the kubelet, that is not an error: pods get nothing of the type on that node. It happens
     when huge pages are taken from memory that was reserved.
     """
     for node in machine.nodes:
@@ -222,11 +222,11 @@ def _reservation_problems(config: Config, online: Mask, offline: Mask) -> Iterat
 
 
 def _unknown_memory_problems(config: Config, machine: Machine) -> Iterator[Mistake]:
-    """Yield what cannot be managed because a node does not tell how much memory it has."""
+    """Yield what cannot be managed because a node does not show how much memory it has."""
     if not machine.unknown_memory:
         return
     which = f"the memory of node {machine.unknown_memory} of this host is not known"
-    repair = "look why its meminfo tells no MemTotal, or"
+    repair = "find out why its meminfo has no MemTotal, or"
     if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
         yield Mistake(
             "memoryManagerPolicy",

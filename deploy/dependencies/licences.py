@@ -78,7 +78,7 @@ def choose(expression: str) -> frozenset[str]:
     try:
         return _choose(_SPDX.parse(expression, validate=True))
     except ExpressionError as error:
-        raise DependencyError(f"{expression!r} is no SPDX expression: {error}") from error
+        raise DependencyError(f"{expression!r} is not an SPDX expression: {error}") from error
 
 
 def render(licensed: Iterable[Licensed]) -> str:

@@ -77,7 +77,7 @@ class Replay:
     taken from the kubelet's state. `parted` is set where that can be no ledger of ours (it gave
     something twice, or crashed): from there on only the invariants are checked. `rules_used` are
     the reasons that have names; two of them, which leave the ledgers alike, only change what is
-    compared with. `leftovers` is set once the kubelet rejected a pod that had got something: it
+    compared with. `gave_back` is set once the kubelet rejected a pod that had got something: it
     gives that back in another order than it was taken, ours is as if the pod had never been.
     """
 
@@ -87,7 +87,7 @@ class Replay:
     before: Before = NOTHING
     right: bool = False
     parted: bool = False
-    leftovers: bool = False
+    gave_back: bool = False
     rules_used: set[str] = field(default_factory=set)
 
     @classmethod
@@ -189,7 +189,7 @@ class Replay:
             document = with_defaults(document)
         right = self._corrected(decision, document, answer)
         differences = list(_decision_differences(self, decision, right))
-        self.leftovers |= "state_before_gc" in answer
+        self.gave_back |= "state_before_gc" in answer
         if differences and self._may_differ(before, pod, decision, right):
             return self._goes_on(before, pod, answer)
         if differences:
@@ -237,7 +237,7 @@ class Replay:
             return True
         if evenly_distributed(self.rules, before, decision, answer):
             return True
-        return self.leftovers and not _differs_beyond_memory(self, decision, answer)
+        return self.gave_back and not _differs_beyond_memory(self, decision, answer)
 
     def _rule_of(
         self,
@@ -262,7 +262,7 @@ class Replay:
         if self.parted:
             return []
         differences = list(_state_differences(self, answer["state"]))
-        if differences and self.leftovers and same_memory_in_all(self.ledger, answer["state"]):
+        if differences and self.gave_back and same_memory_in_all(self.ledger, answer["state"]):
             self.right = True
             self.ledger = self.ledger.with_memory(recorded_memory(self.ledger, answer["state"]))
             return list(_state_differences(self, answer["state"]))
@@ -385,14 +385,14 @@ def _state_differences(replay: Replay, expected: Step) -> Iterator[str]:
 
 
 def _node_memory(replay: Replay, node: int) -> dict[str, object]:
-    facts, held = replay.rules.memory, replay.ledger.memory[node]
+    facts, charge = replay.rules.memory, replay.ledger.memory[node]
     return {
-        "assignments": held.assignments,
-        "cells": list(held.cells),
+        "assignments": charge.assignments,
+        "cells": list(charge.cells),
         "memory": {
             kind: [
                 free_memory(facts, replay.ledger.memory, kind)[node],
-                held.reserved.get(kind, 0),
+                charge.reserved.get(kind, 0),
             ]
             for kind in facts.allocatable[node]
         },

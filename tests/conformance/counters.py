@@ -53,7 +53,7 @@ def _sharing(pod: Document, answer: Document) -> dict[str, int]:
     """Return how many containers got the pod's shared pool, by resource.
 
     Read off the recorded allocation; of a rejected pod there is none, so there it is the kubelet's
-    own count of containers in the pool, from before it gave up.
+    own count of containers in the pool, from before it rejected.
     """
     if not answer["admitted"]:
         name = "pod_shared"

@@ -29,7 +29,7 @@ def followed(
 ) -> Ledger | None:
     """Return the kubelet's state after a recorded admission as a ledger of ours.
 
-    `ledger` is the one before the admission, `start` what was held when the agent was started,
+    `ledger` is the one before the admission, `start` what was allocated when the agent was started,
     `pod` None for one that we take for invalid. None where the kubelet's state can be none of ours:
     it gave something twice or out of the reserve, or holds more than its answer says.
     """
@@ -37,9 +37,9 @@ def followed(
     if answer["admitted"]:
         if pod is None:
             return None
-        held = _held(answer["pod"])
+        resources = _resources_of(answer["pod"])
         after = ledger.with_allocation(
-            make_allocation(rules.policy, demand_of(rules.policy, pod), held)
+            make_allocation(rules.policy, demand_of(rules.policy, pod), resources)
         )
     elif pod is not None and pod.uid in ledger.allocations:
         after = ledger.without_allocation(pod.uid)  # a running pod that is rejected after a restart
@@ -56,16 +56,16 @@ def recorded_memory(ledger: Ledger, state: Document) -> Mapping[int, NodeMemory]
     return MappingProxyType(
         {
             int(node): NodeMemory(
-                held["assignments"],
-                Mask.from_ids(held["cells"]),
-                {kind: reserved for kind, (_, reserved) in held["memory"].items()},
+                charge["assignments"],
+                Mask.from_ids(charge["cells"]),
+                {kind: reserved for kind, (_, reserved) in charge["memory"].items()},
             )
-            for node, held in state["mem_nodes"].items()
+            for node, charge in state["mem_nodes"].items()
         }
     )
 
 
-def _held(allocation: Document) -> PodResources:
+def _resources_of(allocation: Document) -> PodResources:
     containers: Mapping[str, Document] = allocation["containers"]
     return PodResources(
         cpus={

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Before:
     """What was there when the agent was last started: facts, whatever the rules are now.
 
-    `uids` are the pods that held allocations, `memory` the charge by node.
+    `uids` are the pods that had allocations, `memory` the charge by node.
     """
 
     uids: Collection[str] = ()
@@ -53,12 +53,12 @@ def _overlapping_pods(ledger: Ledger) -> Iterator[str]:
     for allocation in ledger.allocations.values():
         both = seen & allocation.exclusive_cpus
         if both:
-            yield f"CPUs {both} of pod {allocation.uid} are held by another pod as well"
+            yield f"CPUs {both} of pod {allocation.uid} are of another pod as well"
         seen |= allocation.exclusive_cpus
 
 
 def _overlapping_containers(ledger: Ledger) -> Iterator[str]:
-    """Exclusive containers that run at the same time share no CPU with anybody of their pod."""
+    """Exclusive containers that run at the same time share no CPU with others of the pod."""
     for allocation in ledger.allocations.values():
         running = [c for c in allocation.containers if c.kind is not ContainerKind.INIT]
         for one, other in combinations(running, 2):
@@ -87,8 +87,8 @@ def _unrunnable_containers(rules: EffectivePolicy, ledger: Ledger) -> Iterator[s
 def _overcharged_memory(rules: EffectivePolicy, ledger: Ledger, before: Before) -> Iterator[str]:
     for node, memory in ledger.memory.items():
         for kind, size in memory.reserved.items():
-            held = before.memory[node].reserved.get(kind, 0) if node in before.memory else 0
-            capacity = max(rules.memory.allocatable.get(node, {}).get(kind, 0), held)
+            charged = before.memory[node].reserved.get(kind, 0) if node in before.memory else 0
+            capacity = max(rules.memory.allocatable.get(node, {}).get(kind, 0), charged)
             if not 0 <= size <= capacity:
                 yield f"node {node} is charged {size} of {capacity} bytes of {kind}"
 
@@ -104,12 +104,12 @@ def _devices_of_two_pods(rules: EffectivePolicy, ledger: Ledger, before: Before)
             for device in devices
         }
         if own & seen:
-            yield f"devices {own & seen} of pod {allocation.uid} are held by another pod as well"
+            yield f"devices {own & seen} of pod {allocation.uid} are of another pod as well"
         seen |= own
         if allocation.uid not in before.uids and own - _healthy(rules):
             yield f"pod {allocation.uid} got devices {own - _healthy(rules)} that are not healthy"
     if seen != {(name, device) for name, devices in ledger.devices.items() for device in devices}:
-        yield f"the ledger says {ledger.devices} are held, its allocations say {seen}"
+        yield f"the ledger says {ledger.devices} are allocated, its allocations say {seen}"
 
 
 def _healthy(rules: EffectivePolicy) -> set[tuple[str, str]]:
@@ -129,7 +129,7 @@ def _derived_values(ledger: Ledger) -> Iterator[str]:
         yield f"the ledger says {ledger.exclusive_cpus} are exclusive, its allocations say {union}"
     again = Ledger.of(ledger.allocations.values(), ledger.memory).surplus_users
     if again != ledger.surplus_users:
-        yield f"the ledger says {ledger.surplus_users} are held again, its allocations say {again}"
+        yield f"the ledger says {ledger.surplus_users} are used again, its allocations say {again}"
     requested = total_requests(ledger.allocations.values())
     if requested != ledger.requests:
         yield f"the ledger says {ledger.requests} are requested, its allocations say {requested}"

@@ -105,12 +105,12 @@ def rejected_for_own_demand(rules: EffectivePolicy, pod: Pod, decision: Decision
 
 def _has_memory(container: ContainerAllocation, asked: Mapping[str, int]) -> bool:
     """Return whether blocks add up to the request; later init containers may have some."""
-    held: dict[str, int] = {}
+    allocated: dict[str, int] = {}
     for block in container.memory:
-        held[block.type] = held.get(block.type, 0) + block.size
+        allocated[block.type] = allocated.get(block.type, 0) + block.size
     if container.kind is ContainerKind.INIT:
-        return all(size <= asked.get(name, 0) for name, size in held.items())
-    return {name: size for name, size in held.items() if size} == asked
+        return all(size <= asked.get(name, 0) for name, size in allocated.items())
+    return {name: size for name, size in allocated.items() if size} == asked
 
 
 def _has_devices(

@@ -82,14 +82,14 @@ def _kubelet_accepts_wrongly(case: Case) -> bool:
     Two pods hold the same CPU, or budgets would be forgotten since the gate is off.
     """
     expected = case["expected"]["cpu"]
-    held: list[int] = []
+    allocated: list[int] = []
     for containers in expected["entries"].values():
         own: set[int] = set()
         for text in containers.values():
             own |= _ids(text)
-        held.extend(own)
+        allocated.extend(own)
     forgotten = not case["gates"] and '"podEntries"' in (case.get("cpu_manager_state") or "")
-    return forgotten or len(held) != len(set(held))
+    return forgotten or len(allocated) != len(set(allocated))
 
 
 def _loads_without_gate(case: Case, state: KubeletState) -> bool:

@@ -80,7 +80,7 @@ def _invalid(case: Case, taken: Mask) -> Iterator[str]:
 def _wider(
     case: Case, topology: CpuTopology, taken: Mask, expected: Mapping[str, Any]
 ) -> Iterator[str]:
-    # A kubelet that takes too few CPUs (its counts were those of no real host) is no measure.
+    # A kubelet that takes too few CPUs (its counts were those of no real host) is not a measure.
     whole = "cpus" in expected and len(Mask.parse(expected["cpus"])) == case["num"]
     if whole and "outside_available" not in case:
         theirs = width(topology, Mask.parse(expected["cpus"]))

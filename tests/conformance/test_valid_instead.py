@@ -55,8 +55,8 @@ TWO = pod(app("a", guaranteed("cpu=2 memory=1Gi")))
 PAIR = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b", guaranteed("cpu=2 memory=1Gi")))
 
 
-def holding(rules: EffectivePolicy, desired: Pod, **cpus: str) -> Decision:
-    """Return an admission of the pod whose containers hold these CPUs, whatever we would decide."""
+def admitting(rules: EffectivePolicy, desired: Pod, **cpus: str) -> Decision:
+    """Return an admission of the pod whose containers have these CPUs, whatever we would decide."""
     decision = admit(rules, rules.empty_ledger(), desired)
     assert decision.allocation is not None
     containers = tuple(
@@ -83,7 +83,7 @@ class TestOnIrregularHosts:
     def judged(
         self, ours: str, theirs: str, *, busy: str = "", rules: EffectivePolicy = RULES
     ) -> bool:
-        decision = holding(rules, TWO, a=ours)
+        decision = admitting(rules, TWO, a=ours)
         return valid_instead(rules, ledger(busy), TWO, decision, recorded(a=theirs))
 
     def test_as_many_free_cpus_as_narrow_as_theirs_are_valid(self) -> None:
@@ -109,13 +109,13 @@ class TestOnIrregularHosts:
     @pytest.mark.parametrize(
         ("theirs", "busy"), [("1,9", "9"), ("0-1", "")], ids=["busy", "reserved"]
     )
-    def test_a_broken_answer_is_no_measure_of_width(self, theirs: str, busy: str) -> None:
+    def test_a_broken_answer_does_not_measure_width(self, theirs: str, busy: str) -> None:
         assert self.judged("3,6", theirs, busy=busy)
         assert not self.judged("3", theirs, busy=busy)
         assert not self.judged("0,3", theirs, busy=busy)
 
     def test_an_answer_that_overlaps_in_itself_is_broken(self) -> None:
-        decision = holding(RULES, PAIR, a="2,10", b="3,5")
+        decision = admitting(RULES, PAIR, a="2,10", b="3,5")
         theirs = recorded(a="1,9", b="1,10")
         assert valid_instead(RULES, ledger(), PAIR, decision, theirs)
         sane = recorded(a="1,9", b="2,10")
@@ -143,7 +143,7 @@ class TestDividingABudget:
         assert self.judged("4-7", whole=False, a="4,8", b="5-7")
         assert self.judged("4-7", whole=False, a="4-6", b="7-8")
 
-    def test_a_torn_core_is_no_measure_where_cores_are_whole(self) -> None:
+    def test_a_torn_core_does_not_measure_where_cores_are_whole(self) -> None:
         assert self.judged("4-5,12-13", whole=True, a="4-5", b="12-13")
         assert not self.judged("4-5,12-13", whole=True, a="4", b="5,12-13")
 
@@ -172,7 +172,7 @@ class TestRejections:
     def test_a_later_container_may_lack_what_an_earlier_one_took(self) -> None:
         assert self.judged(container="b")
 
-    def test_another_reason_is_no_excuse(self) -> None:
+    def test_another_reason_does_not_excuse(self) -> None:
         decision = rejecting(Reason.TOPOLOGY_AFFINITY, asked=2)
         assert not valid_instead(self.SMT_RULES, ledger(), TWO, decision, recorded(a="1,9"))
 
@@ -207,7 +207,7 @@ class TestCloserNodes:
         rules = make_rules(Machine(self.CPUS, nodes), memory=False)
         topology = replace(rules.policy.topology, prefer_closest_numa_nodes=closest)
         rules = EffectivePolicy(rules.machine, replace(rules.policy, topology=topology))
-        decision = holding(rules, TWO, a="2-3")
+        decision = admitting(rules, TWO, a="2-3")
         assert decision.allocation is not None
         (one,) = decision.allocation.containers
         allocation = replace(
@@ -237,7 +237,7 @@ class TestDistribution:
 
     def judged(self, ours: str, theirs: str, rules: EffectivePolicy | None = None) -> bool:
         rules = rules or self.DISTRIBUTED
-        decision = holding(rules, self.DESIRED, a=ours)
+        decision = admitting(rules, self.DESIRED, a=ours)
         return evenly_distributed(rules, rules.empty_ledger(), decision, recorded(a=theirs))
 
     def test_more_even_nodes_are_valid(self) -> None:
@@ -258,7 +258,7 @@ class TestDistribution:
         rejected = rejecting(Reason.UNEXPECTED)
         before = self.DISTRIBUTED.empty_ledger()
         assert not evenly_distributed(self.DISTRIBUTED, before, rejected, recorded(a="1-6"))
-        ours = holding(self.DISTRIBUTED, self.DESIRED, a="1,4-5,8-9,12")
+        ours = admitting(self.DISTRIBUTED, self.DESIRED, a="1,4-5,8-9,12")
         assert not evenly_distributed(self.DISTRIBUTED, before, ours, {"admitted": False})
 
 
@@ -310,7 +310,7 @@ class TestMemoryOfSharedContainers:
     def test_it_may_be_admitted_with_all_that_is_asked_for(self) -> None:
         assert self.judged()
         rules = make_rules(SMT, RESTRICTED, CONTAINER)
-        lacking = holding(rules, self.MIXED, a="1", b="3")
+        lacking = admitting(rules, self.MIXED, a="1", b="3")
         assert not self.judged(rules=rules, ours=lacking)
 
     def test_it_may_be_rejected_for_an_exclusive_container_only(self) -> None:
@@ -331,8 +331,8 @@ def test_memory_may_be_spread_otherwise_but_must_add_up_by_type() -> None:
     rules = make_rules()
     empty = rules.empty_ledger()
     charged = {
-        node: replace(held, reserved=MappingProxyType({"memory": GIB}))
-        for node, held in empty.memory.items()
+        node: replace(memory, reserved=MappingProxyType({"memory": GIB}))
+        for node, memory in empty.memory.items()
     }
     ours = replace(empty, memory=charged)
 
@@ -364,7 +364,7 @@ class TestSlicesByCore:
     )
 
     def corrected(self, ours: dict[str, str], theirs: dict[str, str]) -> dict[str, Any]:
-        decision = holding(self.RULES, self.SINGLES, **ours)
+        decision = admitting(self.RULES, self.SINGLES, **ours)
         assert decision.allocation is not None
         assert decision.allocation.cpus == Mask.parse("1-2,9-10")
         answer = recorded(**theirs)
@@ -395,7 +395,7 @@ class TestSlicesByCore:
         assert self.corrected(ours, self.THEIRS) == self.THEIRS
 
     def test_another_budget_is_not(self) -> None:
-        decision = holding(self.RULES, self.SINGLES, a="1", b="2", c="9-10")
+        decision = admitting(self.RULES, self.SINGLES, a="1", b="2", c="9-10")
         answer = recorded(**self.THEIRS)
         answer["pod"]["cpus"] = "3-4,11-12"
         assert with_our_slices(self.RULES, decision, answer) is answer
@@ -412,7 +412,7 @@ class TestFewerSockets:
         answer = recorded(a=theirs)
         answer["pod"]["containers"]["a"]["hint"] = {"mask": None}
         before = replace(rules.empty_ledger(), exclusive_cpus=Mask.parse(busy))
-        return on_fewer_sockets(rules, before, holding(rules, self.SIX, a=ours), answer)
+        return on_fewer_sockets(rules, before, admitting(rules, self.SIX, a=ours), answer)
 
     def test_one_socket_is_better_than_two(self) -> None:
         assert self.judged("8-13", "4-9")
@@ -431,7 +431,7 @@ class TestFewerSockets:
         assert not on_fewer_sockets(
             self.RULES, before, rejecting(Reason.UNEXPECTED), recorded(a="1")
         )
-        ours = holding(self.RULES, self.SIX, a="8-13")
+        ours = admitting(self.RULES, self.SIX, a="8-13")
         assert not on_fewer_sockets(self.RULES, before, ours, {"admitted": False})
 
     def test_a_rejected_pods_caches_are_excused_with_the_option_only(self) -> None:
@@ -476,8 +476,8 @@ class TestMemoryOfInitContainers:
         assert self.judged(rejected, {"admitted": False})
 
         def kubelet(numa: list[int]) -> dict[str, Any]:
-            held = {"hint": {"mask": [0]}, "memory": [{"numa": numa}]}
-            return {"admitted": True, "pod": {"containers": {"a": held}}}
+            container = {"hint": {"mask": [0]}, "memory": [{"numa": numa}]}
+            return {"admitted": True, "pod": {"containers": {"a": container}}}
 
         assert self.judged(rejected, kubelet([0, 1]))
         assert not self.judged(rejected, kubelet([0]))

@@ -47,7 +47,7 @@ def valid_instead(
     Of an admitted pod: its containers hold as many CPUs as the kubelet gives, only ones that were
     free, in no more NUMA nodes, sockets and cores than the kubelet's touch; with
     `full-pcpus-only` in whole cores. Where the kubelet's own answer hands out a CPU twice or
-    splits a core it is no measure: then ours has to give every container what it asks for. A
+    splits a core it is not a measure: then ours has to give every container what it asks for. A
     rejection for the cores' sake is valid when the free whole cores do not add up to the request.
     """
     free = rules.assignable_cpus - before.exclusive_cpus
@@ -311,8 +311,8 @@ def as_many_as_asked(rules: EffectivePolicy, decision: Decision, pod: Pod) -> bo
     demand = demand_of(rules.policy, pod)
     if decision.allocation.cpus is not None and len(decision.allocation.cpus) != demand.cpus:
         return False
-    held = {container.name: container.cpus for container in decision.allocation.containers}
-    return all(len(held[c.name] or ()) == c.cpus for c in demand.containers if c.cpus)
+    given = {container.name: container.cpus for container in decision.allocation.containers}
+    return all(len(given[c.name] or ()) == c.cpus for c in demand.containers if c.cpus)
 
 
 def _rejection_is_valid(

@@ -20,7 +20,7 @@ _METRICS: Final = ("resource_manager_allocations_total", "resource_manager_conta
 
 
 def main() -> int:
-    """Run the demonstration; return 1 when anything went otherwise than told."""
+    """Run the demonstration; return 1 when anything went otherwise than described."""
     with TemporaryDirectory(prefix="numawarden-demo-") as folder:
         host = EmbeddedHost(Path(folder))
         _title("The host: two sockets, one NUMA node each (numawarden topology)")
@@ -32,7 +32,7 @@ def main() -> int:
             _admit(host, "mixed")
             _title("Pod scope: a pod that would leave a container without CPUs (example 3)")
             host.command("admit", str(EXAMPLES / "empty-pool.yaml"), expect=ExitCode.REJECTED)
-            _title("What it held is free again, the shared pool has grown (numawarden remove)")
+            _title("What it had is free again, the shared pool has grown (numawarden remove)")
             host.command("remove", "shared-only")
             host.command("status")
         _title("The agent was stopped. Nothing of the pods has changed:")

@@ -42,7 +42,7 @@ _PATIENCE: Final = 30.0
 
 
 class DemoError(Exception):
-    """The demonstration did not go as told."""
+    """The demonstration did not go as described."""
 
 
 class EmbeddedHost:

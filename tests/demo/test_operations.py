@@ -68,17 +68,17 @@ def test_every_command_and_option_exists() -> None:
 
 
 def test_reasons_causes_and_rules_are_all_explained_and_no_others() -> None:
-    told = Counter(rows("reason"))
-    of_resources = [reason for reason in told if reason.startswith(out_of(""))]
+    found = Counter(rows("reason"))
+    of_resources = [reason for reason in found if reason.startswith(out_of(""))]
     assert {out_of("pods"), out_of("cpu"), out_of("memory"), out_of("")} == set(of_resources)
-    assert told == Counter([*map(str, Reason), *of_resources])
+    assert found == Counter([*map(str, Reason), *of_resources])
     assert Counter(rows("cause")) == Counter(map(str, Cause))
     assert Counter(rows("rule")) == Counter(map(str, Rule))
 
 
 def test_events_are_all_explained_and_no_others() -> None:
-    told = set(re.findall(r'\.publish\(\s*"(\w+)"', sources())) | {"EventsLost"}
-    assert set(rows("event (`numawarden watch`)")) == told
+    found = set(re.findall(r'\.publish\(\s*"(\w+)"', sources())) | {"EventsLost"}
+    assert set(rows("event (`numawarden watch`)")) == found
 
 
 def test_every_line_of_the_log_exists() -> None:
@@ -190,8 +190,8 @@ class Incidents:
             yield self._ask("verify", code=1)
             new = self._changed("new", '"0,16"', '"0,3,16,19"', 'cpu: "2"', 'cpu: "4"')
             yield self._ask("config", "check", new, "--against-state", code=1)
-            misfit = self._changed("misfit", '"0,16"', '"0,99"')
-            yield self._ask("config", "check", misfit, code=3)
+            unfit = self._changed("unfit", '"0,16"', '"0,99"')
+            yield self._ask("config", "check", unfit, code=3)
             config = ("--config", f"{self.folder}/pod.yaml")
             taken = self._ask("run", *config, "--emulate-cgroups", code=5)
         checkpoint = self.folder / "state" / CHECKPOINT_NAME

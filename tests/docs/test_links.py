@@ -10,7 +10,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 #: `[text](target)`, the text possibly over several lines.
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
-#: What is no file: another site, another place of the same page.
+#: What is not a file: another site, another place of the same page.
 ELSEWHERE = ("http://", "https://", "mailto:", "#")
 
 
@@ -26,6 +26,6 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
     assert missing == []
 
 
-def test_links_to_files_are_told_from_others() -> None:
+def test_links_to_files_are_distinguished_from_others() -> None:
     text = "[a](docs/a.md#top), [two\nlines](../b.py), [site](https://example.invalid/), [here](#x)"
     assert files_of(text) == ["docs/a.md", "../b.py"]

@@ -199,7 +199,7 @@ def test_a_pod_larger_than_a_node_is_for_container_scope() -> None:
     assert isolations(decided(pod, CONTAINER)) == {"c0": OWN, "c1": OWN}
 
 
-def test_a_budget_that_is_no_whole_number_gets_no_cpus_of_its_own_in_pod_scope() -> None:
+def test_a_budget_that_is_not_a_whole_number_gets_no_cpus_of_its_own_in_pod_scope() -> None:
     allocation = decided(pod_of("2", "", budget="4500m"), POD)
     assert allocation is not None
     assert allocation.cpus is None
@@ -241,8 +241,8 @@ def test_the_table_of_containers_says_what_they_get() -> None:
     for kind, (example, container) in KINDS.items():
         for cell, placed in zip(rows[kind], EXPECTED[example], strict=True):
             assert placed is not None
-            told = next(level for words, level in WORDS.items() if cell.startswith(words))
-            assert told is placed[container], kind
+            stated = next(level for words, level in WORDS.items() if cell.startswith(words))
+            assert stated is placed[container], kind
 
 
 def test_the_table_of_pods_says_what_is_rejected() -> None:

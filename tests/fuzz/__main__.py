@@ -1,7 +1,7 @@
-"""Give damaged inputs to every door: `make fuzz`, or `python -m tests.fuzz --inputs 1000000`.
+"""Give damaged inputs to every interface: `make fuzz`, or `python -m tests.fuzz --inputs 1000000`.
 
 The same seed gives the same inputs. For each target it prints how many inputs were tried, accepted
-and rejected, and the slowest; an input that broke something is kept in `--findings`. Exits 1 when
+and rejected, and the slowest; an input that broke something is kept in `--failures`. Exits 1 when
 there was one.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: An input that takes longer, in seconds, counts as a hang.
 _HANG = 60.0
-#: So many findings of one target are enough to work on.
+#: So many failures of one target are enough to work on.
 _ENOUGH = 20
 
 
@@ -36,15 +36,15 @@ class Tally:
     inputs: int = 0
     accepted: int = 0
     slowest: float = 0.0
-    findings: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     def line(self, name: str, seconds: float) -> str:
         """Return the line to print."""
-        rejected = self.inputs - self.accepted - len(self.findings)
+        rejected = self.inputs - self.accepted - len(self.failures)
         return (
             f"{name:16} {self.inputs:9} inputs {self.accepted:8} accepted {rejected:8} rejected"
             f" {self.slowest * 1000:9.1f} ms slowest {seconds:7.0f} s"
-            f" {len(self.findings):4} findings"
+            f" {len(self.failures):4} failures"
         )
 
 
@@ -57,18 +57,18 @@ def main() -> int:
     for target, inputs in _shares(chosen, arguments.inputs):
         started = perf_counter()
         with target.open() as check:
-            tally = run(target, check, inputs, arguments.seed, arguments.findings)
+            tally = run(target, check, inputs, arguments.seed, arguments.failures)
         print(tally.line(target.name, perf_counter() - started), flush=True)
-        for finding in tally.findings:
-            print(f"    {finding}", flush=True)
+        for failure in tally.failures:
+            print(f"    {failure}", flush=True)
         total += tally.inputs
-        found += tally.findings
-    print(f"{total} inputs, seed {arguments.seed}, {len(found)} findings")
+        found += tally.failures
+    print(f"{total} inputs, seed {arguments.seed}, {len(found)} failures")
     return 1 if found else 0
 
 
-def run(target: Target, check: Check, inputs: int, seed: int, findings: Path | None) -> Tally:
-    """Try the inputs of a seed; what is found is kept in the directory `findings` if given."""
+def run(target: Target, check: Check, inputs: int, seed: int, failures: Path | None) -> Tally:
+    """Try the inputs of a seed; what fails is kept in the directory `failures` if given."""
     tally = Tally()
     for number in range(inputs):
         data = target.make(Random(f"{seed}/{target.name}/{number}"))  # noqa: S311  # no secret
@@ -76,29 +76,29 @@ def run(target: Target, check: Check, inputs: int, seed: int, findings: Path | N
         try:
             accepted = check(data)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is what is looked for
-            tally.findings.append(_kept(target, number, data, error, findings))
+            tally.failures.append(_kept(target, number, data, error, failures))
             accepted = False
         seconds = perf_counter() - started
         if seconds > _HANG:
             hang = TimeoutError(f"{seconds:.0f} s")
-            tally.findings.append(_kept(target, number, data, hang, findings))
+            tally.failures.append(_kept(target, number, data, hang, failures))
         tally.inputs += 1
         tally.accepted += accepted
         tally.slowest = max(tally.slowest, seconds)
-        if len(tally.findings) >= _ENOUGH:
+        if len(tally.failures) >= _ENOUGH:
             break
     return tally
 
 
-def _kept(target: Target, number: int, data: bytes, error: Exception, findings: Path | None) -> str:
+def _kept(target: Target, number: int, data: bytes, error: Exception, failures: Path | None) -> str:
     """Keep an input with its traceback and return a line about it."""
     place = ""
-    if findings is not None:
-        findings.mkdir(parents=True, exist_ok=True)
-        file = findings / f"{target.name}-{number}"
+    if failures is not None:
+        failures.mkdir(parents=True, exist_ok=True)
+        file = failures / f"{target.name}-{number}"
         file.write_bytes(data)
-        told = "".join(traceback.format_exception(error))
-        file.with_suffix(".txt").write_text(told, encoding="utf-8", errors="replace")
+        text = "".join(traceback.format_exception(error))
+        file.with_suffix(".txt").write_text(text, encoding="utf-8", errors="replace")
         place = f" ({file})"
     return f"{number}: {type(error).__name__}: {ascii(str(error))[:160]}{place}"
 
@@ -120,7 +120,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--inputs", type=int, default=20_000, help="how many in all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="TARGET")
-    parser.add_argument("--findings", type=Path, default=Path(".cache/fuzz"))
+    parser.add_argument("--failures", type=Path, default=Path(".cache/fuzz"))
     return parser.parse_args()
 
 

@@ -79,7 +79,7 @@ def sealed(body: bytes, version: bytes = b"1") -> bytes:
 
 
 def _mix_up(random: Random, state: object) -> None:
-    """Let one set of CPUs or nodes be another's: sound in form, and held twice or nowhere."""
+    """Let one set of CPUs or nodes be another's: sound in form, and allocated twice or nowhere."""
     places = list(_sets(state))
     (source, origin), (target, name) = random.choice(places), random.choice(places)
     target[name] = random.choice((source[origin], source[origin], "0-3", "70-71", ""))
@@ -110,33 +110,37 @@ def check_checkpoint(data: bytes) -> bool:
     _check_kept(ledger)
     for uid in state.ledger.allocations:
         ledger = remove(_RULES, ledger, uid)
-        held = reduce(
+        allocated = reduce(
             or_, (allocation.exclusive_cpus for allocation in ledger.allocations.values()), EMPTY
         )
-        demand(ledger.exclusive_cpus == held, f"{held} are held, computed {ledger.exclusive_cpus}")
-    demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are held by nobody")
-    demand(not any(ledger.devices.values()), f"{ledger.devices} are held by nobody")
+        demand(
+            ledger.exclusive_cpus == allocated,
+            f"{allocated}, not {ledger.exclusive_cpus}",
+        )
+    demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are of no pod")
+    demand(not any(ledger.devices.values()), f"{ledger.devices} are of no pod")
     msgspec.json.encode(sorted(state.ledger.allocations))  # names are text that can be sent
     return True
 
 
 def _check_reported(ledger: Ledger) -> None:
-    """Whatever is wrong with what is held, an operator is told."""
-    told = {(finding.uid, finding.rule) for finding in invalid_allocations(_RULES, ledger, EMPTY)}
+    """Whatever is wrong with an allocation is reported to the operator."""
+    reported = {(broken.uid, broken.rule) for broken in invalid_allocations(_RULES, ledger, EMPTY)}
     allocations = ledger.allocations.values()
     for one, other in combinations(allocations, 2):
         if one.exclusive_cpus & other.exclusive_cpus:
             both = {(one.uid, Rule.CPU_ALLOCATED_TWICE), (other.uid, Rule.CPU_ALLOCATED_TWICE)}
-            demand(told & both, f"{one.uid} and {other.uid} share CPUs and nobody is told")
+            demand(reported & both, f"{one.uid} and {other.uid} share CPUs, not reported")
     for allocation in allocations:
         if allocation.exclusive_cpus - SMT.cpus.all:
             demand(
-                (allocation.uid, Rule.CPU_MISSING) in told, f"CPUs of {allocation.uid} are missing"
+                (allocation.uid, Rule.CPU_MISSING) in reported,
+                f"CPUs of {allocation.uid} are missing",
             )
 
 
 def _check_kept(ledger: Ledger) -> None:
-    """Admit one more: it gets nothing that somebody holds, and changes nobody's allocation."""
+    """Admit one more: it gets nothing that another pod has, and changes no other allocation."""
     if _NEWCOMER.uid in ledger.allocations:
         return
     decision = admit(_RULES, ledger, _NEWCOMER)

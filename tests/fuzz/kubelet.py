@@ -100,7 +100,7 @@ def check_state_files(data: bytes) -> bool:
     except UnfitStateError as error:
         demand(error.reasons, "does not fit without a reason")
         return True
-    # The files do not tell init containers, whose CPUs the others have later.
+    # The files do not mark init containers, whose CPUs the others have later.
     broken = [line for line in broken_invariants(_RULES, ledger) if not line.endswith("overlap")]
     demand(not broken, f"{broken}")
     for uid, allocation in ledger.allocations.items():
@@ -110,7 +110,7 @@ def check_state_files(data: bytes) -> bool:
             Layout(driver).pod(uid, Tier(str(allocation.qos)))
     for uid in tuple(ledger.allocations):
         ledger = remove(_RULES, ledger, uid)
-    demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are held by nobody")
+    demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are of no pod")
     return True
 
 

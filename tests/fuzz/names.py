@@ -1,4 +1,4 @@
-"""Manifest directories: a file with any name and content is its own concern, and can be told."""
+"""Manifest directories: a file with any name and content is its own concern and can be listed."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def open_directory() -> Iterator[Check]:
 
 def _check(directory: Path) -> bool:
     files = scan(directory, {}, _FORM)
-    demand(len(files) == len((_SOUND, "other")), f"{len(files)} files are told")
+    demand(len(files) == len((_SOUND, "other")), f"{len(files)} files are listed")
     for file in files:
         said = "" if file.error is None else str(file.error)
         name = printable(file.path)
         demand(name.isprintable() and said.isprintable(), f"{name!r} {said!r}")
         document = ManifestDocument(file=name, state="", message=said)
-        demand(decode(encode(document), ManifestDocument) == document, "it cannot be told")
+        demand(decode(encode(document), ManifestDocument) == document, "it cannot be reported")
     pods = [file.pod for file in files if file.pod is not None]
     demand(UID in [pod.uid for pod in pods], "the sound manifest is not read")
     return len(pods) == len(files)

@@ -149,11 +149,11 @@ def _check_stated(read: Mapping[str, Quantity], stated: Mapping[str, str | None]
 
 
 def _check_amounts(resources: Resources) -> None:
-    held: list[Mapping[str, Quantity]] = [resources.requests, resources.limits]
-    for amounts in held:
+    stated: list[Mapping[str, Quantity]] = [resources.requests, resources.limits]
+    for amounts in stated:
         for name, amount in amounts.items():
             demand(amount.nano >= 0 and amount.value <= _MOST, f"{amount} of {name}")
-    for requests, limits in combinations(held, 2):
+    for requests, limits in combinations(stated, 2):
         for name in requests.keys() & limits.keys():
             demand(requests[name] <= limits[name], f"more {name} requested than allowed")
 

@@ -25,7 +25,7 @@ _FOLDER: Final = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "
 BASES: Final = tuple(
     json.dumps(yaml.safe_load(file.read_text())) for file in sorted(_FOLDER.glob("*.yaml"))
 )
-#: A step may be taken a thousand times; so many tell all that there is to see.
+#: A step may be taken a thousand times; so many show all that there is to see.
 _STEPS: Final = 40
 
 
@@ -74,8 +74,8 @@ def _check_outcome(outcome: StepOutcome, *, lasting: bool) -> None:
     if lasting:
         broken = broken_invariants(state.rules, state.ledger)
         demand(not broken, f"{broken}")
-    held = [allocation.exclusive_cpus for allocation in state.ledger.allocations.values()]
-    demand(sum(map(len, held)) == len(state.ledger.exclusive_cpus), "a CPU is held twice")
+    allocated = [allocation.exclusive_cpus for allocation in state.ledger.allocations.values()]
+    demand(sum(map(len, allocated)) == len(state.ledger.exclusive_cpus), "a CPU is allocated twice")
 
 
 REPLAYS: Final = Target("replay", make_replay, plain_check(check_replay))

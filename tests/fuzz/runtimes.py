@@ -76,19 +76,20 @@ def open_runtime_files() -> Iterator[Check]:
 def _check(root: Path, config: bytes) -> bool:
     lines: list[str] = []
     finder = RuntimeFiles(root, lines.append)
-    told = finder.container_of(mixed(), _CGROUP)
+    found = finder.container_of(mixed(), _CGROUP)
     recorded = finder.remembered(_CGROUP)
     for line in lines:
-        demand(line.isprintable(), f"told is no line: {line!r}")
-    if told is not None:
+        demand(line.isprintable(), f"reported is not a line: {line!r}")
+    if found is not None:
         annotations = json.loads(config.decode(errors="replace"))["annotations"]
         demand(annotations["io.kubernetes.cri.sandbox-uid"] == UID, "it is another pod's")
         name = annotations.get("io.kubernetes.cri.container-name")
         kind = annotations["io.kubernetes.cri.container-type"]
         demand(
-            told == RuntimeName(None if kind == "sandbox" else name), f"{told} is not what is said"
+            found == RuntimeName(None if kind == "sandbox" else name),
+            f"{found} is not what it says",
         )
-    return told is not None and recorded is not None
+    return found is not None and recorded is not None
 
 
 RUNTIME_FILES: Final = Target("runtime-files", make_runtime_files, open_runtime_files, weight=2)

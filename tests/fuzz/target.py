@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from random import Random
 
-#: Told an input, it returns whether that was accepted. A rejection with one of the errors that are
-#: promised is none of its concern; any other exception, and `Nonsense`, is a finding.
+#: Returns whether an input was accepted. A rejection with one of the errors that are promised is
+#: none of its concern; any other exception, and `Nonsense`, is a failure.
 Check: TypeAlias = Callable[[bytes], bool]
 
 
@@ -21,9 +21,9 @@ class Nonsense(AssertionError):  # noqa: N818  # it names what was accepted
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One door for bad input.
+    """One kind of bad input, and what reads it.
 
-    `make` draws an input: a valid one that was damaged. `open` gives the check and holds what it
+    `make` draws an input: a valid one that was damaged. `open` gives the check and keeps what it
     needs while inputs are tried. `weight` is its share of the inputs of a whole run.
     """
 
@@ -34,7 +34,7 @@ class Target:
 
 
 def plain_check(check: Check) -> Callable[[], AbstractContextManager[Check]]:
-    """Return the `open` of a check that holds nothing."""
+    """Return the `open` of a check that keeps nothing."""
     return lambda: nullcontext(check)
 
 

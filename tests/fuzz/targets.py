@@ -1,4 +1,4 @@
-"""Every door for bad input."""
+"""Every kind of bad input."""
 
 from __future__ import annotations
 

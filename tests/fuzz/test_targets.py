@@ -49,8 +49,8 @@ def check(target: Target) -> Iterator[Check]:
 
 @each_target
 def test_a_fixed_number_of_damaged_inputs_breaks_nothing(target: Target, check: Check) -> None:
-    tally = run(target, check, max(20, 12 * target.weight), seed=0, findings=None)
-    assert tally.findings == []
+    tally = run(target, check, max(20, 12 * target.weight), seed=0, failures=None)
+    assert tally.failures == []
 
 
 SOUND: Final = [
@@ -68,10 +68,10 @@ def test_what_is_damaged_is_sound_before(judge: Check, data: bytes) -> None:
 
 
 def test_sets_that_are_mixed_up_reach_what_judges_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two pods with one CPU are accepted as facts, and nobody would be told of them here."""
+    """Two pods with one CPU are accepted as facts, and would not be reported here."""
     monkeypatch.setattr(checkpoints, "invalid_allocations", lambda *_: ())
     mixed = STATE.replace('"8-11"', '"2-5"').encode()
-    with pytest.raises(Nonsense, match="share CPUs and nobody is told"):
+    with pytest.raises(Nonsense, match="share CPUs, not reported"):
         check_checkpoint(sealed(mixed))
 
 
@@ -112,7 +112,7 @@ def test_a_replay_whose_pods_hold_a_cpu_twice_is_found(monkeypatch: pytest.Monke
 @each_target
 def test_some_inputs_are_accepted_and_some_rejected(target: Target, check: Check) -> None:
     """Damage that is always seen at once would never reach what lies behind."""
-    tally = run(target, check, 60, seed=0, findings=None)
+    tally = run(target, check, 60, seed=0, failures=None)
     assert 0 < tally.accepted < tally.inputs
 
 
@@ -140,7 +140,7 @@ def test_a_seed_repeats_its_inputs(target: Target) -> None:
             inputs.append(data)
             return True
 
-        run(target, note, 5, seed=3, findings=None)
+        run(target, note, 5, seed=3, failures=None)
     assert seen[0] == seen[1]
     assert len(set(seen[0])) > 1
 
@@ -150,10 +150,10 @@ def test_a_wrong_reader_is_found_and_its_input_kept(
 ) -> None:
     parse = Quantity.parse
     monkeypatch.setattr(Quantity, "parse", lambda text: Quantity(parse(text).nano + 1))
-    tally = run(QUANTITIES, check_quantity, 50, seed=0, findings=tmp_path)
-    assert tally.findings
-    assert all("Nonsense" in finding for finding in tally.findings)
-    assert len(list(tmp_path.glob("quantity-*.txt"))) == len(tally.findings)
+    tally = run(QUANTITIES, check_quantity, 50, seed=0, failures=tmp_path)
+    assert tally.failures
+    assert all("Nonsense" in failure for failure in tally.failures)
+    assert len(list(tmp_path.glob("quantity-*.txt"))) == len(tally.failures)
 
 
 def test_a_list_that_is_accepted_with_other_ids_is_nonsense(
@@ -162,4 +162,4 @@ def test_a_list_that_is_accepted_with_other_ids_is_nonsense(
     monkeypatch.setattr(Mask, "parse", lambda _: Mask.of(5))
     with pytest.raises(Nonsense, match="is not"):
         check_list(b"0-3")
-    assert run(LISTS, check_list, 30, seed=0, findings=None).findings
+    assert run(LISTS, check_list, 30, seed=0, failures=None).failures

@@ -1,1 +1,1 @@
-"""Inputs that somebody made to cost time: nothing may cost more than their length."""
+"""Inputs that were made to cost time: nothing may cost more than their length."""

@@ -1,4 +1,4 @@
-"""How long something may take that anybody can hand in, by the length of it.
+"""How long something may take that any user can hand in, by the length of it.
 
 What counts is the processor time of this thread, and its bound lies far from both sides: what is
 linear takes a twentieth of it or less, what is quadratic takes hours at the longest input, so the

@@ -75,7 +75,7 @@ def numbered(lead: str, body: str, end: str = "", between: str = "") -> Callable
     return make
 
 
-#: What is hard for a reader of documents, before anybody asks what it says.
+#: What is hard for a reader of documents, before it is asked what it says.
 TEXTS: Final[dict[str, Callable[[int], bytes]]] = {
     "digits": repeated("a: ", "0", "x"),
     "base 60": repeated("a: ", "1:", "x"),
@@ -214,10 +214,10 @@ STATE_FILES: Final[dict[str, tuple[Callable[[bytes], object], Callable[[int], by
 
 def taken_over(pods: int) -> KubeletState:
     """Return the state of a kubelet in which so many pods hold the same CPU."""
-    held = {f"u{number}": {"c": Mask.of(1)} for number in range(pods)}
-    cpu = CpuState("static", default=SMT.cpus.all - Mask.of(1), containers=held)
+    sets = {f"u{number}": {"c": Mask.of(1)} for number in range(pods)}
+    cpu = CpuState("static", default=SMT.cpus.all - Mask.of(1), containers=sets)
     nodes = {node: MemoryNode(0, Mask.of(0), {}) for node in range(pods)}
-    blocks = {uid: {"c": (MemoryBlock("memory", 1, Mask.of(0)),)} for uid in held}
+    blocks = {uid: {"c": (MemoryBlock("memory", 1, Mask.of(0)),)} for uid in sets}
     return KubeletState(cpu, MemoryState("Static", nodes=nodes, containers=blocks))
 
 

@@ -106,7 +106,7 @@ def test_a_setting_is_laid_over_the_file(
     assert "systemd driver" in out
 
 
-def test_the_host_is_that_of_the_file_unless_told(
+def test_the_host_is_that_of_the_file_unless_another_is_named(
     root: Path, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["config", "check", str(file), "--set", f"agent.sysfsRoot={root}"]
@@ -121,7 +121,7 @@ def test_the_host_is_that_of_the_file_unless_told(
         ("systemReserved.cpu=5", "reserve 5 CPUs, this host has 4"),
     ],
 )
-def test_mistakes_are_told_on_standard_error_with_their_exit_code(
+def test_mistakes_are_reported_on_standard_error_with_their_exit_code(
     root: Path, file: Path, setting: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["config", "check", str(file), "--root", str(root), "--set", setting]
@@ -146,7 +146,7 @@ class TestAgainstState:
     def state(self, tmp_path: Path) -> Path:
         directory = tmp_path / "state"
         directory.mkdir(mode=0o700)
-        held = PodAllocation(
+        allocation = PodAllocation(
             uid="u-1",
             name="web",
             namespace="shop",
@@ -159,7 +159,7 @@ class TestAgainstState:
             ),
         )
         with Store(directory) as store:
-            store.save(Checkpoint(Ledger({"u-1": held}, exclusive_cpus=Mask.of(1, 3))))
+            store.save(Checkpoint(Ledger({"u-1": allocation}, exclusive_cpus=Mask.of(1, 3))))
         return directory
 
     def check(self, root: Path, file: Path, state: Path, *settings: str) -> int:
@@ -178,7 +178,7 @@ class TestAgainstState:
             "  shared pool       0,2",
         ]
 
-    def test_what_would_not_be_given_any_more_is_said_with_an_exit_code(
+    def test_what_would_no_longer_be_given_is_reported_with_an_exit_code(
         self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         changes = ("reservedSystemCPUs=1", "topologyManagerPolicy=single-numa-node")
@@ -202,7 +202,7 @@ class TestAgainstState:
             assert self.check(root, file, state) == ExitCode.OK
         assert (state / "checkpoint.json").read_bytes() == before
 
-    def test_the_state_is_that_of_the_configuration_unless_told(
+    def test_the_state_is_that_of_the_configuration_unless_another_is_named(
         self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         setting = ["--set", f"agent.stateDirectory={state}", "--against-state"]

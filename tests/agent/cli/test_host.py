@@ -46,7 +46,7 @@ def test_the_picture_shows_packages_nodes_caches_cores_and_memory(
         regular_host(packages=2, cores_per_node=2, memory_bytes=3 << 30, hugepages=[(2 << 20, 8)]),
         [64 << 30],
     )
-    # Nobody's terminal: no line is wrapped or padded, however narrow $COLUMNS is.
+    # Not a terminal: no line is wrapped or padded, however narrow $COLUMNS is.
     assert _shown(host, tmp_path, capsys) == (
         "8 CPUs (8 online), 2 packages, 2 dies, 4 cores, 2 L3 caches, 3 nodes, "
         "1 memory-only node\n"

@@ -18,7 +18,7 @@ def test_a_command_is_imported_when_it_is_called() -> None:
     assert lazy.get_command(click.Context(lazy), "stay") is None
 
 
-def test_what_is_no_command_is_a_defect() -> None:
+def test_a_target_that_is_not_a_command_is_a_defect() -> None:
     lazy = group("agent.cli.errors:ExitCode")
     with pytest.raises(TypeError, match="is not a command"):
         lazy.get_command(click.Context(lazy), "go")

@@ -35,7 +35,7 @@ def test_every_command_exists_and_explains_itself(
     assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["--version"]) == 0
     assert __version__ in capsys.readouterr().out
 
@@ -64,7 +64,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         (["run"], "Missing option '--config'"),
     ],
 )
-def test_a_wrong_command_line_is_told_in_one_line(
+def test_a_wrong_command_line_is_reported_in_one_line(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(arguments) == ExitCode.USAGE
@@ -101,7 +101,7 @@ def test_an_interrupted_command_says_so_with_its_code(monkeypatch: pytest.Monkey
     assert run_command([]) == ExitCode.INTERRUPTED
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_reader_that_goes_away_is_not_an_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "agent.cli.main", "--help"]

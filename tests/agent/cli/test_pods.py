@@ -315,7 +315,7 @@ def test_processes_that_outlive_their_pod_are_named(shell: Shell, agent: Running
 
 
 @pytest.mark.usefixtures("agent")
-def test_the_status_says_what_is_in_force_and_held(shell: Shell) -> None:
+def test_the_status_shows_policies_and_allocations(shell: Shell) -> None:
     shell.run("admit", shell.file(manifest()))
     code, out, err = shell.run("status")
     assert (code, err) == (ExitCode.OK, "")

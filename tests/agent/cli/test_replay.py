@@ -100,7 +100,7 @@ class TestText:
         assert "remedy" not in out
         assert "nodes 0-1 (preferred)" in out
 
-    def test_a_pod_that_the_node_has_no_room_for_is_told_what_it_has(
+    def test_a_pod_without_room_on_the_node_is_rejected_with_what_the_node_has(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         run_command(["replay", file_of(tmp_path, admitting("a", 99))])
@@ -121,7 +121,7 @@ class TestText:
 
 
 class TestJsonLines:
-    def test_an_admission_tells_everything_that_was_decided(
+    def test_an_admission_shows_everything_that_was_decided(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         file = file_of(tmp_path, admitting("a"), head=MEMORY)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_what_the_host_rejects_is_no_bad_input_so_that_systemd_tries_again(
+def test_what_the_host_rejects_is_not_bad_input_so_that_systemd_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.yaml"
@@ -31,7 +31,7 @@ def test_what_the_host_rejects_is_no_bad_input_so_that_systemd_tries_again(
 
 def test_a_wrong_configuration_is_bad_input_which_a_restart_does_not_mend(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text("cgroupDriver: nobody\n")
+    config.write_text("cgroupDriver: none\n")
     assert run_command(["run", "--config", str(config)]) == ExitCode.BAD_INPUT
 
 

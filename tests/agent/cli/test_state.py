@@ -122,7 +122,7 @@ def test_files_of_the_kubelet_are_replaced_only_by_force(
 
 
 @pytest.mark.parametrize("command", ["import", "export"])
-def test_a_running_agent_is_told_of_in_a_line(
+def test_a_running_agent_is_reported_in_a_line(
     host: Host, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host.write()

@@ -68,17 +68,17 @@ def test_an_ancestor_that_lost_a_controller_is_named(shell: Shell) -> None:
     assert f"DIFFERS   /{POD} does not pass on cpu" in out
 
 
-def test_a_task_that_was_put_on_a_pods_cpus_is_foreign(shell: Shell) -> None:
+def test_a_task_that_was_put_on_a_pods_cpus_is_intruding(shell: Shell) -> None:
     shell.world.tasks.append(Task(815, "irqd", Mask.parse("8-9"), "system.slice/irqd.service", 3))
     code, out, _ = shell.run("verify")
     assert code == ExitCode.REJECTED
     assert (
-        "FOREIGN   process 815 (irqd, 3 threads in /system.slice/irqd.service) may run on CPUs 9 "
+        "INTRUDES  process 815 (irqd, 3 threads in /system.slice/irqd.service) may run on CPUs 9 "
         f"of {UID}; its affinity is 8-9"
     ) in out
 
 
-def test_tasks_that_nobody_confined_are_counted_and_are_no_difference(shell: Shell) -> None:
+def test_tasks_that_are_not_confined_are_counted_and_are_no_difference(shell: Shell) -> None:
     shell.world.tasks += [
         Task(1, "init", ALL, "init.scope"),
         Task(9, "kworker/u32:0", ALL, None, 1, kernel=True),

@@ -76,7 +76,7 @@ _EXCLUSIVE = {
 def test_exactly_the_documented_pairs_exclude_each_other(first: str, second: str) -> None:
     problems = list(cpu_option_problems({first: "true", second: "true"}, _ALL_GATES))
     assert bool(problems) == (frozenset({first, second}) in _EXCLUSIVE)
-    # A pair of which one is switched off is no pair.
+    # A pair of which one is switched off is not a pair.
     if first != second:
         assert not list(cpu_option_problems({first: "true", second: "false"}, _ALL_GATES))
 

@@ -189,7 +189,7 @@ _STATIC = "memoryManagerPolicy: Static\n"
          "device x: this host has no NUMA node 5"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_the_host_is_told_in_one_line(text: str, words: str) -> None:
+def test_what_does_not_fit_the_host_is_reported_in_one_line(text: str, words: str) -> None:
     (problem,) = _problems(text)
     assert words in problem
 
@@ -205,7 +205,7 @@ def test_align_by_socket_needs_sockets_that_are_no_smaller_than_nodes() -> None:
     assert "more sockets (4) than NUMA nodes with CPUs (2)" in _problems(text, many)[0]
 
 
-def test_reserved_memory_that_huge_pages_have_taken_is_told_and_no_mistake() -> None:
+def test_reserved_memory_that_huge_pages_have_taken_is_noted_and_not_a_mistake() -> None:
     host = machine({0: GIB, 1: GIB}, hugepages={0: {2 * MIB: 512}})
     policy = _resolve(_STATIC + "reservedMemory: [{numaNode: 0, limits: {memory: 100Mi}}]\n", host)
     (line,) = overcommitted_memory(policy, host)
@@ -298,7 +298,7 @@ class TestUnknownMemory:
     IGNORED = "agent: {ignoredResources: [memory]}\n"
     STATIC = "memoryManagerPolicy: Static\nevictionHard: {memory.available: 1Gi}\n"
 
-    def test_whoever_manages_memory_must_know_how_much_there_is(self) -> None:
+    def test_managing_memory_needs_to_know_how_much_there_is(self) -> None:
         (fit,) = _problems("maxPods: 110", self.HOST)
         assert "agent.ignoredResources" in fit
         assert "the memory of node 1 of this host is not known" in fit
@@ -315,7 +315,7 @@ class TestUnknownMemory:
         assert "memory" not in limits.amounts
         assert list(nothing_allocatable(policy, self.HOST)) == []
 
-    def test_what_is_held_can_be_kept_while_it_is_not_known(self) -> None:
+    def test_allocations_can_be_kept_while_the_memory_is_not_known(self) -> None:
         policy = resolve_what_fits(load_config(self.STATIC, "x"), self.HOST)
         assert policy.memory.policy is MemoryManagerPolicy.STATIC
 

@@ -17,9 +17,9 @@ CONTROL = """\
 Package: thing
 Version: 1:2.0-3
 Architecture: amd64
-Maintainer: Nobody <nobody@example.org>
+Maintainer: Packager <packager@example.org>
 Description: stands for a package
- Version: of a text that is no field
+ Version: of a text that is not a field
 """
 
 
@@ -40,7 +40,7 @@ def test_a_package_is_described_by_its_control_file_and_its_hash(tmp_path: Path)
     assert package.control == CONTROL
 
 
-def test_what_is_no_package_is_named(tmp_path: Path) -> None:
+def test_what_is_not_a_package_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.deb").write_text("nothing\n")
     with pytest.raises(ImageError, match=r"dpkg-deb --field .*x\.deb exited with 2"):
         debian.describe(tmp_path / "x.deb")

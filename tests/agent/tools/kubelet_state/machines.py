@@ -38,8 +38,8 @@ def cpu_state(
         policy,
         Mask.parse(default),
         {
-            uid: {name: Mask.parse(cpus) for name, cpus in held.items()}
-            for uid, held in (containers or {}).items()
+            uid: {name: Mask.parse(cpus) for name, cpus in sets.items()}
+            for uid, sets in (containers or {}).items()
         },
         {uid: Mask.parse(cpus) for uid, cpus in (pods or {}).items()},
     )

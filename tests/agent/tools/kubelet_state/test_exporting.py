@@ -101,7 +101,7 @@ def test_allocations_that_the_host_cannot_enforce_are_not_written() -> None:
         kubelet_state(smaller, ledger)
 
 
-def test_an_empty_shared_pool_is_told() -> None:
+def test_an_empty_shared_pool_is_noted() -> None:
     rules = make_rules(memory=False, strict_cpu_reservation=True)
     ledger = admitted(rules, pod(app("a", guaranteed("cpu=15 memory=1Gi"))))
     (note,) = export_notes(kubelet_state(rules, ledger))

@@ -110,7 +110,7 @@ def link(file: Path) -> None:
 
 @pytest.mark.parametrize("make", [nested, sparse, pipe, link, Path.mkdir], ids=lambda m: m.__name__)
 @pytest.mark.parametrize("name", OLD)
-def test_a_hostile_file_is_rejected_and_nobody_waits_for_it(
+def test_a_hostile_file_is_rejected_without_waiting_for_it(
     tmp_path: Path, make: Callable[[Path], None], name: str
 ) -> None:
     make(tmp_path / name)

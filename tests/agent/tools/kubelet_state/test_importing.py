@@ -121,7 +121,7 @@ def test_manifests_that_do_not_fit_are_rejected_by_name() -> None:
         take_over(RULES, SHARED_FILES, {"u-1": TWO})
 
 
-def test_all_reasons_are_told_at_once_with_their_files() -> None:
+def test_all_reasons_are_reported_at_once_with_their_files() -> None:
     broken = KubeletState(cpu_state("0-14", {"u": {"a": "5"}}), MemoryState("Static"))
     with pytest.raises(UnfitStateError) as caught:
         take_over(RULES, broken)
@@ -141,7 +141,7 @@ def test_a_budget_without_containers_binds_its_cpus_only_while_they_are_not_shar
     assert any("pod u is left out" in note for note in inert.notes)
 
 
-def test_a_missing_file_is_told() -> None:
+def test_a_missing_file_is_reported() -> None:
     rules = make_rules()
     notes = take_over(rules, KubeletState(cpu_state("0-15"))).notes
     assert notes == ("there is no memory_manager_state: no pod holds pinned memory",)
@@ -149,7 +149,7 @@ def test_a_missing_file_is_told() -> None:
     assert notes == ("there is no cpu_manager_state: no pod holds CPUs of its own",)
 
 
-def test_pods_that_nobody_described_are_listed() -> None:
+def test_pods_without_a_description_are_listed() -> None:
     notes = take_over(RULES, files("0,3-15", {"u": {"a": "1-2"}})).notes
     assert notes == ("known by uid alone until they are asked for: 1 pods (u)",)
 

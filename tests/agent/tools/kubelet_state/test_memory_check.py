@@ -38,7 +38,7 @@ def with_memory(base: MemoryState, number: int, table: MemoryTable) -> MemorySta
     return with_node(base, number, replace(node, tables={**node.tables, "memory": table}))
 
 
-def holding(node: int, kind: str = "memory") -> MemoryState:
+def block_on(node: int, kind: str = "memory") -> MemoryState:
     block = MemoryBlock(kind, 2 * GIB, Mask.of(node))
     return replace(state(), containers={"u": {"a": (block,)}})
 
@@ -99,8 +99,11 @@ def test_what_contradicts_the_machine_is_named() -> None:
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
-        (holding(3), "container a of pod u holds memory on nodes 3, which this host does not have"),
-        (holding(0, "hugepages-1Gi"), "holds hugepages-1Gi on node 0, which has no such memory"),
+        (
+            block_on(3),
+            "container a of pod u holds memory on nodes 3, which this host does not have",
+        ),
+        (block_on(0, "hugepages-1Gi"), "holds hugepages-1Gi on node 0, which has no such memory"),
         (replace(state(), nodes={}), "machineState is empty although containers hold memory"),
         (replace(state(), policy="None"), "the configuration says memoryManagerPolicy: Static"),
     ],

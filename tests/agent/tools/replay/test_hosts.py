@@ -72,7 +72,7 @@ class TestShape:
             ("{offline: 0-15}", "a machine needs at least one online CPU"),
         ],
     )
-    def test_a_mistake_is_told_with_its_place(
+    def test_a_mistake_is_reported_with_its_place(
         self, tmp_path: Path, shape: str, problem: str
     ) -> None:
         _, problems = read(f"shape: {shape}", tmp_path)
@@ -91,7 +91,7 @@ class TestRoot:
             f"host.root: {tmp_path}/captured is not a directory with an unpacked capture"
         ]
 
-    def test_a_folder_that_is_no_capture(self, tmp_path: Path) -> None:
+    def test_a_folder_that_is_not_a_capture(self, tmp_path: Path) -> None:
         _, problems = read("root: .", tmp_path)
         assert problems[0].startswith("host.root: ")
         assert "cpu" in problems[0]
@@ -136,7 +136,7 @@ class TestRows:
             ),
         ],
     )
-    def test_a_mistake_is_told_with_its_place(
+    def test_a_mistake_is_reported_with_its_place(
         self, tmp_path: Path, old: str, new: str, problem: str
     ) -> None:
         assert old in self.ROWS

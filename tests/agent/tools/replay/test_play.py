@@ -69,10 +69,12 @@ class TestRestart:
             admitting("b"),
         )
         assert pools(outcomes)[:2] == ["0,2-8,10-15"] * 2
-        held = outcomes[2].state
-        assert held is not None
-        assert str(held.ledger.allocations["uid-a"].exclusive_cpus) == "1,9"
-        assert not held.ledger.allocations["uid-b"].exclusive_cpus & held.rules.policy.cpu.reserved
+        after = outcomes[2].state
+        assert after is not None
+        assert str(after.ledger.allocations["uid-a"].exclusive_cpus) == "1,9"
+        assert (
+            not after.ledger.allocations["uid-b"].exclusive_cpus & after.rules.policy.cpu.reserved
+        )
 
     def test_cpus_that_went_offline_are_named(self, tmp_path: Path) -> None:
         outcomes = played(tmp_path, admitting("a"), "restart: {host: {shape: {offline: '9'}}}")

@@ -103,7 +103,7 @@ class TestSteps:
 
 
 class TestMistakes:
-    def test_all_of_them_are_told_with_line_and_path(self, tmp_path: Path) -> None:
+    def test_all_of_them_are_reported_with_line_and_path(self, tmp_path: Path) -> None:
         head = (
             "host: {shape: {packages: none}}\n"
             "config: {cpuManagerPolicy: sttic, reservedSystemCPUs: '0'}\n"
@@ -181,7 +181,7 @@ class TestMistakes:
             load_sequence(file)
         assert [p.message for p in caught.value.problems] == ["host is missing", "steps is missing"]
 
-    def test_a_text_that_is_no_document(self, tmp_path: Path) -> None:
+    def test_a_text_that_is_not_a_document(self, tmp_path: Path) -> None:
         file = tmp_path / "broken.yaml"
         file.write_text("host: [")
         with pytest.raises(ReplayError, match="this is not YAML"):

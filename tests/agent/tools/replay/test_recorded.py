@@ -61,7 +61,7 @@ def test_steps_keep_their_numbers(tmp_path: Path) -> None:
         {"op": "set_state", "uid": "u", "container": "c", "state": "terminated"},
         {"op": "stop", "uid": "u", "container": "c"},
         {"op": "remove", "uid": "u"},
-        {"op": "remove", "uid": "nobody"},
+        {"op": "remove", "uid": "unknown"},
         {"op": "restart"},
     ]
     sequence = recorded_sequence(line_of(steps=steps), "x:1", tmp_path)
@@ -73,7 +73,7 @@ def test_steps_keep_their_numbers(tmp_path: Path) -> None:
         Ignored("set_state"),
         Ignored("stop"),
         Remove("default/p", "u"),
-        Remove("nobody", "nobody"),
+        Remove("unknown", "unknown"),
     ]
     assert isinstance(found[6], Restart)
 
@@ -127,7 +127,7 @@ class TestMistakes:
             line_of(config={"cpu": {}}),
         ],
     )
-    def test_a_line_that_is_no_sequence_is_rejected_by_number(
+    def test_a_line_that_is_not_a_sequence_is_rejected_by_number(
         self, tmp_path: Path, line: str
     ) -> None:
         file = tmp_path / "a.jsonl"
