@@ -132,7 +132,7 @@ def _of_cpus(
     tree: SysfsTree, online: Mask, name: str, find: Callable[[str], T | None]
 ) -> dict[int, T]:
     """Return what a file of each CPU's directory says, by CPU id, where it says something."""
-    # All CPUs have the file or none has (arch_topology), so one look spares 4,095 more.
+    # All CPUs have the file or none has (arch_topology), so one check spares 4,095 more.
     if not tree.exists(f"{CPU_DIRECTORY}/cpu{online.lowest}/{name}"):
         return {}
     found = {

@@ -123,9 +123,9 @@ def _line(event: EventDocument) -> str:
 def verify(output: str, socket_path: str) -> ExitCode:
     """Compare the kernel with the ledger, cgroup by cgroup, and look for intruding tasks.
 
-    Nothing is written. The exit code is 1 when a file differs from what the ledger wants, when a
-    cgroup above lacks a controller, or when a confined task may run on
-    exclusive CPUs of a pod that it does not belong to.
+    Nothing is written. The exit code is 1 when a file differs from what the ledger allocates, when
+    a cgroup above lacks a controller, or when a confined task may run on exclusive CPUs of a pod
+    that it does not belong to.
 
     Tasks that may run on every CPU (all of the system, unless AllowedCPUs= keeps it away) and
     kernel threads are counted beside; those bound to one CPU are not.

@@ -81,7 +81,7 @@ def _without_memory(pod: Document, theirs: Mapping[str, int]) -> int:
 
 
 def _budget_failed(theirs: Mapping[str, int], answer: Document) -> bool:
-    """Return whether a budget of CPUs was rejected for want of whole cores or of CPUs."""
+    """Return whether a budget of CPUs was rejected because whole cores or CPUs were missing."""
     if answer["admitted"] or answer["reason"] == "EmptyPodSharedPoolError":
         return False
     return theirs.get(_ERRORS.format("cpu"), 0) > 0

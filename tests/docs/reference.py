@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 100
 
-#: What the example changes, because its reader wants KEP-5526 on a systemd host. Of evictionHard
+#: What the example changes, because its reader uses KEP-5526 on a systemd host. Of evictionHard
 #: only the signal is shown that counts.
 CHANGED: Final[Mapping[str, Plain]] = {
     "cpuManagerPolicy": "static",

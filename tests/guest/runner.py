@@ -204,7 +204,7 @@ def _boot(
 def follow(stream: IO[bytes], deadline: float, silence: float, log: IO[bytes]) -> Console:
     """Read until the end mark, the end of the stream, or until the guest's clock is wrong.
 
-    Gives up at the deadline (monotonic seconds) and after `silence` seconds without a word. What is
+    Stops at the deadline (monotonic seconds) and after `silence` seconds without a word. What is
     said goes to `log` at once, for observers.
     """
     said, unread = b"", b""

@@ -19,7 +19,7 @@ def test_the_rate_is_in_kilohertz() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the guests need an x86_64 host")
-def test_two_looks_at_the_host_agree() -> None:
+def test_two_measurements_of_the_host_agree() -> None:
     first, second = tsc.frequency_khz(), tsc.frequency_khz()
     if first is None or second is None:
         pytest.skip("this host does not let a process run code that it wrote")

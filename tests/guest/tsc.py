@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: `rdtsc; shl $32, %rdx; or %rdx, %rax; ret`: Python has no way to read the counter.
 READ_COUNTER: Final = bytes.fromhex("0f31 48c1e220 4809d0 c3")
 
-#: Seconds between the two looks, and how many readings each look has: the one that took the
+#: Seconds between the two samples, and how many readings a sample has: the one that took the
 #: shortest was not interrupted, so a busy host makes no difference.
 APART: Final = 0.1
 READINGS: Final = 64
@@ -58,5 +58,5 @@ def best(readings: list[tuple[int, int, int]]) -> Reading:
 
 
 def rate_khz(first: Reading, second: Reading) -> int:
-    """Return the rate between two looks in kHz."""
+    """Return the rate between two samples in kHz."""
     return round((second[0] - first[0]) * 1_000_000 / (second[1] - first[1]))

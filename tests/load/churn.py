@@ -303,7 +303,7 @@ class Churn:
             self.course.broken.append(f"/{pod.cgroup} stays")
 
     async def _reconcile(self) -> None:
-        """Settle containers that started meanwhile; a second look finds nothing."""
+        """Settle containers that started meanwhile; a second comparison finds nothing."""
         if self.host is not None:
             self.host.systemd.calls.clear()  # which would grow without end
         first = await self.agent.controller.reconcile()

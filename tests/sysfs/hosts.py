@@ -1,4 +1,4 @@
-"""Hypothesis strategies for uneven hosts, for every test that wants one."""
+"""Hypothesis strategies for uneven hosts, for every test that needs one."""
 
 from __future__ import annotations
 

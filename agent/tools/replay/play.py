@@ -149,7 +149,7 @@ def _restart(number: int, step: Restart, ledger: Ledger) -> StepOutcome:
     notes = tuple(
         f"pod {full_name(allocation)} holds CPUs"
         f" {allocation.exclusive_cpus - online},"
-        " which are not online any longer"
+        " which are no longer online"
         for allocation in ledger.allocations.values()
         if allocation.exclusive_cpus - online
     )

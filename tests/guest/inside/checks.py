@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Between two looks at something that is awaited, in seconds.
+#: Between two checks of something that is awaited, in seconds.
 PAUSE: Final = 0.2
 #: Seconds until what must come has to be there. A host at load 10 makes a guest ten times slower,
 #: and a wait that succeeds costs nothing.

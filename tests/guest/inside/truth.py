@@ -1,4 +1,4 @@
-"""Whether the kernel's files say what the ledger wants, read without the agent."""
+"""Whether the kernel's files show what the ledger has, read without the agent."""
 
 from __future__ import annotations
 

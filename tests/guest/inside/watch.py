@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.guest.inside.workloads import Workload
 
-#: Between two looks, in seconds.
+#: Between two readings, in seconds.
 PAUSE: Final = 0.05
 
 

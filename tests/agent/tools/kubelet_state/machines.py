@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
-#: CPUs 0-15 on two nodes, CPU 0 reserved; the memory manager is off unless a test wants it.
+#: CPUs 0-15 on two nodes, CPU 0 reserved; the memory manager is off unless a test turns it on.
 RULES: Final = make_rules(memory=False)
 PATH: Final = Path("cpu_manager_state")
 

@@ -78,7 +78,7 @@ class TestRestart:
 
     def test_cpus_that_went_offline_are_named(self, tmp_path: Path) -> None:
         outcomes = played(tmp_path, admitting("a"), "restart: {host: {shape: {offline: '9'}}}")
-        assert outcomes[1].notes == ("pod default/a holds CPUs 9, which are not online any longer",)
+        assert outcomes[1].notes == ("pod default/a holds CPUs 9, which are no longer online",)
 
 
 class TestRecorded:
