@@ -50,10 +50,6 @@ class Breaker:
         """Return a unit's cgroup; see `Systemd.control_group`."""
         return self._ask(lambda: self._systemd.control_group(unit))
 
-    def unit_of(self, pid: int) -> str:
-        """Return the unit of a process; see `Systemd.unit_of`."""
-        return self._ask(lambda: self._systemd.unit_of(pid))
-
     def unit_property(self, unit: str, name: str) -> object:
         """Return one property; see `Systemd.unit_property`."""
         return self._ask(lambda: self._systemd.unit_property(unit, name))

@@ -248,10 +248,6 @@ class Systemd(Protocol):
         """Return a unit's cgroup relative to the root, `""` when it has none now."""
         ...
 
-    def unit_of(self, pid: int) -> str:
-        """Return the name of the unit that a process belongs to."""
-        ...
-
     def unit_property(self, unit: str, name: str) -> object:
         """Return one property of the unit's own type (`AllowedCPUs`, `CPUQuotaPerSecUSec`, …)."""
         ...
@@ -308,11 +304,6 @@ class SystemBus:
     def control_group(self, unit: str) -> str:
         """Return a unit's cgroup; see `Systemd.control_group`."""
         return str(self.unit_property(unit, "ControlGroup")).removeprefix("/")
-
-    def unit_of(self, pid: int) -> str:
-        """Return the unit of a process; see `Systemd.unit_of`."""
-        path = self._unit_path("GetUnitByPID", "u", (pid,))
-        return str(self._get(path, _UNIT, "Id"))
 
     def unit_property(self, unit: str, name: str) -> object:
         """Return one property; see `Systemd.unit_property`."""

@@ -246,9 +246,6 @@ class CountedSystemd:
             lambda: self._systemd.control_group(unit), _BUS, "cgroup", unit, is_effect=False
         )
 
-    def unit_of(self, pid: int) -> str:
-        return self._do(lambda: self._systemd.unit_of(pid), _BUS, "unit", pid, is_effect=False)
-
     def unit_property(self, unit: str, name: str) -> object:
         return self._do(
             lambda: self._systemd.unit_property(unit, name), _BUS, "property", unit, is_effect=False

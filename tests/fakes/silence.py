@@ -47,10 +47,6 @@ class HangingSystemd:
         self._hang("GetUnit")
         return self._systemd.control_group(unit)
 
-    def unit_of(self, pid: int) -> str:
-        self._hang("GetUnitByPID")
-        return self._systemd.unit_of(pid)
-
     def unit_property(self, unit: str, name: str) -> object:
         self._hang("GetUnit")
         return self._systemd.unit_property(unit, name)

@@ -109,12 +109,6 @@ class FakeSystemd:
     def control_group(self, unit: str) -> str:
         return self._unit(unit).path
 
-    def unit_of(self, pid: int) -> str:
-        for unit in sorted(self.units.values(), key=lambda u: -len(u.path)):
-            if any(pid in self.kernel.procs(path) for path in self._below(unit.path)):
-                return unit.name
-        raise NoSuchUnitError("GetUnitByPID", "NoUnitForPID", str(pid))
-
     def unit_property(self, unit: str, name: str) -> object:
         return self._unit(unit).properties.get(name, _UNSET.get(name))
 

@@ -23,7 +23,6 @@ CALLS: dict[str, Callable[[Breaker], object]] = {
     "stop": lambda systemd: systemd.stop(UNIT),
     "active_state": lambda systemd: systemd.active_state(UNIT),
     "control_group": lambda systemd: systemd.control_group(UNIT),
-    "unit_of": lambda systemd: systemd.unit_of(7),
     "unit_property": lambda systemd: systemd.unit_property(UNIT, "AllowedCPUs"),
 }
 

@@ -58,7 +58,7 @@ def unit_at(**properties: tuple[str, object]) -> Handler:
     """Answer as a manager that has one unit with these properties (signature, value)."""
 
     def handler(member: str, _path: str, body: tuple[object, ...]) -> Answer:
-        if member in ("GetUnit", "GetUnitByPID"):
+        if member == "GetUnit":
             return Answer("o", ("/org/freedesktop/systemd1/unit/x",))
         if member == "Get":
             return Answer("v", (properties[str(body[1])],))
@@ -160,18 +160,16 @@ def test_a_unit_that_is_not_loaded_is_inactive(start: Start) -> None:
     assert not ActiveState.INACTIVE.running
 
 
-def test_state_cgroup_and_unit_of_a_process_are_read(start: Start) -> None:
+def test_state_and_cgroup_are_read(start: Start) -> None:
     _, bus = start(
         unit_at(
             ActiveState=("s", "active"),
             ControlGroup=("s", "/kubepods.slice/kubepods-pod1.slice"),
-            Id=("s", "app.scope"),
             AllowedCPUs=("ay", b"\x03"),
         )
     )
     assert bus.active_state(UNIT).running
     assert bus.control_group(UNIT) == "kubepods.slice/kubepods-pod1.slice"
-    assert bus.unit_of(42) == "app.scope"
     assert bus.unit_property(UNIT, "AllowedCPUs") == b"\x03"
 
 

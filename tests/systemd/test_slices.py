@@ -212,9 +212,3 @@ def test_a_value_that_the_kernel_rejects_is_a_success_to_the_caller(
     systemd.set_properties(POD, (allowed_cpus(Mask.of(100)),))
     assert shown(kernel, PATH, "cpuset.cpus") == "2-3"
     assert any("out of range" in line for line in systemd.journal)
-
-
-def test_the_unit_of_a_process_is_the_innermost(systemd: FakeSystemd) -> None:
-    slices.ensure(systemd, POD, ())
-    systemd.start_scope("app.scope", POD, 5)
-    assert systemd.unit_of(5) == "app.scope"
