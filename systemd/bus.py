@@ -48,14 +48,6 @@ _ERRORS: Final[dict[str, type[BusError]]] = {
 }
 
 
-class Signals(Protocol):
-    """Signals that arrive while a match is installed."""
-
-    def next(self, timeout: float) -> tuple[object, ...]:
-        """Return the body of the next signal; raises `TimeoutError` after `timeout` seconds."""
-        ...
-
-
 class BusConnection:
     """One connection to a message bus. Blocking; use it from one thread.
 
@@ -131,7 +123,7 @@ class BusConnection:
         with self._connection.filter(rule, queue=found):
             self._exchange(message_bus.AddMatch(rule), "AddMatch", timeout)
             try:
-                yield _Signals(self, found)
+                yield Signals(self, found)
             except (BusTimeoutError, BusUnavailableError):
                 raise
             except BaseException:
@@ -174,12 +166,15 @@ class _Reply(Protocol):
     body: tuple[object, ...]
 
 
-class _Signals:
+class Signals:
+    """Signals that arrive while a match is installed."""
+
     def __init__(self, connection: BusConnection, found: deque[object]) -> None:
         self._connection = connection
         self._found = found
 
     def next(self, timeout: float) -> tuple[object, ...]:
+        """Return the body of the next signal; raises `TimeoutError` after `timeout` seconds."""
         return self._connection.wait(self._found, timeout)
 
 
