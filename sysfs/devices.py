@@ -42,7 +42,7 @@ def read_pci_devices(tree: SysfsTree, online: Mask) -> tuple[Device, ...]:
     return tuple(_device(tree, address, online) for address in names if ADDRESS.fullmatch(address))
 
 
-def read_node(tree: SysfsTree, directory: str) -> int | None:
+def _read_node(tree: SysfsTree, directory: str) -> int | None:
     """Return the node of the first directory with a `numa_node`, from this one up to `sys`.
 
     Links are followed to the device's own place first. None where the kernel says -1, where
@@ -63,7 +63,7 @@ def _find_node(tree: SysfsTree, directory: str) -> int | None:
     return None
 
 
-def read_local_cpus(tree: SysfsTree, directory: str, online: Mask) -> Mask:
+def _read_local_cpus(tree: SysfsTree, directory: str, online: Mask) -> Mask:
     """Return the online CPUs near a device, by its `local_cpulist` or `local_cpus`."""
     lists, maps = (f"{directory}/local_cpulist",), (f"{directory}/local_cpus",)
     local = tree.optional(
@@ -78,8 +78,8 @@ def _device(tree: SysfsTree, address: str, online: Mask) -> Device:
         kind=PCI_KIND,
         name=address,
         address=address,
-        node=read_node(tree, directory),
-        cpus=read_local_cpus(tree, directory, online),
+        node=_read_node(tree, directory),
+        cpus=_read_local_cpus(tree, directory, online),
         vendor=_number(tree, f"{directory}/vendor"),
         device=_number(tree, f"{directory}/device"),
         device_class=_number(tree, f"{directory}/class"),
@@ -129,11 +129,11 @@ def _interface(tree: SysfsTree, name: str, address: str, online: Mask) -> Device
     address = address or _pci_address(place)
     if address:
         directory = f"{PCI_DIRECTORY}/{address}"
-        node = read_node(tree, directory)
-        return Device(NET_KIND, name, address, node, read_local_cpus(tree, directory, online))
+        node = _read_node(tree, directory)
+        return Device(NET_KIND, name, address, node, _read_local_cpus(tree, directory, online))
     if not place:
         return None
-    return Device(NET_KIND, name, "", read_node(tree, place), EMPTY)
+    return Device(NET_KIND, name, "", _read_node(tree, place), EMPTY)
 
 
 def _place(tree: SysfsTree, name: str) -> str:

@@ -107,14 +107,14 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-def plural(noun: str) -> str:
+def _plural(noun: str) -> str:
     """Return the plural of a level's or core's name."""
     return noun if noun == "L3" else f"{noun}s"
 
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 core`, `2 cores`."""
-    return f"{number} {noun if number == 1 else plural(noun)}"
+    return f"{number} {noun if number == 1 else _plural(noun)}"
 
 
 def _levels(host: Host) -> tuple[Level, ...]:
@@ -200,7 +200,7 @@ def _run_summary(run: tuple[Part, ...]) -> str:
     inner = f"{note}{summary(first)}"
     if len(run) == 1:
         return inner if first.id is None else f"1 {first.kind} ({inner})"
-    return f"{len(run)} {plural(first.kind)} ({inner} each)"
+    return f"{len(run)} {_plural(first.kind)} ({inner} each)"
 
 
 def _prefix(kind: CoreKind) -> str:
@@ -208,13 +208,13 @@ def _prefix(kind: CoreKind) -> str:
 
 
 #: The most columns that fit in 80 characters with ids and distances of up to three digits.
-MATRIX_NODES: Final = 16
+_MATRIX_NODES: Final = 16
 
 
 def distance_lines(host: Host) -> Iterator[str]:
     """Yield one line for each row of the matrix, or for each group of nodes with equal rows."""
     rows = {node.id: node.distances for node in host.nodes}
-    return _matrix(rows) if len(rows) <= MATRIX_NODES else _ranges(rows)
+    return _matrix(rows) if len(rows) <= _MATRIX_NODES else _ranges(rows)
 
 
 def _matrix(rows: Mapping[int, Mapping[int, int]]) -> Iterator[str]:
@@ -258,7 +258,7 @@ def _by_distance(node: int, row: Mapping[int, int]) -> tuple[tuple[int, Mask], .
 
 
 #: Above this many CPUs, neighbours that differ in their ids alone share a line.
-COLLAPSE_ABOVE: Final = 128
+_COLLAPSE_ABOVE: Final = 128
 #: Two neighbours alike are quicker read than their summary; packages are what people see.
 _SHORTEST_RUN: Final[Mapping[str, int]] = {"package": 9, "die": 9, "node": 3, "L3": 3}
 #: A cache with more cores than this shows the first and the last of them.
@@ -266,7 +266,7 @@ _CORES_ONE_BY_ONE: Final = 16
 _LONGEST_LIST: Final = 44
 
 
-class Scale(Struct, frozen=True):
+class _Scale(Struct, frozen=True):
     """Whether neighbours that are alike share a line, and whether every list is shown whole."""
 
     collapse: bool
@@ -298,7 +298,7 @@ def picture(host: Host, *, full: bool = False) -> Iterator[RenderableType]:
     With `full` nothing is summed up or cut: every node with its CPUs, every core with its threads.
     """
     yield _headline(host)
-    scale = Scale(collapse=len(host.cpus) > COLLAPSE_ABOVE and not full, full=full)
+    scale = _Scale(collapse=len(host.cpus) > _COLLAPSE_ABOVE and not full, full=full)
     tree = Tree(Text("machine", style="bold"))
     _grow(tree, parts_of(host), scale)
     for node in host.nodes:
@@ -341,7 +341,7 @@ def id_list(ids: Mask, noun: str = "CPU") -> str:
     if len(text) <= _LONGEST_LIST:
         return text
     runs = text.split(",")
-    return f"{','.join(runs[:3])},...,{runs[-1]} ({len(ids)} {plural(noun)})"
+    return f"{','.join(runs[:3])},...,{runs[-1]} ({len(ids)} {_plural(noun)})"
 
 
 def _headline(host: Host) -> Text:
@@ -360,7 +360,7 @@ def _headline(host: Host) -> Text:
     return Text(", ".join(words), style="bold")
 
 
-def _grow(tree: Tree, parts: tuple[Part, ...], scale: Scale) -> None:
+def _grow(tree: Tree, parts: tuple[Part, ...], scale: _Scale) -> None:
     for run in alike(parts):
         if scale.collapse and len(run) >= _SHORTEST_RUN[run[0].kind]:
             tree.add(_run_line(run))
@@ -372,7 +372,7 @@ def _grow(tree: Tree, parts: tuple[Part, ...], scale: Scale) -> None:
                 branch.add(_cores_line(part, scale))
 
 
-def _part_line(part: Part, scale: Scale) -> Text:
+def _part_line(part: Part, scale: _Scale) -> Text:
     name = f"no {part.kind}" if part.id is None else f"{part.kind} {part.id}"
     note = f"{part.note}, " if part.note else ""
     return _line(name, f"{note}CPUs {part.cpus if scale.full else id_list(part.cpus)}")
@@ -382,11 +382,11 @@ def _run_line(run: tuple[Part, ...]) -> Text:
     ids = Mask.from_ids(part.id for part in run if part.id is not None)
     cpus = Mask.from_ids(cpu for part in run for cpu in part.cpus)
     note = f"{run[0].note}, " if run[0].note else ""
-    name = f"{len(run)} {plural(run[0].kind)} {id_list(ids, run[0].kind)}"
+    name = f"{len(run)} {_plural(run[0].kind)} {id_list(ids, run[0].kind)}"
     return _line(name, f"each {note}{summary(run[0])}; CPUs {id_list(cpus)}")
 
 
-def _cores_line(part: Part, scale: Scale) -> Text:
+def _cores_line(part: Part, scale: _Scale) -> Text:
     isolated = Mask.from_ids(cpu for core in part.cores for cpu in core.isolated)
     text = cores_summary(part.cores)
     cores = ["+".join(_thread(cpu, isolated) for cpu in core.threads) for core in part.cores]

@@ -34,16 +34,6 @@ class Operation:
 Fault = Callable[[Operation], None]
 
 
-def fail_at(number: int, code: int) -> Fault:
-    """Return a fault: the nth operation (from 1) is rejected with an errno."""
-
-    def fault(operation: Operation) -> None:
-        if operation.number == number:
-            raise OSError(code, os.strerror(code), operation.path)
-
-    return fault
-
-
 def die_at(number: int) -> Fault:
     """Return a fault: the process is gone before the nth operation (from 1)."""
 

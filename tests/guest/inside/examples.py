@@ -9,7 +9,7 @@ from tests.guest.inside import machine, placements
 from tests.guest.inside.pods import BACKGROUND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from typing import TypeAlias
 
     from tests.guest.inside.agent import Agent
@@ -52,11 +52,6 @@ class Host:
             during(pod, running)
         starter.close()
         self.remove(example, pod)
-
-    def run_all(self, examples: Iterable[Example], starter: Starter) -> None:
-        """Take several pods through their lives, one at a time."""
-        for example in examples:
-            self.run(example, starter)
 
     def remove(self, example: Example, pod: Cgroup) -> None:
         """Remove a pod whose containers are stopped; everything goes back."""
