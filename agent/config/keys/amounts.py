@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from msgspec import Struct
 
@@ -54,10 +54,7 @@ _AMOUNT: Final[Schema] = {"type": ["string", "number"], "pattern": f"^{_QUANTITY
 class ReservedAmounts(Struct, frozen=True):
     """`systemReserved` and `kubeReserved`: amounts by resource."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "mapping of resources to quantities"
+    words: ClassVar[str] = "mapping of resources to quantities"
 
     def read(
         self, reader: KeyReader, at: Field, base: Mapping[str, Quantity]
@@ -94,10 +91,7 @@ class ReservedAmounts(Struct, frozen=True):
 class EvictionThresholds(Struct, frozen=True):
     """`evictionHard`: an amount such as `100Mi` or a share such as `5%` by signal."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "mapping of eviction signals to quantities or percentages"
+    words: ClassVar[str] = "mapping of eviction signals to quantities or percentages"
 
     def read(
         self, reader: KeyReader, at: Field, base: Mapping[str, Threshold]
@@ -129,10 +123,7 @@ class EvictionThresholds(Struct, frozen=True):
 class NodeReservations(Struct, frozen=True):
     """`reservedMemory`; a node may be named again for another memory type."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "list of mappings with numaNode and limits"
+    words: ClassVar[str] = "list of mappings with numaNode and limits"
 
     def read(
         self, reader: KeyReader, at: Field, base: tuple[MemoryReservation, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -94,10 +94,7 @@ class Section(Struct, frozen=True):
     defaults: Struct
     groups: tuple[KeyGroup, ...]
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "mapping"
+    words: ClassVar[str] = "mapping"
 
     @property
     def keys(self) -> tuple[Key, ...]:

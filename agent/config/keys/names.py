@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from msgspec import Struct
 
@@ -35,10 +35,7 @@ class OptionTexts(Struct, frozen=True):
 
     names: tuple[str, ...]
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "mapping of options to texts"
+    words: ClassVar[str] = "mapping of options to texts"
 
     def read(self, reader: KeyReader, at: Field, base: Mapping[str, str]) -> Mapping[str, str]:
         """Return the options; a number or a boolean is taken as its text."""
@@ -63,10 +60,7 @@ class OptionTexts(Struct, frozen=True):
 class GateSwitches(Struct, frozen=True):
     """`featureGates`: whether each is on. Names are judged by `agent.config.checks`."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "mapping of feature gates to true or false"
+    words: ClassVar[str] = "mapping of feature gates to true or false"
 
     def read(self, reader: KeyReader, at: Field, base: Mapping[str, bool]) -> Mapping[str, bool]:
         """Return the gates that were set."""
@@ -91,10 +85,7 @@ class GateSwitches(Struct, frozen=True):
 class ControllerSet(Struct, frozen=True):
     """`agent.enforce`: controllers of the kernel."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return f"list of {', '.join(EnforcedController)}"
+    words: ClassVar[str] = f"list of {', '.join(EnforcedController)}"
 
     def read(
         self, reader: KeyReader, at: Field, base: frozenset[EnforcedController]
@@ -117,10 +108,7 @@ class ControllerSet(Struct, frozen=True):
 class DeviceInventory(Struct, frozen=True):
     """`agent.devices`: the devices of the host by resource name."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "mapping of resources to lists of devices"
+    words: ClassVar[str] = "mapping of resources to lists of devices"
 
     def read(
         self, reader: KeyReader, at: Field, base: Mapping[str, tuple[PluginDevice, ...]]
@@ -168,10 +156,7 @@ class DeviceInventory(Struct, frozen=True):
 class ProvidedResources(Struct, frozen=True):
     """`agent.ignoredResources`: resources that others provide."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "list of resources"
+    words: ClassVar[str] = "list of resources"
 
     def read(self, reader: KeyReader, at: Field, base: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names; a list replaces that of the base."""

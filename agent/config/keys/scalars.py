@@ -6,7 +6,7 @@ import ipaddress
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -149,10 +149,7 @@ class WholeNumber(Struct, frozen=True):
 class CpuList(Struct, frozen=True):
     """A list of CPUs as the kernel writes it; None where the text is empty."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "list of CPUs such as 0-1,8"
+    words: ClassVar[str] = "list of CPUs such as 0-1,8"
 
     def read(self, reader: KeyReader, at: Field, base: Mask | None) -> Mask | None:
         """Return the CPUs."""
@@ -177,10 +174,7 @@ class CpuList(Struct, frozen=True):
 class OptionalPath(Struct, frozen=True):
     """An absolute path; None where the text is empty, as the kubelet writes "unset"."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return 'absolute path, or ""'
+    words: ClassVar[str] = 'absolute path, or ""'
 
     def read(self, reader: KeyReader, at: Field, base: Path | None) -> Path | None:
         """Return the path."""
@@ -201,10 +195,7 @@ class OptionalPath(Struct, frozen=True):
 class RequiredPath(Struct, frozen=True):
     """An absolute path; an empty text leaves the one of the base."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "absolute path"
+    words: ClassVar[str] = "absolute path"
 
     def read(self, reader: KeyReader, at: Field, base: Path) -> Path:
         """Return the path."""
@@ -223,10 +214,7 @@ class RequiredPath(Struct, frozen=True):
 class SocketPath(RequiredPath, frozen=True):
     """The absolute path of a Unix socket."""
 
-    @property
-    def words(self) -> str:
-        """The type and its bounds in words."""
-        return f"absolute path of at most {_MAX_SOCKET_PATH} bytes"
+    words: ClassVar[str] = f"absolute path of at most {_MAX_SOCKET_PATH} bytes"
 
     def read(self, reader: KeyReader, at: Field, base: Path) -> Path:
         """Return the path."""
@@ -243,10 +231,7 @@ class SocketPath(RequiredPath, frozen=True):
 class CgroupPath(Struct, frozen=True):
     """The path of a cgroup within the cgroup file system; an empty text is its root."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "absolute path within the cgroup file system"
+    words: ClassVar[str] = "absolute path within the cgroup file system"
 
     def read(self, reader: KeyReader, at: Field, base: str) -> str:
         """Return the path."""
@@ -267,10 +252,7 @@ class CgroupPath(Struct, frozen=True):
 class UserGroup(Struct, frozen=True):
     """The name of a group of users; None where the text is empty."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return 'name of a group, or ""'
+    words: ClassVar[str] = 'name of a group, or ""'
 
     def read(self, reader: KeyReader, at: Field, base: str | None) -> str | None:
         """Return the name."""
@@ -293,10 +275,7 @@ class UserGroup(Struct, frozen=True):
 class IpAddress(Struct, frozen=True):
     """An IP address of version 4 or 6, kept in its canonical text."""
 
-    @property
-    def words(self) -> str:
-        """The type in words."""
-        return "IP address"
+    words: ClassVar[str] = "IP address"
 
     def read(self, reader: KeyReader, at: Field, base: str) -> str:
         """Return the address."""
