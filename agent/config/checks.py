@@ -22,8 +22,8 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
+from agent.parsing.document import join
 from agent.parsing.errors import Mistake
-from agent.parsing.nodes import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

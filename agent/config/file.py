@@ -18,9 +18,8 @@ from agent.config.config import Config
 from agent.config.errors import ConfigError
 from agent.config.keys.key import KeyReader, nullable
 from agent.config.keys.root import CONFIGURATION
+from agent.parsing.document import Field, MappingNode, ScalarNode, places, shown
 from agent.parsing.errors import Mistake
-from agent.parsing.fields import Field
-from agent.parsing.nodes import MappingNode, ScalarNode, places, shown
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document, resolve
 from agent.safe_files import read_bounded
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.config.keys.key import Section
-    from agent.parsing.nodes import Node, Plain
+    from agent.parsing.document import Node, Plain
 
 
 def load_config(

@@ -10,8 +10,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy
-from agent.parsing.fields import guess
-from agent.parsing.nodes import shown
+from agent.parsing.document import guess, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -26,8 +26,7 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from agent.parsing.errors import Mistake
-from agent.parsing.nodes import (
+from agent.parsing.document import (
     SHOWN_LENGTH,
     MappingNode,
     Node,
@@ -36,6 +35,7 @@ from agent.parsing.nodes import (
     SequenceNode,
     Unclear,
 )
+from agent.parsing.errors import Mistake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

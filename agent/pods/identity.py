@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
-from agent.parsing.nodes import MappingNode, ScalarNode
+from agent.parsing.document import MappingNode, ScalarNode
 from agent.pods.names import uid_fault
 
 if TYPE_CHECKING:
-    from agent.parsing.nodes import Node
+    from agent.parsing.document import Node
 
 #: No name or uid that Kubernetes allows is longer.
 _LONGEST: Final = 253

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from agent.parsing.document import Field, Reader, from_plain, guess, places, plain, shown
 from agent.parsing.errors import Mistake
-from agent.parsing.fields import Field, Reader, guess
-from agent.parsing.nodes import from_plain, places, plain, shown
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.defaults import apply_defaults
 from agent.pods.errors import ManifestError, QuantityError
@@ -23,7 +22,7 @@ from agent.pods.validation import find_problems
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.parsing.nodes import Node, Plain
+    from agent.parsing.document import Node, Plain
 
 DEFAULT_NAMESPACE: Final = "default"
 _MAX_CONTAINERS: Final = 1000

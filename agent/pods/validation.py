@@ -10,8 +10,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from agent.parsing.document import join, shown
 from agent.parsing.errors import Mistake
-from agent.parsing.nodes import join, shown
 from agent.pods.errors import QuantityError
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
 from agent.pods.names import (

@@ -8,7 +8,7 @@ from agent.managers.allocations.demand import demand_of
 from agent.managers.cpu.pod_level import empty_pool_problem
 from agent.managers.memory.pod_level import empty_memory_pool
 from agent.managers.policy import Policy
-from agent.parsing.nodes import from_plain
+from agent.parsing.document import from_plain
 from agent.pods.defaults import apply_defaults
 from agent.pods.manifest import read_pod
 from agent.pods.qos import is_container_guaranteed, qos_class

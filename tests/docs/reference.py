@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.config.keys.key import Key
-    from agent.parsing.nodes import Plain
+    from agent.parsing.document import Plain
 
 _WIDTH: Final = 100
 

@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from agent.config.config import MemoryReservation, Threshold
 from agent.config.keys.key import nullable
-from agent.parsing.fields import guess
-from agent.parsing.nodes import shown
+from agent.parsing.document import guess, shown
 from agent.pods.errors import QuantityError
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import ZERO, Quantity
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.config.keys.key import KeyReader, Schema
-    from agent.parsing.fields import Field, Reader
-    from agent.parsing.nodes import Plain
+    from agent.parsing.document import Field, Plain, Reader
 
 _RESERVABLE: Final = (CPU, MEMORY, "ephemeral-storage", "pid")
 

@@ -11,7 +11,7 @@ from agent.config.config import EnforcedController
 from agent.config.features import KNOWN_GATES
 from agent.config.keys.key import nullable
 from agent.managers.policy import PluginDevice
-from agent.parsing.nodes import shown
+from agent.parsing.document import shown
 from agent.pods.model import MEMORY
 from agent.pods.names import extended_resource_fault, prefixed_resource_fault
 from agent.pods.validation import resource_name_fault
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.config.keys.key import KeyReader, Schema
-    from agent.parsing.fields import Field
-    from agent.parsing.nodes import Plain
+    from agent.parsing.document import Field, Plain
 
 _DEVICE_KEYS: Final = ("id", "numaNodes", "healthy")
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from agent.parsing.nodes import shown
+from agent.parsing.document import shown
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from agent.config.keys.key import KeyReader, Schema
-    from agent.parsing.fields import Field
-    from agent.parsing.nodes import Plain
+    from agent.parsing.document import Field, Plain
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

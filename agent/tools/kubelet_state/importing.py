@@ -25,8 +25,8 @@ from agent.managers.allocations.ledger import (
 )
 from agent.managers.allocations.origin import Origin
 from agent.managers.readmission import NotMatchedError, match_imported
+from agent.parsing.document import plain, shown
 from agent.parsing.errors import Mistake
-from agent.parsing.nodes import plain, shown
 from agent.parsing.reader import UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.identity import full_name
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.managers.effective_policy import EffectivePolicy
-    from agent.parsing.nodes import Plain
+    from agent.parsing.document import Plain
     from agent.pods.model import Pod
     from agent.tools.kubelet_state.files import KubeletState
 

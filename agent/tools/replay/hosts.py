@@ -9,8 +9,7 @@ from msgspec import Struct
 from agent.config.keys.amounts import ByteSize, quantity_of
 from agent.managers.cpu.topology import CpuTopology, CpuTopologyError
 from agent.managers.machine import Machine, MachineNode
-from agent.parsing.fields import Reader
-from agent.parsing.nodes import shown
+from agent.parsing.document import Reader, shown
 from agent.pods.errors import QuantityError
 from agent.pods.quantity import Quantity
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from agent.parsing.fields import Field
+    from agent.parsing.document import Field
     from sysfs.host import Host
 
 _KINDS: Final = ("shape", "root", "rows")

@@ -17,9 +17,8 @@ from agent.config.errors import ConfigError
 from agent.config.file import config_of_document
 from agent.config.resolve import resolve
 from agent.managers.effective_policy import EffectivePolicy
+from agent.parsing.document import Field, MappingNode, Reader, join, places, shown
 from agent.parsing.errors import DocumentError, Mistake
-from agent.parsing.fields import Field, Reader
-from agent.parsing.nodes import MappingNode, join, places, shown
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import checked_pod, load_pod
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.parsing.nodes import Node
+    from agent.parsing.document import Node
     from agent.pods.model import Pod
     from agent.tools.replay.hosts import DescribedHost
     from agent.tools.replay.play import Step

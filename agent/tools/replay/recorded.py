@@ -11,15 +11,15 @@ import gzip
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.parsing.document import from_plain
 from agent.parsing.errors import Mistake
-from agent.parsing.nodes import from_plain
 from agent.tools.replay.reading import IGNORED, ReplayError, read_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from agent.parsing.nodes import Plain
+    from agent.parsing.document import Plain
     from agent.tools.replay.play import ReplaySequence
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz")

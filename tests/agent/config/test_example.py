@@ -13,12 +13,12 @@ from agent.config.checks import notes_on
 from agent.config.config import Config
 from agent.config.file import load_config_file
 from agent.config.keys.root import CONFIGURATION
-from agent.parsing.nodes import plain
+from agent.parsing.document import plain
 from agent.parsing.reader import read_document
 from tests.docs.reference import CHANGED
 
 if TYPE_CHECKING:
-    from agent.parsing.nodes import Plain
+    from agent.parsing.document import Plain
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "config.yaml"
 _CHANGED = CHANGED.keys() - {"evictionHard"}

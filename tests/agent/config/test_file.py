@@ -36,7 +36,7 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
-from agent.parsing.nodes import MappingNode, Number, ScalarNode, SequenceNode, Unclear
+from agent.parsing.document import MappingNode, Number, ScalarNode, SequenceNode, Unclear
 from agent.parsing.reader import read_document
 from agent.pods.quantity import Quantity
 from sysfs.mask import Mask

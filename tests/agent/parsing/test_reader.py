@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.parsing import nodes
-from agent.parsing.nodes import (
+from agent.parsing import document as module
+from agent.parsing.document import (
     MappingNode,
     Number,
     ScalarNode,
@@ -190,7 +190,7 @@ def test_places_cost_one_walk_however_many_there_are(monkeypatch: pytest.MonkeyP
         joined.append(key)
         return join(path, key)
 
-    monkeypatch.setattr(nodes, "join", counted)
+    monkeypatch.setattr(module, "join", counted)
     lines = "".join(f"  k{number}: 1\n" for number in range(1000))
     found = places(read_document(f"a:\n{lines}"), [f"a.k{number}" for number in range(1000)])
     assert list(found.values()) == list(range(2, 1002))

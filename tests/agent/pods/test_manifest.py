@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.parsing.nodes import from_plain
+from agent.parsing.document import from_plain
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import derived_uid, load_pod, pod_from_document
 from agent.pods.model import ContainerKind, Pod, QosClass
@@ -18,7 +18,7 @@ from agent.pods.validation import find_problems
 from tests.agent.pods.pods import amounts, resources
 
 if TYPE_CHECKING:
-    from agent.parsing.nodes import Plain
+    from agent.parsing.document import Plain
 
 FULL = """\
 apiVersion: v1

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.machine import Machine
-from agent.parsing.fields import Field
+from agent.parsing.document import Field
 from agent.parsing.reader import read_document
 from agent.tools.replay.hosts import DescribedHost, HostReader
 from sysfs.described.shapes import regular_host

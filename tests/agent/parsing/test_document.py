@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.parsing.fields import Field, Reader, guess
-from agent.parsing.nodes import join, shown
+from agent.parsing.document import Field, Reader, guess, join, shown
 from agent.parsing.reader import read_document
 
 
