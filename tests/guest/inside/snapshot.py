@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tests.guest.inside import machine
+from tests.guest.inside.kernel import ids
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from tests.guest.inside.kernel import Cgroup
     from tests.guest.inside.workloads import Workload
@@ -26,10 +30,22 @@ WEIGHT: Final = "cpu.weight"
 
 
 def settings(top: Cgroup) -> dict[str, str]:
-    """Return the settings of every cgroup below `top`, by file name relative to it."""
+    """Return the settings of every cgroup below `top`, by file name relative to it.
+
+    A set of all CPUs is shown as unset: with either a cgroup has what its parent has, and a set
+    cannot be unset while processes live there.
+    """
     weights = (file for file in top.path.rglob(WEIGHT) if file.parent.name.startswith("kubepods"))
     files = [*(file for name in FILES for file in top.path.rglob(name)), *weights]
-    return {str(file.relative_to(top.path)): file.read_text().strip() for file in sorted(files)}
+    shown = {file: file.read_text().strip() for file in sorted(files)}
+    return {
+        str(file.relative_to(top.path)): "" if _is_whole(file, text) else text
+        for file, text in shown.items()
+    }
+
+
+def _is_whole(file: Path, text: str) -> bool:
+    return file.name == "cpuset.cpus" and ids(text) == machine.cpus()
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str, str]]:
