@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _Document = TypeVar("_Document", bound=wire.Document)
 
-DEFAULT_SOCKET: Final = "/run/numawarden/agent.sock"
 DEFAULT_TIMEOUT: Final = 60.0
 
 

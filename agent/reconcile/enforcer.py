@@ -57,11 +57,9 @@ from cgroupfs.errors import CgroupError
 from cgroupfs.plan import Plan, make_plan
 from cgroupfs.state import (
     CPU_WEIGHT,
-    CPUS,
     CPUS_EFFECTIVE,
     DEFAULT_WEIGHT,
     MEMORY_MAX,
-    MEMS,
     MEMS_EFFECTIVE,
     NO_LIMIT,
     UNLIMITED,
@@ -89,7 +87,6 @@ if TYPE_CHECKING:
     Differing: TypeAlias = Sequence[tuple[DesiredCgroup, tuple[Difference, ...]]]
 
 
-_SETS: Final = (CPUS, MEMS)
 _NONE: Final[Mapping[str, Setting]] = MappingProxyType({})
 
 

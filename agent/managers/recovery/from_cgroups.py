@@ -11,7 +11,7 @@ not show devices.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from agent.managers.effective_policy import EffectivePolicy
-
-_SEPARATORS: Final = "-_.@"
-_SUFFIXES: Final = (".scope", ".service")
 
 
 class ObservedContainer(Struct, frozen=True):

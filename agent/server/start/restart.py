@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import structlog
 from msgspec.structs import replace
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 #: Sections of which a checkpoint lists only what is enabled (`policy_summary`).
-_SWITCHES: Final = ("featureGates.", "cpuManagerPolicyOptions.", "topologyManagerPolicyOptions.")
 
 
 def initial_state(
