@@ -175,12 +175,16 @@ class HintTraceDocument(Document, frozen=True):
 
 
 class EligibilityDocument(Document, frozen=True):
-    """Whether one container is eligible for exclusive resources, and why."""
+    """Whether one container is eligible for exclusive resources, and why.
+
+    `why` is about CPUs, `reasons` has the reason of each resource manager.
+    """
 
     container: str
     exclusive_cpus: int
     exclusive_memory: bool
     why: str
+    reasons: dict[str, str] = {}
 
 
 class ExplanationDocument(Document, frozen=True):

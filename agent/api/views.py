@@ -9,7 +9,7 @@ from agent.api import status as status_wire
 from agent.managers.allocations.sharing import shares
 from agent.managers.allocations.unused_budget import unused_budget
 from agent.managers.topology.implicit_hints import HintFamily, best_few
-from agent.pods.model import ContainerKind
+from agent.pods.model import CPU, MEMORY, ContainerKind
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -221,9 +221,10 @@ def _hint(hint: Hint) -> wire.HintDocument:
 def _eligibility(item: Eligibility) -> wire.EligibilityDocument:
     return wire.EligibilityDocument(
         container=item.container,
-        exclusive_cpus=item.exclusive_cpus,
-        exclusive_memory=item.exclusive_memory,
-        why=item.why,
+        exclusive_cpus=int(item.exclusive.get(CPU, 0)),
+        exclusive_memory=MEMORY in item.exclusive,
+        why=item.why[CPU],
+        reasons=dict(item.why),
     )
 
 

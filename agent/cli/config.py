@@ -138,6 +138,7 @@ def schema() -> None:
 
 def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bool]:
     """Return which saved allocations a policy would make invalid, and whether there are none."""
+    from agent.managers.admission import MANAGERS  # noqa: PLC0415
     from agent.managers.effective_policy import (  # noqa: PLC0415
         EffectivePolicy,
         restored,
@@ -150,7 +151,7 @@ def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bo
     saved = peek(directory)
     if saved is None:
         return [f"{directory / CHECKPOINT_NAME}: no state, no allocations"], True
-    rules = EffectivePolicy(Machine.of(host), policy)
+    rules = EffectivePolicy(Machine.of(host), policy, MANAGERS)
     ledger = restored(rules, saved.ledger)
     found = invalid_allocations(rules, ledger, host.offline)
     pods, affected = len(ledger.allocations), len({violation.uid for violation in found})

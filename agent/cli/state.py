@@ -150,6 +150,7 @@ def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place
     from agent.cli.access import warn  # noqa: PLC0415
     from agent.config.file import load_config_file  # noqa: PLC0415
     from agent.config.resolve import resolve  # noqa: PLC0415
+    from agent.managers.admission import MANAGERS  # noqa: PLC0415
     from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
@@ -159,7 +160,7 @@ def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place
     warn(host.warnings)
     machine = Machine.of(host)
     policy = resolve(config, machine, offline=host.offline, source=str(file))
-    return _Place(config, host, EffectivePolicy(machine, policy))
+    return _Place(config, host, EffectivePolicy(machine, policy, MANAGERS))
 
 
 @contextmanager

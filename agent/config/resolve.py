@@ -16,7 +16,7 @@ from agent.config.reservations import (
     spread,
 )
 from agent.managers.allocations.allocatable import allocatable, machine_capacity
-from agent.managers.cpu.reservation import reserve_cpus
+from agent.managers.cpu.assignment import reserve_cpus
 from agent.managers.errors import NodeDistancesError
 from agent.managers.policy import (
     CpuManagerPolicy,

@@ -8,29 +8,26 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.managers import node_fit
-from agent.managers.allocations.allocation import PodResources, make_allocation
-from agent.managers.allocations.demand import DemandUnder, demand_of
-from agent.managers.allocations.draft import Draft
+from agent.managers.allocations.allocation import make_allocation
 from agent.managers.cpu.manager import CpuManager
 from agent.managers.decision import Decision
 from agent.managers.device.manager import DeviceManager
-from agent.managers.manager import HintProvider, Rejected
-from agent.managers.memory.assignment import release_finished
-from agent.managers.memory.manager import MemoryManager, release_memory
+from agent.managers.effective_policy import Draft, Rejected, released
+from agent.managers.memory.manager import MemoryManager
 from agent.managers.readmission import readmit
 from agent.managers.topology.scope import align_and_allocate
 from agent.pods.model import ContainerKind
 from agent.pods.validation import find_warnings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocations.ledger import ContainerAllocation, Ledger
+    from agent.managers.effective_policy import EffectivePolicy, ResourceManager
     from agent.pods.model import Pod
 
-#: The kubelet's order of hint providers, for hints and for allocation.
-PROVIDERS: Final[tuple[HintProvider, ...]] = (DeviceManager(), CpuManager(), MemoryManager())
+#: All resource managers, in the kubelet's order of hint providers.
+MANAGERS: Final[tuple[ResourceManager, ...]] = (DeviceManager(), CpuManager(), MemoryManager())
 
 
 def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
@@ -60,30 +57,30 @@ def _decide(
     rules: EffectivePolicy, ledger: Ledger, pod: Pod, *, check_fit: bool = True
 ) -> Decision:
     """Decide on a pod; `check_fit` False skips node fit, for pods that already run."""
-    demand = demand_of(rules.policy, pod)
-    asked = DemandUnder(rules.policy, demand)
+    demand = rules.demand(pod)
     unfit = node_fit.rejection(rules, ledger, demand.requests) if check_fit else None
     if unfit is not None:
-        return Decision(pod.uid, ledger, cause=unfit, asked=asked)
+        return Decision(pod.uid, ledger, cause=unfit, asked=demand)
     draft = Draft.start(rules, ledger, demand)
     try:
-        align_and_allocate(draft, PROVIDERS)
+        align_and_allocate(draft)
     except Rejected as rejected:
         return Decision(
             pod.uid,
             ledger,
             cause=rejected.cause,
             hints=tuple(draft.traces),
-            asked=asked,
+            asked=demand,
             counters=MappingProxyType(draft.counters),
         )
-    allocation = _allocation(draft)
+    allocation = make_allocation(rules.policy, demand, draft.parts, draft.hints)
+    parts = {each.name: each.settled(draft, allocation) for each in rules.managers}
     return Decision(
         pod.uid,
-        draft.ledger.with_allocation(allocation).with_memory(draft.node_memory),
+        ledger.with_allocation(allocation, parts),
         allocation=allocation,
         hints=tuple(draft.traces),
-        asked=asked,
+        asked=demand,
         counters=MappingProxyType(draft.counters),
     )
 
@@ -94,52 +91,27 @@ def remove(rules: EffectivePolicy, ledger: Ledger, uid: str) -> Ledger:
     A CPU or device that a checkpoint or an import allocated twice (`validity` reports such
     violations) stays with the other pod. An unknown uid changes nothing.
     """
-    allocation = ledger.allocations.get(uid)
-    if allocation is None:
-        return ledger
-    return ledger.without_allocation(uid).with_memory(
-        release_memory(rules, ledger.memory, allocation)
-    )
+    return released(rules, ledger, uid)
 
 
 def start_container(rules: EffectivePolicy, ledger: Ledger, uid: str, name: str) -> Ledger:
     """Return the ledger after a container started: the init containers before it have ended.
 
-    Their pinned memory is free again (kubelet v1.36, memorymanager AddContainer); a pod-level
-    budget stays whole until the pod ends (KEP-5526). Their CPUs stay with the pod.
-    An unknown pod or container changes nothing.
+    What they had is free again as far as the managers say (pinned memory, not CPUs); a pod-level
+    budget stays whole until the pod ends (KEP-5526). An unknown pod or container changes nothing.
     """
     allocation = ledger.allocations.get(uid)
-    if allocation is None or allocation.memory or allocation.container(name) is None:
+    if allocation is None or allocation.has_budget:
         return ledger
-    finished: list[str] = []
-    for container in allocation.containers:
-        if container.name == name:
-            break
-        if container.kind is ContainerKind.INIT and container.memory:
-            finished.append(container.name)
-    if not finished:
+    names = [container.name for container in allocation.containers]
+    before = allocation.containers[: names.index(name)] if name in names else ()
+    ended = [container for container in before if container.kind is ContainerKind.INIT]
+    left: Sequence[ContainerAllocation] = ended
+    parts = dict(ledger.parts)
+    for manager in rules.managers:
+        parts[manager.name], left = manager.finished(rules, parts[manager.name], left)
+    if all(old is new for old, new in zip(ended, left, strict=True)):
         return ledger
-    return _without_memory_of(rules, ledger, allocation, finished)
-
-
-def _without_memory_of(
-    rules: EffectivePolicy, ledger: Ledger, allocation: PodAllocation, finished: Collection[str]
-) -> Ledger:
-    over = [c for c in allocation.containers if c.name in finished]
-    containers = tuple(replace(c, memory=()) if c in over else c for c in allocation.containers)
-    rest = replace(allocation, containers=containers)
-    memory = release_finished(rules.memory, ledger.memory, [c.memory for c in over])
-    return ledger.with_allocation(rest).with_memory(memory)
-
-
-def _allocation(draft: Draft) -> PodAllocation:
-    resources = PodResources(
-        cpus=draft.cpus,
-        memory=draft.memory,
-        devices=draft.devices,
-        hints=draft.hints,
-        pod_cpus=draft.pod_cpus,
-        pod_memory=draft.pod_memory,
-    )
-    return make_allocation(draft.rules.policy, draft.demand, resources)
+    now = {container.name: container for container in left}
+    containers = tuple(now.get(each.name, each) for each in allocation.containers)
+    return ledger.with_allocation(replace(allocation, containers=containers), parts)

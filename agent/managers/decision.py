@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 
@@ -117,12 +117,15 @@ class HintTrace(Struct, frozen=True, dict=True):
 
 
 class Eligibility(Struct, frozen=True):
-    """Whether one container may have exclusive resources, and the reason."""
+    """Which managers may give one container resources of its own, and the reasons.
+
+    `exclusive` is what it asks of the managers that may, in the managers' own types; `why` has the
+    reason of every manager.
+    """
 
     container: str
-    exclusive_cpus: int
-    exclusive_memory: bool
-    why: str
+    exclusive: Mapping[str, Any]
+    why: Mapping[str, str]
 
 
 class Asked(Protocol):

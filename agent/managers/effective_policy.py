@@ -1,33 +1,67 @@
-"""The effective policy: the machine, the configured policy and values derived from both."""
+"""What decides: the effective policy with its resource managers, and what each of these does.
+
+The types refer to each other: a policy names its managers, a manager works on the draft of an
+admission, and a draft has the policy under which it is decided.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.managers.allocations.allocatable import Allocatable, allocatable
+from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.ledger import Ledger
-from agent.managers.cpu.reservation import reserved_physical_cpus
-from agent.managers.memory.state import MemoryFacts, charge_allocation, initial_memory
+from agent.managers.memory.state import MemoryFacts
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.managers.topology.search_budget import SearchBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from agent.managers.allocations.ledger import NodeMemory
+    from agent.managers.allocations.allocation import PodPart
+    from agent.managers.allocations.demand import (
+        ContainerDemand,
+        PodDemand,
+        PodRequest,
+        ResourceDemand,
+    )
+    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.cpu.sockets import SocketOrder
+    from agent.managers.decision import CounterKey, HintTrace, Reason, Rejection, RejectionCause
     from agent.managers.machine import Machine
     from agent.managers.policy import Policy
+    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.pods.model import Pod
     from sysfs.mask import Mask
 
 
+class Rejected(Exception):  # noqa: N818  (not an error of the program: the pod's rejection)
+    """The pod cannot be admitted; `cause` says why."""
+
+    def __init__(self, cause: RejectionCause) -> None:
+        super().__init__()
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return self.cause.explain().message
+
+
 class EffectivePolicy(Struct, frozen=True, dict=True):
-    """The input of every decision; built again when the host or the configuration changes."""
+    """The input of every decision; built again when the host or the configuration changes.
+
+    `managers` are in the order in which they give hints and allocate.
+    """
 
     machine: Machine
     policy: Policy
+    managers: tuple[ResourceManager, ...]
 
     @cached_property
     def assignable_cpus(self) -> Mask:
@@ -37,7 +71,7 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
     @cached_property
     def reserved_physical_cpus(self) -> Mask:
         """The reserved CPUs and their siblings, which whole-core requests cannot use."""
-        return reserved_physical_cpus(self.machine.cpus, self.policy.cpu.reserved)
+        return self.machine.cpus.cores_of(self.policy.cpu.reserved)
 
     @cached_property
     def memory(self) -> MemoryFacts:
@@ -61,31 +95,207 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
 
     def empty_ledger(self) -> Ledger:
         """Return the ledger of a host on which nothing was admitted."""
-        return Ledger(memory=initial_memory(self.memory) if self.static_memory else {})
+        return Ledger({manager.name: manager.empty(self) for manager in self.managers})
+
+    def demand(self, pod: Pod) -> PodDemand:
+        """Return what a pod demands of the managers, and what each of them may allocate to it."""
+        return demand_of(self.policy, self.managers, pod)
+
+
+class Draft(Struct):
+    """The one mutable value of the decisions: what has been allocated to a pod so far.
+
+    A draft lives inside a single call of `admit`, starts from an immutable ledger and ends as an
+    allocation and a new ledger, or is dropped, so that a rejected pod changes nothing. `parts` are
+    what each manager has allocated, by its name.
+    """
+
+    rules: EffectivePolicy
+    ledger: Ledger
+    demand: PodDemand
+    parts: dict[str, Any]
+    hints: dict[str, Hint] = field(default_factory=dict)
+    counters: dict[CounterKey, int] = field(default_factory=dict)
+    traces: list[HintTrace] = field(default_factory=list)
+    works: list[SearchBudget] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, rules: EffectivePolicy, ledger: Ledger, demand: PodDemand) -> Draft:
+        """Return the draft of a pod without any allocation yet."""
+        parts = {each.name: each.start(rules, ledger.parts[each.name]) for each in rules.managers}
+        return cls(rules, ledger, demand, parts)
+
+    def work(self) -> SearchBudget:
+        """Return the work budget of one choice among sets of nodes."""
+        self.works.append(SearchBudget())
+        return self.works[-1]
+
+    def hint(self, container: str) -> Hint:
+        """Return the alignment decided for a container."""
+        return self.hints.get(container, NO_AFFINITY)
+
+    def count(self, name: str, *labels: str, by: int = 1) -> None:
+        """Add to a counter of this admission."""
+        key = (name, labels)
+        self.counters[key] = self.counters.get(key, 0) + by
+
+
+class ResourceManager(ABC):
+    """One resource manager, from the request of a pod to the release of what it had.
+
+    A manager keeps a part of the ledger (all that is allocated), a part of each draft (what the pod
+    under admission has so far) and parts of allocations (what a container has, and the budget of a
+    pod). The types of these parts are the manager's own; no other code looks into them.
+    """
+
+    #: The name of the manager's parts, shown in explanations.
+    name: str
+
+    # --- the request ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def demand(self, request: PodRequest) -> ResourceDemand:
+        """Return what a pod demands of this manager, who may have it, and why or why not.
+
+        This is the only place that decides who may have it.
+        """
+
+    @abstractmethod
+    def amount(self, demanded: Any, resource: str) -> int:  # noqa: ANN401  (the manager's own type)
+        """Return how much of a resource a demand of this manager has, of a container or a pod."""
+
+    # --- the decision ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self, rules: EffectivePolicy, part: Any) -> PodPart:  # noqa: ANN401  (own type)
+        """Return the part of a new draft, from the part of the ledger."""
+
+    @abstractmethod
+    def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
+        """Return the NUMA nodes that could serve this container (KEP-693, HintProvider)."""
+
+    @abstractmethod
+    def pod_hints(self, draft: Draft) -> ProviderHints:
+        """Return the NUMA nodes that could serve the whole pod, in pod scope."""
+
+    @abstractmethod
+    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
+        """Allocate the container's demand, aligned to the hint, or raise `Rejected`."""
+
+    def allocate_pod(self, draft: Draft, hint: Hint) -> None:
+        """Allocate the budget of a pod and divide it among its containers, or raise `Rejected`.
+
+        Called once, in pod scope, for pods with pod-level resources (KEP-5526, AllocatePod). A
+        resource that a budget does not have is allocated container by container.
+        """
+        for container in draft.demand.containers:
+            self.allocate(draft, container, hint)
+
+    def node_order(self, draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:  # noqa: ARG002  (the default)
+        """Return which of equally preferred sets of nodes come first (container None: the pod)."""
+        return None
+
+    def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:  # noqa: ARG002  (the default)
+        """Return why the containers that share the pod's budget would get nothing, None if not."""
+        return None
+
+    @abstractmethod
+    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
+        """Return what is free now: a function from a resource to the amounts by NUMA node.
+
+        Resources that ended init containers of the pod leave are free. Later changes of the draft
+        have no effect on the function.
+        """
+
+    def amount_text(self, resource: str, amount: int) -> str:  # noqa: ARG002  (the default)
+        """Return an amount for people."""
+        return str(amount)
+
+    # --- the ledger -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def empty(self, rules: EffectivePolicy) -> Any:  # noqa: ANN401  (the manager's own type)
+        """Return the part of a ledger without allocations."""
+
+    @abstractmethod
+    def charged(self, rules: EffectivePolicy, part: Any, allocation: PodAllocation) -> Any:  # noqa: ANN401
+        """Return the part of the ledger with an allocation added, in full, as a fact."""
+
+    @abstractmethod
+    def released(self, rules: EffectivePolicy, part: Any, allocation: PodAllocation) -> Any:  # noqa: ANN401
+        """Return the part of the ledger without what only this allocation has."""
+
+    def settled(self, draft: Draft, allocation: PodAllocation) -> Any:  # noqa: ANN401
+        """Return the part of the ledger after the allocation that a draft has become."""
+        return self.charged(draft.rules, draft.ledger.parts[self.name], allocation)
+
+    def finished(
+        self,
+        rules: EffectivePolicy,  # noqa: ARG002  (the default)
+        part: Any,  # noqa: ANN401
+        containers: Sequence[ContainerAllocation],
+    ) -> tuple[Any, Sequence[ContainerAllocation]]:
+        """Return the part of the ledger and what containers have left after they have ended.
+
+        They are standard init containers of a pod without a budget that runs on. By default all
+        stays with the pod.
+        """
+        return part, containers
+
+    @abstractmethod
+    def loaded(self, saved: Any, allocations: Iterable[PodAllocation]) -> Any:  # noqa: ANN401
+        """Return the part of a ledger as `saved` in a checkpoint, None for nothing saved."""
+
+    def restored(
+        self,
+        rules: EffectivePolicy,
+        part: Any,  # noqa: ANN401, ARG002  (the default)
+        allocations: Mapping[str, PodAllocation],
+    ) -> Any:  # noqa: ANN401
+        """Return a saved part of the ledger under the current policy, with all allocations.
+
+        The part is None when none was saved. By default it follows from the allocations.
+        """
+        new = self.empty(rules)
+        for allocation in allocations.values():
+            new = self.charged(rules, new, allocation)
+        return new
+
+
+def charged(rules: EffectivePolicy, ledger: Ledger, allocation: PodAllocation) -> Ledger:
+    """Return the ledger with an allocation added, or replaced if the pod has one, as a fact."""
+    former = ledger.allocations.get(allocation.uid)
+    rest = ledger.parts if former is None else _without(rules, ledger, former)
+    parts = {each.name: each.charged(rules, rest[each.name], allocation) for each in rules.managers}
+    return ledger.with_allocation(allocation, parts)
+
+
+def released(rules: EffectivePolicy, ledger: Ledger, uid: str) -> Ledger:
+    """Return the ledger without a pod; an unknown uid changes nothing."""
+    allocation = ledger.allocations.get(uid)
+    if allocation is None:
+        return ledger
+    return ledger.without_allocation(uid, _without(rules, ledger, allocation))
+
+
+def _without(rules: EffectivePolicy, ledger: Ledger, allocation: PodAllocation) -> dict[str, Any]:
+    """Return the parts of a ledger without what only this allocation has."""
+    return {
+        each.name: each.released(rules, ledger.parts[each.name], allocation)
+        for each in rules.managers
+    }
 
 
 def restored(rules: EffectivePolicy, ledger: Ledger) -> Ledger:
     """Return a saved ledger under the current policy; every allocation is kept as it is.
 
-    The memory charge by node is kept if nodes and memory types are the same, since its division
-    over NUMA groups depends on the order of earlier releases. Otherwise (another memory policy,
-    another machine) the charge is computed again from the allocations: in full, even where a node
-    has less than is allocated, so that no memory is allocated twice. Nodes that the machine no
-    longer has are left out.
+    What managers keep of them may change with the policy and the machine.
     """
-    fresh = rules.empty_ledger().memory
-    if _same_shape(fresh, ledger.memory):
-        return ledger
-    charged: Mapping[int, NodeMemory] = fresh
-    for allocation in ledger.allocations.values():
-        charged = charge_allocation(rules.memory, charged, allocation) if fresh else charged
-    return ledger if charged == ledger.memory else replace(ledger, memory=charged)
-
-
-def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]) -> bool:
-    return fresh.keys() == saved.keys() and all(
-        saved[node].reserved.keys() <= fresh[node].reserved.keys() for node in fresh
-    )
+    parts = {
+        manager.name: manager.restored(rules, ledger.parts.get(manager.name), ledger.allocations)
+        for manager in rules.managers
+    }
+    return ledger if parts == ledger.parts else replace(ledger, parts=MappingProxyType(parts))
 
 
 def shared_pool(rules: EffectivePolicy, ledger: Ledger) -> Mask:

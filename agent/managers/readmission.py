@@ -15,24 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import PodResources, make_allocation
-from agent.managers.allocations.demand import demand_of
+from agent.managers.allocations.allocation import PodPart, make_allocation
 from agent.managers.allocations.ledger import Isolation, MemoryBlock
 from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.effective_policy import charged
 from agent.managers.errors import cpus_text
-from agent.managers.memory.manager import release_memory
 from agent.managers.memory.pod_level import divide_memory
-from agent.managers.memory.state import charge_allocation
-from agent.managers.policy import (
-    CpuManagerPolicy,
-    MemoryManagerPolicy,
-    TopologyManagerPolicy,
-    TopologyManagerScope,
-)
 from agent.pods.digest import spec_digest
 from agent.pods.identity import full_name
-from agent.pods.model import ContainerKind
+from agent.pods.model import CPU, MEMORY, ContainerKind
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -41,9 +33,10 @@ if TYPE_CHECKING:
     from agent.managers.allocations.demand import ContainerDemand, PodDemand
     from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.policy import Policy
     from agent.pods.model import Pod
 
+#: The managers of what cgroups show.
+_SHOWN: Final = frozenset({CPU, MEMORY})
 _SEPARATORS: Final = "-_.@"
 _SUFFIXES: Final = (".scope", ".service")
 
@@ -69,18 +62,17 @@ def readmit(
         return _with_decided(ledger, existing, pod)
     try:
         if existing.origin is Origin.IMPORTED:
-            matched: PodAllocation | None = match_imported(rules.policy, existing, pod)
+            matched: PodAllocation | None = match_imported(rules, existing, pod)
         else:
             matched = match_recovered(rules, existing, pod)
     except NotMatchedError as error:
         return Decision(pod.uid, ledger, cause=_not_matched(existing.origin, pod, error))
     if matched is None:
         return None
-    completed = ledger.with_allocation(matched)
-    if existing.origin is Origin.RECOVERED and ledger.memory:
-        # Cgroups show nodes, but not always amounts: only the specification has both.
-        rest = release_memory(rules, ledger.memory, existing)
-        completed = completed.with_memory(charge_allocation(rules.memory, rest, matched))
+    if existing.origin is Origin.IMPORTED:
+        completed = ledger.with_allocation(matched)
+    else:  # Cgroups show nodes, but not always amounts: only the specification has both.
+        completed = charged(rules, ledger, matched)
     return Decision(pod.uid, completed, allocation=matched, already_admitted=True)
 
 
@@ -110,41 +102,41 @@ def _not_matched(origin: Origin, pod: Pod, error: NotMatchedError) -> Rejection:
 # --- imported allocations -----------------------------------------------------------------------
 
 
-def match_imported(policy: Policy, imported: PodAllocation, pod: Pod) -> PodAllocation:
+def match_imported(rules: EffectivePolicy, imported: PodAllocation, pod: Pod) -> PodAllocation:
     """Return an imported allocation completed by a specification that requests the same.
 
     Raises `NotMatchedError` when the specification requests anything else.
     """
-    demand = demand_of(policy, pod)
-    differences = tuple(_differences(policy, imported, demand))
+    demand = rules.demand(pod)
+    differences = tuple(_differences(rules, imported, demand))
     if differences:
         raise NotMatchedError(differences)
-    return make_allocation(policy, demand, _resources(imported))
+    hints = {container.name: container.hint for container in imported.containers}
+    parts = {manager.name: _part(manager.name, imported) for manager in rules.managers}
+    return make_allocation(rules.policy, demand, parts, hints)
 
 
-def _resources(allocation: PodAllocation) -> PodResources:
-    return PodResources(
-        cpus={c.name: c.cpus for c in allocation.containers if c.cpus is not None},
-        memory={c.name: c.memory for c in allocation.containers},
-        devices={c.name: c.devices for c in allocation.containers},
-        hints={c.name: c.hint for c in allocation.containers},
-        pod_cpus=allocation.cpus,
-        pod_memory=allocation.memory,
-    )
+def _part(manager: str, allocation: PodAllocation) -> PodPart:
+    """Return what a manager has allocated to a pod and its containers."""
+    parts = {container.name: container.part(manager) for container in allocation.containers}
+    containers = {name: part for name, part in parts.items() if part is not None}
+    return PodPart(containers, allocation.part(manager))
 
 
-def _differences(policy: Policy, imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
+def _differences(
+    rules: EffectivePolicy, imported: PodAllocation, demand: PodDemand
+) -> Iterator[str]:
     names = {container.name for container in demand.containers}
     for allocation in imported.containers:
         if allocation.name not in names:
             yield f"it has no container {allocation.name}, which has an allocation"
-    if policy.cpu.policy is CpuManagerPolicy.STATIC:
-        yield from _cpu_differences(policy, imported, demand)
-    if policy.memory.policy is MemoryManagerPolicy.STATIC:
+    if rules.static_cpus:
+        yield from _cpu_differences(imported, demand)
+    if rules.static_memory:
         yield from _memory_differences(imported, demand)
 
 
-def _cpu_differences(policy: Policy, imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
+def _cpu_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
     if imported.cpus is not None:
         asked = demand.cpus if demand.pod_level else 0
         if len(imported.cpus) != asked:
@@ -156,25 +148,13 @@ def _cpu_differences(policy: Policy, imported: PodAllocation, demand: PodDemand)
         allocation = imported.container(container.name)
         if imported.cpus is not None and not container.cpus:
             continue  # the container runs in the pod shared pool
-        asked = container.cpus if gets_cpus(policy, demand) else 0
+        asked = container.cpus if CPU in container.exclusive else 0
         cpus = allocation.cpus if allocation is not None else None
         if (0 if cpus is None else len(cpus)) != asked:
             found = "none" if cpus is None else cpus
             yield (
                 f"container {container.name} asks for {asked} exclusive CPUs, allocated are {found}"
             )
-
-
-def gets_cpus(policy: Policy, demand: PodDemand) -> bool:
-    """Return whether containers of this pod may get exclusive CPUs."""
-    if demand.unmanaged or not demand.guaranteed:
-        return False
-    of_pod = (
-        demand.pod_level
-        and policy.topology.scope is TopologyManagerScope.POD
-        and policy.topology.policy is not TopologyManagerPolicy.NONE
-    )
-    return demand.cpus > 0 or not of_pod
 
 
 def _memory_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
@@ -190,7 +170,7 @@ def _memory_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[
         blocks = allocation.memory if allocation is not None else ()
         if imported.memory and not container.memory:
             continue  # the container shares the pod's memory
-        asked = container.memory if demand.guaranteed and not demand.unmanaged else {}
+        asked = container.memory if demand.active(MEMORY) else {}
         if not _is_asked(container, blocks, asked):
             yield (
                 f"container {container.name} asks for {_shown(asked)} to be pinned,"
@@ -239,36 +219,29 @@ def match_recovered(
     and the pod has to be admitted like any other. Raises `NotMatchedError` when the specification
     requests anything else.
     """
-    demand = demand_of(rules.policy, pod)
-    given = rules.static_cpus and gets_cpus(rules.policy, demand)
-    wanting = [c for c in demand.containers if c.cpus] if given else []
+    demand = rules.demand(pod)
+    wanting = [container for container in demand.containers if CPU in container.exclusive]
     of_pod = demand.pod_level and rules.policy.topology.is_pod_scope
-    budget = of_pod and rules.static_cpus and demand.cpus > 0
+    budget = of_pod and demand.active(CPU)
     if not wanting and not budget:
         recovered = _without_cpus(recovered)
         has_memory = any(one.memory for one in recovered.containers)
-        if not has_memory or not _asks_for_memory(rules, demand):
+        if not has_memory or not _asks_for_memory(demand):
             return None
     _require_shown(recovered, demand, budget=budget)
     found = _matched(recovered, wanting, of_budget=budget)
     cpus = _cpus(recovered, demand, wanting, found, budget=budget)
-    if of_pod:
-        memory, of_budget = _divided(rules, recovered, demand)
-    else:
-        memory, of_budget = _memory(rules, recovered, demand, found), ()
-    resources = PodResources(
-        cpus=cpus,
-        memory=memory,
-        pod_cpus=recovered.cpus if budget else None,
-        pod_memory=of_budget,
-    )
-    return make_allocation(rules.policy, demand, resources)
+    memory = _divided(recovered, demand) if of_pod else PodPart(_memory(recovered, demand, found))
+    parts = {CPU: PodPart(cpus, recovered.cpus if budget else None), MEMORY: memory}
+    return make_allocation(rules.policy, demand, parts)
 
 
 def _require_shown(recovered: PodAllocation, demand: PodDemand, *, budget: bool) -> None:
-    """Raise `NotMatchedError` for devices, which no cgroup shows, and a budget of another size."""
-    if any(container.devices for container in demand.containers):
-        raise NotMatchedError(("it asks for devices, which cgroups do not show",))
+    """Raise `NotMatchedError` for what no cgroup shows, and for a budget of another size."""
+    hidden = {name for container in demand.containers for name in container.exclusive} - _SHOWN
+    if hidden:
+        names = ", ".join(sorted(hidden))
+        raise NotMatchedError((f"it asks for {names}, which cgroups do not show",))
     if budget and len(recovered.cpus or EMPTY) != demand.cpus:
         shown = recovered.cpus or "no exclusive CPUs"
         raise NotMatchedError(
@@ -304,33 +277,29 @@ def _without_cpus(recovered: PodAllocation) -> PodAllocation:
     return replace(recovered, cpus=None, containers=tuple(containers))
 
 
-def _asks_for_memory(rules: EffectivePolicy, demand: PodDemand) -> bool:
-    if not rules.static_memory or not demand.guaranteed or demand.unmanaged:
-        return False
-    return bool(demand.memory)
+def _asks_for_memory(demand: PodDemand) -> bool:
+    return demand.active(MEMORY) and bool(demand.memory)
 
 
-def _divided(
-    rules: EffectivePolicy, recovered: PodAllocation, demand: PodDemand
-) -> tuple[dict[str, tuple[MemoryBlock, ...]], tuple[MemoryBlock, ...]]:
+def _divided(recovered: PodAllocation, demand: PodDemand) -> PodPart:
     """Return the memory of each container, and the budget, on the nodes that the cgroups show."""
-    if not _asks_for_memory(rules, demand):
-        return {}, ()
+    if not _asks_for_memory(demand):
+        return PodPart()
     nodes = _nodes(recovered.containers)
     if not nodes:
         raise NotMatchedError(("its cgroups show no memory nodes for its budget",))
     parts = divide_memory(nodes, demand)
-    return {name: part.blocks for name, part in parts.items()}, _pinned_to(demand.memory, nodes)
+    blocks = {name: part.blocks for name, part in parts.items()}
+    return PodPart(blocks, _pinned_to(demand.memory, nodes))
 
 
 def _memory(
-    rules: EffectivePolicy,
     recovered: PodAllocation,
     demand: PodDemand,
     found: Mapping[str, ContainerAllocation],
 ) -> dict[str, tuple[MemoryBlock, ...]]:
     """Return the memory of each container on the nodes that its cgroup, or the pod's, shows."""
-    if not _asks_for_memory(rules, demand):
+    if not _asks_for_memory(demand):
         return {}
     alike = {container.mems for container in recovered.containers}
     blocks: dict[str, tuple[MemoryBlock, ...]] = {}

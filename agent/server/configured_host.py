@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from agent.config.errors import ConfigError
 from agent.config.resolve import resolve, resolve_what_fits
-from agent.managers.admission import admit
+from agent.managers.admission import MANAGERS, admit
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
@@ -16,6 +16,7 @@ from agent.managers.machine import Machine
 if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.effective_policy import ResourceManager
     from agent.pods.model import Pod
     from sysfs.host import Host
 
@@ -59,9 +60,14 @@ def decide(configured: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
 
 
 def situate(
-    config: Config, host: Host, previous: ConfiguredHost | None = None, *, allocated: bool = False
+    config: Config,
+    host: Host,
+    previous: ConfiguredHost | None = None,
+    *,
+    allocated: bool = False,
+    managers: tuple[ResourceManager, ...] = MANAGERS,
 ) -> ConfiguredHost:
-    """Return the effective policy of a configuration on a host.
+    """Return the effective policy of a configuration on a host, with the `managers`.
 
     If the configuration does not fit (for example, its reserved CPUs are gone), the `previous`
     policy stays in effect on the host as it is now. Without a previous policy, the settings that
@@ -71,14 +77,14 @@ def situate(
     machine = Machine.of(host)
     try:
         return ConfiguredHost(
-            host, EffectivePolicy(machine, resolve(config, machine, offline=host.offline))
+            host, EffectivePolicy(machine, resolve(config, machine, offline=host.offline), managers)
         )
     except ConfigError as error:
         mismatches = tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
         if previous is not None:
-            rules = EffectivePolicy(machine, previous.rules.policy)
+            rules = EffectivePolicy(machine, previous.rules.policy, managers)
             return ConfiguredHost(host, rules, mismatches, previous.frozen)
         if not allocated:
             raise
-        rules = EffectivePolicy(machine, resolve_what_fits(config, machine))
+        rules = EffectivePolicy(machine, resolve_what_fits(config, machine), managers)
         return ConfiguredHost(host, rules, mismatches, frozen=True)

@@ -14,6 +14,7 @@ from typing import Annotated, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from agent.managers.admission import MANAGERS
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.allocations.ledger import (
     ContainerAllocation,
@@ -26,7 +27,7 @@ from agent.managers.allocations.ledger import (
 )
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.topology.hints import NO_AFFINITY, Hint
-from agent.pods.model import ContainerKind, QosClass  # noqa: TC001 - msgspec reads annotations
+from agent.pods.model import MEMORY, ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
 from sysfs.mask import Mask
 
@@ -224,7 +225,11 @@ def _ledger(allocations: dict[str, PodAllocation], charges: list[ChargeV1]) -> L
         charge.node: NodeMemory(charge.assignments, charge.cells, MappingProxyType(charge.reserved))
         for charge in charges
     }
-    return Ledger.of(allocations.values(), MappingProxyType(memory))
+    saved = {MEMORY: MappingProxyType(memory)}
+    parts = {
+        each.name: each.loaded(saved.get(each.name), allocations.values()) for each in MANAGERS
+    }
+    return Ledger.of(allocations.values(), parts)
 
 
 def _container_to_wire(allocation: ContainerAllocation) -> ContainerV1:

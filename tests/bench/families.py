@@ -9,10 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from agent.managers.admission import PROVIDERS, admit, remove
-from agent.managers.allocations.demand import demand_of
-from agent.managers.allocations.draft import Draft
+from agent.managers.admission import MANAGERS, admit, remove
 from agent.managers.cpu.assignment import take_by_topology
+from agent.managers.effective_policy import Draft
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.topology.manager import merge_or_defer
 from agent.managers.topology.search_budget import SearchBudget
@@ -160,12 +159,12 @@ def _drafts() -> Iterator[tuple[str, int, EffectivePolicy, Draft]]:
         rules = hosts.rules(name)
         ledger = hosts.held_on(name, "fragmented")
         for number, text in enumerate(hosts.RESOURCES[1:], start=2):
-            demand = demand_of(rules.policy, hosts.pod_of("new", text))
+            demand = rules.demand(hosts.pod_of("new", text))
             yield name, number, rules, Draft.start(rules, ledger, demand)
 
 
 def _all_hints(draft: Draft) -> list[ProviderHints]:
-    return [provider.pod_hints(draft) for provider in PROVIDERS]
+    return [provider.pod_hints(draft) for provider in MANAGERS]
 
 
 def choose() -> Iterator[Figure]:

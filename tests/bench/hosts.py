@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.managers.admission import admit, remove
+from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.allocations.ledger import Taken
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
@@ -26,6 +27,7 @@ from agent.managers.policy import (
     TopologyManagerScope,
     TopologyPolicy,
 )
+from agent.pods.model import CPU
 from sysfs.described.shapes import regular_host, with_memory_only_nodes
 from sysfs.mask import EMPTY, Mask
 from tests.agent.pods.pods import app, guaranteed, pod
@@ -128,6 +130,7 @@ def rules_of(
             },
             fit=NodeFit(max_pods=10_000),
         ),
+        MANAGERS,
     )
 
 
@@ -227,7 +230,7 @@ def scattered(rules_in_force: EffectivePolicy) -> Ledger:
     for node in rules_in_force.machine.cpus.nodes:
         free = [cpu for cpu in Mask(node.cpus) if cpu in rules_in_force.assignable_cpus]
         taken |= Mask.from_ids(draw.sample(free, draw.randint(0, len(free))))
-    return replace(ledger, exclusive_cpus=taken)
+    return ledger.with_part(CPU, Taken(taken))
 
 
 #: What is held on a host, by the name that figures carry.

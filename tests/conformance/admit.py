@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from agent.config.errors import ConfigError
-from agent.managers.admission import admit, remove, start_container
+from agent.managers.admission import MANAGERS, admit, remove, start_container
 from agent.managers.decision import DECISION_COUNTERS
 from agent.managers.effective_policy import EffectivePolicy, shared_pool
 from agent.managers.memory.state import free_memory
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import pod_from_document
+from agent.pods.model import MEMORY
 from sysfs.mask import Mask
 from tests.conformance.counters import right_counters
 from tests.conformance.effective import with_defaults
@@ -124,7 +125,7 @@ class Replay:
         if self.case.get("irregular"):
             self.rules_used.add("uneven host")
         cpu = replace(self.rules.policy.cpu, reserved=Mask.parse(expected["reserved"]))
-        theirs = EffectivePolicy(self.rules.machine, replace(self.rules.policy, cpu=cpu))
+        theirs = EffectivePolicy(self.rules.machine, replace(self.rules.policy, cpu=cpu), MANAGERS)
         self.rules = theirs
         self.parted = bool(list(_initial_differences(self, expected)))
         return []
@@ -264,7 +265,9 @@ class Replay:
         differences = list(_state_differences(self, answer["state"]))
         if differences and self.gave_back and same_memory_in_all(self.ledger, answer["state"]):
             self.right = True
-            self.ledger = self.ledger.with_memory(recorded_memory(self.ledger, answer["state"]))
+            self.ledger = self.ledger.with_part(
+                MEMORY, recorded_memory(self.ledger, answer["state"])
+            )
             return list(_state_differences(self, answer["state"]))
         return differences
 
@@ -302,7 +305,7 @@ def run_case(case: Case) -> Outcome:
 
 
 def _rules(case: Case) -> EffectivePolicy:
-    return EffectivePolicy(machine_of(case["topology"]), resolved_policy(case))
+    return EffectivePolicy(machine_of(case["topology"]), resolved_policy(case), MANAGERS)
 
 
 def _differs_beyond_memory(replay: Replay, decision: Decision, answer: Step) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from agent.managers.allocations.allocation import PodResources, make_allocation
-from agent.managers.allocations.demand import demand_of
-from agent.managers.allocations.ledger import MemoryBlock, NodeMemory
-from agent.managers.effective_policy import shared_pool
+from agent.managers.allocations.allocation import PodPart, make_allocation
+from agent.managers.allocations.ledger import DEVICES, MemoryBlock, NodeMemory
+from agent.managers.effective_policy import charged, released, shared_pool
 from agent.managers.topology.hints import Hint
+from agent.pods.model import CPU, MEMORY
 from sysfs.mask import Mask
 from tests.conformance.invariants import broken_invariants
 
@@ -37,13 +37,13 @@ def followed(
     if answer["admitted"]:
         if pod is None:
             return None
-        resources = _resources_of(answer["pod"])
-        after = ledger.with_allocation(
-            make_allocation(rules.policy, demand_of(rules.policy, pod), resources)
-        )
+        parts = _parts_of(answer["pod"])
+        hints = {name: _hint(one["hint"]) for name, one in answer["pod"]["containers"].items()}
+        allocation = make_allocation(rules.policy, rules.demand(pod), parts, hints)
+        after = charged(rules, ledger, allocation)
     elif pod is not None and pod.uid in ledger.allocations:
-        after = ledger.without_allocation(pod.uid)  # a running pod that is rejected after a restart
-    after = after.with_memory(recorded_memory(ledger, answer["state"]))
+        after = released(rules, ledger, pod.uid)  # a running pod that is rejected after a restart
+    after = after.with_part(MEMORY, recorded_memory(ledger, answer["state"]))
     if rules.static_cpus and str(shared_pool(rules, after)) != answer["state"]["default"]:
         return None
     return None if broken_invariants(rules, after, start) else after
@@ -65,20 +65,18 @@ def recorded_memory(ledger: Ledger, state: Document) -> Mapping[int, NodeMemory]
     )
 
 
-def _resources_of(allocation: Document) -> PodResources:
+def _parts_of(allocation: Document) -> dict[str, PodPart]:
     containers: Mapping[str, Document] = allocation["containers"]
-    return PodResources(
-        cpus={
-            name: Mask.parse(one["cpus"])
-            for name, one in containers.items()
-            if one["cpus"] is not None
-        },
-        memory={name: _blocks(one["memory"]) for name, one in containers.items()},
-        devices={name: _devices(one) for name, one in containers.items()},
-        hints={name: _hint(one["hint"]) for name, one in containers.items()},
-        pod_cpus=None if allocation["cpus"] is None else Mask.parse(allocation["cpus"]),
-        pod_memory=_blocks(allocation["memory"]),
-    )
+    own = {
+        name: Mask.parse(one["cpus"]) for name, one in containers.items() if one["cpus"] is not None
+    }
+    cpus = None if allocation["cpus"] is None else Mask.parse(allocation["cpus"])
+    blocks = {name: _blocks(one["memory"]) for name, one in containers.items()}
+    return {
+        CPU: PodPart(own, cpus),
+        MEMORY: PodPart(blocks, _blocks(allocation["memory"])),
+        DEVICES: PodPart({name: _devices(one) for name, one in containers.items()}),
+    }
 
 
 def _blocks(recorded: list[Document] | None) -> tuple[MemoryBlock, ...]:

@@ -10,6 +10,7 @@ from agent.managers.allocations.ledger import Isolation, Ledger, total_requests
 from agent.managers.effective_policy import shared_cpus
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.ledgers import ledger_with
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -127,9 +128,9 @@ def _derived_values(ledger: Ledger) -> Iterator[str]:
         union |= allocation.exclusive_cpus
     if union != ledger.exclusive_cpus:
         yield f"the ledger says {ledger.exclusive_cpus} are exclusive, its allocations say {union}"
-    again = Ledger.of(ledger.allocations.values(), ledger.memory).surplus_users
-    if again != ledger.surplus_users:
-        yield f"the ledger says {ledger.surplus_users} are used again, its allocations say {again}"
+    again = ledger_with(*ledger.allocations.values(), memory=ledger.memory).parts
+    if again != ledger.parts:
+        yield f"the ledger keeps {ledger.parts}, its allocations say {again}"
     requested = total_requests(ledger.allocations.values())
     if requested != ledger.requests:
         yield f"the ledger says {ledger.requests} are requested, its allocations say {requested}"

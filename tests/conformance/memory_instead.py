@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.managers.allocations.demand import demand_of
 from agent.pods.model import ContainerKind
 from tests.conformance.effective import (
     asked_memory,
@@ -97,8 +96,8 @@ def rejected_for_own_demand(rules: EffectivePolicy, pod: Pod, decision: Decision
     """
     named = decision.rejection.container if decision.rejection else None
     return any(
-        bool(container.cpus or container.memory or container.devices)
-        for container in demand_of(rules.policy, pod).containers
+        any(container.parts.values())
+        for container in rules.demand(pod).containers
         if container.name == named
     )
 

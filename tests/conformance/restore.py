@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import to_builtins
 
+from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.tools.kubelet_state.cpu_file import (
     CpuStateDocument,
@@ -38,7 +39,7 @@ _FILES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
 def run_case(case: Case) -> Outcome:
     """Compare whether the files are taken over, and what is then written back."""
     rules = EffectivePolicy(
-        machine_of(case["topology"]), resolved_policy(_with_memory_policy(case))
+        machine_of(case["topology"]), resolved_policy(_with_memory_policy(case)), MANAGERS
     )
     rejected = [error for key, error in case["expected"].items() if key.endswith("_start_error")]
     try:

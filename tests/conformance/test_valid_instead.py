@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.admission import admit
+from agent.managers.admission import MANAGERS, admit
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.topology.hints import Hint
+from agent.pods.model import MEMORY
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import (
@@ -25,6 +26,7 @@ from tests.agent.managers.hosts import (
     SMT,
     make_rules,
 )
+from tests.agent.managers.ledgers import with_exclusive
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 from tests.conformance.memory_instead import (
     counts_init_memory,
@@ -76,7 +78,7 @@ def rejecting(reason: Reason, asked: int | None = None, container: str | None = 
 
 
 def ledger(busy: str = "") -> Ledger:
-    return replace(RULES.empty_ledger(), exclusive_cpus=Mask.parse(busy))
+    return with_exclusive(RULES.empty_ledger(), Mask.parse(busy))
 
 
 class TestOnIrregularHosts:
@@ -206,7 +208,7 @@ class TestCloserNodes:
         nodes = tuple(MachineNode(node, 16 * GIB, {}, row) for node, row in self.ROWS.items())
         rules = make_rules(Machine(self.CPUS, nodes), memory=False)
         topology = replace(rules.policy.topology, prefer_closest_numa_nodes=closest)
-        rules = EffectivePolicy(rules.machine, replace(rules.policy, topology=topology))
+        rules = EffectivePolicy(rules.machine, replace(rules.policy, topology=topology), MANAGERS)
         decision = admitting(rules, TWO, a="2-3")
         assert decision.allocation is not None
         (one,) = decision.allocation.containers
@@ -334,7 +336,7 @@ def test_memory_may_be_spread_otherwise_but_must_add_up_by_type() -> None:
         node: replace(memory, reserved=MappingProxyType({"memory": GIB}))
         for node, memory in empty.memory.items()
     }
-    ours = replace(empty, memory=charged)
+    ours = empty.with_part(MEMORY, charged)
 
     def theirs(*reserved: int) -> dict[str, Any]:
         nodes = {str(n): {"memory": {"memory": [0, size]}} for n, size in enumerate(reserved)}
@@ -411,7 +413,7 @@ class TestFewerSockets:
         rules = make_rules(self.MACHINE, NO_POLICY, CONTAINER, memory=False, align_by_socket=option)
         answer = recorded(a=theirs)
         answer["pod"]["containers"]["a"]["hint"] = {"mask": None}
-        before = replace(rules.empty_ledger(), exclusive_cpus=Mask.parse(busy))
+        before = with_exclusive(rules.empty_ledger(), Mask.parse(busy))
         return on_fewer_sockets(rules, before, admitting(rules, self.SIX, a=ours), answer)
 
     def test_one_socket_is_better_than_two(self) -> None:

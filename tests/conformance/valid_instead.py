@@ -9,7 +9,6 @@ from itertools import combinations
 from statistics import pstdev
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.managers.allocations.demand import demand_of
 from agent.managers.decision import ALIGNED_COUNT, Reason
 from agent.pods.model import HUGEPAGES_PREFIX, ContainerKind
 from sysfs.mask import Mask
@@ -308,7 +307,7 @@ def as_many_as_asked(rules: EffectivePolicy, decision: Decision, pod: Pod) -> bo
     assert decision.allocation is not None
     if not rules.static_cpus:
         return not decision.allocation.exclusive_cpus
-    demand = demand_of(rules.policy, pod)
+    demand = rules.demand(pod)
     if decision.allocation.cpus is not None and len(decision.allocation.cpus) != demand.cpus:
         return False
     given = {container.name: container.cpus for container in decision.allocation.containers}
@@ -335,7 +334,7 @@ def _no_whole_cores(rules: EffectivePolicy, before: Ledger, pod: Pod, rejection:
     """
     if rejection.reason is not Reason.SMT_ALIGNMENT or rejection.asked is None:
         return False
-    first = next((c.name for c in demand_of(rules.policy, pod).containers if c.cpus), None)
+    first = next((c.name for c in rules.demand(pod).containers if c.cpus), None)
     free = rules.assignable_cpus - before.exclusive_cpus - rules.reserved_physical_cpus
     sums = {0}
     for core in rules.machine.cpus.cores:

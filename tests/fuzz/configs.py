@@ -11,6 +11,7 @@ import yaml
 from agent.config.errors import ConfigError
 from agent.config.file import load_config
 from agent.config.resolve import resolve
+from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import SMT
@@ -71,7 +72,7 @@ def check_config(data: bytes) -> bool:
     except ConfigError as error:
         demand(error.problems, "does not fit without a reason")
         return True
-    rules = EffectivePolicy(SMT, policy)
+    rules = EffectivePolicy(SMT, policy, MANAGERS)
     demand(policy.cpu.reserved <= SMT.cpus.all, f"reserved {policy.cpu.reserved}")
     for node, amounts in policy.memory.reserved.items():
         demand(node in SMT.node_mask, f"memory of node {node} is reserved")

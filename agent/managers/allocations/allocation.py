@@ -6,12 +6,12 @@ Isolation levels and quotas: KEP-5526, "ResourceIsolationLevel" and "CPU Quota M
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from agent.managers.allocations.demand import explain_eligibility
 from agent.managers.allocations.ledger import (
+    DEVICES,
     ContainerAllocation,
     CpuLimits,
     Isolation,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.allocations.demand import ContainerDemand, PodDemand
-    from agent.managers.allocations.ledger import MemoryBlock
     from agent.managers.policy import Policy
     from agent.pods.model import Pod
     from agent.pods.quantity import Quantity
@@ -37,24 +36,35 @@ if TYPE_CHECKING:
 _SUMMED: Final = (CPU, MEMORY)
 
 
-class PodResources(Struct, frozen=True):
-    """The CPUs, memory blocks and devices of a pod by container name, and those of its budget."""
+class PodPart(Struct):
+    """What one resource manager has allocated to a pod, in the manager's own types.
 
-    cpus: Mapping[str, Mask]
-    memory: Mapping[str, tuple[MemoryBlock, ...]]
-    devices: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType({})
-    hints: Mapping[str, Hint] = MappingProxyType({})
-    pod_cpus: Mask | None = None
-    pod_memory: tuple[MemoryBlock, ...] = ()
+    `containers` are by name, and lack those without a part; `pod` is the budget, None without one.
+    """
+
+    containers: dict[str, Any] = field(default_factory=dict)
+    pod: Any = None
 
 
-def make_allocation(policy: Policy, demand: PodDemand, allocated: PodResources) -> PodAllocation:
-    """Return the allocation of the resources `allocated` to the pod of `demand`."""
+_NO_HINTS: Final[Mapping[str, Hint]] = MappingProxyType({})
+
+
+def make_allocation(
+    policy: Policy,
+    demand: PodDemand,
+    parts: Mapping[str, PodPart],
+    hints: Mapping[str, Hint] = _NO_HINTS,
+) -> PodAllocation:
+    """Return the allocation of the pod of `demand`: the `parts` of the managers, by their names.
+
+    `hints` are the alignments of the containers, by name.
+    """
     pod, gates = demand.pod, policy.gates
-    why = {each.container: each.why for each in explain_eligibility(policy, demand)}
     containers = tuple(
-        _container(policy, demand, each, allocated, why[each.name]) for each in demand.containers
+        _container(policy, demand, each, parts, hints.get(each.name, NO_AFFINITY))
+        for each in demand.containers
     )
+    of_pod = {name: part.pod for name, part in parts.items() if part.pod is not None}
     limits = _pod_limits(pod, pod_level=gates.pod_level_resources)
     return PodAllocation(
         uid=pod.uid,
@@ -63,8 +73,8 @@ def make_allocation(policy: Policy, demand: PodDemand, allocated: PodResources) 
         qos=demand.qos,
         spec_digest=spec_digest(pod),
         containers=containers,
-        cpus=allocated.pod_cpus,
-        memory=allocated.pod_memory,
+        cpus=of_pod.pop(CPU, None),
+        memory=of_pod.pop(MEMORY, ()),
         cpu=CpuLimits(
             request_millis=demand.requests.get(CPU),
             limit_millis=limits[CPU].milli_value if CPU in limits else None,
@@ -72,6 +82,7 @@ def make_allocation(policy: Policy, demand: PodDemand, allocated: PodResources) 
         quota_disabled=_pod_quota_disabled(policy, demand, containers),
         requests=MappingProxyType(dict(demand.requests)),
         limits=MappingProxyType({**_memory_limits(limits), **_hugepages(demand.requests)}),
+        others=MappingProxyType(of_pod),
     )
 
 
@@ -79,25 +90,28 @@ def _container(
     policy: Policy,
     demand: PodDemand,
     container: ContainerDemand,
-    allocated: PodResources,
-    why: str,
+    parts: Mapping[str, PodPart],
+    hint: Hint,
 ) -> ContainerAllocation:
     name = container.name
-    isolation = _isolation(demand, container, allocated.cpus.get(name))
+    own = {key: part.containers[name] for key, part in parts.items() if name in part.containers}
+    cpus: Mask | None = own.pop(CPU, None)
+    isolation = _isolation(demand, container, cpus)
     resources = container.container.resources
     lifted = policy.gates.disable_cpu_quota_with_exclusive_cpus
     return ContainerAllocation(
         name=name,
         kind=container.kind,
         isolation=isolation,
-        cpus=allocated.cpus.get(name),
-        memory=allocated.memory.get(name, ()),
-        devices=MappingProxyType(dict(allocated.devices.get(name, {}))),
-        hint=allocated.hints.get(name, NO_AFFINITY),
+        cpus=cpus,
+        memory=own.pop(MEMORY, ()),
+        devices=MappingProxyType(dict(own.pop(DEVICES, {}))),
+        hint=hint,
         cpu=_cpu_limits(resources.requests, resources.limits),
         quota_disabled=isolation is Isolation.CONTAINER and lifted,
         limits=_memory_limits(resources.limits),
-        why=why,
+        why=container.why[CPU],
+        others=MappingProxyType(own),
     )
 
 

@@ -1,50 +1,102 @@
-"""The demand of a pod, computed once before the first resource manager is called."""
+"""The demand of a pod, computed once before the first resource manager is called.
+
+What a pod demands of each resource manager, and whether its containers may have it, is decided by
+that manager; here it is put together.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
 from agent.managers.decision import Eligibility
-from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
-from agent.pods.model import CPU, ContainerKind, QosClass
+from agent.pods.model import CPU, MEMORY, ContainerKind, QosClass
 from agent.pods.qos import is_container_guaranteed, qos_class
-from agent.pods.quantity import MAX_INT64, ZERO
-from agent.pods.requests import (
-    aggregate,
-    exclusive_cpus,
-    has_pod_level_resources,
-    memory_requests,
-    pod_exclusive_cpus,
-    pod_memory_requests,
-    pod_requests,
-)
+from agent.pods.requests import has_pod_level_resources, pod_requests
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.policy import Policy
     from agent.pods.model import Container, Pod
-    from agent.pods.quantity import Quantity
 
 
 #: Why a container of a pod with a budget has neither exclusive CPUs nor exclusive memory.
 NOT_GUARANTEED: Final = "its requests do not equal its limits for both cpu and memory"
 
 
-class ContainerDemand(Struct, frozen=True):
-    """The demand of one container: exclusive CPUs, bytes by memory type, devices.
+class PodRequest(Struct, frozen=True):
+    """A pod under a policy, as a resource manager is asked what the pod demands.
 
-    `cpus` 0: the container shares CPUs. `memory` empty: its memory is not pinned.
-    `guaranteed` is whether requests equal limits for cpu and memory (KEP-5526).
+    `pod_level` and `unmanaged` are those of `PodDemand`; `containers` are in the order of
+    admission, `guaranteed` says of each whether requests equal limits for cpu and memory.
+    """
+
+    policy: Policy
+    pod: Pod
+    qos: QosClass
+    pod_level: bool
+    unmanaged: bool
+    containers: tuple[Container, ...]
+    guaranteed: tuple[bool, ...]
+
+    @property
+    def from_budget(self) -> bool:
+        """Whether the pod's budget is allocated as a whole and divided among the containers."""
+        return self.pod_level and self.policy.topology.is_pod_scope
+
+    def why_none(self) -> str | None:
+        """Return why no container may have exclusive CPUs or memory, None when some may."""
+        if self.unmanaged:
+            return "the pod has pod-level resources and the gate PodLevelResourceManagers is off"
+        if self.qos is not QosClass.GUARANTEED:
+            return f"the pod's QoS class is {self.qos}; exclusive resources need Guaranteed"
+        return None
+
+
+class ResourceDemand(Struct, frozen=True):
+    """What a pod demands of one resource manager, in the manager's own types.
+
+    `pod` is the demand of the pod, its budget if `PodDemand.pod_level`; `containers` are the
+    demands of the containers, in their order. `active`: the manager allocates to this pod.
+    `exclusive` says of each container whether it may have resources of its own, and `why` gives
+    the reason.
+    """
+
+    pod: Any
+    containers: tuple[Any, ...]
+    active: bool
+    exclusive: tuple[bool, ...]
+    why: tuple[str, ...]
+
+
+class Demanding(Protocol):
+    """What computing a demand needs of a resource manager."""
+
+    @property
+    def name(self) -> str:
+        """The name of the manager."""
+        ...
+
+    def demand(self, request: PodRequest) -> ResourceDemand:
+        """Return what a pod demands of the manager."""
+        ...
+
+
+class ContainerDemand(Struct, frozen=True):
+    """The demand of one container, by the name of the resource manager.
+
+    `exclusive` names the managers that may give the container resources of its own, `why` has the
+    reason of each manager. `guaranteed` is whether requests equal limits for cpu and memory
+    (KEP-5526).
     """
 
     container: Container
-    cpus: int
-    memory: Mapping[str, int]
-    devices: Mapping[str, int]
     guaranteed: bool
+    parts: Mapping[str, Any]
+    exclusive: frozenset[str]
+    why: Mapping[str, str]
 
     @property
     def name(self) -> str:
@@ -61,25 +113,34 @@ class ContainerDemand(Struct, frozen=True):
         """Whether the container ends before the next one starts and its resources are reused."""
         return self.container.kind is ContainerKind.INIT
 
+    @property
+    def cpus(self) -> int:
+        """The whole CPUs that the container requests; 0: it shares CPUs."""
+        cpus: int = self.parts[CPU]
+        return cpus
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes by memory type that the container requests; empty: its memory is shared."""
+        memory: Mapping[str, int] = self.parts[MEMORY]
+        return memory
+
 
 class PodDemand(Struct, frozen=True):
-    """The demand of one pod.
+    """The demand of one pod, by the name of the resource manager.
 
     `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: the pod has pod-level
     resources but the gates are off, so it is admitted without alignment or exclusive resources.
-    `cpus`, `memory` and `devices` are the pod's totals, its budget if `pod_level`. `requests`
-    counts against the node's allocatable: effective requests by resource, with overhead, `cpu` in
-    millicores and all others in whole units.
-    `containers` are in the order of admission: init containers first.
+    `requests` counts against the node's allocatable: effective requests by resource, with
+    overhead, `cpu` in millicores and all others in whole units. `containers` are in the order of
+    admission: init containers first.
     """
 
     pod: Pod
     qos: QosClass
     pod_level: bool
     unmanaged: bool
-    cpus: int
-    memory: Mapping[str, int]
-    devices: Mapping[str, int]
+    parts: Mapping[str, ResourceDemand]
     containers: tuple[ContainerDemand, ...]
     requests: Mapping[str, int]
 
@@ -87,6 +148,33 @@ class PodDemand(Struct, frozen=True):
     def guaranteed(self) -> bool:
         """Whether the pod is of the class Guaranteed."""
         return self.qos is QosClass.GUARANTEED
+
+    @property
+    def cpus(self) -> int:
+        """The whole CPUs that the pod requests, its budget if `pod_level`."""
+        cpus: int = self.parts[CPU].pod
+        return cpus
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes by memory type that the pod requests, its budget if `pod_level`."""
+        memory: Mapping[str, int] = self.parts[MEMORY].pod
+        return memory
+
+    def active(self, manager: str) -> bool:
+        """Return whether a resource manager allocates to this pod."""
+        return self.parts[manager].active
+
+    def eligibility(self) -> tuple[Eligibility, ...]:
+        """Return which containers may have exclusive resources, and why."""
+        return tuple(
+            Eligibility(
+                each.name,
+                {name: each.parts[name] for name in self.parts if name in each.exclusive},
+                each.why,
+            )
+            for each in self.containers
+        )
 
     def init_containers(self) -> Iterator[ContainerDemand]:
         """Yield standard init containers and sidecars, in order."""
@@ -97,76 +185,38 @@ class PodDemand(Struct, frozen=True):
         return (c for c in self.containers if c.kind is ContainerKind.APP)
 
 
-def demand_of(policy: Policy, pod: Pod) -> PodDemand:
+def demand_of(policy: Policy, managers: Iterable[Demanding], pod: Pod) -> PodDemand:
     """Return the demand of a pod under a policy; no total is above 2^63-1."""
     managed = policy.pod_level_managers
-    qos = qos_class(pod, pod_level_resources=policy.gates.pod_level_resources)
     has_budget = has_pod_level_resources(pod)
-    return PodDemand(
+    containers = tuple(pod.all_containers())
+    request = PodRequest(
+        policy=policy,
         pod=pod,
-        qos=qos,
+        qos=qos_class(pod, pod_level_resources=policy.gates.pod_level_resources),
         pod_level=has_budget and managed,
         unmanaged=has_budget and not managed,
-        cpus=min(pod_exclusive_cpus(pod, qos, pod_level_managers=managed), MAX_INT64),
-        memory=_pod_memory(pod, pod_level=has_budget and managed, managed=managed),
-        devices=_pod_devices(pod, policy.devices),
+        containers=containers,
+        guaranteed=tuple(map(is_container_guaranteed, containers)),
+    )
+    parts = {manager.name: manager.demand(request) for manager in managers}
+    return PodDemand(
+        pod=pod,
+        qos=request.qos,
+        pod_level=request.pod_level,
+        unmanaged=request.unmanaged,
+        parts=parts,
         containers=tuple(
-            _container_demand(policy, pod, container, qos) for container in pod.all_containers()
+            ContainerDemand(
+                container=container,
+                guaranteed=request.guaranteed[place],
+                parts={name: part.containers[place] for name, part in parts.items()},
+                exclusive=frozenset([name for name in parts if parts[name].exclusive[place]]),
+                why={name: part.why[place] for name, part in parts.items()},
+            )
+            for place, container in enumerate(containers)
         ),
         requests=_node_requests(policy, pod),
-    )
-
-
-class DemandUnder(Struct, frozen=True):
-    """A demand under a policy, of which eligibility follows when it is asked for."""
-
-    policy: Policy
-    demand: PodDemand
-
-    def eligibility(self) -> tuple[Eligibility, ...]:
-        """Return which containers may have exclusive resources, and why."""
-        return explain_eligibility(self.policy, self.demand)
-
-
-def explain_eligibility(policy: Policy, demand: PodDemand) -> tuple[Eligibility, ...]:
-    """Return for every container whether it may have exclusive resources, and why.
-
-    `why` is about CPUs. In pod scope, the containers of a pod-level budget that the managers do not
-    divide (for CPUs: not a whole number) get no exclusive resources (KEP-5526).
-    """
-    from_budget = demand.pod_level and policy.topology.is_pod_scope
-    cpus = _gives_cpus(policy, demand) and not (from_budget and not demand.cpus)
-    memory = _gives_memory(policy, demand) and not (from_budget and not demand.memory)
-    return tuple(
-        Eligibility(
-            container=c.name,
-            exclusive_cpus=c.cpus if cpus else 0,
-            exclusive_memory=memory and bool(c.memory),
-            why=_why(policy, demand, c),
-        )
-        for c in demand.containers
-    )
-
-
-def _gives_cpus(policy: Policy, demand: PodDemand) -> bool:
-    return policy.cpu.policy is CpuManagerPolicy.STATIC and not demand.unmanaged
-
-
-def _gives_memory(policy: Policy, demand: PodDemand) -> bool:
-    static = policy.memory.policy is MemoryManagerPolicy.STATIC
-    return static and demand.guaranteed and not demand.unmanaged
-
-
-def _container_demand(
-    policy: Policy, pod: Pod, container: Container, qos: QosClass
-) -> ContainerDemand:
-    managed = policy.pod_level_managers
-    return ContainerDemand(
-        container=container,
-        cpus=exclusive_cpus(pod, container, qos, pod_level_managers=managed),
-        memory=memory_requests(pod, container, pod_level_managers=managed),
-        devices=_device_requests(container.resources.limits, policy.devices),
-        guaranteed=is_container_guaranteed(container),
     )
 
 
@@ -177,53 +227,3 @@ def _node_requests(policy: Policy, pod: Pod) -> dict[str, int]:
         name: amount.milli_value if name == CPU else amount.value
         for name, amount in requests.items()
     }
-
-
-def _pod_devices(pod: Pod, inventory: Collection[str]) -> dict[str, int]:
-    """Return the most devices that the containers of a pod have at any one time."""
-    if not inventory:
-        return {}
-
-    def devices(container: Container) -> dict[str, Quantity]:
-        limits = container.resources.limits
-        return {name: limits[name] for name in inventory if name in limits}
-
-    return _device_requests(aggregate(pod, devices), inventory)
-
-
-def _device_requests(limits: Mapping[str, Quantity], inventory: Iterable[str]) -> dict[str, int]:
-    """Return the number of devices by resource; for these, requests equal limits."""
-    return {name: limits[name].value for name in inventory if name in limits}
-
-
-def _pod_memory(pod: Pod, *, pod_level: bool, managed: bool) -> dict[str, int]:
-    """Return the pod's memory; a budget of zero bytes counts as absent, a request does not."""
-    amounts = pod_memory_requests(pod, pod_level_managers=managed)
-    return {
-        name: min(size, MAX_INT64) for name, size in amounts.items() if size > 0 or not pod_level
-    }
-
-
-def _why(policy: Policy, demand: PodDemand, container: ContainerDemand) -> str:
-    none_of_the_pod = _why_none(policy, demand)
-    if none_of_the_pod is not None:
-        return none_of_the_pod
-    if demand.pod_level and not container.guaranteed:
-        return NOT_GUARANTEED
-    if demand.pod_level and policy.topology.is_pod_scope and not demand.cpus:
-        return "the pod's cpu budget is not a positive whole number; pod scope divides no other"
-    if container.cpus:
-        return f"Guaranteed with a whole number of CPUs ({container.cpus})"
-    asked = container.container.resources.requests.get(CPU, ZERO)
-    return f"its cpu request {asked} is not a positive whole number"
-
-
-def _why_none(policy: Policy, demand: PodDemand) -> str | None:
-    """Return why no container of the pod may have exclusive CPUs, None when some may."""
-    if policy.cpu.policy is not CpuManagerPolicy.STATIC:
-        return f"cpuManagerPolicy is {policy.cpu.policy}; exclusive CPUs need static"
-    if demand.unmanaged:
-        return "the pod has pod-level resources and the gate PodLevelResourceManagers is off"
-    if not demand.guaranteed:
-        return f"the pod's QoS class is {demand.qos}; exclusive resources need Guaranteed"
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.managers.allocations.origin import Origin, Source
 from agent.managers.allocations.shared_map import SharedMap
 from agent.managers.topology.hints import NO_AFFINITY, Hint
-from agent.pods.model import CPU
+from agent.pods.model import CPU, MEMORY
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from agent.pods.model import ContainerKind, QosClass
 
 
-_NO_IDS: Final[frozenset[str]] = frozenset()
+#: The name of the device manager.
+DEVICES: Final = "devices"
+#: The fields of a container's allocation that hold parts of managers.
+_FIELDS: Final = {CPU: "cpus", MEMORY: "memory", DEVICES: "devices"}
+SetT = TypeVar("SetT", Mask, frozenset[str])
 
 
 class Isolation(StrEnum):
@@ -56,7 +60,8 @@ class ContainerAllocation(Struct, frozen=True):
     `memory` empty: the memory is not pinned, or the container is a standard init container whose
     memory was released when a later container started. `limits` are the specified limits in bytes
     by memory type. `why` is the reason why its CPUs are exclusive or not, "" without a known
-    specification.
+    specification. `cpus`, `memory` and `devices` are the parts of the kubelet's managers, which
+    enforcement reads; `others` are those of further managers, by name.
     """
 
     name: str
@@ -70,6 +75,13 @@ class ContainerAllocation(Struct, frozen=True):
     quota_disabled: bool = False
     limits: Mapping[str, int] = MappingProxyType({})
     why: str = ""
+    others: Mapping[str, Any] = MappingProxyType({})
+
+    def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
+        """Return what a resource manager has allocated to the container, None for nothing."""
+        if manager in _FIELDS:
+            return getattr(self, _FIELDS[manager]) or None
+        return self.others.get(manager)
 
     @property
     def mems(self) -> Mask:
@@ -90,7 +102,8 @@ class PodAllocation(Struct, frozen=True, dict=True):
     limits of the pod's own cgroup in bytes by memory type. Without a known specification (`origin`
     imported or recovered) `spec_digest` is "", and so are `name` and `namespace` if only the uid is
     known. `source` is who asked for the pod, None if no source has: decisions neither set nor read
-    it, the controller sets it with the admission (`Ledger.with_source`).
+    it, the controller sets it with the admission (`Ledger.with_source`). `others` are what further
+    managers have for the pod as a whole, by name.
     """
 
     uid: str
@@ -107,6 +120,18 @@ class PodAllocation(Struct, frozen=True, dict=True):
     limits: Mapping[str, int] = MappingProxyType({})
     origin: Origin = Origin.DECIDED
     source: Source | None = None
+    others: Mapping[str, Any] = MappingProxyType({})
+
+    def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
+        """Return what a resource manager has allocated to the pod as a whole, None for nothing."""
+        if manager in _FIELDS:
+            return getattr(self, _FIELDS[manager], None) or None
+        return self.others.get(manager)
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the pod has something as a whole, which is divided among its containers."""
+        return self.cpus is not None or bool(self.memory) or bool(self.others)
 
     @cached_property
     def exclusive_cpus(self) -> Mask:
@@ -159,42 +184,100 @@ class NodeMemory(Struct, frozen=True):
     reserved: Mapping[str, int]
 
 
-class Ledger(Struct, frozen=True):
-    """Every allocation, in the order of admission, and values derived from them.
+class Taken(Struct, Generic[SetT], frozen=True):
+    """Resources with a name each, such as CPUs and devices, that allocations have.
 
-    `exclusive_cpus` and `devices` are always the union over `allocations`, `requests` is the sum of
-    `PodAllocation.node_requests` (`total_requests`). `surplus_users` counts, for a CPU or device
-    that several pods have, the pods after the first: no decision allocates a resource twice, but a
-    checkpoint or an import may. `memory` is the charge by node: over a NUMA group it is the sum of
-    the blocks, and how the charge is spread over its members depends on the order of releases (the
-    kubelet's rule), so it is stored, not derived.
+    `ids` is the union over the allocations. `again` has, for ids that several allocations have, the
+    ids that a second has, those that a third has, and so on: no decision allocates a resource
+    twice, but a checkpoint or an import may.
+    """
+
+    ids: SetT
+    again: tuple[SetT, ...] = ()
+
+    def added(self, ids: SetT) -> Taken[SetT]:
+        """Return the resources with those of one more allocation."""
+        if not ids:
+            return self
+        twice = self.ids & ids
+        again: list[SetT] = []
+        for layer in self.again:
+            again.append(layer | twice)
+            twice &= layer
+        if twice:
+            again.append(twice)
+        return Taken(self.ids | ids, tuple(again))
+
+    def removed(self, ids: SetT) -> Taken[SetT]:
+        """Return the resources without those that only this allocation has."""
+        if not ids:
+            return self
+        again: list[SetT] = []
+        for layer in reversed(self.again):
+            kept = layer - ids
+            ids -= layer
+            if kept:
+                again.append(kept)
+        return Taken(self.ids - ids, tuple(reversed(again)))
+
+
+class LedgerParts(Struct, frozen=True):
+    """The parts of a ledger by the name of the resource manager, and what enforcement reads there.
+
+    The parts are the managers' own. A manager without a part has allocated nothing.
+    """
+
+    parts: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def exclusive_cpus(self) -> Mask:
+        """All CPUs that are allocated exclusively."""
+        taken: Taken[Mask] | None = self.parts.get(CPU)
+        return EMPTY if taken is None else taken.ids
+
+    @property
+    def memory(self) -> Mapping[int, NodeMemory]:
+        """The charge of memory by node.
+
+        Over a NUMA group it is the sum of the blocks, and how the charge is spread over its members
+        depends on the order of releases (the kubelet's rule), so it is stored, not derived.
+        """
+        charge: Mapping[int, NodeMemory] = self.parts.get(MEMORY, {})
+        return charge
+
+    @property
+    def devices(self) -> Mapping[str, frozenset[str]]:
+        """The ids of all allocated devices, by resource."""
+        taken: Mapping[str, Taken[frozenset[str]]] = self.parts.get(DEVICES, {})
+        return {resource: of.ids for resource, of in taken.items()}
+
+
+class Ledger(LedgerParts, frozen=True):
+    """Every allocation, in the order of admission, and what the resource managers keep of them.
+
+    `requests` is the sum of `PodAllocation.node_requests` (`total_requests`).
     """
 
     allocations: Mapping[str, PodAllocation] = MappingProxyType({})
-    exclusive_cpus: Mask = EMPTY
-    memory: Mapping[int, NodeMemory] = MappingProxyType({})
-    devices: Mapping[str, frozenset[str]] = MappingProxyType({})
     requests: Mapping[str, int] = MappingProxyType({})
-    surplus_users: Mapping[tuple[str, str], int] = MappingProxyType({})
 
     @classmethod
-    def of(cls, allocations: Iterable[PodAllocation], memory: Mapping[int, NodeMemory]) -> Ledger:
-        """Return the ledger of some allocations, in their order, with a charge of memory."""
+    def of(cls, allocations: Iterable[PodAllocation], parts: Mapping[str, Any]) -> Ledger:
+        """Return the ledger of some allocations, in their order, with the parts of the managers."""
         by_uid = MappingProxyType({allocation.uid: allocation for allocation in allocations})
-        ledger = cls(by_uid, memory=memory, requests=total_requests(by_uid.values()))
-        for allocation in by_uid.values():
-            ledger = _with_resources(ledger, allocation)
-        return ledger
+        return cls(MappingProxyType(dict(parts)), by_uid, total_requests(by_uid.values()))
 
-    def with_allocation(self, allocation: PodAllocation) -> Ledger:
+    def with_allocation(
+        self, allocation: PodAllocation, parts: Mapping[str, Any] | None = None
+    ) -> Ledger:
         """Return this ledger with an allocation added, or replaced if the pod has one.
 
-        The memory charge is unchanged.
+        `parts` are those of all managers; without them the allocation has the same resources as
+        the one in its place.
         """
         former = self.allocations.get(allocation.uid)
-        rest = self if former is None else _without_resources(self, former)
-        return replace(
-            _with_resources(rest, allocation),
+        return Ledger(
+            parts=self.parts if parts is None else MappingProxyType(dict(parts)),
             allocations=SharedMap.of(self.allocations).with_entry(allocation.uid, allocation),
             requests=self.requests_after(removed=former, added=allocation),
         )
@@ -204,21 +287,17 @@ class Ledger(Struct, frozen=True):
         allocation = replace(self.allocations[uid], source=source)
         return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
 
-    def without_allocation(self, uid: str) -> Ledger:
-        """Return this ledger without a pod; raises `KeyError` for an unknown uid.
-
-        Resources that another pod has as well stay with that pod. The memory charge is unchanged.
-        """
-        allocation = self.allocations[uid]
-        return replace(
-            _without_resources(self, allocation),
+    def without_allocation(self, uid: str, parts: Mapping[str, Any]) -> Ledger:
+        """Return this ledger without a pod, with new parts; raises `KeyError` for another uid."""
+        return Ledger(
+            parts=MappingProxyType(dict(parts)),
             allocations=SharedMap.of(self.allocations).without(uid),
-            requests=self.requests_after(removed=allocation),
+            requests=self.requests_after(removed=self.allocations[uid]),
         )
 
-    def with_memory(self, memory: Mapping[int, NodeMemory]) -> Ledger:
-        """Return this ledger with another memory charge."""
-        return replace(self, memory=memory)
+    def with_part(self, manager: str, part: Any) -> Ledger:  # noqa: ANN401  (the manager's own type)
+        """Return this ledger with another part of one manager."""
+        return replace(self, parts=MappingProxyType({**self.parts, manager: part}))
 
     def requests_after(
         self, *, added: PodAllocation | None = None, removed: PodAllocation | None = None
@@ -232,62 +311,6 @@ class Ledger(Struct, frozen=True):
             for name, amount in allocation.node_requests.items() if allocation is not None else ():
                 sums[name] = sums.get(name, 0) + sign * amount
         return MappingProxyType({name: amount for name, amount in sums.items() if amount > 0})
-
-
-def _with_resources(ledger: Ledger, allocation: PodAllocation) -> Ledger:
-    """Return a ledger with the CPUs and devices of an allocation; `allocations` is unchanged."""
-    cpus, devices = allocation.exclusive_cpus, _devices_of(allocation)
-    if not cpus and not devices:
-        return ledger
-    both = {name: ids & ledger.devices.get(name, _NO_IDS) for name, ids in devices.items()}
-    again = dict(ledger.surplus_users)
-    for key in _keys(cpus & ledger.exclusive_cpus, both):
-        again[key] = again.get(key, 0) + 1
-    joined = {name: ids | ledger.devices.get(name, _NO_IDS) for name, ids in devices.items()}
-    return replace(
-        ledger,
-        exclusive_cpus=ledger.exclusive_cpus | cpus,
-        devices=MappingProxyType({**ledger.devices, **joined}) if joined else ledger.devices,
-        surplus_users=MappingProxyType(again) if again else ledger.surplus_users,
-    )
-
-
-def _without_resources(ledger: Ledger, allocation: PodAllocation) -> Ledger:
-    """Return a ledger without the CPUs and devices that only this allocation has."""
-    cpus, devices = allocation.exclusive_cpus, _devices_of(allocation)
-    if not cpus and not devices:
-        return ledger
-    again = dict(ledger.surplus_users)
-    for kind, name in [key for key in _keys(cpus, devices) if key in again] if again else ():
-        again[kind, name] -= 1
-        if kind == CPU:
-            cpus -= Mask.of(int(name))
-        else:
-            devices[kind] -= {name}
-    left = {name: ledger.devices.get(name, _NO_IDS) - ids for name, ids in devices.items()}
-    remaining = {name: ids for name, ids in {**ledger.devices, **left}.items() if ids}
-    return replace(
-        ledger,
-        exclusive_cpus=ledger.exclusive_cpus - cpus,
-        devices=MappingProxyType(remaining) if devices else ledger.devices,
-        surplus_users=MappingProxyType({key: number for key, number in again.items() if number}),
-    )
-
-
-def _devices_of(allocation: PodAllocation) -> dict[str, frozenset[str]]:
-    """Return the ids of a pod's devices by resource; containers may use a device in turn."""
-    devices: dict[str, frozenset[str]] = {}
-    for container in allocation.containers:
-        for resource, ids in container.devices.items():
-            if ids:
-                devices[resource] = devices.get(resource, _NO_IDS).union(ids)
-    return devices
-
-
-def _keys(cpus: Mask, devices: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
-    """Yield each CPU and device as in `Ledger.surplus_users`."""
-    yield from ((CPU, str(cpu)) for cpu in cpus)
-    yield from ((resource, device) for resource, ids in devices.items() for device in ids)
 
 
 def total_requests(allocations: Iterable[PodAllocation]) -> Mapping[str, int]:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Final, final
 
 from msgspec import Struct
 
+from agent.managers.allocations.ledger import Taken
 from agent.managers.cpu.assignment import NotEnoughCpusError, take_by_topology
+from agent.managers.cpu.demand import CpuDraft, cpu_demand, cpus_of
 from agent.managers.cpu.hints import cpu_hint_family, cpu_hints
 from agent.managers.cpu.pod_level import divide_cpus, empty_pool_problem
 from agent.managers.cpu.sockets import SocketOrder, on_fewer_sockets
@@ -21,16 +23,18 @@ from agent.managers.decision import (
     Reason,
     Rejection,
 )
+from agent.managers.effective_policy import Rejected, ResourceManager
 from agent.managers.errors import cpus_text
-from agent.managers.manager import Rejected
-from agent.managers.rejection import empty_cpu_pool_rejection, free_cpus_by_node
 from agent.pods.model import CPU
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.allocations.draft import Draft
+    from collections.abc import Callable, Iterable, Mapping
+
+    from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
+    from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.cpu.topology import CpuTopology
+    from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
 
@@ -44,20 +48,35 @@ _PHYSICAL_CPU: Final = "physical_cpu"
 
 
 @final
-class CpuManager:
-    """Hint provider for `cpu`; policy `none` has no preference and allocates no CPUs."""
+class CpuManager(ResourceManager):
+    """The manager of `cpu`; policy `none` has no preference and allocates no CPUs.
+
+    Amounts are numbers of CPUs. Its part of a container's allocation and of a budget is a mask.
+    """
 
     name = CPU
 
+    def demand(self, request: PodRequest) -> ResourceDemand:
+        """Return the whole CPUs that a pod requests, and which containers may have them."""
+        return cpu_demand(request)
+
+    def amount(self, demanded: int, resource: str) -> int:  # noqa: ARG002  (there is one resource)
+        """Return the CPUs that a container or a pod demands."""
+        return demanded
+
+    def start(self, rules: EffectivePolicy, part: Taken[Mask]) -> CpuDraft:
+        """Return the draft of a pod, with all CPUs that may be allocated and are free."""
+        return CpuDraft(free=rules.assignable_cpus - part.ids)
+
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         """Return the sets of nodes on which the container's CPUs are free."""
-        if not _gives_cpus(draft) or not container.cpus:
+        if self.name not in container.exclusive:
             return {}
         return _hints(draft, container.cpus)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
         """Return the sets of nodes on which the pod's CPUs are free; none if a pool is empty."""
-        if not _gives_cpus(draft) or not draft.demand.cpus:
+        if not _serves(draft):
             return {}
         if draft.demand.pod_level and empty_pool_problem(draft.demand) is not None:
             return {CPU: ()}
@@ -65,51 +84,107 @@ class CpuManager:
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         """Allocate the container's CPUs, from the hint's nodes as far as these suffice."""
-        if not _gives_cpus(draft) or not container.cpus:
+        if self.name not in container.exclusive:
             return
+        own = cpus_of(draft)
         draft.count(CPU_PINNING_REQUESTS.name)
         try:
             _require_whole_cores(draft, container.cpus, container.name)
-            cpus = _take(draft, container.cpus, hint, draft.reusable_cpus, container.name)
+            cpus = _take(draft, container.cpus, hint, own.reusable, container.name)
         except Rejected:
             _count_container_error(draft)
             raise
-        draft.cpus[container.name] = cpus
+        own.containers[container.name] = cpus
         if container.is_standard_init:
-            draft.reusable_cpus |= cpus
+            own.reusable |= cpus
         else:
-            draft.reusable_cpus -= cpus
+            own.reusable -= cpus
         _count_container(draft)
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
         """Take the pod's budget and divide it (KEP-5526, partitioning algorithm)."""
-        if not _gives_cpus(draft) or not draft.demand.cpus:
+        if not _serves(draft):
             return
         try:
             _require_shared_pool(draft)
             bubble = _take_budget(draft, hint)
-            draft.pod_cpus = bubble
-            self._divide(draft, bubble)
+            cpus_of(draft).pod = bubble
+            _divide(draft, bubble)
         except Rejected:
             draft.count(CPU_PINNING_ERRORS.name)
             draft.count(ALLOCATION_ERRORS.name, CPU, _POD)
             raise
 
-    def _divide(self, draft: Draft, bubble: Mask) -> None:
+    def node_order(self, draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:
+        """Return how `align-by-socket` orders sets of nodes; None without exclusive CPUs."""
         rules = draft.rules
-        options = rules.policy.cpu.options
-        try:
-            parts = divide_cpus(rules.machine.cpus, options, bubble, draft.demand, draft.work)
-        except NotEnoughCpusError as error:
-            raise Rejected(_not_enough(draft, error.asked, bubble, None)) from error
-        for name, part in parts.items():
-            draft.cpus[name] = part.cpus
-            if part.exclusive:
-                draft.count(CPU_PINNING_REQUESTS.name)
-                draft.count(ALLOCATIONS.name, CPU, _POD)
-                draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_exclusive")
-            else:
-                draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_shared")
+        if not rules.policy.cpu.options.align_by_socket:
+            return None
+        if not (_serves(draft) if container is None else self.name in container.exclusive):
+            return None
+        count = draft.demand.cpus if container is None else container.cpus
+        return SocketOrder.of(rules.machine.cpus, cpus_of(draft).available, count)
+
+    def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:
+        """Return why the pod shared pool would have no CPUs, None if it would have some."""
+        return _empty_pool(draft, reason)
+
+    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
+        """Return how many CPUs are free on each NUMA node, as a function of the resource."""
+        rules, available = draft.rules, cpus_of(draft).available
+        return lambda _resource: free_cpus_by_node(rules, available)
+
+    def empty(self, rules: EffectivePolicy) -> Taken[Mask]:  # noqa: ARG002  (of any policy)
+        """Return that no CPU is allocated exclusively."""
+        return Taken(EMPTY)
+
+    def charged(
+        self,
+        rules: EffectivePolicy,  # noqa: ARG002  (of any policy)
+        part: Taken[Mask],
+        allocation: PodAllocation,
+    ) -> Taken[Mask]:
+        """Return the exclusive CPUs of all pods with those of one more."""
+        return part.added(allocation.exclusive_cpus)
+
+    def loaded(self, saved: None, allocations: Iterable[PodAllocation]) -> Taken[Mask]:  # noqa: ARG002  (follows from the allocations)
+        """Return the exclusive CPUs of all pods."""
+        part = Taken(EMPTY)
+        for allocation in allocations:
+            part = part.added(allocation.exclusive_cpus)
+        return part
+
+    def released(
+        self,
+        rules: EffectivePolicy,  # noqa: ARG002  (of any policy)
+        part: Taken[Mask],
+        allocation: PodAllocation,
+    ) -> Taken[Mask]:
+        """Return the exclusive CPUs of all pods without those that only this pod has."""
+        return part.removed(allocation.exclusive_cpus)
+
+
+def free_cpus_by_node(rules: EffectivePolicy, free: Mask) -> dict[int, int]:
+    """Return how many of the given CPUs each NUMA node has."""
+    nodes = rules.machine.cpus.nodes
+    return {node.id: (node.cpus & free.bits).bit_count() for node in nodes}
+
+
+def _divide(draft: Draft, bubble: Mask) -> None:
+    rules = draft.rules
+    options = rules.policy.cpu.options
+    try:
+        parts = divide_cpus(rules.machine.cpus, options, bubble, draft.demand, draft.work)
+    except NotEnoughCpusError as error:
+        raise Rejected(_not_enough(draft, error.asked, bubble, None)) from error
+    for name, part in parts.items():
+        cpus_of(draft).containers[name] = part.cpus
+        if part.exclusive:
+            draft.count(CPU_PINNING_REQUESTS.name)
+            draft.count(ALLOCATIONS.name, CPU, _POD)
+            draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_exclusive")
+        else:
+            draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_shared")
 
 
 def aligned_cpus(draft: Draft, nodes: int, cpus: Mask) -> Mask:
@@ -123,33 +198,24 @@ def aligned_cpus(draft: Draft, nodes: int, cpus: Mask) -> Mask:
     return cpus & topology.cpus_in_nodes(Mask(nodes))
 
 
-def _gives_cpus(draft: Draft) -> bool:
-    return draft.rules.static_cpus and not draft.demand.unmanaged
+def _serves(draft: Draft) -> bool:
+    """Return whether the pod as a whole gets exclusive CPUs."""
+    return draft.demand.active(CPU) and draft.demand.cpus > 0
 
 
 def _hints(draft: Draft, count: int) -> ProviderHints:
     rules = draft.rules
     options = rules.policy.cpu.options
     offer = cpu_hints if rules.machine.lists_hints else cpu_hint_family
-    return {CPU: offer(rules.machine.cpus, options, draft.free_cpus, draft.reusable_cpus, count)}
-
-
-def socket_order(draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:
-    """Return how `align-by-socket` orders sets of nodes for a container (None: the pod).
-
-    None without the option, and for containers and pods without exclusive CPUs.
-    """
-    rules = draft.rules
-    count = draft.demand.cpus if container is None else container.cpus
-    if not (rules.policy.cpu.options.align_by_socket and count and _gives_cpus(draft)):
-        return None
-    return SocketOrder.of(rules.machine.cpus, draft.free_cpus | draft.reusable_cpus, count)
+    own = cpus_of(draft)
+    return {CPU: offer(rules.machine.cpus, options, own.free, own.reusable, count)}
 
 
 def _take(draft: Draft, count: int, hint: Hint, reusable: Mask, container: str | None) -> Mask:
     """Take CPUs inside the hint first, the rest (best-effort, failed alignment) anywhere."""
     topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
-    allocatable = draft.free_cpus | reusable
+    own = cpus_of(draft)
+    allocatable = own.free | reusable
     near = EMPTY if hint.nodes is None else aligned_cpus(draft, hint.nodes, allocatable)
     try:
         taken = take_by_topology(topology, options, near, min(count, len(near)), draft.work())
@@ -160,7 +226,7 @@ def _take(draft: Draft, count: int, hint: Hint, reusable: Mask, container: str |
                 taken = _on_fewer_sockets(draft, allocatable, taken)
     except NotEnoughCpusError as error:
         raise Rejected(_not_enough(draft, count, allocatable, container)) from error
-    draft.free_cpus -= taken
+    own.free -= taken
     if any(not taken.bits & ~cache.cpus for cache in topology.uncores):
         draft.count(ALIGNED_COUNT.name, _CONTAINER, "uncore_cache")
     return taken
@@ -195,7 +261,7 @@ def _require_whole_cores(draft: Draft, count: int, container: str | None) -> Non
     rules = draft.rules
     if not rules.policy.cpu.options.full_pcpus_only:
         return
-    free_physical = draft.free_cpus - rules.reserved_physical_cpus
+    free_physical = cpus_of(draft).free - rules.reserved_physical_cpus
     problem = smt_misalignment(rules.machine.cpus, free_physical, count)
     if problem is not None:
         raise Rejected(
@@ -212,9 +278,14 @@ def _require_whole_cores(draft: Draft, count: int, container: str | None) -> Non
 
 def _require_shared_pool(draft: Draft) -> None:
     """Reject a pod whose exclusive containers leave no CPUs to its shared ones (KEP-5526)."""
-    rejection = empty_cpu_pool_rejection(draft, Reason.EMPTY_POD_SHARED_POOL)
+    rejection = _empty_pool(draft, Reason.EMPTY_POD_SHARED_POOL)
     if rejection is not None:
         raise Rejected(rejection)
+
+
+def _empty_pool(draft: Draft, reason: Reason) -> Rejection | None:
+    problem = empty_pool_problem(draft.demand) if _serves(draft) else None
+    return None if problem is None else Rejection(reason, problem, resource=CPU)
 
 
 def _not_enough(draft: Draft, count: int, available: Mask, container: str | None) -> Rejection:

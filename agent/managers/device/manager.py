@@ -2,69 +2,192 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, final
 
+from msgspec import field
+
+from agent.managers.allocations.allocation import PodPart
+from agent.managers.allocations.demand import ResourceDemand
+from agent.managers.allocations.ledger import DEVICES, Taken
 from agent.managers.decision import Reason, Rejection
 from agent.managers.device.assignment import assign_devices, device_hints, reusable_devices_after
+from agent.managers.effective_policy import Rejected, ResourceManager
 from agent.managers.errors import ManagerError
-from agent.managers.manager import Rejected
-from agent.managers.rejection import FreeRoom, allocated_devices
+from agent.pods.requests import aggregate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.allocations.draft import Draft
+    from agent.managers.allocations.demand import ContainerDemand, PodRequest
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.pods.model import Container
+    from agent.pods.quantity import Quantity
+
+#: The allocated devices of each resource, without resources of which none is allocated.
+TakenDevices: TypeAlias = "Mapping[str, Taken[frozenset[str]]]"
+
+
+class DeviceDraft(PodPart):
+    """The devices of other pods, and those of the pod under admission.
+
+    `containers` are ids by resource by name of the container. `allocated` are the ids of other
+    pods and of this one, by resource, `reusable` those of standard init containers of this pod.
+    """
+
+    allocated: dict[str, frozenset[str]] = field(default_factory=dict)
+    reusable: dict[str, frozenset[str]] = field(default_factory=dict)
 
 
 @final
-class DeviceManager:
-    """Hint provider for every resource of the device inventory."""
+class DeviceManager(ResourceManager):
+    """The manager of every resource of the device inventory.
 
-    name = "devices"
+    Amounts are numbers of devices by resource. Its part of a container's allocation are ids by
+    resource. A budget (KEP-5526) has CPUs and memory only, so devices are allocated container by
+    container. The kubelet waits with it until a container starts; by then another pod may have been
+    admitted with the same device.
+    """
+
+    name = DEVICES
+
+    def demand(self, request: PodRequest) -> ResourceDemand:
+        """Return the devices that a pod requests; pods of any QoS class may have them."""
+        inventory = request.policy.devices
+        amounts = tuple(
+            [_requests(each.resources.limits, inventory) for each in request.containers]
+        )
+        exclusive = tuple([any(each.values()) for each in amounts])
+        return ResourceDemand(
+            _of_pod(request, inventory) if any(amounts) else {},
+            amounts,
+            active=True,
+            exclusive=exclusive,
+            why=tuple([_WHY[each] for each in exclusive]),
+        )
+
+    def amount(self, demanded: Mapping[str, int], resource: str) -> int:
+        """Return the number of devices that a container or a pod demands."""
+        return demanded.get(resource, 0)
+
+    def start(self, rules: EffectivePolicy, part: TakenDevices) -> DeviceDraft:  # noqa: ARG002  (of any policy)
+        """Return the draft of a pod, with the devices of all other pods."""
+        return DeviceDraft(allocated={resource: taken.ids for resource, taken in part.items()})
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         """Return the sets of nodes from which the container's devices are reached."""
-        return _hints(draft, container.devices)
+        return _hints(draft, container.parts[DEVICES])
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
         """Return the sets of nodes from which the pod's devices are reached."""
-        return _hints(draft, draft.demand.devices)
+        return _hints(draft, draft.demand.parts[DEVICES].pod)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         """Allocate the container's devices, from the hint's nodes as far as these suffice."""
-        for resource, count in container.devices.items():
+        own = _own(draft)
+        for resource, count in container.parts[DEVICES].items():
             given = _assign(draft, container, resource, count, hint)
             if not given:
                 continue
-            draft.devices.setdefault(container.name, {})[resource] = given
-            draft.reusable_devices[resource] = reusable_devices_after(
-                draft.reusable_devices.get(resource, frozenset()),
-                given,
-                standard_init=container.is_standard_init,
+            own.containers.setdefault(container.name, {})[resource] = given
+            own.allocated[resource] = own.allocated.get(resource, _NONE).union(given)
+            own.reusable[resource] = reusable_devices_after(
+                own.reusable.get(resource, _NONE), given, standard_init=container.is_standard_init
             )
 
-    def allocate_pod(self, draft: Draft, hint: Hint) -> None:
-        """Allocate the devices container by container with the pod's hint.
+    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
+        """Return how many devices are free on each NUMA node, as a function of the resource."""
+        own = _own(draft)
+        return partial(_free, draft.rules, dict(own.allocated), dict(own.reusable))
 
-        A budget (KEP-5526) has CPUs and memory only, so there is nothing to divide. The kubelet
-        waits until a container starts; by then another pod may have been admitted with the same
-        device.
-        """
-        for container in draft.demand.containers:
-            self.allocate(draft, container, hint)
+    def empty(self, rules: EffectivePolicy) -> TakenDevices:  # noqa: ARG002  (of any policy)
+        """Return that no device is allocated."""
+        return {}
+
+    def loaded(self, saved: None, allocations: Iterable[PodAllocation]) -> TakenDevices:  # noqa: ARG002  (follows from the allocations)
+        """Return the devices of all pods."""
+        part: TakenDevices = {}
+        for allocation in allocations:
+            part = _added(part, allocation)
+        return part
+
+    def charged(
+        self,
+        rules: EffectivePolicy,  # noqa: ARG002  (of any policy)
+        part: TakenDevices,
+        allocation: PodAllocation,
+    ) -> TakenDevices:
+        """Return the devices of all pods with those of one more."""
+        return _added(part, allocation)
+
+    def released(
+        self,
+        rules: EffectivePolicy,  # noqa: ARG002  (of any policy)
+        part: TakenDevices,
+        allocation: PodAllocation,
+    ) -> TakenDevices:
+        """Return the devices of all pods without those that only this pod has."""
+        ids = _of_allocation(allocation)
+        if not ids:
+            return part
+        left = {**part, **{name: part.get(name, _UNUSED).removed(ids[name]) for name in ids}}
+        return {name: taken for name, taken in left.items() if taken.ids}
+
+
+_NONE: frozenset[str] = frozenset()
+_UNUSED: Taken[frozenset[str]] = Taken(_NONE)
+_WHY = {True: "its limits name devices of the inventory", False: "it requests no device"}
+
+
+def _own(draft: Draft) -> DeviceDraft:
+    part: DeviceDraft = draft.parts[DEVICES]
+    return part
+
+
+def _requests(limits: Mapping[str, Quantity], inventory: Iterable[str]) -> dict[str, int]:
+    """Return the number of devices by resource; for these, requests equal limits."""
+    return {name: limits[name].value for name in inventory if name in limits}
+
+
+def _of_pod(request: PodRequest, inventory: Collection[str]) -> dict[str, int]:
+    """Return the most devices that the containers of a pod have at any one time."""
+
+    def devices(container: Container) -> dict[str, Quantity]:
+        limits = container.resources.limits
+        return {name: limits[name] for name in inventory if name in limits}
+
+    return _requests(aggregate(request.pod, devices), inventory)
+
+
+def _of_allocation(allocation: PodAllocation) -> dict[str, frozenset[str]]:
+    """Return the ids of a pod's devices by resource; containers may use a device in turn."""
+    devices: dict[str, frozenset[str]] = {}
+    for container in allocation.containers:
+        for resource, ids in container.devices.items():
+            if ids:
+                devices[resource] = devices.get(resource, _NONE).union(ids)
+    return devices
+
+
+def _added(part: TakenDevices, allocation: PodAllocation) -> TakenDevices:
+    ids = _of_allocation(allocation)
+    if not ids:
+        return part
+    return {**part, **{name: part.get(name, _UNUSED).added(ids[name]) for name in ids}}
 
 
 def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
+    own = _own(draft)
     return {
         resource: device_hints(
             draft.rules.machine.node_mask.bits,
             draft.rules.policy.devices[resource],
             count,
-            allocated_devices(draft, resource),
-            draft.reusable_devices.get(resource, frozenset()),
+            own.allocated.get(resource, _NONE),
+            own.reusable.get(resource, _NONE),
             draft.work(),
         )
         for resource, count in requests.items()
@@ -74,14 +197,15 @@ def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
 def _assign(
     draft: Draft, container: ContainerDemand, resource: str, count: int, hint: Hint
 ) -> tuple[str, ...]:
+    own = _own(draft)
     try:
         return assign_devices(
             resource,
             draft.rules.policy.devices[resource],
             count,
             hint,
-            allocated_devices(draft, resource),
-            draft.reusable_devices.get(resource, frozenset()),
+            own.allocated.get(resource, _NONE),
+            own.reusable.get(resource, _NONE),
         )
     except ManagerError as error:
         rejection = Rejection(
@@ -91,6 +215,22 @@ def _assign(
             resource=resource,
             container=container.name,
             asked=count,
-            free=FreeRoom.of(draft).by_node(resource),
+            free=_free(draft.rules, own.allocated, own.reusable, resource),
         )
         raise Rejected(rejection) from error
+
+
+def _free(
+    rules: EffectivePolicy,
+    allocated: Mapping[str, frozenset[str]],
+    reusable: Mapping[str, frozenset[str]],
+    resource: str,
+) -> dict[int, int]:
+    """Return how many devices are free on each NUMA node, reusable ones included."""
+    taken = allocated.get(resource, _NONE) - reusable.get(resource, _NONE)
+    free: dict[int, int] = {}
+    for device in rules.policy.devices.get(resource, ()):
+        if device.healthy and device.id not in taken:
+            for node in device.nodes:
+                free[node] = free.get(node, 0) + 1
+    return free

@@ -5,7 +5,10 @@ Sources: KEP-1769, KEP-5526 ("Memory Manager").
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
+
+from msgspec.structs import replace
 
 from agent.managers.decision import (
     ALLOCATION_ERRORS,
@@ -16,44 +19,75 @@ from agent.managers.decision import (
     Reason,
     Rejection,
 )
-from agent.managers.errors import ManagerError, MemoryAssignmentError, UnknownMemoryTypeError
-from agent.managers.manager import Rejected
-from agent.managers.memory.assignment import assign, reusable_after, shrink_reused
+from agent.managers.effective_policy import Rejected, ResourceManager
+from agent.managers.errors import (
+    ManagerError,
+    MemoryAssignmentError,
+    UnknownMemoryTypeError,
+    size_text,
+)
+from agent.managers.memory.assignment import (
+    assign,
+    release_finished,
+    reusable_after,
+    shrink_reused,
+)
+from agent.managers.memory.demand import MemoryDraft, memory_demand, memory_of
 from agent.managers.memory.hints import memory_hints
 from agent.managers.memory.pod_level import divide_memory, empty_memory_pool
-from agent.managers.memory.state import release
-from agent.managers.rejection import FreeRoom, empty_memory_pool_rejection
+from agent.managers.memory.state import charge_allocation, free_memory, initial_memory, release
 from agent.pods.model import MEMORY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.allocations.draft import Draft
-    from agent.managers.allocations.ledger import MemoryBlock, NodeMemory, PodAllocation
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
+    from agent.managers.allocations.ledger import (
+        ContainerAllocation,
+        MemoryBlock,
+        NodeMemory,
+        PodAllocation,
+    )
+    from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
+    from sysfs.mask import Mask
 
 _NODE: Final = "node"
 _POD: Final = "pod"
 
 
 @final
-class MemoryManager:
-    """Hint provider for `memory` and `hugepages-*`; policy `None` allocates no memory."""
+class MemoryManager(ResourceManager):
+    """The manager of `memory` and `hugepages-*`; policy `None` allocates no memory.
+
+    Amounts are bytes by memory type. Its part of a container's allocation and of a budget are
+    blocks, its part of the ledger is the charge by node.
+    """
 
     name = MEMORY
 
+    def demand(self, request: PodRequest) -> ResourceDemand:
+        """Return the bytes that a pod requests, and which containers may have them."""
+        return memory_demand(request)
+
+    def amount(self, demanded: Mapping[str, int], resource: str) -> int:
+        """Return the bytes of a memory type that a container or a pod demands."""
+        return demanded.get(resource, 0)
+
+    def start(self, rules: EffectivePolicy, part: Mapping[int, NodeMemory]) -> MemoryDraft:  # noqa: ARG002  (of any policy)
+        """Return the draft of a pod, with the charge of all other pods."""
+        return MemoryDraft(charge=part)
+
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         """Return the sets of nodes on which the container's memory is free."""
-        if not _gives_memory(draft):
+        if not draft.demand.active(MEMORY):
             return {}
         return _hints(draft, container.memory, container.name)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
         """Return the sets of nodes on which the pod's memory is free; none if a pool is empty."""
-        if not _gives_memory(draft):
+        if not draft.demand.active(MEMORY):
             return {}
         if draft.demand.pod_level and empty_memory_pool(draft.demand) is not None:
             return dict.fromkeys(draft.demand.memory, ())
@@ -61,7 +95,7 @@ class MemoryManager:
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         """Pin the container's memory to the hint's nodes, or to those that memory allows."""
-        if not _gives_memory(draft):
+        if not draft.demand.active(MEMORY):
             return
         draft.count(MEMORY_PINNING_REQUESTS.name)
         try:
@@ -71,40 +105,103 @@ class MemoryManager:
             raise
         _reuse_init_memory(draft, container, blocks)
         if blocks:
-            draft.memory[container.name] = blocks
+            memory_of(draft).containers[container.name] = blocks
             draft.count(ALLOCATIONS.name, MEMORY, _NODE, by=len(blocks))
             draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "node_exclusive")
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
         """Charge the pod's budget and divide it (KEP-5526, partitioning algorithm)."""
-        if not _gives_memory(draft):
+        if not draft.demand.active(MEMORY):
             return
         draft.count(MEMORY_PINNING_REQUESTS.name)
         try:
             _require_shared_pool(draft)
-            draft.pod_memory = _assign(draft, draft.demand.memory, hint, None)
+            blocks = _assign(draft, draft.demand.memory, hint, None)
         except Rejected:
             _count_error(draft, _POD)
             raise
-        if draft.pod_memory:
-            _divide(draft)
+        if blocks:
+            memory_of(draft).pod = blocks
+            _divide(draft, blocks[0].nodes)
+
+    def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:
+        """Return why shared containers would have no memory of some type, None if they would."""
+        return _empty_pool(draft, reason)
+
+    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
+        """Return the free bytes of each NUMA node, as a function of the memory type."""
+        return partial(free_memory, draft.rules.memory, memory_of(draft).charge)
+
+    def amount_text(self, resource: str, amount: int) -> str:  # noqa: ARG002  (all types in bytes)
+        """Return bytes in binary units."""
+        return size_text(amount)
+
+    def empty(self, rules: EffectivePolicy) -> Mapping[int, NodeMemory]:
+        """Return the charge without allocated memory; no node is charged under policy None."""
+        return initial_memory(rules.memory) if rules.static_memory else {}
+
+    def charged(
+        self, rules: EffectivePolicy, part: Mapping[int, NodeMemory], allocation: PodAllocation
+    ) -> Mapping[int, NodeMemory]:
+        """Return the charge with all memory of a pod, in full even where a node has less."""
+        return charge_allocation(rules.memory, part, allocation) if part else part
+
+    def released(
+        self, rules: EffectivePolicy, part: Mapping[int, NodeMemory], allocation: PodAllocation
+    ) -> Mapping[int, NodeMemory]:
+        """Return the charge by node without the memory of a pod."""
+        if allocation.memory:
+            return release(rules.memory, part, allocation.memory)
+        for container in allocation.containers:
+            if container.memory:
+                part = release(rules.memory, part, container.memory)
+        return part
+
+    def loaded(
+        self,
+        saved: Mapping[int, NodeMemory] | None,
+        allocations: Iterable[PodAllocation],  # noqa: ARG002  (the charge depends on releases, too)
+    ) -> Mapping[int, NodeMemory]:
+        """Return the saved charge."""
+        return saved or {}
+
+    def settled(self, draft: Draft, allocation: PodAllocation) -> Mapping[int, NodeMemory]:  # noqa: ARG002  (charged while it was allocated)
+        """Return the charge with what the draft has allocated."""
+        return memory_of(draft).charge
+
+    def finished(
+        self,
+        rules: EffectivePolicy,
+        part: Mapping[int, NodeMemory],
+        containers: Sequence[ContainerAllocation],
+    ) -> tuple[Mapping[int, NodeMemory], Sequence[ContainerAllocation]]:
+        """Release the memory of ended containers (kubelet v1.36, memorymanager AddContainer)."""
+        charge = release_finished(rules.memory, part, [each.memory for each in containers])
+        return charge, [replace(each, memory=()) if each.memory else each for each in containers]
+
+    def restored(
+        self,
+        rules: EffectivePolicy,
+        part: Mapping[int, NodeMemory] | None,
+        allocations: Mapping[str, PodAllocation],
+    ) -> Mapping[int, NodeMemory]:
+        """Return the saved charge if nodes and memory types are the same.
+
+        Its division over NUMA groups depends on the order of earlier releases. Otherwise (another
+        memory policy, another machine) the charge is computed again from the allocations: in full,
+        even where a node has less than is allocated, so that no memory is allocated twice. Nodes
+        that the machine no longer has are left out.
+        """
+        if part is not None and _same_shape(self.empty(rules), part):
+            return part
+        charge: Mapping[int, NodeMemory] = super().restored(rules, part, allocations)
+        return charge
 
 
-def release_memory(
-    rules: EffectivePolicy, charged: Mapping[int, NodeMemory], allocation: PodAllocation
-) -> Mapping[int, NodeMemory]:
-    """Return the charge by node without the memory of a pod."""
-    if allocation.memory:
-        return release(rules.memory, charged, allocation.memory)
-    for container in allocation.containers:
-        if container.memory:
-            charged = release(rules.memory, charged, container.memory)
-    return charged
-
-
-def _gives_memory(draft: Draft) -> bool:
-    demand = draft.demand
-    return draft.rules.static_memory and demand.guaranteed and not demand.unmanaged
+def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]) -> bool:
+    return fresh.keys() == saved.keys() and all(
+        saved[node].reserved.keys() <= fresh[node].reserved.keys() for node in fresh
+    )
 
 
 def _hints(draft: Draft, requests: Mapping[str, int], container: str | None) -> ProviderHints:
@@ -113,9 +210,9 @@ def _hints(draft: Draft, requests: Mapping[str, int], container: str | None) -> 
     The kubelet rejects such a container of a pod with pod-level resources, against KEP-5526 and
     its own documentation: there it runs in the node's shared pool.
     """
-    facts = draft.rules.memory
+    facts, own = draft.rules.memory, memory_of(draft)
     try:
-        return memory_hints(facts, draft.node_memory, requests, draft.reusable_memory, draft.work())
+        return memory_hints(facts, own.charge, requests, own.reusable, draft.work())
     except ManagerError as error:
         raise Rejected(_rejection(draft, error, requests, container)) from error
 
@@ -123,11 +220,9 @@ def _hints(draft: Draft, requests: Mapping[str, int], container: str | None) -> 
 def _assign(
     draft: Draft, requests: Mapping[str, int], hint: Hint, container: str | None
 ) -> tuple[MemoryBlock, ...]:
-    facts, reusable = draft.rules.memory, draft.reusable_memory
+    facts, own = draft.rules.memory, memory_of(draft)
     try:
-        blocks, draft.node_memory = assign(
-            facts, draft.node_memory, requests, hint, reusable, draft.work()
-        )
+        blocks, own.charge = assign(facts, own.charge, requests, hint, own.reusable, draft.work())
     except ManagerError as error:
         raise Rejected(_rejection(draft, error, requests, container)) from error
     return blocks
@@ -137,31 +232,36 @@ def _reuse_init_memory(
     draft: Draft, container: ContainerDemand, blocks: tuple[MemoryBlock, ...]
 ) -> None:
     """Record the memory of ended init containers that the container reuses."""
-    if not (draft.reusable_memory or container.is_standard_init):
+    own = memory_of(draft)
+    if not (own.reusable or container.is_standard_init):
         return
     earlier: dict[str, tuple[MemoryBlock, ...]] = {}
     for init in draft.demand.init_containers():
         if init.name == container.name:
             break
-        if init.is_standard_init and init.name in draft.memory:
-            earlier[init.name] = draft.memory[init.name]
-    draft.memory.update(shrink_reused(earlier, blocks))
-    draft.reusable_memory = reusable_after(
-        draft.reusable_memory, blocks, standard_init=container.is_standard_init
-    )
+        if init.is_standard_init and init.name in own.containers:
+            earlier[init.name] = own.containers[init.name]
+    own.containers.update(shrink_reused(earlier, blocks))
+    own.reusable = reusable_after(own.reusable, blocks, standard_init=container.is_standard_init)
 
 
 def _require_shared_pool(draft: Draft) -> None:
     """Reject a pod whose exclusive containers leave no memory to its shared ones (KEP-5526)."""
-    rejection = empty_memory_pool_rejection(draft, Reason.EMPTY_POD_SHARED_POOL)
+    rejection = _empty_pool(draft, Reason.EMPTY_POD_SHARED_POOL)
     if rejection is not None:
         raise Rejected(rejection)
 
 
-def _divide(draft: Draft) -> None:
-    nodes = draft.pod_memory[0].nodes
+def _empty_pool(draft: Draft, reason: Reason) -> Rejection | None:
+    problem = empty_memory_pool(draft.demand) if draft.demand.active(MEMORY) else None
+    return (
+        None if problem is None else Rejection(reason, problem.message, resource=problem.resource)
+    )
+
+
+def _divide(draft: Draft, nodes: Mask) -> None:
     for name, part in divide_memory(nodes, draft.demand).items():
-        draft.memory[name] = part.blocks
+        memory_of(draft).containers[name] = part.blocks
         if part.exclusive:
             draft.count(ALLOCATIONS.name, MEMORY, _POD)
             draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "pod_exclusive")
@@ -187,7 +287,7 @@ def _rejection(
         resource=resource,
         container=container,
         asked=requests.get(resource),
-        free=FreeRoom.of(draft).by_node(resource),
+        free=free_memory(draft.rules.memory, memory_of(draft).charge, resource),
     )
 
 

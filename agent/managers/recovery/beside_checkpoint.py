@@ -17,8 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import remove
-from agent.managers.effective_policy import shared_cpus
-from agent.managers.memory.state import charge_allocation
+from agent.managers.effective_policy import charged, shared_cpus
 from agent.managers.recovery.from_cgroups import contradictions, shown_allocation
 from agent.pods.identity import name_and_uid
 from sysfs.mask import EMPTY, Mask
@@ -170,6 +169,5 @@ def _conflicting(ledger: Ledger, one: PodAllocation) -> tuple[PodAllocation, ...
 
 def _with(rules: EffectivePolicy, ledger: Ledger, allocations: Iterable[PodAllocation]) -> Ledger:
     for allocation in allocations:
-        memory = charge_allocation(rules.memory, ledger.memory, allocation)
-        ledger = ledger.with_allocation(allocation).with_memory(memory)
+        ledger = charged(rules, ledger, allocation)
     return ledger

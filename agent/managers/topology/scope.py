@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.cpu.manager import socket_order
 from agent.managers.decision import (
     ALIGNED_COUNT,
     ALIGNED_FAILURE_COUNT,
@@ -17,44 +16,42 @@ from agent.managers.decision import (
     TOPOLOGY_ADMISSION_REQUESTS,
     HintTrace,
 )
-from agent.managers.manager import Rejected
+from agent.managers.effective_policy import Rejected
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.rejection import affinity_rejection
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.managers.topology.manager import DeferredMerge, merge_or_defer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.allocations.draft import Draft
-    from agent.managers.manager import HintProvider
+    from agent.managers.cpu.sockets import SocketOrder
+    from agent.managers.effective_policy import Draft
     from agent.managers.topology.implicit_hints import ProviderHints
 
 _NUMA_NODE: Final = "numa_node"
 
 
-def align_and_allocate(draft: Draft, providers: Sequence[HintProvider]) -> None:
+def align_and_allocate(draft: Draft) -> None:
     """Align and allocate the pod by the current policy and scope; raises `Rejected`."""
     draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
     try:
         if draft.rules.policy.topology.policy is TopologyManagerPolicy.NONE:
-            _without_alignment(draft, providers)
+            _without_alignment(draft)
         else:
-            _aligned(draft, providers)
+            _aligned(draft)
     finally:
         _count_bounded_choices(draft)
 
 
-def _aligned(draft: Draft, providers: Sequence[HintProvider]) -> None:
+def _aligned(draft: Draft) -> None:
     topology = draft.rules.policy.topology
     try:
         if topology.scope is TopologyManagerScope.CONTAINER:
-            _by_container(draft, providers)
+            _by_container(draft)
         elif draft.demand.pod_level:
-            _by_pod_budget(draft, providers)
+            _by_pod_budget(draft)
         else:
-            _by_pod(draft, providers)
+            _by_pod(draft)
     except Rejected:
         draft.count(TOPOLOGY_ADMISSION_ERRORS.name)
         raise
@@ -66,44 +63,44 @@ def _count_bounded_choices(draft: Draft) -> None:
         draft.count(BOUNDED_CHOICES.name, by=bounded)
 
 
-def _without_alignment(draft: Draft, providers: Sequence[HintProvider]) -> None:
+def _without_alignment(draft: Draft) -> None:
     """Allocate each container by itself: policy none requests no hints and manages no budgets.
 
     Its failures are not counted as the topology manager's (kubelet v1.36).
     """
     for container in draft.demand.containers:
-        for provider in providers:
+        for provider in draft.rules.managers:
             provider.allocate(draft, container, NO_AFFINITY)
 
 
-def _by_container(draft: Draft, providers: Sequence[HintProvider]) -> None:
+def _by_container(draft: Draft) -> None:
     for container in draft.demand.containers:
-        hints = [(p.name, p.container_hints(draft, container)) for p in providers]
+        hints = [(p.name, p.container_hints(draft, container)) for p in draft.rules.managers]
         best = _merged(draft, container, hints)
         draft.hints[container.name] = best
-        for provider in providers:
+        for provider in draft.rules.managers:
             provider.allocate(draft, container, best)
         _count_alignment(draft)
 
 
-def _by_pod(draft: Draft, providers: Sequence[HintProvider]) -> None:
-    best = _best_for_pod(draft, providers)
+def _by_pod(draft: Draft) -> None:
+    best = _best_for_pod(draft)
     for container in draft.demand.containers:
-        for provider in providers:
+        for provider in draft.rules.managers:
             provider.allocate(draft, container, best)
     _count_alignment(draft)
 
 
-def _by_pod_budget(draft: Draft, providers: Sequence[HintProvider]) -> None:
+def _by_pod_budget(draft: Draft) -> None:
     """Pod scope with pod-level resources: one budget for the pod, then divided (KEP-5526)."""
-    best = _best_for_pod(draft, providers)
-    for provider in providers:
+    best = _best_for_pod(draft)
+    for provider in draft.rules.managers:
         provider.allocate_pod(draft, best)
     _count_alignment(draft)
 
 
-def _best_for_pod(draft: Draft, providers: Sequence[HintProvider]) -> Hint:
-    best = _merged(draft, None, [(p.name, p.pod_hints(draft)) for p in providers])
+def _best_for_pod(draft: Draft) -> Hint:
+    best = _merged(draft, None, [(p.name, p.pod_hints(draft)) for p in draft.rules.managers])
     for container in draft.demand.containers:
         draft.hints[container.name] = best
     return best
@@ -118,7 +115,7 @@ def _merged(
         policy,
         [offered for _, offered in hints],
         draft.work(),
-        socket_order(draft, container),
+        _order(draft, container),
     )
     name = None if container is None else container.name
     offered = tuple(hints)
@@ -128,6 +125,11 @@ def _merged(
             draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
         raise Rejected(affinity_rejection(draft, name, offered))
     return best
+
+
+def _order(draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:
+    orders = (manager.node_order(draft, container) for manager in draft.rules.managers)
+    return next((order for order in orders if order is not None), None)
 
 
 def _count_alignment(draft: Draft) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from agent.pods.model import MEMORY
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ def renumbered(ledger: Ledger, moves: Mapping[int, int]) -> Ledger:
         allocations=MappingProxyType(
             {uid: _pod(allocation, moves) for uid, allocation in ledger.allocations.items()}
         ),
-        memory=MappingProxyType(
+    ).with_part(
+        MEMORY,
+        MappingProxyType(
             dict(sorted((moves.get(n, n), _charge(m, moves)) for n, m in ledger.memory.items()))
         ),
     )

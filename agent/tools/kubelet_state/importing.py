@@ -24,6 +24,7 @@ from agent.managers.allocations.ledger import (
     PodAllocation,
 )
 from agent.managers.allocations.origin import Origin
+from agent.managers.effective_policy import restored
 from agent.managers.readmission import NotMatchedError, match_imported
 from agent.parsing.document import plain, shown
 from agent.parsing.errors import Mistake
@@ -31,7 +32,7 @@ from agent.parsing.reader import UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.identity import full_name
 from agent.pods.manifest import pod_from_document
-from agent.pods.model import ContainerKind, QosClass
+from agent.pods.model import MEMORY, ContainerKind, QosClass
 from agent.pods.names import label_fault, uid_fault
 from agent.safe_files import read_bounded
 from agent.tools.kubelet_state import cpu_check, cpu_file, memory_check, memory_file
@@ -79,8 +80,9 @@ def take_over(
         raise UnfitStateError("the kubelet's state is not taken over", reasons)
     allocations = {allocation.uid: allocation for allocation in _allocations(rules, cpu, memory)}
     completed = _completed(rules, allocations, pods)
+    ledger = restored(rules, Ledger.of(completed.values(), {}))
     return Imported(
-        Ledger.of(completed.values(), _charge(rules, memory)),
+        ledger.with_part(MEMORY, _charge(rules, memory)),
         tuple(_notes(rules, state, completed, pods)),
     )
 
@@ -159,7 +161,7 @@ def _completed(
         if pod is None:
             continue
         try:
-            completed[uid] = _described(match_imported(rules.policy, allocation, pod))
+            completed[uid] = _described(match_imported(rules, allocation, pod))
         except NotMatchedError as error:
             reasons.append(f"pod {full_name(pod)} ({uid}): by its manifest {error}")
     if reasons:

@@ -16,6 +16,7 @@ from agent.config.config import Config
 from agent.config.errors import ConfigError
 from agent.config.file import config_of_document
 from agent.config.resolve import resolve
+from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.parsing.document import Field, MappingNode, Reader, join, places, shown
 from agent.parsing.errors import DocumentError, Mistake
@@ -129,7 +130,7 @@ class _SequenceReader(Struct):
         if self.lenient:
             # The kubelet's managers were recorded alone: no scheduler, no admission by node fit.
             policy = replace(policy, fit=None)
-        return EffectivePolicy(machine, policy)
+        return EffectivePolicy(machine, policy, MANAGERS)
 
     def _steps(self, item: Field) -> Iterator[Step]:
         self.hosts.entries(item)

@@ -9,13 +9,14 @@ from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.config.config import Config
 from agent.config.file import load_config_file
-from agent.managers.allocations.ledger import ContainerAllocation, Isolation, Ledger, PodAllocation
+from agent.managers.allocations.ledger import ContainerAllocation, Isolation, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint
 from agent.state.store import Store
 from sysfs.described.tree import write_tree
 from sysfs.host import Cpu, Host, HugePages, Node
 from sysfs.mask import Mask
+from tests.agent.managers.ledgers import ledger_with
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,7 +160,7 @@ class TestAgainstState:
             ),
         )
         with Store(directory) as store:
-            store.save(Checkpoint(Ledger({"u-1": allocation}, exclusive_cpus=Mask.of(1, 3))))
+            store.save(Checkpoint(ledger_with(allocation)))
         return directory
 
     def check(self, root: Path, file: Path, state: Path, *settings: str) -> int:

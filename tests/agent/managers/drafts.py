@@ -5,21 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.managers.admission import admit
-from agent.managers.allocations.demand import demand_of
-from agent.managers.allocations.draft import Draft
+from agent.managers.allocations.allocation import PodPart
+from agent.managers.allocations.demand import ResourceDemand
+from agent.managers.effective_policy import Draft, ResourceManager
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocations.demand import ContainerDemand, PodRequest
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.topology.hints import Hint
+    from agent.managers.topology.implicit_hints import ProviderHints
     from agent.pods.model import Pod
 
 
 def draft_of(rules: EffectivePolicy, pod: Pod, ledger: Ledger | None = None) -> Draft:
     """Return the draft of a pod that holds nothing yet, by default on a host without pods."""
-    return Draft.start(rules, ledger or rules.empty_ledger(), demand_of(rules.policy, pod))
+    return Draft.start(rules, ledger or rules.empty_ledger(), rules.demand(pod))
 
 
 def with_pod(rules: EffectivePolicy, pod: Pod, ledger: Ledger | None = None) -> Ledger:
@@ -40,3 +43,49 @@ def counted(draft: Draft, prefix: str = "") -> Mapping[str, int]:
         for (name, labels), value in draft.counters.items()
         if prefix in name
     }
+
+
+class Inert(ResourceManager):
+    """A manager without resources; tests give it a name and what they need."""
+
+    def demand(self, request: PodRequest) -> ResourceDemand:
+        none = (None,) * len(request.containers)
+        why = ("",) * len(none)
+        return ResourceDemand(None, none, active=False, exclusive=(False,) * len(none), why=why)
+
+    def amount(self, demanded: object, resource: str) -> int:
+        del demanded, resource
+        return 0
+
+    def start(self, rules: EffectivePolicy, part: object) -> PodPart:
+        del rules, part
+        return PodPart()
+
+    def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
+        del draft, container
+        return {}
+
+    def pod_hints(self, draft: Draft) -> ProviderHints:
+        del draft
+        return {}
+
+    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
+        pass
+
+    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
+        del draft
+        return lambda _resource: {}
+
+    def empty(self, rules: EffectivePolicy) -> object:
+        del rules
+        return None
+
+    def charged(self, rules: EffectivePolicy, part: object, allocation: PodAllocation) -> object:
+        del rules, allocation
+        return part
+
+    released = charged
+
+    def loaded(self, saved: object, allocations: Iterable[PodAllocation]) -> object:
+        del allocations
+        return saved

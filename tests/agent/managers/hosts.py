@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
@@ -71,4 +72,5 @@ def make_rules(  # noqa: PLR0913  # a policy has that many sides, each named at 
             devices=devices or {},
             fit=fit,
         ),
+        MANAGERS,
     )

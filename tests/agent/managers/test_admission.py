@@ -158,7 +158,7 @@ def test_a_burstable_pod_runs_in_the_shared_pool() -> None:
     burstable = pod(app("c1", resources("cpu=2 memory=1Gi", "cpu=4 memory=1Gi")))
     decision = admit(rules, rules.empty_ledger(), burstable)
     assert cpus(allocated(decision)) == {"c1": None}
-    assert decision.eligibility[0].why == (
+    assert decision.eligibility[0].why["cpu"] == (
         "the pod's QoS class is Burstable; exclusive resources need Guaranteed"
     )
 

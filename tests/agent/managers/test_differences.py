@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.api import documents as wire
 from agent.api.views import rejection_document
-from agent.managers.admission import admit, start_container
+from agent.managers.admission import MANAGERS, admit, start_container
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Reason
@@ -156,7 +156,7 @@ def test_distances_of_nodes_with_gaps_in_their_ids_are_their_own() -> None:
     )
     rules = make_rules(machine, BEST_EFFORT, CONTAINER, memory=False)
     topology = replace(rules.policy.topology, prefer_closest_numa_nodes=True)
-    rules = EffectivePolicy(machine, replace(rules.policy, topology=topology))
+    rules = EffectivePolicy(machine, replace(rules.policy, topology=topology), MANAGERS)
     allocation = with_pod(rules, pod(app("a", guaranteed("cpu=3 memory=1Gi")))).allocations["u-1"]
     assert allocation.containers[0].hint == Hint(Mask.of(0, 3).bits, preferred=True)
     assert allocation.exclusive_cpus == Mask.of(1, 4, 5)
@@ -182,7 +182,7 @@ def test_a_node_with_more_reserved_than_it_has_gives_no_memory() -> None:
     plain = make_rules(topology=SINGLE, scope=CONTAINER)
     reserved = {0: {"memory": 64 * GIB}, 1: {"memory": 64 * GIB}}
     memory = replace(plain.policy.memory, reserved=reserved)
-    rules = EffectivePolicy(plain.machine, replace(plain.policy, memory=memory))
+    rules = EffectivePolicy(plain.machine, replace(plain.policy, memory=memory), MANAGERS)
     desired = pod(app("a", guaranteed("cpu=1 memory=1Gi")))
     decision = admit(rules, rules.empty_ledger(), desired)
     assert decision.rejection is not None

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from msgspec.structs import replace
-
+from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
 from agent.managers.policy import Policy
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import GIB, PLAIN, SMT, make_rules
+from tests.agent.managers.ledgers import with_exclusive
 from tests.agent.pods.pods import app, guaranteed, pod
 
 
@@ -29,7 +29,7 @@ def test_memory_is_charged_only_by_the_static_policy() -> None:
 
 
 def test_without_policies_nothing_is_static() -> None:
-    rules = EffectivePolicy(PLAIN, Policy())
+    rules = EffectivePolicy(PLAIN, Policy(), MANAGERS)
     assert (rules.static_cpus, rules.static_memory) == (False, False)
     assert (make_rules().static_cpus, make_rules().static_memory) == (True, True)
 
@@ -47,12 +47,12 @@ class TestSharedPool:
 
     def test_containers_run_on_the_reserved_cpus_when_it_is_empty(self) -> None:
         rules = make_rules(strict_cpu_reservation=True)
-        ledger = replace(rules.empty_ledger(), exclusive_cpus=Mask.parse("1-15"))
+        ledger = with_exclusive(rules.empty_ledger(), Mask.parse("1-15"))
         assert shared_pool(rules, ledger) == EMPTY
         assert shared_cpus(rules, ledger) == Mask.of(0)
 
     def test_containers_run_anywhere_when_nothing_is_reserved_either(self) -> None:
-        rules = EffectivePolicy(PLAIN, Policy())
-        ledger = replace(rules.empty_ledger(), exclusive_cpus=PLAIN.cpus.all)
+        rules = EffectivePolicy(PLAIN, Policy(), MANAGERS)
+        ledger = with_exclusive(rules.empty_ledger(), PLAIN.cpus.all)
         assert shared_pool(rules, ledger) == EMPTY
         assert shared_cpus(rules, ledger) == PLAIN.cpus.all

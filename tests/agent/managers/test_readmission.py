@@ -20,6 +20,7 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import Decision
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
 RULES = make_rules(scope=CONTAINER)
@@ -38,10 +39,10 @@ def imported(asked: Pod, in_scope_of_pod: bool = False) -> PodAllocation:  # noq
 
 
 def differences(
-    allocation: PodAllocation, asked: Pod, policy: Policy = RULES.policy
+    allocation: PodAllocation, asked: Pod, rules: EffectivePolicy = RULES
 ) -> tuple[str, ...]:
     with pytest.raises(NotMatchedError) as caught:
-        match_imported(policy, allocation, asked)
+        match_imported(rules, allocation, asked)
     return caught.value.differences
 
 
@@ -49,14 +50,8 @@ def test_what_was_decided_for_a_specification_is_confirmed_by_it() -> None:
     for asked, rules in ((PLAIN, RULES), (BUDGET, BUDGETS)):
         decided = admit(rules, rules.empty_ledger(), asked).allocation
         assert decided is not None
-        assert (
-            match_imported(
-                rules.policy,
-                replace(decided, spec_digest="", name="?", origin=Origin.IMPORTED),
-                asked,
-            )
-            == decided
-        )
+        imported = replace(decided, spec_digest="", name="?", origin=Origin.IMPORTED)
+        assert match_imported(rules, imported, asked) == decided
 
 
 @given(st.sampled_from(Origin), st.sampled_from((PLAIN, BUDGET)), names, names)
@@ -102,7 +97,7 @@ def test_a_later_container_may_hold_what_an_init_container_had() -> None:
     setup, a = allocation.containers
     for blocks in ((), (MemoryBlock("memory", GIB, Mask.of(0)),)):
         over = replace(allocation, containers=(replace(setup, memory=blocks), a))
-        assert match_imported(RULES.policy, over, PLAIN).containers[0].memory == blocks
+        assert match_imported(RULES, over, PLAIN).containers[0].memory == blocks
     more = (MemoryBlock("memory", 3 * GIB, Mask.of(0)),)
     (problem,) = differences(
         replace(allocation, containers=(replace(setup, memory=more), a)), PLAIN
@@ -122,15 +117,13 @@ def test_an_app_must_hold_exactly_the_memory_that_it_asks_for() -> None:
 def test_a_budget_must_be_the_allocated_one() -> None:
     allocation = imported(BUDGET, in_scope_of_pod=True)
     larger = replace(BUDGET, resources=guaranteed("cpu=4 memory=5Gi"))
-    problems = differences(allocation, larger, BUDGETS.policy)
+    problems = differences(allocation, larger, BUDGETS)
     assert [problem.split(" of ")[0] for problem in problems] == [
         "it has a pod-level budget",
         "it has a pod-level budget",
     ]
     plain = replace(BUDGET, resources=None)
-    assert any(
-        "budget of 0 exclusive CPUs" in p for p in differences(allocation, plain, BUDGETS.policy)
-    )
+    assert any("budget of 0 exclusive CPUs" in p for p in differences(allocation, plain, BUDGETS))
 
 
 def test_exclusive_cpus_that_are_asked_for_but_not_allocated_are_a_difference() -> None:
@@ -143,6 +136,6 @@ def test_what_no_manager_gives_is_not_compared() -> None:
     allocation = imported(PLAIN)
     other = pod(init("setup"), app("a", resources("cpu=1")))
     assert (
-        match_imported(Policy(), allocation, other).containers[0].cpus
+        match_imported(replace(RULES, policy=Policy()), allocation, other).containers[0].cpus
         == allocation.containers[0].cpus
     )

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.managers.admission import PROVIDERS, admit
+from agent.managers.admission import MANAGERS, admit
+from agent.managers.cpu.demand import cpus_of
+from agent.managers.cpu.manager import CpuManager
 from agent.managers.decision import Reason, Rejection
+from agent.managers.device.manager import DeviceManager
 from agent.managers.machine import Machine
+from agent.managers.memory.manager import MemoryManager
 from agent.managers.policy import PluginDevice
 from agent.managers.rejection import (
-    FreeRoom,
     affinity_rejection,
-    amount_text,
-    asked,
     empty_pool_rejection,
 )
 from agent.managers.topology.hints import Hint
@@ -30,6 +31,8 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerPolicy
     from agent.pods.model import Pod
@@ -161,23 +164,34 @@ class TestAmounts:
 
     def test_they_are_asked_for_by_a_container_or_by_the_pod(self) -> None:
         demand = draft_of(self.RULES, self.POD).demand
-        assert [asked(demand, "a", name) for name in ("cpu", "memory", GPU)] == [2, GIB, 1]
-        assert [asked(demand, None, name) for name in ("cpu", "memory", GPU)] == [3, 3 * GIB, 1]
+        by_name = {manager.name: manager for manager in MANAGERS}
+        resources_of = {"cpu": "cpu", "memory": "memory", "devices": GPU}
+
+        def asked(parts: Mapping[str, Any]) -> list[int]:
+            return [
+                by_name[name].amount(parts[name], resource)
+                for name, resource in resources_of.items()
+            ]
+
+        assert asked(demand.containers[0].parts) == [2, GIB, 1]
+        assert asked({name: part.pod for name, part in demand.parts.items()}) == [3, 3 * GIB, 1]
 
     def test_cpus_that_an_init_container_leaves_count_as_free(self) -> None:
         draft = draft_of(self.RULES, self.POD)
-        draft.free_cpus, draft.reusable_cpus = Mask.parse("4-15"), Mask.of(1)
-        assert FreeRoom.of(draft).by_node("cpu") == {0: 5, 1: 8}
+        own = cpus_of(draft)
+        own.free, own.reusable = Mask.parse("4-15"), Mask.of(1)
+        assert CpuManager().free(draft)("cpu") == {0: 5, 1: 8}
 
     def test_free_devices_count_on_every_node_that_reaches_them(self) -> None:
         ledger = with_pod(self.RULES, pod(app("x", resources(limits=f"{GPU}=1")), uid="other"))
-        assert FreeRoom.of(draft_of(self.RULES, self.POD)).by_node(GPU) == {0: 2, 1: 2}
-        assert FreeRoom.of(draft_of(self.RULES, self.POD, ledger)).by_node(GPU) == {0: 1, 1: 2}
+        free = DeviceManager().free
+        assert free(draft_of(self.RULES, self.POD))(GPU) == {0: 2, 1: 2}
+        assert free(draft_of(self.RULES, self.POD, ledger))(GPU) == {0: 1, 1: 2}
 
     def test_memory_is_shown_in_binary_units_the_rest_as_numbers(self) -> None:
-        assert amount_text("hugepages-2Mi", 3 << 20) == "3 MiB"
-        assert amount_text("cpu", 1024) == "1024"
+        assert MemoryManager().amount_text("hugepages-2Mi", 3 << 20) == "3 MiB"
+        assert CpuManager().amount_text("cpu", 1024) == "1024"
 
 
 def test_every_provider_has_a_name_for_the_explanation() -> None:
-    assert [provider.name for provider in PROVIDERS] == ["devices", "cpu", "memory"]
+    assert [manager.name for manager in MANAGERS] == ["devices", "cpu", "memory"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.managers import admission
+from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy, restored
 from agent.managers.machine import Machine
 from agent.managers.policy import (
@@ -30,7 +31,9 @@ GIB = 1 << 30
 def rules(host: Host, memory: MemoryManagerPolicy = MemoryManagerPolicy.STATIC) -> EffectivePolicy:
     reserved = MappingProxyType({0: MappingProxyType({"memory": GIB})})
     cpu = CpuPolicy(CpuManagerPolicy.STATIC, reserved=Mask.of(0))
-    return EffectivePolicy(Machine.of(host), Policy(cpu=cpu, memory=MemoryPolicy(memory, reserved)))
+    return EffectivePolicy(
+        Machine.of(host), Policy(cpu=cpu, memory=MemoryPolicy(memory, reserved)), MANAGERS
+    )
 
 
 TWO_NODES = regular_host(packages=2, cores_per_node=4, hugepages=((2 << 20, 512),))

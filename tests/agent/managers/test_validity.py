@@ -7,10 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import admit, remove
-from agent.managers.allocations.ledger import Ledger
+from agent.managers.admission import MANAGERS, admit, remove
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.effective_policy import EffectivePolicy, restored, shared_cpus, shared_pool
+from agent.managers.effective_policy import (
+    EffectivePolicy,
+    charged,
+    restored,
+    shared_cpus,
+    shared_pool,
+)
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
 from agent.managers.validity import Rule, invalid_allocations
@@ -25,11 +30,13 @@ from tests.agent.managers.hosts import (
     SMT,
     make_rules,
 )
+from tests.agent.managers.ledgers import ledger_with
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, machines, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.conformance.invariants import Before, broken_invariants
 
 if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import Ledger
     from agent.pods.model import Pod
 
 GPU = "example.com/gpu"
@@ -93,7 +100,7 @@ def test_a_cpu_that_is_reserved_now_is_named_with_the_pod_that_holds_it() -> Non
 
 def test_the_cpu_policy_none_allocates_no_cpus() -> None:
     rules = make_rules()
-    off = EffectivePolicy(rules.machine, replace(rules.policy, cpu=CpuPolicy()))
+    off = EffectivePolicy(rules.machine, replace(rules.policy, cpu=CpuPolicy()), MANAGERS)
     assert found(off, ledger_of(rules, TWO_CPUS)) == [("u-1", Rule.CPU_POLICY)]
 
 
@@ -105,7 +112,7 @@ def test_half_a_core_is_not_what_full_pcpus_only_gives() -> None:
 
 def test_memory_of_a_policy_that_is_off_stays_and_is_reported() -> None:
     rules = make_rules()
-    off = EffectivePolicy(rules.machine, replace(rules.policy, memory=MemoryPolicy()))
+    off = EffectivePolicy(rules.machine, replace(rules.policy, memory=MemoryPolicy()), MANAGERS)
     ledger = restored(off, ledger_of(rules, TWO_CPUS))
     assert found(off, ledger) == [("u-1", Rule.MEMORY_POLICY)]
 
@@ -205,7 +212,7 @@ def test_the_same_cpus_or_devices_in_two_hands_are_reported_of_the_second() -> N
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
     ledger = ledger_of(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
     twin = replace(ledger.allocations["u-1"], uid="u-2")
-    doubled = ledger.with_allocation(twin)
+    doubled = charged(rules, ledger, twin)
     assert found(rules, doubled) == [
         ("u-2", Rule.CPU_ALLOCATED_TWICE),
         ("u-2", Rule.DEVICE_ALLOCATED_TWICE),
@@ -217,7 +224,7 @@ def test_what_two_pods_hold_stays_with_the_one_that_is_left(removed: str) -> Non
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
     ledger = ledger_of(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
     twin = replace(ledger.allocations["u-1"], uid="u-2")
-    doubled = ledger.with_allocation(twin)
+    doubled = charged(rules, ledger, twin)
     left = remove(rules, doubled, removed)
     assert (left.exclusive_cpus, left.devices) == (ledger.exclusive_cpus, ledger.devices)
     assert found(rules, left) == []
@@ -231,7 +238,7 @@ def test_a_pod_is_removed_without_a_resource_that_no_other_pod_has() -> None:
     allocation = ledger.allocations["u-1"]
     (container,) = allocation.containers
     nothing = replace(allocation, containers=(replace(container, devices={GPU: ()}),))
-    assert remove(rules, Ledger.of([nothing], ledger.memory), "u-1").devices == {}
+    assert remove(rules, ledger_with(nothing, memory=ledger.memory), "u-1").devices == {}
 
 
 def test_it_is_reported_when_others_have_to_run_on_a_pods_cpus() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.allocations.ledger import (
@@ -24,10 +23,11 @@ from agent.reconcile.enforcer import Enforcer
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.tree import ancestors
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import Mask
 from systemd.bus import ActiveState
 from systemd.errors import BusUnavailableError, NoSuchUnitError, UnitExistsError
 from systemd.properties import INFINITY, Property
+from tests.agent.managers.ledgers import ledger_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,10 +102,7 @@ def mixed(uid: str = UID) -> PodAllocation:
 
 
 def ledger(*pods: PodAllocation) -> Ledger:
-    union = EMPTY
-    for allocation in pods:
-        union |= allocation.exclusive_cpus
-    return Ledger(MappingProxyType({allocation.uid: allocation for allocation in pods}), union)
+    return ledger_with(*pods)
 
 
 def target(*pods: PodAllocation) -> Desired:

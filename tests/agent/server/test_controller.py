@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.api.documents import BindRequest
+from agent.managers.admission import MANAGERS
 from agent.managers.allocations.bindings import Binding
 from agent.managers.allocations.origin import Origin, Source
 from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS
@@ -119,7 +120,9 @@ def rules(*, static_memory: bool = False, host: Host | None = None) -> Effective
         MemoryManagerPolicy.STATIC if static_memory else MemoryManagerPolicy.NONE,
         MappingProxyType({0: MappingProxyType({"memory": 1 << 30})}),
     )
-    return EffectivePolicy(Machine.of(host or two_packages()), Policy(cpu=cpu, memory=memory))
+    return EffectivePolicy(
+        Machine.of(host or two_packages()), Policy(cpu=cpu, memory=memory), MANAGERS
+    )
 
 
 @asynccontextmanager

@@ -21,11 +21,12 @@ from agent.managers.topology.hints import Hint
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
 from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.ledgers import ledger_with
 from tests.strategies import built
 
 
 def ledger_of(*allocations: PodAllocation, memory: dict[int, NodeMemory] | None = None) -> Ledger:
-    return Ledger.of(allocations, MappingProxyType(memory or {}))
+    return ledger_with(*allocations, memory=MappingProxyType(memory or {}))
 
 
 def mixed_pod(uid: str = "11111111-2222-3333-4444-555555555555") -> PodAllocation:

@@ -91,7 +91,7 @@ def test_allocations_that_stay_are_not_encoded_again() -> None:
     ledger = plain_pods(3)
     encoder.encode(Checkpoint(ledger))
     before = dict(encoder._known)
-    more = Ledger(MappingProxyType({**ledger.allocations, "new": mixed_pod("new")}))
+    more = ledger.with_allocation(mixed_pod("new"))
     encoder.encode(Checkpoint(more))
     assert all(encoder._known[uid][1] is before[uid][1] for uid in before)
 

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.allocations.demand import PodDemand, demand_of, explain_eligibility
+from agent.managers.admission import MANAGERS
+from agent.managers.allocations import demand as demands
+from agent.managers.allocations.ledger import DEVICES
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
 from agent.pods.model import ContainerKind, Pod, QosClass
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.demand import PodDemand
 
 POD_SCOPE = make_rules().policy
 CONTAINER_SCOPE = make_rules(scope=CONTAINER).policy
@@ -15,14 +22,18 @@ WITHOUT_GATE = make_rules(managed=False).policy
 GPU = "example.com/gpu"
 
 
-def whys(policy: Policy, asked: Pod) -> list[str]:
-    return [item.why for item in explain_eligibility(policy, demand_of(policy, asked))]
+def demand_of(policy: Policy, asked: Pod) -> PodDemand:
+    return demands.demand_of(policy, MANAGERS, asked)
+
+
+def whys(policy: Policy, asked: Pod, manager: str = "cpu") -> list[str]:
+    return [item.why[manager] for item in demand_of(policy, asked).eligibility()]
 
 
 def exclusive(policy: Policy, asked: Pod) -> list[tuple[int, bool]]:
     return [
-        (item.exclusive_cpus, item.exclusive_memory)
-        for item in explain_eligibility(policy, demand_of(policy, asked))
+        (item.exclusive.get("cpu", 0), "memory" in item.exclusive)
+        for item in demand_of(policy, asked).eligibility()
     ]
 
 
@@ -73,8 +84,8 @@ class TestDemand:
             app("a", resources("example.com/other=1", f"{GPU}=2 example.com/other=1 cpu=1")),
         )
         demand = demand_of(policy, asked)
-        assert demand.devices == {GPU: 3}
-        assert [c.devices for c in demand.containers] == [{GPU: 3}, {GPU: 2}]
+        assert demand.parts[DEVICES].pod == {GPU: 3}
+        assert [c.parts[DEVICES] for c in demand.containers] == [{GPU: 3}, {GPU: 2}]
         assert demand.requests == {"example.com/other": 1}
 
     def test_requests_are_effective_in_millicores_and_whole_units(self) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from agent.managers.cpu.demand import cpus_of
+from agent.managers.memory.demand import memory_of
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import draft_of, with_pod
@@ -13,9 +15,10 @@ OTHER = pod(app("c1", guaranteed("cpu=3 memory=1Gi")), uid="other")
 def test_it_starts_with_what_is_free_and_is_not_reserved() -> None:
     ledger = with_pod(RULES, OTHER)
     draft = draft_of(RULES, pod(app("c1")), ledger)
-    assert draft.free_cpus == Mask.parse("4-15")
-    assert draft.node_memory == ledger.memory
-    assert (draft.reusable_cpus, draft.pod_cpus, draft.cpus) == (EMPTY, None, {})
+    cpus = cpus_of(draft)
+    assert cpus.free == Mask.parse("4-15")
+    assert memory_of(draft).charge == ledger.memory
+    assert (cpus.reusable, cpus.pod, cpus.containers) == (EMPTY, None, {})
 
 
 def test_a_container_without_an_alignment_has_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,17 @@ from msgspec.structs import replace
 from agent.managers.admission import remove
 from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
 from agent.managers.allocations.shared_map import SharedMap
+from agent.managers.effective_policy import charged
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import make_rules
+from tests.agent.managers.ledgers import ledger_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
+RULES = make_rules(memory=False)
 GPU, NIC = "example.com/gpu", "example.com/nic"
 IDS = st.frozensets(st.sampled_from("abc"), max_size=2)
 RESOURCES = st.lists(
@@ -48,18 +52,20 @@ def derived(ledger: Ledger) -> tuple[object, ...]:
         cpus |= one.exclusive_cpus
         for _, resource, device in one.allocated_devices():
             devices.setdefault(resource, set()).add(device)
-    numbers = dict[tuple[str, str], int]()
+    numbers = Counter[tuple[str, object]]()
     for one in ledger.allocations.values():
-        own = {("cpu", str(cpu)) for cpu in one.exclusive_cpus}
-        own |= {(resource, device) for _, resource, device in one.allocated_devices()}
-        for key in own:
-            numbers[key] = numbers.get(key, 0) + 1
+        numbers.update({("cpu", cpu) for cpu in one.exclusive_cpus})
+        numbers.update({(resource, device) for _, resource, device in one.allocated_devices()})
     again = {key: number - 1 for key, number in numbers.items() if number > 1}
     return cpus, devices, again
 
 
 def said(ledger: Ledger) -> tuple[object, ...]:
-    return ledger.exclusive_cpus, dict(ledger.devices), dict(ledger.surplus_users)
+    layers = [("cpu", layer) for layer in ledger.parts["cpu"].again]
+    for resource, taken in ledger.parts["devices"].items():
+        layers += [(resource, layer) for layer in taken.again]
+    again = Counter((name, each) for name, layer in layers for each in layer)
+    return ledger.exclusive_cpus, dict(ledger.devices), dict(again)
 
 
 @given(RESOURCES, st.randoms(use_true_random=False), st.booleans())
@@ -69,21 +75,22 @@ def test_what_several_pods_hold_is_free_once_the_last_of_them_ends(
     at_once: bool,  # noqa: FBT001  (hypothesis)
 ) -> None:
     allocations = [allocation(f"u-{number}", *single) for number, single in enumerate(resources)]
-    ledger = Ledger.of(allocations, {}) if at_once else Ledger()
+    empty = RULES.empty_ledger()
+    ledger = ledger_with(*allocations) if at_once else empty
     for one in allocations:
-        ledger = ledger.with_allocation(one)
+        ledger = charged(RULES, ledger, one)
         assert at_once or said(ledger) == derived(ledger)
     changed = draw.choice(allocations)
-    ledger = ledger.with_allocation(
-        allocation(changed.uid, draw.randrange(16), gpus=frozenset("b"))
+    ledger = charged(
+        RULES, ledger, allocation(changed.uid, draw.randrange(16), gpus=frozenset("b"))
     )
     assert list(ledger.allocations) == [one.uid for one in allocations]
     assert said(ledger) == derived(ledger)
     draw.shuffle(allocations)
     for one in allocations:
-        ledger = ledger.without_allocation(one.uid)
+        ledger = remove(RULES, ledger, one.uid)
         assert said(ledger) == derived(ledger)
-    assert ledger == Ledger(allocations=ledger.allocations)
+    assert ledger == empty
 
 
 class Watched(Mapping[str, PodAllocation]):
@@ -110,7 +117,7 @@ def test_a_removal_looks_at_no_other_pod(*, twice: bool) -> None:
     rules = make_rules()
     single = [allocation(f"u-{cpu}", 1 << cpu, gpus=frozenset(str(cpu))) for cpu in range(1, 9)]
     twins = [allocation("twin", 1 << 1, gpus=frozenset("1"))] if twice else []
-    ledger = Ledger.of([*single, *twins], rules.empty_ledger().memory)
+    ledger = ledger_with(*single, *twins, memory=rules.empty_ledger().memory)
     watched = Watched(ledger.allocations)
     left = remove(rules, replace(ledger, allocations=SharedMap.of(watched)), "u-1")
     assert watched.looked_at == {"u-1"}

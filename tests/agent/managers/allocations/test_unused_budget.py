@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.origin import Origin
 from agent.managers.allocations.unused_budget import UnusedBudget, unused_budget
 from agent.pods.model import CPU, ContainerKind
@@ -79,9 +78,7 @@ def test_it_is_the_budget_less_what_lasts_unless_a_container_shares(
     allocation = admit(rules, rules.empty_ledger(), asked).allocation
     if allocation is None:
         return
-    lasting = [
-        c for c in demand_of(rules.policy, asked).containers if c.kind is not ContainerKind.INIT
-    ]
+    lasting = [c for c in rules.demand(asked).containers if c.kind is not ContainerKind.INIT]
     found = {each.resource: each.unused for each in unused_budget(allocation)}
     cpus = 0
     if allocation.cpus is not None and all(c.cpus for c in lasting):

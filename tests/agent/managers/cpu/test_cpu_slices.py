@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.allocations.demand import PodDemand, demand_of
 from agent.managers.cpu.pod_level import divide_cpus, empty_pool_problem
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.policy import CpuPolicyOptions
@@ -19,6 +18,7 @@ from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
+    from agent.managers.allocations.demand import PodDemand
     from agent.managers.cpu.pod_level import CpuPart
 
 WHOLE = CpuPolicyOptions(full_pcpus_only=True)
@@ -39,7 +39,7 @@ def own(cpus: int) -> str:
 
 def demand(budget: int, *containers: Container) -> PodDemand:
     asked = pod(*containers, of_pod=guaranteed(f"cpu={budget} memory=99Gi"))
-    return demand_of(RULES.policy, asked)
+    return RULES.demand(asked)
 
 
 def cores(topology: CpuTopology, number: int) -> Mask:

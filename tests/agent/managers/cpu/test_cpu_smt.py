@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from agent.managers.cpu.manager import smt_misalignment
-from agent.managers.cpu.reservation import reserved_physical_cpus
 from agent.managers.cpu.topology import CpuTopology
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS
@@ -24,7 +23,7 @@ def test_half_a_core_is_rejected() -> None:
 
 def test_siblings_of_reserved_cpus_do_not_count_as_free() -> None:
     reserved = Mask.parse("0,1")
-    free = TWO_SOCKETS.all - reserved_physical_cpus(TWO_SOCKETS, reserved)
+    free = TWO_SOCKETS.all - TWO_SOCKETS.cores_of(reserved)
 
     problem = smt_misalignment(TWO_SOCKETS, free, 14)
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.managers.cpu.demand import cpus_of
 from agent.managers.cpu.manager import CpuManager, aligned_cpus
 from agent.managers.decision import Reason, Rejection
+from agent.managers.effective_policy import Rejected
 from agent.managers.machine import Machine
-from agent.managers.manager import Rejected
 from agent.managers.policy import CpuPolicy
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from sysfs.described.shapes import regular_host
@@ -19,8 +20,7 @@ from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.draft import Draft
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.pods.model import Resources
 
 RULES = make_rules(scope=CONTAINER)
@@ -38,7 +38,7 @@ def own(cpus: int) -> Resources:
 def allocate(draft: Draft, hint: Hint = NO_AFFINITY) -> dict[str, str]:
     for one in draft.demand.containers:
         MANAGER.allocate(draft, one, hint)
-    return {name: str(cpus) for name, cpus in draft.cpus.items()}
+    return {name: str(cpus) for name, cpus in cpus_of(draft).containers.items()}
 
 
 def rejection(draft: Draft) -> Rejection:
@@ -79,7 +79,7 @@ class TestAllocation:
     def test_the_hints_nodes_serve_first_then_any(self) -> None:
         draft = draft_of(RULES, pod(app("a", own(2)), app("b", own(7))))
         assert allocate(draft, ON_NODE_1) == {"a": "8-9", "b": "1,10-15"}
-        assert draft.free_cpus == Mask.parse("2-7")
+        assert cpus_of(draft).free == Mask.parse("2-7")
 
     def test_shared_containers_get_none(self) -> None:
         assert allocate(draft_of(RULES, pod(app("a"), app("b", resources("cpu=1"))))) == {}
@@ -118,7 +118,7 @@ class TestWholeCores:
         draft = draft_of(WHOLE_CORES, pod(app("a", own(3))))
         found = rejection(draft)
         assert (found.reason, found.asked, found.free) == (Reason.SMT_ALIGNMENT, 3, {0: 6, 1: 8})
-        assert draft.cpus == {}
+        assert cpus_of(draft).containers == {}
 
     def test_reserved_cores_do_not_count_as_free(self) -> None:
         ledger = with_pod(WHOLE_CORES, pod(app("a", own(6)), app("b", own(6)), uid="other"))
@@ -149,8 +149,8 @@ class TestBudget:
         asked = pod(app("a", own(1)), app("b"), of_pod=self.BUDGET)
         draft = draft_of(make_rules(), asked)
         MANAGER.allocate_pod(draft, ON_NODE_1)
-        assert draft.pod_cpus == Mask.parse("8-11")
-        assert draft.cpus == {"a": Mask.of(8), "b": Mask.parse("9-11")}
+        assert cpus_of(draft).pod == Mask.parse("8-11")
+        assert cpus_of(draft).containers == {"a": Mask.of(8), "b": Mask.parse("9-11")}
         assert counted(draft, "resource_manager") == {
             "resource_manager_allocations_total cpu,pod": 1,
             "resource_manager_container_assignments cpu,pod_exclusive": 1,
@@ -161,7 +161,7 @@ class TestBudget:
         asked = pod(app("a", own(1)), of_pod=guaranteed("cpu=2500m memory=4Gi"))
         draft = draft_of(make_rules(), asked)
         MANAGER.allocate_pod(draft, ON_NODE_0)
-        assert (draft.pod_cpus, draft.cpus) == (None, {})
+        assert (cpus_of(draft).pod, cpus_of(draft).containers) == (None, {})
 
     def test_an_empty_shared_pool_is_rejected_and_counted(self) -> None:
         asked = pod(app("a", own(4)), app("b"), of_pod=self.BUDGET)
@@ -179,7 +179,7 @@ class TestBudget:
         odd_slice = pod(app("a", own(1)), app("b"), of_pod=self.BUDGET)
         draft = draft_of(rules, odd_slice)
         MANAGER.allocate_pod(draft, ON_NODE_1)
-        assert len(draft.cpus["a"]) == 1
+        assert len(cpus_of(draft).containers["a"]) == 1
         odd_budget = pod(app("a"), of_pod=guaranteed("cpu=3 memory=4Gi"))
         with pytest.raises(Rejected) as caught:
             MANAGER.allocate_pod(draft_of(rules, odd_budget), ON_NODE_1)

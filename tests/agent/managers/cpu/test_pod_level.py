@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.allocations.demand import PodDemand, demand_of
 from agent.managers.cpu.assignment import NotEnoughCpusError
 from agent.managers.cpu.pod_level import CpuPart, divide_cpus, empty_pool_problem
 from agent.managers.policy import CpuPolicyOptions
@@ -13,6 +12,7 @@ from tests.agent.managers.hosts import PLAIN, SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 
 if TYPE_CHECKING:
+    from agent.managers.allocations.demand import PodDemand
     from agent.pods.model import Container, Resources
 
 BUBBLE = Mask.parse("1-4")
@@ -21,7 +21,7 @@ BUBBLE = Mask.parse("1-4")
 def demand(*containers: Container) -> PodDemand:
     """Return the demand of a pod with a budget of four CPUs."""
     asked = pod(*containers, of_pod=guaranteed("cpu=4 memory=4Gi"))
-    return demand_of(make_rules().policy, asked)
+    return make_rules().demand(asked)
 
 
 def own(cpus: int) -> Resources:

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.cpu.reservation import (
+from agent.managers.cpu.assignment import (
     EmptyReservationError,
     ReservationTooLargeError,
     reserve_cpus,
-    reserved_physical_cpus,
 )
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.policy import CpuPolicyOptions
@@ -62,7 +61,3 @@ def test_a_reservation_larger_than_the_host_is_rejected() -> None:
         reserve_cpus(TWO_SOCKETS, PACKED, 16_500)
 
     assert (caught.value.asked, caught.value.online) == (17, 16)
-
-
-def test_reserved_cores_are_all_siblings_of_reserved_cpus() -> None:
-    assert reserved_physical_cpus(TWO_SOCKETS, Mask.parse("0,12")) == Mask.parse("0,4,8,12")

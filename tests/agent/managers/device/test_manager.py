@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit, remove
+from agent.managers.allocations.ledger import DEVICES
 from agent.managers.decision import Reason
 from agent.managers.device.manager import DeviceManager
-from agent.managers.manager import Rejected
+from agent.managers.effective_policy import Rejected
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.model import QosClass
@@ -45,7 +46,7 @@ def test_a_container_without_devices_has_no_preference() -> None:
     draft = draft_of(RULES, pod(app("c1")))
     assert MANAGER.container_hints(draft, container(draft, "c1")) == {}
     MANAGER.allocate(draft, container(draft, "c1"), ON_NODE_0)
-    assert draft.devices == {}
+    assert draft.parts[DEVICES].containers == {}
 
 
 def test_a_container_that_asks_for_no_device_by_number_holds_none() -> None:
@@ -64,21 +65,25 @@ def test_devices_of_other_pods_are_not_offered() -> None:
 def test_the_hints_nodes_serve_first() -> None:
     draft = draft_of(RULES, pod(app("c1", gpus(3))))
     MANAGER.allocate(draft, container(draft, "c1"), ON_NODE_1)
-    assert draft.devices == {"c1": {GPU: ("gpu0", "gpu2", "gpu3")}}
+    assert draft.parts[DEVICES].containers == {"c1": {GPU: ("gpu0", "gpu2", "gpu3")}}
 
 
 def test_two_containers_of_a_pod_get_different_devices() -> None:
     draft = draft_of(RULES, pod(app("c1", gpus(1)), app("c2", gpus(1))))
     for name in ("c1", "c2"):
         MANAGER.allocate(draft, container(draft, name), NO_AFFINITY)
-    assert draft.devices == {"c1": {GPU: ("gpu0",)}, "c2": {GPU: ("gpu1",)}}
+    assert draft.parts[DEVICES].containers == {"c1": {GPU: ("gpu0",)}, "c2": {GPU: ("gpu1",)}}
 
 
 def test_an_init_containers_devices_are_used_again_a_sidecars_are_not() -> None:
     draft = draft_of(RULES, pod(init("i", gpus(1)), sidecar("s", gpus(1)), app("c1", gpus(1))))
     for name in ("i", "s", "c1"):
         MANAGER.allocate(draft, container(draft, name), NO_AFFINITY)
-    assert draft.devices == {"i": {GPU: ("gpu0",)}, "s": {GPU: ("gpu0",)}, "c1": {GPU: ("gpu1",)}}
+    assert draft.parts[DEVICES].containers == {
+        "i": {GPU: ("gpu0",)},
+        "s": {GPU: ("gpu0",)},
+        "c1": {GPU: ("gpu1",)},
+    }
 
 
 def test_too_few_devices_are_a_rejection_with_what_is_free_where() -> None:
@@ -106,7 +111,11 @@ def test_a_budgets_containers_get_devices_one_after_the_other_from_the_pods_node
         ),
     )
     MANAGER.allocate_pod(draft, ON_NODE_1)
-    assert draft.devices == {"i": {GPU: ("gpu2",)}, "s": {GPU: ("gpu2",)}, "c1": {GPU: ("gpu3",)}}
+    assert draft.parts[DEVICES].containers == {
+        "i": {GPU: ("gpu2",)},
+        "s": {GPU: ("gpu2",)},
+        "c1": {GPU: ("gpu3",)},
+    }
 
 
 def test_a_budget_with_too_few_devices_is_rejected_naming_the_container() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from agent.managers.allocations.ledger import MemoryBlock
 from agent.managers.decision import Reason, Rejection
+from agent.managers.effective_policy import Rejected
 from agent.managers.machine import Machine
-from agent.managers.manager import Rejected
-from agent.managers.memory.manager import MemoryManager, release_memory
+from agent.managers.memory.demand import memory_of
+from agent.managers.memory.manager import MemoryManager
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
@@ -17,7 +18,7 @@ from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, POD, make_ru
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.draft import Draft
+    from agent.managers.effective_policy import Draft
     from agent.pods.model import Container, Resources
 
 #: Two nodes of 15 GiB allocatable each.
@@ -46,7 +47,7 @@ def allocate(draft: Draft, hint: Hint = NO_AFFINITY) -> dict[str, list[str]]:
 def shown(draft: Draft) -> dict[str, list[str]]:
     return {
         name: [f"{b.size / GIB:g} GiB {b.type} on {b.nodes}" for b in blocks]
-        for name, blocks in draft.memory.items()
+        for name, blocks in memory_of(draft).containers.items()
     }
 
 
@@ -93,7 +94,7 @@ class TestAllocation:
     def test_it_is_pinned_to_the_hints_nodes(self) -> None:
         draft = draft_of(RULES, pod(app("a", own(2))))
         assert allocate(draft, ON_NODE_1) == {"a": ["2 GiB memory on 1"]}
-        assert draft.node_memory[1].reserved["memory"] == 2 * GIB
+        assert memory_of(draft).charge[1].reserved["memory"] == 2 * GIB
 
     def test_without_the_static_policy_nothing_is_pinned_or_counted(self) -> None:
         draft = draft_of(make_rules(memory=False), pod(app("a", own(2))))
@@ -117,7 +118,7 @@ class TestAllocation:
             "s": ["1 GiB memory on 0"],
             "a": ["2 GiB memory on 0"],
         }
-        assert draft.node_memory[0].reserved["memory"] == 5 * GIB
+        assert memory_of(draft).charge[0].reserved["memory"] == 5 * GIB
 
     def test_a_rejection_names_the_scarcest_type_and_is_counted(self) -> None:
         asked = guaranteed("cpu=1 memory=1Gi hugepages-2Mi=3Gi")
@@ -138,13 +139,13 @@ class TestBudget:
     def test_it_is_charged_once_and_divided(self) -> None:
         draft = self.draft(app("a", own(1)), app("b"), app("c"))
         MANAGER.allocate_pod(draft, ON_NODE_1)
-        assert draft.pod_memory == (MemoryBlock("memory", 4 * GIB, Mask.of(1)),)
+        assert memory_of(draft).pod == (MemoryBlock("memory", 4 * GIB, Mask.of(1)),)
         assert shown(draft) == {
             "a": ["1 GiB memory on 1"],
             "b": ["3 GiB memory on 1"],
             "c": ["3 GiB memory on 1"],
         }
-        assert draft.node_memory[1].reserved["memory"] == 4 * GIB
+        assert memory_of(draft).charge[1].reserved["memory"] == 4 * GIB
         assert counted(draft, "resource_manager") == {
             "resource_manager_allocations_total memory,pod": 1,
             "resource_manager_container_assignments memory,pod_exclusive": 1,
@@ -157,7 +158,7 @@ class TestBudget:
             MANAGER.allocate_pod(draft, ON_NODE_0)
         assert caught.value.cause.explain().reason is Reason.EMPTY_POD_SHARED_POOL
         assert caught.value.cause.explain().resource == "memory"
-        assert draft.node_memory == draft.ledger.memory
+        assert memory_of(draft).charge == draft.ledger.memory
         assert counted(draft, "allocation_errors") == {
             "resource_manager_allocation_errors_total memory,pod": 1
         }
@@ -176,4 +177,4 @@ def test_release_gives_back_what_the_pod_or_its_containers_were_charged(scope: o
     ledger = with_pod(rules, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
     allocation = ledger.allocations["u-1"]
     assert ledger.memory[0].reserved["memory"] == (4 if scope is POD else 1) * GIB
-    assert release_memory(rules, ledger.memory, allocation) == rules.empty_ledger().memory
+    assert MANAGER.released(rules, ledger.memory, allocation) == rules.empty_ledger().memory

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.allocations.demand import ContainerDemand, PodDemand
+from agent.managers.allocations.demand import ContainerDemand, PodDemand, ResourceDemand
 from agent.managers.allocations.ledger import MemoryBlock
 from agent.managers.memory.pod_level import MemoryPart, divide_memory, empty_memory_pool
-from agent.pods.model import Container, ContainerKind, Pod, QosClass
+from agent.pods.model import MEMORY, Container, ContainerKind, Pod, QosClass
 from sysfs.mask import Mask
 from tests.agent.managers.memory.memory_machine import GI, MI
 
@@ -19,10 +19,10 @@ INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.AP
 def one(name: str, kind: ContainerKind, **memory: int) -> ContainerDemand:
     return ContainerDemand(
         Container(name, kind),
-        0,
-        {n.replace("_", "-"): size for n, size in memory.items()},
-        {},
-        bool(memory),
+        guaranteed=bool(memory),
+        parts={MEMORY: {n.replace("_", "-"): size for n, size in memory.items()}},
+        exclusive=frozenset([MEMORY] if memory else []),
+        why={},
     )
 
 
@@ -32,9 +32,7 @@ def pod(budget: Mapping[str, int], *containers: ContainerDemand) -> PodDemand:
         qos=QosClass.GUARANTEED,
         pod_level=True,
         unmanaged=False,
-        cpus=0,
-        memory=budget,
-        devices={},
+        parts={MEMORY: ResourceDemand(budget, (), active=True, exclusive=(), why=())},
         containers=containers,
         requests={},
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import admit, remove
+from agent.managers.admission import MANAGERS, admit, remove
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.allocations.origin import Origin
 from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
@@ -125,7 +125,7 @@ class TestWhatIsEvidence:
     def test_where_no_pod_gets_cpus_nothing_is_recovered(self) -> None:
         from agent.managers.policy import Policy  # noqa: PLC0415
 
-        rules = EffectivePolicy(PLAIN, Policy())
+        rules = EffectivePolicy(PLAIN, Policy(), MANAGERS)
         assert (
             without_checkpoint(rules, [shown("a", "1-2", seen("x", "1-2"))]).ledger.allocations
             == {}
@@ -215,7 +215,7 @@ class TestConfirming:
     def test_memory_is_pinned_also_where_cpus_are_nobodys_own(self) -> None:
         rules = make_rules(scope=CONTAINER)
         cpu = replace(rules.policy.cpu, policy=CpuManagerPolicy.NONE)
-        rules = EffectivePolicy(rules.machine, replace(rules.policy, cpu=cpu))
+        rules = EffectivePolicy(rules.machine, replace(rules.policy, cpu=cpu), MANAGERS)
         running = shown("a", "1-2", seen("x", "1-2", "1"))
         decision = confirmed(rules, asking("cpu=2 memory=3Gi"), running)
         assert decision.allocation is not None

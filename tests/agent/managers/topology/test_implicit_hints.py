@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import admit, remove, start_container
+from agent.managers.admission import MANAGERS, admit, remove, start_container
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
@@ -132,7 +132,7 @@ def rules_with_devices(draw: st.DrawFn) -> EffectivePolicy:
     options = replace(rules.policy.cpu.options, align_by_socket=False)
     cpu = replace(rules.policy.cpu, options=options)
     policy = replace(rules.policy, cpu=cpu, topology=topology, devices=devices)
-    return EffectivePolicy(rules.machine, policy)
+    return EffectivePolicy(rules.machine, policy, MANAGERS)
 
 
 def with_more(asked: Pod, desired: dict[str, int]) -> Pod:

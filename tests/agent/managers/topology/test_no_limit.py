@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import PROVIDERS, admit
-from agent.managers.allocations.demand import demand_of
-from agent.managers.allocations.draft import Draft
+from agent.managers.admission import MANAGERS, admit
 from agent.managers.decision import BOUNDED_CHOICES
-from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.effective_policy import Draft, EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -55,6 +53,7 @@ def rules_of(host: Host, topology: TopologyPolicy, *, memory: bool = False) -> E
             topology=topology,
             devices={"gpu": tuple(PluginDevice(f"gpu-{n}", Mask.of(n)) for n in with_cpus)},
         ),
+        MANAGERS,
     )
 
 
@@ -64,8 +63,8 @@ def asking(text: str, uid: str = "new") -> Pod:
 
 def steps(rules: EffectivePolicy, asked: Pod) -> int:
     """Return how many steps the choices of an admission on an empty host take."""
-    draft = Draft.start(rules, rules.empty_ledger(), demand_of(rules.policy, asked))
-    align_and_allocate(draft, PROVIDERS)
+    draft = Draft.start(rules, rules.empty_ledger(), rules.demand(asked))
+    align_and_allocate(draft)
     return sum(BUDGET - work.left for work in draft.works)
 
 

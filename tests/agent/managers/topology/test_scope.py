@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.decision import Reason, Rejection
-from agent.managers.manager import Rejected
+from agent.managers.effective_policy import Rejected, ResourceManager
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.managers.topology.merge import best_reachable
 from agent.managers.topology.scope import align_and_allocate
-from tests.agent.managers.drafts import counted, draft_of
+from tests.agent.managers.drafts import Inert, counted, draft_of
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -26,8 +27,10 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, init, pod
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.allocations.draft import Draft
+    from agent.managers.effective_policy import Draft
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
     from agent.managers.topology.implicit_hints import ProviderHints
 
@@ -38,8 +41,8 @@ BUDGET = guaranteed("cpu=2 memory=1Gi")
 
 
 @dataclass
-class Recorder:
-    """A provider that records its calls and returns the given hints."""
+class Recorder(Inert):
+    """A manager that records its calls and returns the given hints."""
 
     name: str
     log: list[str]
@@ -67,6 +70,13 @@ class Recorder:
         self.log.append(f"{self.name} gives pod {hint.nodes}")
 
 
+def by_managers(draft: Draft, managers: Sequence[ResourceManager]) -> Draft:
+    """Let these managers decide in place of the draft's."""
+    draft.rules = replace(draft.rules, managers=tuple(managers))
+    draft.demand = draft.rules.demand(draft.demand.pod)
+    return draft
+
+
 def two_containers(
     topology: TopologyManagerPolicy, scope: TopologyManagerScope, *, budget: bool = False
 ) -> Draft:
@@ -77,7 +87,7 @@ def two_containers(
 def asked_in_order(draft: Draft) -> list[str]:
     log: list[str] = []
     providers = (Recorder("first", log, {"x": (ON_NODE_1,)}), Recorder("second", log))
-    align_and_allocate(draft, providers)
+    align_and_allocate(by_managers(draft, providers))
     return log
 
 
@@ -141,7 +151,9 @@ class TestRejection:
     ) -> None:
         log: list[str] = []
         with pytest.raises(Rejected) as caught:
-            align_and_allocate(two_containers(policy, scope), [Recorder("one", log, IMPOSSIBLE)])
+            align_and_allocate(
+                by_managers(two_containers(policy, scope), [Recorder("one", log, IMPOSSIBLE)])
+            )
         assert caught.value.cause.explain().reason is Reason.TOPOLOGY_AFFINITY
         assert caught.value.cause.explain().container == ("i" if scope is CONTAINER else None)
         assert log == [f"one hints {'i' if scope is CONTAINER else 'pod'}"]
@@ -149,7 +161,7 @@ class TestRejection:
     def test_best_effort_goes_on(self) -> None:
         log: list[str] = []
         draft = two_containers(BEST_EFFORT, POD)
-        align_and_allocate(draft, [Recorder("one", log, IMPOSSIBLE)])
+        align_and_allocate(by_managers(draft, [Recorder("one", log, IMPOSSIBLE)]))
         assert log[-1] == "one gives a 3"
         assert draft.hint("a") == Hint(3, preferred=False)
 
@@ -157,7 +169,9 @@ class TestRejection:
         log: list[str] = []
         draft = two_containers(RESTRICTED, CONTAINER)
         with pytest.raises(Rejected):
-            align_and_allocate(draft, [Recorder("one", log, rejects="i"), Recorder("two", log)])
+            align_and_allocate(
+                by_managers(draft, [Recorder("one", log, rejects="i"), Recorder("two", log)])
+            )
         assert log == ["one hints i", "two hints i", "one gives i 3"]
 
 
@@ -169,7 +183,7 @@ class TestCounters:
 
     def counters(self, draft: Draft, hints: ProviderHints, rejects: str | None = None) -> object:
         with suppress(Rejected):
-            align_and_allocate(draft, [Recorder("one", [], hints, rejects)])
+            align_and_allocate(by_managers(draft, [Recorder("one", [], hints, rejects)]))
         return counted(draft)
 
     @pytest.mark.parametrize(

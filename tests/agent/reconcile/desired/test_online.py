@@ -8,6 +8,7 @@ from sysfs.described.shapes import regular_host, with_offline
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import make_rules
+from tests.agent.managers.ledgers import ledger_with
 from tests.agent.pods.pods import app, guaranteed, pod
 
 HOST = regular_host(cores_per_node=8, threads=1)
@@ -79,13 +80,8 @@ def test_nodes_without_memory_are_never_written() -> None:
 
 def test_what_is_known_to_be_usable_is_not_looked_at_again() -> None:
     allocated = ledger()
-    changed = Ledger(
-        {
-            uid: replace(allocation, name="renamed")
-            for uid, allocation in allocated.allocations.items()
-        },
-        allocated.exclusive_cpus,
-    )
+    renamed = (replace(each, name="renamed") for each in allocated.allocations.values())
+    changed = ledger_with(*renamed)
     host = with_offline(HOST, Mask.parse("2"))
     assert usable(allocated, host, known=allocated) is allocated
     assert usable(changed, host, known=allocated) == usable(changed, host)

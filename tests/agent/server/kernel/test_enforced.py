@@ -9,7 +9,7 @@ import pytest
 
 from agent.api.documents import BindRequest
 from agent.managers.allocations.bindings import NO_BINDINGS
-from agent.managers.allocations.ledger import ContainerAllocation, Isolation, Ledger, PodAllocation
+from agent.managers.allocations.ledger import ContainerAllocation, Isolation, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.desired.state import Desired
 from agent.reconcile.errors import BindingError
@@ -18,6 +18,7 @@ from agent.server.errors import KernelUnreadableError
 from agent.server.kernel.enforced import KernelEnforcement
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
+from tests.agent.managers.ledgers import ledger_with
 from tests.fakes.kernel import FaultyTree
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ def allocation(*names: str) -> PodAllocation:
 
 def target(*allocations: PodAllocation) -> Desired:
     exclusive = Mask.from_ids(cpu for each in allocations for cpu in each.exclusive_cpus)
-    ledger = Ledger({each.uid: each for each in allocations}, exclusive)
-    return Desired(ledger, Mask.parse("0-7") - exclusive, NO_BINDINGS)
+    return Desired(ledger_with(*allocations), Mask.parse("0-7") - exclusive, NO_BINDINGS)
 
 
 def kernel_of(tree: CgroupTree) -> KernelEnforcement:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.managers import admission
+from agent.managers.admission import MANAGERS
+from agent.managers.allocations.ledger import DEVICES, Taken
 from agent.managers.effective_policy import EffectivePolicy, shared_pool
 from agent.managers.machine import Machine
 from agent.managers.policy import (
@@ -43,7 +45,7 @@ POLICY = Policy(
         {"example.org/nic": (PluginDevice("a"), PluginDevice("b", healthy=False))}
     ),
 )
-RULES = EffectivePolicy(Machine.of(HOST), POLICY)
+RULES = EffectivePolicy(Machine.of(HOST), POLICY, MANAGERS)
 
 
 def reading(ledger: Ledger) -> GaugeInput:
@@ -93,7 +95,7 @@ def test_every_cpu_and_byte_of_a_node_is_held_reserved_or_free() -> None:
 
 def test_memory_that_is_not_known_is_not_told() -> None:
     host = replace(HOST, nodes=(HOST.nodes[0], replace(HOST.nodes[1], memory_bytes=None)))
-    rules = EffectivePolicy(Machine.of(host), replace(POLICY, memory=MemoryPolicy()))
+    rules = EffectivePolicy(Machine.of(host), replace(POLICY, memory=MemoryPolicy()), MANAGERS)
     now = values(replace(reading(admitted()), host=host, rules=rules))
     told = {labels[0] for name, labels in now
             if name == "numawarden_node_memory_bytes" and labels[1] == "memory"}  # fmt: skip
@@ -128,9 +130,7 @@ def test_budget_that_no_container_can_use_is_the_sum_over_pods_and_goes_with_the
 def test_devices_that_are_not_healthy_are_not_free() -> None:
     now = values(reading(RULES.empty_ledger()))
     assert now["numawarden_devices", ("example.org/nic", "free")] == 1
-    held = replace(
-        RULES.empty_ledger(), devices=MappingProxyType({"example.org/nic": frozenset("a")})
-    )
+    held = RULES.empty_ledger().with_part(DEVICES, {"example.org/nic": Taken(frozenset("a"))})
     now = values(reading(held))
     assert now["numawarden_devices", ("example.org/nic", "held")] == 1
     assert now["numawarden_devices", ("example.org/nic", "free")] == 0

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.policy import CpuManagerPolicy, CpuPolicy, Policy
 from agent.tools.kubelet_state.cpu_check import cpu_problems, inert_budgets
@@ -66,7 +67,7 @@ def test_with_strict_reservation_the_shared_pool_has_no_reserved_cpu_and_may_be_
 def test_another_policy_is_rejected_with_the_key_to_set() -> None:
     (problem,) = cpu_problems(RULES, cpu_state("", policy="none"))
     assert "cpuManagerPolicy: static" in problem
-    none = EffectivePolicy(PLAIN, Policy(cpu=CpuPolicy(CpuManagerPolicy.NONE)))
+    none = EffectivePolicy(PLAIN, Policy(cpu=CpuPolicy(CpuManagerPolicy.NONE)), MANAGERS)
     assert cpu_problems(none, cpu_state("", policy="none")) == ()
     assert cpu_problems(none, cpu_state("", {"u": {"a": "1"}}, policy="none")) == (
         "pod u has exclusive CPUs under policy none",
