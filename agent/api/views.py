@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.managers.policy import Policy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
-    from agent.managers.validity import Violation
+    from agent.managers.violation import Violation
     from cgroupfs.plan import Write
 
 #: A provider may offer hundreds of hints on a large host; the best few are enough.

@@ -189,15 +189,16 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
 
 
 def _allocatable(policy: Policy, machine: Machine) -> Iterator[str]:
-    from agent.managers.allocations.allocatable import allocatable  # noqa: PLC0415
-    from agent.managers.node_fit import node_amount_text  # noqa: PLC0415
+    from agent.managers.admission import MANAGERS  # noqa: PLC0415
+    from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415
+    from agent.managers.node_fit import native_first, node_amount_text  # noqa: PLC0415
 
-    limits = allocatable(machine, policy)
+    limits = EffectivePolicy(machine, policy, MANAGERS).allocatable
     if limits is None:
         return
     label = "allocatable"
-    for name, amount in limits.amounts.items():
-        yield f"  {label:16}  {name} {node_amount_text(name, amount)}"
+    for name in sorted(limits.amounts, key=native_first):
+        yield f"  {label:16}  {name} {node_amount_text(name, limits.amounts[name])}"
         label = ""
     yield f"  {label:16}  pods {limits.pods}"
     if limits.ignored:

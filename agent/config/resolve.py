@@ -15,8 +15,10 @@ from agent.config.reservations import (
     reserved_totals,
     spread,
 )
-from agent.managers.allocations.allocatable import allocatable, machine_capacity
+from agent.managers.admission import MANAGERS
+from agent.managers.allocations.allocatable import machine_capacity
 from agent.managers.cpu.assignment import reserve_cpus
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.errors import NodeDistancesError
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -131,7 +133,7 @@ def overcommitted_memory(policy: Policy, machine: Machine) -> Iterator[str]:
 
 def nothing_allocatable(policy: Policy, machine: Machine) -> Iterator[str]:
     """Yield a line for each resource that the machine has and of which pods can request nothing."""
-    limits = allocatable(machine, policy)
+    limits = EffectivePolicy(machine, policy, MANAGERS).allocatable
     if limits is None:
         return
     effect = "no pod that requests any of it is admitted"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from itertools import product
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 from functools import cached_property
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from agent.managers.topology.hints import NO_AFFINITY, Hint
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
     from agent.managers.topology.implicit_hints import ProviderHints
 
 #: One sample of a counter: its full name and its label values, in the order of the metric.
@@ -199,6 +200,19 @@ class MetricSpec(Struct, frozen=True):
             yield from product(*self.domain)
 
 
+class Sample(NamedTuple):
+    """One value of a gauge with its label values, in the order of the metric's labels."""
+
+    metric: MetricSpec
+    labels: tuple[str, ...]
+    value: float
+
+
+def gauge(name: str, text: str, *labels: str) -> MetricSpec:
+    """Return a gauge whose label values are not known beforehand."""
+    return MetricSpec(name, MetricType.GAUGE, text, labels)
+
+
 SCOPES: Final = ("container", "pod")
 BOUNDARIES: Final = ("numa_node", "physical_cpu", "uncore_cache")
 RESOURCES: Final = ("cpu", "memory")
@@ -270,6 +284,32 @@ BOUNDED_CHOICES: Final = _counter(
     "numawarden_bounded_choices_total",
     "Choices among sets of NUMA nodes that ended at their budget of work: valid, maybe not best.",
 )
+
+
+#: The assignment type of containers without resources of their own or of their pod.
+SHARED: Final = "shared"
+ASSIGNED_CONTAINERS: Final = gauge(
+    "numawarden_container_assignments",
+    "Containers in the ledger by assignment: exclusive from the node or from the pod's budget, the "
+    "pod shared pool, or the node's shared pool.",
+    "resource_name",
+    "assignment_type",
+)
+
+
+def assignment_samples(
+    resource: str,
+    ledger: Ledger,
+    assignment: Callable[[PodAllocation, ContainerAllocation], str],
+) -> Iterator[Sample]:
+    """Yield how many containers have each assignment type of a resource."""
+    counted = Counter(
+        assignment(allocation, container)
+        for allocation in ledger.allocations.values()
+        for container in allocation.containers
+    )
+    for kind in (*ASSIGNMENT_TYPES, SHARED):
+        yield Sample(ASSIGNED_CONTAINERS, (resource, kind), counted[kind])
 
 
 #: The counters that decisions increment.

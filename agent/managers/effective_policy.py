@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocatable import Allocatable, allocatable
+from agent.managers.allocations.allocatable import Allocatable, pod_limit
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.memory.state import MemoryFacts
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.managers.topology.search_budget import SearchBudget
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,10 +35,19 @@ if TYPE_CHECKING:
     )
     from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
     from agent.managers.cpu.sockets import SocketOrder
-    from agent.managers.decision import CounterKey, HintTrace, Reason, Rejection, RejectionCause
+    from agent.managers.decision import (
+        CounterKey,
+        HintTrace,
+        MetricSpec,
+        Reason,
+        Rejection,
+        RejectionCause,
+        Sample,
+    )
     from agent.managers.machine import Machine
     from agent.managers.policy import Policy
     from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.violation import Violation
     from agent.pods.model import Pod
     from sysfs.mask import Mask
 
@@ -81,7 +91,13 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
     @cached_property
     def allocatable(self) -> Allocatable | None:
         """What pods together may request; None when node fit is not checked."""
-        return allocatable(self.machine, self.policy)
+        fit = self.policy.fit
+        if fit is None:
+            return None
+        amounts: dict[str, int] = {}
+        for manager in self.managers:
+            amounts |= manager.allocatable(self)
+        return Allocatable(amounts, *pod_limit(fit, self.machine), fit.ignored)
 
     @property
     def static_cpus(self) -> bool:
@@ -204,12 +220,28 @@ class ResourceManager(ABC):
         """Return what is free now: a function from a resource to the amounts by NUMA node.
 
         Resources that ended init containers of the pod leave are free. Later changes of the draft
-        have no effect on the function.
+        have no effect on the function. Functions of equal drafts are equal.
         """
 
     def amount_text(self, resource: str, amount: int) -> str:  # noqa: ARG002  (the default)
         """Return an amount for people."""
         return str(amount)
+
+    def nodes(
+        self,
+        rules: EffectivePolicy,  # noqa: ARG002  (the default)
+        allocation: PodAllocation,  # noqa: ARG002
+        container: ContainerAllocation | None,  # noqa: ARG002
+    ) -> Mask:
+        """Return the NUMA nodes of what a container or the pod (None) has.
+
+        Empty for what is on no node. `single-numa-node` allows one node.
+        """
+        return EMPTY
+
+    def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:  # noqa: ARG002  (the default)
+        """Return what all pods together may request, by resource, in the units of requests."""
+        return {}
 
     # --- the ledger -----------------------------------------------------------------------------
 
@@ -260,6 +292,32 @@ class ResourceManager(ABC):
         for allocation in allocations.values():
             new = self.charged(rules, new, allocation)
         return new
+
+    # --- what the service shows -----------------------------------------------------------------
+
+    #: The counters of the manager's decisions, beside those of every manager.
+    counters: tuple[MetricSpec, ...] = ()
+    #: The gauges that `samples` yields, beside those of every manager.
+    gauges: tuple[MetricSpec, ...] = ()
+    #: What `violations` names as violated, beside `agent.managers.violation.Rule`.
+    rule_names: tuple[str, ...] = ()
+
+    def violations(
+        self,
+        rules: EffectivePolicy,  # noqa: ARG002  (the default)
+        ledger: Ledger,  # noqa: ARG002
+        offline: Mask,  # noqa: ARG002
+    ) -> Callable[[PodAllocation], Iterable[Violation]]:
+        """Return a function that is called with every allocation, in the order of admission.
+
+        It returns what the allocation has that the current policy would not allocate, that the
+        host no longer has, or that an earlier allocation has. `offline` are CPUs that exist.
+        """
+        return lambda _allocation: ()
+
+    def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterable[Sample]:  # noqa: ARG002  (the default)
+        """Return the samples of the manager's gauges."""
+        return ()
 
 
 def charged(rules: EffectivePolicy, ledger: Ledger, allocation: PodAllocation) -> Ledger:

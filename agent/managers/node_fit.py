@@ -77,6 +77,11 @@ def _shortages(
             yield Shortage(name, asked, room, requested)
 
 
+def native_first(resource: str) -> tuple[bool, int, str]:
+    """Return the key that sorts resources for people: cpu, memory, huge pages, devices."""
+    return not (resource in _FIRST or is_memory_type(resource)), *_order(resource)
+
+
 def _order(resource: str) -> tuple[int, str]:
     return _FIRST.index(resource) if resource in _FIRST else len(_FIRST), resource
 

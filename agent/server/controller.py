@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.bindings import Binding
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import Decision
-    from agent.managers.validity import Violation
+    from agent.managers.violation import Violation
     from agent.pods.model import Pod
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
@@ -72,7 +72,7 @@ class Controller:
 
     def __init__(self, state: AgentState, kernel: Enforcement, saver: Saver, clock: Clock) -> None:
         self.state = state
-        self.metrics = Metrics(state.reading)
+        self.metrics = Metrics(state.reading, state.configured.rules.managers)
         self.events = EventHub(lambda: self.metrics.counters.add(names.EVENTS_DROPPED))
         reporter = EventReporter(self.events, clock)
         #: Publishes an event to all watchers.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.recovery.beside_checkpoint import Displaced
-    from agent.managers.validity import Violation
+    from agent.managers.violation import Violation
     from agent.reconcile.diff import Difference
     from agent.server.configured_host import ConfiguredHost
     from agent.sources.source import PodSource
@@ -310,10 +310,8 @@ class AgentState(Struct):
             counts[manifest.state] += 1
         return GaugeInput(
             version=__version__,
-            host=self.configured.host,
             rules=self.configured.rules,
             ledger=self.ledger,
-            shared_pool=self.shared_pool,
             started=self.started,
             unenforced_pods=self.records.unenforced,
             problems=len(self.present_conditions()),

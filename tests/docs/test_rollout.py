@@ -11,8 +11,9 @@ import yaml
 
 from agent.cli.main import numawarden
 from agent.config.keys.root import CONFIGURATION
+from agent.managers.admission import MANAGERS
 from agent.managers.decision import ASSIGNMENT_TYPES, Reason
-from agent.managers.validity import Rule
+from agent.managers.violation import Rule
 from agent.server.metrics import names
 from tests.docs.consoles import shown_in
 from tests.docs.hosts import ROOT
@@ -44,7 +45,7 @@ def metrics(page: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def test_every_metric_and_label_exists() -> None:
-    known = {metric.name: metric for metric in names.ALL}
+    known = {metric.name: metric for metric in names.all_of(MANAGERS)}
     assert len(metrics("rollout")) > 10
     for name, labels in metrics("rollout"):
         assert name in known

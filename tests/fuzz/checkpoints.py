@@ -15,7 +15,8 @@ import msgspec
 
 from agent.managers.admission import admit, remove
 from agent.managers.effective_policy import restored
-from agent.managers.validity import Rule, invalid_allocations
+from agent.managers.validity import invalid_allocations
+from agent.managers.violation import Rule
 from agent.state.codec import decode, encode
 from agent.state.errors import UnusableCheckpointError
 from sysfs.mask import EMPTY

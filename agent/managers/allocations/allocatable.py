@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.machine import Machine
-    from agent.managers.policy import NodeFit, Policy
+    from agent.managers.policy import NodeFit
 
 
 class Allocatable(Struct, frozen=True):
@@ -34,25 +34,6 @@ class Allocatable(Struct, frozen=True):
     ignored: frozenset[str] = frozenset()
 
 
-def allocatable(machine: Machine, policy: Policy) -> Allocatable | None:
-    """Return what pods may request, never negative; None when the policy does not check it."""
-    fit = policy.fit
-    if fit is None:
-        return None
-    capacity = machine_capacity(machine)
-    left = {name: max(amount - fit.reserved.get(name, 0), 0) for name, amount in capacity.items()}
-    in_pages = sum(size for name, size in capacity.items() if name not in (CPU, MEMORY))
-    left[MEMORY] = max(left[MEMORY] - in_pages, 0)
-    if machine.unknown_memory:
-        del left[MEMORY]
-    devices = {
-        resource: sum(device.healthy for device in inventory)
-        for resource, inventory in policy.devices.items()
-    }
-    pods, limited_by = _most_pods(fit, len(machine.cpus.all))
-    return Allocatable(left | devices, pods, limited_by, fit.ignored)
-
-
 def machine_capacity(machine: Machine) -> dict[str, int]:
     """Return all CPUs in millicores, and the bytes of memory and of each huge page size."""
     capacity = {
@@ -66,8 +47,9 @@ def machine_capacity(machine: Machine) -> dict[str, int]:
     return capacity
 
 
-def _most_pods(fit: NodeFit, cpus: int) -> tuple[int, tuple[str, ...]]:
-    by_core = fit.pods_per_core * cpus
+def pod_limit(fit: NodeFit, machine: Machine) -> tuple[int, tuple[str, ...]]:
+    """Return how many pods the node may have, and the configuration keys that say so."""
+    by_core = fit.pods_per_core * len(machine.cpus.all)
     if not by_core or by_core > fit.max_pods:
         return fit.max_pods, ("maxPods",)
     return by_core, ("podsPerCore",) if by_core < fit.max_pods else ("maxPods", "podsPerCore")

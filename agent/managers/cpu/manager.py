@@ -8,8 +8,16 @@ from msgspec import Struct
 
 from agent.managers.allocations.ledger import Taken
 from agent.managers.cpu.assignment import NotEnoughCpusError, take_by_topology
-from agent.managers.cpu.demand import CpuDraft, cpu_demand, cpus_of
 from agent.managers.cpu.hints import cpu_hint_family, cpu_hints
+from agent.managers.cpu.parts import (
+    CPU_GAUGES,
+    CpuDraft,
+    cpu_demand,
+    cpu_samples,
+    cpu_violations,
+    cpus_of,
+    nodes_of_cpus,
+)
 from agent.managers.cpu.pod_level import divide_cpus, empty_pool_problem
 from agent.managers.cpu.sockets import SocketOrder, on_fewer_sockets
 from agent.managers.decision import (
@@ -32,11 +40,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
     from agent.managers.cpu.topology import CpuTopology
+    from agent.managers.decision import Sample
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.violation import Violation
 
 _NODE: Final = "node"
 
@@ -55,6 +65,7 @@ class CpuManager(ResourceManager):
     """
 
     name = CPU
+    gauges = CPU_GAUGES
 
     def demand(self, request: PodRequest) -> ResourceDemand:
         """Return the whole CPUs that a pod requests, and which containers may have them."""
@@ -131,8 +142,33 @@ class CpuManager(ResourceManager):
 
     def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
         """Return how many CPUs are free on each NUMA node, as a function of the resource."""
-        rules, available = draft.rules, cpus_of(draft).available
-        return lambda _resource: free_cpus_by_node(rules, available)
+        return FreeCpus(draft.rules, cpus_of(draft).available)
+
+    def nodes(
+        self,
+        rules: EffectivePolicy,
+        allocation: PodAllocation,
+        container: ContainerAllocation | None,
+    ) -> Mask:
+        """Return the nodes of exclusive CPUs; with `align-by-socket`, one node for a socket."""
+        cpus = allocation.exclusive_cpus if container is None else container.cpus or EMPTY
+        return nodes_of_cpus(rules, cpus)
+
+    def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
+        """Return the online CPUs in millicores, less the reservation."""
+        fit = rules.policy.fit
+        reserved = 0 if fit is None else fit.reserved.get(CPU, 0)
+        return {CPU: max(1000 * len(rules.machine.cpus.all) - reserved, 0)}
+
+    def violations(
+        self, rules: EffectivePolicy, ledger: Ledger, offline: Mask
+    ) -> Callable[[PodAllocation], Iterable[Violation]]:
+        """Return a function that returns the violations of one allocation after the other."""
+        return cpu_violations(rules, ledger, offline)
+
+    def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterable[Sample]:
+        """Return the samples of the gauges of CPUs."""
+        return cpu_samples(rules, ledger)
 
     def empty(self, rules: EffectivePolicy) -> Taken[Mask]:  # noqa: ARG002  (of any policy)
         """Return that no CPU is allocated exclusively."""
@@ -162,6 +198,17 @@ class CpuManager(ResourceManager):
     ) -> Taken[Mask]:
         """Return the exclusive CPUs of all pods without those that only this pod has."""
         return part.removed(allocation.exclusive_cpus)
+
+
+class FreeCpus(Struct, frozen=True):
+    """How many of the free `cpus` each NUMA node has, as a function of the resource."""
+
+    rules: EffectivePolicy
+    cpus: Mask
+
+    def __call__(self, resource: str) -> Mapping[int, int]:  # noqa: ARG002  (there is one resource)
+        """Return the number of CPUs by node."""
+        return free_cpus_by_node(self.rules, self.cpus)
 
 
 def free_cpus_by_node(rules: EffectivePolicy, free: Mask) -> dict[int, int]:

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
-from msgspec import field
+from msgspec import Struct, field
 
 from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.allocations.ledger import DEVICES, Taken
-from agent.managers.decision import Reason, Rejection
+from agent.managers.decision import Reason, Rejection, Sample, gauge
 from agent.managers.device.assignment import assign_devices, device_hints, reusable_devices_after
 from agent.managers.effective_policy import Rejected, ResourceManager
 from agent.managers.errors import ManagerError
+from agent.managers.violation import Rule, Violation
 from agent.pods.requests import aggregate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
     from agent.pods.model import Container
     from agent.pods.quantity import Quantity
+    from sysfs.mask import Mask
 
+DEVICE_COUNT: Final = gauge(
+    "numawarden_devices",
+    "Healthy devices of a resource: allocated to pods (held), or free.",
+    "resource",
+    "state",
+)
 #: The allocated devices of each resource, without resources of which none is allocated.
 TakenDevices: TypeAlias = "Mapping[str, Taken[frozenset[str]]]"
 
@@ -53,6 +61,7 @@ class DeviceManager(ResourceManager):
     """
 
     name = DEVICES
+    gauges = (DEVICE_COUNT,)
 
     def demand(self, request: PodRequest) -> ResourceDemand:
         """Return the devices that a pod requests; pods of any QoS class may have them."""
@@ -101,7 +110,37 @@ class DeviceManager(ResourceManager):
     def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
         """Return how many devices are free on each NUMA node, as a function of the resource."""
         own = _own(draft)
-        return partial(_free, draft.rules, dict(own.allocated), dict(own.reusable))
+        return FreeDevices(draft.rules, dict(own.allocated), dict(own.reusable))
+
+    def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
+        """Return the number of healthy devices of each resource."""
+        return {
+            resource: sum(device.healthy for device in inventory)
+            for resource, inventory in rules.policy.devices.items()
+        }
+
+    def violations(
+        self,
+        rules: EffectivePolicy,
+        ledger: Ledger,  # noqa: ARG002  (follows from the allocations)
+        offline: Mask,  # noqa: ARG002  (CPUs)
+    ) -> Callable[[PodAllocation], Iterable[Violation]]:
+        """Return a function that returns the violations of one allocation after the other."""
+        healthy = {
+            (resource, device.id): device.healthy
+            for resource, devices in rules.policy.devices.items()
+            for device in devices
+        }
+        earlier: set[tuple[str, str]] = set()
+        return partial(_violations, healthy, earlier)
+
+    def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
+        """Yield how many devices of each resource are allocated, and free."""
+        for resource, devices in rules.policy.devices.items():
+            allocated = ledger.devices.get(resource, _NONE)
+            free = [device for device in devices if device.healthy and device.id not in allocated]
+            yield Sample(DEVICE_COUNT, (resource, "held"), len(allocated))
+            yield Sample(DEVICE_COUNT, (resource, "free"), len(free))
 
     def empty(self, rules: EffectivePolicy) -> TakenDevices:  # noqa: ARG002  (of any policy)
         """Return that no device is allocated."""
@@ -140,6 +179,29 @@ class DeviceManager(ResourceManager):
 _NONE: frozenset[str] = frozenset()
 _UNUSED: Taken[frozenset[str]] = Taken(_NONE)
 _WHY = {True: "its limits name devices of the inventory", False: "it requests no device"}
+
+
+def _violations(
+    healthy: Mapping[tuple[str, str], bool],
+    earlier: set[tuple[str, str]],
+    allocation: PodAllocation,
+) -> Iterator[Violation]:
+    """Yield the violations of an allocation, and add its devices to the `earlier` ones."""
+    own: set[tuple[str, str]] = set()
+    for name, resource, device in allocation.allocated_devices():
+        known = healthy.get((resource, device))
+        if known is None:
+            message = f"has {resource} {device}, which is no longer in the inventory"
+            yield Violation.of(allocation, Rule.DEVICE_MISSING, message, container=name)
+        elif not known:
+            message = f"has {resource} {device}, which is not healthy"
+            yield Violation.of(allocation, Rule.DEVICE_UNHEALTHY, message, container=name)
+        if (resource, device) in earlier - own:
+            message = f"has {resource} {device}, which another pod has as well"
+            rule, remedy = Rule.DEVICE_ALLOCATED_TWICE, "remove one of the pods"
+            yield Violation.of(allocation, rule, message, remedy, name)
+        own.add((resource, device))
+    earlier |= own
 
 
 def _own(draft: Draft) -> DeviceDraft:
@@ -215,22 +277,24 @@ def _assign(
             resource=resource,
             container=container.name,
             asked=count,
-            free=_free(draft.rules, own.allocated, own.reusable, resource),
+            free=FreeDevices(draft.rules, own.allocated, own.reusable)(resource),
         )
         raise Rejected(rejection) from error
 
 
-def _free(
-    rules: EffectivePolicy,
-    allocated: Mapping[str, frozenset[str]],
-    reusable: Mapping[str, frozenset[str]],
-    resource: str,
-) -> dict[int, int]:
-    """Return how many devices are free on each NUMA node, reusable ones included."""
-    taken = allocated.get(resource, _NONE) - reusable.get(resource, _NONE)
-    free: dict[int, int] = {}
-    for device in rules.policy.devices.get(resource, ()):
-        if device.healthy and device.id not in taken:
-            for node in device.nodes:
-                free[node] = free.get(node, 0) + 1
-    return free
+class FreeDevices(Struct, frozen=True):
+    """The free devices of each NUMA node, reusable ones included, as a function of the resource."""
+
+    rules: EffectivePolicy
+    allocated: Mapping[str, frozenset[str]]
+    reusable: Mapping[str, frozenset[str]]
+
+    def __call__(self, resource: str) -> Mapping[int, int]:
+        """Return the number of devices of a resource by node; one counts on all of its nodes."""
+        taken = self.allocated.get(resource, _NONE) - self.reusable.get(resource, _NONE)
+        free: dict[int, int] = {}
+        for device in self.rules.policy.devices.get(resource, ()):
+            if device.healthy and device.id not in taken:
+                for node in device.nodes:
+                    free[node] = free.get(node, 0) + 1
+        return free

@@ -5,11 +5,12 @@ Sources: KEP-1769, KEP-5526 ("Memory Manager").
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.managers.allocations.allocatable import machine_capacity
 from agent.managers.decision import (
     ALLOCATION_ERRORS,
     ALLOCATIONS,
@@ -32,11 +33,25 @@ from agent.managers.memory.assignment import (
     reusable_after,
     shrink_reused,
 )
-from agent.managers.memory.demand import MemoryDraft, memory_demand, memory_of
 from agent.managers.memory.hints import memory_hints
+from agent.managers.memory.parts import (
+    MEMORY_GAUGES,
+    MemoryDraft,
+    memory_demand,
+    memory_of,
+    memory_samples,
+    memory_violations,
+)
 from agent.managers.memory.pod_level import divide_memory, empty_memory_pool
-from agent.managers.memory.state import charge_allocation, free_memory, initial_memory, release
-from agent.pods.model import MEMORY
+from agent.managers.memory.state import (
+    charge_allocation,
+    charged_blocks,
+    free_memory,
+    initial_memory,
+    release,
+)
+from agent.pods.model import CPU, MEMORY
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,13 +59,16 @@ if TYPE_CHECKING:
     from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
     from agent.managers.allocations.ledger import (
         ContainerAllocation,
+        Ledger,
         MemoryBlock,
         NodeMemory,
         PodAllocation,
     )
+    from agent.managers.decision import Sample
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.violation import Violation
     from sysfs.mask import Mask
 
 _NODE: Final = "node"
@@ -66,6 +84,7 @@ class MemoryManager(ResourceManager):
     """
 
     name = MEMORY
+    gauges = MEMORY_GAUGES
 
     def demand(self, request: PodRequest) -> ResourceDemand:
         """Return the bytes that a pod requests, and which containers may have them."""
@@ -130,11 +149,54 @@ class MemoryManager(ResourceManager):
 
     def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
         """Return the free bytes of each NUMA node, as a function of the memory type."""
-        return partial(free_memory, draft.rules.memory, memory_of(draft).charge)
+        return FreeMemory(draft.rules, memory_of(draft).charge)
 
     def amount_text(self, resource: str, amount: int) -> str:  # noqa: ARG002  (all types in bytes)
         """Return bytes in binary units."""
         return size_text(amount)
+
+    def nodes(
+        self,
+        rules: EffectivePolicy,  # noqa: ARG002  (of any policy)
+        allocation: PodAllocation,
+        container: ContainerAllocation | None,
+    ) -> Mask:
+        """Return the nodes of pinned memory."""
+        if container is not None:
+            return container.mems
+        nodes = EMPTY
+        for _, block in charged_blocks(allocation):
+            nodes |= block.nodes
+        return nodes
+
+    def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
+        """Return the bytes of each memory type, less the reservation; none of an unknown amount.
+
+        Huge pages are taken out of memory, in which they count.
+        """
+        fit, machine = rules.policy.fit, rules.machine
+        capacity = machine_capacity(machine)
+        del capacity[CPU]
+        reserved = {} if fit is None else fit.reserved
+        left = {name: max(size - reserved.get(name, 0), 0) for name, size in capacity.items()}
+        in_pages = sum(size for name, size in capacity.items() if name != MEMORY)
+        left[MEMORY] = max(left[MEMORY] - in_pages, 0)
+        if machine.unknown_memory:
+            del left[MEMORY]
+        return left
+
+    def violations(
+        self,
+        rules: EffectivePolicy,
+        ledger: Ledger,  # noqa: ARG002  (follows from the allocations)
+        offline: Mask,  # noqa: ARG002  (CPUs)
+    ) -> Callable[[PodAllocation], Iterable[Violation]]:
+        """Return a function that returns the violations of one allocation after the other."""
+        return memory_violations(rules)
+
+    def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterable[Sample]:
+        """Return the samples of the gauges of memory."""
+        return memory_samples(rules, ledger)
 
     def empty(self, rules: EffectivePolicy) -> Mapping[int, NodeMemory]:
         """Return the charge without allocated memory; no node is charged under policy None."""
@@ -196,6 +258,17 @@ class MemoryManager(ResourceManager):
             return part
         charge: Mapping[int, NodeMemory] = super().restored(rules, part, allocations)
         return charge
+
+
+class FreeMemory(Struct, frozen=True):
+    """The free bytes of each NUMA node beside a charge, as a function of the memory type."""
+
+    rules: EffectivePolicy
+    charge: Mapping[int, NodeMemory]
+
+    def __call__(self, resource: str) -> Mapping[int, int]:
+        """Return the bytes of a memory type by node."""
+        return free_memory(self.rules.memory, self.charge, resource)
 
 
 def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]) -> bool:

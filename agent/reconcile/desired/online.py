@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.ledger import Isolation, Taken
 from agent.managers.allocations.shared_map import differences
+from agent.pods.model import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,10 +44,8 @@ def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
     }
     if not reduced:
         return ledger
-    exclusive = ledger.exclusive_cpus & host.online
-    return replace(
-        ledger, allocations=MappingProxyType({**allocations, **reduced}), exclusive_cpus=exclusive
-    )
+    changed = replace(ledger, allocations=MappingProxyType({**allocations, **reduced}))
+    return changed.with_part(CPU, Taken(ledger.exclusive_cpus & host.online))
 
 
 def _pod(allocation: PodAllocation, host: Host, nodes: Mask) -> PodAllocation:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from agent.managers.decision import DECISION_COUNTERS, MetricSpec
 from agent.server.metrics import names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.managers.decision import CounterKey
+    from agent.managers.decision import CounterKey, MetricSpec
+    from agent.managers.effective_policy import ResourceManager
 
 TOTAL: Final = "_total"
 
@@ -30,10 +30,8 @@ class UnknownCounterError(LookupError):
 class Counters:
     """Every counter of the table; those whose label values are known start at 0."""
 
-    def __init__(self) -> None:
-        self._metrics = {
-            metric.name: metric for metric in (*DECISION_COUNTERS, *names.SERVICE_COUNTERS)
-        }
+    def __init__(self, managers: Iterable[ResourceManager]) -> None:
+        self._metrics = {metric.name: metric for metric in names.counters_of(managers)}
         self._values: dict[str, dict[tuple[str, ...], int]] = {
             metric.name: dict.fromkeys(metric.initial(), 0) for metric in self._metrics.values()
         }

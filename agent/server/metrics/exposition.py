@@ -8,15 +8,16 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from agent.managers.decision import DECISION_COUNTERS
 from agent.server.metrics import gauges, names
 from agent.server.metrics.counters import TOTAL, Counters, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from prometheus_client.core import Metric
 
+    from agent.managers.decision import MetricSpec
+    from agent.managers.effective_policy import ResourceManager
     from agent.server.metrics.gauges import GaugeInput
 
 #: The classic text format: OpenMetrics demands `_total` of every counter, the kubelet's lack it.
@@ -26,8 +27,9 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """All metrics; `read` returns the input of the gauges at a scrape."""
 
-    def __init__(self, read: Callable[[], GaugeInput]) -> None:
-        self.counters = Counters()
+    def __init__(self, read: Callable[[], GaugeInput], managers: Sequence[ResourceManager]) -> None:
+        self.counters = Counters(managers)
+        self._true_names = tuple(_true_names(names.counters_of(managers)))
         self.decision_duration = Histogram(names.TOPOLOGY_ADMISSION_DURATION)
         self.admission_duration = Histogram(names.ADMISSION_DURATION)
         self.reconcile_duration = Histogram(names.RECONCILE_DURATION)
@@ -46,7 +48,10 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all metrics in the classic text format."""
-        return _with_true_names(generate_latest(self._registry))
+        text = generate_latest(self._registry)
+        for written, true in self._true_names:
+            text = text.replace(written, true)
+        return text
 
 
 class _StateCollector(Collector):
@@ -57,16 +62,10 @@ class _StateCollector(Collector):
         return self._metrics.families()
 
 
-_TRUE_NAMES: Final = tuple(
-    (f"# {line} {metric.name}{TOTAL} ".encode(), f"# {line} {metric.name} ".encode())
-    for metric in (*DECISION_COUNTERS, *names.SERVICE_COUNTERS)
-    if not metric.name.endswith(TOTAL)
-    for line in ("HELP", "TYPE")
-)
-
-
-def _with_true_names(text: bytes) -> bytes:
-    """Undo the suffix that the library writes into the comments of every counter."""
-    for written, true in _TRUE_NAMES:
-        text = text.replace(written, true)
-    return text
+def _true_names(counters: Iterable[MetricSpec]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the suffix that the library writes into the comments of every counter, and without."""
+    for metric in counters:
+        if not metric.name.endswith(TOTAL):
+            for line in ("HELP", "TYPE"):
+                name = f"# {line} {metric.name}"
+                yield f"{name}{TOTAL} ".encode(), f"{name} ".encode()

@@ -1,4 +1,4 @@
-"""Every metric: its full name, type, labels and meaning. The single source of names.
+"""The service's metrics: full name, type, labels and meaning; those of managers stand with them.
 
 `agent.managers.decision.Decision.counters` uses `name` and the label values in the order of
 `labels`. The `kubelet_` and `resource_manager_` metrics keep the names, types, labels and buckets
@@ -8,141 +8,88 @@ over.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.managers.decision import (
+    ASSIGNED_CONTAINERS,
     DECISION_COUNTERS,
     MetricSpec,
     MetricType,
     Reason,
     _counter,
+    gauge,
     out_of,
 )
 from agent.reconcile.diff import Cause
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from agent.managers.effective_policy import ResourceManager
+
 CAUSES: Final = tuple(str(cause) for cause in Cause)
 #: One more reason is added for each other resource at its first rejection.
 REASONS: Final = (*map(str, Reason), *map(out_of, ("cpu", "memory", "pods")))
-#: The pool of containers without exclusive or pod-level CPUs: the node's shared pool.
-SHARED: Final = "shared"
-
-
-def _gauge(name: str, text: str, *labels: str) -> MetricSpec:
-    return MetricSpec(name, MetricType.GAUGE, text, labels)
 
 
 def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> MetricSpec:
     return MetricSpec(name, MetricType.HISTOGRAM, text, buckets=buckets)
 
 
-# --- the kubelet's histogram and gauges ---------------------------------------------------------
+# --- the kubelet's histogram -------------------------------------------------------------------
 
 TOPOLOGY_ADMISSION_DURATION: Final = _histogram(
     "kubelet_topology_manager_admission_duration_ms",
     "Time to decide one admission, in milliseconds.",
     tuple(0.05 * 2**power for power in range(15)),
 )
-SHARED_POOL_MILLICORES: Final = _gauge(
-    "kubelet_cpu_manager_shared_pool_size_millicores",
-    "Size of the node's shared CPU pool, in millicores.",
-)
-EXCLUSIVE_CPU_COUNT: Final = _gauge(
-    "kubelet_cpu_manager_exclusive_cpu_allocation_count",
-    "CPUs that are allocated exclusively at present.",
-)
-ALLOCATION_PER_NUMA: Final = _gauge(
-    "kubelet_cpu_manager_allocation_per_numa",
-    "CPUs that are allocated exclusively at present, by NUMA node.",
-    "numa_node",
-)
 
 # --- our own: allocations -----------------------------------------------------------------------
 
-BUILD_INFO: Final = _gauge("numawarden_build_info", "Always 1; the version runs here.", "version")
-STARTED: Final = _gauge(
+BUILD_INFO: Final = gauge("numawarden_build_info", "Always 1; the version runs here.", "version")
+STARTED: Final = gauge(
     "numawarden_start_timestamp_seconds", "When the agent was started (Unix time)."
 )
-PODS: Final = _gauge("numawarden_pods", "Pods in the ledger.")
-CONTAINERS: Final = _gauge(
+PODS: Final = gauge("numawarden_pods", "Pods in the ledger.")
+CONTAINERS: Final = gauge(
     "numawarden_containers",
     "Containers in the ledger by isolation of their CPUs (host, pod, container).",
     "isolation",
 )
-ASSIGNED_CONTAINERS: Final = _gauge(
-    "numawarden_container_assignments",
-    "Containers in the ledger by assignment: exclusive from the node or from the pod's budget, the "
-    "pod shared pool, or the node's shared pool.",
-    "resource_name",
-    "assignment_type",
-)
-CPUS: Final = _gauge(
-    "numawarden_cpus",
-    "Online CPUs by use: exclusive to a pod, or the node's shared pool.",
-    "pool",
-)
-NODE_CPUS: Final = _gauge(
-    "numawarden_node_cpus",
-    "Online CPUs of a NUMA node: allocated to pods (held), reserved, or free.",
-    "numa_node",
-    "state",
-)
-NODE_MEMORY: Final = _gauge(
-    "numawarden_node_memory_bytes",
-    "Memory of a NUMA node by type (memory, hugepages-...): allocated to pods (held), reserved, "
-    "or free.",
-    "numa_node",
-    "type",
-    "state",
-)
-UNUSED_BUDGET_CPUS: Final = _gauge(
-    "numawarden_unused_budget_cpus",
-    "CPUs of pods' budgets that no container of the pod can use.",
-)
-UNUSED_BUDGET_MEMORY: Final = _gauge(
-    "numawarden_unused_budget_memory_bytes",
-    "Memory of pods' budgets by type that no container of the pod can use.",
-    "type",
-)
-DEVICES: Final = _gauge(
-    "numawarden_devices",
-    "Healthy devices of a resource: allocated to pods (held), or free.",
-    "resource",
-    "state",
-)
-ALLOCATABLE: Final = _gauge(
+ALLOCATABLE: Final = gauge(
     "numawarden_allocatable",
     "What pods may request of the node: cpu in millicores, memory and hugepages-... in bytes, "
     "pods and devices as numbers.",
     "resource",
 )
-REQUESTED: Final = _gauge(
+REQUESTED: Final = gauge(
     "numawarden_requested",
     "What the pods in the ledger request together, in the units of numawarden_allocatable.",
     "resource",
 )
-UNENFORCED_PODS: Final = _gauge(
+UNENFORCED_PODS: Final = gauge(
     "numawarden_unenforced_pods",
     "Admitted pods whose allocation the kernel does not yet enforce in full.",
 )
-INVALID_ALLOCATIONS: Final = _gauge(
+INVALID_ALLOCATIONS: Final = gauge(
     "numawarden_invalid_allocations",
     "Allocations that the current policy would not make, by violated rule.",
     "rule",
 )
-PROBLEMS: Final = _gauge(
+PROBLEMS: Final = gauge(
     "numawarden_problems",
     "Problems that 'numawarden status' lists at present.",
 )
-CONTESTED_CGROUPS: Final = _gauge(
+CONTESTED_CGROUPS: Final = gauge(
     "numawarden_contested_cgroups",
     "Cgroups that another writer keeps modifying and whose repair is delayed.",
 )
-MANIFESTS: Final = _gauge(
+MANIFESTS: Final = gauge(
     "numawarden_manifests",
     "Files of the manifest directory, and what other sources of pods ask for, by state.",
     "state",
 )
-LAST_RECONCILE: Final = _gauge(
+LAST_RECONCILE: Final = gauge(
     "numawarden_reconcile_last_success_timestamp_seconds",
     "When the kernel last agreed with the ledger after a comparison (Unix time).",
 )
@@ -223,20 +170,11 @@ SERVICE_COUNTERS: Final = (
 )
 HISTOGRAMS: Final = (TOPOLOGY_ADMISSION_DURATION, ADMISSION_DURATION, RECONCILE_DURATION)
 GAUGES: Final = (
-    SHARED_POOL_MILLICORES,
-    EXCLUSIVE_CPU_COUNT,
-    ALLOCATION_PER_NUMA,
     BUILD_INFO,
     STARTED,
     PODS,
     CONTAINERS,
     ASSIGNED_CONTAINERS,
-    CPUS,
-    NODE_CPUS,
-    NODE_MEMORY,
-    UNUSED_BUDGET_CPUS,
-    UNUSED_BUDGET_MEMORY,
-    DEVICES,
     ALLOCATABLE,
     REQUESTED,
     UNENFORCED_PODS,
@@ -246,4 +184,19 @@ GAUGES: Final = (
     MANIFESTS,
     LAST_RECONCILE,
 )
-ALL: Final = (*DECISION_COUNTERS, *SERVICE_COUNTERS, *HISTOGRAMS, *GAUGES)
+
+
+def counters_of(managers: Iterable[ResourceManager]) -> tuple[MetricSpec, ...]:
+    """Return all counters: of decisions, of the service, and of these resource managers."""
+    own = (metric for manager in managers for metric in manager.counters)
+    return (*DECISION_COUNTERS, *SERVICE_COUNTERS, *own)
+
+
+def gauges_of(managers: Iterable[ResourceManager]) -> tuple[MetricSpec, ...]:
+    """Return all gauges: those of every manager and of the service, and of these managers."""
+    return (*GAUGES, *(metric for manager in managers for metric in manager.gauges))
+
+
+def all_of(managers: Sequence[ResourceManager]) -> tuple[MetricSpec, ...]:
+    """Return all metrics of an agent with these resource managers."""
+    return (*counters_of(managers), *HISTOGRAMS, *gauges_of(managers))

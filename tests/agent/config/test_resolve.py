@@ -16,7 +16,8 @@ from agent.config.resolve import (
     resolve,
     resolve_what_fits,
 )
-from agent.managers.allocations.allocatable import allocatable
+from agent.managers.admission import MANAGERS
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -310,7 +311,7 @@ class TestUnknownMemory:
 
     def test_where_no_memory_is_managed_it_need_not_be_known(self) -> None:
         policy = _resolve(self.IGNORED, self.HOST)
-        limits = allocatable(self.HOST, policy)
+        limits = EffectivePolicy(self.HOST, policy, MANAGERS).allocatable
         assert limits is not None
         assert "memory" not in limits.amounts
         assert list(nothing_allocatable(policy, self.HOST)) == []

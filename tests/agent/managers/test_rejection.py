@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.managers.admission import MANAGERS, admit
-from agent.managers.cpu.demand import cpus_of
 from agent.managers.cpu.manager import CpuManager
+from agent.managers.cpu.parts import cpus_of
 from agent.managers.decision import Reason, Rejection
 from agent.managers.device.manager import DeviceManager
 from agent.managers.machine import Machine

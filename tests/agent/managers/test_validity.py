@@ -18,7 +18,8 @@ from agent.managers.effective_policy import (
 )
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
-from agent.managers.validity import Rule, invalid_allocations
+from agent.managers.validity import invalid_allocations
+from agent.managers.violation import Rule
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
@@ -51,7 +52,7 @@ def ledger_of(rules: EffectivePolicy, *asked: Pod) -> Ledger:
     return ledger
 
 
-def found(rules: EffectivePolicy, ledger: Ledger, offline: Mask = EMPTY) -> list[tuple[str, Rule]]:
+def found(rules: EffectivePolicy, ledger: Ledger, offline: Mask = EMPTY) -> list[tuple[str, str]]:
     return [(one.uid, one.rule) for one in invalid_allocations(rules, ledger, offline)]
 
 
@@ -214,8 +215,8 @@ def test_the_same_cpus_or_devices_in_two_hands_are_reported_of_the_second() -> N
     twin = replace(ledger.allocations["u-1"], uid="u-2")
     doubled = charged(rules, ledger, twin)
     assert found(rules, doubled) == [
-        ("u-2", Rule.CPU_ALLOCATED_TWICE),
         ("u-2", Rule.DEVICE_ALLOCATED_TWICE),
+        ("u-2", Rule.CPU_ALLOCATED_TWICE),
     ]
 
 

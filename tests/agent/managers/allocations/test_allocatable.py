@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.allocations.allocatable import allocatable
+from agent.managers.admission import MANAGERS
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import NodeFit, PluginDevice, Policy
 from sysfs.described.shapes import regular_host, with_offline
@@ -17,7 +18,7 @@ PAGED = Machine.of(regular_host(cores_per_node=8, threads=1, hugepages=((2 * MIB
 
 
 def amounts(machine: Machine, fit: NodeFit, **more: object) -> dict[str, int]:
-    found = allocatable(machine, Policy(fit=fit, **more))  # type: ignore[arg-type]  # by keyword
+    found = EffectivePolicy(machine, Policy(fit=fit, **more), MANAGERS).allocatable  # type: ignore[arg-type]  # by keyword
     assert found is not None
     return dict(found.amounts)
 
@@ -72,10 +73,12 @@ def test_devices_that_are_not_healthy_do_not_count() -> None:
 def test_the_lower_limit_of_pods_holds(
     most: int, per_core: int, pods: int, by: tuple[str, ...]
 ) -> None:
-    found = allocatable(PLAIN, Policy(fit=NodeFit(max_pods=most, pods_per_core=per_core)))
+    found = EffectivePolicy(
+        PLAIN, Policy(fit=NodeFit(max_pods=most, pods_per_core=per_core)), MANAGERS
+    ).allocatable
     assert found is not None
     assert (found.pods, found.limited_by) == (pods, by)
 
 
 def test_where_it_is_not_looked_at_there_is_none() -> None:
-    assert allocatable(PLAIN, Policy()) is None
+    assert EffectivePolicy(PLAIN, Policy(), MANAGERS).allocatable is None

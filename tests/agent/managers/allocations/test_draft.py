@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from agent.managers.cpu.demand import cpus_of
-from agent.managers.memory.demand import memory_of
+from agent.managers.cpu.parts import cpus_of
+from agent.managers.memory.parts import memory_of
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import draft_of, with_pod

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.cpu.demand import cpus_of
 from agent.managers.cpu.manager import CpuManager, aligned_cpus
+from agent.managers.cpu.parts import cpus_of
 from agent.managers.decision import Reason, Rejection
 from agent.managers.effective_policy import Rejected
 from agent.managers.machine import Machine

@@ -8,8 +8,8 @@ from agent.managers.allocations.ledger import MemoryBlock
 from agent.managers.decision import Reason, Rejection
 from agent.managers.effective_policy import Rejected
 from agent.managers.machine import Machine
-from agent.managers.memory.demand import memory_of
 from agent.managers.memory.manager import MemoryManager
+from agent.managers.memory.parts import memory_of
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask

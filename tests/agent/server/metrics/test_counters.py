@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from agent.managers.admission import MANAGERS
 from agent.managers.decision import ALLOCATIONS, CPU_PINNING_REQUESTS, MetricSpec, MetricType
 from agent.server.metrics import names
 from agent.server.metrics.counters import Counters, Histogram, UnknownCounterError
 
 
 def test_known_label_values_are_there_from_the_start() -> None:
-    counters = Counters()
+    counters = Counters(MANAGERS)
     families = {family.name: family for family in counters.families()}
     samples = families["resource_manager_container_assignments"].samples
     assert len(samples) == 6
@@ -16,7 +17,7 @@ def test_known_label_values_are_there_from_the_start() -> None:
 
 
 def test_what_a_decision_caused_is_added() -> None:
-    counters = Counters()
+    counters = Counters(MANAGERS)
     key = ("resource_manager_allocations_total", ("cpu", "pod"))
     counters.add_all({key: 2, ("kubelet_cpu_manager_pinning_requests_total", ()): 1})
     counters.add_all({key: 1})
@@ -26,7 +27,7 @@ def test_what_a_decision_caused_is_added() -> None:
 
 
 def test_label_values_that_were_not_known_appear_when_they_happen() -> None:
-    counters = Counters()
+    counters = Counters(MANAGERS)
     counters.add(names.REJECTIONS, "TopologyAffinityError")
     assert counters.value(names.REJECTIONS, "TopologyAffinityError") == 1
 
@@ -41,7 +42,7 @@ def test_label_values_that_were_not_known_appear_when_they_happen() -> None:
 )
 def test_a_counter_that_is_not_in_the_table_is_an_error(key: tuple[str, tuple[str, ...]]) -> None:
     with pytest.raises(UnknownCounterError):
-        Counters().add_key(key, 1)
+        Counters(MANAGERS).add_key(key, 1)
 
 
 def test_observations_are_counted_in_the_first_bucket_that_holds_them() -> None:

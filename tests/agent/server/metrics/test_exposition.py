@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.managers.admission import MANAGERS
 from agent.managers.decision import CONTAINER_ASSIGNMENTS
 from agent.server.metrics import names
 from agent.server.metrics.exposition import CONTENT_TYPE, Metrics
@@ -9,7 +10,7 @@ from tests.agent.server.metrics.test_gauges import RULES, reading
 
 
 def rendered() -> str:
-    metrics = Metrics(lambda: reading(RULES.empty_ledger()))
+    metrics = Metrics(lambda: reading(RULES.empty_ledger()), MANAGERS)
     metrics.counters.add(CONTAINER_ASSIGNMENTS, "cpu", "pod_shared")
     metrics.admission_duration.observe(0.02)
     return metrics.render().decode()
@@ -25,7 +26,7 @@ def test_a_counter_without_total_keeps_its_name_and_type() -> None:
 
 def test_every_name_of_the_table_stands_in_the_text_with_its_type() -> None:
     lines = rendered().splitlines()
-    for metric in names.ALL:
+    for metric in names.all_of(MANAGERS):
         assert f"# TYPE {metric.name} {metric.type}" in lines
         assert any(line.startswith(f"# HELP {metric.name} ") for line in lines)
 

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from agent.managers import admission
 from agent.managers.admission import MANAGERS
 from agent.managers.allocations.ledger import DEVICES, Taken
-from agent.managers.effective_policy import EffectivePolicy, shared_pool
+from agent.managers.decision import ASSIGNED_CONTAINERS
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -49,7 +50,7 @@ RULES = EffectivePolicy(Machine.of(HOST), POLICY, MANAGERS)
 
 
 def reading(ledger: Ledger) -> GaugeInput:
-    return GaugeInput("1.2.3", HOST, RULES, ledger, shared_pool(RULES, ledger))
+    return GaugeInput("1.2.3", RULES, ledger)
 
 
 def values(at: GaugeInput) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -96,7 +97,7 @@ def test_every_cpu_and_byte_of_a_node_is_held_reserved_or_free() -> None:
 def test_memory_that_is_not_known_is_not_told() -> None:
     host = replace(HOST, nodes=(HOST.nodes[0], replace(HOST.nodes[1], memory_bytes=None)))
     rules = EffectivePolicy(Machine.of(host), replace(POLICY, memory=MemoryPolicy()), MANAGERS)
-    now = values(replace(reading(admitted()), host=host, rules=rules))
+    now = values(replace(reading(admitted()), rules=rules))
     told = {labels[0] for name, labels in now
             if name == "numawarden_node_memory_bytes" and labels[1] == "memory"}  # fmt: skip
     assert told == {"0"}
@@ -118,7 +119,7 @@ def test_budget_that_no_container_can_use_is_the_sum_over_pods_and_goes_with_the
         ledger = admission.admit(rules, ledger, lonely).ledger
 
     def unused(of: Ledger) -> tuple[float, float]:
-        now = values(GaugeInput("1", HOST, rules, of, shared_pool(rules, of)))
+        now = values(GaugeInput("1", rules, of))
         memory = now["numawarden_unused_budget_memory_bytes", ("memory",)]
         return now["numawarden_unused_budget_cpus", ()], memory
 
@@ -181,7 +182,7 @@ def test_the_service_tells_how_it_is() -> None:
 
 def test_every_gauge_of_the_table_is_exported() -> None:
     exported = {family.name for family in families(reading(RULES.empty_ledger()))}
-    assert exported == {metric.name for metric in names.GAUGES}
+    assert exported == {metric.name for metric in names.gauges_of(MANAGERS)}
 
 
 class TestAssignments:
@@ -193,11 +194,11 @@ class TestAssignments:
     def counted(self, rules: EffectivePolicy, *containers: Container) -> dict[str, float]:
         """Return what is not zero, as `cpu node_exclusive`."""
         ledger = with_pod(rules, pods.pod(*containers, of_pod=guaranteed("cpu=4 memory=4Gi")))
-        now = GaugeInput("1", regular_host(), rules, ledger, shared_pool(rules, ledger))
+        now = GaugeInput("1", rules, ledger)
         return {
             " ".join(sample.labels): sample.value
             for sample in samples(now)
-            if sample.metric is names.ASSIGNED_CONTAINERS and sample.value
+            if sample.metric is ASSIGNED_CONTAINERS and sample.value
         }
 
     def test_of_a_budget_slices_and_the_pods_pool_are_told_apart(self) -> None:

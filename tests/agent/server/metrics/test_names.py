@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.managers.admission import MANAGERS
 from agent.managers.decision import (
     CONTAINER_ASSIGNMENTS,
-    DECISION_COUNTERS,
     MetricSpec,
     MetricType,
     Reason,
@@ -19,7 +19,10 @@ from agent.server.metrics import names
 REFERENCE = Path(__file__).resolve().parents[4] / "docs" / "metrics.md"
 
 
-@pytest.mark.parametrize("metric", names.ALL, ids=lambda metric: metric.name)
+ALL = names.all_of(MANAGERS)
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
 def test_names_and_labels_are_valid_and_explained(metric: MetricSpec) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
     assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in metric.labels)
@@ -27,12 +30,12 @@ def test_names_and_labels_are_valid_and_explained(metric: MetricSpec) -> None:
 
 
 def test_every_name_appears_once() -> None:
-    listed = [metric.name for metric in names.ALL]
+    listed = [metric.name for metric in ALL]
     assert len(set(listed)) == len(listed)
 
 
 def test_the_metrics_of_kep_5526_have_its_names_and_labels() -> None:
-    labels = {metric.name: metric.labels for metric in names.ALL}
+    labels = {metric.name: metric.labels for metric in ALL}
     assert labels["resource_manager_allocations_total"] == ("resource_name", "source")
     assert labels["resource_manager_allocation_errors_total"] == ("resource_name", "source")
     assert labels["resource_manager_container_assignments"] == (
@@ -56,16 +59,14 @@ def test_the_kubelets_histogram_has_its_buckets() -> None:
 
 def test_our_own_metrics_follow_the_naming_rules() -> None:
     """Base units, `_total` on every counter (promtool's linter): the kubelet's are its own."""
-    ours = [metric for metric in names.ALL if metric.name.startswith("numawarden_")]
+    ours = [metric for metric in ALL if metric.name.startswith("numawarden_")]
     for metric in ours:
         counter = metric.type is MetricType.COUNTER
         assert metric.name.endswith("_total") is counter
         assert not re.search(r"_(ms|count|sum|bucket|milliseconds|kb|mb)$", metric.name)
 
 
-@pytest.mark.parametrize(
-    "metric", [*DECISION_COUNTERS, *names.SERVICE_COUNTERS], ids=lambda metric: metric.name
-)
+@pytest.mark.parametrize("metric", names.counters_of(MANAGERS), ids=lambda metric: metric.name)
 def test_every_counter_exists_from_the_start(metric: MetricSpec) -> None:
     assert list(metric.initial())
 
@@ -76,7 +77,7 @@ def test_what_may_drift_and_be_rejected_starts_at_0_by_cause_and_reason() -> Non
     assert list(names.REMOVALS.initial()) == [()]
 
 
-@pytest.mark.parametrize("metric", names.ALL, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
 def test_every_metric_stands_in_the_reference_as_it_is(metric: MetricSpec) -> None:
     labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
     row = f"| `{metric.name}` | {metric.type} | {labels} | {metric.help} |"

@@ -18,7 +18,7 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
-from agent.managers.validity import Rule
+from agent.managers.violation import Rule
 from agent.pods.quantity import Quantity
 from agent.server.configured_host import situate
 from agent.server.start import wiring as assembly

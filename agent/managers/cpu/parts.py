@@ -1,0 +1,227 @@
+"""The parts of the CPU manager: what pods demand, what a draft and the ledger have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.managers.allocations.allocation import PodPart
+from agent.managers.allocations.demand import NOT_GUARANTEED, ResourceDemand
+from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.unused_budget import unused_budget
+from agent.managers.decision import SHARED, Sample, assignment_samples, gauge
+from agent.managers.effective_policy import shared_cpus, shared_pool
+from agent.managers.policy import CpuManagerPolicy
+from agent.managers.violation import ADMIT_AGAIN, Rule, Violation
+from agent.pods.model import CPU
+from agent.pods.quantity import MAX_INT64, ZERO
+from agent.pods.requests import exclusive_cpus, pod_exclusive_cpus
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from agent.managers.allocations.demand import PodRequest
+    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.pods.model import Container
+
+
+SHARED_POOL_MILLICORES: Final = gauge(
+    "kubelet_cpu_manager_shared_pool_size_millicores",
+    "Size of the node's shared CPU pool, in millicores.",
+)
+EXCLUSIVE_CPU_COUNT: Final = gauge(
+    "kubelet_cpu_manager_exclusive_cpu_allocation_count",
+    "CPUs that are allocated exclusively at present.",
+)
+ALLOCATION_PER_NUMA: Final = gauge(
+    "kubelet_cpu_manager_allocation_per_numa",
+    "CPUs that are allocated exclusively at present, by NUMA node.",
+    "numa_node",
+)
+CPUS: Final = gauge(
+    "numawarden_cpus",
+    "Online CPUs by use: exclusive to a pod, or the node's shared pool.",
+    "pool",
+)
+NODE_CPUS: Final = gauge(
+    "numawarden_node_cpus",
+    "Online CPUs of a NUMA node: allocated to pods (held), reserved, or free.",
+    "numa_node",
+    "state",
+)
+UNUSED_BUDGET_CPUS: Final = gauge(
+    "numawarden_unused_budget_cpus",
+    "CPUs of pods' budgets that no container of the pod can use.",
+)
+#: The gauges of CPUs.
+CPU_GAUGES: Final = (
+    SHARED_POOL_MILLICORES,
+    EXCLUSIVE_CPU_COUNT,
+    ALLOCATION_PER_NUMA,
+    CPUS,
+    NODE_CPUS,
+    UNUSED_BUDGET_CPUS,
+)
+
+
+class CpuDraft(PodPart):
+    """The free CPUs for the pod under admission, and what it has.
+
+    `containers` are masks by name, `pod` the mask of the budget. `reusable` are CPUs of standard
+    init containers of this pod, which a later container of the pod may get.
+    """
+
+    free: Mask = EMPTY
+    reusable: Mask = EMPTY
+
+    @property
+    def available(self) -> Mask:
+        """All CPUs that the next container of the pod may get."""
+        return self.free | self.reusable
+
+
+def cpus_of(draft: Draft) -> CpuDraft:
+    """Return the CPU manager's part of a draft."""
+    part: CpuDraft = draft.parts[CPU]
+    return part
+
+
+def cpu_demand(request: PodRequest) -> ResourceDemand:
+    """Return the whole CPUs that a pod and its containers request, 0 for what shares CPUs.
+
+    In pod scope, the containers of a pod-level budget that is not a whole number get no exclusive
+    CPUs (KEP-5526).
+    """
+    pod, qos, managed = request.pod, request.qos, request.policy.pod_level_managers
+    counts = tuple(
+        [exclusive_cpus(pod, each, qos, pod_level_managers=managed) for each in request.containers]
+    )
+    of_pod = min(pod_exclusive_cpus(pod, qos, pod_level_managers=managed), MAX_INT64)
+    none = _why_none(request)
+    undivided = request.from_budget and not of_pod
+    active = none is None and not undivided
+    why = (
+        none or _why(request, each, count, guaranteed=guaranteed, undivided=undivided)
+        for each, count, guaranteed in zip(
+            request.containers, counts, request.guaranteed, strict=True
+        )
+    )
+    exclusive = tuple([active and count > 0 for count in counts])
+    return ResourceDemand(of_pod, counts, active, exclusive, tuple(why))
+
+
+def _why_none(request: PodRequest) -> str | None:
+    """Return why no container of the pod may have exclusive CPUs, None when some may."""
+    kind = request.policy.cpu.policy
+    if kind is not CpuManagerPolicy.STATIC:
+        return f"cpuManagerPolicy is {kind}; exclusive CPUs need static"
+    return request.why_none()
+
+
+def _why(
+    request: PodRequest, container: Container, count: int, *, guaranteed: bool, undivided: bool
+) -> str:
+    if request.pod_level and not guaranteed:
+        return NOT_GUARANTEED
+    if undivided:
+        return "the pod's cpu budget is not a positive whole number; pod scope divides no other"
+    if count:
+        return f"Guaranteed with a whole number of CPUs ({count})"
+    asked = container.resources.requests.get(CPU, ZERO)
+    return f"its cpu request {asked} is not a positive whole number"
+
+
+# --- what is allocated --------------------------------------------------------------------------
+
+
+def cpu_violations(
+    rules: EffectivePolicy, ledger: Ledger, offline: Mask
+) -> Callable[[PodAllocation], Iterator[Violation]]:
+    """Return a function that yields the violations of one allocation after the other."""
+    exposed = shared_cpus(rules, ledger) & ledger.exclusive_cpus
+    earlier = EMPTY
+
+    def check(allocation: PodAllocation) -> Iterator[Violation]:
+        nonlocal earlier
+        cpus = allocation.exclusive_cpus
+        yield from _of_host_and_policy(rules, allocation, offline) if cpus else ()
+        if twice := cpus & earlier:
+            message = f"has CPUs {twice}, which another pod has as well"
+            rule, remedy = Rule.CPU_ALLOCATED_TWICE, "remove one of the pods"
+            yield Violation.of(allocation, rule, message, remedy)
+        earlier |= cpus
+        if cpus & exposed:
+            message = f"has CPUs {cpus & exposed}, but no CPUs are left for the node's shared pool"
+            remedy = "remove a pod with exclusive CPUs, or set more CPUs online"
+            yield Violation.of(allocation, Rule.SHARED_POOL, message, remedy)
+
+    return check
+
+
+def _of_host_and_policy(
+    rules: EffectivePolicy, allocation: PodAllocation, offline: Mask
+) -> Iterator[Violation]:
+    cpus, online = allocation.exclusive_cpus, rules.machine.cpus.all
+    if missing := cpus - online - offline:
+        message = f"has CPUs {missing}, which this host no longer has"
+        yield Violation.of(allocation, Rule.CPU_MISSING, message)
+    if lost := (cpus & offline) - online:
+        remedy = f"set them online again, or {ADMIT_AGAIN}"
+        message = f"has CPUs {lost}, which are offline"
+        yield Violation.of(allocation, Rule.CPU_OFFLINE, message, remedy)
+    if not rules.static_cpus:
+        message = f"has exclusive CPUs {cpus}, policy none allocates none"
+        remedy = "the CPUs are free again when the pod is removed"
+        yield Violation.of(allocation, Rule.CPU_POLICY, message, remedy)
+        return
+    if reserved := cpus & rules.policy.cpu.reserved:
+        message = f"has CPUs {reserved}, which are now reserved"
+        remedy = f"reserve others, or {ADMIT_AGAIN}"
+        yield Violation.of(allocation, Rule.RESERVED_CPUS, message, remedy)
+    others = rules.machine.cpus.cores_of(cpus) - cpus
+    if others and rules.policy.cpu.options.full_pcpus_only:
+        message = f"has CPUs {cpus}, but not their siblings {others}"
+        yield Violation.of(allocation, Rule.FULL_PCPUS_ONLY, message)
+
+
+def nodes_of_cpus(rules: EffectivePolicy, cpus: Mask) -> Mask:
+    """Return the nodes of CPUs; with `align-by-socket`, all nodes of a socket count as one."""
+    topology = rules.machine.cpus
+    nodes = topology.nodes_of(cpus)
+    if rules.policy.cpu.options.align_by_socket and len(nodes) > 1:
+        of_socket = topology.cpus_in_sockets_of(Mask.of(nodes.lowest))
+        return EMPTY if cpus & topology.all <= of_socket else nodes
+    return nodes
+
+
+def cpu_samples(rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
+    """Yield the samples of the gauges of CPUs."""
+    exclusive, shared = ledger.exclusive_cpus, shared_pool(rules, ledger)
+    yield Sample(SHARED_POOL_MILLICORES, (), len(shared) * 1000)
+    yield Sample(EXCLUSIVE_CPU_COUNT, (), len(exclusive))
+    yield Sample(CPUS, ("exclusive",), len(exclusive))
+    yield Sample(CPUS, ("shared",), len(shared))
+    for node in rules.machine.nodes:
+        cpus = rules.machine.cpus.cpus_in_nodes(Mask.of(node.id))
+        allocated = cpus & exclusive
+        reserved = (cpus & rules.policy.cpu.reserved) - allocated
+        labels = (str(node.id),)
+        yield Sample(ALLOCATION_PER_NUMA, labels, len(allocated))
+        yield Sample(NODE_CPUS, (*labels, "held"), len(allocated))
+        yield Sample(NODE_CPUS, (*labels, "reserved"), len(reserved))
+        yield Sample(NODE_CPUS, (*labels, "free"), len(cpus - allocated - reserved))
+    yield from assignment_samples(CPU, ledger, _assignment)
+    unused = (each for one in ledger.allocations.values() for each in unused_budget(one))
+    idle = sum(each.unused for each in unused if each.resource == CPU)
+    yield Sample(UNUSED_BUDGET_CPUS, (), idle)
+
+
+def _assignment(allocation: PodAllocation, container: ContainerAllocation) -> str:
+    match container.isolation:
+        case Isolation.HOST:
+            return SHARED
+        case Isolation.POD:
+            return "pod_shared"
+        case Isolation.CONTAINER:
+            return "node_exclusive" if allocation.cpus is None else "pod_exclusive"
