@@ -7,7 +7,7 @@ may be added in any release; none is renamed or removed within `/v1` (see `docs/
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -83,7 +83,8 @@ class ContainerDocument(Document, frozen=True):
     are exclusive or not, "" where no specification is known. `sharing`
     (`agent.managers.allocations.sharing.Sharing`) says who else may run on them while it does; of
     what is `overlapping`, `shared_cpus` are the CPUs and `shared_with` the first of the other
-    containers.
+    containers. `others` is what resource managers without a field of their own have allocated, by
+    the name of the manager.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ContainerDocument(Document, frozen=True):
     sharing: str = "unknown"
     shared_cpus: str = ""
     shared_with: tuple[str, ...] = ()
+    others: dict[str, Any] = {}
 
 
 class UnusedBudgetDocument(Document, frozen=True):
@@ -224,6 +226,7 @@ class PodDocument(Document, frozen=True):
     "", and so are `name` and `namespace` if only the uid is known.
     `containers_found` counts the containers that are to run (no finished init containers) and whose
     cgroups were found, None where the kernel was not looked at (a dry run).
+    `others` is what managers without a field of their own have allocated to the pod as a whole.
     """
 
     uid: str
@@ -243,6 +246,7 @@ class PodDocument(Document, frozen=True):
     phase: str = "Admitted"
     unused_budget: tuple[UnusedBudgetDocument, ...] = ()
     containers_found: int | None = None
+    others: dict[str, Any] = {}
     origin: str = "decided"
     source_name: str = ""
 

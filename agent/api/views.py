@@ -99,6 +99,7 @@ def pod_document(
         kernel=seen.get(None, ()),
         invalid=tuple(violation_document(f) for f in invalid if f.uid == allocation.uid),
         unused_budget=tuple(_unused(each) for each in unused_budget(allocation)),
+        others=dict(allocation.others),
         containers_found=None if record is None else len(_to_run(allocation) & record.running),
         origin=str(allocation.origin),
         source_name="" if source is None else source.name,
@@ -194,6 +195,7 @@ def _container(
         sharing=str(share.sharing),
         shared_cpus=str(share.cpus),
         shared_with=share.others,
+        others=dict(allocation.others),
     )
 
 

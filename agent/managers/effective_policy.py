@@ -161,7 +161,9 @@ class ResourceManager(ABC):
 
     A manager keeps a part of the ledger (all that is allocated), a part of each draft (what the pod
     under admission has so far) and parts of allocations (what a container has, and the budget of a
-    pod). The types of these parts are the manager's own; no other code looks into them.
+    pod). The types of these parts are the manager's own; no other code looks into them. The parts
+    of allocations are plain values as JSON has them, which the checkpoint and the API carry as they
+    are; those of the kubelet's managers have fields of their own, since enforcement reads them.
     """
 
     #: The name of the manager's parts, shown in explanations.
@@ -276,22 +278,27 @@ class ResourceManager(ABC):
 
     @abstractmethod
     def loaded(self, saved: Any, allocations: Iterable[PodAllocation]) -> Any:  # noqa: ANN401
-        """Return the part of a ledger as `saved` in a checkpoint, None for nothing saved."""
+        """Return the part of the ledger of these allocations.
+
+        `saved` is what a checkpoint has beside them, None for managers other than the kubelet's:
+        their parts follow from the allocations.
+        """
 
     def restored(
         self,
-        rules: EffectivePolicy,
-        part: Any,  # noqa: ANN401, ARG002  (the default)
+        rules: EffectivePolicy,  # noqa: ARG002  (the default)
+        part: Any,  # noqa: ANN401, ARG002
         allocations: Mapping[str, PodAllocation],
     ) -> Any:  # noqa: ANN401
         """Return a saved part of the ledger under the current policy, with all allocations.
 
         The part is None when none was saved. By default it follows from the allocations.
         """
-        new = self.empty(rules)
-        for allocation in allocations.values():
-            new = self.charged(rules, new, allocation)
-        return new
+        return self.loaded(None, allocations.values())
+
+    def renumbered(self, allocated: Any, moves: Mapping[int, int]) -> Any:  # noqa: ANN401, ARG002  (the default)
+        """Return what a container or a pod has after {old: new} numbers of NUMA nodes."""
+        return allocated
 
     # --- what the service shows -----------------------------------------------------------------
 

@@ -9,7 +9,7 @@ kernel's list format.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Annotated, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -54,7 +54,11 @@ class CpuV1(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True)
 
 
 class ContainerV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One container's allocation; `hint_nodes` is absent where any node would do."""
+    """One container's allocation; `hint_nodes` is absent where any node would do.
+
+    `others`, here and in `PodV1`, are the parts of managers that have no field, by name. A reader
+    that lacks such a manager keeps them as they are.
+    """
 
     name: Name
     kind: ContainerKind
@@ -68,6 +72,7 @@ class ContainerV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     quota_disabled: bool = False
     limits: dict[Name, Size] = {}
     why: str = ""
+    others: dict[Name, Any] = {}
 
 
 class SourceV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -99,6 +104,7 @@ class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     origin: Origin | UnsetType = UNSET
     source: SourceV1 | UnsetType = UNSET
     recovered: bool = False
+    others: dict[Name, Any] = {}
 
 
 class ChargeV1(Struct, forbid_unknown_fields=True):
@@ -174,6 +180,7 @@ def pod_to_wire(allocation: PodAllocation) -> PodV1:
         limits=dict(allocation.limits),
         origin=allocation.origin,
         source=_source_to_wire(allocation.source),
+        others=dict(allocation.others),
     )
 
 
@@ -247,6 +254,7 @@ def _container_to_wire(allocation: ContainerAllocation) -> ContainerV1:
         quota_disabled=allocation.quota_disabled,
         limits=dict(allocation.limits),
         why=allocation.why,
+        others=dict(allocation.others),
     )
 
 
@@ -267,6 +275,7 @@ def _pod_from_wire(wire: PodV1, file: str | None) -> PodAllocation:
         limits=MappingProxyType(wire.limits),
         origin=origin,
         source=_source_from_wire(wire, origin, file),
+        others=MappingProxyType(wire.others),
     )
 
 
@@ -305,6 +314,7 @@ def _container_from_wire(wire: ContainerV1) -> ContainerAllocation:
         quota_disabled=wire.quota_disabled,
         limits=MappingProxyType(wire.limits),
         why=wire.why,
+        others=MappingProxyType(wire.others),
     )
 
 

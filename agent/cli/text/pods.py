@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from agent.api.documents import INVALID_MANIFEST
 from agent.cli.access import moment
 from agent.pods.identity import full_name, name_and_uid
@@ -154,6 +156,13 @@ def _allocations(pod: PodDocument) -> Iterator[str]:
         yield f"  {container.name:{width}}  {cpus}{pinned}"
         for resource, ids in container.devices.items():
             yield f"  {'':{width}}  {resource}: {', '.join(ids)}"
+        for manager, part in container.others.items():
+            yield f"  {'':{width}}  {manager}: {_part(part)}"
+
+
+def _part(part: object) -> str:
+    """Return what a resource manager has allocated, which the command does not know, as JSON."""
+    return msgspec.json.encode(part).decode()
 
 
 def _budget(pod: PodDocument) -> str:
@@ -168,6 +177,8 @@ def _container(container: ContainerDocument) -> Iterator[str]:
     yield f"  memory    {memory or 'not pinned'}"
     for resource, ids in container.devices.items():
         yield f"  devices   {resource}: {', '.join(ids)}"
+    for manager, part in container.others.items():
+        yield f"  {manager:9} {_part(part)}"
     yield f"  hint      {_hint(container.hint)}"
     if container.quota_disabled:
         own = ", its CPUs are its own" if container.sharing == "own" else ""

@@ -61,7 +61,7 @@ class ContainerAllocation(Struct, frozen=True):
     memory was released when a later container started. `limits` are the specified limits in bytes
     by memory type. `why` is the reason why its CPUs are exclusive or not, "" without a known
     specification. `cpus`, `memory` and `devices` are the parts of the kubelet's managers, which
-    enforcement reads; `others` are those of further managers, by name.
+    enforcement reads; `others` are those of further managers by name, values as JSON has them.
     """
 
     name: str
@@ -82,6 +82,12 @@ class ContainerAllocation(Struct, frozen=True):
         if manager in _FIELDS:
             return getattr(self, _FIELDS[manager]) or None
         return self.others.get(manager)
+
+    def with_part(self, manager: str, part: Any) -> ContainerAllocation:  # noqa: ANN401
+        """Return this allocation with another part of one manager, which has a part already."""
+        if manager in _FIELDS:
+            return replace(self, **{_FIELDS[manager]: part})
+        return replace(self, others=MappingProxyType({**self.others, manager: part}))
 
     @property
     def mems(self) -> Mask:
@@ -127,6 +133,12 @@ class PodAllocation(Struct, frozen=True, dict=True):
         if manager in _FIELDS:
             return getattr(self, _FIELDS[manager], None) or None
         return self.others.get(manager)
+
+    def with_part(self, manager: str, part: Any) -> PodAllocation:  # noqa: ANN401
+        """Return this allocation with another budget of one manager, which has one already."""
+        if manager in _FIELDS:
+            return replace(self, **{_FIELDS[manager]: part})
+        return replace(self, others=MappingProxyType({**self.others, manager: part}))
 
     @property
     def has_budget(self) -> bool:

@@ -49,6 +49,7 @@ from agent.managers.memory.state import (
     free_memory,
     initial_memory,
     release,
+    renumbered_nodes,
 )
 from agent.pods.model import CPU, MEMORY
 from sysfs.mask import EMPTY
@@ -256,8 +257,18 @@ class MemoryManager(ResourceManager):
         """
         if part is not None and _same_shape(self.empty(rules), part):
             return part
-        charge: Mapping[int, NodeMemory] = super().restored(rules, part, allocations)
+        charge = self.empty(rules)
+        for allocation in allocations.values():
+            charge = self.charged(rules, charge, allocation)
         return charge
+
+    def renumbered(
+        self, allocated: tuple[MemoryBlock, ...], moves: Mapping[int, int]
+    ) -> tuple[MemoryBlock, ...]:
+        """Return the blocks on the same nodes under their new numbers."""
+        return tuple(
+            replace(block, nodes=renumbered_nodes(block.nodes, moves)) for block in allocated
+        )
 
 
 class FreeMemory(Struct, frozen=True):

@@ -268,3 +268,8 @@ def _with(reserved: Mapping[str, int], memory_type: str, size: int) -> Mapping[s
     if reserved.get(memory_type, 0) == size:
         return reserved
     return {**reserved, memory_type: size}
+
+
+def renumbered_nodes(nodes: Mask, moves: Mapping[int, int]) -> Mask:
+    """Return nodes under the new numbers of {old: new}; others keep theirs."""
+    return Mask.from_ids(moves.get(node, node) for node in nodes)

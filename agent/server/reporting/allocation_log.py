@@ -61,8 +61,13 @@ def _entry(container: ContainerAllocation, share: Share, shared_pool: Mask) -> d
         "sharing": str(share.sharing),
         "mems": shortened(str(container.mems), _LONGEST) if container.memory else None,
         "devices": _devices(container),
+        **{name: shortened(_json(part), _LONGEST) for name, part in container.others.items()},
         "why": shortened(container.why, _LONGEST),
     }
+
+
+def _json(part: object) -> str:
+    return msgspec.json.encode(part).decode()
 
 
 def _devices(container: ContainerAllocation) -> dict[str, list[str]]:

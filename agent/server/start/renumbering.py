@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from agent.managers.memory.state import renumbered_nodes
 from agent.pods.model import MEMORY
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agent.managers.allocations.ledger import (
         ContainerAllocation,
         Ledger,
-        MemoryBlock,
         NodeMemory,
         PodAllocation,
     )
+    from agent.managers.effective_policy import ResourceManager
     from agent.managers.topology.hints import Hint
     from agent.state.checkpoint import HostFacts
 
@@ -52,45 +53,44 @@ def node_moves(before: HostFacts, after: HostFacts) -> Mapping[int, int]:
     return MappingProxyType(found)
 
 
-def renumbered(ledger: Ledger, moves: Mapping[int, int]) -> Ledger:
+def renumbered(
+    managers: Iterable[ResourceManager], ledger: Ledger, moves: Mapping[int, int]
+) -> Ledger:
     """Return a ledger with every node under its new number."""
-    return replace(
-        ledger,
-        allocations=MappingProxyType(
-            {uid: _pod(allocation, moves) for uid, allocation in ledger.allocations.items()}
-        ),
-    ).with_part(
-        MEMORY,
-        MappingProxyType(
-            dict(sorted((moves.get(n, n), _charge(m, moves)) for n, m in ledger.memory.items()))
-        ),
-    )
-
-
-def _nodes(nodes: Mask, moves: Mapping[int, int]) -> Mask:
-    return Mask.from_ids(moves.get(node, node) for node in nodes)
+    known = tuple(managers)
+    moved = {uid: _pod(known, each, moves) for uid, each in ledger.allocations.items()}
+    charge = {moves.get(n, n): _charge(memory, moves) for n, memory in ledger.memory.items()}
+    changed = replace(ledger, allocations=MappingProxyType(moved))
+    return changed.with_part(MEMORY, MappingProxyType(dict(sorted(charge.items()))))
 
 
 def _charge(memory: NodeMemory, moves: Mapping[int, int]) -> NodeMemory:
-    return replace(memory, cells=_nodes(memory.cells, moves))
+    return replace(memory, cells=renumbered_nodes(memory.cells, moves))
 
 
-def _pod(allocation: PodAllocation, moves: Mapping[int, int]) -> PodAllocation:
-    containers = tuple(_container(container, moves) for container in allocation.containers)
-    return replace(allocation, containers=containers, memory=_blocks(allocation.memory, moves))
+def _pod(
+    managers: Sequence[ResourceManager], allocation: PodAllocation, moves: Mapping[int, int]
+) -> PodAllocation:
+    containers = tuple(_container(managers, each, moves) for each in allocation.containers)
+    allocation = replace(allocation, containers=containers)
+    for manager in managers:
+        part = allocation.part(manager.name)
+        if part is not None:
+            allocation = allocation.with_part(manager.name, manager.renumbered(part, moves))
+    return allocation
 
 
-def _container(allocation: ContainerAllocation, moves: Mapping[int, int]) -> ContainerAllocation:
-    return replace(
-        allocation, memory=_blocks(allocation.memory, moves), hint=_hint(allocation.hint, moves)
-    )
-
-
-def _blocks(blocks: tuple[MemoryBlock, ...], moves: Mapping[int, int]) -> tuple[MemoryBlock, ...]:
-    return tuple(replace(block, nodes=_nodes(block.nodes, moves)) for block in blocks)
+def _container(
+    managers: Sequence[ResourceManager], allocation: ContainerAllocation, moves: Mapping[int, int]
+) -> ContainerAllocation:
+    for manager in managers:
+        part = allocation.part(manager.name)
+        if part is not None:
+            allocation = allocation.with_part(manager.name, manager.renumbered(part, moves))
+    return replace(allocation, hint=_hint(allocation.hint, moves))
 
 
 def _hint(hint: Hint, moves: Mapping[int, int]) -> Hint:
     if hint.nodes is None:
         return hint
-    return hint._replace(nodes=_nodes(Mask(hint.nodes), moves).bits)
+    return hint._replace(nodes=renumbered_nodes(Mask(hint.nodes), moves).bits)

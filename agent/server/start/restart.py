@@ -129,7 +129,7 @@ def _numbered(configured: ConfiguredHost, saved: Checkpoint, boot_id: str) -> Le
     if not moves:
         return saved.ledger
     log.warning("NUMA nodes renumbered, memory allocations remapped", moves=dict(moves))
-    return renumbered(saved.ledger, moves)
+    return renumbered(configured.rules.managers, saved.ledger, moves)
 
 
 def _log_changes(configured: ConfiguredHost, saved: Checkpoint) -> None:

@@ -13,6 +13,7 @@ import structlog
 from msgspec import Struct
 
 from agent.api.topology import topology_view
+from agent.managers.admission import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.reconcile.desired.limits import EnforcedControllers
 from agent.reconcile.errors import BindingError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from agent.config.config import Config
+    from agent.managers.effective_policy import ResourceManager
     from agent.managers.recovery.from_cgroups import ObservedPod
     from agent.reconcile.intruding_tasks import Task
     from agent.runtimes.identifier import ContainerIdentifier
@@ -95,7 +97,7 @@ SOURCES: Final[tuple[SourceFactory, ...]] = (manifest_directory,)
 class Wiring:
     """A service and the resources that it keeps open; use it as a context manager.
 
-    `sources` makes the sources of pods beside the API.
+    `sources` makes the sources of pods beside the API, `managers` are the resource managers.
     The cgroup tree and the state directory are locked. Raises errors that keep the agent from
     starting: `StartError`, `EnforcementStartError`, `CgroupRootError`,
     `TreeLockedError`, `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`.
@@ -108,8 +110,10 @@ class Wiring:
         clock: Clock,
         fakes: Fakes | None = None,
         sources: Iterable[SourceFactory] = SOURCES,
+        managers: tuple[ResourceManager, ...] = MANAGERS,
     ) -> None:
         self._config = config
+        self._managers = managers
         self._fakes = fakes or Fakes()
         self._warned: frozenset[str] = frozenset()
         self._unreadable: str | None = None
@@ -124,7 +128,9 @@ class Wiring:
             self._loaded = self._store.load()
             self._running = self._observe_pods()
             allocated = bool(self._running) or _has_pods(self._loaded)
-            self._configured = situate(config, self._read_host(), allocated=allocated)
+            self._configured = situate(
+                config, self._read_host(), allocated=allocated, managers=managers
+            )
             self.listeners = self._open_listeners(opened)
             self.controller = self._restore(clock, opened)
             self._intakes = self._register(sources)
@@ -264,7 +270,8 @@ class Wiring:
         )
 
     def _configure_host(self) -> ConfiguredHost:
-        return situate(self._config, self._read_host(), self.controller.state.configured)
+        previous = self.controller.state.configured
+        return situate(self._config, self._read_host(), previous, managers=self._managers)
 
     def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
         changes = CgroupChanges(self._config.agent.cgroup_mount)

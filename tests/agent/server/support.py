@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from agent.api.client import AgentClient
 from agent.config.config import AgentConfig, Config, MetricsConfig
+from agent.managers.admission import MANAGERS
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
 from agent.server.start.service_manager import ServiceManager
 from agent.server.start.wiring import SOURCES, Fakes, Wiring
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.api.documents import EventDocument
+    from agent.managers.effective_policy import ResourceManager
     from agent.reconcile.intruding_tasks import Task
     from agent.server.controller import Controller
     from agent.server.lifecycle import Service
@@ -124,6 +126,7 @@ class World:
     clock: FakeClock = field(default_factory=FakeClock)
     tasks: list[Task] = field(default_factory=list)
     sources: tuple[SourceFactory, ...] = SOURCES
+    managers: tuple[ResourceManager, ...] = MANAGERS
     systemd: Systemd | None = None
 
     @property
@@ -225,7 +228,7 @@ async def running(world: World, manager: RecordingManager | None = None) -> Asyn
         tasks=lambda: world.tasks,
         runtimes=world.runtimes,
     )
-    assembly = Wiring(world.config, manager, world.clock, fakes, world.sources)
+    assembly = Wiring(world.config, manager, world.clock, fakes, world.sources, world.managers)
     with assembly as service:
         life = asyncio.create_task(service.run())
         try:

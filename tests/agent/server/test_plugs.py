@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.api.client import AgentError
+from agent.managers.admission import MANAGERS
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
@@ -22,6 +23,7 @@ from agent.server.lifecycle import REOPEN_SECONDS, SOURCE_PERIOD
 from agent.server.start.wiring import SOURCES
 from agent.sources.source import SourceEntry, SourceReading
 from agent.state.store import peek
+from tests.agent.managers.toy_manager import LANE, ToyManager
 from tests.agent.server.support import (
     OTHER_UID,
     UID,
@@ -174,6 +176,62 @@ async def manifests_settled(agent: Running, entries: dict[tuple[str, str], str])
     """Wait until what has become of all entries was reported, which follows the last event."""
     while await entries_of(agent) != entries:  # noqa: ASYNC110  # no event says so
         await asyncio.sleep(0)
+
+
+@in_loop
+async def test_what_a_toy_manager_allocates_goes_from_manifest_to_metrics_restart_and_removal(
+    world: World, toy: ToySource
+) -> None:
+    """A pod of a toy source asks for lanes of a toy manager, which only node 1 has."""
+    world.managers = (ToyManager({1: 3}), *MANAGERS)
+    async with running(world) as agent:
+        with agent.controller.events.watch() as watcher:
+            toy.put(KEY, with_lanes(2))
+            assert (await next_event(watcher, "PodAdmitted")).uid == UID
+        # Decision and checkpoint: the CPUs are those of the node that has the lanes.
+        ledger = agent.controller.state.ledger
+        assert ledger.allocations[UID].containers[0].part("lanes") == ["1.0", "1.1"]
+        assert str(ledger.exclusive_cpus) == "4,12"
+        saved = peek(world.config.agent.state_directory)
+        assert saved is not None
+        assert saved.ledger.allocations == ledger.allocations
+        # Kernel.
+        assert world.cpus_of(POD) == "4,12"
+        # Metrics, documents and a rejection.
+        assert metric(agent, 'toy_lanes{numa_node="1",state="held"}') == "2.0"
+        assert metric(agent, "toy_lanes_taken_total") == "2.0"
+        assert metric(agent, f'numawarden_allocatable{{resource="{LANE}"}}') == "3.0"
+        assert metric(agent, 'numawarden_invalid_allocations{rule="lane gone"}') == "0.0"
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert pod.containers[0].others == {"lanes": ["1.0", "1.1"]}
+        refused = await asyncio.to_thread(agent.client.admit, with_lanes(2, OTHER_UID))
+        assert refused.rejection is not None
+        assert (refused.rejection.reason, refused.rejection.resource) == (f"OutOf{LANE}", LANE)
+    async with running(world) as agent:
+        # The restart took the lanes from the checkpoint, and those of other pods are free.
+        assert agent.controller.state.ledger == ledger
+        assert world.cpus_of(POD) == "4,12"
+        assert metric(agent, 'toy_lanes{numa_node="1",state="held"}') == "2.0"
+        assert (await asyncio.to_thread(agent.client.admit, with_lanes(1, OTHER_UID))).admitted
+    world.managers = (ToyManager({1: 1}), *MANAGERS)
+    async with running(world) as agent:
+        # A lane that is gone is reported, and stays with its pod until that ends.
+        (pod,) = (each for each in await asyncio.to_thread(agent.client.pods) if each.uid == UID)
+        assert [(each.rule, each.message) for each in pod.invalid] == [
+            ("lane gone", "has lane 1.1, which is gone")
+        ]
+        assert metric(agent, 'numawarden_invalid_allocations{rule="lane gone"}') == "2.0"
+        with agent.controller.events.watch() as watcher:
+            toy.empty(KEY)
+            assert (await next_event(watcher, "PodRemoved")).uid == UID
+        await agent.ask(agent.client.remove, OTHER_UID)
+        assert agent.controller.state.ledger.parts["lanes"] == set()
+        assert metric(agent, 'toy_lanes{numa_node="1",state="free"}') == "1.0"
+
+
+def with_lanes(count: int, uid: str = UID) -> bytes:
+    amounts = "memory: 1Gi"
+    return manifest(uid=uid).replace(amounts.encode(), f"{amounts}, {LANE}: {count}".encode())
 
 
 @in_loop

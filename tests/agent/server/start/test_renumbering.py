@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from agent.managers.admission import MANAGERS
 from agent.server.start.renumbering import node_moves, renumbered
 from agent.state.checkpoint import HostFacts, NodeFacts
 from sysfs.mask import EMPTY, Mask
@@ -40,7 +41,7 @@ def test_nodes_without_cpus_keep_their_number_or_are_lost() -> None:
 
 def test_memory_hints_and_charges_follow_their_node_and_come_back() -> None:
     ledger = with_pod(make_rules(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
-    moved = renumbered(ledger, {0: 1, 1: 0})
+    moved = renumbered(MANAGERS, ledger, {0: 1, 1: 0})
     (before,), (after,) = ledger.allocations.values(), moved.allocations.values()
     assert before.containers[0].mems == Mask.of(0)
     assert after.containers[0].mems == Mask.of(1)
@@ -48,4 +49,4 @@ def test_memory_hints_and_charges_follow_their_node_and_come_back() -> None:
     assert after.containers[0].cpus == before.containers[0].cpus
     assert moved.memory[1].reserved == ledger.memory[0].reserved
     assert moved.memory[1].cells == Mask.of(1)
-    assert renumbered(moved, {0: 1, 1: 0}) == ledger
+    assert renumbered(MANAGERS, moved, {0: 1, 1: 0}) == ledger

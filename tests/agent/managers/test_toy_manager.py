@@ -1,0 +1,150 @@
+"""A manager that no package knows takes part in every decision, by being registered alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.allocations.origin import Origin
+from agent.managers.effective_policy import restored
+from agent.managers.policy import NodeFit
+from agent.managers.validity import invalid_allocations
+from agent.server.start.renumbering import renumbered
+from agent.state.checkpoint import Checkpoint
+from agent.state.codec import decode, encode
+from tests.agent.managers.hosts import CONTAINER, RESTRICTED, SINGLE, make_rules
+from tests.agent.managers.toy_manager import LANE, LANE_GONE, ToyManager
+from tests.agent.pods.pods import app, pod, resources
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.decision import Decision
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.policy import TopologyManagerPolicy
+    from agent.pods.model import Pod
+
+
+def rules(
+    lanes: dict[int, int], topology: TopologyManagerPolicy = RESTRICTED, fit: NodeFit | None = None
+) -> EffectivePolicy:
+    known = make_rules(topology=topology, scope=CONTAINER, fit=fit)
+    return replace(known, managers=(ToyManager(lanes), *MANAGERS))
+
+
+def asking(lanes: int, uid: str = "u-1", cpus: int = 2) -> Pod:
+    amounts = f"cpu={cpus} memory=1Gi {LANE}={lanes}"
+    return pod(app("a", resources(amounts, amounts)), app("b"), uid=uid)
+
+
+def only(lanes: int, uid: str = "u-1") -> Pod:
+    amounts = f"cpu=2 memory=1Gi {LANE}={lanes}"
+    return pod(app("a", resources(amounts, amounts)), uid=uid)
+
+
+def through_a_file(ledger: Ledger) -> Ledger:
+    return decode(encode(Checkpoint(ledger)), Path("checkpoint.json")).ledger
+
+
+def lanes_of(decision: Decision) -> object:
+    assert decision.allocation is not None, decision.rejection
+    return decision.allocation.containers[0].part("lanes")
+
+
+def test_cpus_and_memory_follow_the_lanes_to_their_node() -> None:
+    known = rules({1: 2})
+    decision = admit(known, known.empty_ledger(), only(2))
+    assert lanes_of(decision) == ["1.0", "1.1"]
+    assert decision.allocation is not None
+    (container,) = decision.allocation.containers
+    assert known.machine.cpus.nodes_of(container.cpus or known.machine.cpus.all).bits == 2
+    assert container.mems.bits == 2
+    assert decision.counters["toy_lanes_taken_total", ()] == 2
+
+
+def test_lanes_of_another_pod_are_not_free_until_it_is_removed() -> None:
+    known = rules({0: 1, 1: 1})
+    first = admit(known, known.empty_ledger(), only(1))
+    second = admit(known, first.ledger, only(1, "u-2"))
+    assert (lanes_of(first), lanes_of(second)) == (["0.0"], ["1.0"])
+    assert not admit(known, second.ledger, only(1, "u-3")).admitted
+    assert admit(known, remove(known, second.ledger, "u-1"), only(1, "u-3")).admitted
+    empty = remove(known, remove(known, second.ledger, "u-1"), "u-2")
+    assert empty == known.empty_ledger()
+
+
+def test_a_rejection_says_what_was_asked_and_what_is_free() -> None:
+    known = rules({0: 1, 1: 1}, SINGLE)
+    rejection = admit(known, known.empty_ledger(), only(2)).rejection
+    assert rejection is not None
+    assert (rejection.resource, rejection.asked, rejection.free) == (LANE, 2, {0: 1, 1: 1})
+    assert f"2 of {LANE} fits nowhere (free: node 0: 1, node 1: 1)" in rejection.message
+
+
+def test_more_than_the_node_has_does_not_fit_it() -> None:
+    known = rules({0: 1, 1: 1}, fit=NodeFit())
+    rejection = admit(known, known.empty_ledger(), only(3)).rejection
+    assert rejection is not None
+    assert (rejection.reason, rejection.asked) == (f"OutOf{LANE}", None)
+    assert rejection.shortages[0].allocatable == 2
+
+
+def test_who_may_have_lanes_is_explained_for_every_container() -> None:
+    known = rules({1: 2})
+    eligibility = admit(known, known.empty_ledger(), asking(1)).eligibility
+    assert [each.why["lanes"] for each in eligibility] == [
+        "it limits its lanes",
+        "it limits no lanes",
+    ]
+    assert [each.exclusive.get("lanes") for each in eligibility] == [1, None]
+
+
+def test_lanes_outlive_a_checkpoint_and_what_is_no_longer_there_is_reported() -> None:
+    known = rules({1: 2})
+    ledger = admit(known, known.empty_ledger(), only(2)).ledger
+    saved = through_a_file(ledger)
+    assert restored(known, saved) == ledger
+    assert invalid_allocations(known, ledger) == ()
+    fewer = rules({1: 1})
+    (violation,) = invalid_allocations(fewer, restored(fewer, saved))
+    assert (violation.rule, violation.container) == (LANE_GONE, "a")
+    assert violation.message == "has lane 1.1, which is gone"
+
+
+def test_lanes_stay_in_the_checkpoint_of_an_agent_without_their_manager() -> None:
+    known, without = rules({1: 2}), make_rules(scope=CONTAINER)
+    ledger = admit(known, known.empty_ledger(), only(1)).ledger
+    elsewhere = restored(without, through_a_file(ledger))
+    assert restored(known, through_a_file(elsewhere)) == ledger
+
+
+def test_single_numa_node_counts_the_nodes_of_lanes() -> None:
+    known = rules({1: 2}, SINGLE)
+    ledger = admit(known, known.empty_ledger(), only(1)).ledger
+    (allocation,) = ledger.allocations.values()
+    (container,) = allocation.containers
+    apart = replace(allocation, containers=(container.with_part("lanes", ["0.0", "1.0"]),))
+    found = invalid_allocations(rules({0: 1, 1: 2}, SINGLE), ledger.with_allocation(apart))
+    assert [each.message for each in found] == [
+        "is spread over nodes 0-1, single-numa-node allows one"
+    ]
+
+
+def test_an_imported_allocation_keeps_its_lanes_when_a_specification_fits() -> None:
+    known = rules({1: 2})
+    decided = admit(known, known.empty_ledger(), only(1))
+    assert decided.allocation is not None
+    imported = replace(decided.allocation, spec_digest="", origin=Origin.IMPORTED)
+    again = admit(known, decided.ledger.with_allocation(imported), only(1))
+    assert again.allocation == decided.allocation
+    assert again.ledger.parts == decided.ledger.parts
+
+
+def test_lanes_follow_a_node_that_was_renumbered() -> None:
+    known = rules({0: 2, 1: 2})
+    ledger = admit(known, known.empty_ledger(), only(1)).ledger
+    moved = renumbered(known.managers, ledger, {0: 1, 1: 0})
+    assert moved.allocations["u-1"].containers[0].part("lanes") == ["1.0"]
+    assert restored(known, moved).parts["lanes"] == {"1.0"}
