@@ -148,7 +148,7 @@ def _cpu_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str
         allocation = imported.container(container.name)
         if imported.cpus is not None and not container.cpus:
             continue  # the container runs in the pod shared pool
-        asked = container.cpus if CPU in container.exclusive else 0
+        asked = container.cpus if container.may_have(CPU) else 0
         cpus = allocation.cpus if allocation is not None else None
         if (0 if cpus is None else len(cpus)) != asked:
             found = "none" if cpus is None else cpus
@@ -220,7 +220,7 @@ def match_recovered(
     requests anything else.
     """
     demand = rules.demand(pod)
-    wanting = [container for container in demand.containers if CPU in container.exclusive]
+    wanting = [container for container in demand.containers if container.may_have(CPU)]
     of_pod = demand.pod_level and rules.policy.topology.is_pod_scope
     budget = of_pod and demand.active(CPU)
     if not wanting and not budget:
@@ -238,7 +238,7 @@ def match_recovered(
 
 def _require_shown(recovered: PodAllocation, demand: PodDemand, *, budget: bool) -> None:
     """Raise `NotMatchedError` for what no cgroup shows, and for a budget of another size."""
-    hidden = {name for container in demand.containers for name in container.exclusive} - _SHOWN
+    hidden = {name for name, part in demand.parts.items() if any(part.exclusive)} - _SHOWN
     if hidden:
         names = ", ".join(sorted(hidden))
         raise NotMatchedError((f"it asks for {names}, which cgroups do not show",))

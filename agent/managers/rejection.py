@@ -74,7 +74,7 @@ class Unaligned(Struct, frozen=True):
         if container is None:
             return manager.amount(self.demand.parts[name].pod, resource)
         one = next(each for each in self.demand.containers if each.name == container)
-        return manager.amount(one.parts[name], resource)
+        return manager.amount(one.part(name), resource)
 
     def _describe(self, manager: ResourceManager, resource: str, best: Sequence[Hint]) -> str:
         free = ", ".join(

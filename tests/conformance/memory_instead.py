@@ -96,7 +96,7 @@ def rejected_for_own_demand(rules: EffectivePolicy, pod: Pod, decision: Decision
     """
     named = decision.rejection.container if decision.rejection else None
     return any(
-        any(container.parts.values())
+        any(container.part(manager.name) for manager in rules.managers)
         for container in rules.demand(pod).containers
         if container.name == named
     )

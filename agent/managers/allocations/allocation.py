@@ -47,6 +47,7 @@ class PodPart(Struct):
 
 
 _NO_HINTS: Final[Mapping[str, Hint]] = MappingProxyType({})
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def make_allocation(
@@ -82,7 +83,7 @@ def make_allocation(
         quota_disabled=_pod_quota_disabled(policy, demand, containers),
         requests=MappingProxyType(dict(demand.requests)),
         limits=MappingProxyType({**_memory_limits(limits), **_hugepages(demand.requests)}),
-        others=MappingProxyType(of_pod),
+        others=MappingProxyType(of_pod) if of_pod else _NONE,
     )
 
 
@@ -110,8 +111,8 @@ def _container(
         cpu=_cpu_limits(resources.requests, resources.limits),
         quota_disabled=isolation is Isolation.CONTAINER and lifted,
         limits=_memory_limits(resources.limits),
-        why=container.why[CPU],
-        others=MappingProxyType(own),
+        why=container.of_pod[CPU].why[container.place],
+        others=MappingProxyType(own) if own else _NONE,
     )
 
 

@@ -85,18 +85,15 @@ class Demanding(Protocol):
 
 
 class ContainerDemand(Struct, frozen=True):
-    """The demand of one container, by the name of the resource manager.
+    """The demand of one container: what the demands of its pod have at its place.
 
-    `exclusive` names the managers that may give the container resources of its own, `why` has the
-    reason of each manager. `guaranteed` is whether requests equal limits for cpu and memory
-    (KEP-5526).
+    `guaranteed` is whether requests equal limits for cpu and memory (KEP-5526).
     """
 
     container: Container
     guaranteed: bool
-    parts: Mapping[str, Any]
-    exclusive: frozenset[str]
-    why: Mapping[str, str]
+    of_pod: Mapping[str, ResourceDemand]
+    place: int
 
     @property
     def name(self) -> str:
@@ -113,16 +110,24 @@ class ContainerDemand(Struct, frozen=True):
         """Whether the container ends before the next one starts and its resources are reused."""
         return self.container.kind is ContainerKind.INIT
 
+    def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
+        """Return what the container demands of a resource manager."""
+        return self.of_pod[manager].containers[self.place]
+
+    def may_have(self, manager: str) -> bool:
+        """Return whether a resource manager may give the container resources of its own."""
+        return self.of_pod[manager].exclusive[self.place]
+
     @property
     def cpus(self) -> int:
         """The whole CPUs that the container requests; 0: it shares CPUs."""
-        cpus: int = self.parts[CPU]
+        cpus: int = self.of_pod[CPU].containers[self.place]
         return cpus
 
     @property
     def memory(self) -> Mapping[str, int]:
         """The bytes by memory type that the container requests; empty: its memory is shared."""
-        memory: Mapping[str, int] = self.parts[MEMORY]
+        memory: Mapping[str, int] = self.of_pod[MEMORY].containers[self.place]
         return memory
 
 
@@ -170,8 +175,8 @@ class PodDemand(Struct, frozen=True):
         return tuple(
             Eligibility(
                 each.name,
-                {name: each.parts[name] for name in self.parts if name in each.exclusive},
-                each.why,
+                {name: each.part(name) for name in self.parts if each.may_have(name)},
+                {name: part.why[each.place] for name, part in self.parts.items()},
             )
             for each in self.containers
         )
@@ -207,14 +212,10 @@ def demand_of(policy: Policy, managers: Iterable[Demanding], pod: Pod) -> PodDem
         unmanaged=request.unmanaged,
         parts=parts,
         containers=tuple(
-            ContainerDemand(
-                container=container,
-                guaranteed=request.guaranteed[place],
-                parts={name: part.containers[place] for name, part in parts.items()},
-                exclusive=frozenset([name for name in parts if parts[name].exclusive[place]]),
-                why={name: part.why[place] for name, part in parts.items()},
-            )
-            for place, container in enumerate(containers)
+            [
+                ContainerDemand(container, request.guaranteed[place], parts, place)
+                for place, container in enumerate(containers)
+            ]
         ),
         requests=_node_requests(policy, pod),
     )

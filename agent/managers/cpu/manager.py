@@ -81,7 +81,7 @@ class CpuManager(ResourceManager):
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         """Return the sets of nodes on which the container's CPUs are free."""
-        if self.name not in container.exclusive:
+        if not container.may_have(CPU):
             return {}
         return _hints(draft, container.cpus)
 
@@ -95,7 +95,7 @@ class CpuManager(ResourceManager):
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         """Allocate the container's CPUs, from the hint's nodes as far as these suffice."""
-        if self.name not in container.exclusive:
+        if not container.may_have(CPU):
             return
         own = cpus_of(draft)
         draft.count(CPU_PINNING_REQUESTS.name)
@@ -131,7 +131,7 @@ class CpuManager(ResourceManager):
         rules = draft.rules
         if not rules.policy.cpu.options.align_by_socket:
             return None
-        if not (_serves(draft) if container is None else self.name in container.exclusive):
+        if not (_serves(draft) if container is None else container.may_have(CPU)):
             return None
         count = draft.demand.cpus if container is None else container.cpus
         return SocketOrder.of(rules.machine.cpus, cpus_of(draft).available, count)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from agent.managers.allocations.demand import PodRequest
     from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
     from agent.managers.effective_policy import Draft, EffectivePolicy
-    from agent.pods.model import Container
 
 
 SHARED_POOL_MILLICORES: Final = gauge(
@@ -99,14 +98,11 @@ def cpu_demand(request: PodRequest) -> ResourceDemand:
     )
     of_pod = min(pod_exclusive_cpus(pod, qos, pod_level_managers=managed), MAX_INT64)
     none = _why_none(request)
-    undivided = request.from_budget and not of_pod
-    active = none is None and not undivided
-    why = (
-        none or _why(request, each, count, guaranteed=guaranteed, undivided=undivided)
-        for each, count, guaranteed in zip(
-            request.containers, counts, request.guaranteed, strict=True
-        )
-    )
+    active = none is None and not (request.from_budget and not of_pod)
+    if none is None:
+        why = [_why(request, place, count, of_pod) for place, count in enumerate(counts)]
+    else:
+        why = [none] * len(counts)
     exclusive = tuple([active and count > 0 for count in counts])
     return ResourceDemand(of_pod, counts, active, exclusive, tuple(why))
 
@@ -119,16 +115,14 @@ def _why_none(request: PodRequest) -> str | None:
     return request.why_none()
 
 
-def _why(
-    request: PodRequest, container: Container, count: int, *, guaranteed: bool, undivided: bool
-) -> str:
-    if request.pod_level and not guaranteed:
+def _why(request: PodRequest, place: int, count: int, of_pod: int) -> str:
+    if request.pod_level and not request.guaranteed[place]:
         return NOT_GUARANTEED
-    if undivided:
+    if request.from_budget and not of_pod:
         return "the pod's cpu budget is not a positive whole number; pod scope divides no other"
     if count:
         return f"Guaranteed with a whole number of CPUs ({count})"
-    asked = container.resources.requests.get(CPU, ZERO)
+    asked = request.containers[place].resources.requests.get(CPU, ZERO)
     return f"its cpu request {asked} is not a positive whole number"
 
 

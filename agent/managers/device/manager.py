@@ -88,7 +88,7 @@ class DeviceManager(ResourceManager):
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         """Return the sets of nodes from which the container's devices are reached."""
-        return _hints(draft, container.parts[DEVICES])
+        return _hints(draft, container.part(DEVICES))
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
         """Return the sets of nodes from which the pod's devices are reached."""
@@ -97,7 +97,7 @@ class DeviceManager(ResourceManager):
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         """Allocate the container's devices, from the hint's nodes as far as these suffice."""
         own = _own(draft)
-        for resource, count in container.parts[DEVICES].items():
+        for resource, count in container.part(DEVICES).items():
             given = _assign(draft, container, resource, count, hint)
             if not given:
                 continue

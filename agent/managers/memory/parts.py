@@ -89,19 +89,15 @@ def memory_demand(request: PodRequest) -> ResourceDemand:
         if size > 0 or not request.pod_level
     }
     none = _why_none(request)
-    undivided = request.from_budget and not of_pod
-    return ResourceDemand(
-        of_pod,
-        amounts,
-        active=none is None,
-        exclusive=tuple([none is None and not undivided and bool(each) for each in amounts]),
-        why=tuple(
-            [
-                none or _why(request, each, guaranteed=guaranteed, undivided=undivided)
-                for each, guaranteed in zip(amounts, request.guaranteed, strict=True)
-            ]
-        ),
-    )
+    active = none is None
+    divided = active and not (request.from_budget and not of_pod)
+    if none is None:
+        budget = bool(of_pod)
+        why = [_why(request, n, each, budget=budget) for n, each in enumerate(amounts)]
+    else:
+        why = [none] * len(amounts)
+    exclusive = tuple([divided and bool(each) for each in amounts])
+    return ResourceDemand(of_pod, amounts, active, exclusive, tuple(why))
 
 
 def _why_none(request: PodRequest) -> str | None:
@@ -112,16 +108,12 @@ def _why_none(request: PodRequest) -> str | None:
     return request.why_none()
 
 
-def _why(
-    request: PodRequest, amounts: Mapping[str, int], *, guaranteed: bool, undivided: bool
-) -> str:
-    if request.pod_level and not guaranteed:
+def _why(request: PodRequest, place: int, amounts: Mapping[str, int], *, budget: bool) -> str:
+    if request.pod_level and not request.guaranteed[place]:
         return NOT_GUARANTEED
-    if undivided:
+    if request.from_budget and not budget:
         return "the pod's budget has no memory; pod scope divides no other"
-    if amounts:
-        return f"Guaranteed with {', '.join(sorted(amounts))}"
-    return "it requests no memory"
+    return "Guaranteed with memory requests" if amounts else "it requests no memory"
 
 
 # --- what is allocated --------------------------------------------------------------------------

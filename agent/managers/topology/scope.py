@@ -128,8 +128,11 @@ def _merged(
 
 
 def _order(draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:
-    orders = (manager.node_order(draft, container) for manager in draft.rules.managers)
-    return next((order for order in orders if order is not None), None)
+    for manager in draft.rules.managers:
+        order = manager.node_order(draft, container)
+        if order is not None:
+            return order
+    return None
 
 
 def _count_alignment(draft: Draft) -> None:

@@ -173,7 +173,11 @@ class TestAmounts:
                 for name, resource in resources_of.items()
             ]
 
-        assert asked(demand.containers[0].parts) == [2, GIB, 1]
+        assert asked({name: part.containers[0] for name, part in demand.parts.items()}) == [
+            2,
+            GIB,
+            1,
+        ]
         assert asked({name: part.pod for name, part in demand.parts.items()}) == [3, 3 * GIB, 1]
 
     def test_cpus_that_an_init_container_leaves_count_as_free(self) -> None:

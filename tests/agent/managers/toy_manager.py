@@ -80,7 +80,7 @@ class ToyManager(ResourceManager):
         return LaneDraft(free=self.lanes - part)
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
-        return self._hints(draft, container.parts[self.name])
+        return self._hints(draft, container.part(self.name))
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
         return self._hints(draft, draft.demand.parts[self.name].pod)
@@ -96,7 +96,7 @@ class ToyManager(ResourceManager):
         return own
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
-        count, own = container.parts[self.name], self._own(draft)
+        count, own = container.part(self.name), self._own(draft)
         if not count:
             return
         near = [lane for lane in sorted(own.free) if hint.nodes is None or _on(lane, hint.nodes)]
@@ -168,7 +168,7 @@ class ToyManager(ResourceManager):
         for node, count in _by_node(self.lanes - taken).items():
             yield sample((str(node), "free"), count)
         for node, count in _by_node(taken).items():
-            yield sample((str(node), "held"), count)
+            yield sample((str(node), "taken"), count)
 
     def _of(self, container: ContainerAllocation) -> Iterable[str]:
         return container.part(self.name) or ()

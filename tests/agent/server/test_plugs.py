@@ -198,20 +198,20 @@ async def test_what_a_toy_manager_allocates_goes_from_manifest_to_metrics_restar
         # Kernel.
         assert world.cpus_of(POD) == "4,12"
         # Metrics, documents and a rejection.
-        assert metric(agent, 'toy_lanes{numa_node="1",state="held"}') == "2.0"
+        assert metric(agent, 'toy_lanes{numa_node="1",state="taken"}') == "2.0"
         assert metric(agent, "toy_lanes_taken_total") == "2.0"
         assert metric(agent, f'numawarden_allocatable{{resource="{LANE}"}}') == "3.0"
         assert metric(agent, 'numawarden_invalid_allocations{rule="lane gone"}') == "0.0"
         (pod,) = await asyncio.to_thread(agent.client.pods)
         assert pod.containers[0].others == {"lanes": ["1.0", "1.1"]}
-        refused = await asyncio.to_thread(agent.client.admit, with_lanes(2, OTHER_UID))
-        assert refused.rejection is not None
-        assert (refused.rejection.reason, refused.rejection.resource) == (f"OutOf{LANE}", LANE)
+        rejected = await asyncio.to_thread(agent.client.admit, with_lanes(2, OTHER_UID))
+        assert rejected.rejection is not None
+        assert (rejected.rejection.reason, rejected.rejection.resource) == (f"OutOf{LANE}", LANE)
     async with running(world) as agent:
         # The restart took the lanes from the checkpoint, and those of other pods are free.
         assert agent.controller.state.ledger == ledger
         assert world.cpus_of(POD) == "4,12"
-        assert metric(agent, 'toy_lanes{numa_node="1",state="held"}') == "2.0"
+        assert metric(agent, 'toy_lanes{numa_node="1",state="taken"}') == "2.0"
         assert (await asyncio.to_thread(agent.client.admit, with_lanes(1, OTHER_UID))).admitted
     world.managers = (ToyManager({1: 1}), *MANAGERS)
     async with running(world) as agent:

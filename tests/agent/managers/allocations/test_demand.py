@@ -85,7 +85,7 @@ class TestDemand:
         )
         demand = demand_of(policy, asked)
         assert demand.parts[DEVICES].pod == {GPU: 3}
-        assert [c.parts[DEVICES] for c in demand.containers] == [{GPU: 3}, {GPU: 2}]
+        assert [c.part(DEVICES) for c in demand.containers] == [{GPU: 3}, {GPU: 2}]
         assert demand.requests == {"example.com/other": 1}
 
     def test_requests_are_effective_in_millicores_and_whole_units(self) -> None:

@@ -16,24 +16,28 @@ NODES = Mask.of(0, 1)
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 
 
-def one(name: str, kind: ContainerKind, **memory: int) -> ContainerDemand:
-    return ContainerDemand(
-        Container(name, kind),
-        guaranteed=bool(memory),
-        parts={MEMORY: {n.replace("_", "-"): size for n, size in memory.items()}},
-        exclusive=frozenset([MEMORY] if memory else []),
-        why={},
-    )
+def one(name: str, kind: ContainerKind, **memory: int) -> tuple[Container, dict[str, int]]:
+    return Container(name, kind), {n.replace("_", "-"): size for n, size in memory.items()}
 
 
-def pod(budget: Mapping[str, int], *containers: ContainerDemand) -> PodDemand:
+def pod(budget: Mapping[str, int], *containers: tuple[Container, dict[str, int]]) -> PodDemand:
+    amounts = tuple(memory for _, memory in containers)
+    exclusive = tuple(map(bool, amounts))
+    parts = {
+        MEMORY: ResourceDemand(
+            budget, amounts, active=True, exclusive=exclusive, why=("",) * len(amounts)
+        )
+    }
     return PodDemand(
         pod=Pod("u", "p", "default", ()),
         qos=QosClass.GUARANTEED,
         pod_level=True,
         unmanaged=False,
-        parts={MEMORY: ResourceDemand(budget, (), active=True, exclusive=(), why=())},
-        containers=containers,
+        parts=parts,
+        containers=tuple(
+            ContainerDemand(container, bool(memory), parts, place)
+            for place, (container, memory) in enumerate(containers)
+        ),
         requests={},
     )
 
