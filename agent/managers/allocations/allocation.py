@@ -111,7 +111,7 @@ def _container(
         cpu=_cpu_limits(resources.requests, resources.limits),
         quota_disabled=isolation is Isolation.CONTAINER and lifted,
         limits=_memory_limits(resources.limits),
-        why=container.of_pod[CPU].why[container.place],
+        why=container.why(CPU),
         others=MappingProxyType(own) if own else _NONE,
     )
 

@@ -29,8 +29,10 @@ NOT_GUARANTEED: Final = "its requests do not equal its limits for both cpu and m
 class PodRequest(Struct, frozen=True):
     """A pod under a policy, as a resource manager is asked what the pod demands.
 
-    `pod_level` and `unmanaged` are those of `PodDemand`; `containers` are in the order of
-    admission, `guaranteed` says of each whether requests equal limits for cpu and memory.
+    `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: it has pod-level
+    resources but the gates are off, so it is admitted without alignment or exclusive resources.
+    `containers` are in the order of admission, `guaranteed` says of each whether requests equal
+    limits for cpu and memory (KEP-5526).
     """
 
     policy: Policy
@@ -85,13 +87,9 @@ class Demanding(Protocol):
 
 
 class ContainerDemand(Struct, frozen=True):
-    """The demand of one container: what the demands of its pod have at its place.
-
-    `guaranteed` is whether requests equal limits for cpu and memory (KEP-5526).
-    """
+    """The demand of one container: what the demands of its pod have at its `place`."""
 
     container: Container
-    guaranteed: bool
     of_pod: Mapping[str, ResourceDemand]
     place: int
 
@@ -118,6 +116,11 @@ class ContainerDemand(Struct, frozen=True):
         """Return whether a resource manager may give the container resources of its own."""
         return self.of_pod[manager].exclusive[self.place]
 
+    def why(self, manager: str) -> str:
+        """Return why a resource manager may or may not do so, "" without the manager."""
+        part = self.of_pod.get(manager)
+        return "" if part is None else part.why[self.place]
+
     @property
     def cpus(self) -> int:
         """The whole CPUs that the container requests; 0: it shares CPUs."""
@@ -134,25 +137,17 @@ class ContainerDemand(Struct, frozen=True):
 class PodDemand(Struct, frozen=True):
     """The demand of one pod, by the name of the resource manager.
 
-    `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: the pod has pod-level
-    resources but the gates are off, so it is admitted without alignment or exclusive resources.
-    `requests` counts against the node's allocatable: effective requests by resource, with
-    overhead, `cpu` in millicores and all others in whole units. `containers` are in the order of
-    admission: init containers first.
+    `pod_level`: its pod-level resources are managed (KEP-5526). `requests` counts against the
+    node's allocatable: effective requests by resource, with overhead, `cpu` in millicores and all
+    others in whole units. `containers` are in the order of admission: init containers first.
     """
 
     pod: Pod
     qos: QosClass
     pod_level: bool
-    unmanaged: bool
     parts: Mapping[str, ResourceDemand]
     containers: tuple[ContainerDemand, ...]
     requests: Mapping[str, int]
-
-    @property
-    def guaranteed(self) -> bool:
-        """Whether the pod is of the class Guaranteed."""
-        return self.qos is QosClass.GUARANTEED
 
     @property
     def cpus(self) -> int:
@@ -209,13 +204,9 @@ def demand_of(policy: Policy, managers: Iterable[Demanding], pod: Pod) -> PodDem
         pod=pod,
         qos=request.qos,
         pod_level=request.pod_level,
-        unmanaged=request.unmanaged,
         parts=parts,
         containers=tuple(
-            [
-                ContainerDemand(container, request.guaranteed[place], parts, place)
-                for place, container in enumerate(containers)
-            ]
+            [ContainerDemand(container, parts, place) for place, container in enumerate(containers)]
         ),
         requests=_node_requests(policy, pod),
     )

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import MANAGERS, admit, remove
 from agent.managers.allocations.origin import Origin
-from agent.managers.effective_policy import restored
+from agent.managers.effective_policy import charged, restored
 from agent.managers.policy import NodeFit
 from agent.managers.validity import invalid_allocations
 from agent.server.start.renumbering import renumbered
@@ -148,3 +148,31 @@ def test_lanes_follow_a_node_that_was_renumbered() -> None:
     moved = renumbered(known.managers, ledger, {0: 1, 1: 0})
     assert moved.allocations["u-1"].containers[0].part("lanes") == ["1.0"]
     assert restored(known, moved).parts["lanes"] == {"1.0"}
+
+
+def test_decisions_need_no_manager_of_the_kubelet() -> None:
+    """Admission, draft and ledger know no resource by name: lanes may be all that there is."""
+    known = replace(rules({1: 2}), managers=(ToyManager({1: 2}),))
+    first = admit(known, known.empty_ledger(), only(2))
+    assert lanes_of(first) == ["1.0", "1.1"]
+    assert first.ledger.parts == {"lanes": {"1.0", "1.1"}}
+    rejection = admit(known, first.ledger, only(1, "u-2")).rejection
+    assert rejection is not None
+    assert (rejection.resource, rejection.asked, rejection.free) == (LANE, 1, {})
+    assert restored(known, through_a_file(first.ledger)).parts == first.ledger.parts
+    assert invalid_allocations(known, first.ledger) == ()
+    assert remove(known, first.ledger, "u-1") == known.empty_ledger()
+
+
+def test_a_pod_recovered_from_cgroups_which_show_no_lanes_does_not_get_any() -> None:
+    known = rules({1: 2})
+    decided = admit(known, known.empty_ledger(), only(1))
+    assert decided.allocation is not None
+    (container,) = decided.allocation.containers
+    bare = replace(container, others={})
+    recovered = replace(
+        decided.allocation, spec_digest="", origin=Origin.RECOVERED, containers=(bare,)
+    )
+    rejection = admit(known, charged(known, decided.ledger, recovered), only(1)).rejection
+    assert rejection is not None
+    assert "it asks for lanes, which cgroups do not show" in rejection.message

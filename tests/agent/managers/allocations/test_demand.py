@@ -65,7 +65,7 @@ class TestDemand:
     def test_a_budget_is_what_the_pod_demands(self) -> None:
         demand = demand_of(POD_SCOPE, pod(app("a"), of_pod=guaranteed("cpu=4 memory=1Gi")))
         assert (demand.cpus, demand.memory) == (4, {"memory": GIB})
-        assert (demand.pod_level, demand.unmanaged) == (True, False)
+        assert (demand.pod_level, demand.active("cpu")) == (True, True)
 
     def test_a_budget_of_no_bytes_is_not_a_budget_of_that_type(self) -> None:
         asked = pod(app("a"), of_pod=guaranteed("cpu=4 memory=1Gi hugepages-2Mi=0"))
@@ -73,8 +73,7 @@ class TestDemand:
 
     def test_without_the_gate_a_budget_leaves_the_pod_unmanaged(self) -> None:
         demand = demand_of(WITHOUT_GATE, pod(app("a"), of_pod=guaranteed("cpu=4 memory=1Gi")))
-        assert (demand.pod_level, demand.unmanaged) == (False, True)
-        assert demand.guaranteed
+        assert (demand.pod_level, demand.active("cpu")) == (False, False)
         assert demand.qos is QosClass.GUARANTEED
 
     def test_only_devices_of_the_inventory_are_given_but_all_that_is_asked_for_counts(self) -> None:

@@ -32,11 +32,10 @@ def pod(budget: Mapping[str, int], *containers: tuple[Container, dict[str, int]]
         pod=Pod("u", "p", "default", ()),
         qos=QosClass.GUARANTEED,
         pod_level=True,
-        unmanaged=False,
         parts=parts,
         containers=tuple(
-            ContainerDemand(container, bool(memory), parts, place)
-            for place, (container, memory) in enumerate(containers)
+            ContainerDemand(container, parts, place)
+            for place, (container, _) in enumerate(containers)
         ),
         requests={},
     )
