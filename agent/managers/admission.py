@@ -5,12 +5,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers import node_fit
 from agent.managers.allocations.allocation import make_allocation
+from agent.managers.allocations.demand import node_requests
 from agent.managers.cpu.manager import CpuManager
-from agent.managers.decision import Decision
+from agent.managers.decision import Decision, Eligibility
 from agent.managers.device.manager import DeviceManager
 from agent.managers.effective_policy import Draft, Rejected, released
 from agent.managers.memory.manager import MemoryManager
@@ -28,6 +30,17 @@ if TYPE_CHECKING:
 
 #: All resource managers, in the kubelet's order of hint providers.
 MANAGERS: Final[tuple[ResourceManager, ...]] = (DeviceManager(), CpuManager(), MemoryManager())
+
+
+class Undecided(Struct, frozen=True):
+    """A pod that was rejected before any manager was asked: its demand is worked out when read."""
+
+    rules: EffectivePolicy
+    pod: Pod
+
+    def eligibility(self) -> tuple[Eligibility, ...]:
+        """Return which containers might have had exclusive resources, and why."""
+        return self.rules.demand(self.pod).eligibility()
 
 
 def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
@@ -57,10 +70,11 @@ def _decide(
     rules: EffectivePolicy, ledger: Ledger, pod: Pod, *, check_fit: bool = True
 ) -> Decision:
     """Decide on a pod; `check_fit` False skips node fit, for pods that already run."""
-    demand = rules.demand(pod)
-    unfit = node_fit.rejection(rules, ledger, demand.requests) if check_fit else None
+    requests = node_requests(rules.policy, pod)
+    unfit = node_fit.rejection(rules, ledger, requests) if check_fit else None
     if unfit is not None:
-        return Decision(pod.uid, ledger, cause=unfit, asked=demand)
+        return Decision(pod.uid, ledger, cause=unfit, asked=Undecided(rules, pod))
+    demand = rules.demand(pod, requests)
     draft = Draft.start(rules, ledger, demand)
     try:
         align_and_allocate(draft)

@@ -113,9 +113,12 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
         """Return the ledger of a host on which nothing was admitted."""
         return Ledger({manager.name: manager.empty(self) for manager in self.managers})
 
-    def demand(self, pod: Pod) -> PodDemand:
-        """Return what a pod demands of the managers, and what each of them may allocate to it."""
-        return demand_of(self.policy, self.managers, pod)
+    def demand(self, pod: Pod, requests: Mapping[str, int] | None = None) -> PodDemand:
+        """Return what a pod demands of the managers, and what each of them may allocate to it.
+
+        `requests` are the pod's `node_requests` where they are known already.
+        """
+        return demand_of(self.policy, self.managers, pod, requests)
 
 
 class Draft(Struct):

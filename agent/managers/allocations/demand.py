@@ -31,8 +31,7 @@ class PodRequest(Struct, frozen=True):
 
     `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: it has pod-level
     resources but the gates are off, so it is admitted without alignment or exclusive resources.
-    `containers` are in the order of admission, `guaranteed` says of each whether requests equal
-    limits for cpu and memory (KEP-5526).
+    `containers` are in the order of admission.
     """
 
     policy: Policy
@@ -41,12 +40,18 @@ class PodRequest(Struct, frozen=True):
     pod_level: bool
     unmanaged: bool
     containers: tuple[Container, ...]
-    guaranteed: tuple[bool, ...]
 
     @property
     def from_budget(self) -> bool:
         """Whether the pod's budget is allocated as a whole and divided among the containers."""
         return self.pod_level and self.policy.topology.is_pod_scope
+
+    def lacks_guarantee(self, container: Container) -> bool:
+        """Return whether a container shares a budget since it is not Guaranteed itself (KEP-5526).
+
+        Its requests would have to equal its limits for cpu and memory.
+        """
+        return self.pod_level and not is_container_guaranteed(container)
 
     def why_none(self) -> str | None:
         """Return why no container may have exclusive CPUs or memory, None when some may."""
@@ -185,8 +190,16 @@ class PodDemand(Struct, frozen=True):
         return (c for c in self.containers if c.kind is ContainerKind.APP)
 
 
-def demand_of(policy: Policy, managers: Iterable[Demanding], pod: Pod) -> PodDemand:
-    """Return the demand of a pod under a policy; no total is above 2^63-1."""
+def demand_of(
+    policy: Policy,
+    managers: Iterable[Demanding],
+    pod: Pod,
+    requests: Mapping[str, int] | None = None,
+) -> PodDemand:
+    """Return the demand of a pod under a policy; no total is above 2^63-1.
+
+    `requests` are the pod's `node_requests` where they are known already.
+    """
     managed = policy.pod_level_managers
     has_budget = has_pod_level_resources(pod)
     containers = tuple(pod.all_containers())
@@ -197,7 +210,6 @@ def demand_of(policy: Policy, managers: Iterable[Demanding], pod: Pod) -> PodDem
         pod_level=has_budget and managed,
         unmanaged=has_budget and not managed,
         containers=containers,
-        guaranteed=tuple(map(is_container_guaranteed, containers)),
     )
     parts = {manager.name: manager.demand(request) for manager in managers}
     return PodDemand(
@@ -208,12 +220,12 @@ def demand_of(policy: Policy, managers: Iterable[Demanding], pod: Pod) -> PodDem
         containers=tuple(
             [ContainerDemand(container, parts, place) for place, container in enumerate(containers)]
         ),
-        requests=_node_requests(policy, pod),
+        requests=node_requests(policy, pod) if requests is None else requests,
     )
 
 
-def _node_requests(policy: Policy, pod: Pod) -> dict[str, int]:
-    """Return the effective requests as plain numbers, at most 2^63-1."""
+def node_requests(policy: Policy, pod: Pod) -> dict[str, int]:
+    """Return the effective requests as in `PodDemand.requests`, at most 2^63-1 each."""
     requests = pod_requests(pod, pod_level_resources=policy.gates.pod_level_resources)
     return {
         name: amount.milli_value if name == CPU else amount.value

@@ -79,9 +79,7 @@ class ContainerAllocation(Struct, frozen=True):
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
         """Return what a resource manager has allocated to the container, None for nothing."""
-        if manager in _FIELDS:
-            return getattr(self, _FIELDS[manager]) or None
-        return self.others.get(manager)
+        return _part(self, manager)
 
     def with_part(self, manager: str, part: Any) -> ContainerAllocation:  # noqa: ANN401
         """Return this allocation with another part of one manager, which has a part already."""
@@ -130,9 +128,7 @@ class PodAllocation(Struct, frozen=True, dict=True):
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
         """Return what a resource manager has allocated to the pod as a whole, None for nothing."""
-        if manager in _FIELDS:
-            return getattr(self, _FIELDS[manager], None) or None
-        return self.others.get(manager)
+        return _part(self, manager)
 
     def with_part(self, manager: str, part: Any) -> PodAllocation:  # noqa: ANN401
         """Return this allocation with another budget of one manager, which has one already."""
@@ -182,6 +178,14 @@ class PodAllocation(Struct, frozen=True, dict=True):
     def container(self, name: str) -> ContainerAllocation | None:
         """Return the allocation of the named container, None when the pod has no such container."""
         return next((allocation for allocation in self.containers if allocation.name == name), None)
+
+
+def _part(allocation: ContainerAllocation | PodAllocation, manager: str) -> Any:  # noqa: ANN401
+    """Return the part of a manager; an empty set of CPUs is a part, nothing else that is empty."""
+    if manager not in _FIELDS:
+        return allocation.others.get(manager)
+    part = getattr(allocation, _FIELDS[manager], None)  # a pod as a whole has no devices
+    return part if part or isinstance(part, Mask) else None
 
 
 class NodeMemory(Struct, frozen=True):
@@ -236,7 +240,8 @@ class Taken(Struct, Generic[SetT], frozen=True):
 class LedgerParts(Struct, frozen=True):
     """The parts of a ledger by the name of the resource manager, and what enforcement reads there.
 
-    The parts are the managers' own. A manager without a part has allocated nothing.
+    The parts are the managers' own. A manager without a part has allocated nothing. The mapping
+    does not change any more.
     """
 
     parts: Mapping[str, Any] = MappingProxyType({})
@@ -277,7 +282,7 @@ class Ledger(LedgerParts, frozen=True):
     def of(cls, allocations: Iterable[PodAllocation], parts: Mapping[str, Any]) -> Ledger:
         """Return the ledger of some allocations, in their order, with the parts of the managers."""
         by_uid = MappingProxyType({allocation.uid: allocation for allocation in allocations})
-        return cls(MappingProxyType(dict(parts)), by_uid, total_requests(by_uid.values()))
+        return cls(parts, by_uid, total_requests(by_uid.values()))
 
     def with_allocation(
         self, allocation: PodAllocation, parts: Mapping[str, Any] | None = None
@@ -289,7 +294,7 @@ class Ledger(LedgerParts, frozen=True):
         """
         former = self.allocations.get(allocation.uid)
         return Ledger(
-            parts=self.parts if parts is None else MappingProxyType(dict(parts)),
+            parts=self.parts if parts is None else parts,
             allocations=SharedMap.of(self.allocations).with_entry(allocation.uid, allocation),
             requests=self.requests_after(removed=former, added=allocation),
         )
@@ -302,7 +307,7 @@ class Ledger(LedgerParts, frozen=True):
     def without_allocation(self, uid: str, parts: Mapping[str, Any]) -> Ledger:
         """Return this ledger without a pod, with new parts; raises `KeyError` for another uid."""
         return Ledger(
-            parts=MappingProxyType(dict(parts)),
+            parts=parts,
             allocations=SharedMap.of(self.allocations).without(uid),
             requests=self.requests_after(removed=self.allocations[uid]),
         )

@@ -116,7 +116,7 @@ def _why_none(request: PodRequest) -> str | None:
 
 
 def _why(request: PodRequest, place: int, count: int, of_pod: int) -> str:
-    if request.pod_level and not request.guaranteed[place]:
+    if request.lacks_guarantee(request.containers[place]):
         return NOT_GUARANTEED
     if request.from_budget and not of_pod:
         return "the pod's cpu budget is not a positive whole number; pod scope divides no other"

@@ -109,7 +109,7 @@ def _why_none(request: PodRequest) -> str | None:
 
 
 def _why(request: PodRequest, place: int, amounts: Mapping[str, int], *, budget: bool) -> str:
-    if request.pod_level and not request.guaranteed[place]:
+    if request.lacks_guarantee(request.containers[place]):
         return NOT_GUARANTEED
     if request.from_budget and not budget:
         return "the pod's budget has no memory; pod scope divides no other"
