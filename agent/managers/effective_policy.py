@@ -19,7 +19,6 @@ from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.memory.state import MemoryFacts
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
-from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.managers.topology.search_budget import SearchBudget
 from sysfs.mask import EMPTY
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     )
     from agent.managers.machine import Machine
     from agent.managers.policy import Policy
+    from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
     from agent.managers.violation import Violation
     from agent.pods.model import Pod
@@ -66,12 +66,20 @@ class Rejected(Exception):  # noqa: N818  (not an error of the program: the pod'
 class EffectivePolicy(Struct, frozen=True, dict=True):
     """The input of every decision; built again when the host or the configuration changes.
 
-    `managers` are in the order in which they give hints and allocate.
+    `managers` are in the order in which they give hints and allocate. Raises `ValueError` for two
+    of one name, which would share their parts.
     """
 
     machine: Machine
     policy: Policy
     managers: tuple[ResourceManager, ...]
+
+    def __post_init__(self) -> None:
+        """Check that each name is that of one manager."""
+        names = [manager.name for manager in self.managers]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two resource managers called {twice!r}; give one another name")
 
     @cached_property
     def assignable_cpus(self) -> Mask:
@@ -148,10 +156,6 @@ class Draft(Struct):
         """Return the work budget of one choice among sets of nodes."""
         self.works.append(SearchBudget())
         return self.works[-1]
-
-    def hint(self, container: str) -> Hint:
-        """Return the alignment decided for a container."""
-        return self.hints.get(container, NO_AFFINITY)
 
     def count(self, name: str, *labels: str, by: int = 1) -> None:
         """Add to a counter of this admission."""

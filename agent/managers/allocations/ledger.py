@@ -241,7 +241,7 @@ class LedgerParts(Struct, frozen=True):
     """The parts of a ledger by the name of the resource manager, and what enforcement reads there.
 
     The parts are the managers' own. A manager without a part has allocated nothing. The mapping
-    does not change any more.
+    no longer changes.
     """
 
     parts: Mapping[str, Any] = MappingProxyType({})

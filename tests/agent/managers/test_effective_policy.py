@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from agent.managers.admission import MANAGERS
+from agent.managers.cpu.parts import cpus_of
 from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
+from agent.managers.memory.parts import memory_of
 from agent.managers.policy import Policy
 from sysfs.mask import EMPTY, Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import draft_of, with_pod
 from tests.agent.managers.hosts import GIB, PLAIN, SMT, make_rules
 from tests.agent.managers.ledgers import with_exclusive
 from tests.agent.pods.pods import app, guaranteed, pod
@@ -56,3 +58,23 @@ class TestSharedPool:
         ledger = with_exclusive(rules.empty_ledger(), PLAIN.cpus.all)
         assert shared_pool(rules, ledger) == EMPTY
         assert shared_cpus(rules, ledger) == PLAIN.cpus.all
+
+
+class TestDraft:
+    RULES = make_rules()
+    OTHER = pod(app("c1", guaranteed("cpu=3 memory=1Gi")), uid="other")
+
+    def test_it_starts_with_what_is_free_and_is_not_reserved(self) -> None:
+        ledger = with_pod(self.RULES, self.OTHER)
+        draft = draft_of(self.RULES, pod(app("c1")), ledger)
+        cpus = cpus_of(draft)
+        assert cpus.free == Mask.parse("4-15")
+        assert memory_of(draft).charge == ledger.memory
+        assert (cpus.reusable, cpus.pod, cpus.containers) == (EMPTY, None, {})
+
+    def test_counters_add_up_by_name_and_labels(self) -> None:
+        draft = draft_of(self.RULES, pod(app("c1")))
+        draft.count("requests")
+        draft.count("requests", by=2)
+        draft.count("requests", "cpu")
+        assert draft.counters == {("requests", ()): 3, ("requests", ("cpu",)): 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from msgspec.structs import replace
 
 from agent.managers.admission import MANAGERS, admit, remove
@@ -176,3 +177,11 @@ def test_a_pod_recovered_from_cgroups_which_show_no_lanes_does_not_get_any() -> 
     rejection = admit(known, charged(known, decided.ledger, recovered), only(1)).rejection
     assert rejection is not None
     assert "it asks for lanes, which cgroups do not show" in rejection.message
+
+
+@pytest.mark.parametrize("name", ["lanes", "cpu"])
+def test_two_managers_of_one_name_are_a_mistake_of_the_build(name: str) -> None:
+    other = ToyManager({0: 1})
+    other.name = name
+    with pytest.raises(ValueError, match=f"two resource managers called '{name}'"):
+        replace(make_rules(), managers=(ToyManager({1: 1}), *MANAGERS, other))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.decision import (
@@ -47,6 +49,16 @@ class LaneDraft(PodPart):
     """`containers` are lists of lanes by name, `free` the lanes that no pod has."""
 
     free: Lanes = frozenset()
+
+
+class FreeLanes(Struct, frozen=True):
+    """How many of the free lanes each node has, as a function of the resource."""
+
+    lanes: Lanes
+
+    def __call__(self, resource: str) -> Mapping[int, int]:
+        del resource
+        return _by_node(self.lanes)
 
 
 class ToyManager(ResourceManager):
@@ -111,8 +123,7 @@ class ToyManager(ResourceManager):
         draft.count(TAKEN.name, by=count)
 
     def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
-        free = self._own(draft).free
-        return lambda _resource: _by_node(free)
+        return FreeLanes(self._own(draft).free)
 
     def nodes(
         self,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from agent.managers.admission import admit
 from agent.managers.decision import Reason, Rejection
 from agent.managers.effective_policy import Rejected, ResourceManager
-from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.managers.topology.hints import Hint
 from agent.managers.topology.merge import best_reachable
 from agent.managers.topology.scope import align_and_allocate
 from tests.agent.managers.drafts import Inert, counted, draft_of
@@ -140,7 +140,7 @@ def test_policy_none_asks_for_no_hints_whatever_the_scope(*, budget: bool) -> No
         "first gives a None",
         "second gives a None",
     ]
-    assert (draft.traces, draft.hint("a")) == ([], NO_AFFINITY)
+    assert (draft.traces, draft.hints) == ([], {})
 
 
 class TestRejection:
@@ -163,7 +163,7 @@ class TestRejection:
         draft = two_containers(BEST_EFFORT, POD)
         align_and_allocate(by_managers(draft, [Recorder("one", log, IMPOSSIBLE)]))
         assert log[-1] == "one gives a 3"
-        assert draft.hint("a") == Hint(3, preferred=False)
+        assert draft.hints["a"] == Hint(3, preferred=False)
 
     def test_a_provider_that_rejects_ends_the_admission(self) -> None:
         log: list[str] = []
