@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import MANAGERS, admit, remove
@@ -17,6 +19,7 @@ from agent.server.start.renumbering import renumbered
 from agent.state.checkpoint import Checkpoint
 from agent.state.codec import decode, encode
 from tests.agent.managers.hosts import CONTAINER, RESTRICTED, SINGLE, make_rules
+from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.managers.toy_manager import LANE, LANE_GONE, ToyManager
 from tests.agent.pods.pods import app, pod, resources
 
@@ -185,3 +188,20 @@ def test_two_managers_of_one_name_are_a_mistake_of_the_build(name: str) -> None:
     other.name = name
     with pytest.raises(ValueError, match=f"two resource managers called '{name}'"):
         replace(make_rules(), managers=(ToyManager({1: 1}), *MANAGERS, other))
+
+
+@EVERY_SEQUENCE
+@given(known=rule_sets(), asked=st.lists(pods(), min_size=1, max_size=4))
+def test_a_manager_of_which_nothing_is_asked_changes_no_decision(
+    known: EffectivePolicy, asked: list[Pod]
+) -> None:
+    more = replace(known, managers=(ToyManager({0: 2}), *known.managers))
+    ledger, other = known.empty_ledger(), more.empty_ledger()
+    for number, each in enumerate(asked):
+        desired = replace(each, uid=f"u-{number}")
+        decision, same = admit(known, ledger, desired), admit(more, other, desired)
+        assert same.allocation == decision.allocation
+        assert same.rejection == decision.rejection
+        assert same.counters == decision.counters
+        ledger, other = decision.ledger, same.ledger
+    assert {**ledger.parts, "lanes": frozenset()} == other.parts

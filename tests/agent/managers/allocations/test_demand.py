@@ -3,18 +3,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
 from msgspec.structs import replace
 
-from agent.managers.admission import MANAGERS
+from agent.managers.admission import MANAGERS, admit
 from agent.managers.allocations import demand as demands
-from agent.managers.allocations.ledger import DEVICES
+from agent.managers.allocations.ledger import DEVICES, Isolation
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
 from agent.pods.model import ContainerKind, Pod, QosClass
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, make_rules
+from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
     from agent.managers.allocations.demand import PodDemand
+    from agent.managers.effective_policy import EffectivePolicy
 
 POD_SCOPE = make_rules().policy
 CONTAINER_SCOPE = make_rules(scope=CONTAINER).policy
@@ -164,3 +167,23 @@ class TestEligibility:
         asked = pod(app("a", guaranteed("cpu=2 memory=1Gi")))
         assert exclusive(policy, asked) == [(0, False)]
         assert whys(policy, asked) == ["cpuManagerPolicy is none; exclusive CPUs need static"]
+
+
+@EVERY_SEQUENCE
+@given(rules=rule_sets(), asked=pods("u-1"))
+def test_containers_that_may_have_cpus_or_memory_get_them_and_no_others(
+    rules: EffectivePolicy, asked: Pod
+) -> None:
+    decision = admit(rules, rules.empty_ledger(), asked)
+    for said, got in zip(
+        decision.eligibility, () if decision.allocation is None else decision.allocation.containers,
+        strict=decision.admitted,
+    ):  # fmt: skip
+        exclusive = got.isolation is Isolation.CONTAINER
+        assert exclusive == ("cpu" in said.exclusive), said
+        assert len(got.cpus or ()) == said.exclusive["cpu"] if exclusive else True
+        assert got.why == said.why["cpu"]
+        if "memory" in said.exclusive:
+            assert {block.type for block in got.memory} == set(said.exclusive["memory"])
+        elif decision.allocation is not None and not decision.allocation.memory:
+            assert not got.memory
