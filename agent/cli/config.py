@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.config.config import Config
-    from agent.managers.machine import Machine
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import Policy
     from sysfs.host import Host
 
@@ -69,6 +69,8 @@ def check(
         overcommitted_memory,
         resolve,
     )
+    from agent.managers.admission import MANAGERS  # noqa: PLC0415
+    from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
 
@@ -80,13 +82,14 @@ def check(
     click.echo(f"{file}: no mistakes")
     for line in _summary(loaded, policy):
         click.echo(line)
-    for line in (*_allocatable(policy, machine), *_notes(loaded)):
+    rules = EffectivePolicy(machine, policy, MANAGERS)
+    for line in (*_allocatable(rules), *_notes(loaded)):
         click.echo(line)
-    for line in (*overcommitted_memory(policy, machine), *nothing_allocatable(policy, machine)):
+    for line in (*overcommitted_memory(policy, machine), *nothing_allocatable(rules)):
         click.echo(f"  note: {line}")
     if not against_state and directory is None:
         return ExitCode.OK
-    lines, valid = _against(directory or loaded.agent.state_directory, host, policy)
+    lines, valid = _against(directory or loaded.agent.state_directory, host, rules)
     for line in lines:
         click.echo(line)
     return ExitCode.OK if valid else ExitCode.REJECTED
@@ -136,22 +139,15 @@ def schema() -> None:
     click.echo(config_schema())
 
 
-def _against(directory: Path, host: Host, policy: Policy) -> tuple[list[str], bool]:
+def _against(directory: Path, host: Host, rules: EffectivePolicy) -> tuple[list[str], bool]:
     """Return which saved allocations a policy would make invalid, and whether there are none."""
-    from agent.managers.admission import MANAGERS  # noqa: PLC0415
-    from agent.managers.effective_policy import (  # noqa: PLC0415
-        EffectivePolicy,
-        restored,
-        shared_pool,
-    )
-    from agent.managers.machine import Machine  # noqa: PLC0415
+    from agent.managers.effective_policy import restored, shared_pool  # noqa: PLC0415
     from agent.managers.validity import invalid_allocations  # noqa: PLC0415
     from agent.state.store import CHECKPOINT_NAME, peek  # noqa: PLC0415
 
     saved = peek(directory)
     if saved is None:
         return [f"{directory / CHECKPOINT_NAME}: no state, no allocations"], True
-    rules = EffectivePolicy(Machine.of(host), policy, MANAGERS)
     ledger = restored(rules, saved.ledger)
     found = invalid_allocations(rules, ledger, host.offline)
     pods, affected = len(ledger.allocations), len({violation.uid for violation in found})
@@ -188,12 +184,10 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
         yield f"  devices           {resource}: {len(devices)}, {healthy} healthy"
 
 
-def _allocatable(policy: Policy, machine: Machine) -> Iterator[str]:
-    from agent.managers.admission import MANAGERS  # noqa: PLC0415
-    from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415
+def _allocatable(rules: EffectivePolicy) -> Iterator[str]:
     from agent.managers.node_fit import native_first, node_amount_text  # noqa: PLC0415
 
-    limits = EffectivePolicy(machine, policy, MANAGERS).allocatable
+    limits = rules.allocatable
     if limits is None:
         return
     label = "allocatable"

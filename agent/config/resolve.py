@@ -15,10 +15,8 @@ from agent.config.reservations import (
     reserved_totals,
     spread,
 )
-from agent.managers.admission import MANAGERS
 from agent.managers.allocations.allocatable import machine_capacity
 from agent.managers.cpu.assignment import reserve_cpus
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.errors import NodeDistancesError
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.config.config import Config
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.machine import Machine
 
 
@@ -131,17 +130,17 @@ def overcommitted_memory(policy: Policy, machine: Machine) -> Iterator[str]:
                 )
 
 
-def nothing_allocatable(policy: Policy, machine: Machine) -> Iterator[str]:
+def nothing_allocatable(rules: EffectivePolicy) -> Iterator[str]:
     """Yield a line for each resource that the machine has and of which pods can request nothing."""
-    limits = EffectivePolicy(machine, policy, MANAGERS).allocatable
+    limits = rules.allocatable
     if limits is None:
         return
     effect = "no pod that requests any of it is admitted"
-    for name, amount in machine_capacity(machine).items():
+    for name, amount in machine_capacity(rules.machine).items():
         if amount and limits.amounts.get(name) == 0 and name not in limits.ignored:
             takers = "reservations and huge pages" if name == MEMORY else "reservations"
             yield f"nothing of {name} is allocatable, {takers} take all of it: {effect}"
-    for resource in policy.devices:
+    for resource in rules.policy.devices:
         if not limits.amounts[resource]:
             yield f"nothing of {resource} is allocatable, it has no healthy device: {effect}"
 

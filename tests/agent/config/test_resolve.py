@@ -105,7 +105,7 @@ class TestNodeFit:
             "systemReserved: {cpu: 8, memory: 8Gi}\n"
             "agent: {devices: {a.b/c: [{id: x, healthy: false}], a.b/d: [{id: y}]}}\n"
         )
-        found = list(nothing_allocatable(_resolve(text), _HOST))
+        found = list(nothing_allocatable(EffectivePolicy(_HOST, _resolve(text), MANAGERS)))
         assert [line.split(" is allocatable")[0] for line in found] == [
             "nothing of cpu",
             "nothing of memory",
@@ -114,7 +114,9 @@ class TestNodeFit:
         assert all(line.endswith("no pod that requests any of it is admitted") for line in found)
 
     def test_what_is_left_for_pods_needs_no_note(self) -> None:
-        assert not list(nothing_allocatable(_resolve(self.AMOUNTS), _HOST))
+        assert not list(
+            nothing_allocatable(EffectivePolicy(_HOST, _resolve(self.AMOUNTS), MANAGERS))
+        )
 
 
 def test_a_list_of_cpus_is_reserved_as_it_stands() -> None:
@@ -314,7 +316,7 @@ class TestUnknownMemory:
         limits = EffectivePolicy(self.HOST, policy, MANAGERS).allocatable
         assert limits is not None
         assert "memory" not in limits.amounts
-        assert list(nothing_allocatable(policy, self.HOST)) == []
+        assert list(nothing_allocatable(EffectivePolicy(self.HOST, policy, MANAGERS))) == []
 
     def test_allocations_can_be_kept_while_the_memory_is_not_known(self) -> None:
         policy = resolve_what_fits(load_config(self.STATIC, "x"), self.HOST)
