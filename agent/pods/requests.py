@@ -16,7 +16,7 @@ from agent.pods.qos import is_container_guaranteed
 from agent.pods.quantity import ZERO, Quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from agent.pods.model import Container, Pod, Resources
 
@@ -60,21 +60,27 @@ def exclusive_cpus(
     return _whole(container.resources.requests.get(CPU, ZERO))
 
 
-def pod_exclusive_cpus(pod: Pod, qos: QosClass, *, pod_level_managers: bool) -> int:
+def pod_exclusive_cpus(
+    pod: Pod, qos: QosClass, counts: Sequence[int], *, pod_level_managers: bool
+) -> int:
     """Return the CPUs that a pod requests as a whole: its budget, or the peak of its containers.
 
-    The peak is the larger of the apps with all sidecars, and each standard init container with
-    the sidecars before it. A fractional pod-level budget is 0: the pod runs shared.
+    `counts` are their `exclusive_cpus` in the order of `Pod.all_containers`. The peak is the larger
+    of the apps with all sidecars, and each standard init container with the sidecars before it. A
+    fractional pod-level budget is 0: the pod runs shared.
     """
     if pod_level_managers and pod.resources is not None and has_pod_level_resources(pod):
         if qos is not QosClass.GUARANTEED:
             return 0
         return _whole(pod.resources.requests.get(CPU, ZERO))
 
-    def cpus(container: Container) -> int:
-        return exclusive_cpus(pod, container, qos, pod_level_managers=pod_level_managers)
-
-    return _peak(pod, cpus)
+    sidecars = starting = 0
+    for container, count in zip(pod.init_containers, counts, strict=False):
+        if container.kind is ContainerKind.SIDECAR:
+            sidecars += count
+        else:
+            starting = max(starting, sidecars + count)
+    return max(starting, sidecars + sum(counts[len(pod.init_containers) :]))
 
 
 def memory_requests(pod: Pod, container: Container, *, pod_level_managers: bool) -> dict[str, int]:
@@ -190,17 +196,6 @@ def _pod_amounts(
 
 def _whole(amount: Quantity) -> int:
     return amount.value if amount.is_whole_in_milli else 0
-
-
-def _peak(pod: Pod, asked: Callable[[Container], int]) -> int:
-    """Return the larger of apps plus sidecars, and each init container plus sidecars so far."""
-    sidecars = starting = 0
-    for container in pod.init_containers:
-        if container.kind is ContainerKind.SIDECAR:
-            sidecars += asked(container)
-        else:
-            starting = max(starting, sidecars + asked(container))
-    return max(starting, sidecars + sum(map(asked, pod.containers)))
 
 
 def _memory_bytes(amounts: Mapping[str, Quantity]) -> dict[str, int]:

@@ -103,17 +103,16 @@ def _answer(pod: Pod, policy: Policy) -> dict[str, Any]:
     pod_level, managed = policy.gates.pod_level_resources, policy.pod_level_managers
     qos = qos_class(pod, pod_level_resources=pod_level)
     containers = tuple(pod.all_containers())
+    counts = [exclusive_cpus(pod, c, qos, pod_level_managers=managed) for c in containers]
     return {
         "qos": qos,
         "container_guaranteed": {c.name: is_container_guaranteed(c) for c in containers},
-        "exclusive_cpus": {
-            c.name: exclusive_cpus(pod, c, qos, pod_level_managers=managed) for c in containers
-        },
+        "exclusive_cpus": {c.name: count for c, count in zip(containers, counts, strict=True)},
         "memory": {
             c.name: _unsigned(memory_requests(pod, c, pod_level_managers=managed))
             for c in containers
         },
-        "pod_cpus": pod_exclusive_cpus(pod, qos, pod_level_managers=managed),
+        "pod_cpus": pod_exclusive_cpus(pod, qos, counts, pod_level_managers=managed),
         "pod_memory": _unsigned(pod_memory_requests(pod, pod_level_managers=managed)),
         "pod_level_set": has_pod_level_resources(pod),
         "pod_requests": _texts(pod_requests(pod, pod_level_resources=pod_level)),

@@ -62,6 +62,14 @@ class PodRequest(Struct, frozen=True):
         return None
 
 
+class Reasons(Protocol):
+    """The reason of each container, by its place: a tuple, or text that is made when it is read."""
+
+    def __getitem__(self, place: int, /) -> str:
+        """Return the reason of the container at a place."""
+        ...
+
+
 class ResourceDemand(Struct, frozen=True):
     """What a pod demands of one resource manager, in the manager's own types.
 
@@ -75,7 +83,7 @@ class ResourceDemand(Struct, frozen=True):
     containers: tuple[Any, ...]
     active: bool
     exclusive: tuple[bool, ...]
-    why: tuple[str, ...]
+    why: Reasons
 
 
 class Demanding(Protocol):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import NOT_GUARANTEED, ResourceDemand
 from agent.managers.allocations.ledger import Isolation
@@ -96,15 +98,10 @@ def cpu_demand(request: PodRequest) -> ResourceDemand:
     counts = tuple(
         [exclusive_cpus(pod, each, qos, pod_level_managers=managed) for each in request.containers]
     )
-    of_pod = min(pod_exclusive_cpus(pod, qos, pod_level_managers=managed), MAX_INT64)
-    none = _why_none(request)
-    active = none is None and not (request.from_budget and not of_pod)
-    if none is None:
-        why = [_why(request, place, count, of_pod) for place, count in enumerate(counts)]
-    else:
-        why = [none] * len(counts)
+    of_pod = min(pod_exclusive_cpus(pod, qos, counts, pod_level_managers=managed), MAX_INT64)
+    active = _why_none(request) is None and not (request.from_budget and not of_pod)
     exclusive = tuple([active and count > 0 for count in counts])
-    return ResourceDemand(of_pod, counts, active, exclusive, tuple(why))
+    return ResourceDemand(of_pod, counts, active, exclusive, CpuReasons(request, of_pod, counts))
 
 
 def _why_none(request: PodRequest) -> str | None:
@@ -115,15 +112,27 @@ def _why_none(request: PodRequest) -> str | None:
     return request.why_none()
 
 
-def _why(request: PodRequest, place: int, count: int, of_pod: int) -> str:
-    if request.lacks_guarantee(request.containers[place]):
-        return NOT_GUARANTEED
-    if request.from_budget and not of_pod:
-        return "the pod's cpu budget is not a positive whole number; pod scope divides no other"
-    if count:
-        return f"Guaranteed with a whole number of CPUs ({count})"
-    asked = request.containers[place].resources.requests.get(CPU, ZERO)
-    return f"its cpu request {asked} is not a positive whole number"
+class CpuReasons(Struct, frozen=True):
+    """Why each container may have exclusive CPUs or not; `counts` are the CPUs they request."""
+
+    request: PodRequest
+    of_pod: int
+    counts: tuple[int, ...]
+
+    def __getitem__(self, place: int) -> str:
+        """Return the reason of the container at a place."""
+        request, container = self.request, self.request.containers[place]
+        none = _why_none(request)
+        if none is not None:
+            return none
+        if request.lacks_guarantee(container):
+            return NOT_GUARANTEED
+        if request.from_budget and not self.of_pod:
+            return "the pod's cpu budget is not a positive whole number; pod scope divides no other"
+        if self.counts[place]:
+            return f"Guaranteed with a whole number of CPUs ({self.counts[place]})"
+        asked = container.resources.requests.get(CPU, ZERO)
+        return f"its cpu request {asked} is not a positive whole number"
 
 
 # --- what is allocated --------------------------------------------------------------------------

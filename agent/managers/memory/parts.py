@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from msgspec import field
+from msgspec import Struct, field
 
 from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import NOT_GUARANTEED, ResourceDemand
@@ -88,16 +88,11 @@ def memory_demand(request: PodRequest) -> ResourceDemand:
         for name, size in pod_memory_requests(request.pod, pod_level_managers=managed).items()
         if size > 0 or not request.pod_level
     }
-    none = _why_none(request)
-    active = none is None
+    active = _why_none(request) is None
     divided = active and not (request.from_budget and not of_pod)
-    if none is None:
-        budget = bool(of_pod)
-        why = [_why(request, n, each, budget=budget) for n, each in enumerate(amounts)]
-    else:
-        why = [none] * len(amounts)
     exclusive = tuple([divided and bool(each) for each in amounts])
-    return ResourceDemand(of_pod, amounts, active, exclusive, tuple(why))
+    why = MemoryReasons(request, divided, amounts)
+    return ResourceDemand(of_pod, amounts, active, exclusive, why)
 
 
 def _why_none(request: PodRequest) -> str | None:
@@ -108,12 +103,26 @@ def _why_none(request: PodRequest) -> str | None:
     return request.why_none()
 
 
-def _why(request: PodRequest, place: int, amounts: Mapping[str, int], *, budget: bool) -> str:
-    if request.lacks_guarantee(request.containers[place]):
-        return NOT_GUARANTEED
-    if request.from_budget and not budget:
-        return "the pod's budget has no memory; pod scope divides no other"
-    return "Guaranteed with memory requests" if amounts else "it requests no memory"
+class MemoryReasons(Struct, frozen=True):
+    """Why each container may have memory of its own or not; `amounts` are what they request.
+
+    `divided`: the pod has a budget to divide, or needs none.
+    """
+
+    request: PodRequest
+    divided: bool
+    amounts: tuple[Mapping[str, int], ...]
+
+    def __getitem__(self, place: int) -> str:
+        """Return the reason of the container at a place."""
+        none = _why_none(self.request)
+        if none is not None:
+            return none
+        if self.request.lacks_guarantee(self.request.containers[place]):
+            return NOT_GUARANTEED
+        if not self.divided:
+            return "the pod's budget has no memory; pod scope divides no other"
+        return "Guaranteed with memory requests" if self.amounts[place] else "it requests no memory"
 
 
 # --- what is allocated --------------------------------------------------------------------------

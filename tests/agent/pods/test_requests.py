@@ -23,9 +23,16 @@ from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.pods.model import Resources
+    from agent.pods.model import Pod, Resources
 
 _G = QosClass.GUARANTEED
+
+
+def pod_cpus(of: Pod, qos: QosClass, *, managed: bool) -> int:
+    counts = [
+        exclusive_cpus(of, each, qos, pod_level_managers=managed) for each in of.all_containers()
+    ]
+    return pod_exclusive_cpus(of, qos, counts, pod_level_managers=managed)
 
 
 @pytest.mark.parametrize(
@@ -53,17 +60,17 @@ def test_a_container_of_a_pod_with_a_budget_has_to_be_guaranteed_itself() -> Non
 
 def test_the_budget_is_the_total_of_a_pod_that_has_one() -> None:
     mixed = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=6 memory=4Gi"))
-    assert pod_exclusive_cpus(mixed, _G, pod_level_managers=True) == 6
-    assert pod_exclusive_cpus(mixed, _G, pod_level_managers=False) == 2
+    assert pod_cpus(mixed, _G, managed=True) == 6
+    assert pod_cpus(mixed, _G, managed=False) == 2
     assert pod_memory_requests(mixed, pod_level_managers=True) == {"memory": 4 * 2**30}
     assert pod_memory_requests(mixed, pod_level_managers=False) == {"memory": 2**30}
 
 
 def test_a_fractional_budget_or_one_that_is_not_guaranteed_means_no_cpus() -> None:
     fractional = pod(app("a"), of_pod=guaranteed("cpu=2500m memory=1Gi"))
-    assert pod_exclusive_cpus(fractional, _G, pod_level_managers=True) == 0
+    assert pod_cpus(fractional, _G, managed=True) == 0
     burstable = pod(app("a"), of_pod=resources("cpu=2"))
-    assert pod_exclusive_cpus(burstable, QosClass.BURSTABLE, pod_level_managers=True) == 0
+    assert pod_cpus(burstable, QosClass.BURSTABLE, managed=True) == 0
 
 
 def test_pod_level_resources_that_state_nothing_supported_are_none() -> None:
@@ -154,5 +161,5 @@ def test_totals_are_the_peak_over_the_life_of_the_pod(
         )
     )
     peak = _slow_peak(containers)
-    assert pod_exclusive_cpus(built, _G, pod_level_managers=False) == peak
+    assert pod_cpus(built, _G, managed=False) == peak
     assert aggregate(built, lambda c: c.resources.requests)["cpu"] == Quantity.of(peak)
