@@ -225,11 +225,10 @@ class ResourceManager(ABC):
         return None
 
     @abstractmethod
-    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
-        """Return what is free now: a function from a resource to the amounts by NUMA node.
+    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
+        """Return how much of a resource is free for the pod, by NUMA node.
 
-        Resources that ended init containers of the pod leave are free. Later changes of the draft
-        have no effect on the function. Functions of equal drafts are equal.
+        What ended init containers of the pod leave is free.
         """
 
     def amount_text(self, resource: str, amount: int) -> str:  # noqa: ARG002  (the default)

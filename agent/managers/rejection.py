@@ -15,11 +15,10 @@ from agent.managers.topology.implicit_hints import best_few
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from agent.managers.allocations.demand import PodDemand
     from agent.managers.decision import RejectionCause
-    from agent.managers.effective_policy import Draft, EffectivePolicy, ResourceManager
+    from agent.managers.effective_policy import Draft, ResourceManager
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
 
@@ -28,20 +27,19 @@ _NAMED_HINTS: Final = 3
 
 
 class Unaligned(Struct, frozen=True):
-    """A container (None: the pod) whose merged hint the policy rejects, and what was free.
+    """A container (None: the pod) whose merged hint the policy rejects, and the pod's draft.
 
-    Building the message takes as long as the decision, so `explain` builds it on demand.
+    Building the message takes as long as the decision, so `explain` builds it on demand. With the
+    rejection the draft has ended: what is free in it no longer changes.
     """
 
-    rules: EffectivePolicy
-    demand: PodDemand
+    draft: Draft
     container: str | None
     hints: tuple[tuple[str, ProviderHints], ...]
-    free: Mapping[str, Callable[[str], Mapping[int, int]]]
 
     def explain(self) -> Rejection:
         """Return for each resource the request, the nodes where it fits, and what is free."""
-        policy = self.rules.policy.topology.policy
+        policy = self.draft.rules.policy.topology.policy
         offers = list(self._offers())
         blocked = next((name for _, name, best in offers if _blocks(policy, best)), None)
         manager = next((by for by, name, _ in offers if name == blocked), None)
@@ -53,12 +51,12 @@ class Unaligned(Struct, frozen=True):
             resource=blocked,
             container=self.container,
             asked=None if manager is None else self._asked(manager, blocked or ""),
-            free={} if manager is None else self.free[manager.name](blocked or ""),
+            free={} if manager is None else manager.free(self.draft, blocked or ""),
         )
 
     def _offers(self) -> Iterator[tuple[ResourceManager, str, Sequence[Hint]]]:
         """Yield manager, resource and its best hints; all memory types have the same hints."""
-        managers = {manager.name: manager for manager in self.rules.managers}
+        managers = {manager.name: manager for manager in self.draft.rules.managers}
         best: dict[int, Sequence[Hint]] = {}
         for provider, by_name in self.hints:
             for name, where in by_name.items():
@@ -72,14 +70,14 @@ class Unaligned(Struct, frozen=True):
         """Return how much the container or the pod demands of a resource."""
         name, container = manager.name, self.container
         if container is None:
-            return manager.amount(self.demand.parts[name].pod, resource)
-        one = next(each for each in self.demand.containers if each.name == container)
+            return manager.amount(self.draft.demand.parts[name].pod, resource)
+        one = next(each for each in self.draft.demand.containers if each.name == container)
         return manager.amount(one.part(name), resource)
 
     def _describe(self, manager: ResourceManager, resource: str, best: Sequence[Hint]) -> str:
         free = ", ".join(
             f"node {node}: {manager.amount_text(resource, amount)}"
-            for node, amount in self.free[manager.name](resource).items()
+            for node, amount in manager.free(self.draft, resource).items()
         )
         preferred = [_nodes(hint) for hint in best if hint.preferred]
         if not best:
@@ -97,8 +95,7 @@ def affinity_rejection(
 ) -> RejectionCause:
     """Return why the policy rejects the merged hint of a container (None: the pod)."""
     empty = empty_pool_rejection(draft, Reason.TOPOLOGY_AFFINITY) if container is None else None
-    free = {manager.name: manager.free(draft) for manager in draft.rules.managers}
-    return empty or Unaligned(draft.rules, draft.demand, container, hints, free)
+    return empty or Unaligned(draft, container, hints)
 
 
 def empty_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:

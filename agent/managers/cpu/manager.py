@@ -140,9 +140,9 @@ class CpuManager(ResourceManager):
         """Return why the pod shared pool would have no CPUs, None if it would have some."""
         return _empty_pool(draft, reason)
 
-    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
-        """Return how many CPUs are free on each NUMA node, as a function of the resource."""
-        return FreeCpus(draft.rules, cpus_of(draft).available)
+    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:  # noqa: ARG002  (there is one)
+        """Return how many CPUs are free on each NUMA node."""
+        return free_cpus_by_node(draft.rules, cpus_of(draft).available)
 
     def nodes(
         self,
@@ -198,17 +198,6 @@ class CpuManager(ResourceManager):
     ) -> Taken[Mask]:
         """Return the exclusive CPUs of all pods without those that only this pod has."""
         return part.removed(allocation.exclusive_cpus)
-
-
-class FreeCpus(Struct, frozen=True):
-    """How many of the free `cpus` each NUMA node has, as a function of the resource."""
-
-    rules: EffectivePolicy
-    cpus: Mask
-
-    def __call__(self, resource: str) -> Mapping[int, int]:  # noqa: ARG002  (there is one resource)
-        """Return the number of CPUs by node."""
-        return free_cpus_by_node(self.rules, self.cpus)
 
 
 def free_cpus_by_node(rules: EffectivePolicy, free: Mask) -> dict[int, int]:

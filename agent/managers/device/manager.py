@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
-from msgspec import Struct, field
+from msgspec import field
 
 from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import ResourceDemand
@@ -107,10 +107,9 @@ class DeviceManager(ResourceManager):
                 own.reusable.get(resource, _NONE), given, standard_init=container.is_standard_init
             )
 
-    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
-        """Return how many devices are free on each NUMA node, as a function of the resource."""
-        own = _own(draft)
-        return FreeDevices(draft.rules, dict(own.allocated), dict(own.reusable))
+    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
+        """Return how many devices are free on each NUMA node; one counts on all of its nodes."""
+        return _free(draft, resource)
 
     def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
         """Return the number of healthy devices of each resource."""
@@ -277,24 +276,17 @@ def _assign(
             resource=resource,
             container=container.name,
             asked=count,
-            free=FreeDevices(draft.rules, own.allocated, own.reusable)(resource),
+            free=_free(draft, resource),
         )
         raise Rejected(rejection) from error
 
 
-class FreeDevices(Struct, frozen=True):
-    """The free devices of each NUMA node, reusable ones included, as a function of the resource."""
-
-    rules: EffectivePolicy
-    allocated: Mapping[str, frozenset[str]]
-    reusable: Mapping[str, frozenset[str]]
-
-    def __call__(self, resource: str) -> Mapping[int, int]:
-        """Return the number of devices of a resource by node; one counts on all of its nodes."""
-        taken = self.allocated.get(resource, _NONE) - self.reusable.get(resource, _NONE)
-        free: dict[int, int] = {}
-        for device in self.rules.policy.devices.get(resource, ()):
-            if device.healthy and device.id not in taken:
-                for node in device.nodes:
-                    free[node] = free.get(node, 0) + 1
-        return free
+def _free(draft: Draft, resource: str) -> dict[int, int]:
+    own = _own(draft)
+    taken = own.allocated.get(resource, _NONE) - own.reusable.get(resource, _NONE)
+    free: dict[int, int] = {}
+    for device in draft.rules.policy.devices.get(resource, ()):
+        if device.healthy and device.id not in taken:
+            for node in device.nodes:
+                free[node] = free.get(node, 0) + 1
+    return free

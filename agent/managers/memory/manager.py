@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.allocations.allocatable import machine_capacity
@@ -148,9 +147,9 @@ class MemoryManager(ResourceManager):
         """Return why shared containers would have no memory of some type, None if they would."""
         return _empty_pool(draft, reason)
 
-    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
-        """Return the free bytes of each NUMA node, as a function of the memory type."""
-        return FreeMemory(draft.rules, memory_of(draft).charge)
+    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
+        """Return the free bytes of a memory type on each NUMA node."""
+        return free_memory(draft.rules.memory, memory_of(draft).charge, resource)
 
     def amount_text(self, resource: str, amount: int) -> str:  # noqa: ARG002  (all types in bytes)
         """Return bytes in binary units."""
@@ -269,17 +268,6 @@ class MemoryManager(ResourceManager):
         return tuple(
             replace(block, nodes=renumbered_nodes(block.nodes, moves)) for block in allocated
         )
-
-
-class FreeMemory(Struct, frozen=True):
-    """The free bytes of each NUMA node beside a charge, as a function of the memory type."""
-
-    rules: EffectivePolicy
-    charge: Mapping[int, NodeMemory]
-
-    def __call__(self, resource: str) -> Mapping[int, int]:
-        """Return the bytes of a memory type by node."""
-        return free_memory(self.rules.memory, self.charge, resource)
 
 
 def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]) -> bool:

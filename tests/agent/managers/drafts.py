@@ -10,7 +10,7 @@ from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.effective_policy import Draft, ResourceManager
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
     from agent.managers.allocations.ledger import Ledger, PodAllocation
@@ -72,9 +72,9 @@ class Inert(ResourceManager):
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         pass
 
-    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
-        del draft
-        return lambda _resource: {}
+    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
+        del draft, resource
+        return {}
 
     def empty(self, rules: EffectivePolicy) -> object:
         del rules

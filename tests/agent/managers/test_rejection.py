@@ -184,13 +184,13 @@ class TestAmounts:
         draft = draft_of(self.RULES, self.POD)
         own = cpus_of(draft)
         own.free, own.reusable = Mask.parse("4-15"), Mask.of(1)
-        assert CpuManager().free(draft)("cpu") == {0: 5, 1: 8}
+        assert CpuManager().free(draft, "cpu") == {0: 5, 1: 8}
 
     def test_free_devices_count_on_every_node_that_reaches_them(self) -> None:
         ledger = with_pod(self.RULES, pod(app("x", resources(limits=f"{GPU}=1")), uid="other"))
         free = DeviceManager().free
-        assert free(draft_of(self.RULES, self.POD))(GPU) == {0: 2, 1: 2}
-        assert free(draft_of(self.RULES, self.POD, ledger))(GPU) == {0: 1, 1: 2}
+        assert free(draft_of(self.RULES, self.POD), GPU) == {0: 2, 1: 2}
+        assert free(draft_of(self.RULES, self.POD, ledger), GPU) == {0: 1, 1: 2}
 
     def test_memory_is_shown_in_binary_units_the_rest_as_numbers(self) -> None:
         assert MemoryManager().amount_text("hugepages-2Mi", 3 << 20) == "3 MiB"

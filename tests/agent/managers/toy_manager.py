@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
 from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.decision import (
@@ -49,16 +47,6 @@ class LaneDraft(PodPart):
     """`containers` are lists of lanes by name, `free` the lanes that no pod has."""
 
     free: Lanes = frozenset()
-
-
-class FreeLanes(Struct, frozen=True):
-    """How many of the free lanes each node has, as a function of the resource."""
-
-    lanes: Lanes
-
-    def __call__(self, resource: str) -> Mapping[int, int]:
-        del resource
-        return _by_node(self.lanes)
 
 
 class ToyManager(ResourceManager):
@@ -122,8 +110,9 @@ class ToyManager(ResourceManager):
         own.free -= set(near[:count])
         draft.count(TAKEN.name, by=count)
 
-    def free(self, draft: Draft) -> Callable[[str], Mapping[int, int]]:
-        return FreeLanes(self._own(draft).free)
+    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
+        del resource
+        return _by_node(self._own(draft).free)
 
     def nodes(
         self,
