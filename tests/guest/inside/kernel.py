@@ -69,7 +69,12 @@ class Cgroup:
 
     @property
     def quota(self) -> tuple[int | None, int]:
-        """`cpu.max`: microseconds of CPU time in a period (None: no limit), and the period."""
+        """`cpu.max`: microseconds of CPU time in a period (None: no limit), and the period.
+
+        A cgroup without the cpu controller has no limit of its own.
+        """
+        if self.exists and not (self.path / "cpu.max").exists():
+            return None, 100_000
         limit, period = self.read("cpu.max").split()
         return (None if limit == "max" else int(limit)), int(period)
 
