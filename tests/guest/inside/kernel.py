@@ -109,10 +109,12 @@ class Cgroup:
 
     @property
     def throttled(self) -> int:
-        """How many periods in which its processes were throttled (`cpu.stat`)."""
-        return int(
-            dict(line.split() for line in self.read("cpu.stat").splitlines())["nr_throttled"]
-        )
+        """How many periods in which its processes were throttled (`cpu.stat`).
+
+        A cgroup without the cpu controller has no such line.
+        """
+        shown = dict(line.split() for line in self.read("cpu.stat").splitlines())
+        return int(shown.get("nr_throttled", 0))
 
 
 def slice_path(name: str) -> Path:

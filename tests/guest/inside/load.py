@@ -118,7 +118,8 @@ def _usage(
     return {
         name: Usage(
             cpus=round((after[name]["usage_usec"] - stat["usage_usec"]) / elapsed, 3),
-            throttled=after[name]["nr_throttled"] - stat["nr_throttled"],
+            # The line comes with the cpu controller, which may be enabled meanwhile.
+            throttled=after[name].get("nr_throttled", 0) - stat.get("nr_throttled", 0),
         )
         for name, stat in before.items()
     }
