@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 
-from sysfs.errors import InconsistentTree, MalformedFile, MissingFile, SysfsError
+from sysfs.files import InconsistentTree, MalformedFile, MissingFile, SysfsError
 from sysfs.host import CoreKind
 from sysfs.mask import EMPTY, Mask
 from sysfs.siblings import CPU_DIRECTORY

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from sysfs.errors import MalformedFile, UnreadableFile
+from sysfs.files import MalformedFile, UnreadableFile
 from sysfs.host import Device
 from sysfs.mask import EMPTY, Mask
 

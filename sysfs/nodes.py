@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from sysfs.errors import MalformedFile, MissingFile
+from sysfs.files import MalformedFile, MissingFile
 from sysfs.host import HugePages, Node
 from sysfs.mask import Mask
 from sysfs.siblings import CPU_DIRECTORY

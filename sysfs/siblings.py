@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from sysfs.errors import InconsistentTree, MalformedFile, MissingFile
+from sysfs.files import InconsistentTree, MalformedFile, MissingFile
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ EXIT_CODES: Final[Mapping[str, ExitCode]] = {
     "agent.tools.kubelet_state.errors.KubeletStateError": ExitCode.BAD_INPUT,
     "agent.server.errors.StartError": ExitCode.ENVIRONMENT,
     "cgroupfs.errors.CgroupError": ExitCode.ENVIRONMENT,
-    "sysfs.errors.SysfsError": ExitCode.BAD_INPUT,
+    "sysfs.files.SysfsError": ExitCode.BAD_INPUT,
     "systemd.errors.SystemdError": ExitCode.ENVIRONMENT,
     "builtins.OSError": ExitCode.BAD_INPUT,
 }

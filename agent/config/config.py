@@ -1,4 +1,4 @@
-"""The configuration as a value: the kubelet's fields with the kubelet's defaults, and our own."""
+"""The configuration as a value, with the kubelet's fields and defaults, and its errors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
+from agent.parsing.errors import DocumentError
 from agent.pods.quantity import Quantity
 
 if TYPE_CHECKING:
@@ -173,3 +174,9 @@ class Config(Struct, frozen=True):
     def gates(self) -> FeatureGates:
         """The feature gates that change a decision."""
         return gates_of(self.feature_gates)
+
+
+class ConfigError(DocumentError):
+    """A configuration was rejected; `problems` holds every mistake in it with path and line."""
+
+    what = "configuration"

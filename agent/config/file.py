@@ -14,8 +14,7 @@ import yaml
 from msgspec.structs import replace
 
 from agent.config.checks import find_problems
-from agent.config.config import Config
-from agent.config.errors import ConfigError
+from agent.config.config import Config, ConfigError
 from agent.config.keys.key import KeyReader, nullable
 from agent.config.keys.root import CONFIGURATION
 from agent.parsing.document import Field, MappingNode, ScalarNode, places, shown

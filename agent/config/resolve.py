@@ -6,7 +6,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from agent.config.errors import ConfigError
+from agent.config.config import ConfigError
 from agent.config.options import cpu_options, host_problems, prefers_closest
 from agent.config.reservations import (
     node_capacity,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.decision import Rejection, Shortage, out_of
 from agent.managers.errors import size_text
+from agent.pods.identity import is_native_resource
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
-from agent.pods.names import is_native_resource
 from agent.pods.requests import is_memory_type
 
 if TYPE_CHECKING:

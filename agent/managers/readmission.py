@@ -22,9 +22,8 @@ from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import charged
 from agent.managers.errors import cpus_text
 from agent.managers.memory.pod_level import divide_memory
-from agent.pods.digest import spec_digest
 from agent.pods.identity import full_name
-from agent.pods.model import CPU, MEMORY, ContainerKind
+from agent.pods.model import CPU, MEMORY, ContainerKind, spec_digest
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:

@@ -9,17 +9,6 @@ from agent.pods.identity import NO_IDENTITY, PodIdentity
 
 
 @dataclass
-class QuantityError(ValueError):
-    """A text is not a Kubernetes quantity; `text` is what was found, `reason` why not."""
-
-    text: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.text!r} is not a quantity: {self.reason}"
-
-
-@dataclass
 class ManifestError(DocumentError):
     """A pod manifest was rejected; `problems` are all its mistakes with path and line.
 

@@ -12,11 +12,20 @@ from msgspec.structs import replace
 from agent.parsing.document import Field, Reader, from_plain, guess, places, plain, shown
 from agent.parsing.errors import Mistake
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
-from agent.pods.defaults import apply_defaults
-from agent.pods.errors import ManifestError, QuantityError
+from agent.pods.errors import ManifestError
 from agent.pods.identity import identity_of
-from agent.pods.model import Container, ContainerKind, Pod, QosClass, Resources
-from agent.pods.quantity import Quantity
+from agent.pods.model import (
+    CPU,
+    HUGEPAGES_PREFIX,
+    MEMORY,
+    Container,
+    ContainerKind,
+    Pod,
+    QosClass,
+    Resources,
+)
+from agent.pods.quantity import Quantity, QuantityError
+from agent.pods.requests import aggregate
 from agent.pods.validation import find_problems
 
 if TYPE_CHECKING:
@@ -254,3 +263,53 @@ class _Manifest:
             hint = guess(key, read, cutoff=0.85) if key not in _NEIGHBOURS else ""
             if hint and key not in read:
                 self._reader.reject(entry, f"unknown field{hint}")
+
+
+_OVERCOMMITTABLE: Final = (CPU, MEMORY)
+
+
+def apply_defaults(pod: Pod, *, pod_level_resources: bool = True) -> Pod:
+    """Return the pod with every default set (idempotent).
+
+    Amounts are rounded up to thousandths. A container's request follows from its limit. Pod-level
+    requests of cpu and memory follow from what the containers request together; all that is still
+    missing follows from the pod-level limits, and those of huge pages from the containers' limits.
+    `pod_level_resources` is the gate PodLevelResources.
+    """
+    defaulted = replace(
+        pod,
+        containers=tuple(map(_defaulted, pod.containers)),
+        init_containers=tuple(map(_defaulted, pod.init_containers)),
+    )
+    if pod.resources is None:
+        return defaulted
+    resources = Resources(_rounded(pod.resources.requests), _rounded(pod.resources.limits))
+    if pod_level_resources:
+        resources = _pod_level_defaults(defaulted, resources)
+    return replace(defaulted, resources=resources)
+
+
+def _defaulted(container: Container) -> Container:
+    limits = _rounded(container.resources.limits)
+    requests = limits | _rounded(container.resources.requests)
+    return replace(container, resources=Resources(requests, limits))
+
+
+def _pod_level_defaults(pod: Pod, stated: Resources) -> Resources:
+    limits = dict(stated.limits)
+    for name, amount in aggregate(pod, lambda container: container.resources.limits).items():
+        if name.startswith(HUGEPAGES_PREFIX) and name not in stated.requests:
+            limits.setdefault(name, amount)
+    if not limits:
+        return stated
+    requests = dict(stated.requests)
+    for name, amount in aggregate(pod, lambda container: container.resources.requests).items():
+        if name in _OVERCOMMITTABLE:
+            requests.setdefault(name, amount)
+    for name, amount in limits.items():
+        requests.setdefault(name, amount)
+    return Resources(requests, limits)
+
+
+def _rounded(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    return {name: amount.rounded_to_milli() for name, amount in amounts.items()}

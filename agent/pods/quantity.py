@@ -8,12 +8,11 @@ the notation (binary, decimal, exponent) in which the amount was written.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
-
-from agent.pods.errors import QuantityError
 
 _NANO: Final = 10**9
 _NANO_PER_MILLI: Final = 10**6
@@ -44,6 +43,17 @@ class Notation(StrEnum):
     BINARY = "BinarySI"
     DECIMAL = "DecimalSI"
     EXPONENT = "DecimalExponent"
+
+
+@dataclass
+class QuantityError(ValueError):
+    """A text is not a Kubernetes quantity; `text` is what was found, `reason` why not."""
+
+    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.text!r} is not a quantity: {self.reason}"
 
 
 class Quantity(Struct, frozen=True, eq=False):

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 from agent.parsing.document import join, shown
 from agent.parsing.errors import Mistake
-from agent.pods.errors import QuantityError
-from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
-from agent.pods.names import (
+from agent.pods.identity import (
     is_native_resource,
     label_fault,
     prefixed_resource_fault,
     subdomain_fault,
     uid_fault,
 )
-from agent.pods.quantity import ZERO, Quantity
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
+from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import aggregate, is_memory_type, is_pod_level_resource
 
 if TYPE_CHECKING:

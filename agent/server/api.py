@@ -18,17 +18,18 @@ from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.reconcile.errors import BindingError
 from agent.server import errors
-from agent.server.listeners.errors import (
+from agent.server.listeners.http import (
     BodyTooLargeError,
     HttpError,
     MethodNotAllowedError,
     NotFoundError,
+    Response,
+    Routes,
+    Stream,
 )
-from agent.server.listeners.limited_log import LimitedLog
-from agent.server.listeners.messages import Response, Stream
-from agent.server.listeners.peer import own_user, peer_of
-from agent.server.listeners.room import NoRoomError
-from agent.server.listeners.routes import Routes
+from agent.server.listeners.limits import NoRoomError
+from agent.server.listeners.protocol import LimitedLog
+from agent.server.listeners.sockets import own_user, peer_of
 from agent.server.queue import QueueStopped, Worker
 from agent.server.reporting.events import operation
 from agent.server.reporting.status import status_document
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from agent.pods.model import Pod
     from agent.server.controller import Controller
-    from agent.server.listeners.messages import Answer, Request
+    from agent.server.listeners.http import Answer, Request
     from sysfs.host import Host
 
 log = structlog.get_logger(__name__)

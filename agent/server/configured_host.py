@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from agent.config.errors import ConfigError
+from agent.config.config import ConfigError
 from agent.config.resolve import resolve, resolve_what_fits
 from agent.managers.admission import MANAGERS, admit
 from agent.managers.decision import Decision, Reason, Rejection

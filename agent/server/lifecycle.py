@@ -17,7 +17,7 @@ from agent.server.clock import wait_for
 from agent.server.listeners.connections import Connections
 from agent.server.listeners.limits import Limit, Limits
 from agent.server.listeners.monitoring import Monitoring
-from agent.server.listeners.peer import address_caller, user_caller
+from agent.server.listeners.sockets import address_caller, user_caller
 from agent.server.queue import QueueStopped
 from agent.server.reporting.health import Health
 from agent.server.state import COMPARISON

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.config.errors import ConfigError
+from agent.config.config import ConfigError
 from agent.config.file import load_config_file
 
 if TYPE_CHECKING:

@@ -86,11 +86,6 @@ def with_offline(host: Host, offline: Mask) -> Host:
     )
 
 
-def with_isolated(host: Host, isolated: Mask) -> Host:
-    """Return the host booted with `isolcpus=` these CPUs."""
-    return replace(host, cpus=tuple(replace(cpu, isolated=cpu.id in isolated) for cpu in host.cpus))
-
-
 def with_memory_only_nodes(host: Host, memory_bytes: Iterable[int]) -> Host:
     """Return the host with one more node without CPUs for each amount of memory."""
     amounts = tuple(memory_bytes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from agent.config.errors import ConfigError
+from agent.config.config import ConfigError
 from agent.managers.admission import MANAGERS, admit, remove, start_container
 from agent.managers.decision import DECISION_COUNTERS
 from agent.managers.effective_policy import EffectivePolicy, shared_pool

@@ -10,17 +10,17 @@ from agent.managers.cpu.pod_level import empty_pool_problem
 from agent.managers.memory.pod_level import empty_memory_pool
 from agent.managers.policy import Policy
 from agent.parsing.document import from_plain
-from agent.pods.defaults import apply_defaults
-from agent.pods.manifest import read_pod
-from agent.pods.qos import is_container_guaranteed, qos_class
+from agent.pods.manifest import apply_defaults, read_pod
 from agent.pods.requests import (
     exclusive_cpus,
     has_pod_level_resources,
+    is_container_guaranteed,
     memory_requests,
     pod_exclusive_cpus,
     pod_limits,
     pod_memory_requests,
     pod_requests,
+    qos_class,
 )
 from agent.pods.validation import find_problems
 from tests.conformance.effective import asks_in_init_only, effective_memory, with_defaults

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from agent.config.errors import ConfigError
+from agent.config.config import ConfigError
 from agent.config.file import load_config
 from agent.config.resolve import resolve
 from agent.tools.replay.recorded import config_document

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from agent.config.errors import ConfigError
+from agent.config.config import ConfigError
 from agent.config.file import load_config
 from agent.config.resolve import resolve
 from agent.managers.admission import MANAGERS

@@ -6,8 +6,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from agent.pods.errors import QuantityError
-from agent.pods.quantity import MAX_INT64, Quantity
+from agent.pods.quantity import MAX_INT64, Quantity, QuantityError
 from sysfs.mask import MAX_ID, Mask
 from tests.fuzz.damage import damaged_text
 from tests.fuzz.target import Nonsense, Target, demand, plain_check

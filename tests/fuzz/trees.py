@@ -20,7 +20,7 @@ from agent.managers.machine import Machine
 from sysfs.described.shapes import regular_host, with_memory_only_nodes
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover
-from sysfs.errors import SysfsError
+from sysfs.files import SysfsError
 from sysfs.mask import MAX_ID
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, pod

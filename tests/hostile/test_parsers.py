@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.api import documents as wire
-from agent.config.errors import ConfigError
+from agent.config.config import ConfigError
 from agent.config.file import load_config, override
 from agent.config.keys.scalars import seconds_of
 from agent.managers.allocations.ledger import MemoryBlock
 from agent.parsing.reader import UnreadableError, read_document
-from agent.pods.errors import ManifestError, QuantityError
-from agent.pods.manifest import load_pod
-from agent.pods.names import (
+from agent.pods.errors import ManifestError
+from agent.pods.identity import (
     extended_resource_fault,
     label_fault,
     prefixed_resource_fault,
     subdomain_fault,
     uid_fault,
 )
-from agent.pods.quantity import Quantity
+from agent.pods.manifest import load_pod
+from agent.pods.quantity import Quantity, QuantityError
 from agent.reconcile.intruding_tasks import printable
 from agent.state.codec import decode, encode
 from agent.state.errors import UnusableCheckpointError

@@ -192,3 +192,8 @@ def _devices(draw: st.DrawFn, host: Host) -> tuple[Device, ...]:
     ]
     other = [Device("net", "usb0", "", draw(places), EMPTY)] if draw(st.booleans()) else []
     return tuple(pci + net + other)
+
+
+def with_isolated(host: Host, isolated: Mask) -> Host:
+    """Return the host booted with `isolcpus=` these CPUs."""
+    return replace(host, cpus=tuple(replace(cpu, isolated=cpu.id in isolated) for cpu in host.cpus))

@@ -21,8 +21,7 @@ from sysfs.capture import capture
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover, read_host
-from sysfs.errors import MissingFile, UnreadableFile
-from sysfs.files import SysfsTree
+from sysfs.files import MissingFile, SysfsTree, UnreadableFile
 from sysfs.host import Device
 from tests.sysfs.hosts import hosts
 from tests.sysfs.machines import Machine, machines

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sysfs.cpus import MIDR, read_core_kinds, read_cpu_sets
-from sysfs.errors import InconsistentTree, MissingFile
-from sysfs.files import SysfsTree
+from sysfs.files import InconsistentTree, MissingFile, SysfsTree
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
 from tests.sysfs.trees import CPU, lay_out

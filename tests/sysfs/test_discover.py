@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover, read_host
-from sysfs.errors import MissingFile, SysfsError
-from sysfs.files import SysfsTree
+from sysfs.files import MissingFile, SysfsError, SysfsTree
 from sysfs.host import CoreKind, Device, Host
 from sysfs.mask import Mask
 from tests.shared import needs_shared

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from sysfs.errors import (
+from sysfs.files import (
     InconsistentTree,
     MalformedFile,
     MissingFile,

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sysfs.errors import MalformedFile, MissingFile, SysfsError, UnreadableFile
-from sysfs.files import SysfsTree
+from sysfs.files import MalformedFile, MissingFile, SysfsError, SysfsTree, UnreadableFile
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

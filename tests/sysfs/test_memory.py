@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sysfs.errors import MalformedFile
-from sysfs.files import SysfsTree
+from sysfs.files import MalformedFile, SysfsTree
 from sysfs.host import HugePages
 from sysfs.nodes import find_memory_total, read_hugepages
 from tests.sysfs.trees import lay_out

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sysfs.errors import MissingFile
-from sysfs.files import SysfsTree
+from sysfs.files import MissingFile, SysfsTree
 from sysfs.host import HugePages, Node
 from sysfs.mask import EMPTY, Mask
 from sysfs.nodes import nodes_of_cpus, read_nodes

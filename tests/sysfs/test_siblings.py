@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sysfs.errors import InconsistentTree, MalformedFile, MissingFile
-from sysfs.files import SysfsTree
+from sysfs.files import InconsistentTree, MalformedFile, MissingFile, SysfsTree
 from sysfs.mask import Mask
 from sysfs.siblings import Topology, read_topology
 from tests.sysfs.trees import CPU, lay_out

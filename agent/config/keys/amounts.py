@@ -11,9 +11,8 @@ from msgspec import Struct
 from agent.config.config import MemoryReservation, Threshold
 from agent.config.keys.key import nullable
 from agent.parsing.document import guess, shown
-from agent.pods.errors import QuantityError
 from agent.pods.model import CPU, MEMORY
-from agent.pods.quantity import ZERO, Quantity
+from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import is_memory_type
 from agent.pods.validation import resource_name_fault
 from sysfs.mask import MAX_ID

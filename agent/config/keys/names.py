@@ -12,8 +12,8 @@ from agent.config.features import KNOWN_GATES
 from agent.config.keys.key import nullable
 from agent.managers.policy import PluginDevice
 from agent.parsing.document import shown
+from agent.pods.identity import extended_resource_fault, prefixed_resource_fault
 from agent.pods.model import MEMORY
-from agent.pods.names import extended_resource_fault, prefixed_resource_fault
 from agent.pods.validation import resource_name_fault
 from sysfs.mask import EMPTY, MAX_ID, Mask
 

@@ -18,8 +18,7 @@ from agent.managers.allocations.ledger import (
     PodAllocation,
 )
 from agent.managers.topology.hints import NO_AFFINITY, Hint
-from agent.pods.digest import spec_digest
-from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, spec_digest
 from agent.pods.quantity import ZERO
 from agent.pods.requests import is_memory_type, pod_limits
 

@@ -12,8 +12,12 @@ from msgspec import Struct
 
 from agent.managers.decision import Eligibility
 from agent.pods.model import CPU, MEMORY, ContainerKind, QosClass
-from agent.pods.qos import is_container_guaranteed, qos_class
-from agent.pods.requests import has_pod_level_resources, pod_requests
+from agent.pods.requests import (
+    has_pod_level_resources,
+    is_container_guaranteed,
+    pod_requests,
+    qos_class,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -9,13 +9,12 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from agent.server.listeners.messages import Response
-from agent.server.listeners.routes import Routes
+from agent.server.listeners.http import Response, Routes
 from agent.server.metrics.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from agent.server.clock import Clock
-    from agent.server.listeners.messages import Request
+    from agent.server.listeners.http import Request
     from agent.server.metrics.exposition import Metrics
     from agent.server.queue import SerialQueue
     from agent.server.reporting.health import Health

@@ -30,10 +30,9 @@ from agent.parsing.document import plain, shown
 from agent.parsing.errors import Mistake
 from agent.parsing.reader import UnreadableError, read_document
 from agent.pods.errors import ManifestError
-from agent.pods.identity import full_name
+from agent.pods.identity import full_name, label_fault, uid_fault
 from agent.pods.manifest import pod_from_document
 from agent.pods.model import MEMORY, ContainerKind, QosClass
-from agent.pods.names import label_fault, uid_fault
 from agent.safe_files import read_bounded
 from agent.tools.kubelet_state import cpu_check, cpu_file, memory_check, memory_file
 from agent.tools.kubelet_state.checksums import Name  # noqa: TC001 - msgspec reads annotations

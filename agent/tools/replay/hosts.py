@@ -10,11 +10,10 @@ from agent.config.keys.amounts import ByteSize, quantity_of
 from agent.managers.cpu.topology import CpuTopology, CpuTopologyError
 from agent.managers.machine import Machine, MachineNode
 from agent.parsing.document import Reader, shown
-from agent.pods.errors import QuantityError
-from agent.pods.quantity import Quantity
+from agent.pods.quantity import Quantity, QuantityError
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.discover import discover
-from sysfs.errors import SysfsError
+from sysfs.files import SysfsError
 from sysfs.mask import EMPTY, MAX_ID, Mask
 
 if TYPE_CHECKING:

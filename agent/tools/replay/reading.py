@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.config.config import Config
-from agent.config.errors import ConfigError
+from agent.config.config import Config, ConfigError
 from agent.config.file import config_of_document
 from agent.config.resolve import resolve
 from agent.managers.admission import MANAGERS

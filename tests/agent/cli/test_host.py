@@ -10,10 +10,11 @@ import pytest
 
 from agent.api.topology import topology_view
 from agent.cli.main import run_command
-from sysfs.described.shapes import regular_host, with_isolated, with_memory_only_nodes, with_offline
+from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover
 from sysfs.mask import Mask
+from tests.sysfs.hosts import with_isolated
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,12 +14,12 @@ from agent.config.checks import find_problems
 from agent.config.config import (
     CgroupDriver,
     Config,
+    ConfigError,
     LogFormat,
     LogLevel,
     MemoryReservation,
     Threshold,
 )
-from agent.config.errors import ConfigError
 from agent.config.file import (
     config_schema,
     config_yaml,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import Config
-from agent.config.errors import ConfigError
+from agent.config.config import Config, ConfigError
 from agent.config.file import load_config
 from agent.config.resolve import (
     nothing_allocatable,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.pods.defaults import apply_defaults
+from agent.pods.manifest import apply_defaults
 from tests.agent.pods.pods import amounts, app, init, pod, resources
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from agent.pods.digest import spec_digest, spec_text
-from agent.pods.model import Pod, QosClass, Resources
+from agent.pods.model import Pod, QosClass, Resources, spec_digest, spec_text
 from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources, sidecar
 
 _BASE = pod(app("a", guaranteed("cpu=1 memory=1Gi")), init("i"), of_pod=guaranteed("cpu=2"))

@@ -12,8 +12,7 @@ from agent.parsing.document import from_plain
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import derived_uid, load_pod, pod_from_document
 from agent.pods.model import ContainerKind, Pod, QosClass
-from agent.pods.qos import qos_class
-from agent.pods.requests import pod_memory_requests, pod_requests
+from agent.pods.requests import pod_memory_requests, pod_requests, qos_class
 from agent.pods.validation import find_problems
 from tests.agent.pods.pods import amounts, resources
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.pods.names import (
+from agent.pods.identity import (
     extended_resource_fault,
     label_fault,
     prefixed_resource_fault,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.pods.model import Container, Pod, QosClass, Resources
-from agent.pods.qos import is_container_guaranteed, qos_class
+from agent.pods.requests import is_container_guaranteed, qos_class
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 _FULL = guaranteed("cpu=1 memory=1Gi")

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pods.errors import QuantityError
-from agent.pods.quantity import MAX_INT64, Notation, Quantity
+from agent.pods.quantity import MAX_INT64, Notation, Quantity, QuantityError
 
 _FACTORS = {
     "n": Fraction(1, 10**9),

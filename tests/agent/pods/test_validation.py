@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.pods.defaults import apply_defaults
+from agent.pods.manifest import apply_defaults
 from agent.pods.model import ContainerKind
 from agent.pods.quantity import Quantity
 from agent.pods.requests import pod_limits, pod_requests

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, ErrorDocument, EventDocument, PodDocument, decode
 from agent.server import api as api_module
-from agent.server.listeners.peer import Peer
+from agent.server.listeners.sockets import Peer
 from agent.server.metrics import names
 from agent.server.reporting.events import QUEUE_LENGTH
 from agent.state.store import CHECKPOINT_NAME

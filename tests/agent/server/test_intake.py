@@ -10,8 +10,8 @@ from agent.api.documents import AdmissionDocument, RejectionDocument
 from agent.managers.allocations.origin import Source
 from agent.managers.decision import Reason
 from agent.parsing.errors import MISTAKES_REPORTED
-from agent.pods.digest import spec_digest
 from agent.pods.manifest import load_pod
+from agent.pods.model import spec_digest
 from agent.server.intake import PodIntake
 from agent.sources.errors import EntryFailedError, ManifestDirectoryError
 from agent.sources.manifests import ManifestDirectory, ManifestFormat

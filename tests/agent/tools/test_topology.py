@@ -20,10 +20,10 @@ from agent.tools.topology import (
     size_text,
     summary,
 )
-from sysfs.described.shapes import regular_host, with_isolated, with_offline
+from sysfs.described.shapes import regular_host, with_offline
 from sysfs.host import CoreKind, Device, Host, HugePages, Node
 from sysfs.mask import Mask
-from tests.sysfs.hosts import hosts
+from tests.sysfs.hosts import hosts, with_isolated
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import __version__
-from agent.config.config import Config
-from agent.config.errors import ConfigError
+from agent.config.config import Config, ConfigError
 from agent.config.features import GATES
 from agent.config.file import load_config, override
 from agent.config.keys.amounts import ByteSize

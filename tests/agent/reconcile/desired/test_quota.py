@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.managers.admission import admit
 from agent.managers.allocations.ledger import CpuLimits, Isolation
 from agent.managers.allocations.origin import Origin
-from agent.pods.defaults import apply_defaults
+from agent.pods.manifest import apply_defaults
 from agent.pods.model import ContainerKind
 from agent.pods.requests import aggregate
 from agent.pods.validation import find_problems

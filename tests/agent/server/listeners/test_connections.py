@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from agent.server.listeners import connections
 from agent.server.listeners.connections import TURNS, Connections
+from agent.server.listeners.http import Request, Response
 from agent.server.listeners.limits import Caller, Limit, Limits
-from agent.server.listeners.messages import Request, Response
 from agent.server.listeners.sockets import Address, open_tcp, tls_context
 from tests.agent.server.support import in_loop
 

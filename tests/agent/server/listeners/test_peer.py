@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from agent.server.listeners import peer
+from agent.server.listeners import sockets
 from agent.server.listeners.limits import Caller
-from agent.server.listeners.peer import Peer, address_caller, peer_of, user_caller
+from agent.server.listeners.sockets import Peer, address_caller, peer_of, user_caller
 
 
 def test_the_kernel_names_the_process_at_the_other_end() -> None:
@@ -70,7 +70,7 @@ def test_a_user_counts_as_one_caller_and_the_agents_own_is_always_let_in() -> No
 def test_root_and_the_agents_own_user_are_privileged(
     monkeypatch: pytest.MonkeyPatch, uid: int, *, privileged: bool
 ) -> None:
-    monkeypatch.setattr(peer, "own_user", lambda: 500)
+    monkeypatch.setattr(sockets, "own_user", lambda: 500)
     assert user_caller(Credentials(uid)) == Caller(f"user {uid}", privileged)  # type: ignore[arg-type]
 
 

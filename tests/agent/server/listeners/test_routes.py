@@ -4,14 +4,16 @@ import asyncio
 
 import pytest
 
-from agent.server.listeners.errors import (
+from agent.server.listeners.http import (
     HttpError,
     MethodNotAllowedError,
     NotFoundError,
+    Request,
+    RequestTarget,
+    Response,
+    Routes,
     UnknownParameterError,
 )
-from agent.server.listeners.messages import Request, RequestTarget, Response
-from agent.server.listeners.routes import Routes
 
 
 async def nothing() -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.config.errors import ConfigError
+from agent.config.config import ConfigError
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,

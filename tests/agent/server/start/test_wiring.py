@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.cli.errors import ExitCode, exit_code_of, lines_of
-from agent.config.config import CgroupDriver, MetricsConfig
-from agent.config.errors import ConfigError
+from agent.config.config import CgroupDriver, ConfigError, MetricsConfig
 from agent.managers.machine import Machine
 from agent.reconcile.errors import EnforcementStartError
 from agent.server.clock import SystemClock
@@ -19,7 +18,7 @@ from agent.server.start.wiring import Fakes, Wiring
 from agent.state.errors import StateDirectoryError, StateDirectoryLockedError
 from cgroupfs.errors import TreeLockedError
 from sysfs.described.shapes import with_offline
-from sysfs.errors import SysfsError
+from sysfs.files import SysfsError
 from sysfs.mask import Mask
 from systemd.errors import BusUnavailableError
 from tests.agent.server.support import RecordingManager, two_packages

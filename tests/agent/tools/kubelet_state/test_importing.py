@@ -10,9 +10,8 @@ from agent.managers.allocations.ledger import Isolation
 from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Reason
 from agent.managers.effective_policy import shared_pool
-from agent.pods.digest import spec_digest
 from agent.pods.errors import ManifestError
-from agent.pods.model import ContainerKind, QosClass
+from agent.pods.model import ContainerKind, QosClass, spec_digest
 from agent.tools.kubelet_state.errors import ContainerListError, UnfitStateError
 from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.importing import read_container_ids, read_pods, take_over
