@@ -20,7 +20,7 @@ class VerifiedDocument(Document, frozen=True):
 
     `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `orphaned`, `qos class` or
     `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts desired of other
-    files. Of the last two no set is desired, unless they have one.
+    files. With `inherits` the cgroup has no CPUs of its own: `cpus` are what its parent has.
     """
 
     uid: str
@@ -33,6 +33,7 @@ class VerifiedDocument(Document, frozen=True):
     kernel: KernelDocument
     values: dict[str, str] = field(default_factory=dict)
     differences: tuple[DifferenceDocument, ...] = ()
+    inherits: bool = False
 
 
 class AncestorDocument(Document, frozen=True):

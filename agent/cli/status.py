@@ -171,12 +171,13 @@ def _cgroup_lines(cgroup: VerifiedDocument) -> Iterator[str]:
     kernel = cgroup.kernel
     what = cgroup.container or cgroup.role
     yield f"  {what}  {kernel.cgroup}"
+    cpus = f"{cgroup.cpus} (inherited)" if cgroup.inherits and cgroup.cpus else cgroup.cpus
     for name, desired, shown, effective in (
-        ("cpuset.cpus", cgroup.cpus, kernel.cpus, kernel.cpus_effective),
+        ("cpuset.cpus", cpus, kernel.cpus, kernel.cpus_effective),
         ("cpuset.mems", cgroup.mems, kernel.mems, kernel.mems_effective),
         ("cpu.max", cgroup.cpu_max, kernel.cpu_max, None),
     ):
-        there = "is not there" if shown is None else shown or "unset"
+        there = "has no such file" if shown is None else shown or "unset"
         now = f", effective {effective}" if effective is not None else ""
         yield f"    {name:11}  ledger {desired or 'any'}; kernel {there}{now}"
     for difference in cgroup.differences:

@@ -236,10 +236,10 @@ def _kernel(cgroup: KernelDocument, indent: str) -> Iterator[str]:
     )
     for name, written, effective in shown:
         if written is None:
-            yield f"{indent}          {name} is not there"
+            yield f"{indent}          {name} has no file here, the cgroup has what its parent has"
         else:
             yield f"{indent}          {name} {written or 'unset'}, effective {effective}"
-    yield f"{indent}          cpu.max {cgroup.cpu_max or 'is not there'}"
+    yield f"{indent}          cpu.max {cgroup.cpu_max or 'has no file here'}"
 
 
 def _rejection(rejection: RejectionDocument) -> Iterator[str]:

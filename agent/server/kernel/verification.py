@@ -97,6 +97,8 @@ def _cgroup(target: Desired, report: CgroupReport) -> VerifiedDocument:
     setting = desired.setting
     shown = (None, None) if state is None else (state.cpus, state.mems)
     cpus, mems = setting.sets_beside(*shown)
+    if setting.whole_cpus and setting.cpus is not None:
+        cpus = setting.cpus
     allocation = target.ledger.allocations.get(desired.pod)
     return VerifiedDocument(
         uid=desired.pod,
@@ -109,6 +111,7 @@ def _cgroup(target: Desired, report: CgroupReport) -> VerifiedDocument:
         kernel=kernel_document(report),
         values=_values(report),
         differences=tuple(map(_difference, report.problems)),
+        inherits=bool(setting.whole_cpus),
     )
 
 

@@ -62,6 +62,24 @@ def test_the_class_and_guaranteed_pods_carry_the_pool_and_nothing_below_does(sit
     with_agent(site, live)
 
 
+def test_a_verification_says_who_inherits_and_what(site: Site) -> None:
+    async def live(controller: Controller) -> None:
+        web, exact, own = await fill(site, controller)
+        pool = str(controller.state.shared_cpus)
+        document = await controller.verify()
+        assert document.agrees
+        found = {each.kernel.cgroup: (each.inherits, each.cpus) for each in document.cgroups}
+        inside = site.container(exact, "exact")
+        assert [found[f"/{path}"] for path in (web, exact, inside)] == [
+            (True, pool),
+            (False, pool),
+            (True, pool),
+        ]
+        assert found[f"/{own}"] == (False, str(controller.state.ledger.exclusive_cpus))
+
+    with_agent(site, live)
+
+
 @pytest.mark.parametrize("of_container", [False, True])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_set_that_another_process_wrote_is_reported_and_neutralized(
