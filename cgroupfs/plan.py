@@ -66,15 +66,16 @@ class Setting(Struct, frozen=True):
     whole_mems: Mask = EMPTY
 
     def __post_init__(self) -> None:
-        if self.cpus is not None and not self.cpus:
+        # A pass makes thousands of settings: the masks' numbers are looked at directly.
+        if self.cpus is not None and not self.cpus.bits:
             raise ValueError(_EMPTY_SET.format(CPUS, self.cgroup))
-        if self.mems is not None and not self.mems:
+        if self.mems is not None and not self.mems.bits:
             raise ValueError(_EMPTY_SET.format(MEMS, self.cgroup))
 
     @property
     def inherits(self) -> bool:
         """Whether both sets are the parent's: then the cpuset controller need not be enabled."""
-        return bool(self.whole_cpus) and self.mems is None
+        return self.mems is None and self.whole_cpus.bits != 0
 
     def sets_beside(self, cpus: Mask | None, mems: Mask | None) -> tuple[Mask | None, Mask | None]:
         """Return the sets that the cgroup's files should have, given those that they show."""

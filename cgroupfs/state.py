@@ -186,14 +186,6 @@ def read_state(tree: CgroupTree, path: str, values: tuple[str, ...] = VALUES) ->
     )
 
 
-def read_states(
-    tree: CgroupTree, paths: Iterable[str], values: tuple[str, ...] = VALUES
-) -> dict[str, CgroupState]:
-    """Read several cgroups by path; those that are gone are left out."""
-    found = ((path, read_state(tree, path, values)) for path in paths)
-    return {path: state for path, state in found if state is not None}
-
-
 def effective_sets(tree: CgroupTree, path: str) -> tuple[Mask, Mask]:
     """Return the CPUs and memory nodes that a cgroup has, empty when the kernel shows none.
 

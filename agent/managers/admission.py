@@ -120,6 +120,8 @@ def start_container(rules: EffectivePolicy, ledger: Ledger, uid: str, name: str)
     names = [container.name for container in allocation.containers]
     before = allocation.containers[: names.index(name)] if name in names else ()
     ended = [container for container in before if container.kind is ContainerKind.INIT]
+    if not ended:
+        return ledger
     left: Sequence[ContainerAllocation] = ended
     parts = dict(ledger.parts)
     for manager in rules.managers:

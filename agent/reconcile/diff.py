@@ -119,8 +119,8 @@ def _of_set(
     A cgroup without the controller inherits as well.
     """
     written, effective = shown
-    if whole:
-        if written and not whole <= written:
+    if whole.bits:
+        if written is not None and written.bits and not whole <= written:
             return (_own_set(item, file, whole, written),)
     elif desired not in (None, written):
         return (_difference(item, file, str(desired), None if written is None else str(written)),)

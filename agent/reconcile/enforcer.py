@@ -21,10 +21,11 @@ from agent.reconcile.affected import AffectedPods, scope_of
 from agent.reconcile.cache import ObservationCache
 from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
-from agent.reconcile.desired.settings import Role
+from agent.reconcile.desired.settings import HostSets, Role, desired_cgroups
 from agent.reconcile.diff import Cause, Difference, WriterRecords, assess
 from agent.reconcile.drivers.pod_cgroups import CreateError
 from agent.reconcile.drivers.unit_record import record_of
+from agent.reconcile.identify.containers import identify_cgroups
 from agent.reconcile.releaser import Releaser
 from agent.reconcile.remarks import (
     beside,
@@ -65,8 +66,9 @@ from cgroupfs.state import (
     UNLIMITED,
     CgroupState,
     WriterRecord,
+    effective_sets,
 )
-from cgroupfs.tree import ancestors, is_within, join
+from cgroupfs.tree import ancestors, is_within, join, parent
 from sysfs.mask import EMPTY, Mask
 from systemd.errors import BusTimeoutError, BusUnavailableError, NotAskedError, SystemdError
 
@@ -229,7 +231,8 @@ class Enforcer:
     ) -> EnforcementReport:
         # If anything fails from here on, the next change observes all cgroups.
         self._last = None
-        observed = self._observe(target, scope)
+        # A record in systemd has weight and limits as they are shown.
+        observed = self._observe(target, scope, all_values=self._pods.records)
         resting = still_resting(observed, resting)
         differing = observed.differing()
         wrong = self._assess(self._not_as_before(observed, differing))
@@ -302,19 +305,23 @@ class Enforcer:
             notes=tuple(notes(observed)),
         )
 
-    def _observe(self, target: Desired, scope: AffectedPods | None = None) -> Observation:
+    def _observe(
+        self, target: Desired, scope: AffectedPods | None = None, *, all_values: bool = True
+    ) -> Observation:
         self._classes = self._classes.of(target.ledger.allocations)
-        return steadily(
-            lambda: Observation.of(
-                self._tree,
-                self._layout,
-                target,
-                self._finder,
-                scope,
-                self._enforced,
-                self._classes,
+        tree, enforced = self._tree, self._enforced
+
+        def observed() -> Observation:
+            identified = identify_cgroups(
+                tree, self._layout, target.ledger, target.bindings, self._finder, scope
             )
-        )
+            host = HostSets(*effective_sets(tree, parent(self._layout.pods())))
+            desired = desired_cgroups(target, identified, enforced, host, self._classes)
+            return Observation(
+                identified, desired, scope=scope, enforced=enforced, all_values=all_values
+            ).whole(tree)
+
+        return steadily(observed)
 
     def _reread(self, observed: Observation, touched: Collection[str] = ("",)) -> Observation:
         return steadily(lambda: observed.again(self._tree, touched))

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import errno
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
-from agent.reconcile.desired.settings import ABOVE_PODS, HostSets, Role, desired_cgroups
+from agent.reconcile.desired.settings import ABOVE_PODS, Role
 from agent.reconcile.diff import diff, differing_values
-from agent.reconcile.identify.containers import identify_cgroups
 from cgroupfs.controllers import CPUSET
-from cgroupfs.state import VALUES, effective_sets, read_states, with_use
-from cgroupfs.tree import is_within, join, parent
+from cgroupfs.state import VALUES, read_state, with_use
+from cgroupfs.tree import is_within, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from agent.reconcile.affected import AffectedPods
-    from agent.reconcile.desired.classes import PodClasses
     from agent.reconcile.desired.settings import DesiredCgroup
-    from agent.reconcile.desired.state import Desired
     from agent.reconcile.diff import Difference
     from agent.reconcile.identify.containers import IdentifiedCgroups, LocatedPod
-    from agent.runtimes.identifier import ContainerIdentifier
-    from cgroupfs.names import Layout
     from cgroupfs.plan import Setting
     from cgroupfs.state import CgroupState
     from cgroupfs.tree import CgroupTree
@@ -52,33 +47,25 @@ class NeededControllers(Struct, frozen=True):
 
 
 class Observation(Struct, frozen=True):
-    """What was observed in the tree, or in a part of it (`scope`, None: all of it)."""
+    """What was observed in the tree, or in a part of it (`scope`, None: all of it).
+
+    With `all_values` every cgroup is read with its weight and limits, else only with those that
+    are desired of it.
+    """
 
     identified: IdentifiedCgroups
     desired: tuple[DesiredCgroup, ...]
-    states: Mapping[str, CgroupState]
+    states: Mapping[str, CgroupState] = MappingProxyType({})
     scope: AffectedPods | None = None
     enforced: EnforcedControllers = EVERYTHING
+    all_values: bool = True
 
-    @classmethod
-    def of(
-        cls,
-        tree: CgroupTree,
-        layout: Layout,
-        target: Desired,
-        finder: ContainerIdentifier | None,
-        scope: AffectedPods | None,
-        enforced: EnforcedControllers = EVERYTHING,
-        classes: PodClasses = NO_PODS,
-    ) -> Observation:
-        """Read the tree. Raises `OSError` as the tree does, but not for missing cgroups."""
-        identified = identify_cgroups(tree, layout, target.ledger, target.bindings, finder, scope)
-        host = HostSets(*effective_sets(tree, parent(layout.pods())))
-        desired = desired_cgroups(target, identified, enforced, host, classes)
-        observed = cls(identified, desired, {}, scope, enforced)
-        return replace(
-            observed, states=observed.read(tree, {item.setting.cgroup for item in desired})
-        )
+    def whole(self, tree: CgroupTree) -> Observation:
+        """Return the observation with every desired cgroup read.
+
+        Raises `OSError` as the tree does, but not for missing cgroups.
+        """
+        return replace(self, states=self.read(tree, {one.setting.cgroup for one in self.desired}))
 
     def again(self, tree: CgroupTree, touched: Collection[str]) -> Observation:
         """Return the observation with the cgroups of `touched` and all inside them read again."""
@@ -92,12 +79,16 @@ class Observation(Struct, frozen=True):
         For limits that differ this includes the current use: the kernel kills processes when a
         limit is set below it.
         """
-        states = read_states(tree, cgroups, (*VALUES, *self.enforced.files))
+        states: dict[str, CgroupState] = {}
+        always = (*VALUES, *self.enforced.files) if self.all_values else ()
         for item in self.desired:
-            state = states.get(item.setting.cgroup)
-            differing = () if state is None else differing_values(item.setting, state)
-            if state is not None and differing:
-                states[item.setting.cgroup] = with_use(tree, item.setting.cgroup, state, differing)
+            setting, path = item.setting, item.setting.cgroup
+            if path not in cgroups:
+                continue
+            state = read_state(tree, path, always or (*setting.values, *setting.defaults))
+            if state is not None:
+                differing = differing_values(setting, state)
+                states[path] = with_use(tree, path, state, differing) if differing else state
         return states
 
     def pods(self) -> frozenset[str] | None:

@@ -199,6 +199,7 @@ async def _reconciling(pods: int) -> Figure:
             await agent.controller.reconcile()
             settled = sum(map(kernel.is_set, _cgroups(pods)))
             kernel.writes = 0
+            settle_memory()
             samples = [await _pass(agent) for _ in range(30)]
     if settled != pods * _CONTAINERS:
         raise RuntimeError(f"the agent has found {settled} containers only")

@@ -8,9 +8,9 @@ from cgroupfs.apply import WriteResult, apply, apply_write
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.ordering import WriteStage
 from cgroupfs.plan import Plan, Setting, Write, make_plan
-from cgroupfs.state import CpuMax, read_states
+from cgroupfs.state import CpuMax
 from sysfs.mask import Mask
-from tests.fakes.kernel import Died, FaultyTree, die_at, reject_writes
+from tests.fakes.kernel import Died, FaultyTree, die_at, read_states, reject_writes
 
 
 @pytest.fixture

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cgroupfs.state import read_state
 from cgroupfs.tree import parent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from cgroupfs.state import CgroupState
     from cgroupfs.tree import CgroupTree, TreeLock
 
 
@@ -112,3 +114,9 @@ def effective_cpus(tree: CgroupTree, path: str) -> str:
     """Return the CPUs that a cgroup has; without the cpuset controller it has its parent's."""
     text = tree.read_many(path, ("cpuset.cpus.effective",))[0]
     return effective_cpus(tree, parent(path)) if text is None else text.strip()
+
+
+def read_states(tree: CgroupTree, paths: Iterable[str]) -> dict[str, CgroupState]:
+    """Read several cgroups by path; those that are gone are left out."""
+    found = ((path, read_state(tree, path)) for path in paths)
+    return {path: state for path, state in found if state is not None}

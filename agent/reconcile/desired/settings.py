@@ -248,7 +248,7 @@ def _pod(
             or (member.identity is IdentifiedBy.SANDBOX and settings.cpus is None)
         )
         cpus, whole = (setting.cpus, pool.whole) if inherits else (settings.cpus, EMPTY)
-        yield from _member(pod, member, settings, limits, (cpus, whole if cpus else EMPTY))
+        yield from _member(pod, member, settings, limits, (cpus, EMPTY if cpus is None else whole))
 
 
 def _settings_of(

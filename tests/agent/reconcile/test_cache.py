@@ -4,6 +4,8 @@ from msgspec.structs import replace
 
 from agent.reconcile.affected import AffectedPods
 from agent.reconcile.cache import ObservationCache
+from agent.reconcile.desired.settings import desired_cgroups
+from agent.reconcile.identify.containers import identify_cgroups
 from agent.reconcile.snapshot import Observation
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import (
@@ -26,7 +28,8 @@ def look(scope: AffectedPods | None = None) -> Observation:
     tree = kernel()
     aim = target(mixed(), WEB)
     assert directories(tree).enforce(aim).ok
-    return Observation.of(tree, layout(), aim, None, scope)
+    identified = identify_cgroups(tree, layout(), aim.ledger, aim.bindings, None, scope)
+    return Observation(identified, desired_cgroups(aim, identified), scope=scope).whole(tree)
 
 
 def test_a_part_is_remembered_beside_the_rest() -> None:

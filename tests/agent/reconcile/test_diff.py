@@ -11,11 +11,11 @@ from agent.reconcile.diff import GONE, Cause, Difference, WriterRecords, assess,
 from cgroupfs.controllers import NEEDED, enable
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.plan import Setting
-from cgroupfs.state import UNLIMITED, CpuMax, WriterRecord, read_states
+from cgroupfs.state import UNLIMITED, CpuMax, WriterRecord
 from sysfs.mask import Mask
 from systemd import slices
 from systemd.properties import allowed_cpus, cpu_quota
-from tests.fakes.kernel import FaultyTree
+from tests.fakes.kernel import FaultyTree, read_states
 from tests.fakes.systemd import FakeSystemd
 
 if TYPE_CHECKING:
