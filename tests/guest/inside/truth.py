@@ -20,18 +20,23 @@ FILES: Final = {
 
 
 def differences(verification: Mapping[str, Any]) -> list[str]:
-    """Return which files do not show what `GET /v1/verify` says is desired, a line each."""
+    """Return which files do not show what `GET /v1/verify` says is desired, a line each.
+
+    A cgroup that inherits has no CPUs of its own: what is in effect counts.
+    """
     return [
         f"{cgroup['kernel']['cgroup']}/{file}: {shown} instead of {cgroup[desired]}"
         for cgroup in verification["cgroups"]
         for file, desired in FILES.items()
         if cgroup[desired] is not None
-        and (shown := _shown(cgroup["kernel"]["cgroup"], file)) != cgroup[desired]
+        and not (file == "cpuset.cpus" and cgroup["inherits"])
+        and (shown := _shown(cgroup, file)) != cgroup[desired]
     ]
 
 
-def _shown(cgroup: str, file: str) -> str:
+def _shown(cgroup: Mapping[str, Any], file: str) -> str:
+    path = Cgroup(cgroup["kernel"]["cgroup"])
     try:
-        return Cgroup(cgroup).read(file)
+        return path.in_effect(file) if cgroup["inherits"] else path.read(file)
     except OSError as error:
         return str(error.strerror)
