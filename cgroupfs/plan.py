@@ -92,6 +92,18 @@ class Setting(Struct, frozen=True):
         return {**self.values, **unset}
 
 
+def sets_of(
+    setting: Setting, state: CgroupState, file: str
+) -> tuple[Mask | None, Mask, Mask | None, Mask | None]:
+    """Return what is desired of `cpuset.cpus` or `cpuset.mems`, and what the cgroup shows.
+
+    The set, all of the host's where the cgroup inherits (else empty); the file's, the effective.
+    """
+    if file == CPUS:
+        return setting.cpus, setting.whole_cpus, state.cpus, state.cpus_effective
+    return setting.mems, setting.whole_mems, state.mems, state.mems_effective
+
+
 def _set_beside(desired: Mask | None, whole: Mask, shown: Mask | None) -> Mask | None:
     if not whole:
         return desired
@@ -215,14 +227,7 @@ def _node(
 ) -> OrderedCgroup | None:
     if state is None:
         return None
-    if file == CPUS:
-        new, whole, written, old = (
-            setting.cpus, setting.whole_cpus, state.cpus, state.cpus_effective
-        )  # fmt: skip
-    else:
-        new, whole, written, old = (
-            setting.mems, setting.whole_mems, state.mems, state.mems_effective
-        )  # fmt: skip
+    new, whole, written, old = sets_of(setting, state, file)
     if whole:
         # Below a cgroup that carries the set nothing depends on the order (`_neutralized`). Above
         # all that carry one, the wide set comes before those below it.
@@ -242,10 +247,8 @@ def _neutralized(
         state = current.get(path)
         if state is None:
             continue
-        for file, desired, whole, written in (
-            (CPUS, setting.cpus, setting.whole_cpus, state.cpus),
-            (MEMS, setting.mems, setting.whole_mems, state.mems),
-        ):
+        for file in (CPUS, MEMS):
+            desired, whole, written, _ = sets_of(setting, state, file)
             if desired is not None and whole and written and not whole <= written:
                 yield Write(WriteStage.SETTLE, path, file, str(whole))
 

@@ -23,7 +23,7 @@ class PolicyDocument(Document, frozen=True):
 
 
 class DriftDocument(Document, frozen=True):
-    """One setting that another process changed; it was repaired unless `problems` has it.
+    """One setting that another process changed; it was repaired unless a condition names it.
 
     `uid` and `pod` are "" for what is of no pod, `container` is null for what is of no container.
     `observed` is the text that the file showed (null: it was not there), `desired` what it should.
@@ -50,17 +50,18 @@ class DriftDocument(Document, frozen=True):
 class ConditionDocument(Document, frozen=True):
     """One thing that is not as it should be, as Kubernetes reports a condition.
 
-    `type` says what holds when all is well; `status` is "False". `since` is the Unix time at which
-    the condition was found. Where a pod, container or cgroup is concerned it is named, and where a
-    file differs also what it should show and shows (`observed` null: it does not exist).
+    `type` says what holds when all is well; `status` is "False". `message` is one line, `remedy`
+    what to do where the message does not say so. `since` is the Unix time at which the condition
+    was found. Where a pod, container or cgroup is concerned it is named, and where a file differs
+    also what it should show and shows (`observed` null: it does not exist).
     """
 
     type: str
-    status: str
     reason: str
     message: str
-    since: float
     remedy: str = ""
+    status: str = "False"
+    since: float = 0.0
     uid: str = ""
     pod: str = ""
     container: str | None = None

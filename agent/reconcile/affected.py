@@ -15,8 +15,9 @@ may depend on them:
   cgroups of the QoS classes, in which all pods of a class inherit the shared pool, and the own
   cgroup of every Guaranteed pod. Observed in full are the pods that changed, those that run in the
   shared pool beside exclusive CPUs of their own, and those bound to cgroups outside of the pods';
-- where a boundary shows what another process wrote, all cgroups are observed after all, and where a
-  pod of another class than Guaranteed has CPUs of its own, so that its class does not confine;
+- where another process changed the own cgroup of such a pod, all cgroups are observed after all,
+  and where a pod of another class than Guaranteed has CPUs of its own, so that its class does not
+  confine; the cgroup of a class is repaired, and confines all that is inside again;
 - the cgroup of a removed pod is observed, since it stays as long as processes live in it.
 
 What another process changed or started meanwhile in the part that was left out is found by the

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from agent.reconcile.desired.settings import Role
 from cgroupfs import controllers
-from cgroupfs.plan import is_below_use
+from cgroupfs.plan import is_below_use, sets_of
 from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE
 from cgroupfs.tree import ancestors
 from sysfs.mask import EMPTY, Mask
@@ -96,8 +96,8 @@ def diff(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ..
     if state is None:
         return (_gone(item),) if item.role is Role.POD else ()
     found = [
-        *_of_set(item, CPUS, setting.cpus, setting.whole_cpus, (state.cpus, state.cpus_effective)),
-        *_of_set(item, MEMS, setting.mems, setting.whole_mems, (state.mems, state.mems_effective)),
+        *_of_set(item, state, CPUS),
+        *_of_set(item, state, MEMS),
     ]
     if setting.cpu_max is not None and setting.cpu_max != state.cpu_max:
         shown = None if state.cpu_max is None else str(state.cpu_max)
@@ -107,18 +107,9 @@ def diff(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ..
     return tuple(found)
 
 
-def _of_set(
-    item: DesiredCgroup,
-    file: str,
-    desired: Mask | None,
-    whole: Mask,
-    shown: tuple[Mask | None, Mask | None],
-) -> tuple[Difference, ...]:
-    """Compare a set and the effective one (`shown`); `whole` not empty: the cgroup inherits.
-
-    A cgroup without the controller inherits as well.
-    """
-    written, effective = shown
+def _of_set(item: DesiredCgroup, state: CgroupState, file: str) -> tuple[Difference, ...]:
+    """Compare a set and the effective one; a cgroup without the controller inherits as well."""
+    desired, whole, written, effective = sets_of(item.setting, state, file)
     if whole.bits:
         if written is not None and written.bits and not whole <= written:
             return (_own_set(item, file, whole, written),)

@@ -183,11 +183,7 @@ class Enforcer:
         The pod `uid` is observed in any case. The report covers `EnforcementReport.pods`; all
         other pods were enforced when they were last observed. Raises `OSError` as `enforce` does.
         """
-        self._classes = self._classes.of(target.ledger.allocations)
-        scope = scope_of(
-            self._last, target, uid, self._memory.shares, self._layout.pods(), self._classes
-        )
-        return self._enforce(target, scope, _NONE, move_memory=False)
+        return self._enforce(target, self._scope(target, uid), _NONE, move_memory=False)
 
     def repair(self, target: Desired, resting: Mapping[str, Setting] = _NONE) -> EnforcementReport:
         """Enforce, including memory nodes that were changed under a running container."""
@@ -203,11 +199,7 @@ class Enforcer:
 
         The cgroups that would be created are assumed to be as the kernel creates them.
         """
-        classes = self._classes.of(target.ledger.allocations)
-        shares, all_pods = self._memory.shares, self._layout.pods()
-        observed = self._observe(
-            target, scope_of(self._last, target, uid, shares, all_pods, classes)
-        )
+        observed = self._observe(target, self._scope(target, uid))
         new = tuple(observed.missing())
         above = [path for pod in new for path in ancestors(pod)[1:] if not self._tree.exists(path)]
         created = tuple(dict.fromkeys((*above, *new)))
@@ -305,6 +297,11 @@ class Enforcer:
             notes=tuple(notes(observed)),
         )
 
+    def _scope(self, target: Desired, uid: str | None) -> AffectedPods | None:
+        self._classes = self._classes.of(target.ledger.allocations)
+        shares, all_pods = self._memory.shares, self._layout.pods()
+        return scope_of(self._last, target, uid, shares, all_pods, self._classes)
+
     def _observe(
         self, target: Desired, scope: AffectedPods | None = None, *, all_values: bool = True
     ) -> Observation:
@@ -319,7 +316,7 @@ class Enforcer:
             desired = desired_cgroups(target, identified, enforced, host, self._classes)
             return Observation(
                 identified, desired, scope=scope, enforced=enforced, all_values=all_values
-            ).whole(tree)
+            ).with_states(tree)
 
         return steadily(observed)
 

@@ -60,7 +60,7 @@ class Observation(Struct, frozen=True):
     enforced: EnforcedControllers = EVERYTHING
     all_values: bool = True
 
-    def whole(self, tree: CgroupTree) -> Observation:
+    def with_states(self, tree: CgroupTree) -> Observation:
         """Return the observation with every desired cgroup read.
 
         Raises `OSError` as the tree does, but not for missing cgroups.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.api.status import ConditionDocument
 
@@ -43,43 +43,10 @@ class ConditionType(StrEnum):
     AGENT_HEALTHY = "AgentHealthy"
 
 
-class Condition(Struct, frozen=True):
-    """One condition whose status is False.
-
-    `pod` is namespace/name and `uid` its uid, "" where no pod is concerned; `cgroup`, `file`,
-    `desired` and `observed` are those of a `Difference`. `message` is one line, `remedy` what to do
-    where the message does not say so.
-    """
-
-    type: ConditionType
-    reason: str
-    message: str
-    remedy: str = ""
-    uid: str = ""
-    pod: str = ""
-    container: str | None = None
-    cgroup: str = ""
-    file: str = ""
-    desired: str = ""
-    observed: str | None = None
-
-    @property
-    def line(self) -> str:
-        """The message with its remedy."""
-        return f"{self.message}; {self.remedy}" if self.remedy else self.message
-
-    @property
-    def subject(self) -> tuple[object, ...]:
-        """What distinguishes a condition from others, whatever its message says by now."""
-        subject = (self.uid, self.container, self.cgroup, self.file)
-        named = any(subject)
-        return (self.type, self.reason, *subject, "" if named else self.message)
-
-
-def not_enforced(difference: Difference, pod: str) -> Condition:
+def not_enforced(difference: Difference, pod: str) -> ConditionDocument:
     """Return the condition that a difference remains; `pod` is its namespace/name or ""."""
     detail = difference.detail
-    return Condition(
+    return ConditionDocument(
         ConditionType.ENFORCED,
         camel_case(str(difference.cause)),
         f"pod {pod} is not enforced: {detail}" if pod else detail,
@@ -93,9 +60,9 @@ def not_enforced(difference: Difference, pod: str) -> Condition:
     )
 
 
-def not_valid(violation: Violation) -> Condition:
+def not_valid(violation: Violation) -> ConditionDocument:
     """Return the condition that the current policy would not make an allocation."""
-    return Condition(
+    return ConditionDocument(
         ConditionType.ALLOCATION_VALID,
         camel_case(str(violation.rule)),
         str(violation),
@@ -117,31 +84,19 @@ class ConditionTimes:
     def __init__(self) -> None:
         self._since: dict[tuple[object, ...], float] = {}
 
-    def documents(
-        self, conditions: Iterable[Condition], now: float
+    def dated(
+        self, conditions: Iterable[ConditionDocument], now: float
     ) -> tuple[ConditionDocument, ...]:
-        """Return the documents of all present conditions; the others are forgotten.
+        """Return all present conditions with their `since`; the others are forgotten.
 
         `now` is a Unix time in seconds, the `since` of those that are new.
         """
-        present = tuple(conditions)
-        known = self._since
-        self._since = {one.subject: known.get(one.subject, now) for one in present}
-        return tuple(self._document(one) for one in present)
+        dated = [replace(one, since=self._since.get(_subject(one), now)) for one in conditions]
+        self._since = {_subject(one): one.since for one in dated}
+        return tuple(dated)
 
-    def _document(self, one: Condition) -> ConditionDocument:
-        return ConditionDocument(
-            type=str(one.type),
-            status="False",
-            reason=one.reason,
-            message=one.message,
-            since=self._since[one.subject],
-            remedy=one.remedy,
-            uid=one.uid,
-            pod=one.pod,
-            container=one.container,
-            cgroup=one.cgroup,
-            file=one.file,
-            desired=one.desired,
-            observed=one.observed,
-        )
+
+def _subject(one: ConditionDocument) -> tuple[object, ...]:
+    """Return what distinguishes a condition from others, whatever its message says by now."""
+    subject = (one.uid, one.container, one.cgroup, one.file)
+    return (one.type, one.reason, *subject, "" if any(subject) else one.message)

@@ -446,6 +446,8 @@ class Controller:
             finished=now,
             seconds=seconds,
         )
+        # Since when a condition has been there must not depend on when the status is read.
+        self.state.dated_conditions(now)
         return self.state.last_reconcile
 
     # --- answers --------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent import __version__
+from agent.api.status import ConditionDocument
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import shared_cpus, shared_pool
@@ -19,7 +20,6 @@ from agent.pods.identity import full_name
 from agent.reconcile.desired.online import usable
 from agent.reconcile.desired.state import Desired
 from agent.server.conditions import (
-    Condition,
     ConditionTimes,
     ConditionType,
     camel_case,
@@ -175,39 +175,43 @@ class AgentState(Struct):
             return self.configured.problems()[0]
         return None if self.unsaved is None else f"checkpoint: {self.unsaved}"
 
-    def present_conditions(self) -> tuple[Condition, ...]:
+    def present_conditions(self) -> tuple[ConditionDocument, ...]:
         """Return what is not as it should be, as conditions whose status is False."""
         return (*self._of_agent(), *self._of_kernel(), *self._of_pods(), *self._of_sources())
+
+    def dated_conditions(self, now: float) -> tuple[ConditionDocument, ...]:
+        """Return what is not as it should be, with since when; `now` is the Unix time."""
+        return self.condition_times.dated(self.present_conditions(), now)
 
     def condition_lines(self) -> tuple[str, ...]:
         """Return what is not as it should be, one line each."""
         return tuple(condition.line for condition in self.present_conditions())
 
-    def _of_agent(self) -> Iterator[Condition]:
+    def _of_agent(self) -> Iterator[ConditionDocument]:
         for message in self.configured.problems():
-            yield Condition(ConditionType.CONFIGURATION_APPLIED, "NotInEffect", message)
+            yield ConditionDocument(ConditionType.CONFIGURATION_APPLIED, "NotInEffect", message)
         for subject, message in self.conditions.items():
-            yield Condition(ConditionType.AGENT_HEALTHY, camel_case(subject), message)
+            yield ConditionDocument(ConditionType.AGENT_HEALTHY, camel_case(subject), message)
         for name, source in self.sources.items():
             for message in source.conditions:
-                yield Condition(ConditionType.SOURCE_READ, camel_case(name), message)
+                yield ConditionDocument(ConditionType.SOURCE_READ, camel_case(name), message)
         if self.unsaved is not None:
             message = f"checkpoint: {self.unsaved}"
-            yield Condition(ConditionType.CHECKPOINT_SAVED, "NotSaved", message)
+            yield ConditionDocument(ConditionType.CHECKPOINT_SAVED, "NotSaved", message)
 
-    def _of_kernel(self) -> Iterator[Condition]:
+    def _of_kernel(self) -> Iterator[ConditionDocument]:
         for difference in self.unenforced:
             yield not_enforced(difference, "")
         for cgroup in self.contested:
             message = f"/{cgroup} is being modified by another writer, so repairs are delayed"
             remedy = "see the log and 'numawarden verify'"
-            yield Condition(
+            yield ConditionDocument(
                 ConditionType.REPAIRS_LAST, "AnotherWriter", message, remedy, cgroup=f"/{cgroup}"
             )
 
-    def _of_pods(self) -> Iterator[Condition]:
+    def _of_pods(self) -> Iterator[ConditionDocument]:
         for uid, displaced in self.displaced.items():
-            yield Condition(
+            yield ConditionDocument(
                 ConditionType.ALLOCATION_CONFIRMED,
                 "Displaced",
                 str(displaced),
@@ -217,7 +221,7 @@ class AgentState(Struct):
         for uid, allocation in self.ledger.allocations.items():
             name = full_name(allocation)
             if allocation.origin is Origin.RECOVERED:
-                yield Condition(
+                yield ConditionDocument(
                     ConditionType.ALLOCATION_CONFIRMED,
                     "Recovered",
                     f"pod uid {uid} was recovered from its cgroups with "
@@ -231,10 +235,10 @@ class AgentState(Struct):
         for violation in self.invalid:
             yield not_valid(violation)
 
-    def _of_sources(self) -> Iterator[Condition]:
+    def _of_sources(self) -> Iterator[ConditionDocument]:
         for entry in self.entries():
             if entry.state != ADMITTED:
-                yield Condition(
+                yield ConditionDocument(
                     ConditionType.ENTRY_ADMITTED,
                     camel_case(entry.state),
                     f"manifest {entry.file} is {entry.state}: {entry.message}",

@@ -36,7 +36,7 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         rejected=tuple(each.answer for each in rejections if each.answer is not None),
         last_reconcile=state.last_reconcile,
         manifests=tuple(state.entries()),
-        conditions=state.condition_times.documents(state.present_conditions(), now),
+        conditions=state.dated_conditions(now),
         drift=state.drift,
         invalid=tuple(views.violation_document(violation) for violation in state.invalid),
         # The full reasons are in `rejected` and in the pod's document.

@@ -29,7 +29,7 @@ def look(scope: AffectedPods | None = None) -> Observation:
     aim = target(mixed(), WEB)
     assert directories(tree).enforce(aim).ok
     identified = identify_cgroups(tree, layout(), aim.ledger, aim.bindings, None, scope)
-    return Observation(identified, desired_cgroups(aim, identified), scope=scope).whole(tree)
+    return Observation(identified, desired_cgroups(aim, identified), scope=scope).with_states(tree)
 
 
 def test_a_part_is_remembered_beside_the_rest() -> None:
