@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.managers.allocations.delivery import NOTHING, Delivery
 from agent.managers.allocations.origin import Origin, Source
 from agent.managers.allocations.shared_map import SharedMap
 from agent.managers.topology.hints import NO_AFFINITY, Hint
@@ -62,6 +63,7 @@ class ContainerAllocation(Struct, frozen=True):
     by memory type. `why` is the reason why its CPUs are exclusive or not, "" without a known
     specification. `cpus`, `memory` and `devices` are the parts of the kubelet's managers, which
     enforcement reads; `others` are those of further managers by name, values as JSON has them.
+    `delivery` is what the providers of its devices returned for it after the decision.
     """
 
     name: str
@@ -76,6 +78,7 @@ class ContainerAllocation(Struct, frozen=True):
     limits: Mapping[str, int] = MappingProxyType({})
     why: str = ""
     others: Mapping[str, Any] = MappingProxyType({})
+    delivery: Delivery = NOTHING
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
         """Return what a resource manager has allocated to the container, None for nothing."""

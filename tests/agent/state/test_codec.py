@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.sources.manifests import ManifestDirectory
@@ -94,6 +95,22 @@ def test_allocations_that_stay_are_not_encoded_again() -> None:
     more = ledger.with_allocation(mixed_pod("new"))
     encoder.encode(Checkpoint(more))
     assert all(encoder._known[uid][1] is before[uid][1] for uid in before)
+
+
+def test_what_was_delivered_with_devices_survives() -> None:
+    delivery = Delivery(
+        environment={"VF": "0000:3b:02.1"},
+        mounts=(Mount("/opt/lib", "/usr/lib/vf", read_only=True), Mount("/run/vf", "/run/vf")),
+        device_nodes=(DeviceNode("/dev/vfio/12", "/dev/vfio/12"),),
+        annotations={"example.com/vf": "1"},
+        cdi_devices=("example.com/vf=1",),
+        pci_addresses=("0000:3b:02.1",),
+    )
+    pod = mixed_pod()
+    first, *rest = pod.containers
+    pod = replace(pod, containers=(replace(first, delivery=delivery), *rest))
+    found = decode(encode(Checkpoint(ledger_of(pod))), FILE).ledger.allocations[pod.uid]
+    assert [container.delivery for container in found.containers] == [delivery, NOTHING]
 
 
 def test_the_document_is_json_that_a_person_can_read() -> None:

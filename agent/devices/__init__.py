@@ -1,0 +1,1 @@
+"""Where devices come from beside the configuration, and how containers get them."""
