@@ -1,0 +1,137 @@
+"""Calls to a gRPC service on a Unix socket, each with a deadline, and services that answer them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import grpc
+from grpc import aio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from pathlib import Path
+
+    from agent.rpc.messages import Message, MessageClass
+
+#: The longest message in bytes in either direction; the kubelet's limit is 16 MiB.
+LONGEST_MESSAGE: Final = 16 << 20
+_LIMITS: Final = (
+    ("grpc.max_receive_message_length", LONGEST_MESSAGE),
+    ("grpc.max_send_message_length", LONGEST_MESSAGE),
+)
+_CLIENT: Final = (
+    *_LIMITS,
+    # By default the authority is the escaped path of the socket, which strict servers reject.
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+    # A plugin that starts again is dialled anew; the channel itself need not wait for long.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class CallError(Exception):
+    """A call failed; `code` is gRPC's name of the status, `message` what the server said."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}" if message else code)
+        self.code = code
+        self.message = message
+
+
+class Client:
+    """The client of one service on a socket; close it in the end."""
+
+    def __init__(self, socket: Path, service: str) -> None:
+        self._service = service
+        self._channel = aio.insecure_channel(f"unix:{socket}", options=_CLIENT)
+
+    async def call(
+        self, method: str, request: Message, response: MessageClass, seconds: float
+    ) -> Message:
+        """Return the response of a method; raises `CallError`, also after `seconds`."""
+        call = self._channel.unary_unary(
+            f"/{self._service}/{method}",
+            request_serializer=_serialized,
+            response_deserializer=response.FromString,
+        )
+        try:
+            return await call(request, timeout=seconds)
+        except aio.AioRpcError as error:
+            raise CallError(error.code().name, error.details() or "") from error
+
+    async def stream(
+        self, method: str, request: Message, response: MessageClass
+    ) -> AsyncIterator[Message]:
+        """Yield the responses of a method until the server ends; raises `CallError`."""
+        call = self._channel.unary_stream(
+            f"/{self._service}/{method}",
+            request_serializer=_serialized,
+            response_deserializer=response.FromString,
+        )(request)
+        try:
+            async for message in call:
+                yield message
+        except aio.AioRpcError as error:
+            raise CallError(error.code().name, error.details() or "") from error
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the connection and end all calls."""
+        await self._channel.close()
+
+
+#: Answers one request; raises `CallError` to answer with a status.
+Handler: TypeAlias = "Callable[[Message], Awaitable[Message]]"
+
+
+def server(
+    socket: Path,
+    service: str,
+    methods: Mapping[str, tuple[MessageClass, Handler]],
+    *,
+    concurrent: int,
+) -> aio.Server:
+    """Return a server of unary methods on a Unix socket, to be started and stopped.
+
+    `methods` are the class of the request and the handler by name; more than `concurrent` requests
+    at a time are rejected with RESOURCE_EXHAUSTED. Raises `RuntimeError` (of gRPC) if the socket
+    cannot be bound.
+    """
+    made = aio.server(options=_LIMITS)
+    # gRPC's own limit did not reject a second request beside one in progress (grpcio 1.85, tried).
+    share = asyncio.Semaphore(concurrent)
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            _answering(handler, share),
+            request_deserializer=request.FromString,
+            response_serializer=_serialized,
+        )
+        for name, (request, handler) in methods.items()
+    }
+    made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    made.add_insecure_port(f"unix:{socket}")
+    return made
+
+
+def _answering(
+    handler: Handler, share: asyncio.Semaphore
+) -> Callable[[Message, aio.ServicerContext], Awaitable[Message]]:
+    async def answer(request: Message, context: aio.ServicerContext) -> Message:
+        if share.locked():
+            busy = "too many requests at a time"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
+        try:
+            async with share:
+                return await handler(request)
+        except CallError as error:
+            await context.abort(grpc.StatusCode[error.code], error.message)
+
+    return answer
+
+
+def _serialized(message: Message) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data

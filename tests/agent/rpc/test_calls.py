@@ -1,0 +1,130 @@
+"""Calls over a real Unix socket: answers, statuses, deadlines, streams and limits."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from grpc import aio
+
+from agent.rpc.calls import CallError, Client, server
+from agent.rpc.device_plugin import V1BETA1
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from agent.rpc.messages import Message
+
+SERVICE = "test.Service"
+REQUEST, RESPONSE = V1BETA1["PreStartContainerRequest"], V1BETA1["ListAndWatchResponse"]
+
+
+async def answer(request: Message) -> Message:
+    if "unknown" in request.devices_ids:
+        raise CallError("NOT_FOUND", "no such device")
+    return RESPONSE(devices=[{"ID": name} for name in request.devices_ids])
+
+
+async def never(_request: Message) -> Message:
+    await asyncio.Event().wait()
+    return RESPONSE()
+
+
+@asynccontextmanager
+async def served(path: Path, concurrent: int = 8) -> AsyncIterator[Client]:
+    """Serve `Answer` and `Never` on a socket below `path` and yield a client."""
+    methods = {"Answer": (REQUEST, answer), "Never": (REQUEST, never)}
+    service = server(path / "s.sock", SERVICE, methods, concurrent=concurrent)
+    await service.start()
+    client = Client(path / "s.sock", SERVICE)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await service.stop(None)
+
+
+def outcome(path: Path, method: str, *ids: str, seconds: float = 10.0) -> list[str]:
+    """Return the ids of a method's response."""
+
+    async def call() -> list[str]:
+        async with served(path) as client:
+            found = await client.call(method, REQUEST(devices_ids=ids), RESPONSE, seconds)
+            return [device.ID for device in found.devices]
+
+    return asyncio.run(call())
+
+
+def test_a_call_returns_the_response(tmp_path: Path) -> None:
+    assert outcome(tmp_path, "Answer", "a", "b") == ["a", "b"]
+
+
+def test_the_status_of_a_service_is_an_error_with_its_words(tmp_path: Path) -> None:
+    with pytest.raises(CallError, match="NOT_FOUND: no such device"):
+        outcome(tmp_path, "Answer", "unknown")
+
+
+def test_a_call_ends_at_its_deadline(tmp_path: Path) -> None:
+    with pytest.raises(CallError) as caught:
+        outcome(tmp_path, "Never", seconds=0.1)
+    assert caught.value.code == "DEADLINE_EXCEEDED"
+
+
+def test_without_a_server_a_call_is_an_error(tmp_path: Path) -> None:
+    async def call() -> None:
+        client = Client(tmp_path / "absent.sock", SERVICE)
+        try:
+            await client.call("Answer", REQUEST(), RESPONSE, 10.0)
+        finally:
+            await client.close()
+
+    with pytest.raises(CallError) as caught:
+        asyncio.run(call())
+    assert caught.value.code == "UNAVAILABLE"
+
+
+def test_more_calls_at_a_time_than_allowed_are_rejected(tmp_path: Path) -> None:
+    async def code() -> str:
+        async with served(tmp_path, concurrent=1) as client:
+            first = asyncio.create_task(client.call("Never", REQUEST(), RESPONSE, 20.0))
+            while True:  # until the first has arrived, the others are answered
+                try:
+                    await client.call("Answer", REQUEST(), RESPONSE, 20.0)
+                except CallError as error:
+                    first.cancel()
+                    return error.code
+
+    assert asyncio.run(code()) == "RESOURCE_EXHAUSTED"
+
+
+def test_a_stream_yields_until_it_ends_and_says_why(tmp_path: Path) -> None:
+    async def watch(_request: Message, context: aio.ServicerContext) -> AsyncIterator[Message]:
+        yield RESPONSE(devices=[{"ID": "a"}])
+        yield RESPONSE()
+        await context.abort(grpc.StatusCode.INTERNAL, "broken")
+
+    async def seen() -> tuple[list[int], str]:
+        service = aio.server()
+        handler = grpc.unary_stream_rpc_method_handler(
+            watch, REQUEST.FromString, lambda message: message.SerializeToString()
+        )
+        handlers = grpc.method_handlers_generic_handler(SERVICE, {"Watch": handler})
+        service.add_generic_rpc_handlers((handlers,))
+        service.add_insecure_port(f"unix:{tmp_path / 's.sock'}")
+        await service.start()
+        client, lengths = Client(tmp_path / "s.sock", SERVICE), []
+        try:
+            async for message in client.stream("Watch", REQUEST(), RESPONSE):
+                lengths.append(len(message.devices))  # noqa: PERF401  # kept when the stream fails
+        except CallError as error:
+            return lengths, str(error)
+        finally:
+            await client.close()
+            await service.stop(None)
+        return lengths, ""
+
+    assert asyncio.run(seen()) == ([1, 0], "INTERNAL: broken")
