@@ -25,7 +25,7 @@ _CLIENT: Final = (
     # By default the authority is the escaped path of the socket, which strict servers reject.
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
-    # A plugin that starts again is dialled anew; the channel itself need not wait for long.
+    # A plugin that registers again is dialled again; the channel itself need not wait for long.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
