@@ -14,7 +14,7 @@ from agent.managers.allocations.demand import node_requests
 from agent.managers.cpu.manager import CpuManager
 from agent.managers.decision import Decision, Eligibility
 from agent.managers.device.manager import DeviceManager
-from agent.managers.effective_policy import Draft, Rejected, released
+from agent.managers.effective_policy import Draft, Rejected, Unanswered, released
 from agent.managers.memory.manager import MemoryManager
 from agent.managers.readmission import readmit
 from agent.managers.topology.scope import align_and_allocate
@@ -24,8 +24,11 @@ from agent.pods.validation import find_warnings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agent.managers.allocations.demand import PodDemand
     from agent.managers.allocations.ledger import ContainerAllocation, Ledger
+    from agent.managers.decision import Answers, HintTrace, Question
     from agent.managers.effective_policy import EffectivePolicy, ResourceManager
+    from agent.managers.topology.search_budget import SearchBudget
     from agent.pods.model import Pod
 
 #: All resource managers, in the kubelet's order of hint providers.
@@ -43,45 +46,86 @@ class Undecided(Struct, frozen=True):
         return self.rules.demand(self.pod).eligibility()
 
 
+class SuspendedDecision(Struct, frozen=True):
+    """What was decided on a pod before device plugins have to be asked what they prefer.
+
+    `ledger` is what is decided on, `before` the ledger that a rejection returns: it may have an
+    allocation of the pod, in place of which another is decided. `traces` and `works` are of the
+    alignments made so far, which the answers to `questions` do not change.
+    """
+
+    rules: EffectivePolicy
+    ledger: Ledger
+    before: Ledger
+    demand: PodDemand
+    questions: tuple[Question, ...]
+    answers: Answers
+    traces: tuple[HintTrace, ...]
+    works: tuple[SearchBudget, ...]
+
+
 def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     """Decide whether a pod fits and what each of its containers gets.
 
     Pure: the same arguments give the same decision. A pod that is already in the ledger keeps its
     allocation; the first specification that fits completes an imported or recovered allocation
     (`agent.managers.readmission`). A rejected pod changes nothing. Steps: node fit, eligibility,
-    hints, merge, allocation.
+    hints, merge, allocation. Where device plugins have a preference the decision is suspended until
+    `resume` gets their answers.
     """
     existing = ledger.allocations.get(pod.uid)
     if existing is None:
         decision = _decide(rules, ledger, pod)
     else:
         decision = readmit(rules, ledger, existing, pod) or _decide_running(rules, ledger, pod)
+    return _with_warnings(decision, pod)
+
+
+def resume(suspended: SuspendedDecision, answers: Answers) -> Decision:
+    """Go on with a decision, with the answers to its questions; it may be suspended again.
+
+    Pure as `admit`. The alignments made before are those that would be made again: they depend on
+    the ledger, on the pod, and on answers that were there already.
+    """
+    draft = Draft.start(suspended.rules, suspended.ledger, suspended.demand)
+    draft.answers = {**suspended.answers, **answers}
+    draft.aligned = list(suspended.traces)
+    draft.works = list(suspended.works)
+    decision = _allocated(draft, suspended.before)
+    return _with_warnings(decision, suspended.demand.pod)
+
+
+def _with_warnings(decision: Decision, pod: Pod) -> Decision:
     warnings = find_warnings(pod)
     return replace(decision, warnings=warnings) if warnings else decision
 
 
 def _decide_running(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     """Decide on a pod that runs already, in place of an allocation of which nothing is kept."""
-    decision = _decide(rules, remove(rules, ledger, pod.uid), pod, check_fit=False)
-    return decision if decision.admitted else replace(decision, ledger=ledger)
-
-
-def _decide(
-    rules: EffectivePolicy, ledger: Ledger, pod: Pod, *, check_fit: bool = True
-) -> Decision:
-    """Decide on a pod; `check_fit` False skips node fit, for pods that already run."""
     requests = node_requests(rules.policy, pod)
-    unfit = node_fit.rejection(rules, ledger, requests) if check_fit else None
+    draft = Draft.start(rules, remove(rules, ledger, pod.uid), rules.demand(pod, requests))
+    return _allocated(draft, ledger)
+
+
+def _decide(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
+    requests = node_requests(rules.policy, pod)
+    unfit = node_fit.rejection(rules, ledger, requests)
     if unfit is not None:
         return Decision(pod.uid, ledger, cause=unfit, asked=Undecided(rules, pod))
-    demand = rules.demand(pod, requests)
-    draft = Draft.start(rules, ledger, demand)
+    return _allocated(Draft.start(rules, ledger, rules.demand(pod, requests)), ledger)
+
+
+def _allocated(draft: Draft, before: Ledger) -> Decision:
+    """Align and allocate the pod of a draft; `before` is the ledger that a rejection returns."""
+    rules, demand, uid = draft.rules, draft.demand, draft.demand.pod.uid
     try:
         align_and_allocate(draft)
+    except Unanswered as unanswered:
+        return Decision(uid, before, suspended=_suspended(draft, before, unanswered.questions))
     except Rejected as rejected:
         return Decision(
-            pod.uid,
-            ledger,
+            uid,
+            before,
             cause=rejected.cause,
             hints=tuple(draft.traces),
             asked=demand,
@@ -90,12 +134,25 @@ def _decide(
     allocation = make_allocation(rules.policy, demand, draft.parts, draft.hints)
     parts = {each.name: each.settled(draft, allocation) for each in rules.managers}
     return Decision(
-        pod.uid,
-        ledger.with_allocation(allocation, parts),
+        uid,
+        draft.ledger.with_allocation(allocation, parts),
         allocation=allocation,
         hints=tuple(draft.traces),
         asked=demand,
         counters=MappingProxyType(draft.counters),
+    )
+
+
+def _suspended(draft: Draft, before: Ledger, questions: tuple[Question, ...]) -> SuspendedDecision:
+    return SuspendedDecision(
+        rules=draft.rules,
+        ledger=draft.ledger,
+        before=before,
+        demand=draft.demand,
+        questions=questions,
+        answers=draft.answers,
+        traces=tuple(draft.traces),
+        works=tuple(draft.works),
     )
 
 

@@ -137,8 +137,37 @@ class Asked(Protocol):
         ...
 
 
+class Question(Struct, frozen=True):
+    """Which `size` of the `available` devices of a resource its device plugin prefers.
+
+    The `required` ones are among them (device plugin API, GetPreferredAllocation).
+    """
+
+    resource: str
+    available: frozenset[str]
+    required: frozenset[str]
+    size: int
+
+
+#: The preferred ids by question; empty without a preference.
+Answers: TypeAlias = "Mapping[Question, tuple[str, ...]]"
+NO_ANSWERS: Final[Answers] = MappingProxyType({})
+
+
+class Suspended(Protocol):
+    """A decision that waits for answers (`agent.managers.admission.resume`)."""
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What has to be answered before the decision can be made."""
+        ...
+
+
 class Decision(Struct, frozen=True, dict=True):
     """Admitted (`allocation` set, `cause` and `rejection` None) or rejected (the reverse).
+
+    Neither while it is `suspended`: it is made once its questions are answered. Nothing is reserved
+    meanwhile.
 
     `ledger` is the ledger after the decision; a rejection returns the one it was given.
     `counters` are the increments of the kubelet's metrics by this admission. `warnings` name
@@ -154,6 +183,7 @@ class Decision(Struct, frozen=True, dict=True):
     counters: Mapping[CounterKey, int] = MappingProxyType({})
     already_admitted: bool = False
     warnings: tuple[str, ...] = ()
+    suspended: Suspended | None = None
 
     @cached_property
     def eligibility(self) -> tuple[Eligibility, ...]:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from agent.managers.allocations.allocatable import Allocatable, pod_limit
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.ledger import Ledger
+from agent.managers.decision import NO_ANSWERS
 from agent.managers.memory.state import MemoryFacts
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
 from agent.managers.topology.search_budget import SearchBudget
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
     from agent.managers.cpu.sockets import SocketOrder
     from agent.managers.decision import (
+        Answers,
         CounterKey,
         HintTrace,
         MetricSpec,
+        Question,
         Reason,
         Rejection,
         RejectionCause,
@@ -61,6 +64,14 @@ class Rejected(Exception):  # noqa: N818  (not an error of the program: the pod'
 
     def __str__(self) -> str:
         return self.cause.explain().message
+
+
+class Unanswered(Exception):  # noqa: N818  (not an error: the decision is made with the answers)
+    """The decision depends on what device plugins prefer; `questions` say on what."""
+
+    def __init__(self, questions: tuple[Question, ...]) -> None:
+        super().__init__()
+        self.questions = questions
 
 
 class EffectivePolicy(Struct, frozen=True, dict=True):
@@ -134,7 +145,9 @@ class Draft(Struct):
 
     A draft lives inside a single call of `admit`, starts from an immutable ledger and ends as an
     allocation and a new ledger, or is dropped, so that a rejected pod changes nothing. `parts` are
-    what each manager has allocated, by its name.
+    what each manager has allocated, by its name. `answers` are what device plugins prefer, and
+    `aligned` the alignments that are left of those that were worked out before the answers were
+    asked for: all that they depend on is the same.
     """
 
     rules: EffectivePolicy
@@ -145,12 +158,21 @@ class Draft(Struct):
     counters: dict[CounterKey, int] = field(default_factory=dict)
     traces: list[HintTrace] = field(default_factory=list)
     works: list[SearchBudget] = field(default_factory=list)
+    answers: Answers = NO_ANSWERS
+    aligned: list[HintTrace] = field(default_factory=list)
 
     @classmethod
     def start(cls, rules: EffectivePolicy, ledger: Ledger, demand: PodDemand) -> Draft:
         """Return the draft of a pod without any allocation yet."""
         parts = {each.name: each.start(rules, ledger.parts[each.name]) for each in rules.managers}
         return cls(rules, ledger, demand, parts)
+
+    def answer(self, question: Question) -> tuple[str, ...]:
+        """Return what a device plugin prefers; raises `Unanswered` if it was not asked yet."""
+        answer = self.answers.get(question)
+        if answer is None:
+            raise Unanswered((question,))
+        return answer
 
     def work(self) -> SearchBudget:
         """Return the work budget of one choice among sets of nodes."""

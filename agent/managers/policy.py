@@ -119,7 +119,8 @@ class NodeFit(Struct, frozen=True):
 class Policy(Struct, frozen=True):
     """The configuration that a decision depends on, besides machine and ledger.
 
-    `fit` None: requests are not compared with the node's allocatable.
+    `fit` None: requests are not compared with the node's allocatable. `preferring` are the
+    resources of whose devices a device plugin is asked which ones it prefers.
     """
 
     cpu: CpuPolicy = CpuPolicy()
@@ -127,6 +128,7 @@ class Policy(Struct, frozen=True):
     topology: TopologyPolicy = TopologyPolicy()
     gates: FeatureGates = FeatureGates()
     devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
+    preferring: frozenset[str] = frozenset()
     fit: NodeFit | None = None
 
     @property

@@ -1,7 +1,7 @@
 """Hints and allocation of devices: the device manager's pure part (KEP-693, KEP-3573).
 
 Devices are those of an inventory, `PluginDevice`; the lowest ids are allocated first if the choice
-is free, in place of a device plugin's preference.
+is free and no device plugin has a preference.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache, reduce
 from operator import or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from agent.managers.errors import DeviceAllocationError, NoHealthyDevicesError
 from agent.managers.topology.implicit_hints import HintFamily, is_listed, smallest
@@ -19,10 +19,13 @@ from agent.managers.topology.search_budget import SearchBudget
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from agent.managers.policy import PluginDevice
     from agent.managers.topology.hints import Hint
+
+#: Which of the available devices are preferred, given the required ones and how many are needed.
+Preference: TypeAlias = "Callable[[frozenset[str], frozenset[str], int], tuple[str, ...]]"
 
 
 def device_hints(
@@ -64,25 +67,56 @@ def assign_devices(
     hint: Hint,
     allocated: Collection[str],
     reusable: Collection[str] = frozenset(),
+    preferred: Preference | None = None,
 ) -> tuple[str, ...]:
     """Return the ids of `count` devices for a container, sorted.
 
     First devices that ended init containers of the pod left, then devices on the hint's nodes, then
-    any others; among equals the lowest ids. Raises `DeviceAllocationError` when too few healthy
-    devices are free, `NoHealthyDevicesError` when no device is healthy.
+    any others; among equals those that the device plugin prefers, then the lowest ids. The plugin
+    is asked (`preferred`) only where there is a choice, once: among the devices on the hint's nodes
+    if these suffice, else among all (kubelet v1.36, devicesToAllocate).
+
+    Raises `DeviceAllocationError` when too few healthy devices are free, `NoHealthyDevicesError`
+    when no device is healthy.
     """
     if not any(device.healthy for device in inventory):
         raise NoHealthyDevicesError(resource, count, 0)
     given = sorted(reusable)[:count]
     needed = count - len(given)
+    if not needed:
+        return tuple(given)
     free = _available(inventory, allocated)
     if len(free) < needed:
         raise DeviceAllocationError(resource, needed, len(free))
-    near = hint.nodes or 0
-    ordered = sorted([device.id for device in free if device.nodes.bits & near])
-    if len(ordered) < needed:
-        ordered += sorted([device.id for device in free if not device.nodes.bits & near])
-    return tuple(sorted((*given, *ordered[:needed])))
+    bits = hint.nodes or 0
+    near = sorted([device.id for device in free if device.nodes.bits & bits])
+    if needed == len(near):
+        return tuple(sorted((*given, *near)))
+    if needed < len(near):
+        near = _preferred_first(near, near, given, count, preferred)
+        return tuple(sorted((*given, *near[:needed])))
+    others = sorted([device.id for device in free if not device.nodes.bits & bits])
+    if len(near) + len(others) > needed:
+        others = _preferred_first(others, others, (*given, *near), count, preferred)
+    return tuple(sorted((*given, *near, *others[: needed - len(near)])))
+
+
+def _preferred_first(
+    ids: list[str],
+    available: Iterable[str],
+    given: Iterable[str],
+    count: int,
+    preferred: Preference | None,
+) -> list[str]:
+    """Return the ids with those that the device plugin prefers first.
+
+    Ids that it prefers and that were not offered are ignored, as the kubelet ignores them.
+    """
+    if preferred is None:
+        return ids
+    required = frozenset(given)
+    first = set(preferred(required.union(available), required, count))
+    return sorted(ids, key=lambda each: each not in first)
 
 
 def reusable_devices_after(

@@ -10,9 +10,9 @@ from msgspec import field
 from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.allocations.ledger import DEVICES, Taken
-from agent.managers.decision import Reason, Rejection, Sample, gauge
+from agent.managers.decision import Question, Reason, Rejection, Sample, gauge
 from agent.managers.device.assignment import assign_devices, device_hints, reusable_devices_after
-from agent.managers.effective_policy import Rejected, ResourceManager
+from agent.managers.effective_policy import Rejected, ResourceManager, Unanswered
 from agent.managers.errors import ManagerError
 from agent.managers.violation import Rule, Violation
 from agent.pods.requests import aggregate
@@ -95,10 +95,18 @@ class DeviceManager(ResourceManager):
         return _hints(draft, draft.demand.parts[DEVICES].pod)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
-        """Allocate the container's devices, from the hint's nodes as far as these suffice."""
+        """Allocate the container's devices, from the hint's nodes as far as these suffice.
+
+        Raises `Unanswered` with the questions to all device plugins that have a preference.
+        """
         own = _own(draft)
+        questions: list[Question] = []
         for resource, count in container.part(DEVICES).items():
-            given = _assign(draft, container, resource, count, hint)
+            try:
+                given = _assign(draft, container, resource, count, hint)
+            except Unanswered as unanswered:
+                questions.extend(unanswered.questions)
+                continue
             if not given:
                 continue
             own.containers.setdefault(container.name, {})[resource] = given
@@ -106,6 +114,8 @@ class DeviceManager(ResourceManager):
             own.reusable[resource] = reusable_devices_after(
                 own.reusable.get(resource, _NONE), given, standard_init=container.is_standard_init
             )
+        if questions:
+            raise Unanswered(tuple(questions))
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
         """Return how many devices are free on each NUMA node; one counts on all of its nodes."""
@@ -258,15 +268,16 @@ def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
 def _assign(
     draft: Draft, container: ContainerDemand, resource: str, count: int, hint: Hint
 ) -> tuple[str, ...]:
-    own = _own(draft)
+    own, policy = _own(draft), draft.rules.policy
     try:
         return assign_devices(
             resource,
-            draft.rules.policy.devices[resource],
+            policy.devices[resource],
             count,
             hint,
             own.allocated.get(resource, _NONE),
             own.reusable.get(resource, _NONE),
+            partial(_preferred, draft, resource) if resource in policy.preferring else None,
         )
     except ManagerError as error:
         rejection = Rejection(
@@ -279,6 +290,12 @@ def _assign(
             free=_free(draft, resource),
         )
         raise Rejected(rejection) from error
+
+
+def _preferred(
+    draft: Draft, resource: str, available: frozenset[str], required: frozenset[str], size: int
+) -> tuple[str, ...]:
+    return draft.answer(Question(resource, available, required, size))
 
 
 def _free(draft: Draft, resource: str) -> dict[int, int]:

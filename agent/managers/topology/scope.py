@@ -75,8 +75,10 @@ def _without_alignment(draft: Draft) -> None:
 
 def _by_container(draft: Draft) -> None:
     for container in draft.demand.containers:
-        hints = [(p.name, p.container_hints(draft, container)) for p in draft.rules.managers]
-        best = _merged(draft, container, hints)
+        best = _known(draft)
+        if best is None:
+            hints = [(p.name, p.container_hints(draft, container)) for p in draft.rules.managers]
+            best = _merged(draft, container, hints)
         draft.hints[container.name] = best
         for provider in draft.rules.managers:
             provider.allocate(draft, container, best)
@@ -100,10 +102,21 @@ def _by_pod_budget(draft: Draft) -> None:
 
 
 def _best_for_pod(draft: Draft) -> Hint:
-    best = _merged(draft, None, [(p.name, p.pod_hints(draft)) for p in draft.rules.managers])
+    best = _known(draft)
+    if best is None:
+        best = _merged(draft, None, [(p.name, p.pod_hints(draft)) for p in draft.rules.managers])
     for container in draft.demand.containers:
         draft.hints[container.name] = best
     return best
+
+
+def _known(draft: Draft) -> Hint | None:
+    """Return the next alignment that was worked out before the decision was suspended."""
+    if not draft.aligned:
+        return None
+    trace = draft.aligned.pop(0)
+    draft.traces.append(trace)
+    return trace.merged
 
 
 def _merged(

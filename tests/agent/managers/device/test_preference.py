@@ -1,0 +1,191 @@
+"""What device plugins prefer: where they are asked, and what becomes of their answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.managers.admission import SuspendedDecision, admit, resume
+from agent.managers.decision import Answers, Question
+from agent.managers.device.assignment import assign_devices
+from agent.managers.policy import PluginDevice
+from agent.managers.topology.hints import NO_AFFINITY, Hint
+from sysfs.mask import Mask
+from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, PLAIN, make_rules
+from tests.agent.managers.test_invariants import EVERY_SEQUENCE, GPU, pods, rule_sets
+from tests.agent.pods.pods import app, guaranteed, init, pod
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.managers.decision import Decision
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.pods.model import Pod
+
+NIC: Final = "example.com/nic"
+#: Four devices on node 0, two on node 1, one without a known node.
+DEVICES: Final = (
+    *[PluginDevice(name, Mask.of(0)) for name in "abcd"],
+    *[PluginDevice(name, Mask.of(1)) for name in "ef"],
+    PluginDevice("g"),
+)
+ON_0: Final = Hint(0b01, preferred=True)
+
+
+def preferring(devices: Mapping[str, tuple[PluginDevice, ...]], *resources: str) -> EffectivePolicy:
+    rules = make_rules(PLAIN, BEST_EFFORT, CONTAINER, devices=devices)
+    policy = replace(rules.policy, preferring=frozenset(resources or devices))
+    return replace(rules, policy=policy)
+
+
+class Plugin:
+    """Prefers the given ids, and notes what it was asked."""
+
+    def __init__(self, *ids: str) -> None:
+        self.ids = ids
+        self.asked: list[tuple[str, str, int]] = []
+
+    def __call__(
+        self, available: frozenset[str], required: frozenset[str], size: int
+    ) -> tuple[str, ...]:
+        self.asked.append(("".join(sorted(available)), "".join(sorted(required)), size))
+        return self.ids
+
+
+def assigned(plugin: Plugin, count: int, hint: Hint, reusable: frozenset[str]) -> str:
+    return "".join(assign_devices(GPU, DEVICES, count, hint, reusable, reusable, plugin))
+
+
+NONE: Final[frozenset[str]] = frozenset()
+
+
+def test_a_plugin_chooses_among_the_devices_on_the_hints_nodes_if_these_suffice() -> None:
+    plugin = Plugin("c", "d")
+    assert assigned(plugin, 2, ON_0, NONE) == "cd"
+    assert plugin.asked == [("abcd", "", 2)]
+
+
+def test_without_a_choice_no_plugin_is_asked() -> None:
+    plugin = Plugin()
+    assert assigned(plugin, 4, ON_0, NONE) == "abcd"
+    assert assigned(plugin, 7, NO_AFFINITY, NONE) == "abcdefg"
+    assert assigned(plugin, 1, ON_0, frozenset("e")) == "e"
+    assert plugin.asked == []
+
+
+def test_devices_of_ended_init_containers_are_required() -> None:
+    plugin = Plugin("d", "e")
+    assert assigned(plugin, 2, ON_0, frozenset("e")) == "de"
+    assert plugin.asked == [("abcde", "e", 2)]
+
+
+def test_where_the_hints_nodes_do_not_suffice_all_of_their_devices_are_required() -> None:
+    plugin = Plugin("g")
+    assert assigned(plugin, 5, ON_0, NONE) == "abcdg"
+    assert plugin.asked == [("abcdefg", "abcd", 5)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [((), "ab"), (("d",), "ad"), (("x", "y"), "ab"), (("d", "d"), "ad"), (("e", "c"), "ac")],
+)
+def test_of_an_answer_that_does_not_fit_only_what_fits_is_used(
+    ids: tuple[str, ...], expected: str
+) -> None:
+    assert assigned(Plugin(*ids), 2, ON_0, NONE) == expected
+
+
+def test_of_an_answer_that_is_too_long_the_lowest_ids_are_used() -> None:
+    assert assigned(Plugin("d", "c", "b"), 2, ON_0, NONE) == "bc"
+
+
+def outcome(rules: EffectivePolicy, asked: Pod, answers: Answers) -> Decision:
+    """Decide with these answers; questions without one get no preference."""
+    decision = admit(rules, rules.empty_ledger(), asked)
+    for _ in range(64):
+        if decision.suspended is None:
+            return decision
+        questions = decision.suspended.questions
+        assert isinstance(decision.suspended, SuspendedDecision)
+        decision = resume(decision.suspended, {each: answers.get(each, ()) for each in questions})
+    raise AssertionError("the decision asks for ever")
+
+
+def test_one_suspended_decision_has_the_questions_of_all_resources_of_a_container() -> None:
+    rules = preferring({GPU: DEVICES, NIC: DEVICES})
+    both = pod(app("main", guaranteed(f"cpu=1 memory=1Gi {GPU}=1 {NIC}=2")))
+    suspended = admit(rules, rules.empty_ledger(), both).suspended
+    assert suspended is not None
+    node = frozenset("abcd")
+    assert set(suspended.questions) == {Question(GPU, node, NONE, 1), Question(NIC, node, NONE, 2)}
+
+
+def test_a_suspended_decision_is_neither_admitted_nor_rejected_and_reserves_nothing() -> None:
+    rules = preferring({GPU: DEVICES})
+    ledger = rules.empty_ledger()
+    decision = admit(rules, ledger, pod(app("main", guaranteed(f"cpu=1 memory=1Gi {GPU}=1"))))
+    assert (decision.admitted, decision.rejection, decision.ledger) == (False, None, ledger)
+
+
+def test_the_answers_decide_which_devices_a_container_gets() -> None:
+    rules = preferring({GPU: DEVICES, NIC: DEVICES}, GPU)
+    both = pod(app("main", guaranteed(f"cpu=1 memory=1Gi {GPU}=1 {NIC}=2")))
+    decision = outcome(rules, both, {Question(GPU, frozenset("abcd"), NONE, 1): ("d",)})
+    assert decision.allocation is not None
+    assert dict(decision.allocation.containers[0].devices) == {GPU: ("d",), NIC: ("a", "b")}
+
+
+def test_an_init_containers_preferred_devices_are_required_for_the_next_container() -> None:
+    rules = preferring({GPU: DEVICES})
+    asked = pod(
+        init("first", guaranteed(f"cpu=1 memory=1Gi {GPU}=1")),
+        app("main", guaranteed(f"cpu=1 memory=1Gi {GPU}=2")),
+    )
+    first = Question(GPU, frozenset("abcd"), NONE, 1)
+    second = Question(GPU, frozenset("abcd"), frozenset("c"), 2)
+    decision = outcome(rules, asked, {first: ("c",), second: ("c", "d")})
+    assert decision.allocation is not None
+    assert [dict(each.devices) for each in decision.allocation.containers] == [
+        {GPU: ("c",)},
+        {GPU: ("c", "d")},
+    ]
+
+
+@settings(EVERY_SEQUENCE)
+@given(rules=rule_sets(), asked=pods("u-1"), data=st.data())
+def test_a_resumed_decision_is_the_one_that_knows_the_answers_from_the_start(
+    rules: EffectivePolicy, asked: Pod, data: st.DataObject
+) -> None:
+    rules = replace(rules, policy=replace(rules.policy, preferring=frozenset({GPU})))
+    answers: dict[Question, tuple[str, ...]] = {}
+    decision = admit(rules, rules.empty_ledger(), asked)
+    first = decision.suspended
+    while decision.suspended is not None:
+        assert isinstance(decision.suspended, SuspendedDecision)
+        for question in decision.suspended.questions:
+            assert question not in answers, "what was answered is not asked again"
+            ids = st.lists(st.sampled_from(sorted(question.available)), unique=True)
+            answers[question] = tuple(data.draw(ids))
+        decision = resume(decision.suspended, answers)
+    if first is not None:
+        assert isinstance(first, SuspendedDecision)
+        again = resume(replace(first, traces=(), works=()), answers)
+        assert (again.allocation, again.rejection) == (decision.allocation, decision.rejection)
+        assert (again.ledger, again.counters) == (decision.ledger, decision.counters)
+
+
+@settings(EVERY_SEQUENCE)
+@given(rules=rule_sets(), asked=pods("u-1"))
+def test_a_plugin_without_a_preference_changes_no_decision(
+    rules: EffectivePolicy, asked: Pod
+) -> None:
+    plain = admit(rules, rules.empty_ledger(), asked)
+    with_plugin = replace(rules, policy=replace(rules.policy, preferring=frozenset({GPU})))
+    decision = outcome(with_plugin, asked, {})
+    assert decision.allocation == plain.allocation
+    assert decision.rejection == plain.rejection
+    assert decision.counters == plain.counters
