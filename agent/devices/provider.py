@@ -49,7 +49,7 @@ class DeviceProvider(Protocol):
     name: str
 
     def offer(self) -> Offer:
-        """Return what is offered now; from memory, it never blocks."""
+        """Return what is offered now; from memory and in any thread, it never blocks."""
         ...
 
     def conditions(self) -> tuple[str, ...]:

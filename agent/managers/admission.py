@@ -63,6 +63,18 @@ class SuspendedDecision(Struct, frozen=True):
     traces: tuple[HintTrace, ...]
     works: tuple[SearchBudget, ...]
 
+    def resume(self, answers: Answers) -> Decision:
+        """Go on with the decision; it may be suspended again, with further questions.
+
+        Pure as `admit`. The alignments made before are those that would be made again: they depend
+        on the ledger, on the pod, and on answers that were there already.
+        """
+        draft = Draft.start(self.rules, self.ledger, self.demand)
+        draft.answers = {**self.answers, **answers}
+        draft.aligned = list(self.traces)
+        draft.works = list(self.works)
+        return _with_warnings(_allocated(draft, self.before), self.demand.pod)
+
 
 def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     """Decide whether a pod fits and what each of its containers gets.
@@ -71,7 +83,7 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     allocation; the first specification that fits completes an imported or recovered allocation
     (`agent.managers.readmission`). A rejected pod changes nothing. Steps: node fit, eligibility,
     hints, merge, allocation. Where device plugins have a preference the decision is suspended until
-    `resume` gets their answers.
+    they have answered (`SuspendedDecision.resume`).
     """
     existing = ledger.allocations.get(pod.uid)
     if existing is None:
@@ -79,20 +91,6 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     else:
         decision = readmit(rules, ledger, existing, pod) or _decide_running(rules, ledger, pod)
     return _with_warnings(decision, pod)
-
-
-def resume(suspended: SuspendedDecision, answers: Answers) -> Decision:
-    """Go on with a decision, with the answers to its questions; it may be suspended again.
-
-    Pure as `admit`. The alignments made before are those that would be made again: they depend on
-    the ledger, on the pod, and on answers that were there already.
-    """
-    draft = Draft.start(suspended.rules, suspended.ledger, suspended.demand)
-    draft.answers = {**suspended.answers, **answers}
-    draft.aligned = list(suspended.traces)
-    draft.works = list(suspended.works)
-    decision = _allocated(draft, suspended.before)
-    return _with_warnings(decision, suspended.demand.pod)
 
 
 def _with_warnings(decision: Decision, pod: Pod) -> Decision:

@@ -155,11 +155,15 @@ NO_ANSWERS: Final[Answers] = MappingProxyType({})
 
 
 class Suspended(Protocol):
-    """A decision that waits for answers (`agent.managers.admission.resume`)."""
+    """A decision that waits for answers."""
 
     @property
     def questions(self) -> tuple[Question, ...]:
         """What has to be answered before the decision can be made."""
+        ...
+
+    def resume(self, answers: Answers) -> Decision:
+        """Go on with the answers; the decision may be suspended again, with further questions."""
         ...
 
 

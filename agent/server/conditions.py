@@ -39,6 +39,8 @@ class ConditionType(StrEnum):
     SOURCE_READ = "SourceRead"
     #: What a source asks for is admitted.
     ENTRY_ADMITTED = "EntryAdmitted"
+    #: Device plugins and the host's own devices are as they should be.
+    DEVICES_OFFERED = "DevicesOffered"
     #: All else that the agent does works: its watches, timers, what it read at the start.
     AGENT_HEALTHY = "AgentHealthy"
 

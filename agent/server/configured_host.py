@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.config.config import ConfigError
 from agent.config.resolve import resolve, resolve_what_fits
+from agent.devices.provider import NO_OFFER
 from agent.managers.admission import MANAGERS, admit
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import EffectivePolicy
@@ -15,8 +18,10 @@ from agent.managers.machine import Machine
 
 if TYPE_CHECKING:
     from agent.config.config import Config
+    from agent.devices.provider import Offer
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import ResourceManager
+    from agent.managers.policy import Policy
     from agent.pods.model import Pod
     from sysfs.host import Host
 
@@ -66,8 +71,11 @@ def situate(
     *,
     allocated: bool = False,
     managers: tuple[ResourceManager, ...] = MANAGERS,
+    offer: Offer = NO_OFFER,
 ) -> ConfiguredHost:
     """Return the effective policy of a configuration on a host, with the `managers`.
+
+    The devices are those that the configuration lists, and those that providers `offer`.
 
     If the configuration does not fit (for example, its reserved CPUs are gone), the `previous`
     policy stays in effect on the host as it is now. Without a previous policy, the settings that
@@ -76,15 +84,35 @@ def situate(
     """
     machine = Machine.of(host)
     try:
+        policy = resolve(config, machine, offline=host.offline)
         return ConfiguredHost(
-            host, EffectivePolicy(machine, resolve(config, machine, offline=host.offline), managers)
+            host, EffectivePolicy(machine, _with_offer(policy, config, machine, offer), managers)
         )
     except ConfigError as error:
         mismatches = tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
         if previous is not None:
-            rules = EffectivePolicy(machine, previous.rules.policy, managers)
+            policy = _with_offer(previous.rules.policy, config, machine, offer)
+            rules = EffectivePolicy(machine, policy, managers)
             return ConfiguredHost(host, rules, mismatches, previous.frozen)
         if not allocated:
             raise
-        rules = EffectivePolicy(machine, resolve_what_fits(config, machine), managers)
+        policy = _with_offer(resolve_what_fits(config, machine), config, machine, offer)
+        rules = EffectivePolicy(machine, policy, managers)
         return ConfiguredHost(host, rules, mismatches, frozen=True)
+
+
+def _with_offer(policy: Policy, config: Config, machine: Machine, offer: Offer) -> Policy:
+    """Return the policy with the devices of the configuration and those that are offered.
+
+    A node that the machine does not have says nothing about where a device is.
+    """
+    offered = {
+        resource: tuple(
+            replace(device, nodes=device.nodes & machine.node_mask) for device in inventory
+        )
+        for resource, inventory in offer.devices.items()
+    }
+    devices = MappingProxyType({**offered, **config.agent.devices})
+    return replace(
+        policy, devices=devices, preferring=offer.preferring - config.agent.devices.keys()
+    )

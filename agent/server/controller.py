@@ -28,7 +28,7 @@ from agent.managers import admission
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import restored, shared_cpus
 from agent.pods.identity import full_name
-from agent.server.configured_host import decide
+from agent.server.decisions import Decisions
 from agent.server.errors import (
     BindingNotFoundError,
     CheckpointFailedError,
@@ -46,7 +46,6 @@ from agent.server.reporting.records import PodRecord, details
 from agent.server.reporting.rejections import RejectionReporter, rejection_answer
 from agent.server.saving import Saving
 from agent.server.state import COMPARISON
-from agent.sources.ownership import assigned, belongs_elsewhere
 from agent.state.checkpoint import host_changes, host_facts
 from cgroupfs.tree import ancestors
 
@@ -75,6 +74,7 @@ class Controller:
         self.metrics = Metrics(state.reading, state.configured.rules.managers)
         self.events = EventHub(lambda: self.metrics.counters.add(names.EVENTS_DROPPED))
         reporter = EventReporter(self.events, clock)
+        self.decisions = Decisions(state, self.metrics, clock)
         #: Publishes an event to all watchers.
         self.publish = reporter.publish
         self.drifts = DriftReporter(state, self.metrics.counters, reporter, clock)
@@ -110,7 +110,7 @@ class Controller:
 
     async def preview(self, pod: Pod) -> AdmissionDocument:
         """Decide as `admit` would now, and plan the writes, without changing state or metrics."""
-        decision = self._decided(pod, API)
+        decision = await self.decisions.preview(pod, API)
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
         answer = self._admission(decision, decision.allocation, PodRecord(), dry_run=True)
@@ -213,7 +213,7 @@ class Controller:
     # --- queued actions -------------------------------------------------------------------------
 
     async def _admit(self, pod: Pod, source: Source) -> AdmissionDocument:
-        decision = self._decide(pod, source)
+        decision = await self.decisions.decide(pod, source)
         if decision.allocation is None:
             return self.rejections.rejected(pod, decision, source)
         if decision.already_admitted:
@@ -335,20 +335,6 @@ class Controller:
         return True
 
     # --- steps ----------------------------------------------------------------------------------
-
-    def _decided(self, pod: Pod, source: Source) -> Decision:
-        ledger = self.state.ledger
-        if (owner := self.state.other_owner(pod.uid, source)) is not None:
-            return belongs_elsewhere(ledger, pod, *owner)
-        return assigned(decide(self.state.configured, ledger, pod), ledger, source)
-
-    def _decide(self, pod: Pod, source: Source) -> Decision:
-        started = self.clock.monotonic()
-        decision = self._decided(pod, source)
-        milliseconds = (self.clock.monotonic() - started) * 1000
-        self.metrics.decision_duration.observe(milliseconds)
-        self.metrics.counters.add_all(decision.counters)
-        return decision
 
     async def _enforce(self, uid: str) -> None:
         self._note(await self.worker.run(self._kernel.admitted, self.state.target(), uid))

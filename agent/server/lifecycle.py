@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Iterator,
     )
 
+    from agent.devices.provider import DeviceProvider
     from agent.server.api import Api
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
@@ -113,7 +114,7 @@ class HostInputs(Struct, frozen=True):
 
     `fingerprint` is cheap and changes when CPUs or nodes go offline or come online; `discover`
     reads the host. Both block. `hotplug` opens a stream that yields on changes. `intakes` are those
-    of all sources of pods.
+    of all sources of pods. `offered` makes the policy with what the providers of devices offer now.
     """
 
     discover: Callable[[], ConfiguredHost] | None = None
@@ -121,6 +122,7 @@ class HostInputs(Struct, frozen=True):
     hotplug: Callable[[], AsyncIterator[object]] | None = None
     cgroups: CgroupFollower | None = None
     intakes: tuple[PodIntake, ...] = ()
+    offered: Callable[[], ConfiguredHost] | None = None
 
 
 class Service:
@@ -148,6 +150,7 @@ class Service:
         self._compare = asyncio.Event()
         self._rescans = [(intake, asyncio.Event()) for intake in around.intakes]
         self._rediscover = asyncio.Event()
+        self._offered = asyncio.Event()
         controller.watch = self._follow_also
         self._fingerprint: str | None = None
         pending = controller.state.pending
@@ -209,6 +212,10 @@ class Service:
             sync, source = partial(self._sync, intake), intake.source
             loops.append(self._repeat(asked, SOURCE_PERIOD, sync, _sync_of(intake)))
             loops.append(self._pump(f"changes of {source.name}", source.changes, asked))
+        if around.offered is not None:
+            loops.append(self._repeat(self._offered, None, self._take_offer, "take offer"))
+            providers = self._controller.state.providers.all
+            loops.extend(self._serve(provider) for provider in providers)
         if around.cgroups is not None:
             loops.append(self._pump("cgroup changes", around.cgroups.changes, self._compare))
         if around.hotplug is not None:
@@ -242,6 +249,13 @@ class Service:
             self._compare.set()
             self._read_sources()
         await self._remember_host()
+
+    async def _take_offer(self) -> None:
+        if self._around.offered is not None:
+            await self._controller.take_over(self._around.offered)
+            # There may be room now for what was rejected.
+            self._controller.state.releases += 1
+            self._read_sources()
 
     async def _remember_host(self) -> None:
         if self._around.fingerprint is not None:
@@ -344,6 +358,21 @@ class Service:
                 conditions[name] = f"{name} are noticed only by the periodic comparison: {reason}"
             asked.set()
             await self._clock.sleep(REOPEN_SECONDS)
+
+    async def _serve(self, provider: DeviceProvider) -> None:
+        """Run a provider of devices; start it again a while after it failed."""
+        conditions, name = self._controller.state.conditions, f"devices of {provider.name}"
+        while True:
+            try:
+                await provider.serve(self._offered.set)
+                reason = "it ended by itself"
+            except Exception as error:  # a mistake in one provider must not end the agent
+                reason = f"internal error ({type(error).__name__}: {error}); see the agent log"
+                log.exception("provider of devices failed", provider=provider.name)
+            conditions[name] = f"{name} are not updated: {reason}"
+            self._offered.set()
+            await self._clock.sleep(REOPEN_SECONDS)
+            conditions.pop(name, None)
 
     async def _ping(self, period: float) -> None:
         """Ping the watchdog as long as the controller makes progress."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.api.status import ConditionDocument
+from agent.devices.providers import Providers
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import shared_cpus, shared_pool
@@ -102,8 +103,8 @@ class AgentState(Struct):
     is what the kernel or systemd does not enforce outside of single pods. `contested` are cgroups
     that another writer modifies and whose repair is delayed. `drift` are the latest settings that
     another process changed. `displaced` are allocations of the checkpoint whose CPUs are used by
-    another running pod, by uid, until their pods are admitted or removed. `conditions` are all
-    other problems, by subject.
+    another running pod, by uid, until their pods are admitted or removed. `providers` offer devices
+    beside the configuration. `conditions` are all other problems, by subject.
     """
 
     configured: ConfiguredHost
@@ -122,6 +123,7 @@ class AgentState(Struct):
     contested: tuple[str, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
     displaced: dict[str, Displaced] = field(default_factory=dict)
+    providers: Providers = field(default_factory=Providers)
     conditions: dict[str, str] = field(default_factory=dict)
     condition_times: ConditionTimes = field(default_factory=ConditionTimes)
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
@@ -195,6 +197,8 @@ class AgentState(Struct):
         for name, source in self.sources.items():
             for message in source.conditions:
                 yield ConditionDocument(ConditionType.SOURCE_READ, camel_case(name), message)
+        for name, message in self.providers.conditions():
+            yield ConditionDocument(ConditionType.DEVICES_OFFERED, camel_case(name), message)
         if self.unsaved is not None:
             message = f"checkpoint: {self.unsaved}"
             yield ConditionDocument(ConditionType.CHECKPOINT_SAVED, "NotSaved", message)

@@ -13,6 +13,7 @@ import structlog
 from msgspec import Struct
 
 from agent.api.topology import topology_view
+from agent.devices.providers import Providers, allocated_ids
 from agent.managers.admission import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.reconcile.desired.limits import EnforcedControllers
@@ -39,9 +40,10 @@ from sysfs.discover import discover
 from sysfs.uevents import watch_hotplug
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from agent.config.config import Config
+    from agent.devices.provider import DeviceProvider
     from agent.managers.effective_policy import ResourceManager
     from agent.managers.recovery.from_cgroups import ObservedPod
     from agent.reconcile.intruding_tasks import Task
@@ -93,14 +95,23 @@ SourceFactory: TypeAlias = "Callable[[Config], PodSource | None]"
 #: The sources of pods beside the API, in the order in which they are read.
 SOURCES: Final[tuple[SourceFactory, ...]] = (manifest_directory,)
 
+#: The ids of devices by resource.
+DeviceIds: TypeAlias = "Mapping[str, frozenset[str]]"
+#: Makes a provider of devices as configured, None if it is not configured. It gets the devices
+#: that are allocated when the agent starts: until they are offered again they are not healthy.
+ProviderFactory: TypeAlias = "Callable[[Config, DeviceIds], DeviceProvider | None]"
+#: The providers of devices, in the order in which they get a resource that several offer.
+PROVIDERS: Final[tuple[ProviderFactory, ...]] = ()
+
 
 class Wiring:
     """A service and the resources that it keeps open; use it as a context manager.
 
-    `sources` makes the sources of pods beside the API, `managers` are the resource managers.
-    The cgroup tree and the state directory are locked. Raises errors that keep the agent from
-    starting: `StartError`, `EnforcementStartError`, `CgroupRootError`,
-    `TreeLockedError`, `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`.
+    `sources` makes the sources of pods beside the API, `managers` are the resource managers,
+    `providers` makes the providers of devices beside the configuration. The cgroup tree and the
+    state directory are locked. Raises errors that keep the agent from starting: `StartError`,
+    `EnforcementStartError`, `CgroupRootError`, `TreeLockedError`, `StateDirectoryError`,
+    `CheckpointIOError`, `ConfigError`, `SysfsError`.
     """
 
     def __init__(
@@ -111,6 +122,7 @@ class Wiring:
         fakes: Fakes | None = None,
         sources: Iterable[SourceFactory] = SOURCES,
         managers: tuple[ResourceManager, ...] = MANAGERS,
+        providers: Iterable[ProviderFactory] = PROVIDERS,
     ) -> None:
         self._config = config
         self._managers = managers
@@ -127,9 +139,14 @@ class Wiring:
             self._finder = self._make_finder()
             self._loaded = self._store.load()
             self._running = self._observe_pods()
+            self._providers = self._make_providers(providers)
             allocated = bool(self._running) or _has_pods(self._loaded)
             self._configured = situate(
-                config, self._read_host(), allocated=allocated, managers=managers
+                config,
+                self._read_host(),
+                allocated=allocated,
+                managers=managers,
+                offer=self._providers.offer(),
             )
             self.listeners = self._open_listeners(opened)
             self.controller = self._restore(clock, opened)
@@ -207,6 +224,7 @@ class Wiring:
         state = initial_state(
             self._configured, self._loaded, self._boot_id, clock.time(), self._running
         )
+        state.providers = self._providers
         state.unenforced = prepared.problems
         if self._unreadable is not None:
             state.conditions["running pods"] = self._unreadable
@@ -267,11 +285,25 @@ class Wiring:
             hotplug=watch_hotplug if live and str(self._config.agent.sysfs_root) == "/" else None,
             cgroups=self._cgroup_changes(opened) if live else None,
             intakes=self._intakes,
+            offered=self._take_offer if self._providers.all else None,
         )
 
     def _configure_host(self) -> ConfiguredHost:
-        previous = self.controller.state.configured
-        return situate(self._config, self._read_host(), previous, managers=self._managers)
+        return self._situated(self._read_host())
+
+    def _take_offer(self) -> ConfiguredHost:
+        """Return the policy with the devices that are offered now, on the host as last read."""
+        return self._situated(self.controller.state.configured.host)
+
+    def _situated(self, host: Host) -> ConfiguredHost:
+        previous, offer = self.controller.state.configured, self._providers.offer()
+        return situate(self._config, host, previous, managers=self._managers, offer=offer)
+
+    def _make_providers(self, factories: Iterable[ProviderFactory]) -> Providers:
+        saved = self._loaded.state
+        known = {} if saved is None else allocated_ids(saved.ledger.allocations)
+        made = [make(self._config, known) for make in factories]
+        return Providers([each for each in made if each is not None], self._config.agent.devices)
 
     def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
         changes = CgroupChanges(self._config.agent.cgroup_mount)

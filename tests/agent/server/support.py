@@ -18,7 +18,7 @@ from agent.config.config import AgentConfig, Config, MetricsConfig
 from agent.managers.admission import MANAGERS
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
 from agent.server.start.service_manager import ServiceManager
-from agent.server.start.wiring import SOURCES, Fakes, Wiring
+from agent.server.start.wiring import PROVIDERS, SOURCES, Fakes, Wiring
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agent.server.controller import Controller
     from agent.server.lifecycle import Service
     from agent.server.reporting.events import Watcher
-    from agent.server.start.wiring import SourceFactory
+    from agent.server.start.wiring import ProviderFactory, SourceFactory
     from sysfs.host import Host
     from systemd.bus import Systemd
 
@@ -127,6 +127,7 @@ class World:
     tasks: list[Task] = field(default_factory=list)
     sources: tuple[SourceFactory, ...] = SOURCES
     managers: tuple[ResourceManager, ...] = MANAGERS
+    providers: tuple[ProviderFactory, ...] = PROVIDERS
     systemd: Systemd | None = None
 
     @property
@@ -228,7 +229,9 @@ async def running(world: World, manager: RecordingManager | None = None) -> Asyn
         tasks=lambda: world.tasks,
         runtimes=world.runtimes,
     )
-    assembly = Wiring(world.config, manager, world.clock, fakes, world.sources, world.managers)
+    assembly = Wiring(
+        world.config, manager, world.clock, fakes, world.sources, world.managers, world.providers
+    )
     with assembly as service:
         life = asyncio.create_task(service.run())
         try:

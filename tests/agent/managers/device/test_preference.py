@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import SuspendedDecision, admit, resume
+from agent.managers.admission import SuspendedDecision, admit
 from agent.managers.decision import Answers, Question
 from agent.managers.device.assignment import assign_devices
 from agent.managers.policy import PluginDevice
@@ -110,8 +110,7 @@ def outcome(rules: EffectivePolicy, asked: Pod, answers: Answers) -> Decision:
         if decision.suspended is None:
             return decision
         questions = decision.suspended.questions
-        assert isinstance(decision.suspended, SuspendedDecision)
-        decision = resume(decision.suspended, {each: answers.get(each, ()) for each in questions})
+        decision = decision.suspended.resume({each: answers.get(each, ()) for each in questions})
     raise AssertionError("the decision asks for ever")
 
 
@@ -165,15 +164,14 @@ def test_a_resumed_decision_is_the_one_that_knows_the_answers_from_the_start(
     decision = admit(rules, rules.empty_ledger(), asked)
     first = decision.suspended
     while decision.suspended is not None:
-        assert isinstance(decision.suspended, SuspendedDecision)
         for question in decision.suspended.questions:
             assert question not in answers, "what was answered is not asked again"
             ids = st.lists(st.sampled_from(sorted(question.available)), unique=True)
             answers[question] = tuple(data.draw(ids))
-        decision = resume(decision.suspended, answers)
+        decision = decision.suspended.resume(answers)
     if first is not None:
         assert isinstance(first, SuspendedDecision)
-        again = resume(replace(first, traces=(), works=()), answers)
+        again = replace(first, traces=(), works=()).resume(answers)
         assert (again.allocation, again.rejection) == (decision.allocation, decision.rejection)
         assert (again.ledger, again.counters) == (decision.ledger, decision.counters)
 

@@ -1,0 +1,95 @@
+"""Decisions on pods, with what providers of devices are asked before and after them.
+
+A decision is pure. Where it depends on what a device plugin prefers it is suspended, the plugin is
+asked, and it goes on with the answer. What was allocated is then delivered by the providers of the
+devices; a delivery that fails is a rejection, which leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.devices.providers import DeliveryError
+from agent.managers.decision import Decision, Reason, Rejection
+from agent.server.configured_host import decide
+from agent.sources.ownership import assigned, belongs_elsewhere
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.origin import Source
+    from agent.pods.model import Pod
+    from agent.server.clock import Clock
+    from agent.server.metrics.exposition import Metrics
+    from agent.server.state import AgentState
+
+
+class Decisions:
+    """Makes the decisions of the controller."""
+
+    def __init__(self, state: AgentState, metrics: Metrics, clock: Clock) -> None:
+        self._state = state
+        self._metrics = metrics
+        self._clock = clock
+
+    async def decide(self, pod: Pod, source: Source) -> Decision:
+        """Decide on a pod, and have its devices delivered; counts and times the decision."""
+        decision, seconds = await self._made(pod, source)
+        self._metrics.decision_duration.observe(seconds * 1000)
+        self._metrics.counters.add_all(decision.counters)
+        return await self._delivered(decision)
+
+    async def preview(self, pod: Pod, source: Source) -> Decision:
+        """Decide as `decide` would now; nothing is delivered or counted."""
+        decision, _ = await self._made(pod, source)
+        return decision
+
+    async def _made(self, pod: Pod, source: Source) -> tuple[Decision, float]:
+        """Return the decision, and how long the agent itself worked on it, in seconds."""
+        ledger = self._state.ledger
+        started = self._clock.monotonic()
+        decision = self._begun(pod, source)
+        seconds = self._clock.monotonic() - started
+        while decision.suspended is not None:
+            suspended = decision.suspended
+            answers = await self._state.providers.answers(suspended.questions)
+            started = self._clock.monotonic()
+            decision = suspended.resume(answers)
+            seconds += self._clock.monotonic() - started
+        return assigned(decision, ledger, source), seconds
+
+    def _begun(self, pod: Pod, source: Source) -> Decision:
+        ledger = self._state.ledger
+        if (owner := self._state.other_owner(pod.uid, source)) is not None:
+            return belongs_elsewhere(ledger, pod, *owner)
+        return decide(self._state.configured, ledger, pod)
+
+    async def _delivered(self, decision: Decision) -> Decision:
+        """Return the decision with the delivery of its devices, or the rejection of the pod.
+
+        A pod that has an allocation already has its devices.
+        """
+        if decision.allocation is None or decision.already_admitted:
+            return decision
+        try:
+            allocation = await self._state.providers.delivered(decision.allocation)
+        except DeliveryError as error:
+            return Decision(
+                decision.uid,
+                self._state.ledger,
+                cause=Rejection(
+                    Reason.UNEXPECTED,
+                    f"Allocate failed due to {error.message}, which is unexpected",
+                    remedy=error.remedy,
+                    resource=error.resource,
+                    container=error.container,
+                    asked=len(error.ids),
+                ),
+                hints=decision.hints,
+                asked=decision.asked,
+                warnings=decision.warnings,
+            )
+        if allocation is decision.allocation:
+            return decision
+        ledger = decision.ledger.with_allocation(allocation)
+        return replace(decision, allocation=allocation, ledger=ledger)

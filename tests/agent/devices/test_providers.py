@@ -1,0 +1,136 @@
+"""Several providers of devices are one: what they offer together, answer and deliver."""
+
+from __future__ import annotations
+
+import asyncio
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from agent.devices.providers import DeliveryError, Providers, allocated_ids, variable_of
+from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+from agent.managers.decision import Question
+from agent.managers.policy import PluginDevice
+from agent.pods.model import ContainerKind, QosClass
+from tests.fakes.devices import FakeProvider
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GPU: Final = "example.com/gpu"
+NIC: Final = "example.com/nic"
+ONE: Final = (PluginDevice("one"),)
+TWO: Final = (PluginDevice("two"),)
+
+
+def allocated(*containers: Mapping[str, tuple[str, ...]]) -> PodAllocation:
+    return PodAllocation(
+        uid="u",
+        name="p",
+        namespace="default",
+        qos=QosClass.GUARANTEED,
+        spec_digest="d",
+        containers=tuple(
+            ContainerAllocation(f"c{number}", ContainerKind.APP, devices=MappingProxyType(devices))
+            for number, devices in enumerate(containers)
+        ),
+    )
+
+
+def delivered(providers: Providers, allocation: PodAllocation) -> list[dict[str, str]]:
+    found = asyncio.run(providers.delivered(allocation))
+    return [dict(each.delivery.environment) for each in found.containers]
+
+
+def test_what_all_providers_offer_is_offered() -> None:
+    first = FakeProvider("first", {GPU: ONE}, frozenset({GPU}))
+    second = FakeProvider("second", {NIC: TWO})
+    offer = Providers([first, second]).offer()
+    assert dict(offer.devices) == {GPU: ONE, NIC: TWO}
+    assert offer.preferring == {GPU}
+
+
+def test_a_resource_that_two_offer_is_the_firsts_and_the_other_has_a_condition() -> None:
+    first = FakeProvider("first", {GPU: ONE})
+    second = FakeProvider("second", {GPU: TWO}, frozenset({GPU}))
+    providers = Providers([first, second])
+    assert dict(providers.offer().devices) == {GPU: ONE}
+    assert providers.offer().preferring == frozenset()
+    message = f"{GPU} is not taken from here: first offers it as well"
+    assert list(providers.conditions()) == [("second", message)]
+
+
+def test_devices_that_the_configuration_lists_are_taken_from_no_provider() -> None:
+    provider = FakeProvider("plugins", {GPU: ONE}, frozenset({GPU}), lines=("a line",))
+    providers = Providers([provider], [GPU])
+    assert providers.offer().devices == {}
+    message = f"{GPU} is not taken from here: agent.devices lists its devices"
+    assert list(providers.conditions()) == [("plugins", "a line"), ("plugins", message)]
+    assert delivered(providers, allocated({GPU: ("one",)})) == [{variable_of(GPU): "one"}]
+    assert provider.calls == []
+
+
+def test_the_variable_of_listed_devices_is_a_name_that_shells_accept() -> None:
+    assert variable_of("example.com/a-b.c") == "NUMAWARDEN_DEVICES_EXAMPLE_COM_A_B_C"
+    assert variable_of("exämple.com/x") == "NUMAWARDEN_DEVICES_EX_MPLE_COM_X"
+
+
+def test_each_question_is_answered_by_the_provider_of_its_resource() -> None:
+    first = FakeProvider("first", {GPU: ONE}, prefers={GPU: ("one",)})
+    second = FakeProvider("second", {NIC: TWO}, prefers={NIC: ("two",)})
+    questions = [Question(each, frozenset(), frozenset(), 1) for each in (NIC, GPU, "other/x")]
+    answers = asyncio.run(Providers([first, second]).answers(questions))
+    assert [answers[each] for each in questions] == [("two",), ("one",), ()]
+
+
+def test_every_container_gets_what_the_providers_of_its_devices_deliver() -> None:
+    provider = FakeProvider("plugins", {GPU: ONE, NIC: TWO})
+    allocation = allocated({GPU: ("a", "b"), NIC: ("c",)}, {}, {NIC: ("d",)})
+    assert delivered(Providers([provider]), allocation) == [
+        {"DEVICES_gpu": "a,b", "DEVICES_nic": "c"},
+        {},
+        {"DEVICES_nic": "d"},
+    ]
+
+
+def test_devices_are_prepared_once_all_are_allocated() -> None:
+    provider = FakeProvider("plugins", {GPU: ONE})
+    delivered(Providers([provider]), allocated({GPU: ("a",)}, {GPU: ("b",)}))
+    assert [(call, ids) for call, _, ids in provider.calls] == [
+        ("allocate", "a"),
+        ("allocate", "b"),
+        ("start", "a"),
+        ("start", "b"),
+    ]
+
+
+def test_a_pod_without_devices_asks_no_provider_and_stays_as_it_is() -> None:
+    provider = FakeProvider("plugins", {GPU: ONE})
+    allocation = allocated({}, {})
+    assert asyncio.run(Providers([provider]).delivered(allocation)) is allocation
+    assert provider.calls == []
+
+
+@pytest.mark.parametrize("attribute", ["fails", "unprepared"])
+def test_a_failure_names_container_resource_and_devices(attribute: str) -> None:
+    provider = FakeProvider("plugins", {GPU: ONE, NIC: TWO})
+    setattr(provider, attribute, {NIC: "plugin of nic: broken"})
+    with pytest.raises(DeliveryError) as caught:
+        delivered(Providers([provider]), allocated({GPU: ("a",)}, {NIC: ("c", "d")}))
+    error = caught.value
+    assert (error.container, error.resource, error.ids) == ("c1", NIC, ("c", "d"))
+    assert (error.message, error.remedy) == ("plugin of nic: broken", "try another plugin")
+
+
+@pytest.mark.parametrize("attribute", ["fails", "unprepared"])
+def test_a_provider_that_never_returns_is_given_up(attribute: str) -> None:
+    provider = FakeProvider("plugins", {GPU: ONE})
+    setattr(provider, attribute, {GPU: ""})
+    with pytest.raises(DeliveryError, match=r"plugins did not deliver .* within 0.05 s"):
+        delivered(Providers([provider], seconds=0.05), allocated({GPU: ("a",)}))
+
+
+def test_the_ids_of_all_allocations_are_collected_by_resource() -> None:
+    one, other = allocated({GPU: ("a",)}, {GPU: ("a", "b")}), allocated({GPU: ("c",), NIC: ("d",)})
+    assert dict(allocated_ids({"1": one, "2": other})) == {GPU: {"a", "b", "c"}, NIC: {"d"}}

@@ -1,0 +1,202 @@
+"""Devices of a provider in the running agent: offered, decided, delivered, saved, restarted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from agent.managers.policy import PluginDevice
+from agent.state.store import peek
+from sysfs.mask import Mask
+from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
+from tests.fakes.devices import FakeProvider
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.api.documents import AdmissionDocument
+    from agent.config.config import Config
+    from agent.managers.allocations.ledger import PodAllocation
+    from tests.agent.server.support import Running, World
+
+GPU: Final = "example.com/gpu"
+ON_NODE_1: Final = tuple(PluginDevice(name, Mask.of(1)) for name in "abc")
+
+
+@pytest.fixture
+def provider(world: World) -> FakeProvider:
+    """Register a provider of three devices on node 1."""
+    made = FakeProvider(devices={GPU: ON_NODE_1}, preferring=frozenset({GPU}))
+    world.providers = (lambda _config, _allocated: made,)
+    return made
+
+
+def asking(count: int, uid: str = UID) -> bytes:
+    amounts = b"memory: 1Gi"
+    return manifest(uid=uid).replace(amounts, amounts + f", {GPU}: {count}".encode())
+
+
+async def admit(agent: Running, count: int, uid: str = UID) -> AdmissionDocument:
+    return await asyncio.to_thread(agent.client.admit, asking(count, uid))
+
+
+def saved(world: World, uid: str = UID) -> PodAllocation:
+    state = peek(world.config.agent.state_directory)
+    assert state is not None
+    return state.ledger.allocations[uid]
+
+
+async def offered(agent: Running, provider: FakeProvider) -> None:
+    """Let the agent take what is offered now."""
+    provider.changed()
+    await agent.service._take_offer()
+
+
+@in_loop
+async def test_preferred_devices_are_allocated_with_cpus_near_them_and_delivered(
+    world: World, provider: FakeProvider
+) -> None:
+    provider.prefers = {GPU: ("c", "b")}
+    async with running(world) as agent:
+        assert (await admit(agent, 2)).admitted
+        (container,) = agent.controller.state.ledger.allocations[UID].containers
+        assert container.devices == {GPU: ("b", "c")}
+        assert container.delivery.environment == {"DEVICES_gpu": "b,c"}
+        assert str(container.cpus) == "4,12"
+        assert provider.calls == [
+            ("prefer", GPU, "a,b,c"),
+            ("allocate", GPU, "b,c"),
+            ("start", GPU, "b,c"),
+        ]
+        assert saved(world).containers == (container,)
+    provider.calls.clear()
+    async with running(world) as agent:
+        # Neither a restart nor the same specification again delivers anything again.
+        assert (await admit(agent, 2)).already_admitted
+        assert agent.controller.state.ledger.allocations[UID].containers == (container,)
+        assert provider.calls == []
+
+
+@in_loop
+async def test_a_delivery_that_fails_rejects_the_pod_and_leaves_nothing_behind(
+    world: World, provider: FakeProvider
+) -> None:
+    provider.fails = {GPU: "device plugin of example.com/gpu: UNKNOWN: out of luck"}
+    async with running(world) as agent:
+        before = agent.controller.state.ledger
+        answer = await admit(agent, 2)
+        assert answer.rejection is not None
+        assert (answer.rejection.reason, answer.rejection.message) == (
+            "UnexpectedAdmissionError",
+            f"Allocate failed due to {provider.fails[GPU]}, which is unexpected",
+        )
+        assert answer.rejection.remedy == "try another plugin"
+        assert (answer.rejection.resource, answer.rejection.container) == (GPU, "c0")
+        assert agent.controller.state.ledger == before
+        assert peek(world.config.agent.state_directory) is None or UID not in str(
+            peek(world.config.agent.state_directory)
+        )
+        assert not world.kernel.exists(f"kubepods/pod{UID}")
+        provider.fails = {}
+        assert (await admit(agent, 3)).admitted
+
+
+@in_loop
+async def test_a_dry_run_asks_what_is_preferred_and_delivers_nothing(
+    world: World, provider: FakeProvider
+) -> None:
+    provider.prefers = {GPU: ("c",)}
+    async with running(world) as agent:
+        answer = await asyncio.to_thread(agent.client.admit, asking(1), dry_run=True)
+        assert answer.pod is not None
+        assert answer.pod.containers[0].devices == {GPU: ("c",)}
+        assert [call for call, _, _ in provider.calls] == ["prefer"]
+
+
+@in_loop
+async def test_devices_that_come_and_go_change_what_is_admitted_at_once(
+    world: World, provider: FakeProvider
+) -> None:
+    provider.devices = {}
+    async with running(world) as agent:
+        rejected = await admit(agent, 1)
+        assert rejected.rejection is not None
+        assert rejected.rejection.reason == f"OutOf{GPU}"
+        provider.devices = {GPU: ON_NODE_1}
+        await offered(agent, provider)
+        assert (await admit(agent, 3)).admitted
+        provider.devices = {GPU: (*ON_NODE_1[:2], PluginDevice("c", Mask.of(1), healthy=False))}
+        await offered(agent, provider)
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert [each.message for each in pod.invalid] == [
+            "has example.com/gpu c, which is not healthy"
+        ]
+        provider.devices = {}
+        await offered(agent, provider)
+        assert len(agent.controller.state.invalid) == 3
+        assert agent.controller.state.ledger.allocations[UID].containers[0].devices == {
+            GPU: ("a", "b", "c")
+        }
+
+
+@in_loop
+async def test_after_a_restart_no_device_is_given_twice_whatever_is_offered(
+    world: World, provider: FakeProvider
+) -> None:
+    async with running(world) as agent:
+        assert (await admit(agent, 2)).admitted
+    known: dict[str, frozenset[str]] = {}
+
+    def make(_config: Config, allocated: Mapping[str, frozenset[str]]) -> FakeProvider:
+        known.update(allocated)
+        return provider
+
+    world.providers = (make,)
+    provider.devices = {GPU: ON_NODE_1[:2]}
+    async with running(world) as agent:
+        assert known == {GPU: {"a", "b"}}
+        rejected = await admit(agent, 1, OTHER_UID)
+        assert not rejected.admitted
+        provider.devices = {GPU: ON_NODE_1}
+        await offered(agent, provider)
+        assert (await admit(agent, 1, OTHER_UID)).admitted
+        ledger = agent.controller.state.ledger
+        assert ledger.allocations[OTHER_UID].containers[0].devices == {GPU: ("c",)}
+
+
+@in_loop
+async def test_a_node_that_the_host_does_not_have_says_nothing_about_a_device(
+    world: World, provider: FakeProvider
+) -> None:
+    provider.devices = {GPU: (PluginDevice("far", Mask.of(7)),)}
+    async with running(world) as agent:
+        assert (await admit(agent, 1)).admitted
+        (device,) = agent.controller.state.configured.rules.policy.devices[GPU]
+        assert device.nodes == Mask(0)
+
+
+@in_loop
+async def test_what_is_wrong_with_a_provider_is_a_condition(
+    world: World, provider: FakeProvider
+) -> None:
+    provider.lines = ("the plugin of example.com/gpu went away",)
+    async with running(world) as agent:
+        found = agent.controller.state.present_conditions()
+        assert [(each.type, each.reason, each.message) for each in found] == [
+            ("DevicesOffered", "Fake", "the plugin of example.com/gpu went away")
+        ]
+
+
+@in_loop
+async def test_a_provider_that_fails_is_a_condition_and_ends_nothing(
+    world: World, provider: FakeProvider
+) -> None:
+    provider.breaks = "a mistake"
+    async with running(world) as agent:
+        while "devices of fake" not in agent.controller.state.conditions:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        message = agent.controller.state.conditions["devices of fake"]
+        assert "internal error (RuntimeError: a mistake)" in message
+        assert (await admit(agent, 1)).admitted
