@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from msgspec.structs import replace
+
 from agent.managers.admission import MANAGERS, admit, remove
 from agent.managers.cpu.assignment import take_by_topology
 from agent.managers.effective_policy import Draft
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.topology.implicit_hints import ProviderHints
     from agent.pods.model import Pod
@@ -101,7 +104,27 @@ def _by_option(name: str) -> Iterator[Case]:
         yield _spelled(option), partial(admit, rules, ledger, asked)
 
 
-_DECISIONS: Final = (_occupied, _pod_level, _held, _by_option)
+def _devices(name: str) -> Iterator[Case]:
+    """Two resources of devices: listed in the configuration, and of plugins that prefer some."""
+    rules = hosts.rules(name)
+    preferring = replace(rules.policy, preferring=frozenset(rules.policy.devices))
+    plugins = replace(rules, policy=preferring)
+    asked = hosts.pod_of("new", "cpu=4 memory=1Gi example.com/gpu=1 example.com/nic=1")
+    for state in ("empty", "fragmented"):
+        ledger = hosts.held_on(name, state)
+        yield f"{state}-devices-listed", partial(admit, rules, ledger, asked)
+        yield f"{state}-devices-plugins", partial(_asking, plugins, ledger, asked)
+
+
+def _asking(rules: EffectivePolicy, ledger: Ledger, asked: Pod) -> Decision:
+    decision = admit(rules, ledger, asked)
+    while decision.suspended is not None:
+        preferred = {each: tuple(each.available) for each in decision.suspended.questions}
+        decision = decision.suspended.resume(preferred)
+    return decision
+
+
+_DECISIONS: Final = (_occupied, _pod_level, _held, _by_option, _devices)
 
 
 def removal() -> Iterator[Figure]:

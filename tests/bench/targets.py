@@ -59,6 +59,8 @@ _GROWTHS: Final = (
     ("removal", "remove/.*", 1.3),
     ("exclusive admission", "enforce/.*-exclusive-admit-", 1.5),
 )
+#: A decision on devices of plugins may take so many times that on listed devices.
+_PLUGINS: Final = 1.3
 REST_MIB: Final = 60
 REST_PERCENT: Final = 0.2
 
@@ -72,6 +74,7 @@ def verdicts(figures: Sequence[Figure], rest: Rest | None) -> Iterator[str]:
     medians = {figure.name: figure.p50_us for figure in figures}
     for what, family, most in _GROWTHS:
         yield from _growth(what, family, most, medians)
+    yield from _plugins(medians)
     yield from _counts([figure for figure in figures if re.match(_ADMISSION, figure.name)])
     if rest is not None:
         mib, percent = rest.resident_bytes / _MIB, rest.cpu_percent
@@ -107,6 +110,22 @@ def _growth(what: str, family: str, most: float, medians: dict[str, float]) -> I
         found = f"{ratios[worst]:.2f} times ({worst})"
         desired = f"<= {most} times that with 10"
         yield _line(f"{what} with 2,500 pods held", desired, found, ratios[worst] <= most)
+
+
+def _plugins(medians: dict[str, float]) -> Iterator[str]:
+    """Yield the line for decisions that ask device plugins, by the worst case."""
+    suffix = "-devices-plugins"
+    ratios = {
+        name: medians[name] / medians[listed]
+        for name in medians
+        if name.endswith(suffix) and (listed := name.replace(suffix, "-devices-listed")) in medians
+    }
+    if ratios:
+        worst = max(ratios, key=ratios.__getitem__)
+        found = f"{ratios[worst]:.2f} times ({worst})"
+        desired = f"<= {_PLUGINS} times that on listed ones"
+        met = ratios[worst] <= _PLUGINS
+        yield _line("decision on devices of plugins", desired, found, met)
 
 
 def _counts(admissions: Sequence[Figure]) -> Iterator[str]:

@@ -54,3 +54,12 @@ def test_a_process_at_rest_has_limits_of_memory_and_time() -> None:
     memory, cpu = verdicts([], Rest(61 << 20, 0.1))
     assert memory.startswith("MISSED")
     assert cpu.startswith("met ")
+
+
+def test_asking_device_plugins_may_not_make_a_decision_dearer() -> None:
+    listed, plugins = (f"decide/34n/empty-devices-{kind}" for kind in ("listed", "plugins"))
+    *_, missed = verdicts([figure(listed, 0.1, 0.1), figure(plugins, 0.14, 0.14)], None)
+    assert missed.startswith("MISSED  decision on devices of plugins")
+    assert f"1.40 times ({plugins})" in missed
+    *_, met = verdicts([figure(listed, 0.1, 0.1), figure(plugins, 0.12, 0.12)], None)
+    assert met.startswith("met ")
