@@ -1,0 +1,393 @@
+"""What would let a rejected pod be admitted: changes that were put to the decision function.
+
+Nothing is advised that was not tried and admitted; a change that is not listed may help as well,
+since only some are tried. Tried are the end of other pods, weaker policies, and a smaller request
+of one resource. A smaller request counts only if the same containers as before may have exclusive
+resources: less isolation is not what was asked for.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import islice
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers.admission import admit, remove
+from agent.managers.effective_policy import restored
+from agent.managers.memory.state import hugepages_type
+from agent.managers.node_fit import native_first, node_amount_text
+from agent.managers.policy import (
+    MemoryManagerPolicy,
+    MemoryPolicy,
+    TopologyManagerPolicy,
+    TopologyManagerScope,
+)
+from agent.pods.identity import full_name
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, Resources
+from agent.pods.quantity import Quantity
+from agent.pods.requests import is_memory_type
+from agent.pods.validation import find_problems
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.decision import Decision
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.policy import Policy
+    from agent.pods.model import Container, Pod
+
+#: How many changes are tried for one rejection: some 30 ms on 2 nodes, 60 on 8.
+MOST_TRIALS: Final = 100
+#: Of these, at most so many for other pods: half end one pod, half look for several.
+_MOST_ENDS: Final = 40
+#: How many requests are made smaller, the largest first.
+_MOST_REQUESTS: Final = 6
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+#: From here on memory is made smaller by whole GiB.
+_LARGE: Final = 4 * _GIB
+
+
+class AdviceKind(StrEnum):
+    """What is changed: the pod's requests, other pods, or the policy."""
+
+    REQUEST = "request"
+    END = "end"
+    POLICY = "policy"
+
+
+class Advice(Struct, frozen=True):
+    """One change under which the decision function admitted the pod.
+
+    Of a request: `container` (None: the pod-level resources), `resource`, and the `amount` that was
+    admitted, CPUs in millicores, memory in bytes. Of an end: the `uids` of the pods that would have
+    to end. Of a policy: the `key` of the configuration and its `value`; `loss` says what the pod
+    would not get.
+    """
+
+    kind: AdviceKind
+    text: str
+    container: str | None = None
+    resource: str = ""
+    amount: int = 0
+    uids: tuple[str, ...] = ()
+    key: str = ""
+    value: str = ""
+    loss: str = ""
+
+
+class PolicyChange(Struct, frozen=True):
+    """A weaker policy: the configuration's key and value, and what is lost (None: see below).
+
+    Without a fixed loss the nodes of what the pod would get are named.
+    """
+
+    key: str
+    value: str
+    policy: Policy
+    loss: str | None = None
+
+
+def advise(
+    rules: EffectivePolicy, ledger: Ledger, pod: Pod, most: int = MOST_TRIALS
+) -> Iterator[Advice | None]:
+    """Yield once for each change that was tried: the advice if the pod was admitted, else None.
+
+    Pure; the caller may stop at any time, or work on something else between two trials. The trials
+    are ordered by what they cost others: policies first, then the pod's own requests, then pods.
+    """
+    trials = (
+        _policies(rules, ledger, pod),
+        _requests(rules, ledger, pod),
+        _ends(rules, ledger, pod),
+    )
+    return islice((each for some in trials for each in some), most)
+
+
+def decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
+    """Return the decision where device plugins have no preference, which rejects no pod."""
+    decision = admit(rules, ledger, pod)
+    while decision.suspended is not None:
+        decision = decision.suspended.resume(dict.fromkeys(decision.suspended.questions, ()))
+    return decision
+
+
+# --- weaker policies ----------------------------------------------------------------------------
+
+
+def weaker_policies(policy: Policy) -> Iterator[PolicyChange]:
+    """Yield the policies that demand less than this one, each changed by one key."""
+    topology, cpu = policy.topology, policy.cpu
+    order = list(TopologyManagerPolicy)
+    for value in reversed(order[: order.index(topology.policy)]):
+        yield PolicyChange(
+            "topologyManagerPolicy",
+            str(value),
+            replace(policy, topology=replace(topology, policy=value)),
+        )
+    if topology.is_pod_scope:
+        scope = TopologyManagerScope.CONTAINER
+        yield PolicyChange(
+            "topologyManagerScope",
+            str(scope),
+            replace(policy, topology=replace(topology, scope=scope)),
+            "each container is aligned by itself, not the pod as a whole",
+        )
+    for option, key, loss in _OPTIONS:
+        if getattr(cpu.options, option):
+            yield PolicyChange(
+                f'cpuManagerPolicyOptions["{key}"]',
+                "false",
+                replace(policy, cpu=replace(cpu, options=replace(cpu.options, **{option: False}))),
+                loss,
+            )
+    if policy.memory.policy is MemoryManagerPolicy.STATIC:
+        yield PolicyChange(
+            "memoryManagerPolicy",
+            str(MemoryManagerPolicy.NONE),
+            replace(policy, memory=MemoryPolicy()),
+            "memory is not pinned to NUMA nodes",
+        )
+
+
+_OPTIONS: Final = (
+    ("full_pcpus_only", "full-pcpus-only", "containers may share a physical core"),
+    (
+        "distribute_cpus_across_numa",
+        "distribute-cpus-across-numa",
+        "CPUs fill one node after another",
+    ),
+    ("align_by_socket", "align-by-socket", "nodes may be of several sockets"),
+)
+
+
+def _policies(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
+    found: set[str] = set()
+    for change in weaker_policies(rules.policy):
+        if change.key in found:
+            continue
+        weaker = replace(rules, policy=change.policy)
+        allocation = decided(weaker, restored(weaker, ledger), pod).allocation
+        if allocation is None:
+            yield None
+            continue
+        found.add(change.key)
+        loss = change.loss or _places(rules, allocation)
+        yield Advice(
+            AdviceKind.POLICY,
+            f"{change.key}: {change.value} ({loss})",
+            key=change.key,
+            value=change.value,
+            loss=loss,
+        )
+
+
+def _places(rules: EffectivePolicy, allocation: PodAllocation) -> str:
+    """Return on which nodes the CPUs and the memory of a pod would be."""
+    cpus = rules.machine.cpus.nodes_of(allocation.exclusive_cpus)
+    memory = EMPTY
+    for block in (*allocation.memory, *(b for c in allocation.containers for b in c.memory)):
+        memory |= block.nodes
+    places = [
+        f"{what} on {_nodes(nodes)}"
+        for what, nodes in (("CPUs", cpus), ("memory", memory))
+        if nodes
+    ]
+    aligned = len(cpus | memory) == 1
+    return f"{', '.join(places) or 'nothing exclusive'}{'' if aligned else ': not aligned'}"
+
+
+def _nodes(nodes: Mask) -> str:
+    return f"node {nodes}" if len(nodes) == 1 else f"nodes {nodes}"
+
+
+# --- smaller requests ---------------------------------------------------------------------------
+
+
+class _Request(Struct, frozen=True):
+    """One amount that could be smaller: of a container, or of the pod-level resources (None)."""
+
+    container: str | None
+    resource: str
+    #: The amount asked for, and the step by which it is made smaller, in the resource's unit.
+    asked: int
+    step: int
+
+
+def with_amount(pod: Pod, container: str | None, resource: str, amount: int) -> Pod:
+    """Return the pod with a smaller amount of one resource, requested and limited alike.
+
+    `amount` is in millicores for `cpu`, else in whole units; an amount that is smaller already
+    stays.
+    """
+    if container is None:
+        if pod.resources is None:
+            return pod
+        return replace(pod, resources=_smaller(pod.resources, resource, amount))
+
+    def changed(each: Container) -> Container:
+        if each.name != container:
+            return each
+        return replace(each, resources=_smaller(each.resources, resource, amount))
+
+    return replace(
+        pod,
+        containers=tuple(map(changed, pod.containers)),
+        init_containers=tuple(map(changed, pod.init_containers)),
+    )
+
+
+def _smaller(resources: Resources, resource: str, amount: int) -> Resources:
+    most = _quantity(resource, amount)
+
+    def capped(amounts: Mapping[str, Quantity]) -> Mapping[str, Quantity]:
+        known = amounts.get(resource)
+        if known is None or known.nano <= most.nano:
+            return amounts
+        return MappingProxyType({**amounts, resource: most})
+
+    return Resources(capped(resources.requests), capped(resources.limits))
+
+
+def _quantity(resource: str, amount: int) -> Quantity:
+    if resource == CPU:
+        return Quantity.parse(f"{amount}m")
+    return Quantity.of_bytes(amount) if is_memory_type(resource) else Quantity.of(amount)
+
+
+def _requests(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
+    for request in islice(_shrinkable(rules, pod), _MOST_REQUESTS):
+        yield from _shrunk(rules, ledger, pod, request)
+
+
+def _shrinkable(rules: EffectivePolicy, pod: Pod) -> Iterator[_Request]:
+    """Yield what could be smaller: of each resource the largest amount, CPUs first."""
+    largest: dict[str, _Request] = {}
+    of_pod = [] if pod.resources is None else [(None, pod.resources)]
+    for name, resources in (
+        *of_pod,
+        *((each.name, each.resources) for each in pod.all_containers()),
+    ):
+        for resource, limit in {**resources.requests, **resources.limits}.items():
+            asked = limit.milli_value if resource == CPU else limit.value
+            known = largest.get(resource)
+            if known is None or (known.container is not None and asked > known.asked):
+                step = _step(rules, resource, asked)
+                largest[resource] = _Request(name, resource, asked, step)
+    for resource in sorted(largest, key=native_first):
+        yield largest[resource]
+
+
+def _step(rules: EffectivePolicy, resource: str, asked: int) -> int:
+    if resource == CPU:
+        whole = rules.policy.cpu.options.full_pcpus_only
+        threads = max((len(Mask(core.cpus)) for core in rules.machine.cpus.cores), default=1)
+        return 1000 * threads if whole else 1000
+    if resource.startswith(HUGEPAGES_PREFIX):
+        sizes = (size for node in rules.machine.nodes for size in node.hugepages)
+        return next((size for size in sizes if hugepages_type(size) == resource), asked)
+    if is_memory_type(resource):
+        return _GIB if asked >= _LARGE else _MIB
+    return 1
+
+
+def _shrunk(
+    rules: EffectivePolicy, ledger: Ledger, pod: Pod, request: _Request
+) -> Iterator[Advice | None]:
+    """Look for the largest smaller amount that is admitted, by halves: each one is tried."""
+    eligible = _eligible(rules, pod)
+    best, low, high = 0, 1, (request.asked - 1) // request.step
+    while low <= high:
+        # The smallest first: where not even that helps, nothing smaller does.
+        middle = low if not best else (low + high + 1) // 2
+        amount = middle * request.step
+        smaller = with_amount(pod, request.container, request.resource, amount)
+        if _is_admitted(rules, ledger, smaller, eligible):
+            best, low = middle, middle + 1
+        elif not best:
+            break
+        else:
+            high = middle - 1
+        yield None
+    if not best:
+        return
+    amount = best * request.step
+    admitted, asked = (node_amount_text(request.resource, each) for each in (amount, request.asked))
+    of = "" if request.container is None else f" in container {request.container}"
+    yield Advice(
+        AdviceKind.REQUEST,
+        f"request {admitted} of {request.resource}{of} instead of {asked}",
+        container=request.container,
+        resource=request.resource,
+        amount=amount,
+    )
+
+
+def _is_admitted(
+    rules: EffectivePolicy, ledger: Ledger, pod: Pod, eligible: tuple[frozenset[str], ...]
+) -> bool:
+    if find_problems(pod) or _eligible(rules, pod) != eligible:
+        return False
+    return decided(rules, ledger, pod).admitted
+
+
+def _eligible(rules: EffectivePolicy, pod: Pod) -> tuple[frozenset[str], ...]:
+    """Return by container what it may have exclusively."""
+    return tuple(frozenset(each.exclusive) for each in rules.demand(pod).eligibility())
+
+
+# --- the end of other pods ----------------------------------------------------------------------
+
+
+def _ends(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
+    """Try the end of single pods, the latest first; where none helps, of several together."""
+    latest = list(ledger.allocations)[: -_MOST_ENDS // 2 - 1 : -1]
+    helped = False
+    for uid in latest:
+        if decided(rules, remove(rules, ledger, uid), pod).admitted:
+            helped = True
+            yield _end(ledger, (uid,))
+        else:
+            yield None
+    if not helped:
+        yield from _several(rules, ledger, pod, latest)
+
+
+def _several(
+    rules: EffectivePolicy, ledger: Ledger, pod: Pod, latest: Iterable[str]
+) -> Iterator[Advice | None]:
+    """End one pod after the other until the pod is admitted, then keep those that need not end."""
+    gone: list[str] = []
+    admitted = False
+    for uid in latest:
+        gone.append(uid)
+        admitted = len(gone) > 1 and decided(rules, _without(rules, ledger, gone), pod).admitted
+        if admitted:
+            break
+        yield None
+    if not admitted:
+        return
+    for uid in tuple(gone[:-1]):
+        fewer = [each for each in gone if each != uid]
+        if decided(rules, _without(rules, ledger, fewer), pod).admitted:
+            gone = fewer
+        yield None
+    yield _end(ledger, tuple(gone))
+
+
+def _without(rules: EffectivePolicy, ledger: Ledger, uids: Iterable[str]) -> Ledger:
+    for uid in uids:
+        ledger = remove(rules, ledger, uid)
+    return ledger
+
+
+def _end(ledger: Ledger, uids: tuple[str, ...]) -> Advice:
+    names = ", ".join(full_name(ledger.allocations[uid]) for uid in uids)
+    pods = "pod" if len(uids) == 1 else "pods"
+    return Advice(AdviceKind.END, f"end {pods} {names}", uids=uids)

@@ -1,0 +1,177 @@
+"""Every piece of advice was tried: doing what it says admits the pod."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.managers.admission import admit, remove
+from agent.managers.advice import MOST_TRIALS, AdviceKind, advise, weaker_policies, with_amount
+from agent.managers.effective_policy import restored
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import (
+    BEST_EFFORT,
+    CONTAINER,
+    NO_POLICY,
+    POD,
+    RESTRICTED,
+    SINGLE,
+    SMT,
+    make_rules,
+)
+from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
+from tests.agent.pods.pods import app, guaranteed, pod, resources
+
+if TYPE_CHECKING:
+    from agent.managers.advice import Advice
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.decision import Decision
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.pods.model import Container, Pod
+
+#: How many random rejections are looked for (README.md, "Tests").
+REJECTIONS: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "2000"))
+
+
+def advice_on(rules: EffectivePolicy, ledger: Ledger, asked: Pod) -> list[Advice]:
+    return [each for each in advise(rules, ledger, asked) if each is not None]
+
+
+def done(rules: EffectivePolicy, ledger: Ledger, asked: Pod, advice: Advice) -> Decision:
+    """Do what the advice says and decide again."""
+    if advice.kind is AdviceKind.END:
+        for uid in advice.uids:
+            assert uid in ledger.allocations
+            ledger = remove(rules, ledger, uid)
+    elif advice.kind is AdviceKind.REQUEST:
+        asked = with_amount(asked, advice.container, advice.resource, advice.amount)
+    else:
+        (policy,) = [
+            change.policy
+            for change in weaker_policies(rules.policy)
+            if (change.key, change.value) == (advice.key, advice.value)
+        ]
+        rules = replace(rules, policy=policy)
+        ledger = restored(rules, ledger)
+    return admit(rules, ledger, asked)
+
+
+def named(name: str, *containers: Container) -> Pod:
+    return replace(pod(*containers, uid=name), name=name)
+
+
+def texts(rules: EffectivePolicy, asked: Pod, *others: Pod) -> list[str]:
+    ledger = rules.empty_ledger()
+    for other in others:
+        ledger = with_pod(rules, other, ledger)
+    assert not admit(rules, ledger, asked).admitted
+    found = advice_on(rules, ledger, asked)
+    for advice in found:
+        assert done(rules, ledger, asked, advice).admitted, advice
+    return [advice.text for advice in found]
+
+
+BIG: Final = pod(app("main", guaranteed("cpu=9 memory=1Gi")))
+
+
+def test_a_pod_too_wide_for_one_node_hears_of_a_policy_and_of_what_one_node_has() -> None:
+    assert texts(make_rules(topology=SINGLE), BIG) == [
+        "topologyManagerPolicy: best-effort (CPUs on nodes 0-1, memory on nodes 0-1: not aligned)",
+        "request 8 of cpu in container main instead of 9",
+    ]
+
+
+def test_restricted_is_not_advised_where_it_rejects_as_well() -> None:
+    assert not any("restricted" in each for each in texts(make_rules(topology=SINGLE), BIG))
+
+
+def test_of_what_is_more_than_the_host_has_only_less_is_advised() -> None:
+    huge = pod(app("main", guaranteed("cpu=64 memory=1Gi")))
+    assert texts(make_rules(topology=NO_POLICY, memory=False), huge) == [
+        "request 15 of cpu in container main instead of 64"
+    ]
+
+
+def test_the_end_of_a_pod_that_makes_room_is_advised_and_no_other() -> None:
+    rules = make_rules(topology=RESTRICTED, scope=CONTAINER, memory=False)
+    large = named("large", app("main", guaranteed("cpu=7 memory=1Gi")))
+    small = named("small", app("main", resources("cpu=500m")))
+    rest = named("rest", app("main", guaranteed("cpu=6 memory=1Gi")))
+    found = texts(rules, pod(app("main", guaranteed("cpu=4 memory=1Gi"))), large, small, rest)
+    assert found == [
+        "request 2 of cpu in container main instead of 4",
+        "end pod default/rest",
+        "end pod default/large",
+    ]
+
+
+def test_several_pods_that_must_end_together_are_advised_together() -> None:
+    rules = make_rules(topology=NO_POLICY, memory=False)
+    names = ("one", "two", "three")
+    others = [named(name, app("main", guaranteed("cpu=4 memory=1Gi"))) for name in names]
+    found = texts(rules, pod(app("main", guaranteed("cpu=9 memory=1Gi"))), *others)
+    assert found == [
+        "request 3 of cpu in container main instead of 9",
+        "end pods default/three, default/two",
+    ]
+
+
+def test_whole_cores_are_asked_for_in_whole_cores() -> None:
+    rules = make_rules(SMT, RESTRICTED, full_pcpus_only=True, memory=False, reserved="0,8")
+    found = texts(rules, pod(app("main", guaranteed("cpu=15 memory=1Gi"))))
+    assert "request 14 of cpu in container main instead of 15" in found
+
+
+def test_a_pod_scope_that_cannot_be_is_given_up_for_that_of_its_containers() -> None:
+    rules = make_rules(topology=SINGLE, scope=POD, memory=False)
+    two = pod(
+        app("one", guaranteed("cpu=5 memory=1Gi")), app("two", guaranteed("cpu=5 memory=1Gi"))
+    )
+    assert (
+        "topologyManagerScope: container (each container is aligned by itself, not the pod as a "
+        "whole)"
+    ) in texts(rules, two)
+
+
+def test_memory_is_advised_in_units_that_people_write() -> None:
+    rules = make_rules(topology=RESTRICTED, scope=CONTAINER)
+    found = texts(rules, pod(app("main", guaranteed("cpu=2 memory=100Gi"))))
+    assert "request 15 GiB of memory in container main instead of 100 GiB" in found
+
+
+def test_a_smaller_request_that_would_run_in_the_shared_pool_is_not_advised() -> None:
+    """One CPU fewer of a pod-level budget leaves its container without exclusive CPUs."""
+    rules = make_rules(topology=SINGLE)
+    for advice in advice_on(rules, rules.empty_ledger(), BIG):
+        allocation = done(rules, rules.empty_ledger(), BIG, advice).allocation
+        assert allocation is not None
+        assert allocation.containers[0].cpus
+
+
+def test_trials_are_bounded_on_a_full_host() -> None:
+    rules = make_rules(topology=BEST_EFFORT, memory=False)
+    ledger = rules.empty_ledger()
+    for number in range(300):
+        ledger = with_pod(rules, pod(app("main"), uid=f"u{number}"), ledger)
+    huge = pod(app("main", guaranteed("cpu=640 memory=1Gi")))
+    assert len(list(advise(rules, ledger, huge))) <= MOST_TRIALS
+    assert len(list(advise(rules, ledger, huge, most=3))) == 3
+
+
+@pytest.mark.timeout(max(300, REJECTIONS))
+@settings(EVERY_SEQUENCE, max_examples=REJECTIONS)
+@given(rules=rule_sets(), others=st.lists(pods(), max_size=4), asked=pods("asked"))
+def test_doing_what_any_advice_says_admits_the_rejected_pod(
+    rules: EffectivePolicy, others: list[Pod], asked: Pod
+) -> None:
+    ledger = rules.empty_ledger()
+    for number, other in enumerate(others):
+        ledger = admit(rules, ledger, replace(other, uid=f"u-{number}")).ledger
+    assume(not admit(rules, ledger, asked).admitted)
+    for advice in advice_on(rules, ledger, asked):
+        assert done(rules, ledger, asked, advice).admitted, advice
