@@ -140,10 +140,31 @@ class ShortageDocument(Document, frozen=True):
     requested: int
 
 
+class AdviceDocument(Document, frozen=True):
+    """One change with which the pod would be admitted: it was tried.
+
+    `kind` is `request` (`amount` of `resource` in `container`, null: of the pod-level resources;
+    CPUs in millicores), `end` (the pods of `uids` end) or `policy` (`key` of the configuration is
+    `value`; `loss` is what the pod would not get).
+    """
+
+    kind: str
+    text: str
+    container: str | None = None
+    resource: str = ""
+    amount: int = 0
+    uids: tuple[str, ...] = ()
+    key: str = ""
+    value: str = ""
+    loss: str = ""
+
+
 class RejectionDocument(Document, frozen=True):
     """Why a pod was rejected; `asked` and `free` (by NUMA node) are in the resource's unit.
 
     Of the reasons `OutOf<resource>` these two are null and empty: `shortages` has the amounts.
+    `advice` are changes with which the pod would be admitted now; empty: none of those that were
+    tried, null: none was tried.
     """
 
     reason: str
@@ -154,6 +175,7 @@ class RejectionDocument(Document, frozen=True):
     asked: int | None
     free: dict[str, int]
     shortages: tuple[ShortageDocument, ...] = ()
+    advice: tuple[AdviceDocument, ...] | None = None
 
 
 class ProviderDocument(Document, frozen=True):

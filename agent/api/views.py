@@ -15,6 +15,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from agent.managers.advice import Advice
     from agent.managers.allocations.ledger import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.allocations.sharing import Share
     from agent.managers.allocations.unused_budget import UnusedBudget
@@ -151,6 +152,21 @@ def rejection_document(rejection: Rejection) -> wire.RejectionDocument:
             )
             for shortage in rejection.shortages
         ),
+    )
+
+
+def advice_document(advice: Advice) -> wire.AdviceDocument:
+    """Return one change with which a rejected pod would be admitted."""
+    return wire.AdviceDocument(
+        kind=str(advice.kind),
+        text=advice.text,
+        container=advice.container,
+        resource=advice.resource,
+        amount=advice.amount,
+        uids=advice.uids,
+        key=advice.key,
+        value=advice.value,
+        loss=advice.loss,
     )
 
 

@@ -179,6 +179,8 @@ def _policies(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advi
             continue
         found.add(change.key)
         loss = change.loss or _places(rules, allocation)
+        if change.value == TopologyManagerPolicy.NONE:
+            loss = f"{loss}, by chance: nothing is aligned"
         yield Advice(
             AdviceKind.POLICY,
             f"{change.key}: {change.value} ({loss})",

@@ -176,6 +176,7 @@ class Api:
             answer = await self._controller.preview(pod)
         else:
             answer = await self._controller.admit(pod)
+        answer = await self._controller.decisions.advised(pod, answer)
         return _json(answer, _admission_status(answer))
 
     async def _list(self, _request: Request) -> Response:

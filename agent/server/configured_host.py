@@ -113,6 +113,7 @@ def _with_offer(policy: Policy, config: Config, machine: Machine, offer: Offer) 
         for resource, inventory in offer.devices.items()
     }
     devices = MappingProxyType({**offered, **config.agent.devices})
-    return replace(
-        policy, devices=devices, preferring=offer.preferring - config.agent.devices.keys()
-    )
+    preferring = offer.preferring - config.agent.devices.keys()
+    if (devices, preferring) == (policy.devices, policy.preferring):
+        return policy
+    return replace(policy, devices=devices, preferring=preferring)

@@ -196,7 +196,7 @@ class Controller:
         """
         failed = self.state.records.failed(uid)
         if failed is not None and uid not in self.state.ledger.allocations:
-            return failed
+            return await self.decisions.advised_status(failed)
         allocation = self._allocation(uid)
         async with self._observing:
             observed = await self.worker.run(self._kernel.observe, self.state.target(), allocation)

@@ -7,21 +7,29 @@ devices; a delivery that fails is a rejection, which leaves nothing behind.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from agent.api.views import advice_document
 from agent.devices.providers import DeliveryError
+from agent.managers.advice import advise
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.server.configured_host import decide
 from agent.sources.ownership import assigned, belongs_elsewhere
 
 if TYPE_CHECKING:
+    from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
     from agent.managers.allocations.origin import Source
     from agent.pods.model import Pod
     from agent.server.clock import Clock
     from agent.server.metrics.exposition import Metrics
+    from agent.server.reporting.records import RejectedPod
     from agent.server.state import AgentState
+
+#: How many rejections may wait for their advice; the answers to all others have none.
+MOST_WAITING: Final = 16
 
 
 class Decisions:
@@ -31,6 +39,9 @@ class Decisions:
         self._state = state
         self._metrics = metrics
         self._clock = clock
+        #: One rejection is advised on at a time; `_waiting` counts it and those behind it.
+        self._advising = asyncio.Lock()
+        self._waiting = 0
 
     async def decide(self, pod: Pod, source: Source) -> Decision:
         """Decide on a pod, and have its devices delivered; counts and times the decision."""
@@ -57,6 +68,40 @@ class Decisions:
             decision = suspended.resume(answers)
             seconds += self._clock.monotonic() - started
         return assigned(decision, ledger, source), seconds
+
+    async def advised(self, pod: Pod, answer: AdmissionDocument) -> AdmissionDocument:
+        """Return the answer to a rejected pod with what would let it be admitted now."""
+        if answer.rejection is None:
+            return answer
+        return replace(answer, rejection=await self._with_advice(pod, answer.rejection))
+
+    async def advised_status(self, rejected: RejectedPod) -> FailedPodDocument:
+        """Return the status of a rejected pod with what would let it be admitted now."""
+        status = rejected.status
+        if rejected.pod is None or status.rejection is None:
+            return status
+        return replace(status, rejection=await self._with_advice(rejected.pod, status.rejection))
+
+    async def _with_advice(self, pod: Pod, rejection: RejectionDocument) -> RejectionDocument:
+        """Return the rejection with advice, unless too many others wait for theirs.
+
+        Each change is tried in a turn of its own, so that no other request waits for more than one.
+        """
+        configured, ledger = self._state.configured, self._state.ledger
+        unadvisable = rejection.reason == Reason.CONFLICT or configured.frozen
+        if unadvisable or self._waiting >= MOST_WAITING:
+            return rejection
+        self._waiting += 1
+        try:
+            async with self._advising:
+                found = []
+                for advice in advise(configured.rules, ledger, pod):
+                    if advice is not None:
+                        found.append(advice_document(advice))
+                    await asyncio.sleep(0)
+        finally:
+            self._waiting -= 1
+        return replace(rejection, advice=tuple(found))
 
     def _begun(self, pod: Pod, source: Source) -> Decision:
         ledger = self._state.ledger

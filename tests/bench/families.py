@@ -92,7 +92,7 @@ def _held(name: str) -> Iterator[Case]:
 
 
 def _by_option(name: str) -> Iterator[Case]:
-    ledger = hosts.held_on(name, "fragmented")
+    ledger = _fragmented(name)
     asked = hosts.guaranteed_pod("new", 4)
     for option in hosts.OPTIONS[1:]:
         rules = hosts.rules(
@@ -104,16 +104,19 @@ def _by_option(name: str) -> Iterator[Case]:
         yield _spelled(option), partial(admit, rules, ledger, asked)
 
 
+def _fragmented(name: str) -> Ledger:
+    return hosts.held_on(name, "fragmented")
+
+
 def _devices(name: str) -> Iterator[Case]:
     """Two resources of devices: listed in the configuration, and of plugins that prefer some."""
     rules = hosts.rules(name)
     preferring = replace(rules.policy, preferring=frozenset(rules.policy.devices))
     plugins = replace(rules, policy=preferring)
     asked = hosts.pod_of("new", "cpu=4 memory=1Gi example.com/gpu=1 example.com/nic=1")
-    for state in ("empty", "fragmented"):
-        ledger = hosts.held_on(name, state)
-        yield f"{state}-devices-listed", partial(admit, rules, ledger, asked)
-        yield f"{state}-devices-plugins", partial(_asking, plugins, ledger, asked)
+    ledger = _fragmented(name)
+    yield "fragmented-devices-listed", partial(admit, rules, ledger, asked)
+    yield "fragmented-devices-plugins", partial(_asking, plugins, ledger, asked)
 
 
 def _asking(rules: EffectivePolicy, ledger: Ledger, asked: Pod) -> Decision:

@@ -253,6 +253,14 @@ def _rejection(rejection: RejectionDocument) -> Iterator[str]:
             yield f"  free: {', '.join(free)}"
     if rejection.remedy:
         yield f"  remedy: {rejection.remedy}"
+    if rejection.advice:
+        yield "  the pod would be admitted now with one of these changes; each was tried:"
+        yield from (f"    {advice.text}" for advice in rejection.advice)
+    elif rejection.advice is not None:
+        yield (
+            "  no change helps of those that were tried: weaker policies, a smaller request of one"
+            " resource, the end of other pods"
+        )
 
 
 def _explanation(explanation: ExplanationDocument) -> Iterator[str]:

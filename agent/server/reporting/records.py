@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import AdmissionDocument, ExplanationDocument, FailedPodDocument
     from agent.managers.allocations.origin import Source
+    from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
 
 #: How many rejected or invalid pods are kept for queries.
@@ -36,11 +37,12 @@ class PodRecord(Struct):
 
 
 class RejectedPod(Struct, frozen=True):
-    """A rejected or invalid pod: its status, who asked for it and, if decided, the answer."""
+    """A rejected or invalid pod: its status, who asked for it and, if decided, pod and answer."""
 
     status: FailedPodDocument
     source: Source
     answer: AdmissionDocument | None = None
+    pod: Pod | None = None
 
 
 class PodRecords(Struct):
@@ -70,10 +72,9 @@ class PodRecords(Struct):
         while len(self.rejections) > REJECTIONS_KEPT:
             self.rejections.popitem(last=False)
 
-    def failed(self, uid: str) -> FailedPodDocument | None:
-        """Return the status of the rejected pod with a uid, None without one."""
-        found = self.rejections.get(uid) if uid else None
-        return None if found is None else found.status
+    def failed(self, uid: str) -> RejectedPod | None:
+        """Return the rejected pod with a uid, None without one."""
+        return self.rejections.get(uid) if uid else None
 
     def forget_rejections(self, gone: Callable[[RejectedPod], bool]) -> None:
         """Drop the status of all pods for which `gone` is true."""

@@ -80,7 +80,7 @@ class RejectionReporter:
                 rejection=answer.rejection,
                 explanation=answer.explanation,
             )
-            self._state.records.note_rejection(RejectedPod(status, source, answer))
+            self._state.records.note_rejection(RejectedPod(status, source, answer, pod))
         log.warning(
             "pod rejected", source=str(source), reason=str(rejection.reason), why=rejection.message
         )

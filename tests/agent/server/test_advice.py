@@ -1,0 +1,88 @@
+"""A rejection says what would let the pod be admitted, in the answer and later."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from agent.api.documents import FailedPodDocument
+from agent.pods.manifest import load_pod
+from agent.server.decisions import MOST_WAITING
+from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
+
+if TYPE_CHECKING:
+    from agent.api.documents import AdmissionDocument, RejectionDocument
+    from agent.pods.model import Pod
+    from tests.agent.server.support import Running, World
+
+#: The host has 16 CPUs, one of them reserved.
+LARGE = manifest(cpu="12")
+
+
+def texts(rejection: RejectionDocument | None) -> list[str] | None:
+    assert rejection is not None
+    return None if rejection.advice is None else [each.text for each in rejection.advice]
+
+
+async def shown(agent: Running) -> list[str] | None:
+    document = await agent.controller.pod(UID)
+    assert isinstance(document, FailedPodDocument)
+    return texts(document.rejection)
+
+
+@in_loop
+async def test_a_rejection_has_advice_and_later_that_of_then(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest(uid=OTHER_UID, cpu="10"))
+        answer = await asyncio.to_thread(agent.client.admit, LARGE)
+        assert texts(answer.rejection) == [
+            "request 5 of cpu in container c0 instead of 12",
+            "end pod shop/web",
+        ]
+        assert answer.rejection is not None
+        assert answer.rejection.advice is not None
+        request, end = answer.rejection.advice
+        assert (request.kind, request.container, request.resource, request.amount) == (
+            "request",
+            "c0",
+            "cpu",
+            5000,
+        )
+        assert (end.kind, end.uids) == ("end", (OTHER_UID,))
+        assert await shown(agent) == texts(answer.rejection)
+        await agent.ask(agent.client.remove, OTHER_UID)
+        await agent.ask(agent.client.admit, manifest(uid=OTHER_UID, cpu="6"))
+        assert (await shown(agent) or [""])[0] == "request 9 of cpu in container c0 instead of 12"
+
+
+@in_loop
+async def test_a_dry_run_has_advice_too(world: World) -> None:
+    async with running(world) as agent:
+        answer = await asyncio.to_thread(agent.client.admit, manifest(cpu="16"), dry_run=True)
+        assert texts(answer.rejection) == ["request 15 of cpu in container c0 instead of 16"]
+
+
+@in_loop
+async def test_where_nothing_helps_the_advice_is_empty(world: World) -> None:
+    unknown = LARGE.replace(b"memory: 1Gi", b"memory: 1Gi, example.com/absent: 1")
+    async with running(world) as agent:
+        answer = await asyncio.to_thread(agent.client.admit, unknown)
+        assert texts(answer.rejection) == []
+
+
+@in_loop
+async def test_beyond_a_few_rejections_at_a_time_none_waits_for_advice(world: World) -> None:
+    async with running(world) as agent:
+        pods = [
+            agent.controller.decisions.advised(pod, answer)
+            for pod, answer in [await rejected(agent, number) for number in range(MOST_WAITING + 3)]
+        ]
+        found = [texts(each.rejection) for each in await asyncio.gather(*pods)]
+        assert found.count(None) == 3
+        assert None not in found[:MOST_WAITING]
+
+
+async def rejected(agent: Running, number: int) -> tuple[Pod, AdmissionDocument]:
+    uid = f"00000000-0000-0000-0000-{number:012}"
+    pod = load_pod(manifest(uid=uid, cpu="99"), "test")
+    return pod, await agent.controller.admit(pod)
