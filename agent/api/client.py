@@ -76,6 +76,10 @@ class AgentClient:
                 raise
             return decided
 
+    def fit(self, manifest: bytes, most: int) -> wire.FitDocument:
+        """Return how many copies of the pod of a manifest would be admitted now, up to `most`."""
+        return self._call("POST", f"/v1/fit?most={most}", wire.FitDocument, manifest)
+
     def remove(self, uid: str) -> wire.RemovalDocument:
         """Remove the pod of a uid."""
         return self._call("DELETE", f"/v1/pods/{_segment(uid)}", wire.RemovalDocument)

@@ -294,6 +294,37 @@ class FailedPodDocument(Document, frozen=True):
     explanation: ExplanationDocument | None = None
 
 
+class FreeCpusDocument(Document, frozen=True):
+    """The CPUs that may still be allocated exclusively.
+
+    `wholeCores` are those in physical cores of which every CPU is free, `onOneNode` the most that
+    one NUMA node has. `fragmentation` (0 to 1) is the share that one request on one node cannot get
+    of what would fit one node: 1 - onOneNode / min(free, the most that a node has without pods).
+    """
+
+    free: int
+    whole_cores: int
+    on_one_node: int
+    fragmentation: float
+
+
+class FitDocument(Document, frozen=True):
+    """How many copies of a pod would be admitted now, one after the other; nothing is changed.
+
+    `on` counts them by the nodes of their exclusive CPUs and pinned memory, in the kernel's list
+    format ("" for pods with neither). `limited`: no more than `count` were tried. `rejection` is
+    that of the first copy that does not fit (null if `limited`), with advice where none fits.
+    `empty` is how many would fit a host without pods, up to as many as were tried.
+    """
+
+    count: int
+    limited: bool
+    on: dict[str, int]
+    empty: int
+    free: FreeCpusDocument
+    rejection: RejectionDocument | None = None
+
+
 class PodListDocument(Document, frozen=True):
     """All pods, in the order of admission."""
 

@@ -15,7 +15,6 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.managers.advice import Advice
     from agent.managers.allocations.ledger import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.allocations.sharing import Share
     from agent.managers.allocations.unused_budget import UnusedBudget
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from agent.managers.policy import Policy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
+    from agent.managers.trials.advice import Advice
     from agent.managers.violation import Violation
     from cgroupfs.plan import Write
 

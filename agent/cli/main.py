@@ -56,6 +56,7 @@ COMMANDS: Final = {
     "run": LazyCommand("agent.cli.run:run", "Run the agent in the foreground."),
     "admit": LazyCommand("agent.cli.pods:admit", "Admit the pod of a manifest."),
     "remove": LazyCommand("agent.cli.pods:remove", "Remove a pod and free its allocation."),
+    "fit": LazyCommand("agent.cli.fit:fit", "Say whether and how often a pod would fit."),
     "list": LazyCommand("agent.cli.pods:list_pods", "List the pods with their allocations."),
     "show": LazyCommand("agent.cli.pods:show", "Show one pod: allocation, explanation, kernel."),
     "bind": LazyCommand("agent.cli.pods:bind", "Bind a container to its cgroup."),

@@ -52,6 +52,8 @@ BODY_SECONDS: Final = 30.0
 #: The source name of a manifest from the socket, in errors and in the uid of a pod without one.
 SOURCE: Final = "manifest"
 JSON: Final = "application/json"
+#: How many copies of a pod are tried at most to say how many fit.
+MOST_COPIES: Final = 1000
 #: Longer bodies are parsed in a separate thread, so that the loop can answer other requests.
 SMALL_BYTES: Final = 16 << 10
 
@@ -61,6 +63,7 @@ _STATUS: Final = {
     "BindingNotFound": HTTPStatus.NOT_FOUND,
     "ManagedByManifest": HTTPStatus.CONFLICT,
     "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
+    "Busy": HTTPStatus.SERVICE_UNAVAILABLE,
     "KernelUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
     "CheckpointFailed": HTTPStatus.INSUFFICIENT_STORAGE,
     "TooSlow": HTTPStatus.REQUEST_TIMEOUT,
@@ -106,6 +109,7 @@ class Api:
             [
                 ("POST", "/v1/pods", self._admit),
                 ("GET", "/v1/pods", self._list),
+                ("POST", "/v1/fit", self._fit),
                 ("GET", "/v1/pods/{uid}", self._get),
                 ("DELETE", "/v1/pods/{uid}", self._remove),
                 ("POST", "/v1/pods/{uid}/containers/{name}/bind", self._bind),
@@ -116,7 +120,7 @@ class Api:
                 ("GET", "/v1/topology", self._get_topology),
                 ("POST", "/v1/reconcile", self._reconcile),
             ],
-            parameters={("POST", "/v1/pods"): ("dryRun",)},
+            parameters={("POST", "/v1/pods"): ("dryRun",), ("POST", "/v1/fit"): ("most",)},
         )
 
     def close(self) -> None:
@@ -178,6 +182,11 @@ class Api:
             answer = await self._controller.admit(pod)
         answer = await self._controller.decisions.advised(pod, answer)
         return _json(answer, _admission_status(answer))
+
+    async def _fit(self, request: Request) -> Response:
+        most = _count(request, "most", MOST_COPIES)
+        pod = await self._pod_of(await _body(request))
+        return _json(await self._controller.decisions.fit(pod, most))
 
     async def _list(self, _request: Request) -> Response:
         pods = self._controller.pods_now()
@@ -272,6 +281,15 @@ def _flag(request: Request, name: str) -> bool:
     if text not in _BOOLEANS:
         raise errors.RequestError(f"{name} is true or false, found {text!r}", ((name, "boolean"),))
     return _BOOLEANS[text]
+
+
+def _count(request: Request, name: str, most: int) -> int:
+    """Return a whole number of the query from 1 to `most`, which it is by default."""
+    text = dict(reversed(request.target.query)).get(name, str(most))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most):
+        message = f"{name} is a whole number from 1 to {most}, found {text[:32]!r}"
+        raise errors.RequestError(message, ((name, "number"),))
+    return int(text)
 
 
 def _admission_status(answer: wire.AdmissionDocument) -> HTTPStatus:

@@ -8,20 +8,27 @@ devices; a delivery that fails is a rejection, which leaves nothing behind.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.api.views import advice_document
+from agent.api.documents import FitDocument, FreeCpusDocument
+from agent.api.views import advice_document, rejection_document
 from agent.devices.providers import DeliveryError
-from agent.managers.advice import advise
 from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.trials.advice import advise
+from agent.managers.trials.capacity import fill, free_cpus, nodes_of
 from agent.server.configured_host import decide
+from agent.server.errors import BusyError
 from agent.sources.ownership import assigned, belongs_elsewhere
 
 if TYPE_CHECKING:
     from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.allocations.origin import Source
+    from agent.managers.decision import RejectionCause
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
     from agent.server.clock import Clock
     from agent.server.metrics.exposition import Metrics
@@ -82,6 +89,40 @@ class Decisions:
             return status
         return replace(status, rejection=await self._with_advice(rejected.pod, status.rejection))
 
+    async def fit(self, pod: Pod, most: int) -> FitDocument:
+        """Return how many copies of a pod would be admitted now, of at most `most`.
+
+        Raises `BusyError` if too many requests for advice or capacity wait.
+        """
+        configured, ledger = self._state.configured, self._state.ledger
+        if self._waiting >= MOST_WAITING:
+            raise BusyError
+        self._waiting += 1
+        try:
+            async with self._advising:
+                found = await _filled(configured.rules, ledger, pod, most)
+                empty = await _filled(configured.rules, configured.rules.empty_ledger(), pod, most)
+        finally:
+            self._waiting -= 1
+        rejection = None if found.cause is None else rejection_document(found.cause.explain())
+        if rejection is not None and not found.on:
+            rejection = await self._with_advice(pod, rejection)
+        free = free_cpus(configured.rules, ledger)
+        count = sum(found.on.values())
+        return FitDocument(
+            count=count,
+            limited=found.cause is None,
+            on=dict(found.on),
+            empty=sum(empty.on.values()),
+            free=FreeCpusDocument(
+                free=free.free,
+                whole_cores=free.whole_cores,
+                on_one_node=free.on_one_node,
+                fragmentation=round(free.fragmentation, 3),
+            ),
+            rejection=rejection,
+        )
+
     async def _with_advice(self, pod: Pod, rejection: RejectionDocument) -> RejectionDocument:
         """Return the rejection with advice, unless too many others wait for theirs.
 
@@ -138,3 +179,23 @@ class Decisions:
             return decision
         ledger = decision.ledger.with_allocation(allocation)
         return replace(decision, allocation=allocation, ledger=ledger)
+
+
+class _Filled(NamedTuple):
+    """How many copies of a pod were admitted, by their nodes, and why no more were."""
+
+    on: Counter[str]
+    cause: RejectionCause | None
+
+
+async def _filled(rules: EffectivePolicy, ledger: Ledger, pod: Pod, most: int) -> _Filled:
+    """Admit copies of a pod to a ledger, each decision in a turn of its own."""
+    on: Counter[str] = Counter()
+    for decision in fill(rules, ledger, pod):
+        if decision.allocation is None:
+            return _Filled(on, decision.cause)
+        on[str(nodes_of(rules, decision.allocation))] += 1
+        if on.total() == most:
+            break
+        await asyncio.sleep(0)
+    return _Filled(on, None)

@@ -44,6 +44,15 @@ class NotReadyError(RequestError):
         super().__init__("changes are not possible while the agent starts or stops; retry later")
 
 
+class BusyError(RequestError):
+    """Too many requests of one kind wait."""
+
+    code = "Busy"
+
+    def __init__(self) -> None:
+        super().__init__("too many requests wait for their turn; try again in a few seconds")
+
+
 class InvalidManifestError(RequestError):
     """The manifest is not a valid pod; `identity` is the pod's as far as it is known."""
 

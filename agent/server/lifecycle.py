@@ -84,7 +84,7 @@ ADMISSION_LIMITS: Final = Limits(
 
 
 class CgroupFollower(Protocol):
-    """Notices changes in cgroups (`agent.server.watches.CgroupChanges`)."""
+    """Notices changes in cgroups (`agent.server.kernel.watches.CgroupChanges`)."""
 
     def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
         """Watch exactly these cgroups, those at and below `renewed` again; raises `OSError`."""

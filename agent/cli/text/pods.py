@@ -66,7 +66,7 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
         verb = "would reject" if answer.dry_run else "rejected"
         yield f"{verb} {name}"
         if answer.rejection is not None:
-            yield from _rejection(answer.rejection)
+            yield from rejection_lines(answer.rejection)
         if answer.explanation is not None:
             yield from _explanation(answer.explanation)
         return
@@ -90,7 +90,7 @@ def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
     yield f"{verb}{name}{f' (uid {pod.uid})' if pod.uid else ''}"
     yield f"  phase: {pod.phase} since {moment(pod.time)}, from {pod.source}"
     if pod.rejection is not None:
-        yield from _rejection(pod.rejection)
+        yield from rejection_lines(pod.rejection)
     else:
         yield f"  {pod.reason}: {pod.message}"
         yield from (f"    {d.path}: {d.message}" if d.path else f"    {d.message}"
@@ -242,7 +242,8 @@ def _kernel(cgroup: KernelDocument, indent: str) -> Iterator[str]:
     yield f"{indent}          cpu.max {cgroup.cpu_max or 'has no file here'}"
 
 
-def _rejection(rejection: RejectionDocument) -> Iterator[str]:
+def rejection_lines(rejection: RejectionDocument) -> Iterator[str]:
+    """Yield why a pod was rejected, and what would let it be admitted."""
     yield f"  {rejection.reason}: {rejection.message}"
     if rejection.container is not None:
         yield f"  container: {rejection.container}"

@@ -1,1 +1,1 @@
-"""The controller's interface to reconciling."""
+"""The controller's interface to the kernel: reconciling, and watches on what changes."""

@@ -28,11 +28,11 @@ from agent.server.configured_host import situate
 from agent.server.controller import Controller
 from agent.server.intake import ControllerAdmissions, PodIntake
 from agent.server.kernel.enforced import HostProbes, KernelEnforcement
+from agent.server.kernel.watches import CgroupChanges, directory_changes
 from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
 from agent.server.reporting.records import details
 from agent.server.start.restart import initial_state, orphaned_since
-from agent.server.watches import CgroupChanges, directory_changes
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.store import Store
 from cgroupfs.names import Driver

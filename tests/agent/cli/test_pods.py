@@ -2,84 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.cli.errors import ExitCode
-from agent.cli.main import run_command
+from tests.agent.cli.shell import Shell, in_background
 from tests.agent.reconcile.pods import unenforced
-from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest, running
+from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from agent.server.reporting.events import Watcher
-    from tests.agent.server.support import Running, World
-
-
-@contextmanager
-def in_background(world: World) -> Iterator[Running]:
-    """Run an agent in a loop of its own thread."""
-    started = threading.Event()
-    found: list[Running] = []
-    ended: list[asyncio.Event] = []
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def live() -> None:
-        async with running(world) as agent:
-            found.append(agent)
-            ended.append(asyncio.Event())
-            loops.append(asyncio.get_running_loop())
-            started.set()
-            await ended[0].wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(live(),))
-    thread.start()
-    try:
-        assert started.wait(PATIENCE)
-        yield found[0]
-    finally:
-        if loops:
-            loops[0].call_soon_threadsafe(ended[0].set)
-        thread.join(PATIENCE)
-
-
-@dataclass
-class Shell:
-    """Runs commands against an agent and gives back the exit code and what was printed."""
-
-    world: World
-    directory: Path
-    captured: pytest.CaptureFixture[str]
-
-    def run(self, *arguments: str) -> tuple[int, str, str]:
-        code = run_command([*arguments, "--socket", str(self.world.socket)])
-        out, err = self.captured.readouterr()
-        return code, out, err
-
-    def file(self, content: bytes, name: str = "pod.yaml") -> str:
-        path = self.directory / name
-        path.write_bytes(content)
-        return str(path)
-
-
-@pytest.fixture
-def shell(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(world, tmp_path, capsys)
-
-
-@pytest.fixture
-def agent(world: World) -> Iterator[Running]:
-    with in_background(world) as started:
-        yield started
+    from tests.agent.server.support import Running
 
 
 @pytest.mark.usefixtures("agent")

@@ -8,7 +8,7 @@ import pytest
 from agent.cli.errors import ExitCode
 from agent.reconcile.intruding_tasks import Task
 from sysfs.mask import Mask
-from tests.agent.cli.test_pods import Shell, in_background
+from tests.agent.cli.shell import Shell, in_background
 from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:

@@ -274,6 +274,7 @@ BARE = [
     ("GET", "/v1/verify"),
     ("GET", "/v1/topology"),
     ("POST", "/v1/reconcile"),
+    ("POST", "/v1/fit"),
 ]
 
 

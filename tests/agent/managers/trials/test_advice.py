@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.advice import MOST_TRIALS, AdviceKind, advise, weaker_policies, with_amount
 from agent.managers.effective_policy import restored
+from agent.managers.trials.advice import (
+    MOST_TRIALS,
+    AdviceKind,
+    advise,
+    weaker_policies,
+    with_amount,
+)
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
@@ -28,10 +34,10 @@ from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.advice import Advice
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.trials.advice import Advice
     from agent.pods.model import Container, Pod
 
 #: How many random rejections are looked for (README.md, "Tests").

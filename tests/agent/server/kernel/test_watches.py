@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.server.watches import CgroupChanges, directory_changes
+from agent.server.kernel.watches import CgroupChanges, directory_changes
 from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:

@@ -1,0 +1,136 @@
+"""`numawarden fit`: whether and how often a pod would fit, without changing anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from agent.cli.access import agent_at, output_option, print_json, print_lines, socket_option
+from agent.cli.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.api.documents import FitDocument
+
+#: With `--count` no more copies than this are tried.
+MOST: Final = 1000
+
+
+@click.command()
+@click.argument("file", metavar="[FILE|-]", type=click.Path(path_type=Path), required=False)
+@click.option("--cpus", metavar="N", help="Exclusive CPUs, in place of a FILE.")
+@click.option("--memory", metavar="SIZE", help="Memory, such as 32Gi (by default 1Gi).")
+@click.option(
+    "--hugepages", metavar="PAGE=SIZE", multiple=True, help="Huge pages, such as 2Mi=1Gi."
+)
+@click.option(
+    "--device", metavar="NAME=N", multiple=True, help="Devices, such as example.com/gpu=1."
+)
+@click.option("--count", is_flag=True, help=f"Count how many would fit, up to {MOST}.")
+@output_option
+@socket_option
+def fit(  # noqa: PLR0913  # each is an argument or option of the command
+    file: Path | None,
+    cpus: str | None,
+    memory: str | None,
+    hugepages: tuple[str, ...],
+    device: tuple[str, ...],
+    output: str,
+    socket_path: str,
+    *,
+    count: bool,
+) -> int:
+    """Say whether a pod would be admitted now, where, and what would help if not.
+
+    The pod is that of a manifest, or has one Guaranteed container with the amounts of the options.
+    Nothing is changed. Exits with 0 if the pod fits at least once, else with 1.
+    """
+    amounts = _amounts(cpus, memory, hugepages, device)
+    if (file is None) == (amounts is None):
+        raise click.UsageError("give either a FILE or amounts such as --cpus 4 --memory 8Gi")
+    manifest = _read(file) if file is not None else _manifest(amounts or {})
+    with agent_at(socket_path) as agent:
+        found = agent.fit(manifest, MOST if count else 1)
+    if output == "json":
+        print_json(found)
+    else:
+        print_lines(_lines(found, counted=count))
+    return ExitCode.OK if found.count else ExitCode.REJECTED
+
+
+def _read(file: Path) -> bytes:
+    # Imported here: help needs none of it.
+    from agent.safe_files import LARGEST, read_bounded, take  # noqa: PLC0415
+
+    return take(sys.stdin.buffer, LARGEST, "-") if str(file) == "-" else read_bounded(file)
+
+
+def _amounts(
+    cpus: str | None, memory: str | None, hugepages: tuple[str, ...], devices: tuple[str, ...]
+) -> dict[str, str] | None:
+    """Return the amounts of the options by resource, None if no option is given."""
+    if cpus is None and memory is None and not hugepages and not devices:
+        return None
+    amounts = {"cpu": cpus or "1", "memory": memory or "1Gi"}
+    listed = (("--hugepages", "hugepages-", hugepages), ("--device", "", devices))
+    for option, prefix, given in listed:
+        for text in given:
+            name, equals, amount = text.partition("=")
+            if not (name and equals and amount):
+                raise click.BadParameter(f"{text!r} is not NAME=AMOUNT", param_hint=option)
+            amounts[prefix + name] = amount
+    return amounts
+
+
+def _manifest(amounts: dict[str, str]) -> bytes:
+    container = {
+        "name": "main",
+        "image": "fit",
+        "resources": {"requests": amounts, "limits": amounts},
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "fit"},
+        "spec": {"containers": [container]},
+    }
+    return json.dumps(pod).encode()
+
+
+def _lines(found: FitDocument, *, counted: bool) -> Iterator[str]:
+    from agent.cli.text.pods import rejection_lines  # noqa: PLC0415  # help needs none of it
+
+    if not found.count:
+        yield "does not fit"
+    elif not counted:
+        yield f"fits {_where(next(iter(found.on)))}"
+    else:
+        places = ", ".join(f"{number} {_where(nodes)}" for nodes, number in found.on.items())
+        more = " and more" if found.limited else ""
+        yield f"fits {_times(found.count)}{more}: {places}"
+    if found.rejection is not None:
+        if found.count:
+            yield "then"
+        yield from rejection_lines(found.rejection)
+    if counted or not found.count:
+        yield f"on this host without pods: {_times(found.empty)}"
+    free = found.free
+    yield (
+        f"free CPUs: {free.free}, of which {free.whole_cores} in whole cores; at most"
+        f" {free.on_one_node} on one node (fragmentation {free.fragmentation:.0%})"
+    )
+
+
+def _times(count: int) -> str:
+    return {0: "not at all", 1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def _where(nodes: str) -> str:
+    if not nodes:
+        return "on no node in particular"
+    return f"on node {nodes}" if nodes.isdecimal() else f"across nodes {nodes}"

@@ -1,0 +1,75 @@
+"""How many more pods of one kind fit, where they would be, and how fragmented free CPUs are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers.effective_policy import shared_pool
+from agent.managers.trials.advice import decided
+from sysfs.mask import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.decision import Decision
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.pods.model import Pod
+    from sysfs.mask import Mask
+
+
+class FreeCpus(Struct, frozen=True):
+    """The CPUs that may still be allocated exclusively.
+
+    `free` are all of them, `whole_cores` those in physical cores of which every CPU is free,
+    `on_one_node` the most that one NUMA node has. `fragmentation` is from 0 to 1: the share of the
+    free CPUs that one request on one node cannot get although they would fit one node. With `most`,
+    the CPUs that the largest node has for exclusive use when nothing is allocated, it is
+    1 - on_one_node / min(free, most): 0 on an empty host, and where nothing is free.
+    """
+
+    free: int
+    whole_cores: int
+    on_one_node: int
+    fragmentation: float
+
+
+def fill(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Decision]:
+    """Yield the decisions on one copy of the pod after the other, up to the first rejection.
+
+    Pure. Each copy has a uid of its own; the pod itself may be in the ledger.
+    """
+    number = 0
+    while True:
+        number += 1
+        decision = decided(rules, ledger, replace(pod, uid=f"{pod.uid}/{number}"))
+        yield decision
+        if not decision.admitted:
+            return
+        ledger = decision.ledger
+
+
+def nodes_of(rules: EffectivePolicy, allocation: PodAllocation) -> Mask:
+    """Return the NUMA nodes of the exclusive CPUs and of the pinned memory of a pod."""
+    nodes = rules.machine.cpus.nodes_of(allocation.exclusive_cpus)
+    for block in allocation.memory:
+        nodes |= block.nodes
+    for container in allocation.containers:
+        nodes |= container.mems
+    return nodes
+
+
+def free_cpus(rules: EffectivePolicy, ledger: Ledger) -> FreeCpus:
+    """Return how many CPUs may still be allocated exclusively, and how they are spread."""
+    cpus = rules.machine.cpus
+    free = (shared_pool(rules, ledger) & rules.assignable_cpus) if rules.static_cpus else EMPTY
+    whole = sum(core.cpus.bit_count() for core in cpus.cores if not core.cpus & ~free.bits)
+    by_node = [(node.cpus & free.bits).bit_count() for node in cpus.nodes]
+    if not free:
+        return FreeCpus(0, 0, 0, 0.0)
+    most = max((node.cpus & rules.assignable_cpus.bits).bit_count() for node in cpus.nodes)
+    on_one_node = max(by_node)
+    return FreeCpus(len(free), whole, on_one_node, 1 - on_one_node / min(len(free), most))

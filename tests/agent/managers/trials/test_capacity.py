@@ -1,0 +1,85 @@
+"""How many pods fit, and how fragmented what is free is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.managers.admission import admit
+from agent.managers.trials.capacity import fill, free_cpus, nodes_of
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import NO_POLICY, RESTRICTED, SINGLE, SMT, make_rules
+from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
+from tests.agent.pods.pods import app, guaranteed, pod
+
+if TYPE_CHECKING:
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.pods.model import Pod
+
+
+def asking(cpus: int, uid: str = "u-1") -> Pod:
+    return pod(app("main", guaranteed(f"cpu={cpus} memory=1Gi")), uid=uid)
+
+
+def test_copies_fill_the_host_and_the_first_that_does_not_fit_is_the_last() -> None:
+    rules = make_rules(topology=SINGLE)
+    decisions = list(fill(rules, rules.empty_ledger(), asking(3)))
+    assert [decision.admitted for decision in decisions] == [True] * 4 + [False]
+    assert [
+        str(nodes_of(rules, decision.allocation))
+        for decision in decisions
+        if decision.allocation is not None
+    ] == ["0", "0", "1", "1"]
+
+
+def test_a_pod_that_is_admitted_already_fits_as_often_as_another() -> None:
+    rules = make_rules(topology=SINGLE)
+    ledger = with_pod(rules, asking(3))
+    same, other = (list(fill(rules, ledger, asking(3, uid))) for uid in ("u-1", "u-2"))
+    assert len(same) == len(other)
+
+
+def test_an_empty_host_is_not_fragmented_and_neither_is_a_full_one() -> None:
+    rules = make_rules(topology=NO_POLICY, memory=False)
+    assert free_cpus(rules, rules.empty_ledger()).fragmentation == 0
+    free = free_cpus(rules, with_pod(rules, asking(15)))
+    assert (free.free, free.whole_cores, free.on_one_node, free.fragmentation) == (0, 0, 0, 0)
+
+
+def test_what_is_spread_over_nodes_is_fragmented() -> None:
+    """7 CPUs are free, 4 and 3 on the nodes: one node could give all 7, and gives 4."""
+    rules = make_rules(topology=RESTRICTED, memory=False)
+    ledger = with_pod(rules, asking(5), with_pod(rules, asking(3, "u-2")))
+    free = free_cpus(rules, ledger)
+    assert (free.free, free.on_one_node, free.fragmentation) == (7, 4, 1 - 4 / 7)
+
+
+def test_free_cpus_of_cores_that_are_in_use_are_not_whole_cores() -> None:
+    rules = make_rules(SMT, RESTRICTED, memory=False)
+    free = free_cpus(rules, with_pod(rules, asking(2)))
+    # The sibling of the reserved CPU is free, its core is not.
+    assert (free.free, free.whole_cores) == (13, 12)
+
+
+@settings(EVERY_SEQUENCE)
+@given(rules=rule_sets(), others=st.lists(pods(), max_size=4))
+def test_the_figures_agree_with_counting(rules: EffectivePolicy, others: list[Pod]) -> None:
+    ledger = rules.empty_ledger()
+    for number, other in enumerate(others):
+        one = pod(*other.all_containers(), of_pod=other.resources, uid=f"u-{number}")
+        ledger = admit(rules, ledger, one).ledger
+    rows = rules.machine.cpus.rows
+    taken = {*ledger.exclusive_cpus, *rules.policy.cpu.reserved}
+    free = {row.cpu for row in rows} - taken
+    nodes = {row.node for row in rows}
+    by_node = [len({row.cpu for row in rows if row.node == node} & free) for node in nodes]
+    by_core: dict[int, set[int]] = {}
+    for row in rows:
+        by_core.setdefault(row.core, set()).add(row.cpu)
+    found = free_cpus(rules, ledger)
+    assert found.free == len(free)
+    assert found.on_one_node == max(by_node)
+    assert found.whole_cores == sum(len(core) for core in by_core.values() if core <= free)
+    assert 0 <= found.fragmentation < 1
