@@ -79,6 +79,10 @@ class ManifestDirectory:
         return self._changes(self._directory)
 
 
+#: How names end that editors, rpm and patch leave; dpkg's have `.dpkg-` and a word.
+_LEFT_OVER: Final = ("~", ".bak", ".swp", ".orig", ".rpmsave", ".rpmnew", ".rpmorig")
+
+
 class ManifestFormat(Struct, frozen=True):
     """How manifests are read: the parser, and the largest size in bytes."""
 
@@ -128,6 +132,14 @@ def check_directory(directory: Path) -> None:
         raise ManifestDirectoryError(directory, found, untrusted.remedy)
 
 
+def is_left_over(name: str) -> bool:
+    """Return whether a file is hidden, or what an editor or a package manager leaves beside one.
+
+    The kubelet reads all files that are not hidden, and so admits a pod again from its backup.
+    """
+    return name.startswith(".") or name.endswith(_LEFT_OVER) or ".dpkg-" in name
+
+
 def scan(
     directory: Path, known: Mapping[Path, ManifestFile], form: ManifestFormat
 ) -> list[ManifestFile]:
@@ -138,7 +150,7 @@ def scan(
     """
     check_directory(directory)
     try:
-        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+        paths = sorted(path for path in directory.iterdir() if not is_left_over(path.name))
     except OSError as error:
         remedy = "let the agent's user read it"
         raise ManifestDirectoryError(directory, _reason(error), remedy) from error

@@ -44,6 +44,22 @@ def test_hidden_files_and_directories_are_ignored(directory: Path) -> None:
     assert read(directory) == []
 
 
+@pytest.mark.parametrize("suffix", ["~", ".bak", ".swp", ".orig", ".rpmsave", ".rpmnew", ".rpmorig",
+                                    ".dpkg-old", ".dpkg-dist", ".dpkg-new"])  # fmt: skip
+def test_what_editors_and_packages_leave_beside_a_manifest_is_ignored(
+    directory: Path, suffix: str
+) -> None:
+    for name in ("a.yaml", f"a.yaml{suffix}"):
+        (directory / name).write_bytes(manifest(uid=None))
+    assert [file.path.name for file in read(directory)] == ["a.yaml"]
+
+
+def test_a_name_that_only_resembles_a_leftover_is_read(directory: Path) -> None:
+    for name in ("bak", "a.bak.yaml", "dpkg-old", "a~b"):
+        (directory / name).write_bytes(manifest(uid=None))
+    assert len(read(directory)) == 4
+
+
 def test_a_file_without_a_uid_gets_one_of_its_own(directory: Path) -> None:
     (directory / "a.yaml").write_bytes(manifest(uid=None))
     (directory / "b.yaml").write_bytes(manifest(uid=None))
