@@ -54,7 +54,7 @@ def test_what_editors_and_packages_leave_beside_a_manifest_is_ignored(
     assert [file.path.name for file in read(directory)] == ["a.yaml"]
 
 
-def test_a_name_that_only_resembles_a_leftover_is_read(directory: Path) -> None:
+def test_a_name_that_only_resembles_a_backups_is_read(directory: Path) -> None:
     for name in ("bak", "a.bak.yaml", "dpkg-old", "a~b"):
         (directory / name).write_bytes(manifest(uid=None))
     assert len(read(directory)) == 4
