@@ -1,0 +1,126 @@
+"""How good an allocation is: what each container has of what a latency-critical one wants.
+
+The policies decide whether less than that is a rejection; many admit the second best. A verdict
+says what an allocation has, and of what is lacking why, so that it is never silent; a pod can
+require parts of it (`RequirementNotMet`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.managers.allocations.ledger import Isolation
+from sysfs.mask import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
+    from sysfs.mask import Mask
+
+#: Reason of a pod whose allocation would lack what it requires.
+NOT_MET: Final = "RequirementNotMet"
+
+
+class Quality(StrEnum):
+    """One part of a verdict, as `--require` and the annotation name it."""
+
+    #: The container has CPUs of its own.
+    EXCLUSIVE = "exclusive"
+    #: Its CPUs and its memory are on one NUMA node, or on the fewest nodes that have enough.
+    ALIGNED = "aligned"
+    #: Its exclusive CPUs are whole physical cores: no other container runs on a sibling.
+    WHOLE_CORES = "whole-cores"
+    #: Each of its devices is on a node of its CPUs, or of its memory where no CPUs are its own.
+    NEAR_DEVICE = "near-device"
+
+
+class Finding(Struct, frozen=True):
+    """Whether a container has one quality; `why` says why not, "" if it has."""
+
+    container: str
+    quality: Quality
+    why: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the container has it."""
+        return not self.why
+
+
+def verdict(rules: EffectivePolicy, allocation: PodAllocation) -> tuple[Finding, ...]:
+    """Return what every container has of each quality that applies to it.
+
+    Of a container without CPUs of its own only `exclusive` and, with pinned memory or devices, the
+    places of these are judged.
+    """
+    return tuple(
+        finding for container in allocation.containers for finding in _of(rules, container)
+    )
+
+
+def lacking(findings: Collection[Finding], required: Collection[Quality]) -> tuple[Finding, ...]:
+    """Return what is required and not met."""
+    return tuple(each for each in findings if each.quality in required and not each.met)
+
+
+def _of(rules: EffectivePolicy, container: ContainerAllocation) -> Iterator[Finding]:
+    exclusive = container.isolation is Isolation.CONTAINER
+    why = container.why or "its specification is not known"
+    yield Finding(container.name, Quality.EXCLUSIVE, "" if exclusive else why)
+    cpus = (container.cpus or EMPTY) if exclusive else EMPTY
+    places = rules.machine.cpus.nodes_of(cpus)
+    if cpus or container.memory:
+        yield Finding(container.name, Quality.ALIGNED, _spread(container, places))
+    if cpus:
+        yield Finding(container.name, Quality.WHOLE_CORES, _shared_cores(rules, cpus))
+    near = places or container.mems
+    if near and any(container.devices.values()):
+        yield Finding(container.name, Quality.NEAR_DEVICE, _far(rules, container, near))
+
+
+def _spread(container: ContainerAllocation, places: Mask) -> str:
+    """Return why CPUs and memory are not aligned, "" if they are."""
+    memory = container.mems
+    if len(places | memory) <= 1:
+        return ""
+    if container.hint.preferred and (not memory or not places or places <= memory):
+        return ""
+    parts = [
+        f"{what} on {_nodes(nodes)}"
+        for what, nodes in (("CPUs", places), ("memory", memory))
+        if nodes
+    ]
+    return ", ".join(parts)
+
+
+def _shared_cores(rules: EffectivePolicy, cpus: Mask) -> str:
+    siblings = rules.machine.cpus.cores_of(cpus) - cpus
+    if not siblings:
+        return ""
+    noun = "CPU" if len(siblings) == 1 else "CPUs"
+    return f"not its own on the same cores: {noun} {siblings}"
+
+
+def _far(rules: EffectivePolicy, container: ContainerAllocation, near: Mask) -> str:
+    inventory = rules.policy.devices
+    places = {
+        (resource, device.id): device.nodes
+        for resource in container.devices
+        for device in inventory.get(resource, ())
+    }
+    far = [
+        f"{resource} {each} is on {_nodes(nodes)}"
+        for resource, ids in sorted(container.devices.items())
+        for each in ids
+        if (nodes := places.get((resource, each), EMPTY)) and not nodes & near
+    ]
+    return f"{'; '.join(far)}, the container on {_nodes(near)}" if far else ""
+
+
+def _nodes(nodes: Mask) -> str:
+    return f"node {nodes}" if len(nodes) == 1 else f"nodes {nodes}"

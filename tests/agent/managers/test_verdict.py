@@ -1,0 +1,104 @@
+"""What an allocation has of what a latency-critical container wants, and why not more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.managers.admission import admit
+from agent.managers.policy import PluginDevice
+from agent.managers.verdict import Quality, lacking, verdict
+from sysfs.mask import Mask
+from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, RESTRICTED, SMT, make_rules
+from tests.agent.pods.pods import app, guaranteed, pod, resources
+
+if TYPE_CHECKING:
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.pods.model import Container
+
+GPU = "example.com/gpu"
+
+
+def judged(rules: EffectivePolicy, *containers: Container) -> dict[tuple[str, str], str]:
+    allocation = admit(rules, rules.empty_ledger(), pod(*containers)).allocation
+    assert allocation is not None
+    return {(each.container, str(each.quality)): each.why for each in verdict(rules, allocation)}
+
+
+def test_whole_cores_of_one_node_with_their_memory_lack_nothing() -> None:
+    rules = make_rules(SMT, RESTRICTED, CONTAINER)
+    assert judged(rules, app("main", guaranteed("cpu=2 memory=1Gi"))) == {
+        ("main", "exclusive"): "",
+        ("main", "aligned"): "",
+        ("main", "whole-cores"): "",
+    }
+
+
+def test_a_container_in_the_shared_pool_has_the_reason() -> None:
+    rules = make_rules(SMT, RESTRICTED, CONTAINER)
+    found = judged(rules, app("main", guaranteed("cpu=1500m memory=1Gi")))
+    assert "1500m" in found["main", "exclusive"] or "whole" in found["main", "exclusive"]
+    assert found["main", "aligned"] == ""
+    assert ("main", "whole-cores") not in found
+
+
+def test_a_container_that_has_nothing_of_its_own_is_judged_by_that_alone() -> None:
+    rules = make_rules(SMT, RESTRICTED, CONTAINER)
+    assert list(judged(rules, app("main", resources("cpu=1")))) == [("main", "exclusive")]
+
+
+def test_a_core_shared_with_others_is_named() -> None:
+    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
+    found = judged(rules, app("main", guaranteed("cpu=3 memory=1Gi")))
+    assert found["main", "whole-cores"] == "not its own on the same cores: CPU 0"
+
+
+def test_the_fewest_nodes_that_have_enough_are_aligned_if_that_is_so_of_all_resources() -> None:
+    wide = app("main", guaranteed("cpu=9 memory=1Gi"))
+    with_memory = make_rules(topology=BEST_EFFORT, scope=CONTAINER)
+    cpus_alone = make_rules(topology=BEST_EFFORT, scope=CONTAINER, memory=False)
+    assert judged(cpus_alone, wide)["main", "aligned"] == ""
+    assert judged(with_memory, wide)["main", "aligned"] == "CPUs on nodes 0-1, memory on nodes 0-1"
+
+
+def test_two_nodes_where_one_would_do_are_not_aligned() -> None:
+    rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER, memory=False)
+    ledger = rules.empty_ledger()
+    for uid, cpus in (("a", 5), ("b", 5)):
+        ledger = admit(
+            rules, ledger, pod(app("main", guaranteed(f"cpu={cpus} memory=1Gi")), uid=uid)
+        ).ledger
+    allocation = admit(rules, ledger, pod(app("main", guaranteed("cpu=4 memory=1Gi")))).allocation
+    assert allocation is not None
+    (found,) = [each for each in verdict(rules, allocation) if each.quality is Quality.ALIGNED]
+    assert found.why == "CPUs on nodes 0-1"
+
+
+def test_a_device_of_another_node_is_far_and_one_without_a_node_is_not() -> None:
+    devices = {GPU: (PluginDevice("far", Mask.of(1)),), "example.com/x": (PluginDevice("any"),)}
+    rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER, memory=False, devices=devices)
+    near = judged(rules, app("main", guaranteed(f"cpu=2 memory=1Gi {GPU}=1 example.com/x=1")))
+    assert near["main", "near-device"] == ""
+    far = judged(rules, app("main", guaranteed(f"cpu=8 memory=1Gi {GPU}=1")))
+    assert far["main", "near-device"] == ""
+    ledger = admit(
+        rules, rules.empty_ledger(), pod(app("main", guaranteed("cpu=8 memory=1Gi")), uid="other")
+    ).ledger
+    asked = pod(app("main", guaranteed(f"cpu=5 memory=1Gi {GPU}=1")))
+    allocation = admit(rules, ledger, asked).allocation
+    assert allocation is not None
+    findings = verdict(rules, allocation)
+    assert [(each.quality, each.why) for each in lacking(findings, [Quality.NEAR_DEVICE])] == [
+        (Quality.NEAR_DEVICE, f"{GPU} far is on node 1, the container on node 0")
+    ]
+
+
+def test_only_what_is_required_and_not_met_is_lacking() -> None:
+    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
+    allocation = admit(
+        rules, rules.empty_ledger(), pod(app("main", guaranteed("cpu=3 memory=1Gi")))
+    ).allocation
+    assert allocation is not None
+    findings = verdict(rules, allocation)
+    assert lacking(findings, [Quality.EXCLUSIVE, Quality.ALIGNED]) == ()
+    (found,) = lacking(findings, list(Quality))
+    assert found.quality is Quality.WHOLE_CORES
