@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import socket
 from typing import TYPE_CHECKING, Final, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -65,11 +65,18 @@ class AgentClient:
         self._path = str(socket_path)
         self._timeout = timeout
 
-    def admit(self, manifest: bytes, *, dry_run: bool = False) -> wire.AdmissionDocument:
-        """Ask to admit the pod of a manifest (YAML or JSON); a rejection is not an error."""
-        query = "?dryRun=true" if dry_run else ""
+    def admit(
+        self, manifest: bytes, *, dry_run: bool = False, require: str = ""
+    ) -> wire.AdmissionDocument:
+        """Ask to admit the pod of a manifest (YAML or JSON); a rejection is not an error.
+
+        `require` are names of what the allocation has to have, separated by commas.
+        """
+        asked = {"dryRun": "true" if dry_run else "", "require": require}
+        query = urlencode({name: text for name, text in asked.items() if text})
+        path = f"/v1/pods?{query}" if query else "/v1/pods"
         try:
-            return self._call("POST", f"/v1/pods{query}", wire.AdmissionDocument, manifest)
+            return self._call("POST", path, wire.AdmissionDocument, manifest)
         except AgentError as rejected:
             decided = _as(rejected.body, wire.AdmissionDocument)
             if decided is None:

@@ -236,6 +236,15 @@ class ViolationDocument(Document, frozen=True):
     remedy: str
 
 
+class JudgementDocument(Document, frozen=True):
+    """Whether a container has one of the qualities; `why` says why not, "" if it has."""
+
+    container: str
+    quality: str
+    met: bool
+    why: str = ""
+
+
 class PodDocument(Document, frozen=True):
     """One pod of the ledger.
 
@@ -249,6 +258,7 @@ class PodDocument(Document, frozen=True):
     `containers_found` counts the containers that are to run (no finished init containers) and whose
     cgroups were found, None where the kernel was not looked at (a dry run).
     `others` is what managers without a field of their own have allocated to the pod as a whole.
+    `verdict` is what each container has of the qualities that a pod can require.
     """
 
     uid: str
@@ -271,6 +281,7 @@ class PodDocument(Document, frozen=True):
     others: dict[str, Any] = {}
     origin: str = "decided"
     source_name: str = ""
+    verdict: tuple[JudgementDocument, ...] = ()
 
 
 class FailedPodDocument(Document, frozen=True):

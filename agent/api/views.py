@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
     from agent.managers.trials.advice import Advice
+    from agent.managers.verdict import Judgement
     from agent.managers.violation import Violation
     from cgroupfs.plan import Write
 
@@ -74,10 +75,11 @@ def pod_document(
     explanation: wire.ExplanationDocument | None = None,
     kernel: Mapping[str | None, tuple[wire.KernelDocument, ...]] | None = None,
     invalid: Iterable[Violation] = (),
+    judgements: Iterable[Judgement] = (),
 ) -> wire.PodDocument:
     """Return one pod; `kernel` has cgroups by container (None: the pod's own).
 
-    Without a `record` the kernel was not observed (a dry run).
+    Without a `record` the kernel was not observed (a dry run). `judgements` are its verdict.
     """
     seen, source = kernel or {}, allocation.source
     containers = tuple(
@@ -104,6 +106,12 @@ def pod_document(
         containers_found=None if record is None else len(_to_run(allocation) & record.running),
         origin=str(allocation.origin),
         source_name="" if source is None else source.name,
+        verdict=tuple(
+            wire.JudgementDocument(
+                container=each.container, quality=str(each.quality), met=each.met, why=each.why
+            )
+            for each in judgements
+        ),
     )
 
 

@@ -36,9 +36,16 @@ _Shown = TypeVar("_Shown", bound="Document")
 @click.command()
 @click.argument("file", metavar="FILE|-", type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Decide as it would be now, and change nothing.")
+@click.option(
+    "--require",
+    metavar="QUALITIES",
+    default="",
+    help="Reject the pod unless every container gets this: exclusive, aligned, whole-cores, "
+    "near-device (separated by commas).",
+)
 @output_option
 @socket_option
-def admit(file: Path, output: str, socket_path: str, *, dry_run: bool) -> int:
+def admit(file: Path, output: str, socket_path: str, *, require: str, dry_run: bool) -> int:
     """Admit the pod of a manifest (YAML or JSON; - reads standard input).
 
     Exits with 0 once the kernel enforces the pod's allocation, 1 when it is rejected, and 7 when it
@@ -50,7 +57,7 @@ def admit(file: Path, output: str, socket_path: str, *, dry_run: bool) -> int:
     standard = str(file) == "-"
     manifest = take(sys.stdin.buffer, LARGEST, "-") if standard else read_bounded(file)
     with agent_at(socket_path) as agent:
-        answer = agent.admit(manifest, dry_run=dry_run)
+        answer = agent.admit(manifest, dry_run=dry_run, require=require)
     from agent.cli.text.pods import admission_lines  # noqa: PLC0415  # help needs none of it
 
     _print(answer, output, admission_lines)

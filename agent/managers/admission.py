@@ -18,6 +18,7 @@ from agent.managers.effective_policy import Draft, Rejected, Unanswered, release
 from agent.managers.memory.manager import MemoryManager
 from agent.managers.readmission import readmit
 from agent.managers.topology.scope import align_and_allocate
+from agent.managers.verdict import unmet
 from agent.pods.model import ContainerKind
 from agent.pods.validation import find_warnings
 
@@ -130,6 +131,10 @@ def _allocated(draft: Draft, before: Ledger) -> Decision:
             counters=MappingProxyType(draft.counters),
         )
     allocation = make_allocation(rules.policy, demand, draft.parts, draft.hints)
+    # A pod that runs already, in place of a former allocation, is judged and not rejected.
+    lacking = unmet(rules, demand.pod, allocation) if draft.ledger is before else None
+    if lacking is not None:
+        return Decision(uid, before, cause=lacking, hints=tuple(draft.traces), asked=demand)
     parts = {each.name: each.settled(draft, allocation) for each in rules.managers}
     return Decision(
         uid,

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     UNEXPECTED = "UnexpectedAdmissionError"
     INVALID = "InvalidPod"
     CONFLICT = "PodConflict"
+    REQUIREMENT = "RequirementNotMet"
 
 
 def out_of(resource: str) -> str:

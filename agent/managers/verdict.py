@@ -2,44 +2,30 @@
 
 The policies decide whether less than that is a rejection; many admit the second best. A verdict
 says what an allocation has, and of what is lacking why, so that it is never silent; a pod can
-require parts of it (`RequirementNotMet`).
+require parts of it (`agent.pods.requirements`).
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from agent.managers.allocations.ledger import Isolation
+from agent.managers.decision import Reason, Rejection
+from agent.pods.requirements import Quality, required
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.pods.model import Pod
     from sysfs.mask import Mask
 
-#: Reason of a pod whose allocation would lack what it requires.
-NOT_MET: Final = "RequirementNotMet"
 
-
-class Quality(StrEnum):
-    """One part of a verdict, as `--require` and the annotation name it."""
-
-    #: The container has CPUs of its own.
-    EXCLUSIVE = "exclusive"
-    #: Its CPUs and its memory are on one NUMA node, or on the fewest nodes that have enough.
-    ALIGNED = "aligned"
-    #: Its exclusive CPUs are whole physical cores: no other container runs on a sibling.
-    WHOLE_CORES = "whole-cores"
-    #: Each of its devices is on a node of its CPUs, or of its memory where no CPUs are its own.
-    NEAR_DEVICE = "near-device"
-
-
-class Finding(Struct, frozen=True):
+class Judgement(Struct, frozen=True):
     """Whether a container has one quality; `why` says why not, "" if it has."""
 
     container: str
@@ -52,35 +38,46 @@ class Finding(Struct, frozen=True):
         return not self.why
 
 
-def verdict(rules: EffectivePolicy, allocation: PodAllocation) -> tuple[Finding, ...]:
+def verdict(rules: EffectivePolicy, allocation: PodAllocation) -> tuple[Judgement, ...]:
     """Return what every container has of each quality that applies to it.
 
     Of a container without CPUs of its own only `exclusive` and, with pinned memory or devices, the
     places of these are judged.
     """
     return tuple(
-        finding for container in allocation.containers for finding in _of(rules, container)
+        judgement for container in allocation.containers for judgement in _of(rules, container)
     )
 
 
-def lacking(findings: Collection[Finding], required: Collection[Quality]) -> tuple[Finding, ...]:
-    """Return what is required and not met."""
-    return tuple(each for each in findings if each.quality in required and not each.met)
+def unmet(rules: EffectivePolicy, pod: Pod, allocation: PodAllocation) -> Rejection | None:
+    """Return why an allocation lacks what its pod requires, None if it lacks nothing."""
+    asked = required(pod.annotations)
+    if not asked:
+        return None
+    lacking = [each for each in verdict(rules, allocation) if each.quality in asked and each.why]
+    if not lacking:
+        return None
+    details = "; ".join(f"{each.container} is not {each.quality}: {each.why}" for each in lacking)
+    return Rejection(
+        Reason.REQUIREMENT,
+        f"the pod would not get what it requires: {details}",
+        container=lacking[0].container,
+    )
 
 
-def _of(rules: EffectivePolicy, container: ContainerAllocation) -> Iterator[Finding]:
+def _of(rules: EffectivePolicy, container: ContainerAllocation) -> Iterator[Judgement]:
     exclusive = container.isolation is Isolation.CONTAINER
     why = container.why or "its specification is not known"
-    yield Finding(container.name, Quality.EXCLUSIVE, "" if exclusive else why)
+    yield Judgement(container.name, Quality.EXCLUSIVE, "" if exclusive else why)
     cpus = (container.cpus or EMPTY) if exclusive else EMPTY
     places = rules.machine.cpus.nodes_of(cpus)
     if cpus or container.memory:
-        yield Finding(container.name, Quality.ALIGNED, _spread(container, places))
+        yield Judgement(container.name, Quality.ALIGNED, _spread(container, places))
     if cpus:
-        yield Finding(container.name, Quality.WHOLE_CORES, _shared_cores(rules, cpus))
+        yield Judgement(container.name, Quality.WHOLE_CORES, _shared_cores(rules, cpus))
     near = places or container.mems
     if near and any(container.devices.values()):
-        yield Finding(container.name, Quality.NEAR_DEVICE, _far(rules, container, near))
+        yield Judgement(container.name, Quality.NEAR_DEVICE, _far(rules, container, near))
 
 
 def _spread(container: ContainerAllocation, places: Mask) -> str:

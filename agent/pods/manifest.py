@@ -26,6 +26,7 @@ from agent.pods.model import (
 )
 from agent.pods.quantity import Quantity, QuantityError
 from agent.pods.requests import aggregate
+from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
 from agent.pods.validation import find_problems
 
 if TYPE_CHECKING:
@@ -191,6 +192,9 @@ class _Manifest:
         field = metadata.child("annotations")
         entries = self._reader.entries(field) if field is not None else {}
         texts = {key: self._reader.text(entry) for key, entry in entries.items()}
+        for name in unknown_qualities(texts.get(REQUIRE) or ""):
+            known = ", ".join(Quality)
+            self._reader.reject(entries[REQUIRE], f"{shown(name)} is none of {known}")
         return MappingProxyType({key: text for key, text in texts.items() if text is not None})
 
     def _status_qos(self, root: Field) -> QosClass | None:

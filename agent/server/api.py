@@ -6,6 +6,7 @@ import asyncio
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from agent.api import documents as wire
 from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
+from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
 from agent.reconcile.errors import BindingError
 from agent.server import errors
 from agent.server.listeners.http import (
@@ -120,7 +122,10 @@ class Api:
                 ("GET", "/v1/topology", self._get_topology),
                 ("POST", "/v1/reconcile", self._reconcile),
             ],
-            parameters={("POST", "/v1/pods"): ("dryRun",), ("POST", "/v1/fit"): ("most",)},
+            parameters={
+                ("POST", "/v1/pods"): ("dryRun", "require"),
+                ("POST", "/v1/fit"): ("most",),
+            },
         )
 
     def close(self) -> None:
@@ -170,7 +175,7 @@ class Api:
         dry_run = _flag(request, "dryRun")
         body = await _body(request)
         try:
-            pod = await self._pod_of(body)
+            pod = _requiring(await self._pod_of(body), request)
         except errors.InvalidManifestError as error:
             if not dry_run:
                 with operation("admit"):
@@ -281,6 +286,19 @@ def _flag(request: Request, name: str) -> bool:
     if text not in _BOOLEANS:
         raise errors.RequestError(f"{name} is true or false, found {text!r}", ((name, "boolean"),))
     return _BOOLEANS[text]
+
+
+def _requiring(pod: Pod, request: Request) -> Pod:
+    """Return the pod with what the query requires of its allocation, beside its annotation."""
+    asked = dict(reversed(request.target.query)).get("require", "")
+    if not asked:
+        return pod
+    unknown = unknown_qualities(asked)
+    if unknown:
+        message = f"require has {unknown[0][:32]!r}, which is none of {', '.join(Quality)}"
+        raise errors.RequestError(message, (("require", "qualities"),))
+    both = ",".join(filter(None, (pod.annotations.get(REQUIRE), asked)))
+    return replace(pod, annotations=MappingProxyType({**pod.annotations, REQUIRE: both}))
 
 
 def _count(request: Request, name: str, most: int) -> int:

@@ -27,6 +27,7 @@ from agent.api.documents import (
 from agent.managers import admission
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import restored, shared_cpus
+from agent.managers.verdict import verdict
 from agent.pods.identity import full_name
 from agent.server.decisions import Decisions
 from agent.server.errors import (
@@ -177,6 +178,7 @@ class Controller:
     def pods_now(self) -> Callable[[], tuple[PodDocument, ...]]:
         """Return a function that makes the documents of all pods as of now, in any thread."""
         state, pool = self.state, self.state.shared_cpus
+        rules = state.configured.rules
         invalid: dict[str, list[Violation]] = defaultdict(list)
         for violation in state.invalid:
             invalid[violation.uid].append(violation)
@@ -185,7 +187,13 @@ class Controller:
             for uid, allocation in state.ledger.allocations.items()
         ]
         return lambda: tuple(
-            views.pod_document(allocation, pool, record=record, invalid=violated)
+            views.pod_document(
+                allocation,
+                pool,
+                record=record,
+                invalid=violated,
+                judgements=verdict(rules, allocation),
+            )
             for allocation, record, violated in known
         )
 
@@ -208,6 +216,7 @@ class Controller:
             explanation=record.explanation,
             kernel=observed,
             invalid=self.state.invalid,
+            judgements=verdict(self.state.configured.rules, allocation),
         )
 
     # --- queued actions -------------------------------------------------------------------------
@@ -456,7 +465,8 @@ class Controller:
         *,
         dry_run: bool = False,
     ) -> AdmissionDocument:
-        pool = shared_cpus(self.state.configured.rules, decision.ledger)
+        rules = self.state.configured.rules
+        pool, judgements = shared_cpus(rules, decision.ledger), verdict(rules, allocation)
         return AdmissionDocument(
             uid=allocation.uid,
             name=allocation.name,
@@ -464,7 +474,9 @@ class Controller:
             admitted=True,
             dry_run=dry_run,
             already_admitted=decision.already_admitted,
-            pod=views.pod_document(allocation, pool, record=None if dry_run else record),
+            pod=views.pod_document(
+                allocation, pool, record=None if dry_run else record, judgements=judgements
+            ),
             explanation=record.explanation or views.explanation_document(decision),
         )
 

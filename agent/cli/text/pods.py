@@ -11,6 +11,7 @@ from agent.cli.access import moment
 from agent.pods.identity import full_name, name_and_uid
 from agent.pods.model import ContainerKind
 from agent.pods.quantity import Quantity
+from agent.pods.requirements import Quality
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -112,6 +113,7 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     if pod.cpus is not None or pod.memory:
         yield f"  budget    {_budget(pod)}"
     yield from _each("  unused    ", _unused(pod))
+    yield from _each("  verdict   ", _second_best(pod))
     for cgroup in pod.kernel:
         yield from _kernel(cgroup, "  ")
     for container in pod.containers:
@@ -145,6 +147,13 @@ def _state(pod: PodDocument) -> str:
     return f"enforced on {found}" if pod.containers_found else found
 
 
+def _second_best(pod: PodDocument) -> Iterator[str]:
+    """Yield what the containers lack; why CPUs are not a container's own stands beside them."""
+    for each in pod.verdict:
+        if not each.met and each.quality != Quality.EXCLUSIVE:
+            yield f"{each.container} is not {each.quality}: {each.why}"
+
+
 def _allocations(pod: PodDocument) -> Iterator[str]:
     if pod.cpus is not None or pod.memory:
         yield f"  pod budget: {_budget(pod)}"
@@ -158,6 +167,7 @@ def _allocations(pod: PodDocument) -> Iterator[str]:
             yield f"  {'':{width}}  {resource}: {', '.join(ids)}"
         for manager, part in container.others.items():
             yield f"  {'':{width}}  {manager}: {_part(part)}"
+    yield from _each("  ", _second_best(pod))
 
 
 def _part(part: object) -> str:

@@ -30,6 +30,7 @@ from agent.pods.identity import full_name
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, Resources
 from agent.pods.quantity import Quantity
 from agent.pods.requests import is_memory_type
+from agent.pods.requirements import Quality, required
 from agent.pods.validation import find_problems
 from sysfs.mask import EMPTY, Mask
 
@@ -280,15 +281,16 @@ def _shrinkable(rules: EffectivePolicy, pod: Pod) -> Iterator[_Request]:
             asked = limit.milli_value if resource == CPU else limit.value
             known = largest.get(resource)
             if known is None or (known.container is not None and asked > known.asked):
-                step = _step(rules, resource, asked)
+                step = _step(rules, pod, resource, asked)
                 largest[resource] = _Request(name, resource, asked, step)
     for resource in sorted(largest, key=native_first):
         yield largest[resource]
 
 
-def _step(rules: EffectivePolicy, resource: str, asked: int) -> int:
+def _step(rules: EffectivePolicy, pod: Pod, resource: str, asked: int) -> int:
     if resource == CPU:
-        whole = rules.policy.cpu.options.full_pcpus_only
+        whole_cores = Quality.WHOLE_CORES in required(pod.annotations)
+        whole = whole_cores or rules.policy.cpu.options.full_pcpus_only
         threads = max((len(Mask(core.cpus)) for core in rules.machine.cpus.cores), default=1)
         return 1000 * threads if whole else 1000
     if resource.startswith(HUGEPAGES_PREFIX):

@@ -307,3 +307,27 @@ def test_a_file_that_is_not_there_is_named(shell: Shell) -> None:
     code, _, err = shell.run("admit", "/no/such/pod.yaml")
     assert code == ExitCode.BAD_INPUT
     assert err == "numawarden: error: /no/such/pod.yaml: No such file or directory\n"
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_pod_that_would_not_get_what_is_required_is_rejected(shell: Shell) -> None:
+    file = shell.file(manifest(cpu="3"))
+    code, out, _ = shell.run("admit", file, "--require", "exclusive,whole-cores")
+    assert code == ExitCode.REJECTED
+    assert "RequirementNotMet: the pod would not get what it requires: c0 is not whole-cores" in out
+    assert "request 2 of cpu in container c0 instead of 3" in out
+    code, out, _ = shell.run("admit", file, "--require", "exclusive")
+    assert code == ExitCode.OK
+    lacking = "c0 is not whole-cores: not its own on the same cores: CPU 0"
+    assert f"  {lacking}" in out.splitlines()
+    _, out, _ = shell.run("list")
+    assert f"  {lacking}" in out.splitlines()
+    _, out, _ = shell.run("show", UID)
+    assert f"  verdict   {lacking}" in out.splitlines()
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_quality_that_does_not_exist_is_rejected_with_those_that_do(shell: Shell) -> None:
+    code, _, err = shell.run("admit", shell.file(manifest()), "--require", "fast")
+    assert code != ExitCode.OK
+    assert "'fast', which is none of exclusive, aligned, whole-cores, near-device" in err

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.managers.admission import admit
+from agent.managers.decision import Reason
 from agent.managers.policy import PluginDevice
-from agent.managers.verdict import Quality, lacking, verdict
+from agent.managers.trials.advice import advise
+from agent.managers.verdict import verdict
+from agent.pods.requirements import REQUIRE, Quality
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, RESTRICTED, SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
     from agent.managers.effective_policy import EffectivePolicy
-    from agent.pods.model import Container
+    from agent.pods.model import Container, Pod
 
 GPU = "example.com/gpu"
 
@@ -86,19 +89,41 @@ def test_a_device_of_another_node_is_far_and_one_without_a_node_is_not() -> None
     asked = pod(app("main", guaranteed(f"cpu=5 memory=1Gi {GPU}=1")))
     allocation = admit(rules, ledger, asked).allocation
     assert allocation is not None
-    findings = verdict(rules, allocation)
-    assert [(each.quality, each.why) for each in lacking(findings, [Quality.NEAR_DEVICE])] == [
-        (Quality.NEAR_DEVICE, f"{GPU} far is on node 1, the container on node 0")
-    ]
+    (found,) = [e for e in verdict(rules, allocation) if e.quality is Quality.NEAR_DEVICE]
+    assert found.why == f"{GPU} far is on node 1, the container on node 0"
 
 
-def test_only_what_is_required_and_not_met_is_lacking() -> None:
+def requiring(text: str) -> Pod:
+    return pod(app("main", guaranteed("cpu=3 memory=1Gi")), annotations={REQUIRE: text})
+
+
+def test_a_pod_that_would_not_get_what_it_requires_is_rejected_and_changes_nothing() -> None:
     rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
-    allocation = admit(
-        rules, rules.empty_ledger(), pod(app("main", guaranteed("cpu=3 memory=1Gi")))
-    ).allocation
-    assert allocation is not None
-    findings = verdict(rules, allocation)
-    assert lacking(findings, [Quality.EXCLUSIVE, Quality.ALIGNED]) == ()
-    (found,) = lacking(findings, list(Quality))
-    assert found.quality is Quality.WHOLE_CORES
+    ledger = rules.empty_ledger()
+    decision = admit(rules, ledger, requiring("exclusive, whole-cores"))
+    assert decision.rejection is not None
+    assert decision.rejection.reason == Reason.REQUIREMENT
+    assert decision.rejection.message == (
+        "the pod would not get what it requires: main is not whole-cores: not its own on the same "
+        "cores: CPU 0"
+    )
+    assert decision.rejection.container == "main"
+    assert decision.ledger is ledger
+
+
+def test_what_is_not_required_does_not_matter() -> None:
+    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
+    assert admit(rules, rules.empty_ledger(), requiring("exclusive,aligned")).admitted
+    assert admit(rules, rules.empty_ledger(), requiring("")).admitted
+
+
+def test_advice_keeps_to_what_is_required() -> None:
+    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
+    found = [each for each in advise(rules, rules.empty_ledger(), requiring("whole-cores")) if each]
+    assert [each.text for each in found] == ["request 2 of cpu in container main instead of 3"]
+
+
+def test_a_pod_that_runs_already_is_not_rejected_for_what_it_requires() -> None:
+    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
+    ledger = admit(rules, rules.empty_ledger(), requiring("")).ledger
+    assert admit(rules, ledger, requiring("whole-cores")).admitted

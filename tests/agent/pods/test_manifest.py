@@ -13,6 +13,7 @@ from agent.pods.errors import ManifestError
 from agent.pods.manifest import derived_uid, load_pod, pod_from_document
 from agent.pods.model import ContainerKind, Pod, QosClass
 from agent.pods.requests import pod_memory_requests, pod_requests, qos_class
+from agent.pods.requirements import Quality, required
 from agent.pods.validation import find_problems
 from tests.agent.pods.pods import amounts, resources
 
@@ -366,3 +367,16 @@ def test_the_overhead_of_a_runtime_class_is_read_and_checked() -> None:
     with pytest.raises(ManifestError) as caught:
         load_pod(text % "-1", "x")
     assert [(p.path, p.line) for p in caught.value.problems] == [("spec.overhead.cpu", 5)]
+
+
+def test_an_unknown_quality_in_the_annotation_is_named_with_its_path() -> None:
+    text = FULL.replace('{note: "yes"}', '{agent.numawarden/require: "aligned, best"}')
+    (line,) = _lines(text)
+    assert "agent.numawarden/require" in line
+    assert '"best" is none of exclusive, aligned, whole-cores, near-device' in line
+
+
+def test_what_the_annotation_requires_is_read_with_any_spaces() -> None:
+    annotations = {"agent.numawarden/require": " aligned,, exclusive ,"}
+    assert required(annotations) == {Quality.ALIGNED, Quality.EXCLUSIVE}
+    assert required({}) == frozenset()
