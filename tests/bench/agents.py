@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tests.agent.server.support import Running, World
     from tests.bench.measure import Figure
 
-HELD: Final = (10, 250, 2500)
+ADMITTED: Final = (10, 250, 2500)
 _HOST: Final = "2n128c"
 _UID: Final = "00000000-0000-4000-8000-{:012d}"
 #: Admissions of one figure; each is followed by a removal, which is not timed.
@@ -59,14 +59,14 @@ def admissions() -> Iterator[Figure]:
     """
     rules = hosts.rules(_HOST)
     asked = hosts.guaranteed_pod("new", 4)
-    for pods in HELD:
-        ledger = hosts.held(rules, pods)
+    for pods in ADMITTED:
+        ledger = hosts.ledger_with(rules, pods)
         with on_tmpfs() as folder, Store(folder) as store:
             run = partial(_decide_and_save, rules, ledger, store, asked)
-            yield measure(f"admit/{_HOST}/saved-held{pods}", run, most=300)
-    for pods in HELD:
+            yield measure(f"admit/{_HOST}/saved-pods{pods}", run, most=300)
+    for pods in ADMITTED:
         samples = asyncio.run(_started(pods, _ADMISSIONS[pods]))[1]
-        yield of_samples(f"admit/{_HOST}/enforced-held{pods}", samples)
+        yield of_samples(f"admit/{_HOST}/enforced-pods{pods}", samples)
 
 
 def starts() -> Iterator[Figure]:
@@ -79,8 +79,8 @@ def starts() -> Iterator[Figure]:
             with host.agent("pod"):
                 samples.append(perf_counter_ns() - started)
     yield of_samples(f"start/{_HOST}/process", samples)
-    for pods in HELD:
-        yield of_samples(f"start/{_HOST}/held{pods}", [asyncio.run(_started(pods, 0))[0]])
+    for pods in ADMITTED:
+        yield of_samples(f"start/{_HOST}/pods{pods}", [asyncio.run(_started(pods, 0))[0]])
 
 
 def at_rest() -> Iterator[Rest]:

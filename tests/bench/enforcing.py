@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from tests.bench.measure import Figure
 
-HELD: Final = (10, 500, 2500)
+ADMITTED: Final = (10, 500, 2500)
 _HOSTS: Final = ("2n128c", "8n256c")
 _UID: Final = "00000000-0000-4000-8000-{:012d}"
 _CONTAINERS: Final = 5
@@ -56,7 +56,7 @@ def enforcing() -> Iterator[Figure]:
     for name in _HOSTS:
         for driver in Driver:
             for variant, make in (("", burstable), ("-guaranteed", pool_only)):
-                for number in HELD:
+                for number in ADMITTED:
                     yield from _beside(name, driver, variant, make, number)
 
 
@@ -190,7 +190,7 @@ def _beside(
             admissions.append(host.change(decision.ledger, asked.uid))
             removals.append(host.change(remove(host.rules, decision.ledger, asked.uid), None))
         for action, samples in (("admit", admissions), ("remove", removals)):
-            yield _figure(f"enforce/{name}/{driver}-{kind}-{action}{variant}-held{number}", samples)
+            yield _figure(f"enforce/{name}/{driver}-{kind}-{action}{variant}-pods{number}", samples)
     gc.unfreeze()
 
 

@@ -49,9 +49,9 @@ _POLICIES: Final = (
 
 
 def decide() -> Iterator[Figure]:
-    """Decide an admission alone: occupancy, resources, policies, options, pods already held.
+    """Decide an admission alone: occupancy, resources, policies, options, pods already admitted.
 
-    All of one host in turns: they are held against one target, and against each other.
+    All of one host in turns: they are compared with one target, and with each other.
     """
     for name in hosts.HOSTS:
         cases = [case for cases in _DECISIONS for case in cases(name)]
@@ -65,7 +65,7 @@ def _occupied(name: str) -> Iterator[Case]:
     wide = len(rules.assignable_cpus) // 8
     asked = hosts.pod_of("new", f"cpu={wide} memory={wide // 2}Gi hugepages-2Mi={wide}Mi")
     for state in _STATES:
-        ledger = hosts.held_on(name, state)
+        ledger = hosts.ledger_on(name, state)
         for number, text in enumerate(hosts.RESOURCES, start=1):
             by = hosts.rules(name, memory=False) if number == 1 else rules
             yield f"{state}-{number}r", partial(admit, by, ledger, hosts.pod_of("new", text))
@@ -80,15 +80,15 @@ def _pod_level(name: str) -> Iterator[Case]:
     for scope in TopologyManagerScope:
         rules = hosts.rules(name, scope=scope)
         for state in ("empty", "fragmented"):
-            run = partial(admit, rules, hosts.held_on(name, state), budget)
+            run = partial(admit, rules, hosts.ledger_on(name, state), budget)
             yield f"podlevel-{scope}-{state}", run
 
 
-def _held(name: str) -> Iterator[Case]:
+def _crowded(name: str) -> Iterator[Case]:
     rules = hosts.rules(name)
     asked = hosts.guaranteed_pod("new", 4)
-    for pods in agents.HELD:
-        yield f"held{pods}", partial(admit, rules, hosts.held(rules, pods), asked)
+    for pods in agents.ADMITTED:
+        yield f"pods{pods}", partial(admit, rules, hosts.ledger_with(rules, pods), asked)
 
 
 def _by_option(name: str) -> Iterator[Case]:
@@ -105,7 +105,7 @@ def _by_option(name: str) -> Iterator[Case]:
 
 
 def _fragmented(name: str) -> Ledger:
-    return hosts.held_on(name, "fragmented")
+    return hosts.ledger_on(name, "fragmented")
 
 
 def _devices(name: str) -> Iterator[Case]:
@@ -127,20 +127,20 @@ def _asking(rules: EffectivePolicy, ledger: Ledger, asked: Pod) -> Decision:
     return decision
 
 
-_DECISIONS: Final = (_occupied, _pod_level, _held, _by_option, _devices)
+_DECISIONS: Final = (_occupied, _pod_level, _crowded, _by_option, _devices)
 
 
 def removal() -> Iterator[Figure]:
-    """Remove a pod again, with few and with many others held, and with devices."""
+    """Remove a pod again, beside few and beside many others, and with devices."""
     for name in hosts.HOSTS:
         rules = hosts.rules(name)
         cases: list[Case] = []
-        for pods in agents.HELD:
-            others = hosts.held(rules, pods)
+        for pods in agents.ADMITTED:
+            others = hosts.ledger_with(rules, pods)
             for variant, asked in (("", hosts.RESOURCES[1]), ("-6r", hosts.RESOURCES[-1])):
                 ledger = admit(rules, others, hosts.pod_of("new", asked)).ledger
                 run = partial(remove, rules, ledger, "new")
-                cases.append((f"remove/{name}/held{pods}{variant}", run))
+                cases.append((f"remove/{name}/pods{pods}{variant}", run))
         yield from in_turns(cases)
 
 
@@ -149,7 +149,7 @@ def rejections() -> Iterator[Figure]:
     for name in ("2n128c", "8n256c"):
         cases: list[Case] = []
         for policy in (TopologyManagerPolicy.RESTRICTED, TopologyManagerPolicy.SINGLE_NUMA_NODE):
-            rules, ledger = hosts.rules(name, policy), hosts.held_on(name, "half")
+            rules, ledger = hosts.rules(name, policy), hosts.ledger_on(name, "half")
             for variant, asked in hosts.unalignable(rules, ledger):
                 pod = hosts.pod_of("new", asked)
                 figure = f"reject/{name}/{policy}-{variant}"
@@ -183,7 +183,7 @@ def _merge(rules: EffectivePolicy, hints: list[ProviderHints]) -> None:
 def _drafts() -> Iterator[tuple[str, int, EffectivePolicy, Draft]]:
     for name in hosts.HOSTS:
         rules = hosts.rules(name)
-        ledger = hosts.held_on(name, "fragmented")
+        ledger = hosts.ledger_on(name, "fragmented")
         for number, text in enumerate(hosts.RESOURCES[1:], start=2):
             demand = rules.demand(hosts.pod_of("new", text))
             yield name, number, rules, Draft.start(rules, ledger, demand)
@@ -198,7 +198,7 @@ def choose() -> Iterator[Figure]:
     for name in hosts.HOSTS:
         rules = hosts.rules(name)
         for state in ("empty", "fragmented"):
-            free = rules.assignable_cpus - hosts.held_on(name, state).exclusive_cpus
+            free = rules.assignable_cpus - hosts.ledger_on(name, state).exclusive_cpus
             for option in hosts.OPTIONS:
                 options = CpuPolicyOptions(**dict.fromkeys(option, True))
                 run = partial(
@@ -219,21 +219,21 @@ def discovery() -> Iterator[Figure]:
 def saving() -> Iterator[Figure]:
     """Save the state with 10, 250 and 2,500 pods, on tmpfs where there is one."""
     for pods, store, state in _stores():
-        yield measure(f"save/2n128c/held{pods}", partial(store.save, state), most=200)
+        yield measure(f"save/2n128c/pods{pods}", partial(store.save, state), most=200)
 
 
 def loading() -> Iterator[Figure]:
     """Load the state with 10, 250 and 2,500 pods."""
     for pods, store, state in _stores():
         store.save(state)
-        yield measure(f"load/2n128c/held{pods}", store.load, most=50)
+        yield measure(f"load/2n128c/pods{pods}", store.load, most=50)
 
 
 def _stores() -> Iterator[tuple[int, Store, Checkpoint]]:
     rules = hosts.rules("2n128c")
-    for pods in agents.HELD:
+    for pods in agents.ADMITTED:
         with agents.on_tmpfs() as folder, Store(folder) as store:
-            yield pods, store, agents.state_of(rules, hosts.held(rules, pods))
+            yield pods, store, agents.state_of(rules, hosts.ledger_with(rules, pods))
 
 
 def command_line() -> Iterator[Figure]:

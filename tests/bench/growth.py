@@ -77,7 +77,7 @@ def _all_series() -> Iterator[Series]:
     )
     yield Series("resources (16 NUMA nodes, 512 CPUs)", tuple(_by_resources()))
     yield Series("containers of the pod (2 NUMA nodes, 128 CPUs)", tuple(_by_containers()))
-    yield Series("pods held (2 NUMA nodes, 128 CPUs)", tuple(_by_pods()))
+    yield Series("pods admitted (2 NUMA nodes, 128 CPUs)", tuple(_by_pods()))
 
 
 def _on(packages: int, nodes: int, cores: int) -> Callable[[], object]:
@@ -103,7 +103,7 @@ def _by_pods() -> Iterator[tuple[int, Callable[[], object]]]:
     rules = hosts.rules("2n128c")
     asked = hosts.pod_of("new", _ASKED)
     for number in (10, 250, 2500):
-        yield number, partial(admit, rules, hosts.held(rules, number), asked)
+        yield number, partial(admit, rules, hosts.ledger_with(rules, number), asked)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The machines that are measured, and what is held on them already."""
+"""The machines that are measured, and what is allocated on them already."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ RESOURCES: Final = (
     "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1",
     "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1 example.com/nic=1",
 )
-#: What the kubelet allows to be on together (`agent.config.options` tells what excludes what).
+#: What the kubelet allows to be on together (`agent.config.options` says what excludes what).
 OPTIONS: Final[tuple[tuple[str, ...], ...]] = (
     (),
     ("full_pcpus_only",),
@@ -177,7 +177,7 @@ def shared_pod(uid: str) -> Pod:
 
 
 def filled(rules_in_force: EffectivePolicy, share: float) -> Ledger:
-    """Return a ledger with this share of the CPUs held by pods of many sizes.
+    """Return a ledger with this share of the CPUs allocated to pods of many sizes.
 
     They ask for two to a dozen CPUs, for memory, and some for huge pages and devices. Those that
     do not fit are left out.
@@ -188,12 +188,12 @@ def filled(rules_in_force: EffectivePolicy, share: float) -> Ledger:
     for number in range(desired):
         if len(ledger.exclusive_cpus) >= desired:
             break
-        ledger = admit(rules_in_force, ledger, pod_of(f"held-{number}", _some(draw))).ledger
+        ledger = admit(rules_in_force, ledger, pod_of(f"pod-{number}", _some(draw))).ledger
     return ledger
 
 
 def fragmented(rules_in_force: EffectivePolicy) -> Ledger:
-    """Return a ledger with about half of the CPUs held: many pods came, every other one ended."""
+    """Return a ledger with about half of the CPUs allocated: of many pods every other one ended."""
     ledger = filled(rules_in_force, 0.95)
     draw = Random(11)  # noqa: S311  (the same ledger in every run)
     uids = list(ledger.allocations)
@@ -212,7 +212,7 @@ def grouped(rules_in_force: EffectivePolicy) -> Ledger:
     draw = Random(13)  # noqa: S311  (the same ledger in every run)
     for number in range(3 * len(rules_in_force.machine.nodes)):
         asked = _wide(draw, rules_in_force) if number % 3 == 0 else _some(draw)
-        ledger = admit(rules_of_them, ledger, pod_of(f"held-{number}", asked)).ledger
+        ledger = admit(rules_of_them, ledger, pod_of(f"pod-{number}", asked)).ledger
     uids = list(ledger.allocations)
     for uid in draw.sample(uids, len(uids) // 2):
         ledger = remove(rules_in_force, ledger, uid)
@@ -233,7 +233,7 @@ def scattered(rules_in_force: EffectivePolicy) -> Ledger:
     return ledger.with_part(CPU, Taken(taken))
 
 
-#: What is held on a host, by the name that figures carry.
+#: What is allocated on a host, by the name that figures carry.
 STATES: Final[dict[str, Callable[[EffectivePolicy], Ledger]]] = {
     "empty": EffectivePolicy.empty_ledger,
     "half": lambda rules_in_force: filled(rules_in_force, 0.5),
@@ -245,8 +245,8 @@ STATES: Final[dict[str, Callable[[EffectivePolicy], Ledger]]] = {
 
 
 @lru_cache(maxsize=64)
-def held_on(name: str, state: str) -> Ledger:
-    """Return what is held on a host in one of the states."""
+def ledger_on(name: str, state: str) -> Ledger:
+    """Return what is allocated on a host in one of the states."""
     return STATES[state](rules(name))
 
 
@@ -274,10 +274,10 @@ def _some(draw: Random) -> str:
     return asked
 
 
-def held(rules_in_force: EffectivePolicy, pods: int) -> Ledger:
+def ledger_with(rules_in_force: EffectivePolicy, pods: int) -> Ledger:
     """Return a ledger with this many pods, most of which share."""
     ledger = rules_in_force.empty_ledger()
     for number in range(pods):
         make = guaranteed_pod if number % 50 == 0 and number < 1000 else shared_pod
-        ledger = admit(rules_in_force, ledger, make(f"held-{number}")).ledger
+        ledger = admit(rules_in_force, ledger, make(f"pod-{number}")).ledger
     return ledger

@@ -24,7 +24,7 @@ _COLUMNS: Final = {
 
 
 def main() -> int:
-    """Print a row for each host and what is held on it."""
+    """Print a row for each host and what is allocated on it."""
     entries = json.loads(Path(sys.argv[1]).read_text())
     medians = {entry["name"]: entry["p50_us"] / 1000 for entry in entries}
     print(f"| host | state | {' | '.join(_COLUMNS)} |")

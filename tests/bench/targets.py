@@ -33,7 +33,7 @@ class Target:
 
 
 #: An exclusive admission enforced beside 2,500 burstable pods.
-_ADMISSION: Final = r"enforce/.*-exclusive-admit-held2500$"
+_ADMISSION: Final = r"enforce/.*-exclusive-admit-pods2500$"
 #: What it may write and ask systemd.
 _MOST_WRITES: Final = 40
 _MOST_BUS_CALLS: Final = 4
@@ -101,15 +101,15 @@ def _growth(what: str, family: str, most: float, medians: dict[str, float]) -> I
     ratios = {
         name: medians[name] / medians[few]
         for name in medians
-        if re.match(rf"{family}.*held2500", name)
+        if re.match(rf"{family}.*pods2500", name)
         and "guaranteed" not in name
-        and (few := name.replace("held2500", "held10")) in medians
+        and (few := name.replace("pods2500", "pods10")) in medians
     }
     if ratios:
         worst = max(ratios, key=ratios.__getitem__)
         found = f"{ratios[worst]:.2f} times ({worst})"
         desired = f"<= {most} times that with 10"
-        yield _line(f"{what} with 2,500 pods held", desired, found, ratios[worst] <= most)
+        yield _line(f"{what} with 2,500 pods admitted", desired, found, ratios[worst] <= most)
 
 
 def _plugins(medians: dict[str, float]) -> Iterator[str]:

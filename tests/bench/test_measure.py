@@ -1,4 +1,4 @@
-"""Figures of several operations are of the same time, and the machine's own evenness is told."""
+"""Figures of several operations are of the same time, and the machine's evenness is reported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_one_slow_run_of_many_is_the_maximum_and_not_the_median() -> None:
     assert (figure.n, figure.p50_us, figure.max_us) == (100, 2, 50)
 
 
-def test_the_yardstick_tells_how_evenly_the_machine_ran() -> None:
+def test_the_yardstick_shows_how_evenly_the_machine_ran() -> None:
     yardstick = Yardstick(ticking(*[250_000] * 49, 8_000_000))
     yardstick.look()
     assert "p50 0.25 ms, p99 8.00 ms, at most 8.00 ms" in yardstick.line()

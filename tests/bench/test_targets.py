@@ -37,10 +37,10 @@ def test_six_resources_on_eight_nodes_have_a_limit_of_their_own() -> None:
     ("what", "family", "variant"),
     [("decision", "decide", ""), ("removal", "remove", ""), ("removal", "remove", "-6r")],
 )
-def test_what_is_held_may_not_make_it_dearer(what: str, family: str, variant: str) -> None:
-    few, many = (f"{family}/2n128c/held{number}{variant}" for number in (10, 2500))
+def test_more_pods_may_not_make_an_operation_dearer(what: str, family: str, variant: str) -> None:
+    few, many = (f"{family}/2n128c/pods{number}{variant}" for number in (10, 2500))
     *_, line = verdicts([figure(few, 0.1, 0.1), figure(many, 0.14, 0.14)], None)
-    assert line.startswith(f"MISSED  {what} with 2,500 pods held")
+    assert line.startswith(f"MISSED  {what} with 2,500 pods admitted")
     assert f"1.40 times ({many})" in line
 
 

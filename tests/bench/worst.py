@@ -1,8 +1,8 @@
 """Look for decisions that take long: `python -m tests.bench.worst [--host 64n4096c] [--cases 500]`.
 
-Pods, policies, options and what is held already are drawn with a fixed seed, a case by its host and
-number alone, so that `--case 17` looks at one again. The figures are processor time, the lower of
-a few runs with nothing remembered of the question, so that a busy machine does not matter.
+Pods, policies, options and what is allocated already are drawn with a fixed seed, a case by its
+host and number alone, so that `--case 17` looks at one again. The figures are processor time, the
+lower of a few runs with nothing remembered of the question, so that a busy machine does not matter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One drawn decision: its rules, what is held (a state by name), and the pod."""
+    """One drawn decision: its rules, what is allocated (a state by name), and the pod."""
 
     number: int
     rules: EffectivePolicy
@@ -49,7 +49,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Measured:
     """What a case took (microseconds of processor time) and whether its work was bounded."""
 
     case: Case
@@ -72,14 +72,14 @@ def main() -> int:
         if arguments.case is not None:
             _profile(name, drawn(name, arguments.case, arguments.seed))
             continue
-        findings = sorted(
-            search(name, arguments.cases, arguments.seed), key=lambda found: -found.micros
+        measured = sorted(
+            search(name, arguments.cases, arguments.seed), key=lambda figure: -figure.micros
         )
-        _print(name, findings, arguments.show)
+        _print(name, measured, arguments.show)
     return 0
 
 
-def search(name: str, cases: int, seed: int) -> Iterator[Finding]:
+def search(name: str, cases: int, seed: int) -> Iterator[Measured]:
     """Yield what each case of a host took."""
     for number in range(cases):
         yield tried(name, drawn(name, number, seed))
@@ -145,9 +145,9 @@ def _more(draw: Random, nodes: int) -> str:
     return more
 
 
-def tried(name: str, case: Case) -> Finding:
+def tried(name: str, case: Case) -> Measured:
     """Decide a case a few times and return the least that it took."""
-    ledger = hosts.held_on(name, case.state)
+    ledger = hosts.ledger_on(name, case.state)
     best: int | None = None
     decision = _decide(case, ledger)
     for _ in range(3):
@@ -158,31 +158,31 @@ def tried(name: str, case: Case) -> Finding:
         taken = thread_time_ns() - started
         best = taken if best is None else min(best, taken)
     bounded = decision.counters.get((BOUNDED_CHOICES.name, ()), 0)
-    return Finding(case, (best or 0) / 1000, bounded, decision.admitted)
+    return Measured(case, (best or 0) / 1000, bounded, decision.admitted)
 
 
 def _decide(case: Case, ledger: Ledger) -> Decision:
     return admit(case.rules, ledger, case.pod)
 
 
-def _print(name: str, findings: Sequence[Finding], show: int) -> None:
-    single = [found for found in findings if found.case.containers == 1]
-    for text, some in (("all pods", findings), ("of one container", single)):
-        times = sorted(found.micros / 1000 for found in some)
+def _print(name: str, measured: Sequence[Measured], show: int) -> None:
+    single = [figure for figure in measured if figure.case.containers == 1]
+    for text, some in (("all pods", measured), ("of one container", single)):
+        times = sorted(figure.micros / 1000 for figure in some)
         at = ((share, times[len(times) * share // 100]) for share in (50, 90, 99) if times)
         figures = " ".join(f"p{share} {millis:.2f}" for share, millis in at)
-        bounded = sum(1 for found in some if found.bounded)
+        bounded = sum(1 for figure in some if figure.bounded)
         most = max(times, default=0)
         print(f"{name} {text}: {len(some)}, {figures} max {most:.2f} ms, {bounded} bounded")
-    for found in findings[:show]:
-        print(found, flush=True)
+    for figure in measured[:show]:
+        print(figure, flush=True)
 
 
 def _profile(name: str, case: Case) -> None:
     print(tried(name, case))
     profile = Profile()
     hint_family._smallest.cache_clear()
-    profile.runcall(_decide, case, hosts.held_on(name, case.state))
+    profile.runcall(_decide, case, hosts.ledger_on(name, case.state))
     profile.print_stats("tottime")
 
 

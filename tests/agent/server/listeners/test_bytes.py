@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-STRANGER, OTHER = Caller("user 1000"), Caller("user 2000")
+USER, OTHER_USER = Caller("user 1000"), Caller("user 2000")
 ROOT = Caller("user 0", privileged=True)
 FOREVER = 3600.0
-#: Shorter than anybody would wait, so that a test need not.
+#: Shorter than a client would wait, so that a test need not.
 AT_ONCE = 0.05
 BODY = 100_000
 #: Far more than the kernel keeps between two ends.
@@ -58,7 +58,7 @@ class Site:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.caller = STRANGER
+        self.caller = USER
         self.asked = asyncio.Event()
         self.free = asyncio.Event()
 
@@ -134,20 +134,20 @@ async def gone(site: Site) -> None:
 @in_loop
 async def test_unfinished_bodies_share_one_room_of_which_each_user_and_root_has_its_own() -> None:
     async with opened(bodies=Limit(everyone=3 * BODY, caller=2 * BODY)) as site:
-        mine = [await site.begins(STRANGER) for _ in range(2)]
+        mine = [await site.begins(USER) for _ in range(2)]
         assert [await status(ends) for ends in mine] == [100, 100]
-        one_more = await site.begins(STRANGER)
+        one_more = await site.begins(USER)
         assert await status(one_more) == 503
-        other = await site.begins(OTHER)
+        other = await site.begins(OTHER_USER)
         assert await status(other) == 100
-        too_late = await site.begins(OTHER)
+        too_late = await site.begins(OTHER_USER)
         assert await status(too_late) == 503
         roots = [await site.begins(ROOT) for _ in range(3)]
         assert [await status(ends) for ends in roots] == [100, 100, 100]
         assert site.listeners.bodies.used() == 3 * BODY
         mine[0][1].write(bytes(BODY))
         assert await status(mine[0]) == 200
-        again = await site.begins(STRANGER)
+        again = await site.begins(USER)
         assert await status(again) == 100
         for _, writer in (*mine, one_more, other, too_late, *roots, again):
             writer.close()
@@ -157,7 +157,7 @@ async def test_unfinished_bodies_share_one_room_of_which_each_user_and_root_has_
 @in_loop
 async def test_what_is_rejected_for_want_of_room_is_asked_for_again_later() -> None:
     async with opened(bodies=Limit(everyone=BODY, caller=BODY)) as site:
-        ends = await site.begins(STRANGER, BODY + 1)
+        ends = await site.begins(USER, BODY + 1)
         head = await ends[0].readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert b"\r\nRetry-After: 1\r\n" in head
@@ -180,7 +180,7 @@ async def test_a_body_of_unknown_length_is_counted_as_it_comes() -> None:
 @in_loop
 async def test_a_body_that_is_announced_too_large_is_rejected_before_it_is_sent() -> None:
     async with opened() as site:
-        ends = await site.begins(STRANGER, 4 * BODY + 1)
+        ends = await site.begins(USER, 4 * BODY + 1)
         assert await status(ends) == 413
         assert site.listeners.bodies.used() == 0
         ends[1].close()
@@ -194,7 +194,7 @@ async def test_a_body_that_is_announced_too_large_is_rejected_before_it_is_sent(
     ],
 )
 @in_loop
-async def test_little_is_received_of_what_nobody_reads_yet(
+async def test_little_is_received_of_what_is_not_read_yet(
     monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     received = 0
@@ -234,12 +234,12 @@ async def test_a_head_that_does_not_end_is_not_kept() -> None:
 
 
 @in_loop
-async def test_answers_that_nobody_takes_make_room_for_the_next_ones() -> None:
+async def test_answers_that_are_not_taken_make_room_for_the_next_ones() -> None:
     async with opened(answers=Limit(everyone=3 * LARGE, caller=2 * LARGE)) as site:
         with capture_logs() as said:
-            first, second = await site.deaf(STRANGER), await site.deaf(STRANGER)
-            others = [await site.deaf(OTHER)]
-            third = await site.deaf(STRANGER)
+            first, second = await site.deaf(USER), await site.deaf(USER)
+            others = [await site.deaf(OTHER_USER)]
+            third = await site.deaf(USER)
             assert site.listeners.answers.used() == 3 * LARGE
             roots = [await site.deaf(ROOT) for _ in range(3)]
             assert (site.listeners.answers.used(), len(site.connections)) == (3 * LARGE, 6)
@@ -262,7 +262,7 @@ async def test_answers_that_nobody_takes_make_room_for_the_next_ones() -> None:
 @in_loop
 async def test_the_transport_has_no_second_copy_of_an_answer() -> None:
     async with opened() as site:
-        deaf = await site.deaf(STRANGER)
+        deaf = await site.deaf(USER)
         (connection,) = site.connections
         assert connection.transport is not None
         assert 0 < connection.transport.get_write_buffer_size() <= PIECE_BYTES
@@ -325,7 +325,7 @@ async def test_a_body_that_comes_after_its_head_begins_no_next_head() -> None:
 
 
 @in_loop
-async def test_a_body_behind_an_upgrade_that_is_declined_is_no_head() -> None:
+async def test_a_body_behind_an_upgrade_that_is_declined_is_not_a_head() -> None:
     async with opened() as site:
         upgrade = ASK[:-2] + b"Upgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
         ends = await site.enter(upgrade + posting("/body", f"Content-Length: {BODY}"))
@@ -383,38 +383,38 @@ async def test_every_error_of_the_socket_is_a_document(
 async def test_bodies_of_one_user_leave_room_for_others_in_the_agent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caller = STRANGER
+    caller = USER
     monkeypatch.setattr(service_module, "user_caller", lambda _: caller)
     head = posting("/v1/pods", "Expect: 100-continue", f"Content-Length: {MAX_BODY_BYTES}")
-    held: list[Ends] = []
+    kept: list[Ends] = []
     async with running(world) as agent:
         for _ in range(2):
             ends = await asyncio.open_unix_connection(str(world.socket))
             ends[1].write(head)
             assert await status(ends) == 100
-            held.append(ends)
+            kept.append(ends)
         busy, document = await said_by(world, head)
         assert busy.startswith(b"HTTP/1.1 503 ")
         assert b"\r\nRetry-After: 1\r\n" in busy
         assert document["error"]["code"] == "Busy"
-        caller = OTHER
+        caller = OTHER_USER
         other = await asyncio.open_unix_connection(str(world.socket))
         other[1].write(head)
         assert await status(other) == 100
         assert (await asyncio.to_thread(agent.client.status)).ready
-        for _, writer in (*held, other):
+        for _, writer in (*kept, other):
             writer.close()
 
 
 @pytest.mark.usefixtures("impatient")
 @in_loop
-async def test_too_many_connections_are_told_so_in_a_document(
+async def test_too_many_connections_are_answered_with_a_document(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = service_module.ADMISSION_LIMITS
     none = Limits(Limit(1, 1), limits.watchers, limits.bodies, limits.answers, FOREVER, FOREVER)
     monkeypatch.setattr(service_module, "ADMISSION_LIMITS", none)
-    monkeypatch.setattr(service_module, "user_caller", lambda _: STRANGER)
+    monkeypatch.setattr(service_module, "user_caller", lambda _: USER)
     async with running(world):
         patient = await asyncio.open_unix_connection(str(world.socket))
         patient[1].write(posting("/v1/pods", "Expect: 100-continue", "Content-Length: 5"))

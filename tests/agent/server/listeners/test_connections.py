@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 #: One caller for all who come over TCP; the tests of limits need more than one.
-SOMEBODY = Caller("somebody")
+USER = Caller("a user")
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 FOREVER = 3600.0
 #: More than any of these tests sends.
 BYTES = Limit(1 << 30, 1 << 30)
-#: Shorter than anybody would wait, so that a test need not.
+#: Shorter than a client would wait, so that a test need not.
 AT_ONCE = 0.05
 
 
@@ -50,7 +50,7 @@ class OpenListener:
         self.free.set()
         self.asked = asyncio.Event()
         self.port = 0
-        self.caller = SOMEBODY
+        self.caller = USER
         self.handled: Callable[[], None] = lambda: None
 
     async def handle(self, _request: Request) -> Response:
@@ -78,7 +78,7 @@ async def opened(limits: Limits, tls: ssl.SSLContext | None = None) -> AsyncIter
 
 
 async def answered(ends: Ends) -> bool:
-    """Ask, and tell whether the answer is there."""
+    """Ask, and return whether the answer is there."""
     reader, writer = ends
     writer.write(REQUEST)
     return (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
@@ -113,7 +113,7 @@ async def test_one_more_than_may_connect_takes_the_place_of_the_longest_idle() -
 
 
 @in_loop
-async def test_silent_strangers_lock_out_neither_each_other_nor_root() -> None:
+async def test_silent_users_lock_out_neither_each_other_nor_root() -> None:
     async with opened(limits(4)) as listener:
         silent = [await listener.enter() for _ in range(12)]
         visitor = await listener.enter()
@@ -122,14 +122,14 @@ async def test_silent_strangers_lock_out_neither_each_other_nor_root() -> None:
         roots = [await listener.enter() for _ in range(4)]
         for ends in roots:
             assert await answered(ends)
-        assert await answered(visitor)  # root took nobody's place
+        assert await answered(visitor)  # root took no other's place
         assert [await ended(ends) for ends in silent[:9]] == [b""] * 9
         for ends in (*silent, visitor, *roots):
             await left(ends)
 
 
 @in_loop
-async def test_who_waits_for_answers_everywhere_is_told_so_where_answers_matter() -> None:
+async def test_who_waits_for_answers_everywhere_learns_so_where_answers_matter() -> None:
     async with opened(limits(2, cut_answers=False)) as listener:
         listener.free.clear()
         patient = [await listener.enter() for _ in range(2)]
@@ -141,7 +141,7 @@ async def test_who_waits_for_answers_everywhere_is_told_so_where_answers_matter(
             too_many = await listener.enter()
             answer = await ended(too_many)
         assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"somebody has 2 connections" in answer
+        assert b"a user has 2 connections" in answer
         found = [(line["event"], line["connections"]) for line in said]
         assert found == [("too many connections", 2)]
         listener.free.set()
@@ -152,7 +152,7 @@ async def test_who_waits_for_answers_everywhere_is_told_so_where_answers_matter(
 
 
 @in_loop
-async def test_requests_in_a_row_of_many_leave_turns_to_everybody_else() -> None:
+async def test_requests_in_a_row_of_many_leave_turns_to_all_others() -> None:
     async with opened(limits(3 * TURNS)) as listener:
         loop = asyncio.get_running_loop()
         begun = [0]
@@ -188,7 +188,7 @@ async def test_who_sends_no_whole_request_is_closed_and_makes_room() -> None:
 
 
 @in_loop
-async def test_who_asks_nothing_any_more_is_closed() -> None:
+async def test_who_asks_nothing_more_is_closed() -> None:
     async with opened(limits(1, idle=AT_ONCE)) as listener:
         visitor = await listener.enter()
         assert await answered(visitor)
@@ -274,7 +274,7 @@ async def test_a_host_without_descriptors_is_asked_again(
 
 
 @in_loop
-async def test_after_the_end_nobody_is_let_in() -> None:
+async def test_after_the_end_no_connection_is_taken() -> None:
     async with opened(limits(1)) as listener:
         pass
     with pytest.raises(ConnectionRefusedError):

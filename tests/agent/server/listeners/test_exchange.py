@@ -44,7 +44,7 @@ class Site:
             case ("body",):
                 return Response(b"<" + await request.read() + b">")
             case ("broken",):
-                raise ValueError("not foreseen")
+                raise ValueError("unexpected")
             case ("stream",):
                 return Stream(self._open, "text/lines")
             case _:
@@ -84,7 +84,7 @@ async def opened() -> AsyncIterator[Site]:
     site.port = listening.getsockname()[1]
     bound = Limit(everyone=8, caller=8)
     limits = Limits(bound, bound, bound.times(MAX_BYTES), BYTES, FOREVER, FOREVER, MAX_BYTES)
-    listeners = Connections(site.answer, listening, limits, lambda _: Caller("somebody"))
+    listeners = Connections(site.answer, listening, limits, lambda _: Caller("a user"))
     listeners.start()
     try:
         yield site
@@ -145,7 +145,7 @@ async def test_a_request_may_come_byte_by_byte() -> None:
 
 
 @in_loop
-async def test_what_was_not_read_of_a_small_body_is_no_next_request() -> None:
+async def test_what_was_not_read_of_a_small_body_is_not_the_next_request() -> None:
     async with opened() as site:
         evil = asking("GET", "/evil")
         answer = await site.talk(asking("POST", "/x", body=evil) + asking("GET", "/y", LAST))
@@ -179,7 +179,7 @@ async def test_a_body_above_the_limit_is_rejected(body: bytes) -> None:
 
 
 @in_loop
-async def test_who_asks_before_sending_a_body_is_told_to_go_on() -> None:
+async def test_who_asks_before_sending_a_body_is_asked_to_go_on() -> None:
     async with opened() as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         writer.write(asking("POST", "/body", LAST, "Expect: 100-continue", "Content-Length: 2"))
@@ -190,7 +190,7 @@ async def test_who_asks_before_sending_a_body_is_told_to_go_on() -> None:
 
 
 @in_loop
-async def test_a_body_that_nobody_wants_need_not_be_sent() -> None:
+async def test_a_body_that_is_not_read_need_not_be_sent() -> None:
     async with opened() as site:
         head = asking("POST", "/x", "Expect: 100-continue", "Content-Length: 2")
         assert parsed(await site.talk(head)) == [(200, b"()")]
@@ -239,7 +239,7 @@ async def test_http_1_0_is_answered_and_closed() -> None:
     ],
 )
 @in_loop
-async def test_what_is_no_http_is_told_to_its_sender_and_to_the_log_in_a_short_line(
+async def test_bytes_that_are_not_http_are_answered_and_logged_in_a_short_line(
     said: bytes, status: int
 ) -> None:
     with capture_logs() as log:
@@ -271,7 +271,7 @@ async def test_both_listeners_of_the_agent_say_it_the_same_way(world: World) -> 
 
 @pytest.mark.parametrize("said", [b"", b"GET /x HT", asking("GET", "/x")[:-2]])
 @in_loop
-async def test_who_goes_away_before_asking_is_no_matter(said: bytes) -> None:
+async def test_who_goes_away_before_asking_is_not_logged(said: bytes) -> None:
     with capture_logs() as log:
         async with opened() as site:
             assert await site.talk(said, end=True) == b""
@@ -289,7 +289,7 @@ async def test_who_goes_away_amid_a_body_is_answered_as_far_as_that_goes() -> No
 
 
 @in_loop
-async def test_what_is_no_target_is_rejected() -> None:
+async def test_a_malformed_target_is_rejected() -> None:
     async with opened() as site:
         ((status, text),) = parsed(await site.talk(asking("GET", "http://[", LAST)))
         assert (status, site.asked) == (400, [])
@@ -297,12 +297,12 @@ async def test_what_is_no_target_is_rejected() -> None:
 
 
 @in_loop
-async def test_what_was_not_foreseen_is_logged_in_full_and_answered_in_short() -> None:
+async def test_an_unexpected_error_is_logged_in_full_and_answered_in_short() -> None:
     with capture_logs() as log:
         async with opened() as site:
             answer = await site.talk(asking("GET", "/broken") + asking("GET", "/x", LAST))
     assert b"HTTP/1.1 500 " in answer
-    assert b"foreseen" not in answer
+    assert b"unexpected" not in answer
     assert b"HTTP/1.1 200 " in answer
     (line,) = log
     assert (line["log_level"], line["exc_info"]) == ("error", True)

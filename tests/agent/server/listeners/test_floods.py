@@ -1,4 +1,4 @@
-"""Strangers who hold what they can get, in small numbers: who is let in, and who gives way."""
+"""Users who keep what they can get, in small numbers: who is let in, and who gives way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-STRANGER, OTHER = Caller("user 1000"), Caller("user 2000")
+USER, OTHER_USER = Caller("user 1000"), Caller("user 2000")
 ROOT = Caller("user 0", privileged=True)
 FOREVER = 3600.0
 #: More than any of these tests sends.
@@ -45,7 +45,7 @@ class Site:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.caller = STRANGER
+        self.caller = USER
         self.piece = b"."
         self.watched = 0
         self.steps = asyncio.Semaphore(0)
@@ -133,9 +133,9 @@ async def test_one_watcher_more_ends_the_one_of_the_same_user_that_heard_nothing
     None
 ):
     async with opened(Limit(everyone=8, caller=2)) as site:
-        site.caller = OTHER
+        site.caller = OTHER_USER
         other = await site.watch()
-        site.caller = STRANGER
+        site.caller = USER
         first = await site.watch()
         second = await site.watch()
         third = await site.watch()
@@ -244,20 +244,20 @@ async def test_members_of_the_group_do_not_lock_root_out_of_the_agent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Limits(Limit(3, 2), Limit(3, 2), Limit(8, 2), BYTES, FOREVER, FOREVER)
-    caller = STRANGER
+    caller = USER
     monkeypatch.setattr(service_module, "ADMISSION_LIMITS", small)
     monkeypatch.setattr(service_module, "user_caller", lambda _: caller)
-    held: list[Ends] = []
+    kept: list[Ends] = []
     async with running(world) as agent:
         for number in range(12):
-            caller = (STRANGER, OTHER)[number % 2]
+            caller = (USER, OTHER_USER)[number % 2]
             silent = await asyncio.open_unix_connection(str(world.socket))
             watching = await asyncio.open_unix_connection(str(world.socket))
             watching[1].write(b"GET /v1/watch HTTP/1.1\r\nHost: a\r\n\r\n")
             assert (await watching[0].readline()).startswith(b"HTTP/1.1 200")
-            held += [silent, watching]
+            kept += [silent, watching]
         caller = ROOT
         status = await asyncio.to_thread(agent.client.status)
         assert status.ready
-        for _, writer in held:
+        for _, writer in kept:
             writer.close()

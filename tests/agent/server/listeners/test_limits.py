@@ -13,26 +13,26 @@ ROOT = Caller("user 0", privileged=True)
 
 
 @dataclass(eq=False)
-class Held:
+class FakeConnection:
     caller: Caller
     answering: bool = False
 
 
-def places(everyone: int, caller: int, *, cut_answers: bool = False) -> Places[Held]:
+def places(everyone: int, caller: int, *, cut_answers: bool = False) -> Places[FakeConnection]:
     return Places(Limit(everyone, caller), cut_answers=cut_answers)
 
 
-def entered(room: Places[Held], *callers: Caller) -> list[Held]:
-    held = [Held(caller) for caller in callers]
-    assert [room.enter(one) for one in held] == [None] * len(held)
-    return held
+def entered(room: Places[FakeConnection], *callers: Caller) -> list[FakeConnection]:
+    fakes = [FakeConnection(caller) for caller in callers]
+    assert [room.enter(fake) for fake in fakes] == [None] * len(fakes)
+    return fakes
 
 
 def test_the_longest_idle_of_the_same_caller_gives_way() -> None:
     room = places(10, 2)
     first, second, other = entered(room, ONE, ONE, TWO)
     room.touch(first)
-    assert room.enter(Held(ONE)) is second
+    assert room.enter(FakeConnection(ONE)) is second
     assert set(room) >= {first, other}
     assert len(room) == 3
 
@@ -40,18 +40,18 @@ def test_the_longest_idle_of_the_same_caller_gives_way() -> None:
 def test_the_caller_with_the_most_gives_way_when_all_places_are_taken() -> None:
     room = places(3, 2)
     _, first, _ = entered(room, TWO, ONE, ONE)
-    assert room.enter(Held(THREE)) is first
+    assert room.enter(FakeConnection(THREE)) is first
 
 
 def test_who_waits_for_an_answer_does_not_give_way_to_its_own_caller() -> None:
     room = places(10, 2)
     busy, idle = entered(room, ONE, ONE)
     busy.answering = True
-    assert room.enter(Held(ONE)) is idle
-    for held in room:
-        held.answering = True
+    assert room.enter(FakeConnection(ONE)) is idle
+    for connection in room:
+        connection.answering = True
     with pytest.raises(FullError) as caught:
-        room.enter(Held(ONE))
+        room.enter(FakeConnection(ONE))
     assert (caught.value.caller, caught.value.count) == (ONE, 2)
     assert len(room) == 2
 
@@ -60,18 +60,18 @@ def test_who_waits_for_an_answer_gives_way_where_answers_are_cheap() -> None:
     room = places(10, 2, cut_answers=True)
     first, second = entered(room, ONE, ONE)
     first.answering = second.answering = True
-    assert room.enter(Held(ONE)) is first
+    assert room.enter(FakeConnection(ONE)) is first
 
 
 def test_who_holds_more_than_its_share_gives_way_to_others_whatever_it_waits_for() -> None:
     room = places(4, 4)
-    held = entered(room, ONE, ONE, ONE, ONE)
-    for one in held:
-        one.answering = True
-    assert room.enter(Held(TWO, answering=True)) is held[0]
-    assert room.enter(Held(TWO, answering=True)) is held[1]
-    with pytest.raises(FullError):  # two each: nobody holds more than its share
-        room.enter(Held(TWO))
+    connected = entered(room, ONE, ONE, ONE, ONE)
+    for connection in connected:
+        connection.answering = True
+    assert room.enter(FakeConnection(TWO, answering=True)) is connected[0]
+    assert room.enter(FakeConnection(TWO, answering=True)) is connected[1]
+    with pytest.raises(FullError):  # two each: no caller has more than its share
+        room.enter(FakeConnection(TWO))
 
 
 def test_privileged_callers_take_no_place_of_others_and_lose_none_to_them() -> None:
@@ -79,20 +79,20 @@ def test_privileged_callers_take_no_place_of_others_and_lose_none_to_them() -> N
     entered(room, ROOT, ROOT, ONE, TWO)
     assert len(room) == 4
     for _ in range(5):
-        leaving = room.enter(Held(THREE))
+        leaving = room.enter(FakeConnection(THREE))
         assert leaving is not None
         assert not leaving.caller.privileged
-    leaving = room.enter(Held(ROOT))
+    leaving = room.enter(FakeConnection(ROOT))
     assert leaving is not None
     assert leaving.caller is ROOT
 
 
 def test_a_place_is_given_back_once() -> None:
     room = places(1, 1)
-    (held,) = entered(room, ONE)
-    room.leave(held)
-    room.leave(held)
-    room.touch(held)
+    (connection,) = entered(room, ONE)
+    room.leave(connection)
+    room.leave(connection)
+    room.touch(connection)
     assert len(room) == 0
     entered(room, TWO)
 
@@ -105,14 +105,14 @@ def test_bounds_hold_and_a_caller_without_a_place_always_gets_one(
     room = places(everyone, each)
     for caller, answering in arrivals:
         present = list(room)
-        newcomer = Held(caller, answering)
+        newcomer = FakeConnection(caller, answering)
         try:
             leaving = room.enter(newcomer)
         except FullError:
-            assert any(held.caller == caller for held in present)
+            assert any(connection.caller == caller for connection in present)
             assert list(room) == present
         else:
             assert set(room) == {*present, newcomer} - {leaving}
-        common = [held.caller for held in room if not held.caller.privileged]
+        common = [connection.caller for connection in room if not connection.caller.privileged]
         assert len(common) <= everyone
         assert all(common.count(caller) <= each for caller in common)

@@ -20,7 +20,7 @@ async def nothing() -> bytes:
     return b""
 
 
-async def told(request: Request) -> Response:
+async def parameters(request: Request) -> Response:
     return Response(repr(sorted(request.parameters.items())).encode())
 
 
@@ -32,13 +32,13 @@ ROUTES = Routes(
     [
         ("GET", "/pods", other),
         ("POST", "/pods", other),
-        ("GET", "/pods/{uid}", told),
-        ("POST", "/pods/{uid}/containers/{name}/bind", told),
+        ("GET", "/pods/{uid}", parameters),
+        ("POST", "/pods/{uid}/containers/{name}/bind", parameters),
     ]
 )
 
 
-def test_parameters_are_checked_where_they_are_told() -> None:
+def test_parameters_are_checked_where_they_are_declared() -> None:
     routes = Routes([("GET", "/a", other), ("GET", "/b", other)], {("GET", "/a"): ("x",)})
     for target, unknown in (("/a?x=1&x=2", None), ("/a?x&y=1", "y"), ("/b?x", "x"), ("/b", None)):
         request = Request("GET", RequestTarget.parse(target), nothing)
@@ -79,7 +79,7 @@ def test_a_query_keeps_what_is_empty_and_what_comes_twice() -> None:
     assert query == (("b", "1"), ("b", " 2"), ("c", ""), ("d", ""))
 
 
-def test_what_is_no_target_is_rejected() -> None:
+def test_a_malformed_target_is_rejected() -> None:
     with pytest.raises(ValueError, match="IPv6"):
         RequestTarget.parse("http://[")
 
@@ -96,7 +96,7 @@ def test_an_unknown_path_is_not_found(target: str) -> None:
         answer("GET", target)
 
 
-def test_a_method_that_is_not_possible_is_told_which_ones_are() -> None:
+def test_a_method_that_is_not_possible_is_answered_with_those_that_are() -> None:
     with pytest.raises(MethodNotAllowedError) as caught:
         answer("DELETE", "/pods")
     error: HttpError = caught.value

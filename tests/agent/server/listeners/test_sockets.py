@@ -46,7 +46,7 @@ def test_the_umask_is_as_before(tmp_path: Path) -> None:
         os.umask(before)
 
 
-def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
@@ -202,7 +202,7 @@ def test_a_key_that_its_group_can_read_is_fine(certificate: Path) -> None:
     assert tls_context(Address("127.0.0.1", 0, certificate, key)) is not None
 
 
-def test_nobody_is_asked_for_the_password_of_a_key(
+def test_the_password_of_a_key_is_not_asked_for(
     certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
