@@ -59,15 +59,15 @@ class IntrudingTaskDocument(Document, frozen=True):
 class VerificationDocument(Document, frozen=True):
     """A comparison of the kernel with the ledger.
 
-    `foreign` are tasks that were confined to a set with exclusive CPUs of others. `unconfined` are
-    the first of those that may run on every CPU, `unconfined_tasks` is the number of their threads
-    and `kernel_threads` that of kernel threads not bound to one CPU; neither is a difference.
+    `intruding` are tasks confined to a set with exclusive CPUs of others. `unconfined` are the
+    first of those that may run on every CPU, `unconfined_tasks` is the number of their threads and
+    `kernel_threads` that of kernel threads not bound to one CPU; neither is a difference.
     """
 
     agrees: bool
     cgroups: tuple[VerifiedDocument, ...]
     ancestors: tuple[AncestorDocument, ...]
-    foreign: tuple[IntrudingTaskDocument, ...]
+    intruding: tuple[IntrudingTaskDocument, ...]
     unconfined: tuple[IntrudingTaskDocument, ...]
     unconfined_tasks: int
     kernel_threads: int

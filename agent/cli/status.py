@@ -150,7 +150,7 @@ def _verification_lines(answer: VerificationDocument) -> Iterator[str]:
         if above.lacking:
             yield f"DIFFERS   {above.cgroup} does not pass on {' '.join(above.lacking)}"
     yield from (f"DIFFERS   {problem}" for problem in answer.problems)
-    yield from (f"INTRUDES  {_intruding(task)}" for task in answer.foreign)
+    yield from (f"INTRUDES  {_intruding(task)}" for task in answer.intruding)
     yield from (f"note: {note}" for note in answer.notes)
     if answer.unconfined_tasks:
         names = ", ".join(dict.fromkeys(task.name for task in answer.unconfined[:5]))

@@ -38,7 +38,7 @@ class DamagedCheckpointError(UnusableCheckpointError):
 class UnknownFormatCheckpointError(UnusableCheckpointError):
     """A document of another program."""
 
-    label = "foreign"
+    label = "unknown"
 
 
 class NewerCheckpointError(UnusableCheckpointError):

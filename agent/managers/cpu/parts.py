@@ -47,7 +47,7 @@ CPUS: Final = gauge(
 )
 NODE_CPUS: Final = gauge(
     "numawarden_node_cpus",
-    "Online CPUs of a NUMA node: allocated to pods (held), reserved, or free.",
+    "Online CPUs of a NUMA node: allocated, reserved, or free.",
     "numa_node",
     "state",
 )
@@ -211,7 +211,7 @@ def cpu_samples(rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
         reserved = (cpus & rules.policy.cpu.reserved) - allocated
         labels = (str(node.id),)
         yield Sample(ALLOCATION_PER_NUMA, labels, len(allocated))
-        yield Sample(NODE_CPUS, (*labels, "held"), len(allocated))
+        yield Sample(NODE_CPUS, (*labels, "allocated"), len(allocated))
         yield Sample(NODE_CPUS, (*labels, "reserved"), len(reserved))
         yield Sample(NODE_CPUS, (*labels, "free"), len(cpus - allocated - reserved))
     yield from assignment_samples(CPU, ledger, _assignment)

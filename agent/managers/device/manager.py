@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DEVICE_COUNT: Final = gauge(
     "numawarden_devices",
-    "Healthy devices of a resource: allocated to pods (held), or free.",
+    "Healthy devices of a resource: allocated, or free.",
     "resource",
     "state",
 )
@@ -148,7 +148,7 @@ class DeviceManager(ResourceManager):
         for resource, devices in rules.policy.devices.items():
             allocated = ledger.devices.get(resource, _NONE)
             free = [device for device in devices if device.healthy and device.id not in allocated]
-            yield Sample(DEVICE_COUNT, (resource, "held"), len(allocated))
+            yield Sample(DEVICE_COUNT, (resource, "allocated"), len(allocated))
             yield Sample(DEVICE_COUNT, (resource, "free"), len(free))
 
     def empty(self, rules: EffectivePolicy) -> TakenDevices:  # noqa: ARG002  (of any policy)

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 NODE_MEMORY: Final = gauge(
     "numawarden_node_memory_bytes",
-    "Memory of a NUMA node by type (memory, hugepages-...): allocated to pods (held), reserved, "
-    "or free.",
+    "Memory of a NUMA node by type (memory, hugepages-...): allocated, reserved, or free.",
     "numa_node",
     "type",
     "state",
@@ -220,14 +219,14 @@ def memory_samples(rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
 
 def _node_samples(rules: EffectivePolicy, ledger: Ledger, node: MachineNode) -> Iterator[Sample]:
     facts, charge = rules.memory, ledger.memory.get(node.id)
-    held_by_type: Mapping[str, int] = charge.reserved if charge is not None else {}
+    allocated_by_type: Mapping[str, int] = charge.reserved if charge is not None else {}
     for type_name, total in _usable(facts.total[node.id]):
         if type_name == MEMORY and node.memory_bytes is None:
             continue
-        allocated = held_by_type.get(type_name, 0)
+        allocated = allocated_by_type.get(type_name, 0)
         reserved = facts.reserved[node.id].get(type_name, 0)
         labels = (str(node.id), type_name)
-        yield Sample(NODE_MEMORY, (*labels, "held"), allocated)
+        yield Sample(NODE_MEMORY, (*labels, "allocated"), allocated)
         yield Sample(NODE_MEMORY, (*labels, "reserved"), reserved)
         yield Sample(NODE_MEMORY, (*labels, "free"), max(0, total - allocated - reserved))
 

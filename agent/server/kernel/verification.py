@@ -54,7 +54,7 @@ def verification(
         agrees=not differs and not any(each.lacking for each in above),
         cgroups=tuple(_cgroup(target, each) for each in report.cgroups if _matters(each)),
         ancestors=above,
-        foreign=tuple(map(_intruding, intruders)),
+        intruding=tuple(map(_intruding, intruders)),
         unconfined=tuple(map(_intruding, unconfined[:_NAMED])),
         unconfined_tasks=sum(found.task.threads for found in unconfined),
         kernel_threads=sum(found.task.threads for found in found_tasks if found.task.kernel),

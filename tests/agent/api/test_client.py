@@ -38,12 +38,12 @@ def http(status: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def test_an_agent_that_does_not_run_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_an_agent_that_does_not_run_is_reported_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="there is no such socket; is the agent running"):
         AgentClient(tmp_path / "a.sock").status()
 
 
-def test_a_socket_that_nobody_listens_on_is_told(tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
@@ -51,7 +51,7 @@ def test_a_socket_that_nobody_listens_on_is_told(tmp_path: Path) -> None:
         AgentClient(path).status()
 
 
-def test_no_answer_in_time_is_told(tmp_path: Path) -> None:
+def test_no_answer_in_time_is_reported(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "a.sock"))
         silent.listen()
@@ -69,7 +69,9 @@ def test_no_answer_in_time_is_told(tmp_path: Path) -> None:
         (http("502 Bad Gateway", b"<html>"), "HTTP status 502 and no explanation"),
     ],
 )
-def test_what_is_no_agent_is_told(tmp_path: Path, answer: bytes, said: str) -> None:
+def test_an_answer_that_is_not_an_agents_is_an_error(
+    tmp_path: Path, answer: bytes, said: str
+) -> None:
     with (
         answering(tmp_path / "a.sock", answer) as client,
         pytest.raises(Unreachable, match=said),
@@ -103,7 +105,7 @@ def test_watching_yields_a_document_a_line(tmp_path: Path) -> None:
     assert [(event.type, event.uid) for event in events] == [("PodAdmitted", "u")] * 2
 
 
-def test_watching_an_agent_that_does_not_run_is_told(tmp_path: Path) -> None:
+def test_watching_an_agent_that_does_not_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         next(AgentClient(tmp_path / "a.sock").watch())
 
@@ -117,7 +119,7 @@ def test_watching_may_be_rejected(tmp_path: Path) -> None:
         next(client.watch())
 
 
-def test_what_is_answered_before_the_request_was_read_is_told(tmp_path: Path) -> None:
+def test_an_answer_before_the_request_was_read_is_reported(tmp_path: Path) -> None:
     body = encode(ErrorDocument(error=ErrorBody(code="Busy", message="ask again")))
     path = tmp_path / "a.sock"
 
@@ -131,7 +133,7 @@ def test_what_is_answered_before_the_request_was_read_is_told(tmp_path: Path) ->
         listening.listen()
         thread = threading.Thread(target=serve, args=(listening,))
         thread.start()
-        # More than the kernel takes while nobody reads.
+        # More than the kernel takes while the agent does not read.
         with pytest.raises(AgentError, match="ask again") as caught:
             AgentClient(path, timeout=10).admit(bytes(8 << 20))
         thread.join()

@@ -90,20 +90,20 @@ def test_threads_per_core_are_those_of_the_widest_core_not_a_quotient() -> None:
     assert totals(host)["threads_per_core"] == 2
 
 
-def test_core_kinds_are_told_by_name() -> None:
+def test_core_kinds_are_named() -> None:
     first = replace(HOST.cpus[0], kind=CoreKind.EFFICIENCY)
     view = topology_view(replace(HOST, cpus=(first, *HOST.cpus[1:])))
     assert view["cpus"][0]["kind"] == "efficiency"
 
 
-def test_memory_that_one_node_does_not_tell_is_null_there_and_in_the_sum() -> None:
+def test_memory_that_one_node_does_not_show_is_null_there_and_in_the_sum() -> None:
     first = replace(HOST.nodes[0], memory_bytes=None)
     view = topology_view(replace(HOST, nodes=(first, *HOST.nodes[1:])))
     assert view["nodes"][0]["memory_bytes"] is None
     assert view["totals"]["memory_bytes"] is None
 
 
-def test_sets_and_warnings_of_the_host_are_told_as_they_are() -> None:
+def test_sets_and_warnings_of_the_host_are_reported_unchanged() -> None:
     host = replace(HOST, nohz_full=Mask.parse("1-3"), warnings=("f: odd; no caches",))
     view = topology_view(host)
     assert (view["nohz_full"], view["warnings"]) == ("1-3", ["f: odd; no caches"])

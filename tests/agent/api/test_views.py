@@ -31,7 +31,7 @@ def test_a_container_without_cpus_of_its_own_runs_in_the_shared_pool() -> None:
     assert document.exclusive_cpus == "1"
 
 
-def test_memory_that_is_not_pinned_is_told_from_memory_on_no_node() -> None:
+def test_memory_that_is_not_pinned_differs_from_memory_on_no_node() -> None:
     pinned = ContainerAllocation(
         "a", ContainerKind.APP, memory=(MemoryBlock("memory", 4096, Mask.of(1, 2)),)
     )
@@ -57,12 +57,12 @@ def test_cgroups_stand_with_their_container() -> None:
     assert document.containers[0].kernel == (own,)
 
 
-def test_of_many_hints_the_best_few_are_told_and_all_are_counted() -> None:
+def test_of_many_hints_the_best_few_are_reported_and_all_are_counted() -> None:
     hints = [Hint(mask, preferred=mask.bit_count() == 1) for mask in range(1, 256)]
     trace = HintTrace(None, (("cpu", {"cpu": hints, "none": None, "never": ()}),))
     decision = Decision("u", Ledger(), hints=(trace,))
-    (told,) = views.explanation_document(decision).hints
-    (provider,) = told.providers
+    (reported,) = views.explanation_document(decision).hints
+    (provider,) = reported.providers
     best = provider.hints["cpu"]
     assert best is not None
     assert [hint.nodes for hint in best] == [str(node) for node in range(8)]

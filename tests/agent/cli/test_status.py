@@ -97,7 +97,7 @@ def test_programs_get_a_document(shell: Shell) -> None:
     code, out, _ = shell.run("verify", "--output", "json")
     answer = json.loads(out)
     assert (code, answer["agrees"]) == (ExitCode.REJECTED, False)
-    assert [(task["pid"], task["cpus"], task["pods"]) for task in answer["foreign"]] == [
+    assert [(task["pid"], task["cpus"], task["pods"]) for task in answer["intruding"]] == [
         (815, "9", [UID])
     ]
     assert [each["role"] for each in answer["cgroups"]] == ["pod", "container"]

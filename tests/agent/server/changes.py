@@ -10,7 +10,7 @@ from agent.server.errors import PodNotFoundError
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from systemd.properties import allowed_cpus
-from tests.agent.server.sites import held, make_site, pod_of, with_agent, wrongs
+from tests.agent.server.sites import allocated, make_site, pod_of, with_agent, wrongs
 from tests.fakes.effects import Effects
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from agent.config.config import Config
     from agent.server.controller import Controller
-    from tests.agent.server.sites import Held, Shown, Site
+    from tests.agent.server.sites import Allocated, Shown, Site
     from tests.fakes.effects import Step
 
 
@@ -36,7 +36,7 @@ PODS: Final = (
     pod_of("init", INIT, "!first=1 then=1"),
 )
 NEW_POD: Final = pod_of("new", NEW, "own=2 rest more", budget="4")
-#: Containers that only a binding can tell apart.
+#: Containers that only a binding can distinguish.
 NAMELESS: Final = ("cri-containerd-aaa.scope", "cri-containerd-bbb.scope")
 
 
@@ -133,9 +133,9 @@ CHANGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What is held, and what the kernel and systemd show when that is in force."""
+    """What is allocated, and what the kernel and systemd show when that is in force."""
 
-    held: Held
+    allocated: Allocated
     shown: Shown
 
 
@@ -144,33 +144,33 @@ class Play:
     """A change on a host that is ready for it: its steps, its answer, and both ends it may have."""
 
     change: Change
-    scene: Site
+    site: Site
     steps: tuple[Step, ...]
     answer: object
     before: End
     after: End
 
-    def starts(self) -> tuple[Held, Held]:
-        """Return what may be held before the kernel is compared with it."""
-        saved = self.scene.saved()
+    def starts(self) -> tuple[Allocated, Allocated]:
+        """Return what may be allocated before the kernel is compared with it."""
+        saved = self.site.saved()
         assert saved is not None
-        return held(saved), self.after.held
+        return allocated(saved), self.after.allocated
 
-    def end(self, what: Held) -> End | None:
-        """Return the end at which this is held."""
-        return next((end for end in (self.after, self.before) if end.held == what), None)
+    def end(self, what: Allocated) -> End | None:
+        """Return the end at which this is allocated."""
+        return next((end for end in (self.after, self.before) if end.allocated == what), None)
 
 
 def rehearse(change: Change, host: Site, *, looks: bool = False) -> Play:
-    """Play a change to its end, without any trouble; the host stays as it is."""
-    scene = host.copy()
-    change.provoke(scene)
-    quiet, done, effects = scene.copy(), scene.copy(), Effects(looks=looks)
+    """Play a change to its end, undisturbed; the host stays as it is."""
+    site = host.copy()
+    change.provoke(site)
+    quiet, done, effects = site.copy(), site.copy(), Effects(looks=looks)
 
     async def compare(controller: Controller) -> End:
         await controller.reconcile()
         assert wrongs(quiet, controller) == []
-        return End(held(controller.state.durable), quiet.shown())
+        return End(allocated(controller.state.durable), quiet.shown())
 
     async def play(controller: Controller) -> tuple[object, End]:
         answer = await change.ask(controller, done)
@@ -179,8 +179,8 @@ def rehearse(change: Change, host: Site, *, looks: bool = False) -> Play:
         assert wrongs(done, controller) == []
         assert done.shown() == shown, "the change leaves nothing for later"
         effects.log[:] = steps
-        return answer, End(held(controller.state.durable), shown)
+        return answer, End(allocated(controller.state.durable), shown)
 
     before = with_agent(quiet, compare)
     answer, after = with_agent(done, play, effects)
-    return Play(change, scene, tuple(effects.log), answer, before, after)
+    return Play(change, site, tuple(effects.log), answer, before, after)

@@ -1,7 +1,7 @@
 """A host that outlives its agent: what each agent finds, does and leaves there is the same host.
 
 The agent is the real one, put together as for a host; its kernel is emulated, systemd and the disk
-are fakes. All of it can be copied, so that one scene can be played again and again.
+are fakes. All of it can be copied, so that one host can be played again and again.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Site:
         for path in self.cgroups():
             texts = dict(zip(_FILES, self.kernel.read_many(path, _FILES), strict=True))
             if not self.kernel.children(path):
-                # systemd takes controllers back when it next looks, be it now or later.
+                # systemd takes controllers back when it next looks, now or later.
                 texts.pop(ENABLED)
             shown[f"/{path}"] = (*texts.values(), self.kernel.procs(path))
         for unit in () if self.systemd is None else self.systemd.units.values():
@@ -203,7 +203,7 @@ def with_agent(
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Allocated:
     """What a ledger says, without how it came about."""
 
     allocations: Mapping[str, PodAllocation]
@@ -211,21 +211,21 @@ class Held:
     memory: Mapping[int, object]
 
 
-def held(state: Checkpoint | DurableState) -> Held:
-    """Return what is held in a checkpoint or in an agent's memory."""
+def allocated(state: Checkpoint | DurableState) -> Allocated:
+    """Return what is allocated in a checkpoint or in an agent's memory."""
     ledger = state.ledger
-    return Held(dict(ledger.allocations), tuple(state.bindings), dict(ledger.memory))
+    return Allocated(dict(ledger.allocations), tuple(state.bindings), dict(ledger.memory))
 
 
 def wrongs(site: Site, controller: Controller) -> list[str]:
     """Return what is wrong on a host that should be settled; empty when all is well.
 
-    Told independently of the agent's own verification.
+    Found independently of the agent's own verification.
     """
     state = controller.state
     wrong = [*broken_invariants(state.configured.rules, state.ledger), *state.condition_lines()]
     saved = site.saved()
-    if saved is not None and held(saved) != held(state.durable):
+    if saved is not None and allocated(saved) != allocated(state.durable):
         wrong.append("memory and checkpoint differ")
     if (names := site.disk.names(site.config.agent.state_directory)) != [CHECKPOINT_NAME]:
         wrong.append(f"the state directory holds {names}")

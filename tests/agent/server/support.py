@@ -64,7 +64,7 @@ def in_loop(
 
 
 class FakeClock:
-    """A clock that stands still until it is told to advance; waits of under a second are none."""
+    """A clock that stands still until a test advances it; waits of under a second are none."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -93,27 +93,27 @@ class FakeClock:
 
 
 class RecordingManager(ServiceManager):
-    """A service manager that remembers what it was told."""
+    """A service manager that remembers what was sent."""
 
     def __init__(self, ping_seconds: float | None = None) -> None:
         super().__init__(Notifier({}), ping_seconds)
-        self.told: list[str] = []
+        self.sent: list[str] = []
         self.is_ready = asyncio.Event()
         self.pinged = asyncio.Event()
 
     def ready(self, status: str) -> None:
-        self.told.append(f"ready: {status}")
+        self.sent.append(f"ready: {status}")
         self.is_ready.set()
 
     def status(self, text: str) -> None:
-        self.told.append(f"status: {text}")
+        self.sent.append(f"status: {text}")
 
     def alive(self) -> None:
-        self.told.append("alive")
+        self.sent.append("alive")
         self.pinged.set()
 
     def stopping(self) -> None:
-        self.told.append("stopping")
+        self.sent.append("stopping")
 
 
 @dataclass
@@ -262,7 +262,7 @@ async def either(desired: Coroutine[None, None, object], life: asyncio.Task[None
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let everybody else go on until a condition holds."""
+    """Let all others go on until a condition holds."""
     while not condition():  # noqa: ASYNC110  # it is of threads and sockets, which set no event
         await asyncio.sleep(0)
 

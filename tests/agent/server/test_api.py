@@ -192,7 +192,7 @@ async def test_every_mistake_in_a_manifest_is_named_with_its_path(world: World) 
     [b"", b"\xff\xfe", b"[]", b"{", b"a: &x 1\nb: *x\n", b"kind: Node\n", b"\0", b"--- 1\n--- 2\n"],
 )
 @in_loop
-async def test_what_is_no_manifest_is_rejected(world: World, body: bytes) -> None:
+async def test_a_body_that_is_not_a_manifest_is_rejected(world: World, body: bytes) -> None:
     async with running(world) as agent:
         assert await error_of(agent, "POST", "/v1/pods", body) == "422 InvalidManifest"
         assert not agent.controller.state.ledger.allocations
@@ -216,12 +216,12 @@ async def test_a_body_above_the_limit_is_rejected(world: World) -> None:
         ("POST", "/v1/status", None, "405 MethodNotAllowed"),
         ("POST", "/v1/pods?dryrun=true", b"", "400 InvalidRequest"),
         ("POST", "/v1/pods?dryRun=maybe", b"", "400 InvalidRequest"),
-        ("GET", "/v1/pods/nobody", None, "404 PodNotFound"),
+        ("GET", "/v1/pods/absent", None, "404 PodNotFound"),
         ("GET", "/v1/pods/..%2F..%2Fetc", None, "404 PodNotFound"),
-        ("DELETE", "/v1/pods/nobody", None, "404 PodNotFound"),
-        ("POST", "/v1/pods/nobody/containers/c0/bind", b'{"pid": 1}', "404 PodNotFound"),
+        ("DELETE", "/v1/pods/absent", None, "404 PodNotFound"),
+        ("POST", "/v1/pods/absent/containers/c0/bind", b'{"pid": 1}', "404 PodNotFound"),
         ("POST", f"/v1/pods/{UID}/containers/zz/bind", b'{"pid": 1}', "404 ContainerNotFound"),
-        ("DELETE", "/v1/pods/nobody/containers/c0/bind", None, "404 PodNotFound"),
+        ("DELETE", "/v1/pods/absent/containers/c0/bind", None, "404 PodNotFound"),
         ("DELETE", f"/v1/pods/{UID}/containers/zz/bind", None, "404 ContainerNotFound"),
         ("DELETE", f"/v1/pods/{UID}/containers/c0/bind", None, "404 BindingNotFound"),
         ("POST", f"/v1/pods/{UID}/containers/c0/bind", b"", "422 InvalidBinding"),
@@ -257,9 +257,9 @@ async def test_bad_requests_get_one_clear_error(
 ) -> None:
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
-        held = agent.controller.state.durable
+        durable = agent.controller.state.durable
         assert await error_of(agent, method, path, body) == expected
-        assert agent.controller.state.durable is held
+        assert agent.controller.state.durable is durable
 
 
 #: Every resource that is asked for without parameters, and how it answers then.
@@ -288,7 +288,7 @@ def test_every_resource_is_tried_with_parameters() -> None:
 async def test_a_parameter_that_a_resource_does_not_know_changes_nothing(world: World) -> None:
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
-        held, before = agent.controller.state.durable, kernel_text(world)
+        durable, before = agent.controller.state.durable, kernel_text(world)
         for method, path in (*BARE, ("POST", "/v1/pods")):
             for query in ("dryRun=true", "dryrun=1", "namespace="):
                 if (path, query) == ("/v1/pods", "dryRun=true") and method == "POST":
@@ -297,7 +297,7 @@ async def test_a_parameter_that_a_resource_does_not_know_changes_nothing(world: 
                 error = decode(body, ErrorDocument).error
                 assert (status, error.code) == (400, "InvalidRequest")
                 assert [detail.path for detail in error.details] == [query.partition("=")[0]]
-        assert agent.controller.state.durable is held
+        assert agent.controller.state.durable is durable
         assert kernel_text(world) == before
 
 
@@ -356,7 +356,7 @@ async def test_the_topology_is_that_of_the_host(world: World) -> None:
 
 
 @in_loop
-async def test_reconciling_on_demand_tells_what_was_found(world: World) -> None:
+async def test_reconciling_on_demand_reports_what_was_found(world: World) -> None:
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
         world.kernel.write(POD, "cpuset.cpus", "3")
@@ -370,9 +370,9 @@ async def test_reconciling_on_demand_tells_what_was_found(world: World) -> None:
 async def test_others_than_root_and_the_group_are_rejected(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strangers = Peer(pid=1, uid=4242, groups=frozenset({4242, 100}))
+    other_user = Peer(pid=1, uid=4242, groups=frozenset({4242, 100}))
     async with running(world) as agent:
-        monkeypatch.setattr(api_module, "peer_of", lambda _: strangers)
+        monkeypatch.setattr(api_module, "peer_of", lambda _: other_user)
         for method, path in (("GET", "/v1/status"), ("POST", "/v1/pods"), ("GET", "/nowhere")):
             assert await error_of(agent, method, path, manifest()) == "403 Forbidden"
         assert not agent.controller.state.ledger.allocations
@@ -418,7 +418,7 @@ print(connection.getresponse().status)
     ("user", "groups", "expected"), [(65534, [], "403"), (65534, [54321], "200"), (0, [], "200")]
 )
 @in_loop
-async def test_the_kernel_tells_who_asks(
+async def test_the_kernel_identifies_who_asks(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
     user: int,
@@ -573,7 +573,7 @@ async def test_the_path_of_a_binding_is_answered_in_short(world: World) -> None:
 
 
 @in_loop
-async def test_a_watcher_that_never_reads_holds_nobody_up(world: World) -> None:
+async def test_a_watcher_that_never_reads_delays_no_other(world: World) -> None:
     text = "x" * 1000
     async with running(world) as agent:
         with socket.socket(socket.AF_UNIX) as deaf, agent.controller.events.watch() as other:
@@ -584,7 +584,7 @@ async def test_a_watcher_that_never_reads_holds_nobody_up(world: World) -> None:
             events = aiter(other)
             for _ in range(4 * QUEUE_LENGTH):
                 agent.controller.publish("Test", message=text)
-                await anext(events)  # the loop runs, and writes to whoever reads
+                await anext(events)  # the loop runs, and writes to its readers
             assert agent.controller.metrics.counters.value(names.EVENTS_DROPPED) > 0
             assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201
 

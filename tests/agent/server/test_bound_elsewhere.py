@@ -110,7 +110,7 @@ def test_what_was_bound_by_mistake_gives_the_cpus_up_when_the_binding_is_correct
 
 
 @pytest.mark.parametrize("driver", CgroupDriver)
-def test_what_is_unbound_is_confined_before_its_cpus_can_be_anybody_elses(
+def test_what_is_unbound_is_confined_before_its_cpus_can_be_another_pods(
     tmp_path: Path, host_root: Path, driver: CgroupDriver
 ) -> None:
     site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
@@ -173,14 +173,16 @@ def test_what_starts_where_a_container_was_bound_is_not_on_its_cpus(
         await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
         site.end(bound)
         await controller.remove(ONE)
-        assert site.kernel.read(bound, "cpuset.cpus").strip() == "0-15", "before anybody has them"
+        assert site.kernel.read(bound, "cpuset.cpus").strip() == "0-15", (
+            "before another pod has them"
+        )
         await controller.reconcile()
         assert len(controller.state.durable.bindings) == 0
         # systemd takes the controller back where no unit asks for it.
         assert not (site.kernel.read_many(bound, ("cpuset.cpus",))[0] or "").strip()
         if site.systemd is not None:
-            told = site.systemd.unit_property(bound.rpartition("/")[2], "AllowedCPUs")
-            assert not told
+            allowed = site.systemd.unit_property(bound.rpartition("/")[2], "AllowedCPUs")
+            assert not allowed
 
     with_agent(site, play)
 

@@ -1,4 +1,4 @@
-"""Somebody else writes the agent's cgroups again and again."""
+"""Another process writes the agent's cgroups again and again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POD = f"kubepods/pod{UID}"
 
 
 async def periods(agent: Running, count: int, *, every: float = 10.0) -> int:
-    """Let somebody widen the pod before each comparison; return how many repairs followed."""
+    """Let another process widen the pod before each comparison; return how many were repaired."""
     repairs = 0
     for _ in range(count):
         agent.world.kernel.write(POD, "cpuset.cpus", "0-15")
@@ -40,7 +40,7 @@ async def periods(agent: Running, count: int, *, every: float = 10.0) -> int:
 
 
 @in_loop
-async def test_repairs_become_rare_and_are_told_once_for_each_pause(world: World) -> None:
+async def test_repairs_become_rare_and_are_reported_once_for_each_pause(world: World) -> None:
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
         with agent.controller.events.watch() as watcher:
@@ -71,11 +71,11 @@ async def test_who_asks_gets_a_repair_at_once(world: World) -> None:
         assert answer.repaired == {"unknown": 1}
         assert world.cpus_of(POD) == "1,9"
         status = await asyncio.to_thread(agent.client.status)
-        assert not any("somebody else" in line for line in status.condition_lines())
+        assert not any("another writer" in line for line in status.condition_lines())
 
 
 @in_loop
-async def test_an_admission_waits_for_nobody(world: World) -> None:
+async def test_an_admission_waits_for_no_other(world: World) -> None:
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
         await periods(agent, AT_ONCE + 1)
@@ -136,7 +136,7 @@ async def test_who_rewrites_before_it_is_read_back_is_given_way_too(
 
 
 @in_loop
-async def test_a_pause_in_which_nobody_writes_is_not_told(world: World) -> None:
+async def test_a_pause_without_writes_of_others_is_not_reported(world: World) -> None:
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
         with agent.controller.events.watch() as watcher:
@@ -151,7 +151,7 @@ async def test_a_pause_in_which_nobody_writes_is_not_told(world: World) -> None:
 
 
 @in_loop
-async def test_what_nobody_can_repair_is_counted_once_and_is_no_contest(tmp_path: Path) -> None:
+async def test_what_cannot_be_repaired_is_counted_once_and_is_not_a_contest(tmp_path: Path) -> None:
     world = make_world(tmp_path)
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
@@ -172,7 +172,7 @@ async def test_what_nobody_can_repair_is_counted_once_and_is_no_contest(tmp_path
 
 
 @in_loop
-async def test_what_nobody_could_repair_is_counted_when_it_comes_again(tmp_path: Path) -> None:
+async def test_what_could_not_be_repaired_is_counted_when_it_comes_again(tmp_path: Path) -> None:
     world = make_world(tmp_path)
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Recorder:
-    """A checkpoint and a kernel that note in which order they are asked, and fail when told to."""
+    """A checkpoint and a kernel that note in which order they are asked, and fail when asked to."""
 
     log: list[str] = field(default_factory=list)
     saved: list[Checkpoint] = field(default_factory=list)
@@ -180,7 +180,7 @@ async def test_what_cannot_be_saved_is_not_done() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
         await controller.admit(pod())
-        held = controller.state.durable
+        durable = controller.state.durable
         recorder.save_error = disk_full()
         with pytest.raises(CheckpointFailedError, match="nothing was changed"):
             await controller.admit(pod("db", OTHER_UID))
@@ -188,7 +188,7 @@ async def test_what_cannot_be_saved_is_not_done() -> None:
             await controller.remove(UID)
         with pytest.raises(CheckpointFailedError):
             await controller.bind(UID, "c0", BindRequest(cgroup="x"))
-        assert controller.state.durable is held
+        assert controller.state.durable is durable
         counters = controller.metrics.counters
         assert counters.value(names.CHECKPOINT_FAILURES) == 3
         assert counters.value(names.ADMISSIONS, "failed") == 1
@@ -220,14 +220,14 @@ async def test_a_pod_that_the_kernel_rejects_stays_admitted_and_is_said_not_to_b
         with controller.events.watch() as watcher:
             answer = await controller.admit(pod())
             controller.events.close()
-            told = [event.type async for event in watcher]
+            published = [event.type async for event in watcher]
         assert answer.pod is not None
         assert not answer.pod.enforcement.enforced
         assert answer.pod.enforcement.problems == ("cpuset.cpus: Permission denied",)
         assert UID in controller.state.ledger.allocations
         assert controller.state.reading().unenforced_pods == 1
         assert "is not enforced: cpuset.cpus" in controller.state.condition_lines()[0]
-        assert told == ["PodNotEnforced", "PodAdmitted"]
+        assert published == ["PodNotEnforced", "PodAdmitted"]
         recorder.outcome = ReconcileResult()
         await controller.reconcile()
         assert controller.state.condition_lines() == ()
@@ -273,7 +273,7 @@ async def test_the_specification_of_an_imported_pod_is_saved_and_enforced_once()
 
 
 @in_loop
-async def test_what_is_not_enforced_is_told_once_for_each_reason() -> None:
+async def test_what_is_not_enforced_is_reported_once_for_each_reason() -> None:
     recorder = Recorder(outcome=ReconcileResult(remaining=(unenforced("one", UID),)))
     async with keeping(recorder) as controller:
         await controller.admit(pod())
@@ -290,10 +290,10 @@ async def test_admissions_at_the_same_time_never_share_a_cpu() -> None:
     async with keeping(recorder) as controller:
         pods = [pod(f"p{number}", f"u-{number}") for number in range(7)]
         answers = await asyncio.gather(*(controller.admit(each) for each in pods))
-        held = [Mask.parse(answer.pod.exclusive_cpus) for answer in answers if answer.pod]
-    assert len(held) == 7
-    assert sum(len(mask) for mask in held) == 14
-    assert len(Mask.from_ids(cpu for mask in held for cpu in mask)) == 14
+        allocated = [Mask.parse(answer.pod.exclusive_cpus) for answer in answers if answer.pod]
+    assert len(allocated) == 7
+    assert sum(len(mask) for mask in allocated) == 14
+    assert len(Mask.from_ids(cpu for mask in allocated for cpu in mask)) == 14
 
 
 @in_loop
@@ -365,11 +365,11 @@ async def test_the_memory_of_init_containers_is_freed_once_an_app_runs() -> None
     recorder = Recorder()
     async with keeping(recorder, rules(static_memory=True)) as controller:
         await controller.admit(load_pod(text, "test"))
-        held = sum(node.reserved["memory"] for node in controller.state.ledger.memory.values())
+        allocated = sum(node.reserved["memory"] for node in controller.state.ledger.memory.values())
         recorder.outcome = ReconcileResult(running=((UID, "c0"),))
         await controller.reconcile()
         left = sum(node.reserved["memory"] for node in controller.state.ledger.memory.values())
-        assert left < held
+        assert left < allocated
         assert left == 2 << 30
         assert recorder.saved[-1].ledger is controller.state.ledger
         saves = recorder.log.count("save")
@@ -398,9 +398,9 @@ async def test_memory_that_was_added_can_be_given() -> None:
 async def test_what_is_not_there_is_not_found() -> None:
     async with keeping(Recorder()) as controller:
         with pytest.raises(PodNotFoundError):
-            await controller.remove("nobody")
+            await controller.remove("absent")
         with pytest.raises(PodNotFoundError):
-            await controller.pod("nobody")
+            await controller.pod("absent")
 
 
 @in_loop
@@ -463,7 +463,7 @@ async def test_a_new_pods_cgroup_is_watched_before_the_answer() -> None:
 
 
 @in_loop
-async def test_a_state_directory_that_was_replaced_is_told_before_somebody_asks() -> None:
+async def test_a_state_directory_that_was_replaced_is_reported_before_a_request() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
         recorder.save_error = ReplacedDirectoryError(Path("/state"))

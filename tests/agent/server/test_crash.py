@@ -17,8 +17,8 @@ from agent.config.config import CgroupDriver
 from cgroupfs.names import Tier
 from tests.agent.server.changes import CHANGES, NEW_POD, rehearse, settled
 from tests.agent.server.sites import (
+    allocated,
     allocated_twice,
-    held,
     make_site,
     site_config,
     with_agent,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from agent.server.controller import Controller
     from tests.agent.server.changes import Play
-    from tests.agent.server.sites import Held, Shown, Site
+    from tests.agent.server.sites import Allocated, Shown, Site
     from tests.fakes.effects import Fault, Step
 
 
@@ -58,7 +58,7 @@ def deaths(steps: tuple[Step, ...]) -> Iterator[tuple[str, Fault]]:
 
 def die(play: Play, fault: Fault) -> Site:
     """Let an agent die in a change; return what it leaves behind."""
-    site = play.scene.copy()
+    site = play.site.copy()
     with pytest.raises(Died):
         with_agent(
             site, lambda controller: play.change.ask(controller, site), Effects(fault, looks=False)
@@ -70,16 +70,19 @@ def recovered(play: Play, site: Site) -> list[str]:
     """Start another agent, let it compare once, and return what is wrong then."""
 
     async def recover(controller: Controller) -> list[str]:
-        if held(controller.state.durable) not in play.starts():
+        if allocated(controller.state.durable) not in play.starts():
             return [f"neither before nor after: {controller.state.durable}"]
         await controller.reconcile()
         wrong = wrongs(site, controller)
-        end = play.end(held(controller.state.durable))
+        end = play.end(allocated(controller.state.durable))
         if end is None or site.shown() != end.shown:
-            wrong.append("the kernel does not show what is held")
+            wrong.append("the kernel does not show what is allocated")
         await play.change.again(controller, site)
         wrong.extend(wrongs(site, controller))
-        if held(controller.state.durable) != play.after.held or site.shown() != play.after.shown:
+        if (
+            allocated(controller.state.durable) != play.after.allocated
+            or site.shown() != play.after.shown
+        ):
             wrong.append("asking again does not lead to the state after")
         return wrong
 
@@ -126,7 +129,7 @@ def test_a_power_failure_at_any_step_leaves_the_state_before_or_after(
             if disk.contents() in seen:
                 continue
             seen.append(disk.contents())
-            site = play.scene.rebooted(disk)
+            site = play.site.rebooted(disk)
             found = with_agent(site, partial(rebooted, play, site))
             assert (what, found.wrong) == (what, [])
             assert ends.setdefault(found.end, site.shown()) == site.shown()
@@ -142,16 +145,16 @@ class Found:
 
 async def rebooted(play: Play, site: Site, controller: Controller) -> Found:
     """Compare once; return what is found."""
-    now = held(controller.state.durable)
+    now = allocated(controller.state.durable)
     if now not in play.starts():
         return Found("", [f"neither before nor after: {now}"])
     await controller.reconcile()
     wrong = wrongs(site, controller)
     wrong += [f"/{path} is missing" for path in pods_of(site, now) if not site.kernel.exists(path)]
-    return Found("after" if now == play.after.held else "before", wrong)
+    return Found("after" if now == play.after.allocated else "before", wrong)
 
 
-def pods_of(site: Site, what: Held) -> Iterator[str]:
+def pods_of(site: Site, what: Allocated) -> Iterator[str]:
     for allocation in what.allocations.values():
         yield site.cgroup(allocation.uid, Tier(str(allocation.qos)))
 
@@ -160,7 +163,7 @@ def pods_of(site: Site, what: Held) -> Iterator[str]:
 def test_at_no_moment_may_a_process_run_on_what_is_anothers(host: Site, name: str) -> None:
     """Wherever the agent dies, this is what stays until the next one looks."""
     play = rehearse(CHANGES[name], host)
-    site = play.scene.copy()
+    site = play.site.copy()
     moments = 0
 
     def look(step: Step, act: Callable[[], object]) -> object:
@@ -172,7 +175,7 @@ def test_at_no_moment_may_a_process_run_on_what_is_anothers(host: Site, name: st
         assert (str(step), new_overlaps(allocated_twice(site, allocations))) == (str(step), [])
         return result
 
-    known = frozenset(allocated_twice(site, play.before.held.allocations))
+    known = frozenset(allocated_twice(site, play.before.allocated.allocations))
 
     def new_overlaps(found: list[str]) -> list[str]:
         return [text for text in found if text not in known]

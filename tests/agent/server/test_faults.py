@@ -17,7 +17,7 @@ from agent.reconcile.errors import BindingError
 from agent.server.errors import RequestError
 from systemd.errors import BusError, BusTimeoutError, BusUnavailableError, JobFailedError
 from tests.agent.server.changes import CHANGES, rehearse, settled
-from tests.agent.server.sites import held, site_config, with_agent, wrongs
+from tests.agent.server.sites import allocated, site_config, with_agent, wrongs
 from tests.agent.server.support import make_world
 from tests.fakes.effects import Effects, fail, fail_all
 
@@ -83,12 +83,12 @@ def bus_faults(step: Step) -> Iterator[tuple[str, Fault]]:
 
 def troubled(play: Play, fault: Fault) -> list[str]:
     """Play a change with a fault, then compare without it; return what is wrong."""
-    site, effects = play.scene.copy(), Effects(fault)
+    site, effects = play.site.copy(), Effects(fault)
 
     async def live(controller: Controller) -> list[str]:
         answer = await ask(play, controller, site)
         effects.fault = None
-        found_now, wrong = held(controller.state.durable), []
+        found_now, wrong = allocated(controller.state.durable), []
         if found_now not in (play.starts()[:1] if answer is None else play.starts()):
             wrong.append(f"answered {answer}, and holds {found_now}")
         well = answer == play.answer and not controller.state.condition_lines()
@@ -96,16 +96,16 @@ def troubled(play: Play, fault: Fault) -> list[str]:
             wrong.append("says that all is well, and the kernel shows something else")
         await controller.reconcile()
         wrong.extend(wrongs(site, controller))
-        end = play.end(held(controller.state.durable))
+        end = play.end(allocated(controller.state.durable))
         if end is None or site.shown() != end.shown:
-            wrong.append("the next comparison does not put it right")
+            wrong.append("the next comparison does not repair it")
         return wrong
 
     return with_agent(site, live, effects)
 
 
 async def ask(play: Play, controller: Controller, site: Site) -> object:
-    """Return what is answered, None for an error; one that nobody foresaw is raised."""
+    """Return what is answered, None for an error; an unexpected one is raised."""
     try:
         return await play.change.ask(controller, site)
     except (RequestError, BindingError):
@@ -121,7 +121,7 @@ def test_an_agent_survives_any_step_that_fails(host: Site, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_an_agent_survives_what_fails_until_it_is_put_right(host: Site, name: str) -> None:
+def test_an_agent_survives_what_fails_until_it_is_repaired(host: Site, name: str) -> None:
     play = rehearse(CHANGES[name], host)
     kinds = {(step.where, step.name): step for step in play.steps}
     for number, ((where, called), step) in enumerate(kinds.items()):

@@ -280,7 +280,7 @@ def test_after_a_restart_a_file_still_owns_its_pod(here: Here) -> None:
     assert UID in here.ledger.pods
 
 
-def test_mistakes_are_told_with_their_paths(here: Here) -> None:
+def test_mistakes_are_reported_with_their_paths(here: Here) -> None:
     here.write("a.yaml", manifest().replace(b"name: c0", b"name: C_0"))
     here.sync()
     (document,) = here.ledger.reported.values()
@@ -311,7 +311,7 @@ def test_a_pod_that_fails_to_be_released_costs_no_other_and_is_tried_again(here:
     assert not here.ledger.pods
 
 
-def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(here: Here) -> None:
+def test_of_many_mistakes_the_first_are_reported_and_how_many_there_are(here: Here) -> None:
     mistakes = b"".join(b"  - name: C_%d\n" % number for number in range(300))
     lead = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n"
     here.write("a", lead + mistakes)

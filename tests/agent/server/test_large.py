@@ -1,4 +1,4 @@
-"""What is large is parsed and written aside: everybody else is answered meanwhile."""
+"""What is large is parsed and written aside: others are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ async def others_are_answered(agent: Running) -> None:
         for path in ("healthz", "metrics"):
             response = await session.get(f"http://127.0.0.1:{agent.port}/{path}")
             assert response.status == HTTPStatus.OK
-    assert await ask(agent, "GET", "/v1/pods/nobody") == HTTPStatus.NOT_FOUND
-    assert await ask(agent, "DELETE", "/v1/pods/nobody") == HTTPStatus.NOT_FOUND
+    assert await ask(agent, "GET", "/v1/pods/absent") == HTTPStatus.NOT_FOUND
+    assert await ask(agent, "DELETE", "/v1/pods/absent") == HTTPStatus.NOT_FOUND
     report = await agent.controller.reconcile()
     assert not report.problems
 
@@ -144,7 +144,7 @@ async def test_a_small_manifest_does_not_wait_for_a_large_one(
 
 
 @in_loop
-async def test_of_many_mistakes_the_first_are_told_and_how_many_there_are(world: World) -> None:
+async def test_of_many_mistakes_the_first_are_reported_and_how_many_there_are(world: World) -> None:
     mistakes = b"".join(b"  - name: C_%d\n" % number for number in range(300))
     body = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n" + mistakes
     connector = aiohttp.UnixConnector(str(world.socket))

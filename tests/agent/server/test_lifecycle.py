@@ -48,7 +48,7 @@ POD = f"kubepods/pod{UID}"
 async def test_it_is_ready_only_after_the_first_comparison(world: World) -> None:
     async with running(world) as agent:
         assert agent.controller.state.last_reconcile is not None
-        assert agent.manager.told[-1].startswith("ready: 0 pods")
+        assert agent.manager.sent[-1].startswith("ready: 0 pods")
         status = await asyncio.to_thread(agent.client.status)
         assert status.ready
         assert status.shared_pool == "0-15"
@@ -92,7 +92,7 @@ async def test_stopping_leaves_every_workload_as_it_is(world: World) -> None:
         await agent.stop()
         assert world.kernel.procs(f"{POD}/c0") == (4711,)
         assert world.kernel.read(f"{POD}/c0", "cpuset.cpus") == written == "1,9\n"
-        assert agent.manager.told[-1] == "stopping"
+        assert agent.manager.sent[-1] == "stopping"
     assert not world.socket.exists()
 
 
@@ -330,7 +330,7 @@ async def test_a_file_with_any_name_leaves_the_others_and_every_answer_alone(wor
 
 
 @in_loop
-async def test_an_unforeseen_failure_of_one_pod_leaves_the_other_files_alone(
+async def test_an_unexpected_failure_of_one_pod_leaves_the_other_files_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = world.manifest_directory()
@@ -350,7 +350,7 @@ async def test_an_unforeseen_failure_of_one_pod_leaves_the_other_files_alone(
 
 
 @in_loop
-async def test_a_manifest_that_turns_bad_is_told_to_watchers_once(world: World) -> None:
+async def test_a_manifest_that_turns_bad_is_reported_to_watchers_once(world: World) -> None:
     directory = world.manifest_directory()
     async with running(world) as agent:
         with agent.controller.events.watch() as watcher:
@@ -465,16 +465,16 @@ async def restoring(
 
 
 @in_loop
-async def test_an_agent_told_to_stop_while_it_restores_stops(
+async def test_an_agent_asked_to_stop_while_it_restores_stops(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with restoring(world, monkeypatch) as (manager, service, _):
         service.stop()
-    assert manager.told == ["stopping"]
+    assert manager.sent == ["stopping"]
 
 
 @in_loop
-async def test_while_it_restores_everybody_may_look_and_nobody_change_anything(
+async def test_while_it_restores_all_may_look_and_none_change_anything(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = world.client()
@@ -507,13 +507,13 @@ class FullWatch:
         self.watched.update(cgroups)
 
     async def changes(self) -> AsyncIterator[None]:
-        """Tell of nothing."""
+        """Report nothing."""
         await asyncio.Event().wait()
         yield
 
 
 @in_loop
-async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_told_until_it_is_over(
+async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_reported_until_it_is_over(
     world: World,
 ) -> None:
     watch = FullWatch()

@@ -76,7 +76,7 @@ class Story:
     specs: dict[str, Pod] = field(default_factory=dict)
     #: Cgroups outside of all pods in which processes were started, to be bound or not.
     elsewhere: list[str] = field(default_factory=list)
-    #: Of these, the ones of which no checkpoint tells any more that they were bound.
+    #: Of these, the ones of which no checkpoint says any longer that they were bound.
     forgotten: set[str] = field(default_factory=set)
     #: Disks as they once were, and the rules in force.
     backups: list[bytes] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Story:
             with_agent(self.site, self.live)
 
     async def live(self, controller: Controller) -> None:
-        """Compare once, as an agent does before it serves anybody; then let things happen."""
+        """Compare once, as an agent does before it serves a request; then let things happen."""
         self.rules = controller.state.configured.rules
         known = controller.state.durable.bindings
         self.forgotten = {*self.elsewhere} - {*known.released, *(each.cgroup for each in known)}
@@ -137,7 +137,7 @@ class Story:
             await controller.remove(uid)
 
     async def bind(self, controller: Controller) -> None:
-        """Bind a container to some cgroup, be it the right one, a wrong one or another's."""
+        """Bind a container to some cgroup: the right one, a wrong one or another's."""
         uid = self.any_of(list(controller.state.ledger.allocations))
         cgroup = self.any_of([*self.elsewhere * 2, *self.inside()])
         if not uid or not cgroup:
@@ -167,7 +167,7 @@ class Story:
     # --- what others do -------------------------------------------------------------------------
 
     async def start(self, controller: Controller) -> None:
-        """Start a container of a pod, under a name that tells which or under none."""
+        """Start a container of a pod, under a name that identifies it or under none."""
         uid = self.any_of(list(controller.state.ledger.allocations))
         if not uid:
             return
@@ -259,14 +259,16 @@ class Story:
         A pod that the checkpoint knows has what that says, unless another one runs there; one that
         it knows to be removed has nothing.
         """
-        saved, held = self.site.saved(), controller.state.durable
+        saved, durable = self.site.saved(), controller.state.durable
         known = () if saved is None else saved.ledger.allocations
         for uid, cpus in self.alone.items():
             others = (
-                allocation for other, allocation in held.ledger.allocations.items() if other != uid
+                allocation
+                for other, allocation in durable.ledger.allocations.items()
+                if other != uid
             )
-            if uid not in known and uid not in held.orphaned:
-                allocation = held.ledger.allocations.get(uid)
+            if uid not in known and uid not in durable.orphaned:
+                allocation = durable.ledger.allocations.get(uid)
                 if allocation is None or not cpus <= allocation.exclusive_cpus:
                     yield f"{uid} ran on {cpus} and holds them no longer"
                 elif any(other.exclusive_cpus & cpus for other in others):
@@ -287,7 +289,7 @@ class Story:
 
 
 def intruders(site: Site, controller: Controller, unknown: Container[str]) -> Iterator[str]:
-    """Yield who may run on CPUs that the ledger gives exclusively to somebody else.
+    """Yield who may run on CPUs that the ledger gives exclusively to another pod.
 
     A process that is in no pod, and in no cgroup whose set was written, is not the agent's; nor is
     one in an `unknown` cgroup.
@@ -329,7 +331,7 @@ def _of_others(allocation: PodAllocation, name: str) -> Mask:
 
 @pytest.mark.parametrize("driver", CgroupDriver)
 @pytest.mark.timeout(max(120, STORIES))
-def test_no_process_ever_runs_on_a_cpu_that_is_somebody_elses(
+def test_no_process_ever_runs_on_a_cpu_of_another_pod(
     tmp_path: Path, host_root: Path, monkeypatch: pytest.MonkeyPatch, driver: CgroupDriver
 ) -> None:
     # The host stays the same; reading it again would take most of the time.

@@ -35,7 +35,7 @@ async def test_actions_run_one_after_another_in_the_order_of_arrival() -> None:
 
 
 @in_loop
-async def test_whoever_asked_gets_the_error_and_the_queue_goes_on() -> None:
+async def test_the_caller_gets_the_error_and_the_queue_goes_on() -> None:
     queue = SerialQueue(FakeClock())
     serving = asyncio.create_task(queue.serve())
 
@@ -144,7 +144,7 @@ async def test_one_that_asks_to_go_ahead_again_and_again_does_not_keep_others_wa
 
 
 @in_loop
-async def test_it_tells_for_how_long_an_action_has_been_running() -> None:
+async def test_it_reports_for_how_long_an_action_has_been_running() -> None:
     clock = FakeClock()
     queue = SerialQueue(clock)
     serving = asyncio.create_task(queue.serve())
@@ -167,7 +167,7 @@ async def test_it_tells_for_how_long_an_action_has_been_running() -> None:
 
 
 @in_loop
-async def test_an_action_sees_the_context_of_whoever_asked_also_in_the_thread() -> None:
+async def test_an_action_sees_the_context_of_its_caller_also_in_the_thread() -> None:
     queue, worker = SerialQueue(FakeClock()), Worker(FakeClock())
     serving = asyncio.create_task(queue.serve())
 
@@ -195,7 +195,7 @@ async def test_blocking_work_runs_in_one_thread_that_is_not_the_loops() -> None:
 
 
 @in_loop
-async def test_the_worker_tells_for_how_long_a_call_has_been_running() -> None:
+async def test_the_worker_reports_for_how_long_a_call_has_been_running() -> None:
     clock = FakeClock()
     worker, began, go_on = Worker(clock), threading.Event(), threading.Event()
 

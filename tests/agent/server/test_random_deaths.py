@@ -18,8 +18,8 @@ from agent.server.controller import Controller
 from agent.server.errors import PodNotFoundError
 from cgroupfs.names import Tier
 from tests.agent.server.sites import (
+    allocated,
     allocated_twice,
-    held,
     make_site,
     pod_of,
     site_config,
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.managers.allocations.ledger import PodAllocation
-    from tests.agent.server.sites import Held, Site
+    from tests.agent.server.sites import Allocated, Site
     from tests.fakes.effects import Step
 
 DEATHS: Final = int(os.environ.get("NUMAWARDEN_DEATHS", "100"))
 #: A host is left after so many of them, for another one with other pods.
 ON_ONE_HOST: Final = 50
-#: Containers and budget of pods: exclusive, mixed, shared, and such that only a binding tells.
+#: Containers and budget of pods: exclusive, mixed, shared, and such that only a binding identifies.
 KINDS: Final = (
     ("a{n}=2", ""),
     ("a{n}=1 b{n}", "2"),
@@ -50,7 +50,7 @@ KINDS: Final = (
     ("!i{n}=1 a{n}=1", ""),
     ("a{n}=1 b{n}=2", ""),
 )
-#: The kind whose containers are started under names that tell nothing.
+#: The kind whose containers are started under names that say nothing.
 NAMELESS: Final = 5
 CPUS: Final = ("0", "0-15", "3,11", "5-7")
 
@@ -89,20 +89,20 @@ class Life:
             with_agent(self.site, ask, Effects(way(number), looks=False))
         self.deaths += 1
 
-    def recover(self, ask: Ask, course: list[Held], twin: Site) -> None:
+    def recover(self, ask: Ask, course: list[Allocated], twin: Site) -> None:
         """Let the next agent compare once, then ask it the same again."""
 
         async def live(controller: Controller) -> None:
-            assert held(controller.state.durable) in course
+            assert allocated(controller.state.durable) in course
             await controller.reconcile()
             assert wrongs(self.site, controller) == []
             assert allocated_twice(self.site, controller.state.ledger.allocations) == []
             try:
                 await ask(controller)
             except PodNotFoundError:
-                assert held(controller.state.durable) == course[-1]
+                assert allocated(controller.state.durable) == course[-1]
             await controller.reconcile()
-            assert held(controller.state.durable) == course[-1]
+            assert allocated(controller.state.durable) == course[-1]
             assert wrongs(self.site, controller) == []
 
         with_agent(self.site, live)
@@ -177,8 +177,8 @@ def compared_before(ask: Ask) -> Ask:
     return both
 
 
-def undisturbed(ask: Ask, site: Site) -> tuple[list[Held], int]:
-    """Ask and compare without any trouble; return all that is saved, and how many steps it took."""
+def undisturbed(ask: Ask, site: Site) -> tuple[list[Allocated], int]:
+    """Ask and compare undisturbed; return all that is saved, and how many steps it took."""
     effects = Effects(looks=False)
     course = [what(site)]
 
@@ -198,16 +198,16 @@ def undisturbed(ask: Ask, site: Site) -> tuple[list[Held], int]:
     return course, with_agent(site, play, effects)
 
 
-def what(site: Site) -> Held:
+def what(site: Site) -> Allocated:
     """Return what is saved on a host."""
     saved = site.saved()
     assert saved is not None
-    return held(saved)
+    return allocated(saved)
 
 
 @pytest.mark.parametrize("driver", CgroupDriver)
 @pytest.mark.timeout(max(120, DEATHS * 2))
-def test_whenever_agents_die_nothing_is_lost_leaked_or_held_twice(
+def test_whenever_agents_die_nothing_is_lost_leaked_or_allocated_twice(
     tmp_path: Path, host_root: Path, driver: CgroupDriver
 ) -> None:
     config = site_config(make_world(tmp_path, host_root).config, driver)

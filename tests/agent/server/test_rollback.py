@@ -69,7 +69,7 @@ def put_back(site: Site, backup: bytes) -> None:
     site.disk = pickle.loads(backup)  # noqa: S301  # our own bytes
 
 
-def held(controller: Controller) -> dict[str, str]:
+def allocated(controller: Controller) -> dict[str, str]:
     return {
         uid: str(allocation.exclusive_cpus)
         for uid, allocation in controller.state.ledger.allocations.items()
@@ -98,7 +98,7 @@ def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -
         assert cpus(site, TWO) == Mask.of(2, 10)
 
     async def begin_again(controller: Controller) -> None:
-        assert held(controller) == {ONE: "1,9", TWO: "2,10"}
+        assert allocated(controller) == {ONE: "1,9", TWO: "2,10"}
         await controller.reconcile()
         assert controller.state.reading().problems == 1
         (problem,) = controller.state.condition_lines()
@@ -107,14 +107,14 @@ def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -
             controller.drifts.note_recovered()
             assert (await next_event(watcher, "PodRecovered")).uid == TWO
         await admit(controller, THREE)
-        assert held(controller) == {ONE: "1,9", TWO: "2,10", THREE: "3,11"}
+        assert allocated(controller) == {ONE: "1,9", TWO: "2,10", THREE: "3,11"}
         assert (cpus(site, ONE), cpus(site, TWO)) == (Mask.of(1, 9), Mask.of(2, 10))
         saved = site.saved()
         assert saved is not None
         assert TWO in saved.ledger.allocations
         await admit(controller, TWO)
         assert controller.state.condition_lines() == ()
-        assert held(controller)[TWO] == "2,10"
+        assert allocated(controller)[TWO] == "2,10"
         assert controller.state.ledger.allocations[TWO].name == "two"
 
     with_agent(site, add_another)
@@ -135,7 +135,7 @@ def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site
         assert cpus(site, TWO) == Mask.of(1, 9)
 
     async def begin_again(controller: Controller) -> None:
-        assert held(controller) == {TWO: "1,9"}
+        assert allocated(controller) == {TWO: "1,9"}
         problem = next(line for line in controller.state.condition_lines() if ONE in line)
         assert problem == (
             f"the checkpoint allocates CPUs 1,9 to pod default/one (uid {ONE}), but pod {TWO} runs "
@@ -149,7 +149,7 @@ def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site
         assert cpus(site, TWO) == Mask.of(1, 9)
         # What the problem advises.
         await admit(controller, ONE)
-        assert held(controller) == {TWO: "1,9", ONE: "2,10"}
+        assert allocated(controller) == {TWO: "1,9", ONE: "2,10"}
         assert not any(ONE in line for line in controller.state.condition_lines())
 
     backup = with_agent(site, begin)
@@ -172,7 +172,7 @@ def test_two_pods_that_both_run_stay_where_they_are(site: Site) -> None:
         assert (cpus(site, ONE), cpus(site, TWO)) == (Mask.of(2, 10), Mask.of(1, 9))
 
     async def begin_again(controller: Controller) -> None:
-        assert held(controller) == {TWO: "1,9", ONE: "2,10"}
+        assert allocated(controller) == {TWO: "1,9", ONE: "2,10"}
         lines = controller.state.condition_lines()
         assert any("recovered with CPUs 2,10, as its cgroups show" in line for line in lines)
         await controller.reconcile()
@@ -180,7 +180,7 @@ def test_two_pods_that_both_run_stay_where_they_are(site: Site) -> None:
         for uid in (ONE, TWO):
             await admit(controller, uid)
         assert controller.state.condition_lines() == ()
-        assert held(controller) == {TWO: "1,9", ONE: "2,10"}
+        assert allocated(controller) == {TWO: "1,9", ONE: "2,10"}
 
     with_agent(site, exchange)
     put_back(site, backup)
@@ -195,21 +195,21 @@ def test_a_removed_pod_that_runs_on_is_not_resurrected_wherever_the_agent_dies(s
     later = [step for step in effects.log if step.number > saved.number]
     assert later, "the pod is confined after it was saved"
     for step in later:
-        scene = site.copy()
+        dying = site.copy()
         with pytest.raises(Died):
             with_agent(
-                scene,
+                dying,
                 lambda controller: controller.remove(ONE),
                 Effects(die_before(step.number), looks=False),
             )
-        assert find_nothing(scene) == Mask.parse("0-15")
+        assert find_nothing(dying) == Mask.parse("0-15")
 
 
 def find_nothing(site: Site) -> Mask:
-    """Start an agent that holds nothing; return where pod one runs then."""
+    """Start an agent without allocations; return where pod one runs then."""
 
     async def compare(controller: Controller) -> None:
-        assert held(controller) == {}
+        assert allocated(controller) == {}
         assert controller.state.condition_lines() == ()
         await controller.reconcile()
 
@@ -239,7 +239,7 @@ def test_a_removed_pod_is_remembered_until_its_cgroup_is_gone(site: Site) -> Non
     assert orphaned() == frozenset()
 
 
-def test_a_pod_that_was_removed_and_admitted_again_is_no_orphan(site: Site) -> None:
+def test_a_pod_that_was_removed_and_admitted_again_is_not_orphaned(site: Site) -> None:
     with_pod_one(site)
 
     async def again(controller: Controller) -> bytes:
@@ -250,7 +250,7 @@ def test_a_pod_that_was_removed_and_admitted_again_is_no_orphan(site: Site) -> N
 
     async def keep(controller: Controller) -> None:
         assert controller.state.durable.orphaned == frozenset()
-        assert held(controller) == {ONE: "1,9"}
+        assert allocated(controller) == {ONE: "1,9"}
 
     with_agent(site, again)
     with_agent(site, keep)
@@ -273,7 +273,7 @@ def test_a_rejected_pod_that_runs_holds_nothing_after_a_restart(
         assert cpus(strict, TWO) == Mask.parse("2-8,10-15")
 
     async def compare(controller: Controller) -> None:
-        assert held(controller) == {ONE: "1,9"}
+        assert allocated(controller) == {ONE: "1,9"}
 
     with_agent(strict, run_anyway)
     with_agent(strict, compare)
@@ -292,7 +292,7 @@ def test_after_a_reboot_every_allocation_is_as_it_was(
         assert controller.state.durable.orphaned == {ONE}
 
     async def compare(controller: Controller) -> None:
-        assert held(controller) == {TWO: "2,10"}
+        assert allocated(controller) == {TWO: "2,10"}
         assert controller.state.durable.orphaned == frozenset(), "no cgroup outlives a reboot"
         assert controller.state.condition_lines() == ()
 
@@ -316,7 +316,7 @@ def test_bindings_of_the_older_checkpoint_never_lead_to_cpus_of_a_running_pod(si
         await controller.reconcile()
 
     async def begin_again(controller: Controller) -> None:
-        assert held(controller) == {TWO: "1,9"}
+        assert allocated(controller) == {TWO: "1,9"}
         await controller.reconcile()
         (pid,) = site.kernel.procs(bound)
         assert site.kernel.allowed(pid)[0] == Mask.parse("0,2-8,10-15")
@@ -337,7 +337,7 @@ def test_a_tree_that_cannot_be_read_at_the_start_is_a_problem_and_no_end(site: S
         return do()
 
     async def look(controller: Controller) -> tuple[str, ...]:
-        assert held(controller) == {ONE: "1,9"}
+        assert allocated(controller) == {ONE: "1,9"}
         return controller.state.condition_lines()
 
     lines = with_agent(site, look, Effects(unreadable), from_start=True)
@@ -383,7 +383,7 @@ def test_the_tier_of_a_pod_is_part_of_what_runs(site: Site) -> None:
     backup = with_pod_one(site)
 
     async def begin_again(controller: Controller) -> None:
-        assert held(controller) == {ONE: "1,9"}
+        assert allocated(controller) == {ONE: "1,9"}
         await controller.reconcile()
         assert cpus(site, ONE) == Mask.of(1, 9)
 

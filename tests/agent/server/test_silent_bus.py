@@ -38,7 +38,7 @@ class Host:
         self.bus = HangingSystemd(self.site.systemd, self._wait)
 
     def _wait(self, seconds: float) -> None:
-        # Not `advance`: nobody's timers are to run in the thread that waits.
+        # Not `advance`: no timer is to run in the thread that waits.
         self.clock.now += seconds
 
     @asynccontextmanager
@@ -89,7 +89,9 @@ async def test_a_comparison_costs_one_deadline_and_writes_all_files(host: Host) 
 
 
 @in_loop
-async def test_what_systemd_was_not_told_is_one_problem_however_many_cgroups(host: Host) -> None:
+async def test_what_systemd_did_not_record_is_one_condition_however_many_cgroups(
+    host: Host,
+) -> None:
     async with host.agent() as controller:
         await host.fill(controller)
         host.bus.silent = True

@@ -47,7 +47,7 @@ def of_another_version(number: int) -> Callable[[Path], None]:
     return change
 
 
-def of_somebody_else(file: Path) -> None:
+def of_another_program(file: Path) -> None:
     file.write_text('{"policyName": "static", "defaultCpuSet": "0"}')
 
 
@@ -81,7 +81,7 @@ DAMAGES = {
     "empty": emptied,
     "newer": of_another_version(99),
     "older": of_another_version(0),
-    "foreign": of_somebody_else,
+    "unknown": of_another_program,
     "removed": removed,
 }
 
@@ -203,7 +203,7 @@ async def test_containers_that_only_ids_name_keep_their_cpus_over_a_restart(worl
 
 
 @in_loop
-async def test_a_damaged_file_is_kept_and_told_after_every_start_until_it_is_gone(
+async def test_a_damaged_file_is_kept_and_reported_after_every_start_until_it_is_gone(
     world: World,
 ) -> None:
     async with running(world) as agent:
@@ -280,7 +280,7 @@ def reserved(agent: Running) -> dict[int, dict[str, int]]:
 
 
 @in_loop
-async def test_memory_that_nobody_limits_is_not_counted_and_that_is_said(world: World) -> None:
+async def test_memory_without_a_limit_is_not_counted_and_that_is_said(world: World) -> None:
     with_static_memory(world, EnforcedController.CPUSET, EnforcedController.CPU)
     async with running(world) as agent:
         await with_running_containers(agent, "c0")

@@ -107,7 +107,7 @@ def test_a_link_is_rejected(directory: Path, tmp_path: Path) -> None:
     assert "is a symbolic link; put the file itself here" in error_of(directory)
 
 
-def test_what_is_no_regular_file_is_rejected_without_waiting(directory: Path) -> None:
+def test_an_entry_that_is_not_a_regular_file_is_rejected_without_waiting(directory: Path) -> None:
     os.mkfifo(directory / "a.yaml", 0o600)
     assert "is not a regular file" in error_of(directory)
 

@@ -180,7 +180,7 @@ def test_a_file_system_that_takes_no_bytes_is_an_error_not_a_hang(tmp_path: Path
     [
         (b"", DamagedCheckpointError, "damaged"),
         (b'{"format":', DamagedCheckpointError, "damaged"),
-        (b'{"policyName":"static"}', UnknownFormatCheckpointError, "foreign"),
+        (b'{"policyName":"static"}', UnknownFormatCheckpointError, "unknown"),
         (b'{"format":"numawarden-checkpoint","version":9}', NewerCheckpointError, "newer"),
     ],
 )

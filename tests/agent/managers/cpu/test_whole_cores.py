@@ -127,7 +127,7 @@ class Story:
 
     def _near(self, free: Mask, cpus: Mask) -> Mask:
         """Return the free CPUs of the same nodes; without a topology policy all nodes serve."""
-        if self.rules.policy.topology.policy is NO_POLICY:
+        if self.rules.policy.topology.policy == NO_POLICY:
             return free
         topology = self.rules.machine.cpus
         return free & topology.cpus_in_nodes(topology.nodes_of(cpus))

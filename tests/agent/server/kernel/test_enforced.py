@@ -53,7 +53,7 @@ def tree() -> EmulatedKernel:
     return EmulatedKernel(Mask.parse("0-7"), Mask.of(0, 1))
 
 
-def test_a_new_pod_is_no_drift(tree: EmulatedKernel) -> None:
+def test_a_new_pod_is_not_drift(tree: EmulatedKernel) -> None:
     outcome = kernel_of(tree).admitted(target(allocation("a")), "u-1")
     assert (outcome.found, outcome.remaining) == ({}, ())
     assert outcome.cgroups == (POD,)
@@ -68,7 +68,7 @@ def test_drift_is_found_and_repaired_by_cause(tree: EmulatedKernel) -> None:
     assert kernel.reconcile(desired).found == {}
 
 
-def test_a_container_that_appears_is_settled_which_is_no_drift(tree: EmulatedKernel) -> None:
+def test_a_container_that_appears_is_settled_which_is_not_drift(tree: EmulatedKernel) -> None:
     kernel, desired = kernel_of(tree), target(allocation("a", "b"))
     kernel.admitted(desired, "u-1")
     tree.mkdir(f"{POD}/a")
@@ -94,7 +94,7 @@ def test_controllers_that_go_with_a_pods_first_container_are_settled_too(
     tree.write(POD, "cgroup.subtree_control", "-cpuset")
     outcome = kernel.reconcile(desired)
     assert outcome.found["controller lost"] == 2
-    # The files below are new ones, which nobody watches yet.
+    # The files below are new ones, which are not watched yet.
     assert POD in outcome.renewed
     assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
 
@@ -194,7 +194,7 @@ def test_a_tree_that_cannot_be_read_is_said_to_be_that(tree: EmulatedKernel) -> 
 
 
 class Unsearchable(FaultyTree):
-    """A tree of which it cannot be told what is there."""
+    """A tree that cannot be listed."""
 
     def exists(self, path: str) -> bool:
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
@@ -219,7 +219,7 @@ def test_a_container_in_a_pod_that_was_not_looked_at_is_settled_by_the_next_comp
     assert outcome.found == {}
 
 
-def test_a_pod_that_went_and_came_again_is_no_drift(tree: EmulatedKernel) -> None:
+def test_a_pod_that_went_and_came_again_is_not_drift(tree: EmulatedKernel) -> None:
     kernel, both = kernel_of(tree), target(shared("u-1"), shared("u-2"))
     kernel.admitted(target(shared("u-1")), "u-1")
     kernel.admitted(both, "u-2")

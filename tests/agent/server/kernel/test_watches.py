@@ -46,7 +46,7 @@ async def test_a_directory_that_is_missing_is_an_error(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_new_cgroups_and_foreign_writes_are_noticed(tmp_path: Path) -> None:
+async def test_new_cgroups_and_writes_of_others_are_noticed(tmp_path: Path) -> None:
     pod = tmp_path / "pod1"
     pod.mkdir()
     (pod / "cpuset.cpus").write_text("0\n")

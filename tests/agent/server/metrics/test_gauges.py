@@ -64,7 +64,7 @@ def admitted() -> Ledger:
     return decision.ledger
 
 
-def test_what_is_held_is_what_the_ledger_says() -> None:
+def test_what_is_allocated_is_what_the_ledger_says() -> None:
     now = values(reading(admitted()))
     assert now["kubelet_cpu_manager_exclusive_cpu_allocation_count", ()] == 2
     assert now["kubelet_cpu_manager_shared_pool_size_millicores", ()] == 14_000
@@ -75,12 +75,12 @@ def test_what_is_held_is_what_the_ledger_says() -> None:
     assert now["numawarden_containers", ("host",)] == 0
     assert now["numawarden_cpus", ("exclusive",)] == 2
     assert now["numawarden_cpus", ("shared",)] == 14
-    assert now["numawarden_node_memory_bytes", ("0", "memory", "held")] == 3 * GIB
+    assert now["numawarden_node_memory_bytes", ("0", "memory", "allocated")] == 3 * GIB
 
 
-def test_every_cpu_and_byte_of_a_node_is_held_reserved_or_free() -> None:
+def test_every_cpu_and_byte_of_a_node_is_allocated_reserved_or_free() -> None:
     now = values(reading(admitted()))
-    states = ("held", "reserved", "free")
+    states = ("allocated", "reserved", "free")
     for node in HOST.nodes:
         cpus = [now["numawarden_node_cpus", (str(node.id), state)] for state in states]
         assert sum(cpus) == len(node.cpus)
@@ -94,13 +94,13 @@ def test_every_cpu_and_byte_of_a_node_is_held_reserved_or_free() -> None:
     assert now["numawarden_node_memory_bytes", ("0", "memory", "reserved")] == GIB
 
 
-def test_memory_that_is_not_known_is_not_told() -> None:
+def test_memory_that_is_not_known_is_not_exported() -> None:
     host = replace(HOST, nodes=(HOST.nodes[0], replace(HOST.nodes[1], memory_bytes=None)))
     rules = EffectivePolicy(Machine.of(host), replace(POLICY, memory=MemoryPolicy()), MANAGERS)
     now = values(replace(reading(admitted()), rules=rules))
-    told = {labels[0] for name, labels in now
+    exported = {labels[0] for name, labels in now
             if name == "numawarden_node_memory_bytes" and labels[1] == "memory"}  # fmt: skip
-    assert told == {"0"}
+    assert exported == {"0"}
 
 
 def test_nothing_stays_behind_when_the_pod_is_gone() -> None:
@@ -131,13 +131,13 @@ def test_budget_that_no_container_can_use_is_the_sum_over_pods_and_goes_with_the
 def test_devices_that_are_not_healthy_are_not_free() -> None:
     now = values(reading(RULES.empty_ledger()))
     assert now["numawarden_devices", ("example.org/nic", "free")] == 1
-    held = RULES.empty_ledger().with_part(DEVICES, {"example.org/nic": Taken(frozenset("a"))})
-    now = values(reading(held))
-    assert now["numawarden_devices", ("example.org/nic", "held")] == 1
+    allocated = RULES.empty_ledger().with_part(DEVICES, {"example.org/nic": Taken(frozenset("a"))})
+    now = values(reading(allocated))
+    assert now["numawarden_devices", ("example.org/nic", "allocated")] == 1
     assert now["numawarden_devices", ("example.org/nic", "free")] == 0
 
 
-def test_what_pods_may_request_and_do_request_is_told_in_the_same_units() -> None:
+def test_what_pods_may_request_and_do_request_is_exported_in_the_same_units() -> None:
     rules = replace(RULES, policy=replace(POLICY, fit=NodeFit({"cpu": 1500, "memory": GIB})))
     now = values(replace(reading(admitted()), rules=rules))
     found = {name: {labels[0]: now[each] for each in now for labels in [each[1]] if each[0] == name}
@@ -158,13 +158,13 @@ def test_what_pods_may_request_and_do_request_is_told_in_the_same_units() -> Non
     }
 
 
-def test_without_node_fit_nothing_is_told_of_what_pods_may_request() -> None:
+def test_without_node_fit_nothing_is_exported_of_what_pods_may_request() -> None:
     now = values(reading(admitted()))
     assert not [name for name, _ in now if name == "numawarden_allocatable"]
     assert now["numawarden_requested", ("cpu",)] == 2000
 
 
-def test_the_service_tells_how_it_is() -> None:
+def test_the_service_exports_its_own_condition() -> None:
     at = replace(
         reading(RULES.empty_ledger()),
         unenforced_pods=2,
@@ -201,7 +201,7 @@ class TestAssignments:
             if sample.metric is ASSIGNED_CONTAINERS and sample.value
         }
 
-    def test_of_a_budget_slices_and_the_pods_pool_are_told_apart(self) -> None:
+    def test_of_a_budget_slices_and_the_pods_pool_are_distinguished(self) -> None:
         mixed = (
             pods.app("a", self.GUARANTEED),
             pods.app("b", self.FRACTION),

@@ -24,12 +24,12 @@ from tests.agent.pods.pods import app, guaranteed, pod
 POOL = Mask.parse("0,4-7")
 
 
-def told(*containers: ContainerAllocation) -> dict[str, Any]:
+def logged(*containers: ContainerAllocation) -> dict[str, Any]:
     allocation = PodAllocation("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
     return dict(allocation_fields(allocation, POOL))
 
 
-def test_each_container_is_told_with_what_it_got_and_why() -> None:
+def test_each_container_is_logged_with_what_it_got_and_why() -> None:
     own = ContainerAllocation(
         "a",
         ContainerKind.APP,
@@ -39,7 +39,7 @@ def test_each_container_is_told_with_what_it_got_and_why() -> None:
         {"example.org/nic": ("n0",)},
         why="Guaranteed",
     )
-    assert told(own, ContainerAllocation("b", ContainerKind.APP, why="a fraction")) == {
+    assert logged(own, ContainerAllocation("b", ContainerKind.APP, why="a fraction")) == {
         "containers": [
             {
                 "name": "a",
@@ -63,9 +63,9 @@ def test_each_container_is_told_with_what_it_got_and_why() -> None:
     }
 
 
-def test_of_very_many_containers_the_first_are_told_and_the_others_counted() -> None:
+def test_of_very_many_containers_the_first_are_logged_and_the_others_counted() -> None:
     many = [ContainerAllocation(f"c{n}", ContainerKind.APP, why="shares") for n in range(1000)]
-    fields = told(*many)
+    fields = logged(*many)
     assert len(fields["containers"]) == CONTAINERS_LOGGED
     assert fields["containers_left_out"] == 1000 - CONTAINERS_LOGGED
 
@@ -80,14 +80,14 @@ def test_a_line_stays_short_whatever_is_in_it() -> None:
         )
         for _ in range(1000)
     ]
-    fields = told(*many)
+    fields = logged(*many)
     assert 0 < len(json.dumps(fields)) < BYTES_LOGGED + 1000
     shown = fields["containers"][0]["devices"]["d0"]
     assert shown[DEVICES_LOGGED:] == [f"and {500 - DEVICES_LOGGED} more"]
     assert len(fields["containers"]) + fields["containers_left_out"] == 1000
 
 
-def test_budget_that_no_container_can_use_is_told() -> None:
+def test_budget_that_no_container_can_use_is_logged() -> None:
     rules = make_rules()
     lonely = pod(app("c", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=5 memory=1Gi"))
     allocation = admit(rules, rules.empty_ledger(), lonely).allocation

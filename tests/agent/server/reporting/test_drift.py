@@ -1,4 +1,4 @@
-"""What somebody undid is named in full, by whoever finds it and from the first time."""
+"""What another process undid is named in full, whichever comparison finds it first."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_drift_names_everything_in_event_log_status_and_counter(
         world.kernel.write(f"{POD}/c1", "cpuset.cpus", "5-6")
         with agent.controller.events.watch() as watcher, capture_logs() as logs:
             await agent.ask(FINDERS[finder], agent.client)
-            # Whoever changes something without looking there leaves it to the next comparison.
+            # A change that does not look there leaves it to the next comparison.
             if not agent.controller.state.drift:
                 await agent.ask(agent.client.reconcile)
             event = await next_event(watcher, "DriftFound")

@@ -21,7 +21,7 @@ async def test_every_watcher_gets_every_event_in_order() -> None:
 
 
 @in_loop
-async def test_a_slow_reader_loses_events_is_told_and_they_are_counted() -> None:
+async def test_a_slow_reader_loses_events_learns_so_and_they_are_counted() -> None:
     dropped: list[int] = []
     hub = EventHub(lambda: dropped.append(1), length=2)
     with hub.watch() as watcher:

@@ -40,8 +40,8 @@ def test_a_comparison_that_nothing_delays_and_that_is_long_overdue_is_a_problem(
     agent.clock.advance(allowed)
     assert agent.health.problem() is None
     agent.clock.advance(1)
-    told = f"the last comparison with the kernel was {allowed + 1:.0f} s ago"
-    assert agent.health.problem() == told
+    message = f"the last comparison with the kernel was {allowed + 1:.0f} s ago"
+    assert agent.health.problem() == message
 
 
 @in_loop
@@ -94,7 +94,7 @@ async def test_a_queue_of_slow_actions_is_progress_and_does_not_starve_the_compa
     agent, problems, compared = Agent(), list[str | None](), list[float]()
 
     async def slow() -> None:
-        # Whoever watches looks when it has nearly ended, and once it has.
+        # A watcher looks when it has nearly ended, and once it has.
         agent.clock.advance(seconds)
         problems.append(agent.health.problem())
 

@@ -16,7 +16,7 @@ def test_what_is_not_enforced_is_news_once_for_each_reason() -> None:
     assert (records.of("a").unenforced, records.unenforced) == ((unenforced("lost"),), 1)
 
 
-def test_what_is_enforced_again_has_no_problem_any_more() -> None:
+def test_what_is_enforced_again_has_no_condition_left() -> None:
     records, admitted = PodRecords(), ("a", "b")
     records.note_unenforced(
         {"a": (unenforced("offline"),), "b": (unenforced("offline"),)}, admitted

@@ -118,7 +118,7 @@ async def test_a_dry_run_leaves_nothing(world: World) -> None:
 
 
 @in_loop
-async def test_nobody_fails_a_pod_that_is_admitted(world: World) -> None:
+async def test_a_pod_that_is_admitted_does_not_fail(world: World) -> None:
     """Neither with an invalid manifest nor with another specification under its uid."""
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
@@ -138,7 +138,7 @@ def invalid(
 
 
 @in_loop
-async def test_of_what_cannot_be_told_apart_only_the_latest_is_kept() -> None:
+async def test_of_rejections_that_cannot_be_distinguished_the_latest_is_kept() -> None:
     async with keeping(Recorder()) as controller:
         for text in ("first", "second"):
             invalid(controller, PodIdentity(), text=text)
@@ -148,7 +148,7 @@ async def test_of_what_cannot_be_told_apart_only_the_latest_is_kept() -> None:
 
 
 @in_loop
-async def test_however_much_is_wrong_little_of_it_is_kept_and_told() -> None:
+async def test_however_much_is_wrong_little_of_it_is_kept_and_reported() -> None:
     async with keeping(Recorder()) as controller:
         with controller.events.watch() as watcher, capture_logs() as log:
             for number in range(REJECTIONS_KEPT + 5):
@@ -174,7 +174,7 @@ async def test_a_restart_forgets_who_failed(world: World) -> None:
 
 
 @in_loop
-async def test_a_file_that_is_no_pod_fails_once_until_it_is_one_or_gone(world: World) -> None:
+async def test_a_file_without_a_pod_fails_once_until_it_has_one_or_is_gone(world: World) -> None:
     directory = world.manifest_directory()
     file = directory / "web.yaml"
     file.write_bytes(bad())

@@ -29,9 +29,9 @@ def _thawed() -> Iterator[None]:
 
 
 def test_what_is_there_is_out_of_the_collectors_sight() -> None:
-    held = Ring()
+    kept = Ring()
     settle_memory()
-    assert not any(seen is held for seen in gc.get_objects())
+    assert not any(seen is kept for seen in gc.get_objects())
 
 
 def test_rubbish_from_before_is_not_kept() -> None:

@@ -1,4 +1,4 @@
-"""The agent as a process: started by a service manager, told to stop, killed and started again."""
+"""The agent as a process: started by a service manager, asked to stop, killed and started again."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ agent:
 
 @dataclass
 class Process:
-    """A started agent, and the socket on which it tells how it is."""
+    """A started agent, and the socket on which it reports its state."""
 
     child: subprocess.Popen[str]
-    told: socket.socket
+    notified: socket.socket
 
     def wait_for(self, state: str) -> str:
         """Read notifications until one says `state`; return the whole of it."""
         while True:
-            text = self.told.recv(4096).decode()
+            text = self.notified.recv(4096).decode()
             if state in text.split("\n"):
                 return text
 
@@ -66,10 +66,10 @@ def place(tmp_path: Path, host_root: Path) -> Path:
 
 @contextmanager
 def started(place: Path, *arguments: str) -> Iterator[Process]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
         (place / "notify").unlink(missing_ok=True)
-        told.bind(str(place / "notify"))
-        told.settimeout(PATIENCE)
+        notified.bind(str(place / "notify"))
+        notified.settimeout(PATIENCE)
         environment = {
             **os.environ,
             "NOTIFY_SOCKET": str(place / "notify"),
@@ -83,13 +83,13 @@ def started(place: Path, *arguments: str) -> Iterator[Process]:
             text=True,
         )
         try:
-            yield Process(child, told)
+            yield Process(child, notified)
         finally:
             child.kill()
             child.communicate()
 
 
-def test_it_tells_the_service_manager_that_it_is_ready_alive_and_stopping(place: Path) -> None:
+def test_it_informs_the_service_manager_that_it_is_ready_alive_and_stopping(place: Path) -> None:
     with started(place) as process:
         assert "STATUS=0 pods, 0 exclusive CPUs" in process.wait_for("READY=1")
         process.wait_for("WATCHDOG=1")
@@ -98,8 +98,8 @@ def test_it_tells_the_service_manager_that_it_is_ready_alive_and_stopping(place:
         process.wait_for("STOPPING=1")
     assert code == ExitCode.OK
     # The host is this machine, whose files may be odd.
-    told = [e["message"] for e in log if e["message"] != "unexpected host data"]
-    assert told == ["starting", "ready", "stopped, workloads left unchanged"]
+    messages = [e["message"] for e in log if e["message"] != "unexpected host data"]
+    assert messages == ["starting", "ready", "stopped, workloads left unchanged"]
     assert not (place / "agent.sock").exists()
 
 

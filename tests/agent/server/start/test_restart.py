@@ -54,7 +54,7 @@ async def status(agent: Running) -> StatusDocument:
 
 
 def rules_of(document: StatusDocument) -> list[str]:
-    return [finding.rule for finding in document.invalid]
+    return [violation.rule for violation in document.invalid]
 
 
 async def become(agent: Running, host: Host) -> None:
@@ -87,7 +87,7 @@ CHANGES: Mapping[str, tuple[Mapping[str, object], list[Rule]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_other_rules_keep_what_is_held_and_tell_what_is_not_valid(
+def test_other_rules_keep_what_is_allocated_and_report_what_is_not_valid(
     world: World, change: str
 ) -> None:
     changes, expected = CHANGES[change]
@@ -101,11 +101,11 @@ def test_other_rules_keep_what_is_held_and_tell_what_is_not_valid(
             await agent.ask(agent.client.reconcile)
         world.config = replace(world.config, **changes)
         async with running(world) as agent:
-            told = await status(agent)
-            assert rules_of(told) == expected
+            shown = await status(agent)
+            assert rules_of(shown) == expected
             assert world.cpus_of(f"{POD}/c0") == "1,9"
-            assert told.last_reconcile is not None
-            assert told.last_reconcile.found == {}
+            assert shown.last_reconcile is not None
+            assert shown.last_reconcile.found == {}
             again = await asyncio.to_thread(agent.client.admit, manifest())
             assert again.already_admitted
             other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
@@ -138,17 +138,17 @@ def switch_gate(world: World, *, on: bool) -> None:
 
 
 async def assert_kept(agent: Running, *invalid: Rule) -> None:
-    """Assert that the pod with a budget holds what it held, in the ledger and in the kernel."""
+    """Assert that the pod with a budget has what it had, in the ledger and in the kernel."""
     shown = await asyncio.to_thread(agent.client.pod, UID)
     assert shown.cpus == "1-2,9-10"
     assert [container.cpus for container in shown.containers] == ["1,9", "2,10"]
     assert agent.world.cpus_of(POD) == "1-2,9-10"
     assert agent.world.cpus_of(f"{POD}/c0") == "1,9"
     assert agent.world.cpus_of(f"{POD}/c1") == "2,10"
-    told = await status(agent)
-    assert rules_of(told) == list(invalid)
-    assert told.last_reconcile is not None
-    assert told.last_reconcile.found == {}
+    now = await status(agent)
+    assert rules_of(now) == list(invalid)
+    assert now.last_reconcile is not None
+    assert now.last_reconcile.found == {}
 
 
 @in_loop
@@ -196,9 +196,9 @@ def test_the_log_says_which_way_a_gate_was_switched(world: World, *, on: bool) -
 
     with capture_logs() as lines:
         scenario()
-    (told,) = [line for line in lines if line["event"].startswith("policy changed")]
+    (changed,) = [line for line in lines if line["event"].startswith("policy changed")]
     after, before = str(on).lower(), str(not on).lower()
-    assert f"featureGates.{GATE} is {after}, it was {before}" in told["changes"]
+    assert f"featureGates.{GATE} is {after}, it was {before}" in changed["changes"]
 
 
 RULES_CHANGED = "policy changed since the last start; existing allocations are kept"
@@ -231,19 +231,19 @@ async def test_the_first_start_after_an_upgrade_names_no_rule_that_did_not_chang
 
 
 @in_loop
-async def test_what_is_not_valid_is_told_in_show_status_metrics_and_once_as_an_event(
+async def test_what_is_not_valid_is_reported_in_show_status_metrics_and_once_as_an_event(
     world: World,
 ) -> None:
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
     world.config = replace(world.config, reserved_system_cpus=Mask.of(0, 1))
     async with running(world) as agent:
-        told = await status(agent)
+        now = await status(agent)
         assert any(
-            "which are now reserved (reservedSystemCPUs)" in line for line in told.condition_lines()
+            "which are now reserved (reservedSystemCPUs)" in line for line in now.condition_lines()
         )
         shown = await asyncio.to_thread(agent.client.pod, UID)
-        assert [finding.message for finding in shown.invalid] == [
+        assert [violation.message for violation in shown.invalid] == [
             "has CPUs 1, which are now reserved"
         ]
         text = agent.controller.metrics.render().decode()
@@ -254,7 +254,9 @@ async def test_what_is_not_valid_is_told_in_show_status_metrics_and_once_as_an_e
 
 
 @in_loop
-async def test_a_cpu_that_goes_offline_under_a_pod_is_told_and_taken_back(tmp_path: Path) -> None:
+async def test_a_cpu_that_goes_offline_under_a_pod_is_reported_and_taken_back(
+    tmp_path: Path,
+) -> None:
     world = make_world(tmp_path)
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
@@ -269,8 +271,8 @@ async def test_a_cpu_that_goes_offline_under_a_pod_is_told_and_taken_back(tmp_pa
 
 
 @in_loop
-async def test_a_pod_whose_cpus_are_all_offline_runs_on_nobody_elses(tmp_path: Path) -> None:
-    """The kernel would let it run on its parent's CPUs, which are everybody's."""
+async def test_a_pod_whose_cpus_are_all_offline_runs_on_no_other_pods_cpus(tmp_path: Path) -> None:
+    """The kernel would let it run on its parent's CPUs, which are every pod's."""
     world = make_world(tmp_path)
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
@@ -282,13 +284,13 @@ async def test_a_pod_whose_cpus_are_all_offline_runs_on_nobody_elses(tmp_path: P
         assert world.cpus_of(f"{POD}/c0") == "0,3-8,11-15"
         await become(agent, two_packages())
         assert world.cpus_of(f"{POD}/c0") == "1,9"
-        # What is desired again was undone by nobody.
+        # What is desired again was not undone by another process.
         text = agent.controller.metrics.render().decode()
         assert 'drift_found_total{cause="unknown"} 0.0' in text
 
 
 @in_loop
-async def test_a_device_that_is_gone_stays_with_its_pod_and_is_told(world: World) -> None:
+async def test_a_device_that_is_gone_stays_with_its_pod_and_is_reported(world: World) -> None:
     gpus = {"example.org/gpu": (PluginDevice("a"), PluginDevice("b"))}
     text = manifest().replace(b"memory: 1Gi}", b"memory: 1Gi, example.org/gpu: '1'}")
 
@@ -317,9 +319,9 @@ async def test_a_configuration_that_no_longer_fits_keeps_pods_and_admits_no_new_
         await agent.ask(agent.client.admit, manifest())
     world.change_host(regular_host(packages=1, cores_per_node=4))
     async with running(world) as agent:
-        told = await status(agent)
-        assert "this host has no CPU 15" in told.condition_lines()[0]
-        assert "no new pod is admitted" in told.condition_lines()[0]
+        shown = await status(agent)
+        assert "this host has no CPU 15" in shown.condition_lines()[0]
+        assert "no new pod is admitted" in shown.condition_lines()[0]
         again = await asyncio.to_thread(agent.client.admit, manifest())
         assert again.already_admitted
         rejected = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
@@ -342,7 +344,7 @@ def test_rules_that_fitted_before_stay_in_force_while_the_host_lacks_something(
     assert "the previous policy stays in effect" in after.problems()[0]
 
 
-def test_with_nothing_held_a_configuration_that_does_not_fit_is_rejected(world: World) -> None:
+def test_with_nothing_allocated_a_configuration_that_does_not_fit_is_rejected(world: World) -> None:
     config = replace(world.config, reserved_system_cpus=Mask.of(99))
     with pytest.raises(ConfigError):
         situate(config, two_packages())

@@ -14,38 +14,38 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[socket.socket]:
+def notified(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiving:
         receiving.bind(str(tmp_path / "notify"))
         receiving.setblocking(False)  # noqa: FBT003  # the socket module's signature
         yield receiving
 
 
-def everything(told: socket.socket) -> list[str]:
+def everything(notified: socket.socket) -> list[str]:
     texts: list[str] = []
     while True:
         try:
-            texts.append(told.recv(4096).decode())
+            texts.append(notified.recv(4096).decode())
         except BlockingIOError:
             return texts
 
 
 def test_the_service_manager_hears_of_readiness_life_and_end(
-    told: socket.socket, tmp_path: Path
+    notified: socket.socket, tmp_path: Path
 ) -> None:
     manager = ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "notify")})
     manager.ready("3 pods")
     manager.alive()
     manager.stopping()
-    assert everything(told) == ["READY=1\nSTATUS=3 pods", "WATCHDOG=1", "STOPPING=1"]
+    assert everything(notified) == ["READY=1\nSTATUS=3 pods", "WATCHDOG=1", "STOPPING=1"]
 
 
-def test_a_status_is_told_when_it_changed(told: socket.socket, tmp_path: Path) -> None:
+def test_a_status_is_sent_when_it_changed(notified: socket.socket, tmp_path: Path) -> None:
     manager = ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "notify")})
     manager.ready("3 pods")
     for text in ("3 pods", "4 pods", "4 pods"):
         manager.status(text)
-    assert everything(told)[1:] == ["STATUS=4 pods"]
+    assert everything(notified)[1:] == ["STATUS=4 pods"]
 
 
 def test_the_watchdog_is_pinged_twice_in_its_time() -> None:

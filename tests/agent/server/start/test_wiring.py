@@ -112,7 +112,7 @@ def test_a_state_directory_open_to_others_is_said(world: World) -> None:
     assert "can be written by others" in rejected(world, StateDirectoryError, ExitCode.ENVIRONMENT)
 
 
-def test_a_directory_that_is_no_cgroup_tree_is_said(world: World, tmp_path: Path) -> None:
+def test_a_directory_without_a_cgroup_tree_is_reported(world: World, tmp_path: Path) -> None:
     (tmp_path / "cgroup").mkdir()
     line = rejected(world, EnforcementStartError, ExitCode.ENVIRONMENT, emulated=False)
     assert f"cgroup v2 at {tmp_path}/cgroup: it is not a cgroup2 file system" in line
@@ -146,7 +146,7 @@ def test_a_configuration_that_does_not_fit_the_host_is_said(world: World) -> Non
 
 
 class NoBus:
-    """A system bus that nobody answers on."""
+    """A system bus that does not answer."""
 
     def active_state(self, unit: str) -> object:
         raise BusUnavailableError("unix:path=/nowhere", f"no such socket, asked for {unit}")
