@@ -64,7 +64,7 @@ class Applied(Struct, frozen=True):
         return all(outcome.result is WriteResult.OK for outcome in self.outcomes)
 
     @property
-    def problems(self) -> tuple[WriteOutcome, ...]:
+    def failures(self) -> tuple[WriteOutcome, ...]:
         """The outcomes that are not OK."""
         return tuple(outcome for outcome in self.outcomes if outcome.result is not WriteResult.OK)
 

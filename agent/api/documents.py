@@ -117,13 +117,13 @@ class UnusedBudgetDocument(Document, frozen=True):
 
 
 class EnforcementDocument(Document, frozen=True):
-    """Whether the kernel enforces an allocation; `problems` says what is missing, one line each.
+    """Whether the kernel enforces an allocation; `differences` says what is missing, one line each.
 
     `notes` are facts worth knowing that are no failure (processes that still run, say).
     """
 
     enforced: bool
-    problems: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -407,7 +407,7 @@ class ReconcileDocument(Document, frozen=True):
 
     found: dict[str, int]
     repaired: dict[str, int]
-    problems: tuple[str, ...]
+    differences: tuple[str, ...]
     notes: tuple[str, ...]
     finished: float
     seconds: float

@@ -71,5 +71,5 @@ class VerificationDocument(Document, frozen=True):
     unconfined: tuple[IntrudingTaskDocument, ...]
     unconfined_tasks: int
     kernel_threads: int
-    problems: tuple[str, ...]
+    differences: tuple[str, ...]
     notes: tuple[str, ...]

@@ -134,11 +134,11 @@ def violation_document(violation: Violation) -> wire.ViolationDocument:
 
 
 def enforcement_document(
-    problems: Iterable[str], notes: tuple[str, ...] = ()
+    differences: Iterable[str], notes: tuple[str, ...] = ()
 ) -> wire.EnforcementDocument:
-    """Return an enforcement document: enforced if there are no problems."""
-    found = tuple(problems)
-    return wire.EnforcementDocument(enforced=not found, problems=found, notes=notes)
+    """Return an enforcement document: enforced if there are no differences."""
+    found = tuple(differences)
+    return wire.EnforcementDocument(enforced=not found, differences=found, notes=notes)
 
 
 def rejection_document(rejection: Rejection) -> wire.RejectionDocument:

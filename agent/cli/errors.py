@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
     """The exit status of every command."""
 
     OK = 0
-    #: The pod was rejected, a comparison found differences, or the agent has problems.
+    #: The pod was rejected, a comparison found differences, or the agent has conditions.
     REJECTED = 1
     #: The command line is wrong.
     USAGE = 2

@@ -207,7 +207,7 @@ def _enforcement_code(enforcement: EnforcementDocument) -> ExitCode:
 
 
 def _print_remarks(enforcement: EnforcementDocument) -> None:
-    for problem in enforcement.problems:
-        click.echo(f"  not enforced: {problem}")
+    for difference in enforcement.differences:
+        click.echo(f"  not enforced: {difference}")
     for note in enforcement.notes:
         click.echo(f"  note: {note}")

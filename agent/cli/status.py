@@ -149,7 +149,7 @@ def _verification_lines(answer: VerificationDocument) -> Iterator[str]:
     for above in answer.ancestors:
         if above.lacking:
             yield f"DIFFERS   {above.cgroup} does not pass on {' '.join(above.lacking)}"
-    yield from (f"DIFFERS   {problem}" for problem in answer.problems)
+    yield from (f"DIFFERS   {difference}" for difference in answer.differences)
     yield from (f"INTRUDES  {_intruding(task)}" for task in answer.intruding)
     yield from (f"note: {note}" for note in answer.notes)
     if answer.unconfined_tasks:

@@ -149,7 +149,7 @@ class Enforcer:
         need = NeededControllers("", self._enforced.needed, self._enforced.further)
         enabled, lacking = self._enable({join(path, ANY_CHILD): need})
         return EnforcementReport(
-            problems=(*rejected, *lacking),
+            differences=(*rejected, *lacking),
             created=tuple(created),
             enabled=tuple(enabled),
             notes=tuple(not_offered(asked.controllers - self._enforced.controllers)),
@@ -231,7 +231,7 @@ class Enforcer:
         if scope is not None and self._crossed(observed, scope, wrong):
             return self._enforce(target, None, resting, move_memory=move_memory)
         postponed = tuple(p for p in wrong if is_within(p.cgroup, resting) and p.file != ENABLED)
-        found = tuple(problem for problem in wrong if problem not in postponed)
+        found = tuple(difference for difference in wrong if difference not in postponed)
         done = self._repair(observed, resting, found, differing, move_memory=move_memory)
         same = done.observed is observed
         left = self._assess(differing if same else done.observed.differing())
@@ -244,7 +244,7 @@ class Enforcer:
             found=found,
             drift=drift,
             postponed=postponed,
-            problems=(
+            differences=(
                 *done.rejected,
                 *skipped(done.observed, done.outcomes),
                 *beside(done.observed, left),
@@ -275,7 +275,7 @@ class Enforcer:
             observed = self._reread(observed, {*created, *enabled})
         if differing or created or enabled:
             observed, plan, outcomes = self._write(observed, resting, move_memory=move_memory)
-        recorded, unrecorded = self._record(observed, {problem.cgroup for problem in found})
+        recorded, unrecorded = self._record(observed, {difference.cgroup for difference in found})
         if recorded:
             # When a property is set, systemd writes the cgroup too, with the quota rounded up to
             # whole percents, and may update neighbouring units.
@@ -293,7 +293,7 @@ class Enforcer:
             cgroups=reports(observed, found),
             found=found,
             drift=self._drift(observed, found),
-            problems=tuple(beside(observed, found)),
+            differences=tuple(beside(observed, found)),
             notes=tuple(notes(observed)),
         )
 
@@ -363,7 +363,7 @@ class Enforcer:
     ) -> tuple[list[str], list[str], list[Difference]]:
         """Create missing pod cgroups and enable controllers; return both, and what failed."""
         created, rejected = self._create(observed.missing())
-        unmade = {problem.cgroup for problem in rejected}
+        unmade = {difference.cgroup for difference in rejected}
         enabled, lacking = self._enable(observed.lacking(self._tree, unmade))
         return created, enabled, rejected + lacking
 
@@ -381,13 +381,13 @@ class Enforcer:
     def _create(self, owners: Mapping[str, str]) -> tuple[list[str], list[Difference]]:
         """Create the cgroups that `owners` maps to pod uids."""
         created: list[str] = []
-        problems: list[Difference] = []
+        differences: list[Difference] = []
         for cgroup, uid in owners.items():
             try:
                 created.extend(self._pods.create(cgroup))
             except CreateError as error:
-                problems.append(Difference(cgroup, str(error), Cause.UNKNOWN, uid))
-        return created, problems
+                differences.append(Difference(cgroup, str(error), Cause.UNKNOWN, uid))
+        return created, differences
 
     def _enable(self, needs: Mapping[str, NeededControllers]) -> tuple[list[str], list[Difference]]:
         """Enable the controllers on the way to each cgroup; every ancestor is read once.
@@ -396,7 +396,7 @@ class Enforcer:
         the others succeed.
         """
         written: list[str] = []
-        problems: list[Difference] = []
+        differences: list[Difference] = []
         passes: dict[str, set[str]] = {}
         for cgroup, need in needs.items():
             above = ancestors(cgroup)
@@ -409,11 +409,13 @@ class Enforcer:
                 try:
                     written.extend(enable(self._tree, cgroup, controllers))
                 except CgroupError as error:
-                    problems.append(Difference(cgroup, str(error), Cause.CONTROLLER_LOST, need.pod))
+                    differences.append(
+                        Difference(cgroup, str(error), Cause.CONTROLLER_LOST, need.pod)
+                    )
                 else:
                     for path in above:
                         passes[path].update(controllers)
-        return list(dict.fromkeys(written)), problems
+        return list(dict.fromkeys(written)), differences
 
     def _record(
         self, observed: Observation, suspect: Collection[str]
@@ -424,9 +426,9 @@ class Enforcer:
         systemd may have reverted them.
         """
         recorded: list[str] = []
-        problems: list[Difference] = []
+        differences: list[Difference] = []
         if not self._pods.records:
-            return recorded, problems
+            return recorded, differences
         known: list[tuple[DesiredCgroup, WriterRecord]] = []
         silence: list[SystemdError] = []
         for item in observed.desired:
@@ -446,11 +448,11 @@ class Enforcer:
             except (BusTimeoutError, BusUnavailableError, NotAskedError) as error:
                 silence.append(error)
             except SystemdError as error:
-                problems.append(not_recorded(item, error))
+                differences.append(not_recorded(item, error))
         if silence:
-            problems.append(none_recorded(len(silence), silence[0]))
+            differences.append(none_recorded(len(silence), silence[0]))
         self._memory.note_recorded(observed, known)
-        return recorded, problems
+        return recorded, differences
 
     def _fresh_state(self) -> CgroupState:
         texts = self._tree.read_many("", (CPUS_EFFECTIVE, MEMS_EFFECTIVE))

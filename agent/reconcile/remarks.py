@@ -73,11 +73,11 @@ def skipped(observed: Observation, outcomes: Iterable[WriteOutcome]) -> Iterator
             )
 
 
-def concerns(problem: Difference, cgroups: Collection[str]) -> bool:
+def concerns(difference: Difference, cgroups: Collection[str]) -> bool:
     """Return whether a difference is in these cgroups; a lost controller concerns all below."""
-    if problem.file != ENABLED:
-        return problem.cgroup in cgroups
-    inside = f"{problem.cgroup}/" if problem.cgroup else ""
+    if difference.file != ENABLED:
+        return difference.cgroup in cgroups
+    inside = f"{difference.cgroup}/" if difference.cgroup else ""
     return any(cgroup.startswith(inside) for cgroup in cgroups)
 
 
@@ -90,20 +90,22 @@ def beyond_repair(
     value, which another process wrote.
     """
     taken = {(each.write.cgroup, each.write.file) for each in outcomes if each.shown is not None}
-    for problem in left:
-        if (problem.cgroup, problem.file) not in taken and not is_within(problem.cgroup, resting):
-            yield problem
+    for difference in left:
+        if (difference.cgroup, difference.file) not in taken and not is_within(
+            difference.cgroup, resting
+        ):
+            yield difference
 
 
-def reports(observed: Observation, problems: Iterable[Difference]) -> tuple[CgroupReport, ...]:
+def reports(observed: Observation, differences: Iterable[Difference]) -> tuple[CgroupReport, ...]:
     """Return each cgroup with its differences; those that are gone are left out.
 
     The own cgroup of a pod of which only that was observed is left out as well, unless it differs.
     """
     boundaries = frozenset[str]() if observed.scope is None else observed.scope.boundaries
     mine: dict[str, list[Difference]] = {}
-    for problem in problems:
-        mine.setdefault(problem.cgroup, []).append(problem)
+    for difference in differences:
+        mine.setdefault(difference.cgroup, []).append(difference)
     return tuple(
         CgroupReport(item, observed.states.get(cgroup), tuple(mine.get(cgroup, ())))
         for item in observed.desired
@@ -112,12 +114,12 @@ def reports(observed: Observation, problems: Iterable[Difference]) -> tuple[Cgro
     )
 
 
-def beside(observed: Observation, problems: Iterable[Difference]) -> Iterator[Difference]:
+def beside(observed: Observation, differences: Iterable[Difference]) -> Iterator[Difference]:
     """Yield differences outside the desired cgroups: controllers of ancestors, unusable uids."""
     for uid, why in observed.identified.unnamed.items():
         yield Difference("", f"the pod cannot have a cgroup: {why}", Cause.UNKNOWN, uid)
     own = {item.setting.cgroup for item in observed.desired}
-    yield from (problem for problem in problems if problem.cgroup not in own)
+    yield from (difference for difference in differences if difference.cgroup not in own)
 
 
 def notes(observed: Observation) -> Iterator[str]:

@@ -43,12 +43,12 @@ class CgroupReport(Struct, frozen=True):
 
     desired: DesiredCgroup
     state: CgroupState | None
-    problems: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether the kernel enforces everything that is desired."""
-        return not self.problems
+        return not self.differences
 
 
 class EnforcementReport(Struct, frozen=True):
@@ -57,8 +57,8 @@ class EnforcementReport(Struct, frozen=True):
     `found` is what differed before the first write, except cgroups that still showed their former
     setting; `drift` the part of it that another process changed, without new pods and containers
     and without what was beyond repair last time. `postponed` differs too and was not written for
-    now (`agent.reconcile.backoff`). `cgroups` is the state at the end, `problems` the differences
-    that concern no single setting (a controller, systemd). `writes` are the writes in their order,
+    now (`agent.reconcile.backoff`). `cgroups` is the state at the end, `differences` those that
+    concern no single setting (a controller, systemd). `writes` are the writes in their order,
     `created` the cgroups that were created, `enabled` those whose `cgroup.subtree_control` was
     written, `recorded` the units recorded in systemd. `notes` are facts worth knowing that are not
     failures: unidentified cgroups, orphaned cgroups of removed pods. `pods` are the uids of the
@@ -69,7 +69,7 @@ class EnforcementReport(Struct, frozen=True):
     found: tuple[Difference, ...] = ()
     drift: tuple[Difference, ...] = ()
     postponed: tuple[Difference, ...] = ()
-    problems: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] = ()
     writes: tuple[WriteRecord, ...] = ()
     created: tuple[str, ...] = ()
     enabled: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class EnforcementReport(Struct, frozen=True):
     @property
     def remaining(self) -> tuple[Difference, ...]:
         """Every difference that remains."""
-        return (*self.problems, *(p for cgroup in self.cgroups for p in cgroup.problems))
+        return (*self.differences, *(p for cgroup in self.cgroups for p in cgroup.differences))
 
     @property
     def ok(self) -> bool:
@@ -97,9 +97,9 @@ class EnforcementReport(Struct, frozen=True):
         return tuple(cgroup for cgroup in self.cgroups if cgroup.desired.pod == uid)
 
 
-def count_causes(problems: Iterable[Difference]) -> Mapping[str, int]:
+def count_causes(differences: Iterable[Difference]) -> Mapping[str, int]:
     """Return the number of differences by cause."""
-    return MappingProxyType(dict(Counter(str(problem.cause) for problem in problems)))
+    return MappingProxyType(dict(Counter(str(difference.cause) for difference in differences)))
 
 
 def repaired(report: EnforcementReport) -> Mapping[str, int]:
@@ -119,11 +119,11 @@ class ReleaseReport(Struct, frozen=True):
     """The result of releasing a pod's cgroup.
 
     `removed` is True when the cgroup is gone. Otherwise it stays: `processes` are the ids of those
-    that still live in it (the next enforcement confines them to the node's shared pool), `problem`
+    that still live in it (the next enforcement confines them to the node's shared pool), `reason`
     says in one line why and what to do.
     """
 
     cgroup: str
     removed: bool
     processes: tuple[int, ...] = ()
-    problem: str = ""
+    reason: str = ""

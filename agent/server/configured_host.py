@@ -39,7 +39,7 @@ class ConfiguredHost(Struct, frozen=True):
     mismatches: tuple[str, ...] = ()
     frozen: bool = False
 
-    def problems(self) -> tuple[str, ...]:
+    def conditions(self) -> tuple[str, ...]:
         """Return the mismatches and their effect, a line each."""
         effect = (
             "pods keep their allocations and no new pod is admitted"

@@ -266,7 +266,7 @@ class Controller:
         self._note(outcome)
         self.metrics.counters.add(names.REMOVALS)
         remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
-        log.info("pod removed", pod=full_name(allocation), problems=remaining)
+        log.info("pod removed", pod=full_name(allocation), conditions=remaining)
         self.publish("PodRemoved", uid, full_name(allocation))
         return RemovalDocument(
             uid=uid,
@@ -379,11 +379,11 @@ class Controller:
         for uid, differing in news.items():
             counters.add(names.ENFORCEMENT_FAILURES)
             name, lines = full_name(allocations[uid]), details(differing)
-            log.error("pod not enforced", uid=uid, pod=name, problems=lines)
+            log.error("pod not enforced", uid=uid, pod=name, conditions=lines)
             self.publish("PodNotEnforced", uid, name, "; ".join(lines))
         outside = outcome.of_pod("")
         if outside and details(outside) != details(self.state.unenforced):
-            log.error("enforcement failed", problems=details(outside))
+            log.error("enforcement failed", conditions=details(outside))
         self.state.unenforced = outside
 
     def _note_cgroups(self, outcome: ReconcileResult) -> None:
@@ -427,16 +427,16 @@ class Controller:
             await self._saving.note(replace(durable, bindings=bindings, orphaned=orphaned))
 
     def _reconciled(self, outcome: ReconcileResult, seconds: float) -> ReconcileDocument:
-        problems = details(outcome.remaining)
-        result = "failed" if problems else "repaired" if outcome.found else "clean"
+        differences = details(outcome.remaining)
+        result = "failed" if differences else "repaired" if outcome.found else "clean"
         self.metrics.counters.add(names.RECONCILES, result)
         now = self.clock.time()
-        if not problems:
+        if not differences:
             self.state.last_agreement = now
         self.state.last_reconcile = ReconcileDocument(
             found=dict(outcome.found),
             repaired=dict(outcome.repaired),
-            problems=problems,
+            differences=differences,
             notes=outcome.notes,
             finished=now,
             seconds=seconds,

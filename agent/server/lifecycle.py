@@ -377,7 +377,7 @@ class Service:
     async def _ping(self, period: float) -> None:
         """Ping the watchdog as long as the controller makes progress."""
         while True:
-            if self.health.problem() is None:
+            if self.health.failure() is None:
                 self._manager.alive()
             await self._clock.sleep(period)
 

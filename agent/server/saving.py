@@ -73,7 +73,7 @@ class Saving:
             await self._worker.run(self._saver.check)
         except CheckpointIOError as error:
             if self._state.unsaved != str(error):
-                log.error("state directory unavailable", problem=str(error))  # noqa: TRY400
+                log.error("state directory unavailable", why=str(error))  # noqa: TRY400
             self._state.unsaved = str(error)
             return
         if self._state.unsaved is not None:

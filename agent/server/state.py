@@ -97,14 +97,14 @@ class AgentState(Struct):
 
     `durable` is what the checkpoint contains. `releases` counts changes that may have made room for
     a rejected pod. `sources` are the registered sources of pods by name. `last_reconcile` is the
-    latest comparison, `last_agreement` the Unix time of the last one without problems. `ready`:
+    latest comparison, `last_agreement` the Unix time of the last one without differences. `ready`:
     changes are accepted. `pending` has the steps of the start that are not done yet, by subject.
     `unsaved` says why the checkpoint could not be saved or may not be durable. `unenforced`
     is what the kernel or systemd does not enforce outside of single pods. `contested` are cgroups
     that another writer modifies and whose repair is delayed. `drift` are the latest settings that
     another process changed. `displaced` are allocations of the checkpoint whose CPUs are used by
     another running pod, by uid, until their pods are admitted or removed. `providers` offer devices
-    beside the configuration. `conditions` are all other problems, by subject.
+    beside the configuration. `conditions` are all others, by subject.
     """
 
     configured: ConfiguredHost
@@ -174,7 +174,7 @@ class AgentState(Struct):
         if self.pending:
             return "; ".join(self.pending.values())
         if self.configured.frozen:
-            return self.configured.problems()[0]
+            return self.configured.conditions()[0]
         return None if self.unsaved is None else f"checkpoint: {self.unsaved}"
 
     def present_conditions(self) -> tuple[ConditionDocument, ...]:
@@ -190,7 +190,7 @@ class AgentState(Struct):
         return tuple(condition.line for condition in self.present_conditions())
 
     def _of_agent(self) -> Iterator[ConditionDocument]:
-        for message in self.configured.problems():
+        for message in self.configured.conditions():
             yield ConditionDocument(ConditionType.CONFIGURATION_APPLIED, "NotInEffect", message)
         for subject, message in self.conditions.items():
             yield ConditionDocument(ConditionType.AGENT_HEALTHY, camel_case(subject), message)
@@ -322,7 +322,7 @@ class AgentState(Struct):
             ledger=self.ledger,
             started=self.started,
             unenforced_pods=self.records.unenforced,
-            problems=len(self.present_conditions()),
+            conditions=len(self.present_conditions()),
             contested=len(self.contested),
             manifests=MappingProxyType(counts),
             invalid=MappingProxyType(Counter(str(violation.rule) for violation in self.invalid)),

@@ -229,6 +229,6 @@ async def _pass(agent: Running) -> int:
     started = perf_counter_ns()
     document = await agent.controller.reconcile()
     taken = perf_counter_ns() - started
-    if document.found or document.problems:
+    if document.found or document.differences:
         raise RuntimeError(f"there was something to repair: {document}")
     return taken

@@ -35,7 +35,7 @@ def test_a_plan_is_carried_out_and_shown(kernel: EmulatedKernel) -> None:
     plan = make_plan(read_states(kernel, ("pods/a", "pods/b")), desired)
     done = apply(kernel, plan)
     assert done.ok
-    assert done.problems == ()
+    assert done.failures == ()
     assert [outcome.write for outcome in done.outcomes] == list(plan.writes)
     assert kernel.read("pods/a", "cpuset.mems.effective") == "1\n"
     assert kernel.read("pods/b", "cpu.max") == "150000 100000\n"
@@ -118,7 +118,7 @@ def test_nothing_is_given_while_a_cgroup_could_not_be_shrunk(kernel: EmulatedKer
         WriteResult.SKIPPED,
     ]
     assert kernel.read("pods/a", "cpuset.cpus") == "\n"
-    assert "could not be narrowed to 0-1" in done.problems[1].detail
+    assert "could not be narrowed to 0-1" in done.failures[1].detail
 
 
 def test_who_shrinks_into_offline_cpus_only_spills_and_blocks(kernel: EmulatedKernel) -> None:

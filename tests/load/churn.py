@@ -265,7 +265,7 @@ class Churn:
             return
         self.course.admitted += 1
         if answer.pod is not None:
-            self._note(f"{pod.uid} is not enforced", answer.pod.enforcement.problems)
+            self._note(f"{pod.uid} is not enforced", answer.pod.enforcement.differences)
         self._running.append(pod)
         if not self._silent:
             self._start(pod)
@@ -308,18 +308,18 @@ class Churn:
             self.host.systemd.calls.clear()  # which would grow without end
         first = await self.agent.controller.reconcile()
         document = await self.agent.controller.reconcile()
-        self._note("a comparison", (*first.problems, *document.problems))
+        self._note("a comparison", (*first.differences, *document.differences))
         if document.found:
             self.course.broken.append(f"drift: {document.found}")
         self.course.reconciled += 2
         self.course.silent_reconciles += 2 * self._silent
 
-    def _note(self, what: str, problems: tuple[str, ...]) -> None:
-        """Take note of problems; while the bus hangs there is one, and it is named."""
+    def _note(self, what: str, differences: tuple[str, ...]) -> None:
+        """Take note of differences; while the bus hangs there is one, and it is named."""
         self.course.broken.extend(
-            f"{what}: {problem}"
-            for problem in problems
-            if not (self._silent and any(text in problem for text in _MISSED))
+            f"{what}: {difference}"
+            for difference in differences
+            if not (self._silent and any(text in difference for text in _MISSED))
         )
 
     def _check(self) -> None:

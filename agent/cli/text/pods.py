@@ -337,7 +337,7 @@ def _violation(violation: ViolationDocument) -> str:
 
 
 def _remarks(enforcement: EnforcementDocument) -> Iterator[str]:
-    yield from _each("  not enforced: ", enforcement.problems)
+    yield from _each("  not enforced: ", enforcement.differences)
     yield from _each("  note: ", enforcement.notes)
 
 

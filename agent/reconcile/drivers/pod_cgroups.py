@@ -250,7 +250,7 @@ class SliceCgroups:
             if self._is_active(unit, cgroup):
                 self._systemd.stop(unit)
         except SystemdError as error:
-            return ReleaseReport(cgroup, removed=False, problem=f"cannot stop {unit}: {error}")
+            return ReleaseReport(cgroup, removed=False, reason=f"cannot stop {unit}: {error}")
         return inhabited(self._tree, cgroup) or remove_directories(self._tree, cgroup)
 
 
@@ -263,11 +263,11 @@ def inhabited(tree: CgroupTree, cgroup: str) -> ReleaseReport | None:
     except FileNotFoundError:
         return None
     shown = ", ".join(map(str, processes[:_NAMED_PROCESSES]))
-    problem = (
+    reason = (
         f"/{cgroup} stays: processes live in it ({shown or 'they are ending'}); they keep running "
         "in the node's shared pool; stop them, then it is removed"
     )
-    return ReleaseReport(cgroup, removed=False, processes=processes, problem=problem)
+    return ReleaseReport(cgroup, removed=False, processes=processes, reason=reason)
 
 
 def remove_directories(tree: CgroupTree, cgroup: str) -> ReleaseReport:
@@ -276,13 +276,13 @@ def remove_directories(tree: CgroupTree, cgroup: str) -> ReleaseReport:
         for name in tree.children(cgroup):
             below = remove_directories(tree, join(cgroup, name))
             if not below.removed:
-                return ReleaseReport(cgroup, removed=False, problem=below.problem)
+                return ReleaseReport(cgroup, removed=False, reason=below.reason)
         tree.rmdir(cgroup)
     except FileNotFoundError:
         return ReleaseReport(cgroup, removed=True)
     except OSError as error:
-        problem = f"cannot remove /{cgroup}: {os.strerror(error.errno or 0)}; it is tried again"
-        return ReleaseReport(cgroup, removed=False, problem=problem)
+        reason = f"cannot remove /{cgroup}: {os.strerror(error.errno or 0)}; it is tried again"
+        return ReleaseReport(cgroup, removed=False, reason=reason)
     return ReleaseReport(cgroup, removed=True)
 
 

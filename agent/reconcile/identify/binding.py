@@ -58,8 +58,8 @@ def cgroup_of_pid(proc: Path, pid: int) -> str:
     except (FileNotFoundError, ProcessLookupError):
         raise BindingError(asked, "there is no such process", "name one that runs") from None
     except OSError as error:
-        problem = f"its cgroup cannot be read: {os.strerror(error.errno or 0)}"
-        raise BindingError(asked, problem, "run the agent as root") from error
+        reason = f"its cgroup cannot be read: {os.strerror(error.errno or 0)}"
+        raise BindingError(asked, reason, "run the agent as root") from error
     try:
         return from_proc(text)
     except CgroupPathError as error:

@@ -107,7 +107,7 @@ class KernelEnforcement:
             released = self._enforcer.releaser.pod(allocation)
             report = self._enforcer.enforce_change(target)
             self._observed(report)
-            outcome = _outcome(report, notes=() if released.removed else (released.problem,))
+            outcome = _outcome(report, notes=() if released.removed else (released.reason,))
             return _drifted(outcome, report, report.drift)
 
         return _guarded(release)
@@ -131,17 +131,21 @@ class KernelEnforcement:
             drift = (
                 report.drift
                 if self._seen is not None
-                else tuple(problem for problem in report.found if problem.cause is not Cause.IN_USE)
+                else tuple(
+                    difference
+                    for difference in report.found
+                    if difference.cause is not Cause.IN_USE
+                )
             )
             settled = self._observed(report)
             begun = self._backoff.note(_repaired(report, drift), now)
             outcome = _outcome(
-                _calmed(report), tuple(left.problem for left in kept if not left.removed)
+                _calmed(report), tuple(left.reason for left in kept if not left.removed)
             )
             return replace(
                 _drifted(outcome, report, drift),
                 settled=tuple(sorted(settled)),
-                contested=tuple(sorted({problem.cgroup for problem in report.postponed})),
+                contested=tuple(sorted({difference.cgroup for difference in report.postponed})),
                 given_way=self._delays(report, drift, begun),
                 ended=ended,
                 orphaned=frozenset(self._orphaned(kept)),
@@ -201,7 +205,7 @@ class KernelEnforcement:
         begun: Mapping[str, WriterConflict],
     ) -> tuple[str, ...]:
         """Return the reason of each delayed repair, once per delay, if the cgroup differs again."""
-        waiting = dict.fromkeys(problem.cgroup for problem in report.postponed)
+        waiting = dict.fromkeys(difference.cgroup for difference in report.postponed)
         reasons = tuple(
             self._unreported.pop(cgroup) for cgroup in waiting if cgroup in self._unreported
         )
@@ -266,11 +270,11 @@ def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> Reconcil
 def _calmed(report: EnforcementReport) -> EnforcementReport:
     """Return a report with constant details for delayed repairs.
 
-    Otherwise each write of the other writer would be reported as a new problem.
+    Otherwise each write of the other writer would be reported as a new difference.
     """
-    waiting = {problem.cgroup for problem in report.postponed}
+    waiting = {difference.cgroup for difference in report.postponed}
     cgroups = (
-        replace(each, problems=tuple(replace(p, detail=_calm(p)) for p in each.problems))
+        replace(each, differences=tuple(replace(p, detail=_calm(p)) for p in each.differences))
         if each.desired.setting.cgroup in waiting
         else each
         for each in report.cgroups
@@ -278,8 +282,10 @@ def _calmed(report: EnforcementReport) -> EnforcementReport:
     return replace(report, cgroups=tuple(cgroups)) if waiting else report
 
 
-def _calm(problem: Difference) -> str:
-    return f"another writer modifies {problem.file} of /{problem.cgroup}; its repair is delayed"
+def _calm(difference: Difference) -> str:
+    return (
+        f"another writer modifies {difference.file} of /{difference.cgroup}; its repair is delayed"
+    )
 
 
 def _repaired(
@@ -293,8 +299,8 @@ def _repaired(
         if each.desired.role not in ABOVE_PODS
     }
     found: dict[str, list[str]] = {}
-    for problem in drift:
-        found.setdefault(problem.cgroup, []).append(problem.detail)
+    for difference in drift:
+        found.setdefault(difference.cgroup, []).append(difference.detail)
     for path, details in found.items():
         if path in desired:
             yield desired[path], "; ".join(details)
@@ -303,14 +309,14 @@ def _repaired(
 def _delay_reasons(
     drift: Iterable[Difference], begun: Mapping[str, WriterConflict]
 ) -> Iterator[tuple[str, str]]:
-    for problem in drift:
-        contest = begun.get(problem.cgroup)
+    for difference in drift:
+        contest = begun.get(difference.cgroup)
         if contest is not None:
             why = (
-                f"{problem.detail} ({problem.cause}); {contest.times} repairs were reverted, next "
-                f"repair in {contest.pause:.0f} s; identify the writer: auditctl -w FILE -p w"
+                f"{difference.detail} ({difference.cause}); {contest.times} repairs were reverted, "
+                f"next repair in {contest.pause:.0f} s; identify the writer: auditctl -w FILE -p w"
             )
-            yield problem.cgroup, why
+            yield difference.cgroup, why
 
 
 def _running(report: EnforcementReport) -> Iterator[tuple[str, str]]:

@@ -48,8 +48,8 @@ def verification(
     intruders = [found for found in found_tasks if found.confined and not found.task.kernel]
     unconfined = [found for found in found_tasks if not found.confined and not found.task.kernel]
     above = tuple(_ancestors(tree, report))
-    problems = tuple(problem.detail for problem in report.problems)
-    differs = problems or intruders or any(each.problems for each in report.cgroups)
+    differences = tuple(difference.detail for difference in report.differences)
+    differs = differences or intruders or any(each.differences for each in report.cgroups)
     return VerificationDocument(
         agrees=not differs and not any(each.lacking for each in above),
         cgroups=tuple(_cgroup(target, each) for each in report.cgroups if _matters(each)),
@@ -58,7 +58,7 @@ def verification(
         unconfined=tuple(map(_intruding, unconfined[:_NAMED])),
         unconfined_tasks=sum(found.task.threads for found in unconfined),
         kernel_threads=sum(found.task.threads for found in found_tasks if found.task.kernel),
-        problems=problems,
+        differences=differences,
         notes=report.notes,
     )
 
@@ -89,7 +89,7 @@ def _matters(report: CgroupReport) -> bool:
     """Return whether a cgroup is to be listed: not the unset cgroup of all pods."""
     state = report.state
     unset = state is not None and not state.cpus and not state.mems
-    return bool(report.problems) or not (report.desired.role is Role.ALL_PODS and unset)
+    return bool(report.differences) or not (report.desired.role is Role.ALL_PODS and unset)
 
 
 def _cgroup(target: Desired, report: CgroupReport) -> VerifiedDocument:
@@ -110,7 +110,7 @@ def _cgroup(target: Desired, report: CgroupReport) -> VerifiedDocument:
         cpu_max=None if setting.cpu_max is None else str(setting.cpu_max),
         kernel=kernel_document(report),
         values=_values(report),
-        differences=tuple(map(_difference, report.problems)),
+        differences=tuple(map(_difference, report.differences)),
         inherits=bool(setting.whole_cpus),
     )
 
@@ -120,8 +120,10 @@ def _values(report: CgroupReport) -> dict[str, str]:
     return dict(report.desired.setting.values_beside(shown))
 
 
-def _difference(problem: Difference) -> DifferenceDocument:
-    return DifferenceDocument(file=problem.file, cause=str(problem.cause), detail=problem.detail)
+def _difference(difference: Difference) -> DifferenceDocument:
+    return DifferenceDocument(
+        file=difference.file, cause=str(difference.cause), detail=difference.detail
+    )
 
 
 def _intruding(found: IntrudingTask) -> IntrudingTaskDocument:

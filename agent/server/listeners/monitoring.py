@@ -66,13 +66,13 @@ class Monitoring:
         return Response(self._rendered, content_type=CONTENT_TYPE)
 
     async def _get_health(self, _request: Request) -> Response:
-        return _verdict(self._health.problem())
+        return _verdict(self._health.failure())
 
     async def _get_readiness(self, _request: Request) -> Response:
         return _verdict(self._state.unready())
 
 
-def _verdict(problem: str | None) -> Response:
-    if problem is None:
+def _verdict(failure: str | None) -> Response:
+    if failure is None:
         return Response(b"ok\n")
-    return Response(f"{problem}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+    return Response(f"{failure}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)

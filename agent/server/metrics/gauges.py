@@ -34,7 +34,7 @@ class GaugeInput(Struct, frozen=True):
     ledger: Ledger
     started: float = 0.0
     unenforced_pods: int = 0
-    problems: int = 0
+    conditions: int = 0
     contested: int = 0
     manifests: Mapping[str, int] = MappingProxyType({})
     invalid: Mapping[str, int] = MappingProxyType({})
@@ -83,7 +83,7 @@ def _requests(reading: GaugeInput) -> Iterator[Sample]:
 
 def _service(reading: GaugeInput) -> Iterator[Sample]:
     yield Sample(names.UNENFORCED_PODS, (), reading.unenforced_pods)
-    yield Sample(names.PROBLEMS, (), reading.problems)
+    yield Sample(names.CONDITIONS, (), reading.conditions)
     yield Sample(names.CONTESTED_CGROUPS, (), reading.contested)
     for rule in (
         *Rule,

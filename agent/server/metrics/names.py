@@ -76,9 +76,9 @@ INVALID_ALLOCATIONS: Final = gauge(
     "Allocations that the current policy would not make, by violated rule.",
     "rule",
 )
-PROBLEMS: Final = gauge(
-    "numawarden_problems",
-    "Problems that 'numawarden status' lists at present.",
+CONDITIONS: Final = gauge(
+    "numawarden_conditions",
+    "Conditions that 'numawarden status' lists at present.",
 )
 CONTESTED_CGROUPS: Final = gauge(
     "numawarden_contested_cgroups",
@@ -179,7 +179,7 @@ GAUGES: Final = (
     REQUESTED,
     UNENFORCED_PODS,
     INVALID_ALLOCATIONS,
-    PROBLEMS,
+    CONDITIONS,
     CONTESTED_CGROUPS,
     MANIFESTS,
     LAST_RECONCILE,

@@ -49,7 +49,7 @@ class DriftReporter:
             self._counters.add(names.DRIFT_REPAIRED, cause, by=count)
         if not outcome.drift:
             return
-        named = tuple(self._document(problem) for problem in outcome.drift[:DRIFT_NAMED])
+        named = tuple(self._document(difference) for difference in outcome.drift[:DRIFT_NAMED])
         self._state.drift = (*self._state.drift, *named)[-DRIFT_KEPT:]
         more = len(outcome.drift) - len(named)
         log.warning(
@@ -79,17 +79,17 @@ class DriftReporter:
             name = full_name(displaced)
             self._reporter.publish("AllocationDisplaced", uid, name, str(displaced))
 
-    def _document(self, problem: Difference) -> DriftDocument:
-        allocation = self._state.ledger.allocations.get(problem.pod)
+    def _document(self, difference: Difference) -> DriftDocument:
+        allocation = self._state.ledger.allocations.get(difference.pod)
         return DriftDocument(
             time=self._clock.time(),
-            uid=problem.pod,
+            uid=difference.pod,
             pod="" if allocation is None else full_name(allocation),
-            container=problem.container,
-            cgroup=f"/{problem.cgroup}",
-            file=problem.file,
-            observed=problem.observed,
-            desired=problem.desired,
-            cause=str(problem.cause),
-            detail=problem.detail,
+            container=difference.container,
+            cgroup=f"/{difference.cgroup}",
+            file=difference.file,
+            observed=difference.observed,
+            desired=difference.desired,
+            cause=str(difference.cause),
+            detail=difference.detail,
         )

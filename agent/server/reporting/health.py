@@ -35,7 +35,7 @@ class Health:
         """Record that a comparison with the kernel was completed."""
         self._reconciled = self._clock.monotonic()
 
-    def problem(self) -> str | None:
+    def failure(self) -> str | None:
         """Return why the agent makes no progress, None if it does."""
         busy = max(self._queue.busy_seconds(), self._worker.busy_seconds())
         if busy > STALL_SECONDS:

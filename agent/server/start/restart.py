@@ -54,7 +54,7 @@ def initial_state(
     _recover(state, running)
     if loaded.problem is not None:
         message = _lost(loaded.problem, loaded.kept_as)
-        log.error("checkpoint unusable", problem=message)
+        log.error("checkpoint unusable", why=message)
         state.conditions["checkpoint"] = message
     if configured.mismatches:
         log.error("configuration does not fit the host", mismatches=configured.mismatches)
@@ -103,7 +103,7 @@ def _recover(state: AgentState, running: Sequence[ObservedPod]) -> None:
         state.conditions["recovery"] = "; ".join(recovery.notes)
     if unknown and (devices := _unknown_devices(state)):
         state.conditions["devices"] = devices
-        log.error("devices of running pods unknown", problem=devices)
+        log.error("devices of running pods unknown", why=devices)
     unallocated = [uid for uid in unknown if uid not in allocations]
     if unallocated:
         log.warning("running pods without an allocation found", uids=unallocated)

@@ -194,7 +194,7 @@ class Wiring:
                 "the checkpoint does not know may be running; see the kernel log, then restart the "
                 "agent"
             )
-            log.error("running pods cannot be read", problem=self._unreadable)  # noqa: TRY400  # not a defect of the agent
+            log.error("running pods cannot be read", why=self._unreadable)  # noqa: TRY400  # not a defect of the agent
             return ()
 
     def _read_host(self) -> Host:
@@ -225,13 +225,13 @@ class Wiring:
             self._configured, self._loaded, self._boot_id, clock.time(), self._running
         )
         state.providers = self._providers
-        state.unenforced = prepared.problems
+        state.unenforced = prepared.differences
         if self._unreadable is not None:
             state.conditions["running pods"] = self._unreadable
         for note in prepared.notes:
             log.warning("cgroup controller unavailable", note=note)
         if state.unenforced:
-            log.error("pods cgroup not ready", problems=details(state.unenforced))
+            log.error("pods cgroup not ready", conditions=details(state.unenforced))
         kernel = KernelEnforcement(
             enforcer,
             self._tree,

@@ -40,7 +40,7 @@ def test_a_request_with_an_unknown_field_is_rejected() -> None:
 
 def test_names_are_in_camel_case() -> None:
     document = wire.EnforcementDocument(enforced=True)
-    assert wire.encode(document) == b'{"enforced":true,"problems":[],"notes":[]}'
+    assert wire.encode(document) == b'{"enforced":true,"differences":[],"notes":[]}'
     assert b'"cpusEffective"' in wire.encode(wire.KernelDocument(cgroup="/a"))
 
 
@@ -50,8 +50,8 @@ def test_names_are_in_camel_case() -> None:
 )
 def test_a_name_that_is_not_utf_8_is_sent_escaped_wherever_it_stands(text: str, sent: str) -> None:
     document = wire.ReconcileDocument(
-        found={text: 1}, repaired={}, problems=(text,), notes=(), finished=0.5, seconds=0
+        found={text: 1}, repaired={}, differences=(text,), notes=(), finished=0.5, seconds=0
     )
     assert wire.decode(wire.encode(document), wire.ReconcileDocument) == wire.ReconcileDocument(
-        found={sent: 1}, repaired={}, problems=(sent,), notes=(), finished=0.5, seconds=0
+        found={sent: 1}, repaired={}, differences=(sent,), notes=(), finished=0.5, seconds=0
     )

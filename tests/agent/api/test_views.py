@@ -40,7 +40,7 @@ def test_memory_that_is_not_pinned_differs_from_memory_on_no_node() -> None:
     assert [container.mems for container in document.containers] == ["1-2", None]
 
 
-def test_problems_mean_that_it_is_not_enforced() -> None:
+def test_differences_mean_that_it_is_not_enforced() -> None:
     document = views.pod_document(pod(), POOL, record=PodRecord(unenforced=(unenforced("no"),)))
     assert not document.enforcement.enforced
 

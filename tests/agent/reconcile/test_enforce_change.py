@@ -320,7 +320,7 @@ def test_after_anything_that_is_not_enforced_everything_is_looked_at() -> None:
     assert not side.enforcer.repair(desired(HALF)).ok
     report = side.enforcer.enforce_change(desired(HALF, SHARED), SHARED.uid)
     assert report.pods is None
-    assert [problem.pod for problem in report.remaining] == [HALF.uid]
+    assert [difference.pod for difference in report.remaining] == [HALF.uid]
     side.tree.set_online(ONLINE)
     assert side.enforcer.repair(desired(HALF, SHARED)).ok
     again = side.enforcer.enforce_change(desired(HALF, SHARED), SHARED.uid)

@@ -119,7 +119,7 @@ def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> Non
     enforcer = started(tree)
     released = enforcer.releaser.pod(mixed())
     assert (released.removed, released.processes) == (False, (1, 2, 3))
-    assert "processes live in it (1, 2, 3)" in released.problem
+    assert "processes live in it (1, 2, 3)" in released.reason
     newcomer = pod(exclusive("db", "2-7"), uid="newcomer")
     report = enforcer.enforce(target(WEB, newcomer))
     assert report.ok
@@ -190,7 +190,7 @@ def test_what_a_changed_ledger_changes_is_not_drift() -> None:
     run(tree, f"{WEB_POD}/web", 4)
     assert enforcer.enforce(target(WEB)).drift == ()
     admitted = enforcer.enforce(target(mixed(), WEB))
-    assert {problem.cgroup for problem in admitted.found} == {POD}
+    assert {difference.cgroup for difference in admitted.found} == {POD}
     assert WEB_POD in {write.cgroup for write in admitted.writes}
     assert admitted.drift == ()
     tree.write(f"{WEB_POD}/web", "cpuset.cpus", "3")
@@ -461,7 +461,7 @@ def test_a_rejection_at_any_change_is_reported_with_its_pod_and_can_be_retried(e
         enforcer = Enforcer(faulty, layout(), DirectoryCgroups(faulty))
         report = enforcer.enforce(target(mixed(), WEB))
         assert not report.ok
-        assert all("\n" not in problem.detail for problem in report.remaining)
+        assert all("\n" not in difference.detail for difference in report.remaining)
         assert set(by_pod(report)) <= {UID, OTHER, ""}
         assert enforcer.repair(target(mixed(), WEB)).ok
 

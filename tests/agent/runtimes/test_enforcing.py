@@ -119,9 +119,9 @@ def test_what_a_runtime_changed_is_reported_so_and_repaired(host: Host) -> None:
     assert host.enforcer.enforce(target(mixed())).ok
     host.update(cgroup, "6-7")
     report = host.enforcer.repair(target(mixed()))
-    (problem,) = report.drift
-    assert (problem.cause, problem.container) == (Cause.RUNTIME_UPDATE, "db")
-    assert problem.detail.endswith(
+    (difference,) = report.drift
+    assert (difference.cause, difference.container) == (Cause.RUNTIME_UPDATE, "db")
+    assert difference.detail.endswith(
         "that is what the container runtime has on record for the container"
     )
     assert repaired(report) == {"runtime update": 1}
@@ -135,6 +135,6 @@ def test_what_another_process_wrote_is_not_attributed_to_the_runtime(host: Host)
     assert host.enforcer.enforce(target(mixed())).ok
     runc_state(host.root, {"cpuset_cpus": "6-7"})
     host.tree.write(cgroup, "cpuset.cpus", "7")
-    assert [problem.cause for problem in host.enforcer.repair(target(mixed())).drift] == [
+    assert [difference.cause for difference in host.enforcer.repair(target(mixed())).drift] == [
         Cause.UNKNOWN
     ]

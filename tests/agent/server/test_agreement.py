@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 async def said(agent: Running) -> tuple[bool, tuple[str, ...]]:
-    """Return whether the agent is ready and its problems, having asked in all four ways."""
+    """Return whether the agent is ready and its conditions, having asked in all four ways."""
     agent.world.clock.advance(2 * RENDERED_SECONDS)
     readyz, why = await fetch(agent, "/readyz")
     status = await asyncio.to_thread(agent.client.status)
@@ -38,7 +38,7 @@ async def said(agent: Running) -> tuple[bool, tuple[str, ...]]:
     _, metrics = await fetch(agent, "/metrics")
     ready = readyz == HTTPStatus.OK
     assert status.ready is ready, why
-    assert f"\nnumawarden_problems {len(status.condition_lines()):.1f}\n" in metrics
+    assert f"\nnumawarden_conditions {len(status.condition_lines()):.1f}\n" in metrics
     assert code == (ExitCode.OK if ready and not status.condition_lines() else ExitCode.REJECTED)
     assert ready or status.condition_lines(), "what keeps it from being ready is named"
     assert ready or any(why.strip() in line for line in status.condition_lines()) or "yet" in why
@@ -80,9 +80,9 @@ async def a_missing_manifest_directory(world: World) -> AsyncIterator[Running]:
         yield agent
         directory.mkdir(mode=0o755)
         await agent.sync_manifests()
-        ready, problems = await said(agent)
+        ready, conditions = await said(agent)
         assert ready
-        assert not any("sync manifests" in line for line in problems)
+        assert not any("sync manifests" in line for line in conditions)
 
 
 @asynccontextmanager
@@ -144,8 +144,8 @@ def test_what_keeps_pods_from_being_admitted_is_said_alike_everywhere(
         async with running(world) as agent:
             await agent.ask(agent.client.admit, manifest())
         async with state(world) as agent:
-            ready, problems = await said(agent)
+            ready, conditions = await said(agent)
             assert not ready
-            assert any(cause in line for line in problems)
+            assert any(cause in line for line in conditions)
 
     scenario()

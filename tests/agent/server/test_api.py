@@ -363,7 +363,7 @@ async def test_reconciling_on_demand_reports_what_was_found(world: World) -> Non
         answer = await asyncio.to_thread(agent.client.reconcile)
     assert answer.found == {"unknown": 1}
     assert answer.repaired == {"unknown": 1}
-    assert answer.problems == ()
+    assert answer.differences == ()
 
 
 @in_loop

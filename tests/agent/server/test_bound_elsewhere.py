@@ -59,7 +59,7 @@ def test_it_gives_up_its_pods_cpus_and_stays_confined_until_it_ends(
 
     async def compare(controller: Controller) -> int:
         answer = await controller.reconcile()
-        assert answer.problems == ()
+        assert answer.differences == ()
         return len(controller.state.durable.bindings)
 
     def cpus() -> Mask:
@@ -100,7 +100,7 @@ def test_what_was_bound_by_mistake_gives_the_cpus_up_when_the_binding_is_correct
         await controller.admit(pod_of("other", OTHER, "main=2"))
         assert controller.state.ledger.exclusive_cpus == Mask.of(1, 9)
         answer = await controller.reconcile()
-        assert (answer.found, answer.problems) == ({}, ())
+        assert (answer.found, answer.differences) == ({}, ())
         for cgroup in (mistaken, right):
             assert cpus(cgroup) == Mask.parse("0,2-8,10-15")
             assert any(f"/{cgroup} is no longer bound" in note for note in answer.notes)

@@ -201,7 +201,7 @@ async def test_a_save_that_is_in_place_but_maybe_not_durable_stands_and_is_repea
     async with keeping(recorder) as controller:
         answer = await controller.admit(pod())
         assert answer.admitted
-        assert any("may be lost" in problem for problem in controller.state.condition_lines())
+        assert any("may be lost" in line for line in controller.state.condition_lines())
         await controller.reconcile()
         assert len(controller.state.condition_lines()) == 1
         recorder.save_error = None
@@ -223,7 +223,7 @@ async def test_a_pod_that_the_kernel_rejects_stays_admitted_and_is_said_not_to_b
             published = [event.type async for event in watcher]
         assert answer.pod is not None
         assert not answer.pod.enforcement.enforced
-        assert answer.pod.enforcement.problems == ("cpuset.cpus: Permission denied",)
+        assert answer.pod.enforcement.differences == ("cpuset.cpus: Permission denied",)
         assert UID in controller.state.ledger.allocations
         assert controller.state.reading().unenforced_pods == 1
         assert "is not enforced: cpuset.cpus" in controller.state.condition_lines()[0]
@@ -334,7 +334,7 @@ async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
         document = await controller.reconcile()
         assert controller.state.condition_lines() == ("the tree is gone",)
         counters = controller.metrics.counters
-        assert document.problems == ("the tree is gone",)
+        assert document.differences == ("the tree is gone",)
         assert counters.value(names.DRIFT_FOUND, "unknown") == 3
         assert counters.value(names.DRIFT_REPAIRED, "unknown") == 3
         results = [counters.value(names.RECONCILES, r) for r in ("clean", "repaired", "failed")]
@@ -504,7 +504,7 @@ async def test_what_a_comparison_observes_is_true_whether_or_not_it_can_be_saved
         recorder.outcome = ReconcileResult(orphaned=frozenset({UID}))
         recorder.save_error = disk_full()
         answer = await controller.reconcile()
-        assert answer.problems == ()
+        assert answer.differences == ()
         assert controller.state.durable.orphaned == {UID}
         assert any("No space left" in line for line in controller.state.condition_lines())
         recorder.save_error = None

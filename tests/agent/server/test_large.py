@@ -81,7 +81,7 @@ async def others_are_answered(agent: Running) -> None:
     assert await ask(agent, "GET", "/v1/pods/absent") == HTTPStatus.NOT_FOUND
     assert await ask(agent, "DELETE", "/v1/pods/absent") == HTTPStatus.NOT_FOUND
     report = await agent.controller.reconcile()
-    assert not report.problems
+    assert not report.differences
 
 
 @pytest.mark.parametrize(

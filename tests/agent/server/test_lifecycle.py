@@ -222,14 +222,14 @@ async def test_the_watchdog_hears_nothing_while_an_action_hangs(world: World) ->
         await began.wait()
         manager.pinged.clear()
         world.clock.advance(61)
-        problem = agent.service.health.problem()
+        failure = agent.service.health.failure()
         for _ in range(10):
             await asyncio.sleep(0)
         pinged = manager.pinged.is_set()
         released.set()
         await hanging
-    assert problem is not None
-    assert "has been running for 61 s" in problem
+    assert failure is not None
+    assert "has been running for 61 s" in failure
     assert not pinged
 
 
@@ -288,9 +288,9 @@ async def test_a_manifest_directory_open_to_others_is_reported_and_nothing_is_re
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         assert status.pods == 0
-        (problem,) = status.condition_lines()
-        assert "can be written by others (mode 0777), who could make any pod run" in problem
-        assert f"close it: chmod go-w {directory}" in problem
+        (condition,) = status.condition_lines()
+        assert "can be written by others (mode 0777), who could make any pod run" in condition
+        assert f"close it: chmod go-w {directory}" in condition
 
 
 @in_loop
@@ -302,7 +302,7 @@ async def test_a_bad_manifest_is_reported_and_the_others_are_admitted(world: Wor
         status = await asyncio.to_thread(agent.client.status)
         assert status.pods == 1
         assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
-        assert any("a.yaml is invalid" in problem for problem in status.condition_lines())
+        assert any("a.yaml is invalid" in line for line in status.condition_lines())
         text = agent.controller.metrics.render().decode()
         assert 'numawarden_manifests{state="invalid"} 1.0' in text
 
@@ -382,7 +382,7 @@ async def test_a_damaged_checkpoint_is_kept_aside_and_reported(world: World) -> 
     (world.directory / "state" / CHECKPOINT_NAME).write_text("{")
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        assert any("set aside" in problem for problem in status.condition_lines())
+        assert any("set aside" in line for line in status.condition_lines())
         kept = [path.name for path in (world.directory / "state").iterdir()]
         assert any(name.startswith("checkpoint.json.damaged") for name in kept)
 
@@ -432,7 +432,7 @@ async def test_a_failing_periodic_action_is_reported_and_does_not_end_the_agent(
         await fail.wait()
         monkeypatch.undo()
         status = await asyncio.to_thread(agent.client.status)
-        assert any("boom" in problem for problem in status.condition_lines())
+        assert any("boom" in line for line in status.condition_lines())
         with agent.controller.events.watch() as watcher:
             await agent.ask(agent.client.admit, manifest())
             await next_event(watcher, "PodAdmitted")

@@ -100,9 +100,9 @@ def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -
     async def begin_again(controller: Controller) -> None:
         assert allocated(controller) == {ONE: "1,9", TWO: "2,10"}
         await controller.reconcile()
-        assert controller.state.reading().problems == 1
-        (problem,) = controller.state.condition_lines()
-        assert f"pod uid {TWO} was recovered from its cgroups with CPUs 2,10" in problem
+        assert controller.state.reading().conditions == 1
+        (condition,) = controller.state.condition_lines()
+        assert f"pod uid {TWO} was recovered from its cgroups with CPUs 2,10" in condition
         with controller.events.watch() as watcher:
             controller.drifts.note_recovered()
             assert (await next_event(watcher, "PodRecovered")).uid == TWO
@@ -136,8 +136,8 @@ def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site
 
     async def begin_again(controller: Controller) -> None:
         assert allocated(controller) == {TWO: "1,9"}
-        problem = next(line for line in controller.state.condition_lines() if ONE in line)
-        assert problem == (
+        condition = next(line for line in controller.state.condition_lines() if ONE in line)
+        assert condition == (
             f"the checkpoint allocates CPUs 1,9 to pod default/one (uid {ONE}), but pod {TWO} runs "
             "there: it no longer has an allocation, its processes run in the node's shared pool; "
             "admit the pod again"
@@ -147,7 +147,7 @@ def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site
             assert (await next_event(watcher, "AllocationDisplaced")).uid == ONE
         await controller.reconcile()
         assert cpus(site, TWO) == Mask.of(1, 9)
-        # What the problem advises.
+        # What the condition advises.
         await admit(controller, ONE)
         assert allocated(controller) == {TWO: "1,9", ONE: "2,10"}
         assert not any(ONE in line for line in controller.state.condition_lines())
@@ -328,7 +328,7 @@ def test_bindings_of_the_older_checkpoint_never_lead_to_cpus_of_a_running_pod(si
     with_agent(site, begin_again)
 
 
-def test_a_tree_that_cannot_be_read_at_the_start_is_a_problem_and_no_end(site: Site) -> None:
+def test_a_tree_that_cannot_be_read_at_the_start_is_a_condition_and_no_end(site: Site) -> None:
     with_pod_one(site)
 
     def unreadable(step: Step, do: Callable[[], object]) -> object:

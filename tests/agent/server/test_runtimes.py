@@ -30,7 +30,7 @@ async def test_containers_of_a_runtime_need_no_binding_and_their_updates_are_cou
             world.kernel.mkdir(cgroup)
             world.kernel.spawn(cgroup, pid)
         settled = await asyncio.to_thread(agent.client.reconcile)
-        assert (settled.problems, settled.notes) == ((), ())
+        assert (settled.differences, settled.notes) == ((), ())
         before = world.cpus_of(first)
         assert not set(before.split(",")) & set(world.cpus_of(second).split(","))
         world.kernel.write(first, "cpuset.cpus", "4-5")

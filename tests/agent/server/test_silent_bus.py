@@ -85,7 +85,7 @@ async def test_a_comparison_costs_one_deadline_and_writes_all_files(host: Host) 
         assert host.bus.deadlines == 1
         shared = str(controller.state.shared_cpus)
         assert {host.site.kernel.read(p, "cpuset.cpus").strip() for p in pods} == {shared}
-        assert [line for line in document.problems if "systemd" not in line] == []
+        assert [line for line in document.differences if "systemd" not in line] == []
 
 
 @in_loop
@@ -98,10 +98,10 @@ async def test_what_systemd_did_not_record_is_one_condition_however_many_cgroups
         await controller.admit(pod_of("new", uid(99), "main=2"))
         first = await controller.reconcile()
         again = await controller.reconcile()
-        unrecorded = [line for line in first.problems if "not recorded in systemd" in line]
+        unrecorded = [line for line in first.differences if "not recorded in systemd" in line]
         assert len(unrecorded) == 1
         assert f"the settings of {PODS} cgroups" in unrecorded[0]
-        assert again.problems == first.problems
+        assert again.differences == first.differences
 
 
 @in_loop

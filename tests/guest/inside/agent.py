@@ -164,9 +164,11 @@ class Agent:
         """Return how the agent is doing; raises `CommandFailed`."""
         return ask("GET", "status")
 
-    def problems(self) -> list[str]:
+    def differences(self) -> list[str]:
         """Return what the agent finds the kernel not to enforce; raises `CommandFailed`."""
-        return [problem for pod in self.pods() for problem in pod["enforcement"]["problems"]]
+        return [
+            difference for pod in self.pods() for difference in pod["enforcement"]["differences"]
+        ]
 
     def cgroup_of(self, uid: str) -> kernel.Cgroup:
         """Return a pod's cgroup, as the agent shows it."""

@@ -91,5 +91,5 @@ def start(
         running[name] = starter.start(name)
         if not starter.named:
             agent.bind(example.uid, name, running[name].pid)
-    checks.eventually(f"{example.name}: the agent finds all enforced", agent.problems, [])
+    checks.eventually(f"{example.name}: the agent finds all enforced", agent.differences, [])
     return pod, running

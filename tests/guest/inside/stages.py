@@ -196,5 +196,5 @@ def _end(run: Run) -> None:
     limit = run.cgroup.millicores
     enough = limit is None or limit >= run.pod.budget * 1000
     checks.check(f"{name}: the pod's cpu.max leaves it its budget", enough, limit)
-    checks.equal(f"{name}: the agent finds all enforced", run.host.agent.problems(), [])
+    checks.equal(f"{name}: the agent finds all enforced", run.host.agent.differences(), [])
     run.end()

@@ -105,7 +105,7 @@ class Mixed:
         good, before = snapshot.settings(top), self._drift()
         cri.update(container, cpuset_cpus=",".join(map(str, sorted(cpus))), **resources)
         answer = ask("POST", "reconcile")
-        checks.equal(f"{what}: nothing is left to do", answer["problems"], [])
+        checks.equal(f"{what}: nothing is left to do", answer["differences"], [])
         changed = snapshot.differences(good, snapshot.settings(top))
         checks.equal(f"{what}: every setting is what it was", changed, {})
         risen = [cause for cause, count in self._drift().items() if count > before.get(cause, 0)]

@@ -215,8 +215,8 @@ class Churn:
         left = self.staying[0].cgroup.cpus
         if left != machine.cpus() - taken:
             yield f"the shared pool is {sorted(left)}, taken are {sorted(taken)}"
-        problems = [line for pod in pods.values() for line in pod["enforcement"]["problems"]]
-        yield from problems
+        differences = [line for pod in pods.values() for line in pod["enforcement"]["differences"]]
+        yield from differences
 
 
 def run(guest: Guest, kills: int = KILLS) -> None:

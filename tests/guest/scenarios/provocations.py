@@ -117,7 +117,7 @@ class Story:
             # systemd answers before it writes; the agent may see the write before we do.
             wait_until(lambda: self.changed() or self.drift() != before)
         answer = ask("POST", "reconcile")
-        self.checks.equal(f"{what}: nothing is left to do", answer["problems"], [])
+        self.checks.equal(f"{what}: nothing is left to do", answer["differences"], [])
         self.checks.equal(f"{what}: the causes", self._risen(before), sorted(causes))
         self.check_whole(what)
 
@@ -146,7 +146,11 @@ def _settings() -> dict[str, str]:
 def _differences(document: dict[str, Any]) -> list[str]:
     cgroups = [found["detail"] for each in document["cgroups"] for found in each["differences"]]
     lacking = [f"{above['cgroup']} {above['lacking']}" for above in document["ancestors"]]
-    return [*cgroups, *(line for line in lacking if not line.endswith("[]")), *document["problems"]]
+    return [
+        *cgroups,
+        *(line for line in lacking if not line.endswith("[]")),
+        *document["differences"],
+    ]
 
 
 # --- systemd ------------------------------------------------------------------------------------
@@ -251,7 +255,7 @@ def _beyond_its_limit(story: Story) -> None:
     status, answer = answer_to("POST", "pods", manifest)
     story.checks.equal(f"{what}: admitted", status, HTTPStatus.CREATED)
     enforcement = answer["pod"]["enforcement"]
-    found = [line for line in enforcement["problems"] if "more than that is in use" in line]
+    found = [line for line in enforcement["differences"] if "more than that is in use" in line]
     story.checks.check(f"{what}: reported", not enforcement["enforced"] and found, enforcement)
     ask("POST", "reconcile")
     story.checks.equal(f"{what}: not limited", pod.read("memory.max"), "max")
@@ -406,8 +410,10 @@ def _checkpoint_lost(story: Story) -> None:
     restarts = command("systemctl", "show", "--value", "--property=NRestarts", SERVICE).strip()
     story.checks.equal("a spoiled checkpoint: no restart", restarts, "0")
     shown = story.agent.status()["conditions"]
-    problems = " ".join(each["message"] for each in shown)
-    story.checks.check("a spoiled checkpoint: reported", "checkpoint.json." in problems, problems)
+    conditions = " ".join(each["message"] for each in shown)
+    story.checks.check(
+        "a spoiled checkpoint: reported", "checkpoint.json." in conditions, conditions
+    )
     story.checks.equal("recovered: every setting is what it was", story.changed(), {})
     recovered = {pod["uid"]: pod["exclusiveCpus"] for pod in story.agent.pods()}
     story.checks.equal(

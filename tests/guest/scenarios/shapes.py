@@ -108,7 +108,7 @@ def _changed(host: Host, running: Run, when: str, changes: Mapping[str, object])
     """Restart the agent with another configuration; the running pod must notice nothing."""
     with Watch(running.running.values()) as watch:
         _configure(host, **changes)
-        found = host.agent.problems()
+        found = host.agent.differences()
     seen = {name: sorted(map(sorted, sets)) for name, sets in watch.seen.items()}
     own = {one.name: [sorted(running.cpus[part])] for part, one in running.running.items()}
     host.checks.check(f"{when}: looked at meanwhile", watch.looks > 1, watch.looks)

@@ -76,7 +76,7 @@ def run(guest: Guest) -> None:
     command("systemctl", "stop", "own.service")
     agent.remove(OWN)
     _in_pool(checks, "once the exclusive pod is removed", running, everything)
-    checks.equal("nothing is left to report", _problems(agent), [])
+    checks.equal("nothing is left to report", _conditions(agent), [])
 
 
 def _strays(
@@ -168,10 +168,10 @@ def _reconcile() -> dict[str, Any]:
     return ask("POST", "reconcile")
 
 
-def _problems(agent: Agent) -> list[str]:
-    problems = [each["message"] for each in agent.status()["conditions"]]
-    assert isinstance(problems, list)
-    return problems
+def _conditions(agent: Agent) -> list[str]:
+    conditions = [each["message"] for each in agent.status()["conditions"]]
+    assert isinstance(conditions, list)
+    return conditions
 
 
 def _allowed(*units: str) -> frozenset[int]:

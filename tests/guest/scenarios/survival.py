@@ -154,9 +154,9 @@ def _rolls_back(story: Story) -> None:
     )
     uids = {pod["uid"] for pod in agent.pods()}
     checks.equal("older: who runs is known", uids, {BACKGROUND.uid, MIXED.uid, LATE.uid})
-    problems = [each["message"] for each in agent.status()["conditions"]]
+    conditions = [each["message"] for each in agent.status()["conditions"]]
     for what, uid in (("recovered", LATE.uid), ("the checkpoint allocates", EARLY.uid)):
-        reported = [line for line in problems if uid in line and what in line]
+        reported = [line for line in conditions if uid in line and what in line]
         checks.equal(f"older: reported that {uid} is {what}", len(reported), 1)
     taken = placements.exclusive_cpus(LATE, late)
     pool = story.background.cgroup.cpus

@@ -149,7 +149,7 @@ class BrokenTree(EmulatedKernel):
         raise OSError(5, "Input/output error", path)
 
 
-def test_a_tree_that_fails_is_a_problem_and_no_exception() -> None:
+def test_a_tree_that_fails_is_a_difference_and_no_exception() -> None:
     kernel = kernel_of(BrokenTree(Mask.parse("0-7"), Mask.of(0)))
     desired = target(allocation("a"))
     assert "Input/output error" in kernel.admitted(desired, "u-1").of_pod("u-1")[0].detail

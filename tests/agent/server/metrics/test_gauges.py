@@ -168,13 +168,13 @@ def test_the_service_exports_its_own_condition() -> None:
     at = replace(
         reading(RULES.empty_ledger()),
         unenforced_pods=2,
-        problems=3,
+        conditions=3,
         manifests=MappingProxyType({"invalid": 1}),
         last_reconcile=123.5,
     )
     now = values(at)
     assert now["numawarden_unenforced_pods", ()] == 2
-    assert now["numawarden_problems", ()] == 3
+    assert now["numawarden_conditions", ()] == 3
     assert now["numawarden_manifests", ("invalid",)] == 1
     assert now["numawarden_reconcile_last_success_timestamp_seconds", ()] == 123.5
     assert now["numawarden_build_info", ("1.2.3",)] == 1

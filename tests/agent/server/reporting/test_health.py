@@ -27,25 +27,25 @@ def test_an_agent_that_compares_regularly_is_healthy() -> None:
     agent = Agent()
     for _ in range(20):
         agent.clock.advance(50)
-        assert agent.health.problem() is None
+        assert agent.health.failure() is None
         agent.health.reconciled()
 
 
 @pytest.mark.parametrize("period", [10.0, 100.0])
-def test_a_comparison_that_nothing_delays_and_that_is_long_overdue_is_a_problem(
+def test_a_comparison_that_nothing_delays_and_that_is_long_overdue_is_a_failure(
     period: float,
 ) -> None:
     agent = Agent(period)
     allowed = LATE_PERIODS * period + LATE_ACTIONS * STALL_SECONDS
     agent.clock.advance(allowed)
-    assert agent.health.problem() is None
+    assert agent.health.failure() is None
     agent.clock.advance(1)
     message = f"the last comparison with the kernel was {allowed + 1:.0f} s ago"
-    assert agent.health.problem() == message
+    assert agent.health.failure() == message
 
 
 @in_loop
-async def test_an_action_that_hangs_is_a_problem() -> None:
+async def test_an_action_that_hangs_is_a_failure() -> None:
     agent = Agent()
     serving = asyncio.create_task(agent.queue.serve())
     began, go_on = asyncio.Event(), asyncio.Event()
@@ -57,18 +57,18 @@ async def test_an_action_that_hangs_is_a_problem() -> None:
     asking = asyncio.create_task(agent.queue.run(hang))
     await began.wait()
     agent.clock.advance(STALL_SECONDS)
-    assert agent.health.problem() is None
+    assert agent.health.failure() is None
     agent.clock.advance(1)
-    assert agent.health.problem() is not None
+    assert agent.health.failure() is not None
     go_on.set()
     await asking
-    assert agent.health.problem() is None
+    assert agent.health.failure() is None
     agent.queue.stop()
     await serving
 
 
 @in_loop
-async def test_a_thread_that_hangs_is_a_problem_with_no_action_under_way() -> None:
+async def test_a_thread_that_hangs_is_a_failure_with_no_action_under_way() -> None:
     agent = Agent()
     began, go_on = threading.Event(), threading.Event()
 
@@ -79,10 +79,10 @@ async def test_a_thread_that_hangs_is_a_problem_with_no_action_under_way() -> No
     asking = asyncio.create_task(agent.worker.run(hang))
     await asyncio.to_thread(began.wait, 10)
     agent.clock.now += STALL_SECONDS + 1
-    assert agent.health.problem() is not None
+    assert agent.health.failure() is not None
     go_on.set()
     await asking
-    assert agent.health.problem() is None
+    assert agent.health.failure() is None
     agent.worker.close()
 
 
@@ -91,12 +91,12 @@ async def test_a_thread_that_hangs_is_a_problem_with_no_action_under_way() -> No
 async def test_a_queue_of_slow_actions_is_progress_and_does_not_starve_the_comparison(
     seconds: float,
 ) -> None:
-    agent, problems, compared = Agent(), list[str | None](), list[float]()
+    agent, failures, compared = Agent(), list[str | None](), list[float]()
 
     async def slow() -> None:
         # A watcher looks when it has nearly ended, and once it has.
         agent.clock.advance(seconds)
-        problems.append(agent.health.problem())
+        failures.append(agent.health.failure())
 
     async def compare() -> None:
         await slow()
@@ -115,6 +115,6 @@ async def test_a_queue_of_slow_actions_is_progress_and_does_not_starve_the_compa
     comparing.cancel()
     agent.queue.stop()
     await serving
-    assert set(problems) == {None}
+    assert set(failures) == {None}
     gaps = [later - former for former, later in pairwise(compared)]
     assert max(gaps) <= PERIOD + 3 * seconds

@@ -341,7 +341,7 @@ def test_rules_that_fitted_before_stay_in_force_while_the_host_lacks_something(
     after = situate(config, with_offline(two_packages(), Mask.of(0)), before)
     assert after.rules.policy is before.rules.policy
     assert not after.frozen
-    assert "the previous policy stays in effect" in after.problems()[0]
+    assert "the previous policy stays in effect" in after.conditions()[0]
 
 
 def test_with_nothing_allocated_a_configuration_that_does_not_fit_is_rejected(world: World) -> None:
