@@ -62,19 +62,6 @@ def slice_path(name: str) -> str:
     return "/".join(cgroup_component(each) for each in names)
 
 
-def slice_name(path: str) -> str:
-    """Return the slice whose cgroup `path` is; the inverse of `slice_path`.
-
-    Raises `UnitNameError` when the path's parts do not build on each other.
-    """
-    if not path:
-        return _ROOT_SLICE
-    name = path.rpartition("/")[2].removeprefix("_")
-    if slice_path(name) != path:
-        raise UnitNameError(name, f"its cgroup would be {slice_path(name)}, not {path}")
-    return name
-
-
 def cgroup_component(unit: str) -> str:
     """Return the directory's name of a unit: itself, or with `_` before it where it would collide.
 

@@ -85,11 +85,6 @@ class Encoder:
         return allocation, msgspec.Raw(_ENCODER.encode(format1.pod_to_wire(allocation)))
 
 
-def encode(state: Checkpoint) -> bytes:
-    """Return the bytes of a checkpoint with `state`."""
-    return Encoder().encode(state)
-
-
 def decode(data: bytes, path: Path) -> Checkpoint:
     """Return the state in a checkpoint; `path` is only named in errors.
 

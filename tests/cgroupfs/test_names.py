@@ -18,7 +18,7 @@ from cgroupfs.names import (
     parse_container,
 )
 from sysfs.mask import Mask
-from systemd.escape import slice_name
+from systemd.escape import slice_path
 
 SYSTEMD = Layout(Driver.SYSTEMD)
 CGROUPFS = Layout(Driver.CGROUPFS)
@@ -66,7 +66,7 @@ def test_a_name_leads_back_to_its_pod(uid: str, tier: Tier, driver: Driver, root
     path = layout.pod(uid, tier)
     assert layout.parse_pod(path) == PodName(uid, tier)
     if driver is Driver.SYSTEMD:
-        assert slice_name(path) == path.rpartition("/")[2]
+        assert slice_path(path.rpartition("/")[2]) == path
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from agent.managers.errors import NodeDistancesError
 from agent.managers.machine import MachineNode
 from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
 from agent.managers.topology.hints import Hint
-from agent.managers.topology.manager import merge_hints, require_distances
+from agent.managers.topology.manager import require_distances
 from sysfs.mask import Mask
+from tests.agent.managers.topology.merging import merge
 from tests.conformance.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def run_case(case: Case) -> Outcome:
         return Outcome.equal() if "error" in expected else Outcome.wrong(f"rejected: {error}")
     if "error" in expected:
         return Outcome.wrong(f"not rejected, expected: {expected['error']}")
-    hint, admitted = merge_hints(
+    hint, admitted = merge(
         Mask.from_ids(node.id for node in nodes),
         {node.id: node.distances for node in nodes},
         policy,

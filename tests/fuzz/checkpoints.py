@@ -17,7 +17,7 @@ from agent.managers.admission import admit, remove
 from agent.managers.effective_policy import restored
 from agent.managers.validity import invalid_allocations
 from agent.managers.violation import Rule
-from agent.state.codec import decode, encode
+from agent.state.codec import Encoder, decode
 from agent.state.errors import UnusableCheckpointError
 from sysfs.mask import EMPTY
 from tests.agent.managers.hosts import SMT, make_rules
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
 
 _PATH: Final = Path("checkpoint.json")
-_BASE: Final = encode(example())
+_BASE: Final = Encoder().encode(example())
 
 
 def _two_pods() -> str:
@@ -104,7 +104,7 @@ def check_checkpoint(data: bytes) -> bool:
     except UnusableCheckpointError as error:
         demand(error.problem, "rejected without a reason")
         return False
-    again = decode(encode(state), _PATH)
+    again = decode(Encoder().encode(state), _PATH)
     demand(again == state, "written again, it is another state")
     ledger = restored(_RULES, state.ledger)
     _check_reported(ledger)

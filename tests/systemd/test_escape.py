@@ -6,7 +6,6 @@ from systemd.errors import UnitNameError
 from systemd.escape import (
     cgroup_component,
     check_unit,
-    slice_name,
     slice_path,
 )
 
@@ -24,7 +23,6 @@ from systemd.escape import (
 )
 def test_a_slices_dashes_are_its_place(name: str, path: str) -> None:
     assert slice_path(name) == path
-    assert slice_name(path) == name
 
 
 @pytest.mark.parametrize(
@@ -34,11 +32,6 @@ def test_a_slices_dashes_are_its_place(name: str, path: str) -> None:
 def test_a_bad_slice_name_is_rejected(name: str) -> None:
     with pytest.raises(UnitNameError):
         slice_path(name)
-
-
-def test_a_path_whose_parts_do_not_build_on_each_other_is_not_a_slice() -> None:
-    with pytest.raises(UnitNameError, match=r"its cgroup would be b.slice, not a.slice/b.slice"):
-        slice_name("a.slice/b.slice")
 
 
 @pytest.mark.parametrize(

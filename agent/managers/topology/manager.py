@@ -12,8 +12,7 @@ from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.managers.topology.implicit_hints import HintFamily
 from agent.managers.topology.merge import HintList, best_preferred, best_reachable, resource_lists
 from agent.managers.topology.search_budget import SearchBudget
-from agent.managers.topology.tiebreak import Closest, Order, by_value
-from sysfs.mask import Mask
+from agent.managers.topology.tiebreak import Order, by_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import TopologyPolicy
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
-    from agent.managers.topology.tiebreak import Distances, Tiebreak
+    from agent.managers.topology.tiebreak import Closest, Tiebreak
 
 _INDIFFERENT = Hint(None, preferred=True)
 _IMPOSSIBLE = Hint(None, preferred=False)
@@ -54,15 +53,35 @@ def merge_or_defer(
 ) -> tuple[Hint | DeferredMerge, bool]:
     """Return the alignment of a container or pod on a machine, and whether it is admitted.
 
-    As `merge_hints`, with the nodes and distances of the machine. `sockets` is the order of
-    `align-by-socket`: of equally preferred sets of nodes the one on few sockets is chosen, of
-    those the narrowest. With implicit hints (many nodes) that holds for preferred sets.
+    Distances are read only with `prefer_closest_numa_nodes` (see `require_distances`). The hint's
+    `nodes` is None where the providers leave the choice open (policy none, or single-numa-node
+    without any preference), otherwise it is a non-empty mask. The choice is that of trying every
+    permutation of hints. If families of hints exceed `work`, a better choice may have been missed;
+    then `work` records this, and the choice is still the result of some permutation.
+
+    `sockets` is the order of `align-by-socket`: of equally preferred sets of nodes the one on few
+    sockets is chosen, of those the narrowest. With implicit hints (many nodes) that holds for
+    preferred sets.
 
     An alignment that is not admitted is merged when the rejection is explained; only a search
     among many nodes is not deferred, since its steps count as the admission's.
     """
+    kind, nodes = policy.policy, machine.node_mask.bits
     order = Order(_tiebreak(machine.closest, policy), sockets)
-    return _merged(machine.node_mask.bits, order, policy, provider_hints, work)
+    if kind is TopologyManagerPolicy.NONE:
+        return NO_AFFINITY, True
+    lists = resource_lists(provider_hints, indifferent=_INDIFFERENT, impossible=_IMPOSSIBLE)
+    if kind is TopologyManagerPolicy.SINGLE_NUMA_NODE:
+        lists = [_single_node(hints) for hints in lists]
+    preferred = best_preferred(lists, nodes, order, work)
+    if preferred is not None:
+        return _as_policy_has_it(kind, nodes, Hint(preferred, preferred=True)), True
+    best_effort = kind is TopologyManagerPolicy.BEST_EFFORT
+    listed = tuple(hints for hints in lists if not isinstance(hints, HintFamily))
+    if len(listed) == len(lists) and not best_effort:
+        return DeferredMerge(listed, nodes, order, kind), False
+    hint = _best_reachable(lists, nodes, order, work)
+    return _as_policy_has_it(kind, nodes, hint), best_effort
 
 
 def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
@@ -80,59 +99,9 @@ def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> N
         raise NodeDistancesError(lacking)
 
 
-def merge_hints(
-    nodes: Mask | int,
-    distances: Distances,
-    policy: TopologyPolicy,
-    provider_hints: Sequence[ProviderHints],
-    work: SearchBudget | None = None,
-) -> tuple[Hint, bool]:
-    """Return the alignment of a container or pod and whether the policy admits it.
-
-    `nodes` are all NUMA nodes of the machine; `distances` is read only with
-    `prefer_closest_numa_nodes` (see `require_distances`). The hint's `nodes` is None where the
-    providers leave the choice open (policy none, or single-numa-node without any preference),
-    otherwise it is a non-empty mask. The choice is that of trying every permutation of hints.
-    If families of hints exceed `work`, a better choice may have been missed; then `work` records
-    this, and the choice is still the result of some permutation.
-    """
-    everything = nodes.bits if isinstance(nodes, Mask) else nodes
-    order = Order(_tiebreak(Closest(distances), policy))
-    work = SearchBudget() if work is None else work
-    return _complete(*_merged(everything, order, policy, provider_hints, work))
-
-
 def _tiebreak(closest: Closest, policy: TopologyPolicy) -> Tiebreak:
     aligns = policy.policy is not TopologyManagerPolicy.SINGLE_NUMA_NODE
     return closest if policy.prefer_closest_numa_nodes and aligns else by_value
-
-
-def _complete(merged: Hint | DeferredMerge, admitted: bool) -> tuple[Hint, bool]:  # noqa: FBT001 - a pair
-    return merged if isinstance(merged, Hint) else merged.best(), admitted
-
-
-def _merged(
-    nodes: int,
-    order: Order,
-    policy: TopologyPolicy,
-    provider_hints: Sequence[ProviderHints],
-    work: SearchBudget,
-) -> tuple[Hint | DeferredMerge, bool]:
-    kind = policy.policy
-    if kind is TopologyManagerPolicy.NONE:
-        return NO_AFFINITY, True
-    lists = resource_lists(provider_hints, indifferent=_INDIFFERENT, impossible=_IMPOSSIBLE)
-    if kind is TopologyManagerPolicy.SINGLE_NUMA_NODE:
-        lists = [_single_node(hints) for hints in lists]
-    preferred = best_preferred(lists, nodes, order, work)
-    if preferred is not None:
-        return _as_policy_has_it(kind, nodes, Hint(preferred, preferred=True)), True
-    best_effort = kind is TopologyManagerPolicy.BEST_EFFORT
-    listed = tuple(hints for hints in lists if not isinstance(hints, HintFamily))
-    if len(listed) == len(lists) and not best_effort:
-        return DeferredMerge(listed, nodes, order, kind), False
-    hint = _best_reachable(lists, nodes, order, work)
-    return _as_policy_has_it(kind, nodes, hint), best_effort
 
 
 def _best_reachable(lists: Sequence[Hints], nodes: int, order: Order, work: SearchBudget) -> Hint:

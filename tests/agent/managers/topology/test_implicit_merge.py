@@ -12,12 +12,12 @@ from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
 from agent.managers.topology.hints import Hint
 from agent.managers.topology.implicit_hints import HintFamily
 from agent.managers.topology.implicit_merge import best_common, best_intersection, size_order
-from agent.managers.topology.manager import merge_hints
 from agent.managers.topology.merge import reachable_masks
 from agent.managers.topology.node_cover import Cover, CoverDemand
 from agent.managers.topology.search_budget import SearchBudget
 from agent.managers.topology.tiebreak import Order, by_value
 from tests.agent.managers.topology.families import distances_of, hint_families, node_sets, some_of
+from tests.agent.managers.topology.merging import merge
 from tests.agent.managers.topology.naive_merge import naive_merge
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def test_rules_merge_as_lists_do(nodes: int, data: st.DataObject) -> None:
     by_rules: list[ProviderHints] = [{f"r{i}": hints} for i, hints in enumerate(drawn)]
     by_lists: list[ProviderHints] = [{f"r{i}": listed(hints)} for i, hints in enumerate(drawn)]
     work = SearchBudget()
-    merged = merge_hints(nodes, distances, policy, by_rules, work)
+    merged = merge(nodes, distances, policy, by_rules, work)
     assert merged == naive_merge(nodes, distances, policy, by_lists)
     assert not work.exceeded
 

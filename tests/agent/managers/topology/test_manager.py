@@ -10,8 +10,9 @@ from agent.managers.errors import NodeDistancesError
 from agent.managers.machine import MachineNode
 from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
 from agent.managers.topology.hints import Hint
-from agent.managers.topology.manager import merge_hints, require_distances
+from agent.managers.topology.manager import require_distances
 from sysfs.mask import Mask
+from tests.agent.managers.topology.merging import merge
 from tests.agent.managers.topology.naive_merge import naive_merge
 
 if TYPE_CHECKING:
@@ -43,13 +44,13 @@ ANYWHERE = (yes(0), yes(1), no(0, 1))
 @pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
 def test_the_lowest_of_the_nodes_that_all_prefer_is_chosen(policy: TopologyPolicy) -> None:
     providers: list[ProviderHints] = [{"cpu": ANYWHERE}, {"gpu": (yes(1), no(0, 1))}]
-    assert merge_hints(TWO_NODES, FLAT, policy, providers) == (yes(1), True)
-    assert merge_hints(TWO_NODES, FLAT, policy, providers[:1]) == (yes(0), True)
+    assert merge(TWO_NODES, FLAT, policy, providers) == (yes(1), True)
+    assert merge(TWO_NODES, FLAT, policy, providers[:1]) == (yes(0), True)
 
 
 def test_policy_none_takes_no_side() -> None:
     nothing = Hint(None, preferred=False)
-    assert merge_hints(TWO_NODES, FLAT, NONE, [{"cpu": ()}]) == (nothing, True)
+    assert merge(TWO_NODES, FLAT, NONE, [{"cpu": ()}]) == (nothing, True)
 
 
 def test_preferences_for_different_nodes_are_admitted_by_best_effort_only() -> None:
@@ -57,37 +58,37 @@ def test_preferences_for_different_nodes_are_admitted_by_best_effort_only() -> N
         {"cpu": (yes(0), no(0, 1))},
         {"gpu": (yes(1), no(0, 1))},
     ]
-    assert merge_hints(TWO_NODES, FLAT, BEST_EFFORT, providers) == (no(0), True)
-    assert merge_hints(TWO_NODES, FLAT, RESTRICTED, providers) == (no(0), False)
-    assert merge_hints(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=False), False)
+    assert merge(TWO_NODES, FLAT, BEST_EFFORT, providers) == (no(0), True)
+    assert merge(TWO_NODES, FLAT, RESTRICTED, providers) == (no(0), False)
+    assert merge(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=False), False)
 
 
 def test_an_intersection_of_different_preferred_masks_is_not_preferred() -> None:
     providers: list[ProviderHints] = [{"cpu": (yes(0, 1),)}, {"memory": (yes(1),)}]
-    assert merge_hints(TWO_NODES, FLAT, RESTRICTED, providers) == (no(1), False)
+    assert merge(TWO_NODES, FLAT, RESTRICTED, providers) == (no(1), False)
 
 
 def test_without_any_opinion_every_node_is_preferred() -> None:
     silent: list[list[ProviderHints]] = [[], [{}], [{"cpu": None}]]
     for providers in silent:
-        assert merge_hints(TWO_NODES, FLAT, RESTRICTED, providers) == (yes(0, 1), True)
-        assert merge_hints(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=True), True)
+        assert merge(TWO_NODES, FLAT, RESTRICTED, providers) == (yes(0, 1), True)
+        assert merge(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=True), True)
 
 
 def test_a_resource_that_fits_nowhere_is_rejected_unless_best_effort() -> None:
     providers: list[ProviderHints] = [{"cpu": ()}, {"memory": ANYWHERE}]
-    assert merge_hints(TWO_NODES, FLAT, BEST_EFFORT, providers) == (no(0), True)
-    assert merge_hints(TWO_NODES, FLAT, RESTRICTED, providers) == (no(0), False)
-    assert merge_hints(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=False), False)
+    assert merge(TWO_NODES, FLAT, BEST_EFFORT, providers) == (no(0), True)
+    assert merge(TWO_NODES, FLAT, RESTRICTED, providers) == (no(0), False)
+    assert merge(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=False), False)
 
 
 def test_on_a_machine_of_one_node_single_numa_node_leaves_the_choice_open() -> None:
     one = Mask.of(0)
-    assert merge_hints(one, FLAT, SINGLE, [{"cpu": (yes(0),)}]) == (
+    assert merge(one, FLAT, SINGLE, [{"cpu": (yes(0),)}]) == (
         Hint(None, preferred=True),
         True,
     )
-    assert merge_hints(one, FLAT, RESTRICTED, [{"cpu": (yes(0),)}]) == (yes(0), True)
+    assert merge(one, FLAT, RESTRICTED, [{"cpu": (yes(0),)}]) == (yes(0), True)
 
 
 def test_unpreferred_masks_are_as_wide_as_the_most_demanding_resource_needs() -> None:
@@ -96,7 +97,7 @@ def test_unpreferred_masks_are_as_wide_as_the_most_demanding_resource_needs() ->
         {"cpu": (no(0), no(1, 2), no(0, 1, 2, 3))},
         {"memory": (no(1, 2), no(0, 1, 2, 3))},
     ]
-    assert merge_hints(nodes, FLAT, BEST_EFFORT, providers) == (no(1, 2), True)
+    assert merge(nodes, FLAT, BEST_EFFORT, providers) == (no(1, 2), True)
 
 
 def test_closest_nodes_win_over_lower_ones_only_when_asked_for() -> None:
@@ -108,13 +109,13 @@ def test_closest_nodes_win_over_lower_ones_only_when_asked_for() -> None:
         2: {0: far, 1: near, 2: 10},
     }
     providers: list[ProviderHints] = [{"cpu": (yes(0, 1), yes(0, 2), yes(1, 2), no(0, 1, 2))}]
-    assert merge_hints(nodes, distances, BEST_EFFORT, providers) == (yes(0, 1), True)
-    assert merge_hints(nodes, distances, CLOSEST, providers) == (yes(1, 2), True)
+    assert merge(nodes, distances, BEST_EFFORT, providers) == (yes(0, 1), True)
+    assert merge(nodes, distances, CLOSEST, providers) == (yes(1, 2), True)
 
 
 def test_equally_close_nodes_are_taken_from_the_lowest_mask() -> None:
     providers: list[ProviderHints] = [{"cpu": (yes(1, 2), yes(0, 2), yes(0, 3))}]
-    assert merge_hints(Mask.of(0, 1, 2, 3), FLAT, CLOSEST, providers) == (yes(0, 2), True)
+    assert merge(Mask.of(0, 1, 2, 3), FLAT, CLOSEST, providers) == (yes(0, 2), True)
 
 
 def test_missing_distances_are_named_when_they_are_needed() -> None:
@@ -158,10 +159,10 @@ def merges(
 @settings(max_examples=300, deadline=None)
 @given(merges(), POLICIES)
 def test_the_choice_is_that_of_trying_every_permutation(
-    merge: tuple[int, dict[int, dict[int, int]], list[ProviderHints]], policy: TopologyPolicy
+    case: tuple[int, dict[int, dict[int, int]], list[ProviderHints]], policy: TopologyPolicy
 ) -> None:
-    nodes, distances, providers = merge
-    assert merge_hints(nodes, distances, policy, providers) == naive_merge(
+    nodes, distances, providers = case
+    assert merge(nodes, distances, policy, providers) == naive_merge(
         nodes, distances, policy, providers
     )
 
@@ -169,10 +170,10 @@ def test_the_choice_is_that_of_trying_every_permutation(
 @settings(max_examples=200, deadline=None)
 @given(merges(), POLICIES)
 def test_only_what_the_policy_allows_is_admitted(
-    merge: tuple[int, dict[int, dict[int, int]], list[ProviderHints]], policy: TopologyPolicy
+    case: tuple[int, dict[int, dict[int, int]], list[ProviderHints]], policy: TopologyPolicy
 ) -> None:
-    nodes, distances, providers = merge
-    hint, admitted = merge_hints(nodes, distances, policy, providers)
+    nodes, distances, providers = case
+    hint, admitted = merge(nodes, distances, policy, providers)
     assert hint.nodes is None or (hint.nodes and not hint.nodes & ~nodes)
     if policy.policy is TopologyManagerPolicy.RESTRICTED:
         assert admitted == hint.preferred
