@@ -211,7 +211,7 @@ class Enforcer:
     def cgroups_of(self, target: Desired, uid: str) -> tuple[CgroupReport, ...]:
         """Return the observed cgroups of a pod; nothing is written."""
         scope = AffectedPods(frozenset({uid} & target.ledger.allocations.keys()))
-        return self._verify(target, scope).of_pod(uid)
+        return self._verify(target, scope).cgroups_of(uid)
 
     def _enforce(
         self,

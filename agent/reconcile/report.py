@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from agent.reconcile.desired.settings import ABOVE_PODS, Role
 from cgroupfs.apply import WriteResult
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ class CgroupReport(Struct, frozen=True):
         return not self.differences
 
 
-class EnforcementReport(Struct, frozen=True):
-    """Everything that was found, written and left.
+class EnforcementReport(Struct, frozen=True, dict=True):
+    """The result of a change or a comparison: everything that was found, written and left.
 
     `found` is what differed before the first write, except cgroups that still showed their former
     setting; `drift` the part of it that another process changed, without new pods and containers
@@ -63,6 +65,12 @@ class EnforcementReport(Struct, frozen=True):
     written, `recorded` the units recorded in systemd. `notes` are facts worth knowing that are not
     failures: unidentified cgroups, orphaned cgroups of removed pods. `pods` are the uids of the
     pods that were observed, None when all were.
+
+    What depends on former observations is set for the controller: `settled` are the cgroups that
+    were new, `given_way` has the reason and the delay of each delay of a repair that has just
+    begun, `ended` are bound cgroups without processes whose bindings can be dropped. `orphaned` are
+    the uids of pods that are not in the ledger and whose cgroups still exist, None if these were
+    not observed. `compared` is False if the tree could not be read; `remaining` has the reason.
     """
 
     cgroups: tuple[CgroupReport, ...] = ()
@@ -76,10 +84,15 @@ class EnforcementReport(Struct, frozen=True):
     recorded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     pods: frozenset[str] | None = None
+    settled: tuple[str, ...] = ()
+    given_way: tuple[str, ...] = ()
+    ended: frozenset[str] = frozenset()
+    orphaned: frozenset[str] | None = None
+    compared: bool = True
 
-    @property
+    @cached_property
     def remaining(self) -> tuple[Difference, ...]:
-        """Every difference that remains."""
+        """Every difference that remains, of pods and outside of single pods."""
         return (*self.differences, *(p for cgroup in self.cgroups for p in cgroup.differences))
 
     @property
@@ -92,20 +105,62 @@ class EnforcementReport(Struct, frozen=True):
         """Whether anything was done."""
         return bool(self.writes or self.created or self.enabled or self.recorded)
 
-    def of_pod(self, uid: str) -> tuple[CgroupReport, ...]:
+    @property
+    def repaired(self) -> Mapping[str, int]:
+        """The number of repaired differences among the drift, by cause."""
+        left = {(p.cgroup, p.file) for p in self.remaining}
+        return count_causes(p for p in self.drift if (p.cgroup, p.file) not in left)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The observed cgroups of pods and in pods."""
+        return tuple(
+            each.desired.setting.cgroup
+            for each in self.cgroups
+            if each.desired.role not in ABOVE_PODS
+        )
+
+    @property
+    def renewed(self) -> tuple[str, ...]:
+        """The cgroups whose files, and those of all descendants, may have been created again."""
+        return tuple(
+            dict.fromkeys((*self.created, *self.enabled, *(each.cgroup for each in self.found)))
+        )
+
+    @property
+    def contested(self) -> tuple[str, ...]:
+        """The cgroups whose repair is delayed."""
+        return tuple(sorted({each.cgroup for each in self.postponed}))
+
+    @property
+    def running(self) -> tuple[tuple[str, str], ...]:
+        """The containers (uid, name) with a populated cgroup."""
+        return tuple(
+            (each.desired.pod, each.desired.container)
+            for each in self.cgroups
+            if each.desired.role is Role.CONTAINER
+            and each.desired.container
+            and each.state is not None
+            and each.state.populated
+        )
+
+    def cgroups_of(self, uid: str) -> tuple[CgroupReport, ...]:
         """Return the cgroups of one pod, its own first."""
         return tuple(cgroup for cgroup in self.cgroups if cgroup.desired.pod == uid)
+
+    def of_pod(self, uid: str) -> tuple[Difference, ...]:
+        """Return what is not enforced of a pod ("": outside of single pods)."""
+        return tuple(each for each in self.remaining if each.pod == uid)
+
+    def unenforced(self) -> Mapping[str, tuple[Difference, ...]]:
+        """Return what is not enforced of pods, by uid."""
+        uids = dict.fromkeys(each.pod for each in self.remaining if each.pod)
+        return {uid: self.of_pod(uid) for uid in uids}
 
 
 def count_causes(differences: Iterable[Difference]) -> Mapping[str, int]:
     """Return the number of differences by cause."""
     return MappingProxyType(dict(Counter(str(difference.cause) for difference in differences)))
-
-
-def repaired(report: EnforcementReport) -> Mapping[str, int]:
-    """Return the number of repaired differences among the drift, by cause."""
-    left = {(p.cgroup, p.file) for p in report.remaining}
-    return count_causes(p for p in report.drift if (p.cgroup, p.file) not in left)
 
 
 def write_record(outcome: WriteOutcome) -> WriteRecord:

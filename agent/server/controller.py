@@ -29,6 +29,7 @@ from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import restored, shared_cpus
 from agent.managers.verdict import verdict
 from agent.pods.identity import full_name
+from agent.reconcile.report import count_causes
 from agent.server.decisions import Decisions
 from agent.server.errors import (
     BindingNotFoundError,
@@ -59,9 +60,10 @@ if TYPE_CHECKING:
     from agent.managers.decision import Decision
     from agent.managers.violation import Violation
     from agent.pods.model import Pod
+    from agent.reconcile.report import EnforcementReport
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
-    from agent.server.kernel.ports import Enforcement, ReconcileResult, Saver
+    from agent.server.kernel.ports import Enforcement, Saver
     from agent.server.state import AgentState, DurableState
 
 log = structlog.get_logger(__name__)
@@ -366,7 +368,7 @@ class Controller:
             # Decisions need the new ledger whether or not it can be saved now.
             await self._saving.note(replace(self.state.durable, ledger=ledger))
 
-    def _note(self, outcome: ReconcileResult) -> None:
+    def _note(self, outcome: EnforcementReport) -> None:
         """Count and report the result of a change or a comparison."""
         counters = self.metrics.counters
         self._note_cgroups(outcome)
@@ -386,19 +388,19 @@ class Controller:
             log.error("enforcement failed", conditions=details(outside))
         self.state.unenforced = outside
 
-    def _note_cgroups(self, outcome: ReconcileResult) -> None:
+    def _note_cgroups(self, outcome: EnforcementReport) -> None:
         self.renewed.update(outcome.renewed)
         if outcome.pods is not None:
-            self.cgroups.update(outcome.cgroups)
-        elif outcome.cgroups:
-            self.cgroups = set(outcome.cgroups)
+            self.cgroups.update(outcome.paths)
+        elif outcome.paths:
+            self.cgroups = set(outcome.paths)
             if self.renewed:
                 # Removed cgroups need no watch; without watches the set would only grow.
                 around = {above for cgroup in self.cgroups for above in ancestors(cgroup)}
                 self.renewed &= self.cgroups | around
         self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
 
-    def _note_contest(self, outcome: ReconcileResult) -> None:
+    def _note_contest(self, outcome: EnforcementReport) -> None:
         """Report each backoff from a cgroup that another writer modifies once."""
         self.state.contested = outcome.contested
         for why in outcome.given_way:
@@ -406,7 +408,7 @@ class Controller:
             log.warning("cgroup is being modified by another writer, backing off", why=why)
             self.publish("DriftContested", message=why)
 
-    async def _note_started(self, outcome: ReconcileResult) -> None:
+    async def _note_started(self, outcome: EnforcementReport) -> None:
         """Free allocations of init containers whose successors run (the kubelet's AddContainer)."""
         rules, ledger = self.state.configured.rules, self.state.ledger
         for uid, container in outcome.running:
@@ -415,7 +417,7 @@ class Controller:
             await self._saving.note(replace(self.state.durable, ledger=ledger))
             self.state.releases += 1
 
-    async def _note_ended(self, outcome: ReconcileResult) -> None:
+    async def _note_ended(self, outcome: EnforcementReport) -> None:
         """Drop bindings of removed pods and replaced bindings when their processes have ended.
 
         Also save the uids of orphaned cgroups, so that a restart does not recover them as pods.
@@ -426,15 +428,15 @@ class Controller:
         if (bindings, orphaned) != (durable.bindings, durable.orphaned):
             await self._saving.note(replace(durable, bindings=bindings, orphaned=orphaned))
 
-    def _reconciled(self, outcome: ReconcileResult, seconds: float) -> ReconcileDocument:
+    def _reconciled(self, outcome: EnforcementReport, seconds: float) -> ReconcileDocument:
         differences = details(outcome.remaining)
-        result = "failed" if differences else "repaired" if outcome.found else "clean"
+        result = "failed" if differences else "repaired" if outcome.drift else "clean"
         self.metrics.counters.add(names.RECONCILES, result)
         now = self.clock.time()
         if not differences:
             self.state.last_agreement = now
         self.state.last_reconcile = ReconcileDocument(
-            found=dict(outcome.found),
+            found=dict(count_causes(outcome.drift)),
             repaired=dict(outcome.repaired),
             differences=differences,
             notes=outcome.notes,

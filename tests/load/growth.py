@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import Decision
     from agent.pods.model import Pod
+    from agent.reconcile.report import EnforcementReport
     from agent.server.controller import Controller
-    from agent.server.kernel.ports import ReconcileResult
     from tests.agent.server.support import World
 
 _Params = ParamSpec("_Params")
@@ -104,7 +104,7 @@ class FullHost:
         return result
 
     @staticmethod
-    def _check(outcome: ReconcileResult) -> None:
+    def _check(outcome: EnforcementReport) -> None:
         if outcome.remaining:
             raise ValueError(f"not enforced: {outcome}")
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.reconcile.backoff import Backoff
-from agent.reconcile.desired.settings import ABOVE_PODS, Role
+from agent.reconcile.desired.settings import ABOVE_PODS
 from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.identify.binding import (
     OtherBindings,
@@ -17,10 +17,9 @@ from agent.reconcile.identify.binding import (
     cgroup_of_pid,
     make_binding,
 )
-from agent.reconcile.report import count_causes, repaired
+from agent.reconcile.report import EnforcementReport
 from agent.server.errors import readable
 from agent.server.kernel.documents import kernel_document
-from agent.server.kernel.ports import ReconcileResult
 from agent.server.kernel.verification import verification
 from cgroupfs.errors import CgroupError
 from systemd.errors import SystemdError
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.intruding_tasks import Task
-    from agent.reconcile.report import EnforcementReport, PlannedChange, ReleaseReport
+    from agent.reconcile.report import PlannedChange, ReleaseReport
     from cgroupfs.names import Layout
     from cgroupfs.plan import Setting
     from cgroupfs.tree import CgroupTree
@@ -85,13 +84,13 @@ class KernelEnforcement:
         #: The cgroups of the last observation, by pod ("": not of a pod).
         self._seen: dict[str, set[str]] | None = None
 
-    def admitted(self, target: Desired, uid: str) -> ReconcileResult:
+    def admitted(self, target: Desired, uid: str) -> EnforcementReport:
         """Make the kernel enforce a ledger to which a pod was added or in which it changed."""
 
-        def enforce() -> ReconcileResult:
+        def enforce() -> EnforcementReport:
             report = self._enforcer.enforce_change(target, uid)
             self._observed(report)
-            return _drifted(_outcome(report), report, report.drift)
+            return report
 
         return _guarded(enforce, uid)
 
@@ -100,26 +99,25 @@ class KernelEnforcement:
         with readable():
             return self._enforcer.plan(target, uid)
 
-    def removed(self, target: Desired, allocation: PodAllocation) -> ReconcileResult:
+    def removed(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
         """Release a pod that is no longer in the ledger and apply the changes for other pods."""
 
-        def release() -> ReconcileResult:
+        def release() -> EnforcementReport:
             released = self._enforcer.releaser.pod(allocation)
             report = self._enforcer.enforce_change(target)
             self._observed(report)
-            outcome = _outcome(report, notes=() if released.removed else (released.reason,))
-            return _drifted(outcome, report, report.drift)
+            return report if released.removed else _noted(report, released.reason)
 
         return _guarded(release)
 
-    def reconcile(self, target: Desired, *, insist: bool = False) -> ReconcileResult:
+    def reconcile(self, target: Desired, *, insist: bool = False) -> EnforcementReport:
         """Compare the kernel with the ledger and repair what differs.
 
         Cgroups that another writer keeps modifying are skipped during their backoff, unless
         `insist` is set.
         """
 
-        def repair() -> ReconcileResult:
+        def repair() -> EnforcementReport:
             now = self._probes.monotonic()
             resting = {} if insist else self._backoff.resting(now)
             settings = {path: contest.setting for path, contest in resting.items()}
@@ -139,13 +137,10 @@ class KernelEnforcement:
             )
             settled = self._observed(report)
             begun = self._backoff.note(_repaired(report, drift), now)
-            outcome = _outcome(
-                _calmed(report), tuple(left.reason for left in kept if not left.removed)
-            )
             return replace(
-                _drifted(outcome, report, drift),
+                _noted(_calmed(report), *(left.reason for left in kept if not left.removed)),
+                drift=drift,
                 settled=tuple(sorted(settled)),
-                contested=tuple(sorted({difference.cgroup for difference in report.postponed})),
                 given_way=self._delays(report, drift, begun),
                 ended=ended,
                 orphaned=frozenset(self._orphaned(kept)),
@@ -235,36 +230,18 @@ def _all(cgroups: Mapping[str, Iterable[str]]) -> frozenset[str]:
     return frozenset().union(*cgroups.values())
 
 
-def _guarded(action: Callable[[], ReconcileResult], uid: str | None = None) -> ReconcileResult:
+def _guarded(action: Callable[[], EnforcementReport], uid: str | None = None) -> EnforcementReport:
     """Run an action on the tree; an error becomes a difference of the result."""
     try:
         return action()
     except (OSError, CgroupError, SystemdError) as error:
         failure = Difference("", f"the cgroup tree failed: {error}", Cause.UNKNOWN, uid or "")
-        return ReconcileResult(remaining=(failure,), compared=False)
+        return EnforcementReport(differences=(failure,), compared=False)
 
 
-def _drifted(
-    outcome: ReconcileResult, report: EnforcementReport, drift: tuple[Difference, ...]
-) -> ReconcileResult:
-    """Return an outcome with its drift."""
-    gone = repaired(replace(report, drift=drift))
-    return replace(outcome, drift=drift, found=count_causes(drift), repaired=gone)
-
-
-def _outcome(report: EnforcementReport, notes: tuple[str, ...] = ()) -> ReconcileResult:
-    return ReconcileResult(
-        remaining=report.remaining,
-        notes=(*report.notes, *notes),
-        cgroups=tuple(
-            cgroup.desired.setting.cgroup
-            for cgroup in report.cgroups
-            if cgroup.desired.role not in ABOVE_PODS
-        ),
-        running=tuple(_running(report)),
-        renewed=tuple({*report.created, *report.enabled, *(p.cgroup for p in report.found)}),
-        pods=report.pods,
-    )
+def _noted(report: EnforcementReport, *further: str) -> EnforcementReport:
+    """Return a report with further notes."""
+    return replace(report, notes=(*report.notes, *further))
 
 
 def _calmed(report: EnforcementReport) -> EnforcementReport:
@@ -317,10 +294,3 @@ def _delay_reasons(
                 f"next repair in {contest.pause:.0f} s; identify the writer: auditctl -w FILE -p w"
             )
             yield difference.cgroup, why
-
-
-def _running(report: EnforcementReport) -> Iterator[tuple[str, str]]:
-    for cgroup in report.cgroups:
-        desired, state = cgroup.desired, cgroup.state
-        if desired.role is Role.CONTAINER and desired.container and state and state.populated:
-            yield desired.pod, desired.container

@@ -65,7 +65,7 @@ def verification(
 
 def _territories(target: Desired, report: EnforcementReport) -> Iterator[ExclusiveTerritory]:
     for uid, allocation in target.ledger.allocations.items():
-        cgroups = tuple(each.desired.setting.cgroup for each in report.of_pod(uid))
+        cgroups = tuple(each.desired.setting.cgroup for each in report.cgroups_of(uid))
         if allocation.exclusive_cpus:
             yield ExclusiveTerritory(uid, allocation.exclusive_cpus, cgroups)
 

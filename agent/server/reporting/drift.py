@@ -11,12 +11,13 @@ from agent.api.status import DriftDocument
 from agent.managers.allocations.origin import Origin
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.pods.identity import full_name
+from agent.reconcile.report import count_causes
 from agent.server.metrics import names
 
 if TYPE_CHECKING:
     from agent.reconcile.diff import Difference
+    from agent.reconcile.report import EnforcementReport
     from agent.server.clock import Clock
-    from agent.server.kernel.ports import ReconcileResult
     from agent.server.metrics.counters import Counters
     from agent.server.reporting.events import EventReporter
     from agent.server.state import AgentState
@@ -41,11 +42,12 @@ class DriftReporter:
         self._reporter = reporter
         self._clock = clock
 
-    def note(self, outcome: ReconcileResult) -> None:
+    def note(self, outcome: EnforcementReport) -> None:
         """Report the drift that a comparison found, with one event for each pod."""
-        for cause, count in outcome.found.items():
+        found, repaired = count_causes(outcome.drift), outcome.repaired
+        for cause, count in found.items():
             self._counters.add(names.DRIFT_FOUND, cause, by=count)
-        for cause, count in outcome.repaired.items():
+        for cause, count in repaired.items():
             self._counters.add(names.DRIFT_REPAIRED, cause, by=count)
         if not outcome.drift:
             return
@@ -54,8 +56,8 @@ class DriftReporter:
         more = len(outcome.drift) - len(named)
         log.warning(
             "drift found",
-            found=dict(outcome.found),
-            repaired=dict(outcome.repaired),
+            found=dict(found),
+            repaired=dict(repaired),
             settings=[each.line() for each in named],
             more=more,
         )

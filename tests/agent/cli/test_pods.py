@@ -224,10 +224,10 @@ def test_a_binding_is_given_up(shell: Shell) -> None:
 def test_a_pod_that_is_not_enforced_has_an_exit_code_of_its_own(
     shell: Shell, agent: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agent.server.kernel.ports import ReconcileResult  # noqa: PLC0415
+    from agent.reconcile.report import EnforcementReport  # noqa: PLC0415
 
-    def reject(*_: object) -> ReconcileResult:
-        return ReconcileResult(remaining=(unenforced("cpuset.cpus: Permission denied", UID),))
+    def reject(*_: object) -> EnforcementReport:
+        return EnforcementReport(differences=(unenforced("cpuset.cpus: Permission denied", UID),))
 
     monkeypatch.setattr(agent.controller._kernel, "admitted", reject)
     code, out, _ = shell.run("admit", shell.file(manifest()))

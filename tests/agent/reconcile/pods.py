@@ -15,13 +15,17 @@ from agent.managers.allocations.ledger import (
 )
 from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
+from agent.reconcile.desired.settings import DesiredCgroup, Role
 from agent.reconcile.desired.state import Desired
 from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.drivers.unit_record import read_record
 from agent.reconcile.enforcer import Enforcer
+from agent.reconcile.report import CgroupReport
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier
+from cgroupfs.plan import Setting
+from cgroupfs.state import CgroupState
 from cgroupfs.tree import ancestors
 from sysfs.mask import Mask
 from systemd.bus import ActiveState
@@ -255,3 +259,10 @@ def by_pod(report: EnforcementReport) -> dict[str, tuple[str, ...]]:
 def unenforced(detail: str, uid: str = "") -> Difference:
     """Return a difference that remains, of a pod or outside of single pods."""
     return Difference("", detail, Cause.UNKNOWN, uid)
+
+
+def observed_cgroup(path: str, uid: str = "", container: str | None = None) -> CgroupReport:
+    """Return the report of a cgroup of a pod, with processes and without differences."""
+    role = Role.POD if container is None else Role.CONTAINER
+    state = CgroupState(None, None, None, None, None, populated=True)
+    return CgroupReport(DesiredCgroup(Setting(path), role, uid, container), state)

@@ -18,7 +18,7 @@ from agent.reconcile.desired.state import Desired
 from agent.reconcile.diff import Cause
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups
 from agent.reconcile.enforcer import Enforcer
-from agent.reconcile.report import count_causes, repaired
+from agent.reconcile.report import count_causes
 from sysfs.mask import EMPTY, Mask
 from tests.agent.reconcile.pods import (
     ONLINE,
@@ -228,7 +228,7 @@ def test_what_another_process_wrote_is_found_and_repaired(
     report = enforcer.repair(aim)
     assert report.ok
     assert report.drift
-    assert repaired(report) == count_causes(report.drift)
+    assert report.repaired == count_causes(report.drift)
     assert enforcer.verify(aim).ok
     assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
     assert tree.allowed(4)[0] == FREE
@@ -256,7 +256,7 @@ def test_a_lost_controller_is_enabled_again_and_the_settings_with_it() -> None:
     assert Cause.CONTROLLER_LOST in {p.cause for p in enforcer.verify(aim).remaining}
     report = enforcer.repair(aim)
     assert report.ok
-    assert repaired(report)["controller lost"] > 0
+    assert report.repaired["controller lost"] > 0
     assert set(report.enabled) == {"", "kubepods", POD, WEB_POD}
     assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
 

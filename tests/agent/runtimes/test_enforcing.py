@@ -9,7 +9,6 @@ import pytest
 from agent.reconcile.diff import Cause
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
-from agent.reconcile.report import repaired
 from agent.runtimes.finder import RuntimeFiles
 from cgroupfs.names import Driver
 from sysfs.mask import Mask
@@ -124,7 +123,7 @@ def test_what_a_runtime_changed_is_reported_so_and_repaired(host: Host) -> None:
     assert difference.detail.endswith(
         "that is what the container runtime has on record for the container"
     )
-    assert repaired(report) == {"runtime update": 1}
+    assert report.repaired == {"runtime update": 1}
     assert host.tree.allowed(1)[0] == Mask.parse("2-5")
     assert host.enforcer.repair(target(mixed())).drift == ()
 

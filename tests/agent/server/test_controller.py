@@ -26,17 +26,16 @@ from agent.managers.policy import (
     Policy,
 )
 from agent.pods.manifest import load_pod
-from agent.reconcile.report import PlannedChange
+from agent.reconcile.report import EnforcementReport, PlannedChange
 from agent.server.configured_host import ConfiguredHost
 from agent.server.controller import Controller
 from agent.server.errors import CheckpointFailedError, PodNotFoundError
-from agent.server.kernel.ports import ReconcileResult
 from agent.server.metrics import names
 from agent.server.state import AgentState, DurableState
 from agent.state.errors import CheckpointIOError, ReplacedDirectoryError
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
-from tests.agent.reconcile.pods import unenforced
+from tests.agent.reconcile.pods import observed_cgroup, unenforced
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, manifest, two_packages
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Recorder:
     log: list[str] = field(default_factory=list)
     saved: list[Checkpoint] = field(default_factory=list)
     save_error: Exception | None = None
-    outcome: ReconcileResult = field(default_factory=ReconcileResult)
+    outcome: EnforcementReport = field(default_factory=EnforcementReport)
     targets: list[Desired] = field(default_factory=list)
 
     def save(self, state: Checkpoint) -> int:
@@ -72,7 +71,7 @@ class Recorder:
         if isinstance(self.save_error, ReplacedDirectoryError):
             raise self.save_error
 
-    def admitted(self, target: Desired, uid: str) -> ReconcileResult:
+    def admitted(self, target: Desired, uid: str) -> EnforcementReport:
         self.log.append(f"enforce {uid[:1]}")
         self.targets.append(target)
         return self.outcome
@@ -82,12 +81,12 @@ class Recorder:
         self.targets.append(target)
         return PlannedChange()
 
-    def removed(self, target: Desired, allocation: PodAllocation) -> ReconcileResult:
+    def removed(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
         self.log.append(f"release {allocation.uid[:1]}")
         self.targets.append(target)
         return self.outcome
 
-    def reconcile(self, target: Desired, *, insist: bool = False) -> ReconcileResult:
+    def reconcile(self, target: Desired, *, insist: bool = False) -> EnforcementReport:
         del insist
         self.log.append("reconcile")
         self.targets.append(target)
@@ -214,7 +213,7 @@ async def test_a_save_that_is_in_place_but_maybe_not_durable_stands_and_is_repea
 async def test_a_pod_that_the_kernel_rejects_stays_admitted_and_is_said_not_to_be_enforced() -> (
     None
 ):
-    rejected = ReconcileResult(remaining=(unenforced("cpuset.cpus: Permission denied", UID),))
+    rejected = EnforcementReport(differences=(unenforced("cpuset.cpus: Permission denied", UID),))
     recorder = Recorder(outcome=rejected)
     async with keeping(recorder) as controller:
         with controller.events.watch() as watcher:
@@ -228,17 +227,17 @@ async def test_a_pod_that_the_kernel_rejects_stays_admitted_and_is_said_not_to_b
         assert controller.state.reading().unenforced_pods == 1
         assert "is not enforced: cpuset.cpus" in controller.state.condition_lines()[0]
         assert published == ["PodNotEnforced", "PodAdmitted"]
-        recorder.outcome = ReconcileResult()
+        recorder.outcome = EnforcementReport()
         await controller.reconcile()
         assert controller.state.condition_lines() == ()
 
 
 @in_loop
 async def test_asking_again_for_a_pod_that_is_not_enforced_tries_again() -> None:
-    recorder = Recorder(outcome=ReconcileResult(remaining=(unenforced("no", UID),)))
+    recorder = Recorder(outcome=EnforcementReport(differences=(unenforced("no", UID),)))
     async with keeping(recorder) as controller:
         await controller.admit(pod())
-        recorder.outcome = ReconcileResult()
+        recorder.outcome = EnforcementReport()
         again = await controller.admit(pod())
         assert again.already_admitted
         assert again.pod is not None
@@ -274,12 +273,12 @@ async def test_the_specification_of_an_imported_pod_is_saved_and_enforced_once()
 
 @in_loop
 async def test_what_is_not_enforced_is_reported_once_for_each_reason() -> None:
-    recorder = Recorder(outcome=ReconcileResult(remaining=(unenforced("one", UID),)))
+    recorder = Recorder(outcome=EnforcementReport(differences=(unenforced("one", UID),)))
     async with keeping(recorder) as controller:
         await controller.admit(pod())
         await controller.reconcile()
         assert controller.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 1
-        recorder.outcome = ReconcileResult(remaining=(unenforced("two", UID),))
+        recorder.outcome = EnforcementReport(differences=(unenforced("two", UID),))
         await controller.reconcile()
         assert controller.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 2
 
@@ -328,9 +327,9 @@ async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
     async with keeping(recorder) as controller:
         await controller.reconcile()
         agreed = controller.state.last_agreement
-        recorder.outcome = ReconcileResult(found={"unknown": 3}, repaired={"unknown": 3})
+        recorder.outcome = EnforcementReport(drift=(unenforced("another value", UID),) * 3)
         await controller.reconcile()
-        recorder.outcome = ReconcileResult(remaining=(unenforced("the tree is gone"),))
+        recorder.outcome = EnforcementReport(differences=(unenforced("the tree is gone"),))
         document = await controller.reconcile()
         assert controller.state.condition_lines() == ("the tree is gone",)
         counters = controller.metrics.counters
@@ -366,7 +365,7 @@ async def test_the_memory_of_init_containers_is_freed_once_an_app_runs() -> None
     async with keeping(recorder, rules(static_memory=True)) as controller:
         await controller.admit(load_pod(text, "test"))
         allocated = sum(node.reserved["memory"] for node in controller.state.ledger.memory.values())
-        recorder.outcome = ReconcileResult(running=((UID, "c0"),))
+        recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("x", UID, "c0"),))
         await controller.reconcile()
         left = sum(node.reserved["memory"] for node in controller.state.ledger.memory.values())
         assert left < allocated
@@ -406,7 +405,7 @@ async def test_what_is_not_there_is_not_found() -> None:
 @in_loop
 async def test_an_unexpected_failure_of_the_kernel_does_not_lose_the_allocation() -> None:
     class Broken(Recorder):
-        def admitted(self, target: Desired, uid: str) -> ReconcileResult:
+        def admitted(self, target: Desired, uid: str) -> EnforcementReport:
             raise RuntimeError(f"a defect at {uid} with {len(target.ledger.allocations)} pods")
 
     recorder = Broken()
@@ -425,13 +424,13 @@ async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() ->
         await controller.admit(pod())
         await controller.bind(UID, "c0", BindRequest(cgroup="x"))
         await controller.remove(UID)
-        recorder.outcome = ReconcileResult(remaining=(unenforced("the cgroup tree failed"),))
+        recorder.outcome = EnforcementReport(differences=(unenforced("the cgroup tree failed"),))
         await controller.reconcile()
         assert len(controller.state.durable.bindings) == 1
-        recorder.outcome = ReconcileResult(cgroups=("x",))
+        recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("x"),))
         await controller.reconcile()
         assert len(controller.state.durable.bindings) == 1
-        recorder.outcome = ReconcileResult(ended=frozenset({"x"}))
+        recorder.outcome = EnforcementReport(ended=frozenset({"x"}))
         await controller.reconcile()
         assert len(controller.state.durable.bindings) == 0
 
@@ -440,12 +439,12 @@ async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() ->
 async def test_cgroups_of_a_part_are_watched_beside_the_rest() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
-        recorder.outcome = ReconcileResult(cgroups=("a", "b"))
+        recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("a"), observed_cgroup("b")))
         await controller.reconcile()
-        recorder.outcome = ReconcileResult(cgroups=("c",), pods=frozenset({UID}))
+        recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("c"),), pods=frozenset({UID}))
         await controller.admit(pod())
         assert controller.cgroups == {"a", "b", "c"}
-        recorder.outcome = ReconcileResult(cgroups=("c",))
+        recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("c"),))
         await controller.reconcile()
         assert controller.cgroups == {"c"}
 
@@ -455,8 +454,10 @@ async def test_a_new_pods_cgroup_is_watched_before_the_answer() -> None:
     recorder, watched = Recorder(), list[str]()
     async with keeping(recorder) as controller:
         controller.watch = watched.extend
-        recorder.outcome = ReconcileResult(
-            cgroups=("kubepods/a", "x"), renewed=("kubepods", "kubepods/a")
+        recorder.outcome = EnforcementReport(
+            cgroups=(observed_cgroup("kubepods/a"), observed_cgroup("x")),
+            created=("kubepods/a",),
+            enabled=("kubepods",),
         )
         await controller.admit(pod())
         assert watched == ["kubepods/a"]
@@ -501,7 +502,7 @@ async def test_a_save_that_fails_for_whatever_reason_is_counted_and_tried_again(
 async def test_what_a_comparison_observes_is_true_whether_or_not_it_can_be_saved() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
-        recorder.outcome = ReconcileResult(orphaned=frozenset({UID}))
+        recorder.outcome = EnforcementReport(orphaned=frozenset({UID}))
         recorder.save_error = disk_full()
         answer = await controller.reconcile()
         assert answer.differences == ()
@@ -519,8 +520,10 @@ async def test_without_watches_the_agent_does_not_remember_every_cgroup_there_ev
     async with keeping(recorder) as controller:
         for number in range(50):
             own = f"kubepods/pod{number}"
-            recorder.outcome = ReconcileResult(
-                cgroups=(own, "kubepods/a"), renewed=(own, "kubepods")
+            recorder.outcome = EnforcementReport(
+                cgroups=(observed_cgroup(own), observed_cgroup("kubepods/a")),
+                created=(own,),
+                enabled=("kubepods",),
             )
             await controller.reconcile()
         assert controller.renewed == {"kubepods", "kubepods/pod49"}

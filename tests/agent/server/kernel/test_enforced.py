@@ -13,6 +13,7 @@ from agent.managers.allocations.ledger import ContainerAllocation, Isolation, Po
 from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.desired.state import Desired
 from agent.reconcile.errors import BindingError
+from agent.reconcile.report import count_causes
 from agent.reconcile.start_checks import make_enforcer, make_layout
 from agent.server.errors import KernelUnreadableError
 from agent.server.kernel.enforced import KernelEnforcement
@@ -22,6 +23,7 @@ from tests.agent.managers.ledgers import ledger_with
 from tests.fakes.kernel import FaultyTree
 
 if TYPE_CHECKING:
+    from agent.reconcile.report import EnforcementReport
     from cgroupfs.tree import CgroupTree
     from tests.fakes.kernel import Operation
 
@@ -48,6 +50,10 @@ def kernel_of(tree: CgroupTree) -> KernelEnforcement:
     )
 
 
+def drift(outcome: EnforcementReport) -> dict[str, int]:
+    return dict(count_causes(outcome.drift))
+
+
 @pytest.fixture
 def tree() -> EmulatedKernel:
     return EmulatedKernel(Mask.parse("0-7"), Mask.of(0, 1))
@@ -55,8 +61,8 @@ def tree() -> EmulatedKernel:
 
 def test_a_new_pod_is_not_drift(tree: EmulatedKernel) -> None:
     outcome = kernel_of(tree).admitted(target(allocation("a")), "u-1")
-    assert (outcome.found, outcome.remaining) == ({}, ())
-    assert outcome.cgroups == (POD,)
+    assert (outcome.drift, outcome.remaining) == ((), ())
+    assert outcome.paths == (POD,)
 
 
 def test_drift_is_found_and_repaired_by_cause(tree: EmulatedKernel) -> None:
@@ -64,8 +70,8 @@ def test_drift_is_found_and_repaired_by_cause(tree: EmulatedKernel) -> None:
     kernel.admitted(desired, "u-1")
     tree.write(POD, "cpuset.cpus", "0-7")
     outcome = kernel.reconcile(desired)
-    assert outcome.found == outcome.repaired == {"unknown": 1}
-    assert kernel.reconcile(desired).found == {}
+    assert drift(outcome) == outcome.repaired == {"unknown": 1}
+    assert drift(kernel.reconcile(desired)) == {}
 
 
 def test_a_container_that_appears_is_settled_which_is_not_drift(tree: EmulatedKernel) -> None:
@@ -73,11 +79,11 @@ def test_a_container_that_appears_is_settled_which_is_not_drift(tree: EmulatedKe
     kernel.admitted(desired, "u-1")
     tree.mkdir(f"{POD}/a")
     outcome = kernel.reconcile(desired)
-    assert (outcome.found, outcome.settled) == ({}, (f"{POD}/a",))
+    assert (drift(outcome), outcome.settled) == ({}, (f"{POD}/a",))
     assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
     tree.write(f"{POD}/a", "cpuset.cpus", "2")
     outcome = kernel.reconcile(desired)
-    assert (outcome.found, outcome.settled) == ({"unknown": 1}, ())
+    assert (drift(outcome), outcome.settled) == ({"unknown": 1}, ())
 
 
 def test_controllers_that_go_with_a_pods_first_container_are_settled_too(
@@ -89,11 +95,11 @@ def test_controllers_that_go_with_a_pods_first_container_are_settled_too(
     tree.write(POD, "cgroup.subtree_control", "-cpuset -cpu")
     tree.mkdir(f"{POD}/a")
     outcome = kernel.reconcile(desired)
-    assert (outcome.found, outcome.settled) == ({}, (f"{POD}/a",))
+    assert (drift(outcome), outcome.settled) == ({}, (f"{POD}/a",))
     assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
     tree.write(POD, "cgroup.subtree_control", "-cpuset")
     outcome = kernel.reconcile(desired)
-    assert outcome.found["controller lost"] == 2
+    assert drift(outcome)["controller lost"] == 2
     # The files below are new ones, which are not watched yet.
     assert POD in outcome.renewed
     assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
@@ -103,7 +109,7 @@ def test_what_changed_while_no_agent_ran_is_drift(tree: EmulatedKernel) -> None:
     desired = target(allocation("a"))
     kernel_of(tree).admitted(desired, "u-1")
     tree.write(POD, "cpuset.cpus", "0-7")
-    assert kernel_of(tree).reconcile(desired).found == {"unknown": 1}
+    assert drift(kernel_of(tree).reconcile(desired)) == {"unknown": 1}
 
 
 def test_containers_that_run_are_named(tree: EmulatedKernel) -> None:
@@ -212,11 +218,11 @@ def test_a_container_in_a_pod_that_was_not_looked_at_is_settled_by_the_next_comp
     kernel.admitted(target(shared("u-1")), "u-1")
     tree.mkdir(f"{POD}/a")
     outcome = kernel.admitted(target(shared("u-1"), shared("u-2")), "u-2")
-    assert (outcome.pods, outcome.cgroups) == (frozenset({"u-2"}), ("kubepods/podu-2",))
+    assert (outcome.pods, outcome.paths) == (frozenset({"u-2"}), ("kubepods/podu-2",))
     tree.mkdir("kubepods/podu-2/a")
     outcome = kernel.reconcile(target(shared("u-1"), shared("u-2")))
     assert outcome.settled == (f"{POD}/a", "kubepods/podu-2/a")
-    assert outcome.found == {}
+    assert drift(outcome) == {}
 
 
 def test_a_pod_that_went_and_came_again_is_not_drift(tree: EmulatedKernel) -> None:
@@ -229,4 +235,4 @@ def test_a_pod_that_went_and_came_again_is_not_drift(tree: EmulatedKernel) -> No
     kernel.admitted(both, "u-2")
     tree.mkdir("kubepods/podu-2/a")
     outcome = kernel.reconcile(both)
-    assert (outcome.settled, outcome.found) == (("kubepods/podu-2/a",), {})
+    assert (outcome.settled, drift(outcome)) == (("kubepods/podu-2/a",), {})
