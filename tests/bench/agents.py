@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit as decide_on
 from agent.server.configured_host import situate
-from agent.server.start.process import settle_memory
+from agent.server.start.memory import settle_memory
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 from agent.state.store import Store
 from cgroupfs.emulated.kernel import EmulatedKernel

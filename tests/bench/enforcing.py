@@ -20,7 +20,7 @@ from agent.managers.policy import NodeFit
 from agent.reconcile.desired.state import Desired
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
-from agent.server.start.process import settle_memory
+from agent.server.start.memory import settle_memory
 from cgroupfs.names import Driver, Layout, Tier
 from sysfs.mask import Mask
 from tests.agent.pods.pods import app, guaranteed, pod, resources

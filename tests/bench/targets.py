@@ -61,7 +61,7 @@ _GROWTHS: Final = (
 )
 #: A decision on devices of plugins may take so many times that on listed devices.
 _PLUGINS: Final = 1.3
-REST_MIB: Final = 60
+REST_MIB: Final = 50
 REST_PERCENT: Final = 0.2
 
 

@@ -14,7 +14,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.web_response import StreamResponse
+from aiohttp.web_server import Server
 from msgspec.structs import replace
 
 from agent.server.listeners.http import (
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     import socket
     import ssl
     from collections.abc import Callable
+
+    from aiohttp.web_request import BaseRequest
 
     from agent.server.listeners.http import Answer, Failure, Handler, Response
     from agent.server.listeners.limits import Caller, Limits
@@ -84,7 +88,7 @@ class Connections:
         self._watching: Places[HttpConnection] = Places(limits.watchers, cut_answers=True)
         self._turns = asyncio.Semaphore(TURNS)
         self._openings: dict[HttpConnection, asyncio.Task[None]] = {}
-        self._server = web.Server(self._answer)
+        self._server = Server(self._answer)
         self._accepting: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
 
@@ -211,7 +215,7 @@ class Connections:
 
     # --- answering ------------------------------------------------------------------------------
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: BaseRequest) -> StreamResponse:
         """Answer one request in its turn.
 
         Otherwise all pipelined requests of a connection would be served before any other
@@ -261,7 +265,7 @@ class Exchange:
 
     def __init__(
         self,
-        request: web.BaseRequest,
+        request: BaseRequest,
         connection: HttpConnection,
         handler: Handler,
         failed: Failure,
@@ -272,7 +276,7 @@ class Exchange:
         self._failed = failed
         self._max_bytes = connection.limits.body_bytes
 
-    async def run(self) -> web.StreamResponse:
+    async def run(self) -> StreamResponse:
         """Answer the request; a stream is sent until it ends or the peer disconnects.
 
         The whole response is written when this returns, unless the peer stops reading.
@@ -281,7 +285,7 @@ class Exchange:
             answer = await self._answer()
         if isinstance(answer, Stream):
             return await self._follow(answer)
-        response = web.StreamResponse(status=answer.status, headers=_headers(answer))
+        response = StreamResponse(status=answer.status, headers=_headers(answer))
         response.content_length = len(answer.body)
         if self._connection.half_closed or self._has_odd_frame():
             response.force_close()
@@ -310,7 +314,7 @@ class Exchange:
             message = "internal error; see the agent log"
             return self._failed(HTTPStatus.INTERNAL_SERVER_ERROR, message)
 
-    async def _send(self, response: web.StreamResponse, body: bytes) -> None:
+    async def _send(self, response: StreamResponse, body: bytes) -> None:
         await response.prepare(self._request)
         if self._request.method != "HEAD":
             for start in range(0, len(body), PIECE_BYTES):
@@ -342,7 +346,7 @@ class Exchange:
         await self._send_continue()
         try:
             body = await self._read_all()
-        except (web.RequestPayloadError, ConnectionError) as error:
+        except (RequestPayloadError, ConnectionError) as error:
             raise BrokenBodyError(one_line(str(error))) from error
         if self._connection.body_cut_off:
             raise BrokenBodyError("the connection ended within it")
@@ -373,9 +377,9 @@ class Exchange:
 
     # --- streams --------------------------------------------------------------------------------
 
-    async def _follow(self, stream: Stream) -> web.StreamResponse:
+    async def _follow(self, stream: Stream) -> StreamResponse:
         """Send a stream's pieces until it ends or the peer disconnects."""
-        response = web.StreamResponse(headers=dict(_OWN_HEADERS))
+        response = StreamResponse(headers=dict(_OWN_HEADERS))
         response.headers["Content-Type"] = stream.content_type
         response.force_close()
         sending = asyncio.create_task(self._send_pieces(stream, response))
@@ -388,7 +392,7 @@ class Exchange:
             log.error("request failed", method="GET", exc_info=outcome)
         return response
 
-    async def _send_pieces(self, stream: Stream, response: web.StreamResponse) -> None:
+    async def _send_pieces(self, stream: Stream, response: StreamResponse) -> None:
         connection = self._connection
         with stream.open() as pieces:
             await response.prepare(self._request)

@@ -11,16 +11,20 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import structlog
-from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_response import Response
 
 from agent.server.listeners.http import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import StreamReader
+    from aiohttp.streams import StreamReader
+    from aiohttp.web_request import BaseRequest
+    from aiohttp.web_response import StreamResponse
+    from aiohttp.web_server import Server
     from structlog.typing import FilteringBoundLogger
 
     from agent.server.listeners.http import Failure
@@ -139,14 +143,14 @@ class Listener(Protocol):
         """Remove a closed connection."""
 
 
-class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
+class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
     """A connection of a listener, with its deadline.
 
     `answering` is true from a request's whole head until its answer is there, `half_closed` from
     the moment when the peer has said that it sends no more, `body_cut_off` if that was amid a body.
     """
 
-    def __init__(self, manager: web.Server, owner: Listener, caller: Caller) -> None:
+    def __init__(self, manager: Server, owner: Listener, caller: Caller) -> None:
         limits = owner.limits
         super().__init__(
             manager,
@@ -345,11 +349,11 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
 
     def handle_error(
         self,
-        request: web.BaseRequest,
+        request: BaseRequest,
         status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
         exc: BaseException | None = None,
         message: str | None = None,
-    ) -> web.StreamResponse:
+    ) -> StreamResponse:
         """Answer malformed HTTP; since it is the peer's mistake, one log line is enough."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
@@ -361,13 +365,13 @@ class HttpConnection(web.RequestHandler, asyncio.BufferedProtocol):
         self._expect(self.limits.head_seconds)
         said = self._owner.failed(HTTPStatus(status), f"malformed HTTP request: {why}")
         headers = {"Content-Type": said.content_type, "Server": "numawarden"}
-        response = web.Response(body=said.body, status=said.status, headers=headers)
+        response = Response(body=said.body, status=said.status, headers=headers)
         response.force_close()
         return response
 
     async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
+        self, request: BaseRequest, resp: StreamResponse, start_time: float | None
+    ) -> tuple[StreamResponse, bool]:
         """Send a response; for malformed HTTP, let the peer read it before closing."""
         outcome = await super().finish_response(request, resp, start_time)
         transport = self.transport

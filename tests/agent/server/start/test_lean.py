@@ -1,17 +1,26 @@
-"""What is there after a start is not looked through again; what comes later is collected."""
+"""What is not needed is not imported; what is there after a start is not looked through again."""
 
 from __future__ import annotations
 
 import gc
+import importlib
+import subprocess
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.server.start.process import settle_memory
+from agent.server.start.memory import as_if_missing, parts_of, settle_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+#: What the libraries bring along and no agent uses: colours, an HTTP client, web applications.
+NEVER_USED = frozenset(
+    {"rich", "pygments", "aiohttp.client", "aiohttp.connector", "aiohttp.web_app"}
+)
 
 
 class Ring:
@@ -45,3 +54,67 @@ def test_what_comes_later_is_collected() -> None:
     gone = weakref.ref(Ring())
     gc.collect()
     assert gone() is None
+
+
+def modules_after(*lines: str) -> set[str]:
+    """Return the modules that a new process has imported after these lines."""
+    code = "\n".join((*lines, "import sys", "print(*sys.modules)"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_agent_imports_no_library_that_it_never_uses() -> None:
+    found = modules_after("from agent.cli.run import import_agent", "import_agent()")
+    assert "aiohttp.web_protocol" in found
+    assert found & NEVER_USED == set()
+
+
+def test_a_whole_package_can_be_imported_after_parts_of_it() -> None:
+    assert "aiohttp.client" in modules_after(
+        "from agent.cli.run import import_agent",
+        "import_agent()",
+        "import aiohttp",
+        "from aiohttp import web",
+        "assert aiohttp.ClientSession and aiohttp.__version__ and web.Application and web.Server",
+    )
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the name of a package whose `__init__` cannot be run."""
+    name = "package_of_the_test"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("raise RuntimeError('all of it')\n")
+    (tmp_path / name / "part.py").write_text(f"from {name} import version\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name
+    sys.modules.pop(f"{name}.part", None)
+
+
+def test_parts_of_a_package_are_imported_without_the_rest(package: str) -> None:
+    with parts_of(package, version="1"):
+        part = importlib.import_module(f"{package}.part")
+    assert part.version == "1"
+    with pytest.raises(RuntimeError, match="all of it"):
+        importlib.import_module(package)
+
+
+def test_a_package_that_is_not_installed_has_no_parts() -> None:
+    with (
+        pytest.raises(ModuleNotFoundError, match="package_of_nothing"),
+        parts_of("package_of_nothing"),
+    ):
+        pass
+
+
+def test_what_is_imported_already_stays_as_it_is() -> None:
+    with parts_of("gc"), as_if_missing("gc"):
+        assert importlib.import_module("gc") is gc
+    assert importlib.import_module("gc") is gc
+
+
+def test_an_optional_module_is_missing_for_as_long_as_it_is_hidden() -> None:
+    sys.modules.pop("colorsys", None)
+    with as_if_missing("colorsys"), pytest.raises(ModuleNotFoundError):
+        importlib.import_module("colorsys")
+    assert importlib.import_module("colorsys").__name__ == "colorsys"
