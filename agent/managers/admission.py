@@ -12,9 +12,9 @@ from agent.managers import node_fit
 from agent.managers.allocations.allocation import make_allocation
 from agent.managers.allocations.demand import node_requests
 from agent.managers.cpu.manager import CpuManager
-from agent.managers.decision import Decision, Eligibility
+from agent.managers.decision import Decision, Eligibility, Rejected, Unanswered
 from agent.managers.device.manager import DeviceManager
-from agent.managers.effective_policy import Draft, Rejected, Unanswered, released
+from agent.managers.effective_policy import Draft, released
 from agent.managers.memory.manager import MemoryManager
 from agent.managers.readmission import readmit
 from agent.managers.topology.scope import align_and_allocate

@@ -93,6 +93,25 @@ class RejectionCause(Protocol):
         ...
 
 
+class Rejected(Exception):  # noqa: N818  (not an error of the program: the pod's rejection)
+    """The pod cannot be admitted; `cause` says why."""
+
+    def __init__(self, cause: RejectionCause) -> None:
+        super().__init__()
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return self.cause.explain().message
+
+
+class Unanswered(Exception):  # noqa: N818  (not an error: the decision is made with the answers)
+    """The decision depends on what device plugins prefer; `questions` say on what."""
+
+    def __init__(self, questions: tuple[Question, ...]) -> None:
+        super().__init__()
+        self.questions = questions
+
+
 class UnadmittedMerge(Protocol):
     """Hints of which no alignment was admitted."""
 

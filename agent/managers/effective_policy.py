@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agent.managers.allocations.allocatable import Allocatable, pod_limit
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.ledger import Ledger
-from agent.managers.decision import NO_ANSWERS
+from agent.managers.decision import NO_ANSWERS, Unanswered
 from agent.managers.memory.state import MemoryFacts
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
 from agent.managers.topology.search_budget import SearchBudget
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         Question,
         Reason,
         Rejection,
-        RejectionCause,
         Sample,
     )
     from agent.managers.machine import Machine
@@ -53,25 +52,6 @@ if TYPE_CHECKING:
     from agent.managers.violation import Violation
     from agent.pods.model import Pod
     from sysfs.mask import Mask
-
-
-class Rejected(Exception):  # noqa: N818  (not an error of the program: the pod's rejection)
-    """The pod cannot be admitted; `cause` says why."""
-
-    def __init__(self, cause: RejectionCause) -> None:
-        super().__init__()
-        self.cause = cause
-
-    def __str__(self) -> str:
-        return self.cause.explain().message
-
-
-class Unanswered(Exception):  # noqa: N818  (not an error: the decision is made with the answers)
-    """The decision depends on what device plugins prefer; `questions` say on what."""
-
-    def __init__(self, questions: tuple[Question, ...]) -> None:
-        super().__init__()
-        self.questions = questions
 
 
 class EffectivePolicy(Struct, frozen=True, dict=True):

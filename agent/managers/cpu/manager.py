@@ -29,9 +29,10 @@ from agent.managers.decision import (
     CPU_PINNING_ERRORS,
     CPU_PINNING_REQUESTS,
     Reason,
+    Rejected,
     Rejection,
 )
-from agent.managers.effective_policy import Rejected, ResourceManager
+from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import cpus_text
 from agent.pods.model import CPU
 from sysfs.mask import EMPTY, Mask

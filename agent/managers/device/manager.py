@@ -10,9 +10,9 @@ from msgspec import field
 from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.allocations.ledger import DEVICES, Taken
-from agent.managers.decision import Question, Reason, Rejection, Sample, gauge
+from agent.managers.decision import Question, Reason, Rejected, Rejection, Sample, Unanswered, gauge
 from agent.managers.device.assignment import assign_devices, device_hints, reusable_devices_after
-from agent.managers.effective_policy import Rejected, ResourceManager, Unanswered
+from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import ManagerError
 from agent.managers.violation import Rule, Violation
 from agent.pods.requests import aggregate

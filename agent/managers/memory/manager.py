@@ -17,9 +17,10 @@ from agent.managers.decision import (
     MEMORY_PINNING_ERRORS,
     MEMORY_PINNING_REQUESTS,
     Reason,
+    Rejected,
     Rejection,
 )
-from agent.managers.effective_policy import Rejected, ResourceManager
+from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import (
     ManagerError,
     MemoryAssignmentError,

@@ -15,8 +15,8 @@ from agent.managers.decision import (
     TOPOLOGY_ADMISSION_ERRORS,
     TOPOLOGY_ADMISSION_REQUESTS,
     HintTrace,
+    Rejected,
 )
-from agent.managers.effective_policy import Rejected
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.rejection import affinity_rejection
 from agent.managers.topology.hints import NO_AFFINITY, Hint

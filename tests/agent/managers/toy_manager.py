@@ -16,11 +16,12 @@ from agent.managers.decision import (
     MetricSpec,
     MetricType,
     Reason,
+    Rejected,
     Rejection,
     Sample,
     gauge,
 )
-from agent.managers.effective_policy import Rejected, ResourceManager
+from agent.managers.effective_policy import ResourceManager
 from agent.managers.topology.hints import Hint
 from agent.managers.violation import Violation
 from sysfs.mask import EMPTY, Mask

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from agent.managers.cpu.manager import CpuManager, aligned_cpus
 from agent.managers.cpu.parts import cpus_of
-from agent.managers.decision import Reason, Rejection
-from agent.managers.effective_policy import Rejected
+from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicy
 from agent.managers.topology.hints import NO_AFFINITY, Hint

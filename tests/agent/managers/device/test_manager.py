@@ -6,9 +6,8 @@ import pytest
 
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import DEVICES
-from agent.managers.decision import Reason
+from agent.managers.decision import Reason, Rejected
 from agent.managers.device.manager import DeviceManager
-from agent.managers.effective_policy import Rejected
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.model import QosClass

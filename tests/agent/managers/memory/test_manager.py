@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.allocations.ledger import MemoryBlock
-from agent.managers.decision import Reason, Rejection
-from agent.managers.effective_policy import Rejected
+from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.machine import Machine
 from agent.managers.memory.manager import MemoryManager
 from agent.managers.memory.parts import memory_of

@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.decision import Reason, Rejection
-from agent.managers.effective_policy import Rejected, ResourceManager
+from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.topology.hints import Hint
 from agent.managers.topology.merge import best_reachable
 from agent.managers.topology.scope import align_and_allocate
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.effective_policy import Draft
+    from agent.managers.effective_policy import Draft, ResourceManager
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
     from agent.managers.topology.implicit_hints import ProviderHints
 
