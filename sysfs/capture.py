@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from msgspec import Struct
 
 from sysfs.cpus import HYBRID_PMUS, MIDR, read_cpu_sets
-from sysfs.devices import NET_DIRECTORY, NET_KIND, PCI_DIRECTORY, read_devices
+from sysfs.devices import NET_KIND, PCI_DIRECTORY, read_devices
 from sysfs.files import SysfsTree
+from sysfs.links import NET_DIRECTORY
 from sysfs.nodes import HOST_HUGEPAGES, HOST_MEMINFO, NODE_DIRECTORY, find_memory_total, pool_sizes
 from sysfs.siblings import (
     CLUSTER_LISTS,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from sysfs.files import MalformedFile, UnreadableFile
 from sysfs.host import Device
+from sysfs.links import NET_DIRECTORY, read_live_links
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from sysfs.files import SysfsTree
 
@@ -27,8 +28,9 @@ _NUMBER: Final = re.compile(r"0x[0-9a-f]{1,8}", re.ASCII)
 
 def read_devices(tree: SysfsTree, online: Mask, *, live: bool = False) -> tuple[Device, ...]:
     """Return the PCI devices and the network interfaces of a tree; `live` asks netlink as well."""
-    links = read_links() if live else ()
-    return read_pci_devices(tree, online) + read_interfaces(tree, online, links)
+    links = read_live_links() if live else ()
+    known = [(link.name, link.address) for link in links]
+    return read_pci_devices(tree, online) + read_interfaces(tree, online, known)
 
 
 def read_pci_devices(tree: SysfsTree, online: Mask) -> tuple[Device, ...]:
@@ -96,7 +98,6 @@ def _number(tree: SysfsTree, name: str) -> str:
     return tree.optional(read, "", "it is left out of the device")
 
 
-NET_DIRECTORY: Final = "sys/class/net"
 NET_KIND: Final = "net"
 #: IFNAMSIZ without the final NUL.
 _LONGEST_NAME: Final = 15
@@ -148,30 +149,3 @@ def _place(tree: SysfsTree, name: str) -> str:
 def _pci_address(place: str) -> str:
     parts = (part for part in reversed(place.split("/")) if ADDRESS.fullmatch(part))
     return next(parts, "")
-
-
-def read_links() -> tuple[tuple[str, str], ...]:
-    """Return (interface, PCI address or "") of every link in this network namespace.
-
-    The address is that of `IFLA_PARENT_DEV_NAME` (kernel 5.14 and later); links of older
-    kernels and of other buses have "" and are placed by `sys/class/net`. Empty where the system
-    rejects netlink (a sandbox without AF_NETLINK): `sys/class/net` then has to do alone.
-    """
-    # pyroute2 costs 0.2 s and 17 MiB to import; reading another root needs none of it.
-    from pyroute2 import IPRoute  # noqa: PLC0415
-    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415
-
-    try:
-        with IPRoute() as netlink:
-            return tuple(
-                (str(link.get_attr("IFLA_IFNAME")), _parent_address(link.get_attr))
-                for link in netlink.get_links()
-            )
-    except (OSError, NetlinkError):
-        return ()
-
-
-def _parent_address(attribute: Callable[[str], object]) -> str:
-    if attribute("IFLA_PARENT_DEV_BUS_NAME") != "pci":
-        return ""
-    return str(attribute("IFLA_PARENT_DEV_NAME"))

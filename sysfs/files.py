@@ -268,6 +268,22 @@ class SysfsTree:
             return target[1:]
         return target[len(self._root) + 1 :] if self._is_inside(target) else None
 
+    def link_name(self, name: str) -> str | None:
+        """Return the last name of what a link points to; None if there is nothing of this name.
+
+        The link is not followed, so it may lead out of the tree: `driver` of an unpacked capture
+        names the driver even where the capture does not contain it.
+        """
+        path = self._prefix + name
+        parent, _, last = name.rpartition("/")
+        try:
+            target = os.readlink(f"{self._place(parent).rstrip('/')}/{last}")  # noqa: PTH115  # as above
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise UnreadableFile(path, error.strerror or str(error)) from error
+        return target.rstrip("/").rpartition("/")[2]
+
     def _is_inside(self, real: str) -> bool:
         return real.startswith(self._root + "/")
 

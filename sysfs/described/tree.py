@@ -6,7 +6,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from sysfs.cpus import HYBRID_PMUS
-from sysfs.devices import NET_DIRECTORY, NET_KIND, PCI_DIRECTORY, PCI_KIND
+from sysfs.devices import NET_KIND, PCI_DIRECTORY, PCI_KIND
+from sysfs.links import NET_DIRECTORY
 from sysfs.mask import Mask
 from sysfs.nodes import HOST_MEMINFO, NODE_DIRECTORY
 from sysfs.siblings import CPU_DIRECTORY, UNCORE_LEVEL

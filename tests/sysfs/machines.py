@@ -20,7 +20,7 @@ _UNWANTED: Final = (
     *("statistics", "queues", "msi_irqs", "memory[0-9]*", "vulnerabilities", "cgroup", "irq"),
     *("uevent", "size", "number_of_sets", "ways_of_associativity", "coherency_line_size"),
     *("write_policy", "allocation_policy", "physical_line_partition"),
-    *("modalias", "driver", "revision", "firmware_node", "hotplug", "subsystem*", "msi_*", "ppin"),
+    *("modalias", "revision", "firmware_node", "hotplug", "subsystem*", "msi_*", "ppin"),
     *("remove", "rescan", "resource*", "config", "broken_parity_status", "numastat", "vmstat"),
     *("virtual/dmi", "virtual/mem", "kernel/debug", "firmware", "device-tree"),
 )

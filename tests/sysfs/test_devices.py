@@ -1,25 +1,21 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-import pyroute2
 import pytest
-from pyroute2.netlink.exceptions import NetlinkError
 
 from sysfs.devices import (
-    NET_DIRECTORY,
     PCI_DIRECTORY,
     read_interfaces,
-    read_links,
     read_pci_devices,
 )
 from sysfs.files import SysfsTree
 from sysfs.host import Device
+from sysfs.links import NET_DIRECTORY
 from sysfs.mask import EMPTY, Mask
 from tests.sysfs.trees import lay_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 ONLINE = Mask.parse("0-7")
@@ -201,62 +197,3 @@ def test_what_netlink_knows_comes_first_and_sysfs_adds_the_rest(tmp_path: Path) 
         ("eth0", "0000:41:00.0", 1),
         ("eth1", "0000:41:00.0", 1),
     ]
-
-
-class _Link:
-    def __init__(self, **attributes: str) -> None:
-        self._attributes = attributes
-
-    def get_attr(self, name: str) -> str | None:
-        return self._attributes.get(name)
-
-
-class _Netlink:
-    """What `IPRoute` gives: links, or a rejection."""
-
-    links: tuple[_Link, ...] = ()
-    rejection: Exception | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close nothing."""
-
-    def get_links(self) -> Iterator[_Link]:
-        if self.rejection is not None:
-            raise self.rejection
-        yield from self.links
-
-
-def test_links_come_with_the_address_of_their_pci_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Netlink(_Netlink):
-        links = (
-            _Link(IFLA_IFNAME="lo"),
-            _Link(
-                IFLA_IFNAME="eth0",
-                IFLA_PARENT_DEV_NAME="0000:41:00.0",
-                IFLA_PARENT_DEV_BUS_NAME="pci",
-            ),
-            _Link(
-                IFLA_IFNAME="eth1",
-                IFLA_PARENT_DEV_NAME="virtio2",
-                IFLA_PARENT_DEV_BUS_NAME="virtio",
-            ),
-        )
-
-    monkeypatch.setattr(pyroute2, "IPRoute", Netlink)
-    assert read_links() == (("lo", ""), ("eth0", "0000:41:00.0"), ("eth1", ""))
-
-
-@pytest.mark.parametrize("rejection", [PermissionError(1, "no"), NetlinkError(1, "no")])
-def test_a_sandbox_without_netlink_leaves_it_to_sysfs(
-    monkeypatch: pytest.MonkeyPatch, rejection: Exception
-) -> None:
-    monkeypatch.setattr(_Netlink, "rejection", rejection)
-    monkeypatch.setattr(pyroute2, "IPRoute", _Netlink)
-    assert read_links() == ()
-
-
-def test_this_hosts_own_links_include_the_loopback() -> None:
-    assert ("lo", "") in read_links()

@@ -12,8 +12,10 @@ from sysfs.uevents import (
     KERNEL_GROUP,
     KERNEL_PORT,
     Hotplug,
+    device_event_of,
     hotplug_of,
     open_socket,
+    watch_devices,
     watch_hotplug,
 )
 
@@ -54,11 +56,48 @@ def test_other_events_are_not(other: bytes) -> None:
     assert hotplug_of(other) is None
 
 
+NIC = "/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
+HEAD = "/devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n1"
+
+
+@pytest.mark.parametrize(
+    ("action", "subsystem", "path"),
+    [
+        ("add", "pci", NIC),
+        ("bind", "pci", NIC),
+        ("remove", "net", f"{NIC}/net/ens1f0"),
+        ("change", "nvme", f"{NIC}/nvme/nvme0"),
+        ("add", "block", f"{NIC}/nvme/nvme0/nvme0n1"),
+        ("add", "block", HEAD),
+        ("add", "drm", f"{NIC}/drm/renderD128"),
+        ("add", "accel", f"{NIC}/accel/accel0"),
+    ],
+)
+def test_events_of_devices_on_a_bus_are_reported(action: str, subsystem: str, path: str) -> None:
+    sent = message(ACTION=action, DEVPATH=path, SUBSYSTEM=subsystem)
+    assert device_event_of(sent) == Hotplug(action, subsystem, path)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"",
+        of_cpu("online"),
+        message(ACTION="add", DEVPATH=NIC, SUBSYSTEM="usb"),
+        message(ACTION="add", DEVPATH="/devices/virtual/net/veth1", SUBSYSTEM="net"),
+        message(ACTION="change", DEVPATH="/devices/virtual/block/loop0", SUBSYSTEM="block"),
+    ],
+)
+def test_other_events_are_not_of_devices(other: bytes) -> None:
+    assert device_event_of(other) is None
+
+
 class _Netlink:
     """What the kernel and others would send, then a loss of events."""
 
     sent = (
-        (message(ACTION="add", SUBSYSTEM="net"), KERNEL_PORT),
+        (message(ACTION="add", DEVPATH=NIC, SUBSYSTEM="pci"), KERNEL_PORT),
+        (message(ACTION="remove", DEVPATH=NIC, SUBSYSTEM="pci"), OTHER_SENDER),
         (of_cpu("offline"), KERNEL_PORT),
         (of_cpu("remove"), OTHER_SENDER),
         (of_cpu("online"), KERNEL_PORT),
@@ -105,6 +144,19 @@ def test_the_kernels_events_are_reported_in_order_until_some_are_lost(
     with pytest.raises(OSError, match="No buffer space"):
         asyncio.run(watch())
     assert seen == ["offline", "online"]
+    assert netlink.closed
+
+
+def test_devices_are_watched_through_the_same_socket(netlink: _Netlink) -> None:
+    seen: list[Hotplug] = []
+
+    async def watch() -> None:
+        async for event in watch_devices():
+            seen.append(event)  # noqa: PERF401  # the last read raises
+
+    with pytest.raises(OSError, match="No buffer space"):
+        asyncio.run(watch())
+    assert seen == [Hotplug("add", "pci", NIC)]
     assert netlink.closed
 
 

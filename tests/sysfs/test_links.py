@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from typing import TYPE_CHECKING, Any, Self
+
+import pyroute2
+import pytest
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+
+from sysfs import links
+from sysfs.files import SysfsTree
+from sysfs.links import (
+    LINK_GROUP,
+    NET_DIRECTORY,
+    Link,
+    open_link_socket,
+    read_links,
+    read_live_links,
+    watch_links,
+)
+from tests.sysfs.trees import lay_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def _laid(root: Path, **files: str) -> Link:
+    lay_out(root, {f"{NET_DIRECTORY}/eth0/{name}": f"{text}\n" for name, text in files.items()})
+    tree = SysfsTree(root)
+    (link,) = read_links(tree, ["eth0"]).values()
+    assert tree.warnings == ()
+    return link
+
+
+@pytest.mark.parametrize(
+    ("state", "up"),
+    [
+        ("up", True),
+        ("unknown", True),
+        ("down", False),
+        ("dormant", False),
+        ("lowerlayerdown", False),
+        ("notpresent", False),
+        ("testing", False),
+    ],
+)
+def test_an_interface_is_up_in_its_operational_state(tmp_path: Path, state: str, up: bool) -> None:  # noqa: FBT001
+    link = _laid(tmp_path, operstate=state, flags="0x1003")
+    assert (link.state, link.is_up) == (state, up)
+
+
+def test_an_interface_that_is_administratively_down_is_not_up(tmp_path: Path) -> None:
+    assert not _laid(tmp_path, operstate="unknown", flags="0x1002").is_up
+
+
+@pytest.mark.parametrize(("carrier", "state"), [("1", "up"), ("0", "down")])
+def test_the_carrier_decides_where_there_is_no_operational_state(
+    tmp_path: Path, carrier: str, state: str
+) -> None:
+    assert _laid(tmp_path, carrier=carrier).state == state
+
+
+def test_the_carrier_is_not_asked_where_there_is_an_operational_state(tmp_path: Path) -> None:
+    # The kernel rejects to read it of an interface that is administratively down.
+    assert _laid(tmp_path, operstate="down", carrier="rejected").state == "down"
+
+
+def test_an_interface_without_any_file_is_not_known_to_be_down(tmp_path: Path) -> None:
+    assert _laid(tmp_path) == Link("eth0")
+
+
+@pytest.mark.parametrize("text", ["UP", "up down", "\0", "u" * 5000, "naïve"])
+def test_an_odd_operational_state_is_unknown_with_a_warning(tmp_path: Path, text: str) -> None:
+    lay_out(tmp_path, {f"{NET_DIRECTORY}/eth0/operstate": f"{text}\n"})
+    tree = SysfsTree(tmp_path)
+    assert read_links(tree, ["eth0"])["eth0"].state == "unknown"
+    assert "operstate: found" in tree.warnings[0]
+
+
+@pytest.mark.parametrize("text", ["3", "0x", "0x1g", "0x" + "0" * 99])
+def test_odd_flags_are_a_warning(tmp_path: Path, text: str) -> None:
+    lay_out(tmp_path, {f"{NET_DIRECTORY}/eth0/flags": text})
+    tree = SysfsTree(tmp_path)
+    assert read_links(tree, ["eth0"])["eth0"].enabled
+    assert "flags: found" in tree.warnings[0]
+
+
+def test_netlink_comes_before_sysfs(tmp_path: Path) -> None:
+    lay_out(tmp_path, {f"{NET_DIRECTORY}/{name}/operstate": "down" for name in ("eth0", "eth1")})
+    found = read_links(SysfsTree(tmp_path), ["eth0", "eth1"], [Link("eth0", state="up")])
+    assert {name: link.state for name, link in found.items()} == {"eth0": "up", "eth1": "down"}
+
+
+def _message(**attributes: object) -> ifinfmsg:
+    """Return a message as the kernel sends it, encoded and decoded by pyroute2."""
+    sent = ifinfmsg()
+    sent["header"]["type"] = 16  # RTM_NEWLINK
+    sent["flags"] = attributes.pop("flags", 1)
+    sent["attrs"] = [(f"IFLA_{name}", value) for name, value in attributes.items()]
+    sent.encode()
+    received = ifinfmsg(sent.data)
+    received.decode()
+    return received
+
+
+def _functions(*states: int) -> dict[str, Any]:
+    info = [
+        ("IFLA_VF_INFO", {"attrs": [("IFLA_VF_LINK_STATE", {"vf": vf, "link_state": state})]})
+        for vf, state in enumerate(states)
+    ]
+    return {"attrs": info}
+
+
+class _Netlink:
+    """What `IPRoute` gives: links, or a rejection."""
+
+    links: tuple[ifinfmsg, ...] = ()
+    rejection: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing."""
+
+    def get_links(self, ext_mask: int) -> Iterator[ifinfmsg]:
+        assert ext_mask == 1  # without it the kernel leaves virtual functions out
+        if self.rejection is not None:
+            raise self.rejection
+        yield from self.links
+
+
+@pytest.fixture
+def netlink(monkeypatch: pytest.MonkeyPatch) -> type[_Netlink]:
+    """Put a fake in the place of pyroute2's netlink."""
+
+    class Netlink(_Netlink):
+        pass
+
+    monkeypatch.setattr(pyroute2, "IPRoute", Netlink)
+    return Netlink
+
+
+def test_links_come_with_the_address_of_their_pci_parent(netlink: type[_Netlink]) -> None:
+    nic = {"PARENT_DEV_NAME": "0000:41:00.0", "PARENT_DEV_BUS_NAME": "pci"}
+    virtio = {"PARENT_DEV_NAME": "virtio2", "PARENT_DEV_BUS_NAME": "virtio"}
+    netlink.links = (
+        _message(IFNAME="lo", OPERSTATE="UNKNOWN"),
+        _message(IFNAME="eth0", OPERSTATE="UP", **nic),
+        _message(flags=0, IFNAME="eth1", OPERSTATE="DOWN", **virtio),
+    )
+    assert read_live_links() == (
+        Link("lo", "", "unknown"),
+        Link("eth0", "0000:41:00.0", "up"),
+        Link("eth1", "", "down", enabled=False),
+    )
+
+
+def test_virtual_functions_whose_link_is_disabled_are_known_by_their_number(
+    netlink: type[_Netlink],
+) -> None:
+    auto, enabled, disabled = range(3)
+    functions = _functions(auto, disabled, enabled, disabled)
+    netlink.links = (_message(IFNAME="eth0", OPERSTATE="UP", VFINFO_LIST=functions),)
+    (link,) = read_live_links()
+    assert link.disabled_functions == {1, 3}
+
+
+@pytest.mark.parametrize("rejection", [PermissionError(1, "no"), NetlinkError(1, "no")])
+def test_a_sandbox_without_netlink_leaves_it_to_sysfs(
+    netlink: type[_Netlink], rejection: Exception
+) -> None:
+    netlink.rejection = rejection
+    assert read_live_links() == ()
+
+
+def test_this_hosts_own_links_include_the_loopback() -> None:
+    assert "lo" in {link.name for link in read_live_links()}
+
+
+class _Socket:
+    """A socket that gets two messages, then loses some."""
+
+    def __init__(self) -> None:
+        self._left = 2
+        self.closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+    def gettimeout(self) -> float:
+        return 0.0
+
+    def recv(self, size: int) -> bytes:
+        if not self._left:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        self._left -= 1
+        return b"\0" * size
+
+
+def test_every_message_is_a_change_until_some_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = _Socket()
+    changes: list[None] = []
+    monkeypatch.setattr(links, "open_link_socket", lambda: fake)
+
+    async def watch() -> None:
+        async for change in watch_links():
+            changes.append(change)  # noqa: PERF401  # the last read raises
+
+    with pytest.raises(OSError, match="No buffer space"):
+        asyncio.run(watch())
+    assert (len(changes), fake.closed) == (2, True)
+
+
+def test_the_real_socket_gets_changes_of_links_and_never_blocks() -> None:
+    with open_link_socket() as netlink:
+        _, groups = netlink.getsockname()
+        assert groups == LINK_GROUP
+        assert netlink.proto == socket.NETLINK_ROUTE
+        assert netlink.gettimeout() == 0.0
