@@ -100,6 +100,22 @@ def _ignored_problems(config: Config) -> Iterator[Mistake]:
             )
 
 
+def _host_device_problems(config: Config) -> Iterator[Mistake]:
+    """Yield each resource of the host's devices that has another provider as well."""
+    agent = config.agent
+    for resource in dict.fromkeys(each.resource for each in agent.host_devices):
+        for key, others in (
+            ("agent.devices", agent.devices),
+            ("agent.ignoredResources", agent.ignored_resources),
+        ):
+            if resource in others:
+                yield Mistake(
+                    join("agent.hostDevices", resource),
+                    f"{resource} is in {key}, too, and a resource has one provider; remove it from "
+                    "one of the two",
+                )
+
+
 def _tls_problems(config: Config) -> Iterator[Mistake]:
     metrics = config.agent.metrics
     if (metrics.tls_certificate is None) != (metrics.tls_key is None):
@@ -119,6 +135,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
     ),
     (("agent",), _tls_problems),
     (("agent",), _ignored_problems),
+    (("agent",), _host_device_problems),
 )
 
 

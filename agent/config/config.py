@@ -105,12 +105,32 @@ class LimitsConfig(Struct, frozen=True):
     message_bytes: int = 4 * _MIB
 
 
+class HostDeviceClass(Struct, frozen=True):
+    """Devices of the host that pods can ask for as `resource`: those that meet all criteria.
+
+    A criterion that is "" is not asked for; at least one is. `pci_class`, `vendor` and `device` are
+    hexadecimal digits without `0x`: a class has 2, 4 or 6 of them and takes all classes that begin
+    so. `address`, `interface` and `virtual_functions_of` are patterns with the wildcards of
+    `fnmatch`; the last is of an interface of the physical function.
+    """
+
+    resource: str
+    pci_class: str = ""
+    vendor: str = ""
+    device: str = ""
+    driver: str = ""
+    address: str = ""
+    interface: str = ""
+    virtual_functions_of: str = ""
+
+
 class AgentConfig(Struct, frozen=True):
     """The agent's own settings (`agent:`), beside those it shares with the kubelet.
 
     `socket_group` None: only root may use the socket. `sysfs_root` is the directory below which
     `sys` and `proc` of the host stand. `enforce` are the controllers whose files are set, the
-    others are left to other programs. `devices` is the inventory by resource name,
+    others are left to other programs. `devices` is the inventory by resource name, `host_devices`
+    are classes of devices that are found on the host, in the order in which they are asked,
     `ignored_resources` are extended resources that others provide.
     """
 
@@ -124,6 +144,7 @@ class AgentConfig(Struct, frozen=True):
     logging: LoggingConfig = LoggingConfig()
     limits: LimitsConfig = LimitsConfig()
     devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
+    host_devices: tuple[HostDeviceClass, ...] = ()
     ignored_resources: tuple[str, ...] = ()
 
 

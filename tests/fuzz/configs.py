@@ -10,6 +10,7 @@ import yaml
 
 from agent.config.config import ConfigError
 from agent.config.file import load_config
+from agent.config.keys.host_devices import criteria_text
 from agent.config.resolve import resolve
 from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
@@ -47,6 +48,10 @@ _FULL: Final = {
         "metrics": {"address": "::1", "port": 9999},
         "limits": {"manifestBytes": "64Ki"},
         "devices": {"example.com/gpu": [{"id": "a", "numaNodes": [0]}, {"id": "b"}]},
+        "hostDevices": {
+            "example.com/vf": [{"virtualFunctionsOf": "ens1f0", "driver": "vfio-pci"}],
+            "example.com/nvme": [{"pciClass": "0108"}, {"vendor": "144d", "address": "0000:5e:*"}],
+        },
     },
 }
 BASES: Final = (json.dumps(yaml.safe_load(_EXAMPLE.read_text())), json.dumps(_FULL))
@@ -105,6 +110,7 @@ def _check_bounds(config: Config) -> None:
     for path in (agent.state_directory, agent.socket_path, agent.sysfs_root, agent.cgroup_mount):
         demand(path.is_absolute() and "\0" not in str(path), f"path {path}")
     demand(".." not in config.cgroup_root.split("/"), f"cgroup root {config.cgroup_root}")
+    demand(all(map(criteria_text, agent.host_devices)), "a class that every device meets")
     reserved = config.reserved_system_cpus
     demand(reserved is None or isinstance(reserved, Mask), f"reserved {reserved!r}")
 

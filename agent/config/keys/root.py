@@ -15,6 +15,7 @@ from agent.config.config import (
     MetricsConfig,
 )
 from agent.config.keys.amounts import ByteSize
+from agent.config.keys.host_devices import HostDeviceClasses
 from agent.config.keys.key import Key, KeyGroup, Section
 from agent.config.keys.kubelet import KUBELET_GROUPS
 from agent.config.keys.names import ControllerSet, DeviceInventory, ProvidedResources
@@ -184,10 +185,26 @@ _AGENT: Final = Section(
                     since="0.1.0",
                     help="The devices that pods can ask for, by resource name. Without numaNodes "
                     "no NUMA node of the device is known; healthy is true where it is left out. "
-                    "A pod that asks for a resource that is not listed here is rejected, but see "
-                    "ignoredResources.",
+                    "A pod that asks for a resource that is neither listed here nor in "
+                    "hostDevices is rejected, but see ignoredResources.",
                     example="example.com/gpu:\n"
                     "  - id: gpu-0\n    numaNodes: [0]\n    healthy: true\n",
+                ),
+                Key(
+                    "hostDevices",
+                    HostDeviceClasses(),
+                    since="0.1.0",
+                    help="Classes of the host's own devices that pods can ask for, by resource "
+                    "name; the agent finds the devices, their NUMA nodes and whether they are "
+                    "healthy. A device is of a class if it meets all criteria that the class has: "
+                    "pciClass (2, 4 or 6 digits), vendor and device (4 digits each) in "
+                    "hexadecimal, driver, and, with the wildcards *, ? and [], address (PCI "
+                    "address), interface (network interface) and virtualFunctionsOf (interface "
+                    "of the physical function). A device of several classes counts for the "
+                    "first. Nothing is left out because the host itself uses it.",
+                    example="example.com/vf:\n"
+                    "  - virtualFunctionsOf: ens1f0\n    driver: vfio-pci\n"
+                    'example.com/nvme:\n  - pciClass: "0108"\n',
                 ),
                 Key(
                     "ignoredResources",

@@ -15,6 +15,7 @@ from agent.config.config import (
     CgroupDriver,
     Config,
     ConfigError,
+    HostDeviceClass,
     LogFormat,
     LogLevel,
     MemoryReservation,
@@ -81,6 +82,8 @@ agent:
   limits: {manifestBytes: 2Mi, messageBytes: 8Mi}
   devices:
     example.com/gpu: [{id: a, numaNodes: [0, 1], healthy: false}, {id: b}]
+  hostDevices:
+    example.com/vf: [{virtualFunctionsOf: ens1f0, driver: vfio-pci}]
   ignoredResources: [example.com/licence]
 """
 
@@ -159,6 +162,9 @@ def test_every_key_of_the_agent_is_read() -> None:
             PluginDevice("b"),
         )
     }
+    assert agent.host_devices == (
+        HostDeviceClass("example.com/vf", driver="vfio-pci", virtual_functions_of="ens1f0"),
+    )
     assert agent.ignored_resources == ("example.com/licence",)
 
 
@@ -485,6 +491,10 @@ def test_the_schema_accepts_a_key_without_a_value_as_the_agent_does(path: str) -
         '{"agent": {"limits": {"manifestBytes": 1}}}',
         '{"agent": {"devices": {"gpu": []}}}',
         '{"agent": {"devices": {"a.b/c": [{}]}}}',
+        '{"agent": {"hostDevices": {"a.b/c": []}}}',
+        '{"agent": {"hostDevices": {"a.b/c": [{}]}}}',
+        '{"agent": {"hostDevices": {"a.b/c": [{"pciClass": "020"}]}}}',
+        '{"agent": {"hostDevices": {"a.b/c": [{"interfaces": "x"}]}}}',
         '{"agent": {"enforce": ["io"]}}',
         '{"agent": {"ignoredResources": ["cpu"]}}',
         '{"agent": {"ignoredResources": ["a.b/c", "a.b/c"]}}',
