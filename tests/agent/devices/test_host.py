@@ -1,0 +1,405 @@
+"""Which devices of a host each resource has, and what a container gets with them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config.config import HostDeviceClass
+from agent.devices.host import Selection, deliver, remembering, select
+from agent.managers.allocations.delivery import DeviceNode
+from agent.managers.policy import PluginDevice
+from sysfs.files import SysfsTree
+from sysfs.functions import DeviceFunction, Functions, read_functions
+from sysfs.host import Device
+from sysfs.links import Link
+from sysfs.mask import EMPTY, Mask
+from tests.sysfs.pci import PciTree, network_host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+VF: Final = "example.com/vf"
+NIC: Final = "example.com/nic"
+FUNCTIONS: Final = tuple(f"0000:3b:02.{number}" for number in range(4))
+PORTS: Final = ("0000:3b:00.0", "0000:3b:00.1")
+
+
+def selected(root: Path, *classes: HostDeviceClass) -> Selection:
+    return select(classes, read_functions(SysfsTree(root)))
+
+
+def ids(selection: Selection, resource: str = VF) -> tuple[str, ...]:
+    return tuple(device.id for device in selection.offer.devices[resource])
+
+
+def healthy(selection: Selection, resource: str = VF) -> tuple[str, ...]:
+    return tuple(device.id for device in selection.offer.devices[resource] if device.healthy)
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> PciTree:
+    return network_host(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("criteria", "expected"),
+    [
+        ({"virtual_functions_of": "ens1f0"}, FUNCTIONS),
+        ({"virtual_functions_of": "ens?f[0-3]"}, FUNCTIONS),
+        ({"virtual_functions_of": "ens1f0", "driver": "vfio-pci"}, FUNCTIONS[:2]),
+        ({"driver": "vfio-pci"}, FUNCTIONS[:2]),
+        ({"vendor": "8086", "device": "1889"}, FUNCTIONS),
+        ({"device": "1592"}, PORTS),
+        ({"pci_class": "02"}, PORTS + FUNCTIONS),
+        ({"pci_class": "020000", "driver": "ice"}, PORTS),
+        ({"interface": "ens1f?"}, PORTS),
+        ({"interface": "ens1f*"}, PORTS + FUNCTIONS[2:]),
+        ({"address": "0000:3b:02.[13]"}, (FUNCTIONS[1], FUNCTIONS[3])),
+        ({"virtual_functions_of": "ens1f1"}, ()),
+        ({"pci_class": "0207"}, ()),
+        ({"vendor": "8086", "device": "1889", "driver": "ice"}, ()),
+    ],
+)
+def test_a_class_has_the_devices_that_meet_all_its_criteria(
+    network: PciTree, criteria: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    assert ids(selected(network.root, HostDeviceClass(VF, **criteria))) == expected
+
+
+def test_a_device_is_on_the_node_that_sysfs_shows_or_on_none(tmp_path: Path) -> None:
+    tree = PciTree(tmp_path)
+    tree.add("0000:3b:00.0", node=1)
+    tree.add("0000:3b:00.1")
+    assert selected(tmp_path, HostDeviceClass(NIC, pci_class="02")).offer.devices[NIC] == (
+        PluginDevice("0000:3b:00.0", Mask.of(1)),
+        PluginDevice("0000:3b:00.1", EMPTY),
+    )
+
+
+def test_the_classes_of_one_resource_are_joined_without_a_condition(network: PciTree) -> None:
+    classes = [HostDeviceClass(VF, address=f"*.{end}") for end in ("[0-2]", "[2-3]")]
+    selection = selected(network.root, *classes, HostDeviceClass(NIC, driver="ice"))
+    assert ids(selection) == PORTS + FUNCTIONS
+    assert not any("count" in line for line in selection.conditions if "nic" not in line)
+
+
+def test_a_device_of_two_resources_counts_for_the_first_with_a_condition(network: PciTree) -> None:
+    vf = HostDeviceClass(VF, virtual_functions_of="ens1f0")
+    everything = HostDeviceClass(NIC, pci_class="02")
+    selection = selected(network.root, vf, everything)
+    assert (ids(selection), ids(selection, NIC)) == (FUNCTIONS, PORTS)
+    assert any(
+        line.startswith(
+            f"agent.hostDevices: {FUNCTIONS[0]} and 3 more are of {VF} and of {NIC} and count for"
+        )
+        for line in selection.conditions
+    )
+    assert ids(selected(network.root, everything, vf), NIC) == PORTS + FUNCTIONS
+
+
+def test_a_class_without_a_device_is_a_condition_and_its_resource_is_known(tmp_path: Path) -> None:
+    PciTree(tmp_path)
+    selection = selected(tmp_path, HostDeviceClass(VF, driver="vfio-pci", vendor="8086"))
+    assert selection.offer.devices == {VF: ()}
+    (line,) = selection.conditions
+    assert f'agent.hostDevices["{VF}"]: no device meets vendor 8086, driver vfio-pci' in line
+
+
+def test_a_port_without_virtual_functions_is_named_with_the_file_that_makes_them(
+    network: PciTree,
+) -> None:
+    (line,) = selected(network.root, HostDeviceClass(VF, virtual_functions_of="*f1")).conditions
+    assert "ens1f1 has no virtual functions" in line
+    assert "/sys/class/net/ens1f1/device/sriov_numvfs" in line
+
+
+class TestHealth:
+    def test_an_interface_is_healthy_as_long_as_its_link_is_up(self, network: PciTree) -> None:
+        nic = HostDeviceClass(NIC, interface="ens1f?")
+        selection = selected(network.root, nic)
+        assert healthy(selection, NIC) == PORTS[:1]
+        assert selection.faults[NIC, PORTS[1]] == "the link of ens1f1 is down"
+        network.set_link(PORTS[1], "ens1f1", "up")
+        assert healthy(selected(network.root, nic), NIC) == PORTS
+
+    def test_virtual_functions_go_by_their_physical_functions_link(self, network: PciTree) -> None:
+        vf = HostDeviceClass(VF, virtual_functions_of="ens1f0")
+        assert healthy(selected(network.root, vf)) == FUNCTIONS
+        network.set_link(PORTS[0], "ens1f0", "down")
+        selection = selected(network.root, vf)
+        assert healthy(selection) == ()
+        assert set(selection.faults.values()) == {"the link of ens1f0 is down"}
+        assert selection.conditions == (
+            f"{VF}: {FUNCTIONS[0]} and 3 more are not healthy: the link of ens1f0 is down",
+        )
+
+    def test_an_enabled_interface_of_a_virtual_function_goes_by_its_own_link(
+        self, network: PciTree
+    ) -> None:
+        for number, state in ((2, "up"), (3, "down")):
+            network.add_interface(FUNCTIONS[number], f"ens1f0v{number}", state, flags=0x1003)
+        network.set_link(PORTS[0], "ens1f0", "down")
+        network.set_link(PORTS[0], "ens1f0", "up")
+        vf = HostDeviceClass(VF, driver="iavf", virtual_functions_of="ens1f0")
+        assert healthy(selected(network.root, vf)) == (FUNCTIONS[2],)
+        network.set_link(PORTS[0], "ens1f0", "down")
+        assert healthy(selected(network.root, vf)) == (FUNCTIONS[2],)
+
+    def test_a_virtual_function_whose_link_is_disabled_is_not_healthy(
+        self, network: PciTree
+    ) -> None:
+        live = [Link("ens1f0", PORTS[0], "up", disabled_functions=frozenset({1, 3}))]
+        found = read_functions(SysfsTree(network.root), live)
+        selection = select([HostDeviceClass(VF, virtual_functions_of="ens1f0")], found)
+        assert healthy(selection) == (FUNCTIONS[0], FUNCTIONS[2])
+        assert "disabled" in selection.faults[VF, FUNCTIONS[1]]
+
+    def test_a_virtual_function_of_a_port_out_of_sight_is_healthy(self, network: PciTree) -> None:
+        network.move_away(PORTS[0], "ens1f0")
+        assert healthy(selected(network.root, HostDeviceClass(VF, device="1889"))) == FUNCTIONS
+
+    def test_a_device_without_the_driver_that_its_class_demands_is_not_healthy(
+        self, network: PciTree
+    ) -> None:
+        network.unbind(FUNCTIONS[0])
+        network.bind(FUNCTIONS[1], "iavf")
+        vf = HostDeviceClass(VF, virtual_functions_of="ens1f0", driver="vfio-pci")
+        selection = selected(network.root, vf)
+        assert (ids(selection), healthy(selection)) == (FUNCTIONS[:1], ())
+        assert "bind vfio-pci" in selection.faults[VF, FUNCTIONS[0]]
+
+    def test_a_driver_alone_is_met_by_no_device_without_one(self, network: PciTree) -> None:
+        network.unbind(FUNCTIONS[0])
+        selection = selected(network.root, HostDeviceClass(VF, driver="vfio-pci"))
+        assert ids(selection) == FUNCTIONS[1:2]
+
+    def test_a_device_without_a_driver_is_healthy_where_none_is_demanded(
+        self, tmp_path: Path
+    ) -> None:
+        PciTree(tmp_path).add("0000:86:00.0", kind="120000")
+        assert healthy(selected(tmp_path, HostDeviceClass(VF, pci_class="12")))
+
+    def test_a_vfio_device_without_an_iommu_group_is_not_healthy(self, tmp_path: Path) -> None:
+        tree = PciTree(tmp_path)
+        tree.add("0000:86:00.0", driver="vfio-pci")
+        tree.add("0000:86:00.1", driver="vfio-pci", group=0)
+        selection = selected(tmp_path, HostDeviceClass(VF, driver="vfio-pci"))
+        assert healthy(selection) == ("0000:86:00.1",)
+        assert "IOMMU" in selection.faults[VF, "0000:86:00.0"]
+
+
+def test_devices_of_one_iommu_group_are_a_condition_if_vfio_has_them(tmp_path: Path) -> None:
+    tree = PciTree(tmp_path)
+    for number, driver in enumerate(("vfio-pci", "vfio-pci", "ice", "ice")):
+        tree.add(f"0000:86:00.{number}", driver=driver, group=9 + number // 2)
+    (line,) = selected(tmp_path, HostDeviceClass(VF, pci_class="02")).conditions
+    assert "0000:86:00.0 and 1 more are in IOMMU group 9" in line
+
+
+class TestDelivery:
+    def test_vfio_devices_come_with_addresses_and_the_nodes_of_their_groups(
+        self, network: PciTree
+    ) -> None:
+        found = read_functions(SysfsTree(network.root)).functions
+        delivery = deliver(VF, [found[FUNCTIONS[1]], found[FUNCTIONS[0]]])
+        assert delivery.pci_addresses == (FUNCTIONS[1], FUNCTIONS[0])
+        addresses = f"{FUNCTIONS[1]},{FUNCTIONS[0]}"
+        assert delivery.environment == {"PCIDEVICE_EXAMPLE_COM_VF": addresses}
+        paths = ("/dev/vfio/vfio", "/dev/vfio/61", "/dev/vfio/60")
+        assert delivery.device_nodes == tuple(DeviceNode(path, path, "rw") for path in paths)
+
+    def test_a_group_without_an_iommu_has_another_node(self, tmp_path: Path) -> None:
+        tree = PciTree(tmp_path)
+        tree.add("0000:86:00.0", driver="mlx5_vfio_pci", group=4)
+        tree.write({"sys/kernel/iommu_groups/4/name": "vfio-noiommu\n"})
+        found = read_functions(SysfsTree(tmp_path)).functions
+        nodes = deliver(VF, found.values()).device_nodes
+        assert [node.host_path for node in nodes] == ["/dev/vfio/vfio", "/dev/vfio/noiommu-4"]
+
+    def test_an_interface_comes_with_its_name_and_without_nodes(self, network: PciTree) -> None:
+        found = read_functions(SysfsTree(network.root)).functions
+        delivery = deliver(NIC, [found[FUNCTIONS[2]], found[PORTS[1]]])
+        assert delivery.environment == {
+            "PCIDEVICE_EXAMPLE_COM_NIC": f"{FUNCTIONS[2]},{PORTS[1]}",
+            "NETDEVICE_EXAMPLE_COM_NIC": "ens1f0v2,ens1f1",
+        }
+        assert delivery.device_nodes == ()
+
+    def test_an_interface_on_no_pci_device_comes_with_its_name_alone(self) -> None:
+        bare = DeviceFunction(Device("net", "eth9", "", 0), interfaces=("eth9",))
+        delivery = deliver(NIC, [bare])
+        assert delivery.environment == {"NETDEVICE_EXAMPLE_COM_NIC": "eth9"}
+        assert delivery.pci_addresses == ()
+
+    def test_nvme_comes_with_its_controller_and_namespaces(self, tmp_path: Path) -> None:
+        tree = PciTree(tmp_path)
+        place = tree.add("0000:5e:00.0", kind="010802", driver="nvme")
+        tree.add_node(f"{place}/nvme/nvme0", "nvme0")
+        tree.add_node(f"{place}/nvme/nvme0/nvme0n1", "nvme0n1")
+        found = read_functions(SysfsTree(tmp_path)).functions
+        nodes = deliver("a.b/nvme", found.values()).device_nodes
+        assert [node.container_path for node in nodes] == ["/dev/nvme0", "/dev/nvme0n1"]
+
+
+class TestRemembering:
+    nic = HostDeviceClass(NIC, interface="ens1f0")
+
+    def after(self, network: PciTree, before: Functions) -> Functions:
+        return remembering(before, read_functions(SysfsTree(network.root)))
+
+    def test_a_device_whose_interface_moved_to_a_container_stays_in_its_class(
+        self, network: PciTree
+    ) -> None:
+        before = read_functions(SysfsTree(network.root))
+        network.move_away(PORTS[0], "ens1f0")
+        vf = HostDeviceClass(VF, virtual_functions_of="ens1f0")
+        selection = select([self.nic, vf], self.after(network, before))
+        assert healthy(selection, NIC) == PORTS[:1]
+        assert healthy(selection) == FUNCTIONS
+
+    def test_a_device_that_got_another_driver_does_not(self, network: PciTree) -> None:
+        before = read_functions(SysfsTree(network.root))
+        network.move_away(PORTS[0], "ens1f0")
+        network.bind(PORTS[0], "vfio-pci")
+        assert ids(select([self.nic], self.after(network, before)), NIC) == ()
+
+    def test_an_interface_that_another_device_has_now_is_forgotten(self, network: PciTree) -> None:
+        before = read_functions(SysfsTree(network.root))
+        for port, name in zip(PORTS, ("ens1f0", "ens1f1"), strict=True):
+            network.move_away(port, name)
+        network.add_interface(PORTS[1], "ens1f0")
+        assert ids(select([self.nic], self.after(network, before)), NIC) == PORTS[1:]
+
+    def test_a_device_that_is_gone_is_gone(self, network: PciTree) -> None:
+        before = read_functions(SysfsTree(network.root))
+        network.remove(PORTS[0])
+        assert PORTS[0] not in self.after(network, before).functions
+
+
+# --- against an obvious reference ------------------------------------------------------------
+
+_DRIVERS: Final = ("", "ice", "vfio-pci")
+_NAMES: Final = ("ens1", "ens2", "eth0")
+
+
+@st.composite
+def _functions(draw: st.DrawFn) -> Functions:
+    found: dict[str, DeviceFunction] = {}
+    names = [*_NAMES]
+    for number in range(draw(st.integers(0, 6))):
+        address = f"0000:3b:00.{number}"
+        own = tuple(names.pop() for _ in range(draw(st.integers(0, 1))) if names)
+        place = Device(
+            "pci",
+            address,
+            address,
+            draw(st.sampled_from([None, 0, 1])),
+            vendor=draw(st.sampled_from(["", "0x8086", "0x15b3"])),
+            device=draw(st.sampled_from(["0x1592", "0x1889"])),
+            device_class=draw(st.sampled_from(["", "0x020000", "0x020700", "0x010802"])),
+        )
+        found[address] = DeviceFunction(
+            place=place,
+            driver=draw(st.sampled_from(_DRIVERS)),
+            iommu_group=draw(st.none() | st.just(7)),
+            physical_function=draw(st.sampled_from(["", *found])),
+            interfaces=own,
+        )
+    links = {
+        name: Link(name, state=draw(st.sampled_from(["up", "down"])), enabled=draw(st.booleans()))
+        for name in _NAMES
+    }
+    return Functions(found, links)
+
+
+_CRITERIA: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "pci_class": st.sampled_from(["02", "0200", "010802"]),
+        "vendor": st.just("8086"),
+        "device": st.just("1889"),
+        "driver": st.sampled_from(_DRIVERS[1:]),
+        "address": st.sampled_from(["*.1", "*"]),
+        "interface": st.sampled_from(["ens*", "eth0"]),
+        "virtual_functions_of": st.sampled_from(["ens1", "e*"]),
+    },
+).filter(bool)
+_CLASSES: Final = st.lists(
+    st.builds(
+        lambda resource, criteria: HostDeviceClass(resource, **criteria),
+        st.sampled_from(["a.b/c", "a.b/d"]),
+        _CRITERIA,
+    ),
+    min_size=1,
+    max_size=4,
+    unique=True,
+)
+
+
+def _matches(pattern: str, names: Iterable[str]) -> bool:
+    expression = re.escape(pattern).replace(r"\*", ".*")
+    return any(re.fullmatch(expression, name) for name in names)
+
+
+def _criteria(asked: HostDeviceClass, function: DeviceFunction, found: Functions) -> list[bool]:
+    """Return whether each criterion is met that a class has; the driver is the last."""
+    place, physical = function.place, found.functions.get(function.physical_function)
+    ports = physical.interfaces if physical else ()
+    met: list[Any] = [
+        asked.pci_class and (place.device_class.startswith(f"0x{asked.pci_class}"),),
+        asked.vendor and (place.vendor == f"0x{asked.vendor}",),
+        asked.device and (place.device == f"0x{asked.device}",),
+        asked.address and (_matches(asked.address, [place.address]),),
+        asked.interface and (_matches(asked.interface, function.interfaces),),
+        asked.virtual_functions_of and (_matches(asked.virtual_functions_of, ports),),
+    ]
+    others = [each[0] for each in met if each]
+    if not asked.driver:
+        return others
+    return [*others, function.driver == asked.driver or (bool(others) and not function.driver)]
+
+
+def _reference(classes: Sequence[HostDeviceClass], found: Functions) -> dict[str, list[str]]:
+    chosen: dict[str, list[str]] = {each.resource: [] for each in classes}
+    for address in sorted(found.functions):
+        for each in classes:
+            if all(_criteria(each, found.functions[address], found)):
+                chosen[each.resource].append(address)
+                break
+    return chosen
+
+
+@given(_CLASSES, _functions())
+def test_devices_are_chosen_as_an_obvious_reference_does(
+    classes: list[HostDeviceClass], found: Functions
+) -> None:
+    selection = select(classes, found)
+    chosen = _reference(classes, found)
+    assert {resource: list(ids(selection, resource)) for resource in chosen} == chosen
+    assert selection.offer.devices.keys() == chosen.keys()
+
+
+@given(_CLASSES, _functions())
+def test_what_is_selected_agrees_with_itself(
+    classes: list[HostDeviceClass], found: Functions
+) -> None:
+    selection = select(classes, found)
+    offered = [
+        (resource, device)
+        for resource, devices in selection.offer.devices.items()
+        for device in devices
+    ]
+    listed = [device.id for _, device in offered]
+    assert len(listed) == len(set(listed))
+    for resource, device in offered:
+        assert device.healthy == ((resource, device.id) not in selection.faults)
+        node = found.functions[device.id].place.node
+        assert list(device.nodes) == ([] if node is None else [node])
+    assert len(selection.conditions) == len(set(selection.conditions))
+    assert select(classes, found) == selection

@@ -1,0 +1,299 @@
+"""The provider of the host's own devices: when it reads, and what it says of what it read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from agent.config.config import HostDeviceClass
+from agent.devices import host
+from agent.devices.host import HostDevices
+from agent.devices.provider import DeviceError, DeviceProvider
+from sysfs.devices import PCI_DIRECTORY
+from tests.sysfs.pci import PciTree, network_host
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from sysfs.links import Link
+
+VF: Final = "example.com/vf"
+PORT: Final = "0000:3b:00.0"
+FUNCTIONS: Final = tuple(f"0000:3b:02.{number}" for number in range(4))
+CLASSES: Final = (HostDeviceClass(VF, virtual_functions_of="ens1f0"),)
+#: Longer than any test runs.
+NEVER: Final = 1e6
+
+
+class Announcements:
+    """A stream of changes that a test announces, or lets break."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.open_again = asyncio.Event()
+        self._queue: asyncio.Queue[OSError | None] = asyncio.Queue()
+
+    async def watch(self) -> AsyncIterator[None]:
+        if self.broken:
+            self.open_again.set()
+        while True:
+            error = await self._queue.get()
+            if error is not None:
+                self.broken = True
+                raise error
+            yield
+
+    def announce(self, error: OSError | None = None) -> None:
+        self._queue.put_nowait(error)
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> PciTree:
+    return network_host(tmp_path)
+
+
+def provider_of(network: PciTree, period: float = NEVER) -> tuple[HostDevices, Announcements]:
+    """Return a provider whose reading is triggered by announcements and by its period alone."""
+    announced = Announcements()
+    watches = {"devices": announced.watch}
+    return HostDevices(CLASSES, network.root, watches=watches, period=period, settle=0), announced
+
+
+def serving(provider: HostDevices, run: Callable[[asyncio.Queue[None]], Awaitable[None]]) -> int:
+    """Serve while `run` goes on, which gets a queue of the changes; return how many it left."""
+
+    async def main() -> int:
+        changes: asyncio.Queue[None] = asyncio.Queue()
+        served = asyncio.create_task(provider.serve(lambda: changes.put_nowait(None)))
+        done = asyncio.create_task(_running(run, changes))
+        await asyncio.wait((served, done), return_when=asyncio.FIRST_COMPLETED)
+        served.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await served
+        await done
+        return changes.qsize()
+
+    return asyncio.run(main())
+
+
+async def _running(
+    run: Callable[[asyncio.Queue[None]], Awaitable[None]], changes: asyncio.Queue[None]
+) -> None:
+    await run(changes)
+
+
+def healthy(provider: HostDevices) -> list[str]:
+    return [device.id for device in provider.offer().devices[VF] if device.healthy]
+
+
+def test_devices_are_offered_from_the_start(network: PciTree) -> None:
+    provider: DeviceProvider = provider_of(network)[0]
+    assert [device.id for device in provider.offer().devices[VF]] == list(FUNCTIONS)
+    assert provider.offer().preferring == frozenset()
+    assert provider.conditions() == ()
+
+
+def test_an_announced_change_of_the_offer_is_passed_on(network: PciTree) -> None:
+    provider, announced = provider_of(network)
+
+    async def run(changes: asyncio.Queue[None]) -> None:
+        network.set_link(PORT, "ens1f0", "down")
+        announced.announce()
+        await changes.get()
+        assert healthy(provider) == []
+        assert "ens1f0 is down" in provider.conditions()[0]
+        network.set_link(PORT, "ens1f0", "up")
+        announced.announce()
+        await changes.get()
+        assert healthy(provider) == list(FUNCTIONS)
+        assert provider.conditions() == ()
+
+    assert serving(provider, run) == 0
+
+
+def test_what_changes_nothing_of_the_offer_is_not_passed_on(
+    network: PciTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, announced = provider_of(network)
+
+    async def run(changes: asyncio.Queue[None]) -> None:
+        reads: asyncio.Queue[None] = asyncio.Queue()
+        loop, read = asyncio.get_running_loop(), provider._read
+
+        def counted() -> object:
+            found = read()
+            loop.call_soon_threadsafe(reads.put_nowait, None)
+            return found
+
+        monkeypatch.setattr(provider, "_read", counted)
+        # Of no class.
+        network.add("0000:af:00.0", driver="ixgbe")
+        announced.announce()
+        await reads.get()
+        network.remove(FUNCTIONS[0])
+        announced.announce()
+        await changes.get()
+        assert healthy(provider) == list(FUNCTIONS[1:])
+
+    assert serving(provider, run) == 0
+
+
+def test_a_change_during_the_start_is_noticed_without_an_announcement(network: PciTree) -> None:
+    provider, _ = provider_of(network)
+    network.remove(FUNCTIONS[0])
+
+    async def run(changes: asyncio.Queue[None]) -> None:
+        await changes.get()
+        assert healthy(provider) == list(FUNCTIONS[1:])
+
+    serving(provider, run)
+
+
+def test_a_change_that_nothing_announces_is_noticed_after_the_period(network: PciTree) -> None:
+    provider, _ = provider_of(network, period=0.01)
+
+    async def run(changes: asyncio.Queue[None]) -> None:
+        for number in (0, 1):
+            network.remove(FUNCTIONS[number])
+            await changes.get()
+            assert healthy(provider) == list(FUNCTIONS[number + 1 :])
+
+    serving(provider, run)
+
+
+def test_a_broken_stream_is_a_condition_until_it_is_open_again(
+    network: PciTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "REOPEN_SECONDS", 0)
+    provider, announced = provider_of(network)
+
+    async def run(changes: asyncio.Queue[None]) -> None:
+        network.remove(FUNCTIONS[0])
+        announced.announce(OSError(105, "No buffer space available"))
+        await changes.get()
+        assert healthy(provider) == list(FUNCTIONS[1:])
+        await announced.open_again.wait()
+        network.remove(FUNCTIONS[1])
+        announced.announce()
+        while healthy(provider) != list(FUNCTIONS[2:]):
+            await changes.get()
+        assert provider.conditions() == ()
+
+    serving(provider, run)
+
+
+def test_a_stream_that_stays_broken_says_how_changes_are_noticed(network: PciTree) -> None:
+    provider, announced = provider_of(network)
+
+    async def run(changes: asyncio.Queue[None]) -> None:
+        announced.announce(PermissionError(1, "Operation not permitted"))
+        await changes.get()
+        (line,) = provider.conditions()
+        assert "the host's devices are noticed every" in line
+        assert "Operation not permitted" in line
+
+    serving(provider, run)
+
+
+def test_a_bus_that_cannot_be_read_is_a_condition(tmp_path: Path) -> None:
+    (tmp_path / "sys/bus/pci").mkdir(parents=True)
+    (tmp_path / PCI_DIRECTORY).write_text("no directory")
+    provider = HostDevices(CLASSES, tmp_path)
+    assert provider.offer().devices == {VF: ()}
+    assert any(
+        line.startswith(f"{tmp_path}/{PCI_DIRECTORY}: it cannot be read")
+        for line in provider.conditions()
+    )
+
+
+def test_an_allocation_gets_address_environment_and_nodes(network: PciTree) -> None:
+    provider, _ = provider_of(network)
+    delivery = asyncio.run(provider.allocate(VF, (FUNCTIONS[1],)))
+    assert delivery.pci_addresses == (FUNCTIONS[1],)
+    assert delivery.environment == {"PCIDEVICE_EXAMPLE_COM_VF": FUNCTIONS[1]}
+    assert [node.host_path for node in delivery.device_nodes] == ["/dev/vfio/vfio", "/dev/vfio/61"]
+
+
+def test_an_allocation_gets_what_the_host_shows_at_that_moment(network: PciTree) -> None:
+    provider, _ = provider_of(network)
+    network.link(f"{network.place(FUNCTIONS[1])}/iommu_group", "sys/kernel/iommu_groups/99")
+    delivery = asyncio.run(provider.allocate(VF, (FUNCTIONS[1],)))
+    assert delivery.device_nodes[1].host_path == "/dev/vfio/99"
+
+
+def test_a_device_that_is_gone_is_not_delivered_and_no_longer_offered_then(
+    network: PciTree,
+) -> None:
+    provider, _ = provider_of(network)
+
+    async def run(changes: asyncio.Queue[None]) -> None:
+        network.remove(FUNCTIONS[0])
+        with pytest.raises(DeviceError, match=f"{FUNCTIONS[0]} is not a device of {VF} now"):
+            await provider.allocate(VF, (FUNCTIONS[1], FUNCTIONS[0]))
+        await changes.get()
+        assert healthy(provider) == list(FUNCTIONS[1:])
+        delivery = await provider.allocate(VF, (FUNCTIONS[1],))
+        assert delivery.pci_addresses == (FUNCTIONS[1],)
+
+    serving(provider, run)
+
+
+def test_a_device_that_is_not_healthy_is_not_delivered(network: PciTree) -> None:
+    provider, _ = provider_of(network)
+    network.set_link(PORT, "ens1f0", "down")
+    with pytest.raises(DeviceError, match="not healthy: the link of ens1f0 is down") as caught:
+        asyncio.run(provider.allocate(VF, (FUNCTIONS[0],)))
+    assert caught.value.remedy
+
+
+def test_a_device_of_another_resource_is_not_delivered(network: PciTree) -> None:
+    classes = (*CLASSES, HostDeviceClass("example.com/nic", interface="ens1f0"))
+    provider = HostDevices(classes, network.root, watches={})
+    with pytest.raises(DeviceError, match=f"{PORT} is not a device of {VF} now"):
+        asyncio.run(provider.allocate(VF, (PORT,)))
+
+
+def test_an_interface_that_moved_to_a_container_stays_offered(network: PciTree) -> None:
+    classes = (HostDeviceClass(VF, interface="ens1f0"),)
+    provider = HostDevices(classes, network.root, watches={})
+    network.move_away(PORT, "ens1f0")
+    assert asyncio.run(provider.allocate(VF, (PORT,))).pci_addresses == (PORT,)
+
+
+def test_no_device_is_preferred_and_none_needs_a_preparation(network: PciTree) -> None:
+    provider, _ = provider_of(network)
+    available = frozenset(FUNCTIONS)
+    assert asyncio.run(provider.preferred(VF, available, frozenset(), 1)) == ()
+    asyncio.run(provider.start_container(VF, FUNCTIONS[:1]))
+
+
+@pytest.mark.parametrize(
+    ("criteria", "asks"),
+    [
+        ({"pci_class": "0108"}, False),
+        ({"pci_class": "02"}, True),
+        ({"interface": "ens1f0"}, True),
+        ({"driver": "vfio-pci"}, True),
+    ],
+)
+def test_netlink_is_asked_on_this_host_where_a_class_can_have_links(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    criteria: dict[str, str],
+    asks: bool,  # noqa: FBT001
+) -> None:
+    calls: list[str] = []
+
+    def read() -> tuple[Link, ...]:
+        calls.append("netlink")
+        return ()
+
+    monkeypatch.setattr(host, "read_live_links", read)
+    classes = (HostDeviceClass(VF, **criteria),)
+    HostDevices(classes, tmp_path)
+    assert calls == []
+    HostDevices(classes, type(tmp_path)("/"))
+    assert bool(calls) == asks
