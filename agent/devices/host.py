@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.config.config import HostDeviceClass
-from agent.config.keys.host_devices import criteria_text, variable_of
+from agent.config.keys.host_devices import criteria_text, variable_part
 from agent.devices.provider import DeviceError, Offer
 from agent.managers.allocations.delivery import Delivery, DeviceNode
 from agent.managers.policy import PluginDevice
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from agent.config.config import Config
     from sysfs.functions import DeviceFunction
     from sysfs.links import Link
 
@@ -44,6 +45,7 @@ _VFIO_CONTAINER: Final = "/dev/vfio/vfio"
 #: PCI base class of network controllers.
 _NETWORK: Final = "02"
 _NO_CRITERION: Final = HostDeviceClass("")
+_NOTHING_ALLOCATED: Final[Mapping[str, frozenset[str]]] = MappingProxyType({})
 
 #: Opens a stream that yields whenever something changed.
 Watch: TypeAlias = "Callable[[], AsyncIterator[object]]"
@@ -63,11 +65,17 @@ class Selection(Struct, frozen=True):
     conditions: tuple[str, ...] = ()
 
 
-def select(classes: Iterable[HostDeviceClass], found: Functions) -> Selection:
+def select(
+    classes: Iterable[HostDeviceClass],
+    found: Functions,
+    allocated: Mapping[str, frozenset[str]] = _NOTHING_ALLOCATED,
+) -> Selection:
     """Return the devices of each resource, in the order of their ids; every resource has an entry.
 
     A device of several classes counts for the first. A device without a driver is of a class that
-    demands one if it meets all other criteria of that class, and is not healthy.
+    demands one if it meets all other criteria of that class, and is not healthy. `allocated` are
+    ids by resource: such a device meets a pattern of interfaces also if none of its is in sight,
+    since the container has it.
     """
     asked = tuple(classes)
     devices: dict[str, list[PluginDevice]] = {each.resource: [] for each in asked}
@@ -75,7 +83,13 @@ def select(classes: Iterable[HostDeviceClass], found: Functions) -> Selection:
     several: dict[tuple[str, str], list[str]] = {}
     met = set()
     for function in found.functions.values():
-        own = [each for each in asked if _meets(each, function, found)]
+        own = [
+            each
+            for each in asked
+            if _meets(
+                each, function, found, is_allocated=function.id in allocated.get(each.resource, ())
+            )
+        ]
         met.update(own)
         if not own:
             continue
@@ -101,18 +115,21 @@ def select(classes: Iterable[HostDeviceClass], found: Functions) -> Selection:
     )
 
 
-def _meets(asked: HostDeviceClass, function: DeviceFunction, found: Functions) -> bool:
+def _meets(
+    asked: HostDeviceClass, function: DeviceFunction, found: Functions, *, is_allocated: bool
+) -> bool:
     """Return whether a device meets all criteria of a class."""
     place = function.place
     others = replace(asked, resource="", driver="") != _NO_CRITERION
     physical = found.functions.get(function.physical_function)
+    out_of_sight = not function.interfaces
     return (
         _digits(place.device_class).startswith(asked.pci_class)
         and asked.vendor in ("", _digits(place.vendor))
         and asked.device in ("", _digits(place.device))
         and (asked.driver in ("", function.driver) or (others and not function.driver))
         and _fits(asked.address, (place.address,) if place.address else ())
-        and _fits(asked.interface, function.interfaces)
+        and (_fits(asked.interface, function.interfaces) or (is_allocated and out_of_sight))
         and _fits(asked.virtual_functions_of, physical.interfaces if physical else ())
     )
 
@@ -238,7 +255,7 @@ def deliver(resource: str, functions: Iterable[DeviceFunction]) -> Delivery:
     vfio for a device with such a driver, else those that the device's driver made.
     """
     given = tuple(functions)
-    variable = variable_of(resource)
+    variable = variable_part(resource)
     addresses = tuple(each.place.address for each in given if each.place.address)
     interfaces = [name for each in given for name in each.interfaces]
     environment = {
@@ -283,8 +300,9 @@ class HostDevices:
     """The provider of the devices that classes of the configuration select on a host.
 
     `root` is the directory below which `sys` stands. It is read once at the start, whenever one of
-    `watches` (by what it watches) yields, and every `period` seconds: of another host than this one
-    nothing is announced, so that only the period counts there.
+    `watches` (by what it watches) yields, and every `period` seconds: of another root than `/`
+    nothing is announced, so that only the period counts there. `allocated` are the ids that were
+    allocated when the agent started, by resource.
     """
 
     name: str = "host"
@@ -294,12 +312,14 @@ class HostDevices:
         classes: tuple[HostDeviceClass, ...],
         root: Path,
         *,
+        allocated: Mapping[str, frozenset[str]] = _NOTHING_ALLOCATED,
         watches: Mapping[str, Watch] | None = None,
         period: float = PERIOD,
         settle: float = SETTLE_SECONDS,
     ) -> None:
         self._classes = classes
         self._root = root
+        self._allocated = allocated
         self._is_live = str(root) == "/"
         self._watches = (_LIVE if self._is_live else {}) if watches is None else watches
         self._period = period
@@ -350,11 +370,10 @@ class HostDevices:
             fault = selection.faults.get((resource, identity), "")
             if identity not in known or fault:
                 self._changed.set()
+                found_now = f"not healthy: {fault}" if fault else "no longer a device of it"
                 raise DeviceError(
-                    f"host: {identity} is not a device of {resource} now"
-                    if identity not in known
-                    else f"host: {identity} of {resource} is not healthy: {fault}",
-                    "ask for the pod again: the agent has read its devices by then",
+                    f"host devices of {resource}: {identity} is {found_now}",
+                    "admit the pod again: it gets one of the devices that are healthy then",
                 )
         return deliver(resource, [found.functions[identity] for identity in ids])
 
@@ -403,10 +422,21 @@ class HostDevices:
         tree = SysfsTree(self._root)
         links = read_live_links() if self._is_live and any(map(_has_links, self._classes)) else ()
         found = remembering(self._found, read_functions(tree, links))
-        return found, select(self._classes, found), tree.warnings
+        return found, select(self._classes, found, self._allocated), tree.warnings
 
     def _keep(self, found: Functions, selection: Selection, warnings: tuple[str, ...]) -> None:
         self._found, self._selection, self._warnings = found, selection, warnings
+
+
+def host_devices(config: Config, allocated: Mapping[str, frozenset[str]]) -> HostDevices | None:
+    """Return the provider of a configuration, None without classes.
+
+    `allocated` are the ids of the devices that pods have when the agent starts, by resource.
+    """
+    agent = config.agent
+    if not agent.host_devices:
+        return None
+    return HostDevices(agent.host_devices, agent.sysfs_root, allocated=allocated)
 
 
 def _has_links(asked: HostDeviceClass) -> bool:

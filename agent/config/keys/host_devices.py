@@ -105,7 +105,7 @@ class HostDeviceClasses(Struct, frozen=True):
         }
 
 
-def variable_of(resource: str) -> str:
+def variable_part(resource: str) -> str:
     """Return the name of a resource as names of environment variables have it.
 
     Letters become upper case, and what is neither letter nor digit an underscore, as the SR-IOV
@@ -182,10 +182,10 @@ def _reject_same_variable(
     """Note resources whose devices a container would find in the same environment variable."""
     first: dict[str, str] = {}
     for resource in found:
-        other = first.setdefault(variable_of(resource), resource)
+        other = first.setdefault(variable_part(resource), resource)
         if other != resource:
             reader.reject(
                 at.child(resource) or at,
                 f"{resource} and {other} have the same environment variable, "
-                f"PCIDEVICE_{variable_of(resource)}; rename one of the two",
+                f"PCIDEVICE_{variable_part(resource)}; rename one of the two",
             )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.config.config import HostDeviceClass
+from agent.config.config import AgentConfig, Config, HostDeviceClass
 from agent.devices import host
-from agent.devices.host import HostDevices
+from agent.devices.host import HostDevices, host_devices
 from agent.devices.provider import DeviceError, DeviceProvider
 from sysfs.devices import PCI_DIRECTORY
 from tests.sysfs.pci import PciTree, network_host
@@ -231,7 +231,7 @@ def test_a_device_that_is_gone_is_not_delivered_and_no_longer_offered_then(
 
     async def run(changes: asyncio.Queue[None]) -> None:
         network.remove(FUNCTIONS[0])
-        with pytest.raises(DeviceError, match=f"{FUNCTIONS[0]} is not a device of {VF} now"):
+        with pytest.raises(DeviceError, match=f"{VF}: {FUNCTIONS[0]} is no longer a device"):
             await provider.allocate(VF, (FUNCTIONS[1], FUNCTIONS[0]))
         await changes.get()
         assert healthy(provider) == list(FUNCTIONS[1:])
@@ -252,7 +252,7 @@ def test_a_device_that_is_not_healthy_is_not_delivered(network: PciTree) -> None
 def test_a_device_of_another_resource_is_not_delivered(network: PciTree) -> None:
     classes = (*CLASSES, HostDeviceClass("example.com/nic", interface="ens1f0"))
     provider = HostDevices(classes, network.root, watches={})
-    with pytest.raises(DeviceError, match=f"{PORT} is not a device of {VF} now"):
+    with pytest.raises(DeviceError, match=f"{VF}: {PORT} is no longer a device"):
         asyncio.run(provider.allocate(VF, (PORT,)))
 
 
@@ -261,6 +261,23 @@ def test_an_interface_that_moved_to_a_container_stays_offered(network: PciTree) 
     provider = HostDevices(classes, network.root, watches={})
     network.move_away(PORT, "ens1f0")
     assert asyncio.run(provider.allocate(VF, (PORT,))).pci_addresses == (PORT,)
+
+
+def test_a_device_whose_interface_moved_before_a_restart_stays_offered(network: PciTree) -> None:
+    network.add("0000:3b:00.2", node=1, driver="ice")
+    network.move_away(PORT, "ens1f0")
+    classes = (HostDeviceClass(VF, interface="ens1f*", driver="ice"),)
+    allocated = {VF: frozenset({PORT}), "example.com/other": frozenset({"0000:3b:00.2"})}
+    provider = HostDevices(classes, network.root, allocated=allocated, watches={})
+    assert healthy(provider) == [PORT]
+
+
+def test_a_provider_is_made_of_classes_and_none_without_them(network: PciTree) -> None:
+    agent = AgentConfig(host_devices=CLASSES, sysfs_root=network.root)
+    provider = host_devices(Config(agent=agent), {})
+    assert provider is not None
+    assert healthy(provider) == list(FUNCTIONS)
+    assert host_devices(Config(), {}) is None
 
 
 def test_no_device_is_preferred_and_none_needs_a_preparation(network: PciTree) -> None:

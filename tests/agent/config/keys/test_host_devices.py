@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.config.config import AgentConfig, Config, ConfigError, HostDeviceClass
 from agent.config.file import config_yaml, load_config, override
-from agent.config.keys.host_devices import criteria_text, variable_of
+from agent.config.keys.host_devices import criteria_text, variable_part
 from tests.hostile.growth import demand_quick
 
 RESOURCE: Final = "example.com/vf"
@@ -178,7 +178,7 @@ def test_criteria_are_shown_as_the_file_has_them() -> None:
 
 
 def test_an_environment_variable_has_the_letters_and_digits_of_its_resource() -> None:
-    assert variable_of("intel.com/sriov-net_A1") == "INTEL_COM_SRIOV_NET_A1"
+    assert variable_part("intel.com/sriov-net_A1") == "INTEL_COM_SRIOV_NET_A1"
 
 
 @pytest.mark.parametrize("unit", ["*", "*a", "?*", "[a]*", "[!-~]*", "a*b"])
