@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.fuzz.bindings import BINDINGS
+from tests.fuzz.buses import BUSES
 from tests.fuzz.checkpoints import CHECKPOINTS
 from tests.fuzz.configs import CONFIGS
 from tests.fuzz.kubelet import STATE_FILES
@@ -24,6 +25,7 @@ TARGETS: Final = (
     CHECKPOINTS,
     STATE_FILES,
     TREES,
+    BUSES,
     RUNTIME_FILES,
     NAMES,
     REPLAYS,
