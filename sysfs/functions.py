@@ -75,7 +75,7 @@ class Functions(Struct, frozen=True):
 
 
 def read_functions(tree: SysfsTree, live: Iterable[Link] = ()) -> Functions:
-    """Return all PCI functions and all interfaces that are behind none, in the order of their ids.
+    """Return all PCI functions by address, then all interfaces that are behind none, by name.
 
     `live` are netlink's links where the tree is that of this host. What is odd of a device costs
     that fact and a warning of the tree, never an error. A NUMA node that the tree does not have
@@ -91,7 +91,6 @@ def read_functions(tree: SysfsTree, live: Iterable[Link] = ()) -> Functions:
         for device in read_pci_devices(tree, EMPTY)
     ]
     found += [_bare_interface(tree, interface) for interface in interfaces if not interface.address]
-    found.sort(key=lambda function: function.id)
     names = [name for function in found for name in function.interfaces]
     return Functions(
         MappingProxyType({function.id: function for function in found}),

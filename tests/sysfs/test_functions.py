@@ -134,7 +134,7 @@ def test_a_node_that_the_host_does_not_have_is_none(tmp_path: Path) -> None:
     assert read(tmp_path)[NIC].place.node is None
 
 
-def test_devices_are_in_the_order_of_their_ids(tmp_path: Path) -> None:
+def test_devices_are_in_the_order_of_their_addresses(tmp_path: Path) -> None:
     tree = PciTree(tmp_path)
     for address in ("10000:e1:00.0", "0000:b1:00.0", "0000:3b:00.0"):
         tree.add(address)

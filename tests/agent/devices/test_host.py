@@ -111,6 +111,12 @@ def test_a_class_without_a_device_is_a_condition_and_its_resource_is_known(tmp_p
     assert f'agent.hostDevices["{VF}"]: no device meets vendor 8086, driver vfio-pci' in line
 
 
+def test_a_port_that_has_virtual_functions_is_not_said_to_have_none(network: PciTree) -> None:
+    vf = HostDeviceClass(VF, virtual_functions_of="ens1f0", driver="ice")
+    (line,) = selected(network.root, vf).conditions
+    assert "no device meets driver ice, virtualFunctionsOf ens1f0; compare with" in line
+
+
 def test_a_port_without_virtual_functions_is_named_with_the_file_that_makes_them(
     network: PciTree,
 ) -> None:
@@ -127,6 +133,16 @@ class TestHealth:
         assert selection.faults[NIC, PORTS[1]] == "the link of ens1f1 is down"
         network.set_link(PORTS[1], "ens1f1", "up")
         assert healthy(selected(network.root, nic), NIC) == PORTS
+
+    def test_a_device_with_several_interfaces_is_healthy_if_one_is_up(
+        self, network: PciTree
+    ) -> None:
+        network.add_interface(PORTS[0], "ens1f0d1", "down")
+        nic = HostDeviceClass(NIC, interface="ens1f0")
+        assert healthy(selected(network.root, nic), NIC) == PORTS[:1]
+        network.set_link(PORTS[0], "ens1f0", "dormant")
+        (fault,) = selected(network.root, nic).faults.values()
+        assert fault == "the link of ens1f0 is dormant and the link of ens1f0d1 is down"
 
     def test_virtual_functions_go_by_their_physical_functions_link(self, network: PciTree) -> None:
         vf = HostDeviceClass(VF, virtual_functions_of="ens1f0")

@@ -62,11 +62,16 @@ def provider_of(network: PciTree, period: float = NEVER) -> tuple[HostDevices, A
     return HostDevices(CLASSES, network.root, watches=watches, period=period, settle=0), announced
 
 
-def serving(provider: HostDevices, run: Callable[[asyncio.Queue[None]], Awaitable[None]]) -> int:
+def serving(
+    provider: HostDevices,
+    run: Callable[[asyncio.Queue[None]], Awaitable[None]],
+    before: Callable[[], None] = lambda: None,
+) -> int:
     """Serve while `run` goes on, which gets a queue of the changes; return how many it left."""
 
     async def main() -> int:
         changes: asyncio.Queue[None] = asyncio.Queue()
+        before()
         served = asyncio.create_task(provider.serve(lambda: changes.put_nowait(None)))
         done = asyncio.create_task(_running(run, changes))
         await asyncio.wait((served, done), return_when=asyncio.FIRST_COMPLETED)
@@ -114,31 +119,70 @@ def test_an_announced_change_of_the_offer_is_passed_on(network: PciTree) -> None
     assert serving(provider, run) == 0
 
 
-def test_what_changes_nothing_of_the_offer_is_not_passed_on(
+class Reads:
+    """Counts what a provider reads of its host, as soon as it was read."""
+
+    def __init__(self, provider: HostDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._provider = provider
+        self._read = provider._read
+        self._done: asyncio.Queue[bool] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        monkeypatch.setattr(provider, "_read", self)
+
+    def __call__(self) -> object:
+        announced = self._provider._changed.is_set()
+        found = self._read()
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._done.put_nowait, announced)
+        return found
+
+    def begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    async def next(self) -> bool:
+        """Wait for a reading; return whether a change was still announced when it began."""
+        return await self._done.get()
+
+
+@pytest.fixture
+def served(
     network: PciTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> tuple[HostDevices, Announcements, Reads]:
     provider, announced = provider_of(network)
+    return provider, announced, Reads(provider, monkeypatch)
+
+
+def test_what_changes_nothing_of_the_offer_is_not_passed_on(
+    network: PciTree, served: tuple[HostDevices, Announcements, Reads]
+) -> None:
+    provider, announced, reads = served
 
     async def run(changes: asyncio.Queue[None]) -> None:
-        reads: asyncio.Queue[None] = asyncio.Queue()
-        loop, read = asyncio.get_running_loop(), provider._read
-
-        def counted() -> object:
-            found = read()
-            loop.call_soon_threadsafe(reads.put_nowait, None)
-            return found
-
-        monkeypatch.setattr(provider, "_read", counted)
+        await reads.next()
         # Of no class.
         network.add("0000:af:00.0", driver="ixgbe")
         announced.announce()
-        await reads.get()
+        await reads.next()
         network.remove(FUNCTIONS[0])
         announced.announce()
         await changes.get()
         assert healthy(provider) == list(FUNCTIONS[1:])
 
-    assert serving(provider, run) == 0
+    assert serving(provider, run, reads.begin) == 0
+
+
+def test_a_change_while_devices_are_read_is_not_lost_with_the_one_before(
+    served: tuple[HostDevices, Announcements, Reads],
+) -> None:
+    provider, announced, reads = served
+
+    async def run(changes: asyncio.Queue[None]) -> None:
+        assert changes.empty()
+        assert not await reads.next()
+        announced.announce()
+        assert not await reads.next()
+
+    assert serving(provider, run, reads.begin) == 0
 
 
 def test_a_change_during_the_start_is_noticed_without_an_announcement(network: PciTree) -> None:
@@ -225,11 +269,12 @@ def test_an_allocation_gets_what_the_host_shows_at_that_moment(network: PciTree)
 
 
 def test_a_device_that_is_gone_is_not_delivered_and_no_longer_offered_then(
-    network: PciTree,
+    network: PciTree, served: tuple[HostDevices, Announcements, Reads]
 ) -> None:
-    provider, _ = provider_of(network)
+    provider, _, reads = served
 
     async def run(changes: asyncio.Queue[None]) -> None:
+        await reads.next()
         network.remove(FUNCTIONS[0])
         with pytest.raises(DeviceError, match=f"{VF}: {FUNCTIONS[0]} is no longer a device"):
             await provider.allocate(VF, (FUNCTIONS[1], FUNCTIONS[0]))
@@ -238,7 +283,7 @@ def test_a_device_that_is_gone_is_not_delivered_and_no_longer_offered_then(
         delivery = await provider.allocate(VF, (FUNCTIONS[1],))
         assert delivery.pci_addresses == (FUNCTIONS[1],)
 
-    serving(provider, run)
+    assert serving(provider, run, reads.begin) == 0
 
 
 def test_a_device_that_is_not_healthy_is_not_delivered(network: PciTree) -> None:
@@ -270,6 +315,15 @@ def test_a_device_whose_interface_moved_before_a_restart_stays_offered(network: 
     allocated = {VF: frozenset({PORT}), "example.com/other": frozenset({"0000:3b:00.2"})}
     provider = HostDevices(classes, network.root, allocated=allocated, watches={})
     assert healthy(provider) == [PORT]
+
+
+def test_an_allocated_device_whose_interface_has_another_name_is_not_offered(
+    network: PciTree,
+) -> None:
+    classes = (HostDeviceClass(VF, interface="ens2*"),)
+    allocated = {VF: frozenset({PORT})}
+    provider = HostDevices(classes, network.root, allocated=allocated, watches={})
+    assert healthy(provider) == []
 
 
 def test_a_provider_is_made_of_classes_and_none_without_them(network: PciTree) -> None:
