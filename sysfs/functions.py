@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sysfs.links import Link
 
 BLOCK_DIRECTORY: Final = "sys/class/block"
+GENERIC_DIRECTORY: Final = "sys/class/nvme-generic"
 #: What the kernel calls the IOMMU group of a device that no IOMMU isolates.
 NO_IOMMU: Final = "vfio-noiommu"
 #: Directories of a PCI device with an entry for each node in `/dev`; of NVMe the controller.
@@ -33,7 +34,7 @@ _ENTRY: Final = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.:]{0,63}", re.ASCII)
 _GROUP: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
 _NUMBERED: Final = re.compile(r"virtfn([0-9]{1,5})", re.ASCII)
 #: A namespace as the controller has it; behind one of several paths with the path's number.
-_NAMESPACE: Final = re.compile(r"(nvme[0-9]{1,6})(c[0-9]{1,6})?(n[0-9]{1,6})", re.ASCII)
+_NAMESPACE: Final = re.compile(r"nvme([0-9]{1,6})(c[0-9]{1,6})?(n[0-9]{1,6})", re.ASCII)
 _GENERIC: Final = re.compile(r"ng[0-9]{1,6}n[0-9]{1,6}", re.ASCII)
 #: The path of a device node below `/dev` as `DEVNAME` of a `uevent` file says it.
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.:]*(?:/[A-Za-z0-9_][-A-Za-z0-9_.:]*)*")
@@ -177,8 +178,10 @@ def _nvme_nodes(tree: SysfsTree, controller: str) -> Iterator[str]:
         if _GENERIC.fullmatch(name) or (namespace and not namespace[2]):
             yield from _node_of(tree, f"{controller}/{name}")
         elif namespace:
-            # A path is hidden; the namespace's block device is that of its subsystem.
-            yield from _node_of(tree, f"{BLOCK_DIRECTORY}/{namespace[1]}{namespace[3]}")
+            # A path is hidden; the namespace's devices are those of its subsystem.
+            head = f"{namespace[1]}{namespace[3]}"
+            yield from _node_of(tree, f"{BLOCK_DIRECTORY}/nvme{head}")
+            yield from _node_of(tree, f"{GENERIC_DIRECTORY}/ng{head}")
 
 
 def _node_of(tree: SysfsTree, directory: str) -> Iterator[str]:

@@ -6,7 +6,12 @@ import pytest
 
 from sysfs.devices import PCI_DIRECTORY
 from sysfs.files import SysfsTree
-from sysfs.functions import BLOCK_DIRECTORY, DeviceFunction, read_functions
+from sysfs.functions import (
+    BLOCK_DIRECTORY,
+    GENERIC_DIRECTORY,
+    DeviceFunction,
+    read_functions,
+)
 from sysfs.links import NET_DIRECTORY, Link
 from tests.sysfs.machines import Machine, machines
 from tests.sysfs.pci import PciTree, network_host
@@ -109,11 +114,11 @@ def test_a_namespace_behind_one_of_several_paths_is_that_of_its_subsystem(tmp_pa
     place = tree.add(NVME, "144d:a80a", "010802", driver="nvme")
     tree.add_node(f"{place}/nvme/nvme1", "nvme1")
     tree.write({f"{place}/nvme/nvme1/nvme0c1n4/uevent": "DEVTYPE=disk\n"})
-    tree.add_node("sys/devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n4", "nvme0n4")
-    tree.link(
-        f"{BLOCK_DIRECTORY}/nvme0n4", "sys/devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n4"
-    )
-    assert read(tmp_path)[NVME].nodes == ("/dev/nvme1", "/dev/nvme0n4")
+    subsystem = "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
+    for directory, name in ((BLOCK_DIRECTORY, "nvme0n4"), (GENERIC_DIRECTORY, "ng0n4")):
+        tree.add_node(f"{subsystem}/{name}", name)
+        tree.link(f"{directory}/{name}", f"{subsystem}/{name}")
+    assert read(tmp_path)[NVME].nodes == ("/dev/nvme1", "/dev/nvme0n4", "/dev/ng0n4")
 
 
 def test_graphics_and_accelerators_have_their_nodes_and_connectors_none(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -12,11 +13,12 @@ from agent.devices import host
 from agent.devices.host import HostDevices, host_devices
 from agent.devices.provider import DeviceError, DeviceProvider
 from sysfs.devices import PCI_DIRECTORY
+from sysfs.links import watch_links
+from sysfs.uevents import watch_devices
 from tests.sysfs.pci import PciTree, network_host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
     from sysfs.links import Link
 
@@ -242,6 +244,31 @@ def test_a_stream_that_stays_broken_says_how_changes_are_noticed(network: PciTre
     serving(provider, run)
 
 
+def test_a_stream_that_ends_is_a_condition_as_well(network: PciTree) -> None:
+    async def nothing() -> AsyncIterator[None]:
+        endings: tuple[None, ...] = ()
+        for each in endings:
+            yield each
+
+    provider = HostDevices(CLASSES, network.root, watches={"links": nothing}, settle=0)
+
+    async def run(changes: asyncio.Queue[None]) -> None:
+        await changes.get()
+        (line,) = provider.conditions()
+        assert line.endswith("the stream ended")
+
+    serving(provider, run)
+
+
+def test_this_host_is_watched_and_no_other_root(tmp_path: Path) -> None:
+    nvme = (HostDeviceClass(VF, pci_class="0108"),)
+    assert dict(HostDevices(nvme, Path("/"))._watches) == {
+        "devices": watch_devices,
+        "links": watch_links,
+    }
+    assert dict(HostDevices(nvme, tmp_path)._watches) == {}
+
+
 def test_a_bus_that_cannot_be_read_is_a_condition(tmp_path: Path) -> None:
     (tmp_path / "sys/bus/pci").mkdir(parents=True)
     (tmp_path / PCI_DIRECTORY).write_text("no directory")
@@ -366,5 +393,5 @@ def test_netlink_is_asked_on_this_host_where_a_class_can_have_links(
     classes = (HostDeviceClass(VF, **criteria),)
     HostDevices(classes, tmp_path)
     assert calls == []
-    HostDevices(classes, type(tmp_path)("/"))
+    HostDevices(classes, Path("/"))
     assert bool(calls) == asks
