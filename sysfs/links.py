@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -104,6 +105,12 @@ def read_live_links() -> tuple[Link, ...]:
     kernels and of other buses have "" and are placed by `sys/class/net`. Empty where the system
     rejects netlink (a sandbox without AF_NETLINK): `sys/class/net` then has to do alone.
     """
+    # pyroute2 runs an event loop for each call, and cannot where this thread runs one already.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_ask_netlink).result()
+
+
+def _ask_netlink() -> tuple[Link, ...]:
     # pyroute2 costs 0.13 s and 14 MiB to import; reading another root needs none of it.
     from pyroute2 import IPRoute  # noqa: PLC0415
     from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415

@@ -183,6 +183,13 @@ def test_this_hosts_own_links_include_the_loopback() -> None:
     assert "lo" in {link.name for link in read_live_links()}
 
 
+def test_links_are_read_whether_or_not_an_event_loop_runs_in_this_thread() -> None:
+    async def read() -> set[str]:
+        return {link.name for link in read_live_links()}
+
+    assert asyncio.run(read()) == {link.name for link in read_live_links()}
+
+
 class _Socket:
     """A socket that gets two messages, then loses some."""
 
