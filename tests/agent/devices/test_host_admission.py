@@ -6,10 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from msgspec.structs import replace
 
 from agent.config.config import HostDeviceClass
-from agent.devices.host import HostDevices
-from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
+from agent.devices.host import HostDevices, host_devices
+from tests.agent.server.support import OTHER_UID, UID, in_loop, make_world, manifest, running
 from tests.sysfs.pci import PciTree, network_host
 
 if TYPE_CHECKING:
@@ -77,3 +78,28 @@ async def test_a_device_that_vanished_rejects_the_pod_and_the_next_one_gets_anot
         assert (await admit(agent, OTHER_UID)).admitted
         (container,) = agent.controller.state.ledger.allocations[OTHER_UID].containers
         assert container.devices == {VF: FUNCTIONS[1:2]}
+
+
+@in_loop
+async def test_a_class_of_the_configuration_is_offered_and_kept_through_a_restart(
+    tmp_path: Path,
+) -> None:
+    world = make_world(tmp_path)
+    network = network_host(tmp_path / "host")
+    classes = (HostDeviceClass(VF, interface="ens1f0"), HostDeviceClass(VF, interface="eno1"))
+    agent_config = replace(world.config.agent, host_devices=classes)
+    world.config = replace(world.config, agent=agent_config)
+    world.providers = (host_devices,)
+    async with running(world) as agent:
+        assert (await admit(agent)).admitted
+        status = await asyncio.to_thread(agent.client.status)
+        messages = [condition.message for condition in status.conditions]
+        assert any("no device meets interface eno1" in message for message in messages)
+    # The container takes the interface while the agent is down.
+    network.move_away("0000:3b:00.0", "ens1f0")
+    async with running(world) as agent:
+        (container,) = agent.controller.state.ledger.allocations[UID].containers
+        assert container.devices == {VF: ("0000:3b:00.0",)}
+        status = await asyncio.to_thread(agent.client.status)
+        assert "0000:3b:00.0" not in str(status.conditions)
+        assert not (await admit(agent, OTHER_UID)).admitted
