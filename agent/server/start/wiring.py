@@ -13,6 +13,7 @@ import structlog
 from msgspec import Struct
 
 from agent.api.topology import topology_view
+from agent.devices.host import host_devices
 from agent.devices.providers import Providers, allocated_ids
 from agent.managers.admission import MANAGERS
 from agent.pods.manifest import load_pod
@@ -101,7 +102,7 @@ DeviceIds: TypeAlias = "Mapping[str, frozenset[str]]"
 #: that are allocated when the agent starts: until they are offered again they are not healthy.
 ProviderFactory: TypeAlias = "Callable[[Config, DeviceIds], DeviceProvider | None]"
 #: The providers of devices, in the order in which they get a resource that several offer.
-PROVIDERS: Final[tuple[ProviderFactory, ...]] = ()
+PROVIDERS: Final[tuple[ProviderFactory, ...]] = (host_devices,)
 
 
 class Wiring:
