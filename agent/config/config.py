@@ -98,6 +98,12 @@ class LoggingConfig(Struct, frozen=True):
     level: LogLevel = LogLevel.INFO
 
 
+class PodResourcesConfig(Struct, frozen=True):
+    """Where the podresources API is served; None: it is not."""
+
+    socket: Path | None = None
+
+
 class LimitsConfig(Struct, frozen=True):
     """What is rejected for its size: bytes of a manifest file and of one message."""
 
@@ -141,6 +147,7 @@ class AgentConfig(Struct, frozen=True):
     cgroup_mount: Path = Path("/sys/fs/cgroup")
     enforce: frozenset[EnforcedController] = frozenset(EnforcedController)
     metrics: MetricsConfig = MetricsConfig()
+    pod_resources: PodResourcesConfig = PodResourcesConfig()
     logging: LoggingConfig = LoggingConfig()
     limits: LimitsConfig = LimitsConfig()
     devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})

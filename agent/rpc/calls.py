@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import grpc
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
 
 #: The longest message in bytes in either direction; the kubelet's limit is 16 MiB.
 LONGEST_MESSAGE: Final = 16 << 20
-_LIMITS: Final = (
-    ("grpc.max_receive_message_length", LONGEST_MESSAGE),
-    ("grpc.max_send_message_length", LONGEST_MESSAGE),
+_LIMITS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "grpc.max_receive_message_length": LONGEST_MESSAGE,
+        "grpc.max_send_message_length": LONGEST_MESSAGE,
+    }
 )
 _CLIENT: Final = (
-    *_LIMITS,
+    *_LIMITS.items(),
     # By default the authority is the escaped path of the socket, which strict servers reject.
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
@@ -83,8 +86,9 @@ class Client:
         await self._channel.close()
 
 
-#: Answers one request; raises `CallError` to answer with a status.
-Handler: TypeAlias = "Callable[[Message], Awaitable[Message]]"
+#: Answers one request with a message, or with the bytes of one; raises `CallError` to answer with a
+#: status.
+Handler: TypeAlias = "Callable[[Message], Awaitable[Message | bytes]]"
 
 
 def server(
@@ -93,14 +97,16 @@ def server(
     methods: Mapping[str, tuple[MessageClass, Handler]],
     *,
     concurrent: int,
+    options: Mapping[str, int] = _LIMITS,
 ) -> aio.Server:
     """Return a server of unary methods on a Unix socket, to be started and stopped.
 
     `methods` are the class of the request and the handler by name; more than `concurrent` requests
-    at a time are rejected with RESOURCE_EXHAUSTED. Raises `RuntimeError` (of gRPC) if the socket
-    cannot be bound.
+    at a time are rejected with RESOURCE_EXHAUSTED. `options` are gRPC's channel arguments beside
+    the limits on messages, or in their place. Raises `RuntimeError` (of gRPC) if the socket cannot
+    be bound.
     """
-    made = aio.server(options=_LIMITS)
+    made = aio.server(options=tuple({**_LIMITS, **options}.items()))
     # gRPC's own limit did not reject a second request beside one in progress (grpcio 1.85, tried).
     share = asyncio.Semaphore(concurrent)
     handlers = {
@@ -118,8 +124,8 @@ def server(
 
 def _answering(
     handler: Handler, share: asyncio.Semaphore
-) -> Callable[[Message, aio.ServicerContext], Awaitable[Message]]:
-    async def answer(request: Message, context: aio.ServicerContext) -> Message:
+) -> Callable[[Message, aio.ServicerContext], Awaitable[Message | bytes]]:
+    async def answer(request: Message, context: aio.ServicerContext) -> Message | bytes:
         if share.locked():
             busy = "too many requests at a time"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
@@ -127,11 +133,11 @@ def _answering(
             async with share:
                 return await handler(request)
         except CallError as error:
-            await context.abort(grpc.StatusCode[error.code], error.message)
+            return await context.abort(grpc.StatusCode[error.code], error.message)
 
     return answer
 
 
-def _serialized(message: Message) -> bytes:
-    data: bytes = message.SerializeToString()
+def _serialized(message: Message | bytes) -> bytes:
+    data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
     return data

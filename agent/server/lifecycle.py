@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from agent.server.configured_host import ConfiguredHost
     from agent.server.controller import Controller
     from agent.server.intake import PodIntake
+    from agent.server.listeners.pod_resources import PodResourcesListener
     from agent.server.start.service_manager import ServiceManager
 
 log = structlog.get_logger(__name__)
@@ -97,11 +98,12 @@ class CgroupFollower(Protocol):
 
 
 class Listeners(Struct, frozen=True):
-    """The listening sockets, and the TLS settings of the metrics listener."""
+    """The sockets of the API and of metrics (and its TLS settings); the podresources listener."""
 
     admission: socket.socket
     metrics: socket.socket | None = None
     tls: ssl.SSLContext | None = None
+    pod_resources: PodResourcesListener | None = None
 
     @property
     def metrics_port(self) -> int:
@@ -171,7 +173,7 @@ class Service:
         """Run until `stop`."""
         controller = self._controller
         serving = asyncio.create_task(controller.queue.serve())
-        served: list[Connections] = []
+        served: list[Connections | PodResourcesListener] = []
         try:
             await self._until_stopped(self._live(served))
         finally:
@@ -186,10 +188,13 @@ class Service:
             self._api.close()
             log.info("stopped, workloads left unchanged")
 
-    async def _live(self, served: list[Connections]) -> None:
+    async def _live(self, served: list[Connections | PodResourcesListener]) -> None:
         for listener in self._make_listeners():
             served.append(listener)
             listener.start()
+        if self._listeners.pod_resources is not None:
+            served.append(self._listeners.pod_resources)
+            await self._listeners.pod_resources.start()
         await self._remember_host()
         await self._attempt(self._reconcile, "reconcile")
         self._controller.drifts.note_recovered()

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec.structs import replace
 
+from agent.api.pod_resources import Listing
 from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.allocations.ledger import Ledger
 from agent.managers.cpu.assignment import take_by_topology
 from agent.managers.effective_policy import Draft
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy, TopologyManagerScope
@@ -27,7 +29,6 @@ from tests.bench.measure import Figure, in_turns, measure
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.topology.implicit_hints import ProviderHints
@@ -236,6 +237,37 @@ def _stores() -> Iterator[tuple[int, Store, Checkpoint]]:
             yield pods, store, agents.state_of(rules, hosts.ledger_with(rules, pods))
 
 
+def listing() -> Iterator[Figure]:
+    """List 2,500 pods over podresources: first, after one came, and unchanged.
+
+    `exclusive`: each pod has CPUs and memory of its own, as no host has room for.
+    """
+    rules = hosts.rules("2n128c")
+    exclusive = admit(rules, rules.empty_ledger(), hosts.guaranteed_pod("new", 4)).allocation
+    assert exclusive is not None
+    copies = [replace(exclusive, uid=f"held-{number}") for number in range(agents.HELD[-1])]
+    for variant, ledger in (
+        ("", hosts.held(rules, agents.HELD[-1])),
+        ("-exclusive", Ledger.of(copies, {})),
+    ):
+        one_more = ledger.with_allocation(exclusive)
+        known = Listing()
+
+        def first(ledger: Ledger = ledger) -> None:
+            Listing().all(rules, ledger)
+
+        def changed(
+            known: Listing = known, ledgers: tuple[Ledger, Ledger] = (ledger, one_more)
+        ) -> None:
+            for each in ledgers:
+                known.all(rules, each)
+
+        name = f"list/2n128c/held{agents.HELD[-1]}{variant}"
+        yield measure(f"{name}-first", first, most=50)
+        yield measure(f"{name}-two-changes", changed, most=200)
+        yield measure(f"{name}-unchanged", partial(known.all, rules, one_more))
+
+
 def command_line() -> Iterator[Figure]:
     """Start the command line."""
     command = [str(Path(sys.executable).with_name("numawarden")), "--help"]
@@ -261,6 +293,7 @@ FAMILIES: Final[dict[str, Callable[[], Iterator[Figure | Rest]]]] = {
     "reconcile": agents.reconciling,
     "save": saving,
     "load": loading,
+    "list": listing,
     "start": agents.starts,
     "rest": agents.at_rest,
     "cli": command_line,

@@ -50,6 +50,8 @@ TARGETS: Final = (
     Target("discovery of 4,096 CPUs", r"discover/64n4096c/", 500, tail=False),
     Target("reconcile 500 containers, no write", r"reconcile/.*/containers500$", 30, tail=False),
     Target("reconcile 2,500 containers, no write", r"reconcile/.*/containers2500$", 60, tail=False),
+    Target("list of 2,500 pods over podresources", r"list/.*-first$", 50, tail=False),
+    Target("list of unchanged pods", r"list/.*-unchanged$", 0.1, tail=False),
     Target("exclusive admission, 2,500 pods", _ADMISSION, 10, tail=False),
     Target("numawarden --help", r"cli/", 120, tail=False),
 )

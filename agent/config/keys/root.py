@@ -13,6 +13,7 @@ from agent.config.config import (
     LoggingConfig,
     LogLevel,
     MetricsConfig,
+    PodResourcesConfig,
 )
 from agent.config.keys.amounts import ByteSize
 from agent.config.keys.host_devices import HostDeviceClasses
@@ -24,6 +25,7 @@ from agent.config.keys.scalars import (
     IpAddress,
     OneOf,
     OptionalPath,
+    OptionalSocketPath,
     RequiredPath,
     SocketPath,
     UserGroup,
@@ -90,6 +92,26 @@ _LOGGING: Final = Section(
                     OneOf(LogLevel),
                     since="0.1.0",
                     help="What is less important than this is not logged.",
+                ),
+            ),
+        ),
+    ),
+)
+
+_POD_RESOURCES: Final = Section(
+    PodResourcesConfig(),
+    (
+        KeyGroup(
+            "The podresources API",
+            (
+                Key(
+                    "socket",
+                    OptionalSocketPath(),
+                    since="0.1.0",
+                    help="The socket of the kubelet's podresources API (gRPC, v1), for monitoring: "
+                    "/run/numawarden/pod-resources/kubelet.sock, or the kubelet's own "
+                    "/var/lib/kubelet/pod-resources/kubelet.sock on a host without a kubelet. It "
+                    "needs the extra grpc. See docs/devices.md.",
                 ),
             ),
         ),
@@ -171,6 +193,12 @@ _AGENT: Final = Section(
                     _METRICS,
                     since="0.1.0",
                     help="Where /metrics, /healthz and /readyz are served.",
+                ),
+                Key(
+                    "podResources",
+                    _POD_RESOURCES,
+                    since="0.1.0",
+                    help="The kubelet's podresources API; off without a socket.",
                 ),
                 Key("logging", _LOGGING, since="0.1.0", help="How the log is written."),
                 Key(

@@ -218,13 +218,33 @@ class SocketPath(RequiredPath, frozen=True):
     def read(self, reader: KeyReader, at: Field, base: Path) -> Path:
         """Return the path."""
         path = super().read(reader, at, base)
-        if len(str(path).encode()) > _MAX_SOCKET_PATH:
-            reader.reject(at, f"the path of a socket has at most {_MAX_SOCKET_PATH} bytes")
+        _check_socket_path(reader, at, path)
         return path
 
     def schema(self) -> Schema:
         """Return an absolute path; its bytes are at least its characters."""
         return {**_ABSOLUTE, "maxLength": _MAX_SOCKET_PATH}
+
+
+class OptionalSocketPath(OptionalPath, frozen=True):
+    """The absolute path of a Unix socket; None where the text is empty."""
+
+    words: ClassVar[str] = f'{SocketPath.words}, or ""'
+
+    def read(self, reader: KeyReader, at: Field, base: Path | None) -> Path | None:
+        """Return the path."""
+        path = super().read(reader, at, base)
+        _check_socket_path(reader, at, path)
+        return path
+
+    def schema(self) -> Schema:
+        """Return an absolute path or an empty text; its bytes are at least its characters."""
+        return {**_ABSOLUTE, "maxLength": _MAX_SOCKET_PATH}
+
+
+def _check_socket_path(reader: KeyReader, at: Field, path: Path | None) -> None:
+    if path is not None and len(str(path).encode()) > _MAX_SOCKET_PATH:
+        reader.reject(at, f"the path of a socket has at most {_MAX_SOCKET_PATH} bytes")
 
 
 class CgroupPath(Struct, frozen=True):

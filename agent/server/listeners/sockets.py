@@ -14,6 +14,7 @@ import ssl
 import stat
 import struct
 from array import array
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -24,6 +25,7 @@ from agent.server.listeners.limits import Caller
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
+    from collections.abc import Iterator
     from pathlib import Path
 
 SOCKET_MODE: Final = 0o660
@@ -81,11 +83,11 @@ def open_unix(path: Path, group: int | None) -> UnixListener:
     A stale socket is replaced. Raises `StartError` if another process listens on it, or if
     the path cannot be used.
     """
-    _check_path(path)
-    _remove_stale(path)
+    make_room(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _bind(listening, path)
+        with socket_mode():
+            listening.bind(str(path))
     except OSError as error:
         listening.close()
         raise _unusable(path, error) from error
@@ -102,10 +104,21 @@ def open_unix(path: Path, group: int | None) -> UnixListener:
     return opened
 
 
-def _bind(listening: socket.socket, path: Path) -> None:
+def make_room(path: Path) -> None:
+    """Check that a socket can be made at a path, and remove a stale one there.
+
+    Raises `StartError` if another process listens on it, or if the path cannot be used.
+    """
+    _check_path(path)
+    _remove_stale(path)
+
+
+@contextmanager
+def socket_mode() -> Iterator[None]:
+    """Let sockets that are bound meanwhile have the mode 0660."""
     previous = os.umask(0o777 & ~SOCKET_MODE)
     try:
-        listening.bind(str(path))
+        yield
     finally:
         os.umask(previous)
 

@@ -44,6 +44,35 @@ TOPOLOGY_ADMISSION_DURATION: Final = _histogram(
     tuple(0.05 * 2**power for power in range(15)),
 )
 
+# --- the kubelet's counters of the podresources API ---------------------------------------------
+
+_V1: Final = ("v1",)
+POD_RESOURCES_REQUESTS: Final = _counter(
+    "kubelet_pod_resources_endpoint_requests_total",
+    "Requests to the podresources API, by its version.",
+    server_api_version=_V1,
+)
+POD_RESOURCES_LIST: Final = _counter(
+    "kubelet_pod_resources_endpoint_requests_list",
+    "Requests to List of the podresources API, by its version.",
+    server_api_version=_V1,
+)
+POD_RESOURCES_GET: Final = _counter(
+    "kubelet_pod_resources_endpoint_requests_get",
+    "Requests to Get of the podresources API, by its version.",
+    server_api_version=_V1,
+)
+POD_RESOURCES_GET_ALLOCATABLE: Final = _counter(
+    "kubelet_pod_resources_endpoint_requests_get_allocatable",
+    "Requests to GetAllocatableResources of the podresources API, by its version.",
+    server_api_version=_V1,
+)
+POD_RESOURCES_GET_ERRORS: Final = _counter(
+    "kubelet_pod_resources_endpoint_errors_get",
+    "Requests to Get of the podresources API for a pod that does not exist, by its version.",
+    server_api_version=_V1,
+)
+
 # --- our own: allocations -----------------------------------------------------------------------
 
 BUILD_INFO: Final = gauge("numawarden_build_info", "Always 1; the version runs here.", "version")
@@ -167,6 +196,11 @@ SERVICE_COUNTERS: Final = (
     CHECKPOINT_FAILURES,
     HOST_CHANGES,
     EVENTS_DROPPED,
+    POD_RESOURCES_REQUESTS,
+    POD_RESOURCES_LIST,
+    POD_RESOURCES_GET,
+    POD_RESOURCES_GET_ALLOCATABLE,
+    POD_RESOURCES_GET_ERRORS,
 )
 HISTOGRAMS: Final = (TOPOLOGY_ADMISSION_DURATION, ADMISSION_DURATION, RECONCILE_DURATION)
 GAUGES: Final = (

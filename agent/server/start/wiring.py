@@ -33,6 +33,7 @@ from agent.server.kernel.watches import CgroupChanges, directory_changes
 from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
 from agent.server.reporting.records import details
+from agent.server.start.pod_resources import with_pod_resources
 from agent.server.start.restart import initial_state, orphaned_since
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.store import Store
@@ -151,6 +152,7 @@ class Wiring:
             )
             self.listeners = self._open_listeners(opened)
             self.controller = self._restore(clock, opened)
+            self.listeners = with_pod_resources(self.listeners, config, self.controller)
             self._intakes = self._register(sources)
             self.service = Service(
                 self.controller,

@@ -49,8 +49,10 @@ def test_the_defaults_of_the_sections_are_those_of_the_whole() -> None:
     for path, (_, key) in KEYS.items():
         if isinstance(key.kind, Section):
             value: object = Config()
+            above = ""
             for name in path.split("."):
-                value = getattr(value, name)
+                above = f"{above}.{name}".lstrip(".")
+                value = getattr(value, KEYS[above][1].attribute)
             assert key.kind.defaults == value
 
 

@@ -1,0 +1,220 @@
+"""The ledger's values as messages of the podresources API (kubelet v1.36; KEP-5526 for pods).
+
+Listed are the containers that run as long as their pod, with what is exclusively theirs. What the
+containers of a pod share stands at the pod, the node's shared pool nowhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from msgspec import Struct
+
+from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.sharing import is_specified
+from agent.pods.model import ContainerKind
+from agent.rpc.pod_resources import V1
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from agent.managers.allocations.ledger import (
+        ContainerAllocation,
+        Ledger,
+        MemoryBlock,
+        PodAllocation,
+    )
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.policy import PluginDevice
+    from agent.rpc.messages import Message
+
+    #: The NUMA nodes of each device by id, by resource.
+    Places: TypeAlias = "Mapping[str, Mapping[str, Mask]]"
+
+_POD: Final = V1["PodResources"]
+_LISTED: Final = V1["ListPodResourcesResponse"]
+_ALLOCATABLE: Final = V1["AllocatableResourcesResponse"]
+
+
+class _Entry(Struct, frozen=True):
+    """An allocation, and its pod as the only one of a serialized response."""
+
+    allocation: PodAllocation
+    data: bytes
+
+
+class Listing:
+    """The pods of a ledger as serialized responses; what did not change is not made again.
+
+    The response that lists several pods is the concatenation of those that list one (protobuf's
+    encoding of a repeated field), and the one to Get has the same encoding as a list of one.
+    """
+
+    def __init__(self) -> None:
+        self._inventory: Mapping[str, tuple[PluginDevice, ...]] | None = None
+        self._places: Places = {}
+        self._entries: dict[str, _Entry] = {}
+        self._ledger: Ledger | None = None
+        self._all = b""
+
+    def all(self, rules: EffectivePolicy, ledger: Ledger) -> bytes:
+        """Return the `ListPodResourcesResponse` of all pods, in the order of admission."""
+        self._locate(rules)
+        if self._ledger is not ledger:
+            self._entries = {
+                uid: self._entry(allocation) for uid, allocation in ledger.allocations.items()
+            }
+            self._all = b"".join([entry.data for entry in self._entries.values()])
+            self._ledger = ledger
+        return self._all
+
+    def one(
+        self, rules: EffectivePolicy, ledger: Ledger, namespace: str, name: str
+    ) -> bytes | None:
+        """Return the `GetPodResourcesResponse` of a pod, None if there is none of that name.
+
+        Of two pods of one name, one has ended and is not removed yet: the later one is returned.
+        """
+        self._locate(rules)
+        found = None
+        for allocation in ledger.allocations.values():
+            if _full_name(allocation) == (namespace, name):
+                found = allocation
+        return None if found is None else self._entry(found).data
+
+    def _entry(self, allocation: PodAllocation) -> _Entry:
+        known = self._entries.get(allocation.uid)
+        if known is not None and known.allocation is allocation:
+            return known
+        response = _LISTED(pod_resources=[pod_message(allocation, self._places)])
+        return _Entry(allocation, response.SerializeToString())
+
+    def _locate(self, rules: EffectivePolicy) -> None:
+        """Forget everything when devices changed, whose NUMA nodes are not in the ledger."""
+        inventory = rules.policy.devices
+        if self._inventory is not inventory:
+            self._inventory, self._places = inventory, device_places(inventory)
+            self._entries, self._ledger = {}, None
+
+
+def device_places(inventory: Mapping[str, Sequence[PluginDevice]]) -> Places:
+    """Return where the devices of an inventory are."""
+    return {
+        resource: {device.id: device.nodes for device in devices}
+        for resource, devices in inventory.items()
+    }
+
+
+def pod_message(allocation: PodAllocation, places: Places) -> Message:
+    """Return the `PodResources` of a pod.
+
+    A pod of which only the uid is known (imported, recovered) is called by its uid, without a
+    namespace: left out, its CPUs and devices would look free to programs that compute what is.
+    """
+    namespace, name = _full_name(allocation)
+    lasting = (each for each in allocation.containers if each.kind is not ContainerKind.INIT)
+    return _POD(
+        name=name,
+        namespace=namespace,
+        containers=[_container(allocation, each, places) for each in lasting],
+        cpu_ids=allocation.cpus or (),
+        memory=_memory(allocation.memory),
+    )
+
+
+def allocatable_message(rules: EffectivePolicy) -> Message:
+    """Return the `AllocatableResourcesResponse`: what pods may have exclusively, whoever has it.
+
+    Empty for a manager with policy none, as the kubelet's. Of devices only the healthy ones.
+    """
+    memory = rules.memory.allocatable if rules.static_memory else {}
+    places = device_places(rules.policy.devices)
+    healthy = {
+        resource: [device.id for device in devices if device.healthy]
+        for resource, devices in rules.policy.devices.items()
+    }
+    return _ALLOCATABLE(
+        devices=list(_devices(healthy, places)),
+        cpu_ids=rules.assignable_cpus if rules.static_cpus else (),
+        memory=[
+            _block(kind, size, Mask.of(node))
+            for node, types in sorted(memory.items())
+            for kind, size in sorted(types.items())
+            if size
+        ],
+    )
+
+
+def _full_name(allocation: PodAllocation) -> tuple[str, str]:
+    return allocation.namespace, allocation.name or allocation.uid
+
+
+def _container(pod: PodAllocation, container: ContainerAllocation, places: Places) -> Message:
+    return {
+        "name": container.name,
+        "devices": list(_devices(container.devices, places)),
+        "cpu_ids": container.cpus if _has_own_cpus(pod, container) and container.cpus else (),
+        "memory": _memory(container.memory) if _has_own_memory(pod, container) else (),
+    }
+
+
+def _has_own_cpus(pod: PodAllocation, container: ContainerAllocation) -> bool:
+    """Return whether a container's CPUs are its own; of a budget that takes a specification."""
+    if container.isolation is not Isolation.CONTAINER:
+        return False
+    return pod.cpus is None or is_specified(pod)
+
+
+def _has_own_memory(pod: PodAllocation, container: ContainerAllocation) -> bool:
+    """Return whether a container's memory is its own, not what it shares of a budget.
+
+    A container with a slice of a budget is Guaranteed, so the slice has the size of its limits.
+    """
+    if not pod.memory:
+        return True
+    if not is_specified(pod):
+        return False
+    if container.isolation is Isolation.CONTAINER:
+        return True
+    guaranteed = container.cpu.request_millis is not None and (
+        container.cpu.request_millis == container.cpu.limit_millis
+    )
+    sizes: dict[str, int] = {}
+    for block in container.memory:
+        sizes[block.type] = sizes.get(block.type, 0) + block.size
+    return guaranteed and sizes == {kind: size for kind, size in container.limits.items() if size}
+
+
+def _memory(blocks: Iterable[MemoryBlock]) -> list[Message]:
+    return [_block(block.type, block.size, block.nodes) for block in blocks]
+
+
+def _block(kind: str, size: int, nodes: Mask) -> Message:
+    return {"memory_type": kind, "size": size, "topology": _topology(nodes)}
+
+
+def _devices(devices: Mapping[str, Iterable[str]], places: Places) -> Iterator[Message]:
+    """Yield the devices of each resource by NUMA node; a device of several nodes stands at each.
+
+    Devices without a known node come first, without a topology.
+    """
+    for resource, ids in sorted(devices.items()):
+        known = places.get(resource, {})
+        by_node: dict[int, list[str]] = {}
+        for device in ids:
+            for node in known.get(device, EMPTY) or (_NOWHERE,):
+                by_node.setdefault(node, []).append(device)
+        for node, found in sorted(by_node.items()):
+            message: Message = {"resource_name": resource, "device_ids": found}
+            if node != _NOWHERE:
+                message["topology"] = _topology(Mask.of(node))
+            yield message
+
+
+#: In place of a NUMA node.
+_NOWHERE: Final = -1
+
+
+def _topology(nodes: Mask) -> Message:
+    return {"nodes": [{"ID": node} for node in nodes]}

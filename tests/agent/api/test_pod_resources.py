@@ -1,0 +1,270 @@
+"""What programs read over podresources, compared with what was asked for and allocated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.api.pod_resources import Listing, allocatable_message
+from agent.managers.admission import admit, remove
+from agent.managers.allocations.demand import demand_of
+from agent.managers.allocations.origin import Origin
+from agent.managers.policy import PluginDevice
+from agent.pods.model import CPU, MEMORY, ContainerKind
+from agent.rpc.pod_resources import V1
+from sysfs.mask import Mask
+from tests.agent.managers.hosts import BEST_EFFORT, GIB, make_rules
+from tests.agent.managers.ledgers import ledger_with
+from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.pods.model import Pod
+    from agent.rpc.messages import Message
+
+GPU, NIC = "example.com/gpu", "example.com/nic"
+DEVICES = {
+    GPU: (
+        PluginDevice("g0", Mask.of(0)),
+        PluginDevice("g1", Mask.of(0)),
+        PluginDevice("g2", Mask.of(1), healthy=False),
+    ),
+    NIC: (PluginDevice("n0"), PluginDevice("n1", Mask.of(0, 1))),
+}
+RULES = make_rules(devices=DEVICES)
+
+
+def admitted(rules: EffectivePolicy, *asked: Pod) -> Ledger:
+    ledger = rules.empty_ledger()
+    for one in asked:
+        decision = admit(rules, ledger, one)
+        assert decision.admitted, decision.rejection
+        ledger = decision.ledger
+    return ledger
+
+
+def listed(rules: EffectivePolicy, ledger: Ledger, listing: Listing | None = None) -> list[Message]:
+    """Return the listed pods as JSON has them."""
+    data = (listing or Listing()).all(rules, ledger)
+    response = V1["ListPodResourcesResponse"].FromString(data)
+    return [shown(each) for each in response.pod_resources]
+
+
+def shown(message: Message) -> Message:
+    return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def nodes(*ids: int) -> Message:
+    """Return a topology; JSON leaves a node's id of 0 out."""
+    return {"nodes": [{"ID": str(node)} if node else {} for node in ids]}
+
+
+def block(kind: str, size: int, *ids: int) -> Message:
+    return {"memory_type": kind, "size": str(size), "topology": nodes(*ids)}
+
+
+def test_a_container_has_its_cpus_memory_and_devices_with_their_nodes() -> None:
+    asked = guaranteed(f"cpu=2 memory=1Gi {GPU}=2 {NIC}=2")
+    rules = make_rules(topology=BEST_EFFORT, devices=DEVICES)
+    assert listed(rules, admitted(rules, pod(app("a", asked)))) == [
+        {
+            "name": "p",
+            "namespace": "default",
+            "containers": [
+                {
+                    "name": "a",
+                    "cpu_ids": ["1", "2"],
+                    "memory": [block("memory", GIB, 0)],
+                    "devices": [
+                        {"resource_name": GPU, "device_ids": ["g0", "g1"], "topology": nodes(0)},
+                        {"resource_name": NIC, "device_ids": ["n0"]},
+                        {"resource_name": NIC, "device_ids": ["n1"], "topology": nodes(0)},
+                        {"resource_name": NIC, "device_ids": ["n1"], "topology": nodes(1)},
+                    ],
+                }
+            ],
+        }
+    ]
+
+
+def test_init_containers_are_left_out_and_sidecars_are_not() -> None:
+    asked = pod(
+        init("early", guaranteed("cpu=1 memory=1Gi")),
+        sidecar("log", guaranteed("cpu=1 memory=1Gi")),
+        app("a", guaranteed("cpu=1 memory=1Gi")),
+    )
+    (one,) = listed(RULES, admitted(RULES, asked))
+    assert [each["name"] for each in one["containers"]] == ["log", "a"]
+
+
+def test_containers_of_the_shared_pool_have_no_cpus() -> None:
+    asked = pod(app("whole", guaranteed("cpu=500m memory=1Gi")), app("none"))
+    rules = make_rules(memory=False)
+    (one,) = listed(rules, admitted(rules, asked))
+    assert one["containers"] == [{"name": "whole"}, {"name": "none"}]
+
+
+def test_what_the_containers_of_a_budget_share_stands_at_the_pod() -> None:
+    asked = pod(
+        app("own", guaranteed("cpu=2 memory=1Gi")),
+        app("shares", resources("cpu=100m")),
+        of_pod=guaranteed("cpu=4 memory=4Gi"),
+    )
+    (one,) = listed(RULES, admitted(RULES, asked))
+    assert one["cpu_ids"] == ["1", "2", "3", "4"]
+    assert one["memory"] == [block("memory", 4 * GIB, 0)]
+    assert one["containers"] == [
+        {"name": "own", "cpu_ids": ["1", "2"], "memory": [block("memory", GIB, 0)]},
+        {"name": "shares"},
+    ]
+
+
+def test_a_pod_of_which_only_the_uid_is_known_is_listed_by_it() -> None:
+    (allocation,) = admitted(
+        RULES, pod(app("a", guaranteed("cpu=2 memory=1Gi")))
+    ).allocations.values()
+    unnamed = replace(allocation, name="", namespace="", spec_digest="", origin=Origin.RECOVERED)
+    ledger = ledger_with(unnamed)
+    (one,) = listed(RULES, ledger)
+    assert (one["name"], one.get("namespace")) == ("u-1", None)
+    assert one["containers"][0]["cpu_ids"] == ["1", "2"]
+    assert Listing().one(RULES, ledger, "", "u-1") is not None
+
+
+def test_containers_of_a_budget_whose_specification_is_unknown_have_nothing_certain() -> None:
+    asked = pod(
+        app("own", guaranteed("cpu=2 memory=1Gi")),
+        app("shares", resources("cpu=100m")),
+        of_pod=guaranteed("cpu=4 memory=4Gi"),
+    )
+    (allocation,) = admitted(RULES, asked).allocations.values()
+    unknown = replace(
+        allocation,
+        origin=Origin.IMPORTED,
+        containers=tuple(replace(each, why="") for each in allocation.containers),
+    )
+    (one,) = listed(RULES, ledger_with(unknown))
+    assert one["cpu_ids"] == ["1", "2", "3", "4"]
+    assert one["containers"] == [{"name": "own"}, {"name": "shares"}]
+
+
+def test_the_allocatable_is_what_is_not_reserved_and_healthy() -> None:
+    message = allocatable_message(RULES)
+    assert list(message.cpu_ids) == list(range(1, 16))
+    found = shown(message)
+    assert found["memory"] == [block("memory", 15 * GIB, 0), block("memory", 15 * GIB, 1)]
+    ids = {(each["resource_name"], *each["device_ids"]) for each in found["devices"]}
+    assert ids == {(GPU, "g0", "g1"), (NIC, "n0"), (NIC, "n1")}
+
+
+def test_managers_without_a_policy_have_nothing_allocatable() -> None:
+    rules = make_rules(memory=False)
+    off = replace(rules, policy=replace(rules.policy, cpu=type(rules.policy.cpu)()))
+    assert shown(allocatable_message(off)) == {}
+
+
+def test_of_two_pods_of_one_name_the_later_is_returned() -> None:
+    first = pod(app("a", guaranteed("cpu=2 memory=1Gi")))
+    second = replace(first, uid="u-2")
+    ledger = admitted(RULES, first, second)
+    data = Listing().one(RULES, ledger, "default", "p")
+    assert data is not None
+    response = V1["GetPodResourcesResponse"].FromString(data)
+    assert list(response.pod_resources.containers[0].cpu_ids) == [3, 4]
+    assert Listing().one(RULES, ledger, "kube-system", "p") is None
+
+
+def test_a_device_that_moves_is_listed_where_it_is_now() -> None:
+    ledger, listing = admitted(RULES, pod(app("a", guaranteed(f"{GPU}=1")))), Listing()
+    moved = {**DEVICES, GPU: (PluginDevice("g0", Mask.of(1)),)}
+    found = [
+        listed(rules, ledger, listing)[0]["containers"][0]["devices"][0]["topology"]
+        for rules in (RULES, make_rules(devices=moved), RULES)
+    ]
+    assert found == [nodes(0), nodes(1), nodes(0)]
+
+
+def test_unchanged_pods_are_not_serialized_again() -> None:
+    ledger, listing = admitted(RULES, pod(app("a", guaranteed("cpu=2 memory=1Gi")))), Listing()
+    first = listing.all(RULES, ledger)
+    assert listing.all(RULES, ledger) is first
+    entry = listing._entries["u-1"]
+    more = admit(RULES, ledger, pod(app("b"), uid="u-2")).ledger
+    assert len(listed(RULES, more, listing)) == 2
+    assert listing._entries["u-1"] is entry
+
+
+@given(rules=rule_sets(), data=st.data())
+@EVERY_SEQUENCE
+def test_after_any_changes_the_list_is_what_the_pods_asked_for_and_got(
+    rules: EffectivePolicy, data: st.DataObject
+) -> None:
+    listing, ledger = Listing(), rules.empty_ledger()
+    asked: dict[str, Pod] = {}
+    for number in range(data.draw(st.integers(1, 6))):
+        one = data.draw(pods(f"u-{number}"))
+        decision = admit(rules, ledger, one)
+        ledger = decision.ledger
+        if decision.admitted:
+            asked[one.uid] = one
+        if asked and data.draw(st.integers(0, 3)) == 0:
+            uid = data.draw(st.sampled_from(sorted(asked)))
+            ledger = remove(rules, ledger, uid)
+            del asked[uid]
+        expected = [
+            expected_pod(rules, asked[uid], allocation)
+            for uid, allocation in ledger.allocations.items()
+        ]
+        response = V1["ListPodResourcesResponse"].FromString(listing.all(rules, ledger))
+        assert [found_pod(each) for each in response.pod_resources] == expected
+
+
+def expected_pod(rules: EffectivePolicy, asked: Pod, allocation: PodAllocation) -> Message:
+    """Return what is to be listed, from what the containers demand of each manager."""
+    demand = demand_of(rules.policy, rules.managers, asked)
+    containers = []
+    for wanting in demand.containers:
+        got = allocation.container(wanting.name)
+        assert got is not None
+        if wanting.kind is ContainerKind.INIT:
+            continue
+        cpus = got.cpus if wanting.may_have(CPU) and wanting.cpus else None
+        memory = got.memory if wanting.may_have(MEMORY) else ()
+        places = {
+            (resource, device, node)
+            for resource, ids in got.devices.items()
+            for device in ids
+            for known in rules.policy.devices[resource]
+            if known.id == device
+            for node in known.nodes or (None,)
+        }
+        blocks = [(each.type, each.size, list(each.nodes)) for each in memory]
+        containers.append((got.name, list(cpus or ()), blocks, places))
+    budget = [(each.type, each.size, list(each.nodes)) for each in allocation.memory]
+    return (asked.namespace, asked.name, list(allocation.cpus or ()), budget, containers)
+
+
+def found_pod(message: Message) -> Message:
+    containers = []
+    for each in message.containers:
+        places = {
+            (devices.resource_name, device, node)
+            for devices in each.devices
+            for device in devices.device_ids
+            for node in [one.ID for one in devices.topology.nodes] or [None]
+        }
+        containers.append((each.name, list(each.cpu_ids), found_memory(each.memory), places))
+    memory = found_memory(message.memory)
+    return (message.namespace, message.name, list(message.cpu_ids), memory, containers)
+
+
+def found_memory(blocks: Message) -> Message:
+    return [
+        (each.memory_type, each.size, [node.ID for node in each.topology.nodes]) for each in blocks
+    ]
