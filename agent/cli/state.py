@@ -179,15 +179,19 @@ def _opened(config: Config) -> Iterator[Store]:
         yield store
 
 
-def _pods(path: Path | None, found: KubeletState, rules: EffectivePolicy) -> Mapping[str, Pod]:
+def _pods(
+    path: Path | None, found: KubeletState, rules: EffectivePolicy
+) -> Mapping[str, Pod] | None:
     from agent.tools.kubelet_state.importing import read_pods  # noqa: PLC0415
 
     if path is None:
-        return {}
+        return None
     desired: set[str] = set()
     for part in (found.cpu, found.memory):
         if part is not None:
             desired |= {*part.containers, *part.pods}
+    if found.devices is not None:
+        desired |= {entry.uid for entry in found.devices.entries}
     return read_pods(path, desired, pod_level=rules.policy.gates.pod_level_resources)
 
 

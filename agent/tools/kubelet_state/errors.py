@@ -44,12 +44,31 @@ class CannotExportError(ReasonsError):
     """The kubelet would not start with what the ledger holds; nothing was written."""
 
 
+class UnreadableResponseError(KubeletStateError):
+    """A device plugin's response in the device manager's file cannot be read."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the response of the device plugin cannot be read: {problem}")
+        self.problem = problem
+
+
+class MissingExtraError(KubeletStateError):
+    """The device manager's file has what only a package of the extra grpc can read or write."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(
+            f"responses of device plugins: {package} is not installed;"
+            " install the extra: pip install 'numawarden[grpc]'"
+        )
+        self.package = package
+
+
 class NoStateFilesError(KubeletStateError):
-    """A directory holds neither file."""
+    """A directory has none of the files."""
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
         super().__init__(
-            f"{directory}: neither {' nor '.join(names)} is there;"
+            f"{directory}: none of {', '.join(names)} is there;"
             " name the kubelet's root directory, usually /var/lib/kubelet"
         )
         self.directory = directory

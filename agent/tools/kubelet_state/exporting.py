@@ -8,6 +8,8 @@ from agent.managers.effective_policy import shared_pool
 from agent.tools.kubelet_state import cpu_file, memory_file
 from agent.tools.kubelet_state.cpu_check import cpu_problems
 from agent.tools.kubelet_state.cpu_file import CpuState
+from agent.tools.kubelet_state.device_file import NO_NODE, DeviceEntry, DeviceState
+from agent.tools.kubelet_state.device_response import response_of
 from agent.tools.kubelet_state.errors import CannotExportError
 from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.memory_check import allocatable_bytes, memory_problems
@@ -15,10 +17,11 @@ from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, Memor
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocations.ledger import ContainerAllocation, Ledger
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.policy import PluginDevice
 
 _UINT64: Final = 1 << 64
 
@@ -26,9 +29,10 @@ _UINT64: Final = 1 << 64
 def kubelet_state(rules: EffectivePolicy, ledger: Ledger) -> KubeletState:
     """Return what a kubelet of the same configuration would have in its files.
 
-    Raises `CannotExportError` with every reason why it would not start with them, such as
-    allocations of CPUs that are no longer online, or budgets without the gate
-    PodLevelResourceManagers.
+    The device manager's file is among them if there are devices. Raises `CannotExportError` with
+    every reason why the kubelet would not start with them, such as allocations of CPUs that are no
+    longer online, or budgets without the gate PodLevelResourceManagers; and `MissingExtraError` if
+    writing what device plugins returned needs protobuf.
     """
     cpu, memory = _cpu_state(rules, ledger), _memory_state(rules, ledger)
     reasons = [
@@ -37,7 +41,7 @@ def kubelet_state(rules: EffectivePolicy, ledger: Ledger) -> KubeletState:
     ]
     if reasons:
         raise CannotExportError("a kubelet would not start with this state", reasons)
-    return KubeletState(cpu, memory)
+    return KubeletState(cpu, memory, _device_state(rules, ledger))
 
 
 def export_notes(state: KubeletState) -> Iterator[str]:
@@ -89,6 +93,49 @@ def _memory_state(rules: EffectivePolicy, ledger: Ledger) -> MemoryState:
             if allocation.memory
         },
     )
+
+
+def _device_state(rules: EffectivePolicy, ledger: Ledger) -> DeviceState | None:
+    """Return the state of all devices, None where no pod has any and none could.
+
+    A resource with allocated devices counts as registered: the kubelet then waits for its plugin.
+    """
+    inventory = rules.policy.devices
+    entries = [
+        entry
+        for uid, allocation in sorted(ledger.allocations.items())
+        for container in allocation.containers
+        for entry in _device_entries(uid, container, inventory)
+    ]
+    registered = {
+        resource: {device.id for device in devices if device.healthy}
+        for resource, devices in inventory.items()
+    }
+    for entry in entries:
+        if entry.resource not in inventory:
+            registered.setdefault(entry.resource, set()).update(entry.ids)
+    if not entries and not registered:
+        return None
+    listed = {resource: tuple(sorted(ids)) for resource, ids in registered.items()}
+    return DeviceState(tuple(entries), listed)
+
+
+def _device_entries(
+    uid: str, container: ContainerAllocation, inventory: Mapping[str, tuple[PluginDevice, ...]]
+) -> Iterator[DeviceEntry]:
+    """Yield the entries of a container; the first has all that the container gets.
+
+    What each of several resources contributed is not known; the kubelet merges it in any case.
+    """
+    response = response_of(container.delivery)
+    for resource, ids in sorted(container.devices.items()):
+        places = {device.id: device.nodes for device in inventory.get(resource, ())}
+        by_node: dict[int, tuple[str, ...]] = {}
+        for device in ids:
+            for node in places.get(device, EMPTY) or (NO_NODE,):
+                by_node[node] = (*by_node.get(node, ()), device)
+        yield DeviceEntry(uid, container.name, resource, by_node, response)
+        response = b""
 
 
 def _node(rules: EffectivePolicy, ledger: Ledger, node: int) -> MemoryNode:

@@ -1,4 +1,4 @@
-"""Both state files of a kubelet: read from its root directory, written there atomically."""
+"""The state files of a kubelet: read from its root directory, written there atomically."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.state.files import Files, OsFiles
-from agent.tools.kubelet_state import cpu_file, memory_file
+from agent.tools.kubelet_state import cpu_file, device_file, memory_file
 from agent.tools.kubelet_state.cpu_file import CpuFileVersion, read_cpu_state, write_cpu_state
+from agent.tools.kubelet_state.device_file import read_device_state, write_device_state
 from agent.tools.kubelet_state.errors import (
     NoStateFilesError,
     StateFileExistsError,
@@ -26,17 +27,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.tools.kubelet_state.cpu_file import ContainerIds, CpuState
+    from agent.tools.kubelet_state.device_file import DeviceState
     from agent.tools.kubelet_state.memory_file import MemoryState
 
+#: As the kubelet makes the folder of device plugins.
+_FOLDER_MODE: Final = 0o750
 _SUFFIX: Final = ".numawarden-new"
-_NAMES: Final = (cpu_file.FILE_NAME, memory_file.FILE_NAME)
+_NAMES: Final = (cpu_file.FILE_NAME, memory_file.FILE_NAME, device_file.FILE_NAME)
 
 
 class KubeletState(Struct, frozen=True):
-    """What a kubelet's two files say; None where a file is not there."""
+    """What a kubelet's files say; None where a file is not there."""
 
     cpu: CpuState | None = None
     memory: MemoryState | None = None
+    devices: DeviceState | None = None
 
 
 def encode_files(state: KubeletState, *, pod_level: bool) -> dict[str, bytes]:
@@ -52,6 +57,8 @@ def encode_files(state: KubeletState, *, pod_level: bool) -> dict[str, bytes]:
     if state.memory is not None:
         of_memory = MemoryFileVersion.V2 if pod_level else MemoryFileVersion.V1
         files[memory_file.FILE_NAME] = write_memory_state(state.memory, of_memory)
+    if state.devices is not None:
+        files[device_file.FILE_NAME] = write_device_state(state.devices)
     return files
 
 
@@ -63,13 +70,15 @@ def read_directory(
     Raises `NoStateFilesError`, `UnreadableStateFileError`, and `OSError` as the system does.
     """
     system = OsFiles() if files is None else files
-    cpu_path, memory_path = (directory / name for name in _NAMES)
-    of_cpu, of_memory = _content(system, cpu_path), _content(system, memory_path)
-    if of_cpu is None and of_memory is None:
+    paths = [directory / name for name in _NAMES]
+    of_cpu, of_memory, of_devices = (_content(system, path) for path in paths)
+    cpu_path, memory_path, device_path = paths
+    if of_cpu is None and of_memory is None and of_devices is None:
         raise NoStateFilesError(directory, _NAMES)
     return KubeletState(
         cpu=None if of_cpu is None else read_cpu_state(of_cpu, cpu_path, containers),
         memory=None if of_memory is None else read_memory_state(of_memory, memory_path),
+        devices=None if of_devices is None else read_device_state(of_devices, device_path),
     )
 
 
@@ -78,8 +87,9 @@ def write_directory(
 ) -> None:
     """Write files by name, each whole or not at all; on return they are on the disk.
 
-    No file is replaced before all are written beside their places. Raises `StateFileExistsError`
-    where one is there and `force` is not given, and `StateFileIOError`.
+    A folder that is not there is created, as the kubelet does. No file is replaced before all are
+    written beside their places. Raises `StateFileExistsError` where one is there and `force` is not
+    given, and `StateFileIOError`.
     """
     system = OsFiles() if files is None else files
     targets = {directory / name: data for name, data in contents.items()}
@@ -88,6 +98,7 @@ def write_directory(
     written: list[Path] = []
     try:
         for path, data in targets.items():
+            _make_folder(path.parent, directory)
             written.append(_beside(path))
             _write(system, path, data)
         for path in targets:
@@ -96,9 +107,19 @@ def write_directory(
         _remove(system, written)
         raise
     try:
-        system.sync_directory(directory)
+        for folder in sorted({directory, *(path.parent for path in targets)}):
+            system.sync_directory(folder)
     except OSError as error:
         raise StateFileIOError("flushing", directory, error) from error
+
+
+def _make_folder(folder: Path, directory: Path) -> None:
+    if folder == directory:
+        return
+    try:
+        folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+    except OSError as error:
+        raise StateFileIOError("creating", folder, error) from error
 
 
 def _content(files: Files, path: Path) -> bytes | None:

@@ -1,8 +1,8 @@
 """From the kubelet's files to a ledger.
 
-The files know pod uids, container names, CPUs and memory, the main part of an allocation. The rest
-(the pod's name, kinds of containers, isolation, limits) comes from the pods' manifests or a list of
-the cluster's pods where these are given, and otherwise with the pod's next admission
+The files know pod uids, container names, CPUs, memory and devices, the main part of an allocation.
+The rest (the pod's name, kinds of containers, isolation, limits) comes from the pods' manifests or
+a list of the cluster's pods where these are given, and otherwise with the pod's next admission
 (`agent.managers.readmission`).
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from agent.managers.allocations.delivery import NOTHING, merged
 from agent.managers.allocations.ledger import (
     ContainerAllocation,
     Isolation,
@@ -34,22 +35,38 @@ from agent.pods.identity import full_name, label_fault, uid_fault
 from agent.pods.manifest import pod_from_document
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from agent.safe_files import read_bounded
-from agent.tools.kubelet_state import cpu_check, cpu_file, memory_check, memory_file
+from agent.tools.kubelet_state import (
+    cpu_check,
+    cpu_file,
+    device_check,
+    device_file,
+    memory_check,
+    memory_file,
+)
 from agent.tools.kubelet_state.checksums import Name  # noqa: TC001 - msgspec reads annotations
 from agent.tools.kubelet_state.cpu_file import CpuState
-from agent.tools.kubelet_state.errors import ContainerListError, UnfitStateError
+from agent.tools.kubelet_state.device_file import DeviceState
+from agent.tools.kubelet_state.device_response import delivery_of
+from agent.tools.kubelet_state.errors import (
+    ContainerListError,
+    UnfitStateError,
+    UnreadableResponseError,
+)
 from agent.tools.kubelet_state.memory_file import MemoryState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
+    from agent.managers.allocations.delivery import Delivery
     from agent.managers.effective_policy import EffectivePolicy
     from agent.parsing.document import Plain
     from agent.pods.model import Pod
     from agent.tools.kubelet_state.files import KubeletState
 
-_NO_PODS: Final[Mapping[str, Pod]] = MappingProxyType({})
+_NOT_TAKEN_OVER: Final = "the kubelet's state is not taken over"
+#: The resources and the delivery of each container with devices, by uid and name.
+_Devices: TypeAlias = "dict[str, dict[str, tuple[dict[str, tuple[str, ...]], Delivery]]]"
 
 
 class Imported(Struct, frozen=True):
@@ -60,33 +77,49 @@ class Imported(Struct, frozen=True):
 
 
 def take_over(
-    rules: EffectivePolicy, state: KubeletState, pods: Mapping[str, Pod] = _NO_PODS
+    rules: EffectivePolicy, state: KubeletState, pods: Mapping[str, Pod] | None = None
 ) -> Imported:
     """Return the ledger of a kubelet's state; `pods` by uid complete what they describe.
 
-    Raises `UnfitStateError` with every reason why the state cannot be taken over.
+    `pods` are all pods of the host, None if these are not known. Raises `UnfitStateError` with
+    every reason why the state cannot be taken over, and `MissingExtraError` if reading responses of
+    device plugins needs protobuf.
     """
     cpu = state.cpu or CpuState(str(rules.policy.cpu.policy))
     memory = state.memory or MemoryState(str(rules.policy.memory.policy))
+    devices, ignored = _without_ignored(rules, state.devices or DeviceState())
     # First, because the following messages contain names of pods and containers.
-    if misnamed := list(_misnamed(cpu, memory)):
-        raise UnfitStateError("the kubelet's state is not taken over", misnamed)
+    if misnamed := list(_misnamed(cpu, memory, devices)):
+        raise UnfitStateError(_NOT_TAKEN_OVER, misnamed)
+    devices, ended = _without_ended(cpu, memory, devices, pods)
     reasons = [
         *(f"{cpu_file.FILE_NAME}: {why}" for why in cpu_check.cpu_problems(rules, cpu)),
         *(f"{memory_file.FILE_NAME}: {why}" for why in memory_check.memory_problems(rules, memory)),
+        *(
+            f"{device_file.FILE_NAME}: {why}"
+            for why in (
+                *device_check.device_problems(rules, devices),
+                *_unknown_class(cpu, memory, devices, pods),
+            )
+        ),
     ]
     if reasons:
-        raise UnfitStateError("the kubelet's state is not taken over", reasons)
-    allocations = {allocation.uid: allocation for allocation in _allocations(rules, cpu, memory)}
-    completed = _completed(rules, allocations, pods)
+        raise UnfitStateError(_NOT_TAKEN_OVER, reasons)
+    found = tuple(_allocations(rules, cpu, memory, _devices(devices)))
+    allocations = {allocation.uid: allocation for allocation in found}
+    completed = _completed(rules, allocations, pods or {}, devices)
     ledger = restored(rules, Ledger.of(completed.values(), {}))
     return Imported(
         ledger.with_part(MEMORY, _charge(rules, memory)),
-        tuple(_notes(rules, state, completed, pods)),
+        (
+            *_notes(rules, state, completed, pods or {}),
+            *_device_notes(rules, devices, ended),
+            *(f"agent.ignoredResources lists {one}: its devices are left out" for one in ignored),
+        ),
     )
 
 
-def _misnamed(cpu: CpuState, memory: MemoryState) -> Iterator[str]:
+def _misnamed(cpu: CpuState, memory: MemoryState, devices: DeviceState) -> Iterator[str]:
     """Yield the invalid names of pods and containers."""
     files = (
         (cpu_file.FILE_NAME, {*cpu.containers, *cpu.pods}, cpu.containers.values()),
@@ -99,21 +132,84 @@ def _misnamed(cpu: CpuState, memory: MemoryState) -> Iterator[str]:
         for name in sorted({name for members in containers for name in members}):
             if fault := label_fault(name):
                 yield f"{file}: {shown(name)} is not a valid name of a container: {fault}"
+    for why in device_check.misnamed_devices(devices):
+        yield f"{device_file.FILE_NAME}: {why}"
+
+
+def _without_ignored(
+    rules: EffectivePolicy, devices: DeviceState
+) -> tuple[DeviceState, tuple[str, ...]]:
+    """Return the devices without those of ignored resources, and these resources."""
+    fit = rules.policy.fit
+    ignored = frozenset[str]() if fit is None else fit.ignored
+    left = tuple(entry for entry in devices.entries if entry.resource not in ignored)
+    found = {entry.resource for entry in devices.entries} & ignored
+    return replace(devices, entries=left), tuple(sorted(found))
+
+
+def _without_ended(
+    cpu: CpuState, memory: MemoryState, devices: DeviceState, pods: Mapping[str, Pod] | None
+) -> tuple[DeviceState, tuple[str, ...]]:
+    """Return the devices without those of pods that have ended, and the uids of these pods.
+
+    The kubelet keeps the entries of ended pods until it allocates a device again. A pod that has
+    nothing but devices and is not among all `pods` has ended.
+    """
+    if pods is None:
+        return devices, ()
+    known = {*pods, *cpu.containers, *memory.containers}
+    ended = {entry.uid for entry in devices.entries} - known
+    left = tuple(entry for entry in devices.entries if entry.uid not in ended)
+    return replace(devices, entries=left), tuple(sorted(ended))
+
+
+def _unknown_class(
+    cpu: CpuState, memory: MemoryState, devices: DeviceState, pods: Mapping[str, Pod] | None
+) -> Iterator[str]:
+    """Yield the pods whose QoS class, and so whose cgroup, is not known without their manifest."""
+    known = {*(pods or ()), *cpu.containers, *memory.containers}
+    for uid in sorted({entry.uid for entry in devices.entries} - known):
+        yield (
+            f"pod {uid} has devices alone, so its QoS class is not known; describe it, and all"
+            " other pods, with --pods"
+        )
+
+
+def _devices(state: DeviceState) -> _Devices:
+    """Return what each container has; raises `UnfitStateError` for unreadable responses."""
+    found: _Devices = {}
+    reasons: list[str] = []
+    for entry in sorted(state.entries, key=lambda one: (one.uid, one.container, one.resource)):
+        try:
+            delivery = delivery_of(entry.response)
+        except UnreadableResponseError as error:
+            what = f"{entry.resource} of container {entry.container} of pod {entry.uid}"
+            reasons.append(f"{device_file.FILE_NAME}: {what}: {error}")
+            continue
+        if not entry.ids:
+            continue
+        containers = found.setdefault(entry.uid, {})
+        devices, earlier = containers.get(entry.container, ({}, NOTHING))
+        both = merged((earlier, delivery))
+        containers[entry.container] = ({**devices, entry.resource: entry.ids}, both)
+    if reasons:
+        raise UnfitStateError(_NOT_TAKEN_OVER, reasons)
+    return found
 
 
 def _allocations(
-    rules: EffectivePolicy, cpu: CpuState, memory: MemoryState
+    rules: EffectivePolicy, cpu: CpuState, memory: MemoryState, devices: _Devices
 ) -> Iterator[PodAllocation]:
     inert = cpu_check.inert_budgets(cpu)
     budgets = {uid: cpus for uid, cpus in cpu.pods.items() if uid not in inert}
-    for uid in sorted({*cpu.containers, *budgets, *memory.containers}):
-        containers = tuple(_containers(rules, uid, cpu, memory))
+    for uid in sorted({*cpu.containers, *budgets, *memory.containers, *devices}):
+        containers = tuple(_containers(rules, uid, cpu, memory, devices))
         if containers or uid in budgets:
             yield PodAllocation(
                 uid=uid,
                 name="",
                 namespace="",
-                qos=QosClass.GUARANTEED,  # no other holds anything of its own
+                qos=QosClass.GUARANTEED,  # of others, which have devices alone, there is a manifest
                 spec_digest="",
                 containers=containers,
                 cpus=budgets.get(uid),
@@ -124,7 +220,7 @@ def _allocations(
 
 
 def _containers(
-    rules: EffectivePolicy, uid: str, cpu: CpuState, memory: MemoryState
+    rules: EffectivePolicy, uid: str, cpu: CpuState, memory: MemoryState, devices: _Devices
 ) -> Iterator[ContainerAllocation]:
     """Yield the containers of a pod; which of a pod-level budget share their CPUs is not known.
 
@@ -133,20 +229,27 @@ def _containers(
     """
     cpus, blocks = cpu.containers.get(uid, {}), memory.containers.get(uid, {})
     lifted = rules.policy.gates.disable_cpu_quota_with_exclusive_cpus and uid not in cpu.pods
-    for name in sorted({*cpus, *blocks}):
+    plugged = devices.get(uid, {})
+    for name in sorted({*cpus, *blocks, *plugged}):
         own = cpus.get(name)
+        ids, delivery = plugged.get(name, ({}, NOTHING))
         yield ContainerAllocation(
             name=name,
             kind=ContainerKind.APP,
             isolation=Isolation.HOST if own is None else Isolation.CONTAINER,
             cpus=own,
             memory=blocks.get(name, ()),
+            devices=MappingProxyType(ids),
+            delivery=delivery,
             quota_disabled=own is not None and lifted,
         )
 
 
 def _completed(
-    rules: EffectivePolicy, allocations: Mapping[str, PodAllocation], pods: Mapping[str, Pod]
+    rules: EffectivePolicy,
+    allocations: Mapping[str, PodAllocation],
+    pods: Mapping[str, Pod],
+    devices: DeviceState,
 ) -> dict[str, PodAllocation]:
     """Complete allocations by manifests; still without a digest, which the first admission sets.
 
@@ -159,17 +262,26 @@ def _completed(
         completed[uid] = allocation
         if pod is None:
             continue
+        who = f"pod {full_name(pod)} ({uid}): by its manifest"
         try:
-            completed[uid] = _described(match_imported(rules, allocation, pod))
+            completed[uid] = _described(match_imported(rules, allocation, pod), allocation)
         except NotMatchedError as error:
-            reasons.append(f"pod {full_name(pod)} ({uid}): by its manifest {error}")
+            reasons.append(f"{who} {error}")
+        own = tuple(entry for entry in devices.entries if entry.uid == uid)
+        differences = device_check.request_differences(rules, pod, own)
+        reasons.extend(f"{who} {difference}" for difference in differences)
     if reasons:
         raise UnfitStateError("the manifests do not fit the kubelet's state", reasons)
     return completed
 
 
-def _described(matched: PodAllocation) -> PodAllocation:
-    return replace(matched, spec_digest="", origin=Origin.IMPORTED)
+def _described(matched: PodAllocation, imported: PodAllocation) -> PodAllocation:
+    """Return an allocation without a digest, with what device plugins returned for it."""
+    deliveries = {container.name: container.delivery for container in imported.containers}
+    containers = (
+        replace(each, delivery=deliveries.get(each.name, NOTHING)) for each in matched.containers
+    )
+    return replace(matched, spec_digest="", origin=Origin.IMPORTED, containers=tuple(containers))
 
 
 def _charge(rules: EffectivePolicy, memory: MemoryState) -> Mapping[int, NodeMemory]:
@@ -211,6 +323,19 @@ def _notes(
             f"known by uid alone until they are asked for: {len(open_allocations)} pods"
             f" ({', '.join(open_allocations)})"
         )
+
+
+def _device_notes(
+    rules: EffectivePolicy, devices: DeviceState, ended: tuple[str, ...]
+) -> Iterator[str]:
+    for uid in ended:
+        yield f"pod {uid} is left out: it only has devices, and --pods does not have it"
+    for resource in sorted({entry.resource for entry in devices.entries}):
+        if resource not in rules.policy.devices:
+            yield (
+                f"agent.devices does not list {resource}: its devices are unknown until their"
+                " plugin registers with the agent"
+            )
 
 
 def _missing_files(rules: EffectivePolicy, state: KubeletState) -> Iterator[str]:

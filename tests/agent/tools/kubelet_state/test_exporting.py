@@ -11,6 +11,7 @@ from agent.managers.admission import admit, remove, start_container
 from agent.managers.allocations.origin import Origin
 from agent.managers.machine import Machine
 from agent.managers.topology.hints import NO_AFFINITY
+from agent.tools.kubelet_state import device_file
 from agent.tools.kubelet_state.cpu_file import read_cpu_state
 from agent.tools.kubelet_state.errors import CannotExportError
 from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
@@ -34,8 +35,18 @@ BUDGET = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=2 
 def through_files(rules: EffectivePolicy, ledger: Ledger) -> tuple[KubeletState, dict[str, bytes]]:
     """Return what is read from the files of a ledger, and the files."""
     contents = encode_files(kubelet_state(rules, ledger), pod_level=rules.policy.pod_level_managers)
-    cpu = read_cpu_state(contents["cpu_manager_state"], PATH)
-    return KubeletState(cpu, read_memory_state(contents["memory_manager_state"], PATH)), contents
+    devices = contents.get(device_file.FILE_NAME)
+    read = KubeletState(
+        read_cpu_state(contents["cpu_manager_state"], PATH),
+        read_memory_state(contents["memory_manager_state"], PATH),
+        None if devices is None else device_file.read_device_state(devices, PATH),
+    )
+    return read, contents
+
+
+def of_managers(contents: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files of the CPU and memory managers."""
+    return {name: data for name, data in contents.items() if name != device_file.FILE_NAME}
 
 
 @given(rules=rule_sets(), data=st.data())
@@ -60,30 +71,42 @@ def test_there_and_back_is_the_same_and_the_pods_confirm_it(
         ledger = start_container(rules, ledger, uid, last)
 
     read, contents = through_files(rules, ledger)
-    taken = take_over(rules, read)
+    taken = take_over(rules, KubeletState(read.cpu, read.memory))
 
     assert taken.ledger.exclusive_cpus == ledger.exclusive_cpus
     assert taken.ledger.memory == ledger.memory
-    assert through_files(rules, taken.ledger)[1] == contents
+    assert of_managers(through_files(rules, taken.ledger)[1]) == of_managers(contents)
     for uid in taken.ledger.allocations:
         confirmed = admit(rules, taken.ledger, asked[uid])
         assert confirmed.already_admitted, confirmed.rejection
-        assert confirmed.allocation == what_files_hold(ledger.allocations[uid])
-        assert through_files(rules, confirmed.ledger)[1] == contents
+        assert confirmed.allocation == without_devices(what_files_hold(ledger.allocations[uid]))
+        assert of_managers(through_files(rules, confirmed.ledger)[1]) == of_managers(contents)
     completed = take_over(rules, read, asked).ledger
-    assert {uid: replace(
+    assert through_files(rules, completed)[1] == contents
+    assert completed.devices == ledger.devices
+    assert {uid: what_files_hold(replace(
         allocation, spec_digest=ledger.allocations[uid].spec_digest, origin=Origin.DECIDED
-    )
+    ))
             for uid, allocation in completed.allocations.items()} == {
         uid: what_files_hold(ledger.allocations[uid]) for uid in completed.allocations
     }  # fmt: skip
 
 
 def what_files_hold(allocation: PodAllocation) -> PodAllocation:
-    """Return an allocation without its hints and devices: other files of the kubelet have these."""
+    """Return an allocation without its hints, which no file has, and with its devices sorted."""
     containers = tuple(
-        replace(each, hint=NO_AFFINITY, devices={}) for each in allocation.containers
+        replace(
+            each,
+            hint=NO_AFFINITY,
+            devices={resource: tuple(sorted(ids)) for resource, ids in each.devices.items()},
+        )
+        for each in allocation.containers
     )
+    return replace(allocation, containers=containers)
+
+
+def without_devices(allocation: PodAllocation) -> PodAllocation:
+    containers = tuple(replace(each, devices={}) for each in allocation.containers)
     return replace(allocation, containers=containers)
 
 
