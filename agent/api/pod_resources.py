@@ -124,7 +124,7 @@ def pod_message(allocation: PodAllocation, places: Places) -> Message:
 
 
 def allocatable_message(rules: EffectivePolicy) -> Message:
-    """Return the `AllocatableResourcesResponse`: what pods may have exclusively, whoever has it.
+    """Return the `AllocatableResourcesResponse`: what pods may have exclusively, allocated or not.
 
     Empty for a manager with policy none, as the kubelet's. Of devices only the healthy ones.
     """

@@ -238,34 +238,33 @@ def _stores() -> Iterator[tuple[int, Store, Checkpoint]]:
 
 
 def listing() -> Iterator[Figure]:
-    """List 2,500 pods over podresources: first, after one came, and unchanged.
+    """List 2,500 pods over podresources: first, after changes, and unchanged.
 
-    `exclusive`: each pod has CPUs and memory of its own, as no host has room for.
+    They are copies of a pod that shares, or of one with CPUs and memory of its own.
     """
     rules = hosts.rules("2n128c")
-    exclusive = admit(rules, rules.empty_ledger(), hosts.guaranteed_pod("new", 4)).allocation
-    assert exclusive is not None
-    copies = [replace(exclusive, uid=f"held-{number}") for number in range(agents.HELD[-1])]
-    for variant, ledger in (
-        ("", hosts.held(rules, agents.HELD[-1])),
-        ("-exclusive", Ledger.of(copies, {})),
+    for variant, pod in (
+        ("sharing", hosts.shared_pod("new")),
+        ("exclusive", hosts.guaranteed_pod("new", 4)),
     ):
-        one_more = ledger.with_allocation(exclusive)
+        allocation = admit(rules, rules.empty_ledger(), pod).allocation
+        assert allocation is not None
+        copies = [replace(allocation, uid=f"u-{number}") for number in range(2500)]
+        ledger = Ledger.of(copies, {})
+        one_more = ledger.with_allocation(allocation)
+        name = f"list/2n128c/pods2500-{variant}"
+        yield measure(f"{name}-first", partial(_list, None, rules, ledger), most=50)
         known = Listing()
-
-        def first(ledger: Ledger = ledger) -> None:
-            Listing().all(rules, ledger)
-
-        def changed(
-            known: Listing = known, ledgers: tuple[Ledger, Ledger] = (ledger, one_more)
-        ) -> None:
-            for each in ledgers:
-                known.all(rules, each)
-
-        name = f"list/2n128c/held{agents.HELD[-1]}{variant}"
-        yield measure(f"{name}-first", first, most=50)
-        yield measure(f"{name}-two-changes", changed, most=200)
+        changes = partial(_list, known, rules, ledger, one_more)
+        yield measure(f"{name}-two-changes", changes, most=200)
         yield measure(f"{name}-unchanged", partial(known.all, rules, one_more))
+
+
+def _list(known: Listing | None, rules: EffectivePolicy, *ledgers: Ledger) -> None:
+    """List one ledger after the other; without a listing nothing is known before."""
+    listing = Listing() if known is None else known
+    for ledger in ledgers:
+        listing.all(rules, ledger)
 
 
 def command_line() -> Iterator[Figure]:

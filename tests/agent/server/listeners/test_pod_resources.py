@@ -16,7 +16,7 @@ from agent.rpc.calls import LONGEST_MESSAGE, CallError, Client
 from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
 from agent.server.errors import StartError
 from agent.server.listeners import pod_resources as module
-from agent.server.listeners.pod_resources import RateLimit
+from agent.server.listeners.pod_resources import PodResourcesListener, RateLimit
 from agent.server.metrics import names
 from tests.agent.server.support import (
     OTHER_UID,
@@ -245,7 +245,7 @@ def half_request(stream: int, announced: int) -> bytes:
         ":path": "/v1.PodResourcesLister/Get",
         ":authority": "localhost",
         "content-type": "application/grpc",
-        "te": "trailers",
+        "te": "trailers",  # codespell:ignore te
     }
     # Literals that are not indexed, RFC 7541 section 6.2.2.
     block = b"".join(
@@ -260,14 +260,14 @@ def half_request(stream: int, announced: int) -> bytes:
 async def test_a_hundred_silent_connections_keep_no_client_from_its_answer(world: World) -> None:
     """Half of them have begun to speak HTTP/2, and go no further."""
     async with served(world) as (agent, client):
-        held = []
+        connections = []
         for number in range(100):
-            held.append(await asyncio.to_thread(connect, socket_of(world)))
-            held[-1].send(PREFACE[: 12 if number % 2 else None])
+            connections.append(await asyncio.to_thread(connect, socket_of(world)))
+            connections[-1].send(PREFACE[: 12 if number % 2 else None])
         assert len((await listed(client)).pod_resources) == 1
         status = await asyncio.to_thread(agent.client.status)
         assert status.ready
-        for connection in held:
+        for connection in connections:
             connection.close()
 
 
@@ -276,16 +276,16 @@ async def test_halves_of_requests_keep_no_client_from_its_answer(world: World) -
     """A hundred connections have as many requests under way as each may have, and one more."""
     streams = module.OPTIONS["grpc.max_concurrent_streams"]
     async with served(world) as (agent, client):
-        held = []
+        connections = []
         for _ in range(100):
-            held.append(await asyncio.to_thread(connect, socket_of(world)))
+            connections.append(await asyncio.to_thread(connect, socket_of(world)))
             numbers = range(1, 2 * streams + 3, 2)
             halves = (half_request(number, module.LONGEST_REQUEST) for number in numbers)
-            held[-1].send(PREFACE + b"".join(halves))
+            connections[-1].send(PREFACE + b"".join(halves))
         assert len((await listed(client)).pod_resources) == 1
         # The listener has read what was sent, and counts no request that is not complete.
         assert agent.controller.metrics.counters.value(names.POD_RESOURCES_GET, "v1") == 0
-        for connection in held:
+        for connection in connections:
             connection.close()
 
 
@@ -296,3 +296,34 @@ async def test_a_request_longer_than_any_is_rejected_before_it_is_read(world: Wo
             await get(client, "x" * module.LONGEST_REQUEST, "default")
         assert caught.value.code == "RESOURCE_EXHAUSTED"
         assert "larger than" in caught.value.message
+
+
+@in_loop
+async def test_a_socket_taken_after_the_agent_was_made_is_left_alone(world: World) -> None:
+    listener = await made(world)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(socket_of(world)))
+        other.listen()
+        with pytest.raises(StartError, match="in use"):
+            await listener.start()
+    await listener.stop()
+
+
+@in_loop
+async def test_what_grpc_says_of_a_socket_that_it_cannot_bind_is_reported(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("Failed to bind to address")
+
+    listener = await made(world)
+    monkeypatch.setattr(module, "server", failing)
+    with pytest.raises(StartError, match=r"socket .*: Failed to bind to address; see the agent"):
+        await listener.start()
+
+
+async def made(world: World) -> PodResourcesListener:
+    """Return a listener of the world that was not started."""
+    async with running(world) as agent:
+        state, counters = agent.controller.state, agent.controller.metrics.counters
+    return PodResourcesListener(socket_of(world), state, counters, world.clock)
