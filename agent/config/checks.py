@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
 _TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
+#: The packages of the extra `grpc` by the modules that are imported of them.
+_GRPC: Final = {"grpc": "grpcio", "google.protobuf": "protobuf"}
 _Check: TypeAlias = "Callable[[Config], Iterable[Mistake]]"
 
 
@@ -123,6 +126,25 @@ def _tls_problems(config: Config) -> Iterator[Mistake]:
         yield Mistake("agent.metrics", f"{missing} is missing: TLS needs tlsCertificate and tlsKey")
 
 
+def _pod_resources_problems(config: Config) -> Iterator[Mistake]:
+    """Yield that podresources are to be served and the packages for it are missing."""
+    if config.agent.pod_resources.socket is not None:
+        missing = [package for name, package in _GRPC.items() if not _is_importable(name)]
+        if missing:
+            yield Mistake(
+                "agent.podResources.socket",
+                f"podresources needs {' and '.join(missing)}, not installed here; run: pip "
+                "install 'numawarden[grpc]'",
+            )
+
+
+def _is_importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package above
+        return False
+
+
 #: Each check with the keys that it goes by.
 _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
     (("featureGates",), _gate_problems),
@@ -136,6 +158,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
     (("agent",), _tls_problems),
     (("agent",), _ignored_problems),
     (("agent",), _host_device_problems),
+    (("agent",), _pod_resources_problems),
 )
 
 

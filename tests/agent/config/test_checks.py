@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.config import checks
 from agent.config.checks import notes_on
+from agent.config.config import Config, ConfigError
 from agent.config.file import load_config
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 _NINE = "{max-allowable-numa-nodes: 9}"
 _ALIGNED = """
@@ -71,3 +78,26 @@ def test_metrics_are_for_the_host_alone_unless_asked_otherwise() -> None:
 
 def test_nothing_is_noted_of_the_defaults() -> None:
     assert not list(notes_on(load_config("{}", "x")))
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [("grpc", "needs grpcio, not"), ("google.protobuf", "needs protobuf, not")],
+)
+def test_podresources_needs_the_extra_and_the_mistake_says_how_to_get_it(
+    missing: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(module: str) -> ModuleSpec | None:
+        if module == missing:
+            raise ModuleNotFoundError
+        return find_spec(module)
+
+    monkeypatch.setattr(checks, "find_spec", found)
+    text = "agent: {podResources: {socket: /run/a.sock}}"
+    with pytest.raises(ConfigError) as caught:
+        load_config(text, "x")
+    (problem,) = caught.value.problems
+    assert problem.path == "agent.podResources.socket"
+    assert named in problem.message
+    assert "pip install 'numawarden[grpc]'" in problem.message
+    assert load_config("agent: {podResources: {socket: }}", "x") == Config()

@@ -250,9 +250,11 @@ def test_a_mistake_is_reported_with_its_place(text: str, line: str) -> None:
     assert any(line in problem for problem in _problems(text)), _problems(text)
 
 
-def test_a_socket_path_has_to_fit_its_address() -> None:
-    assert "at most 107 bytes" in _problems(f"agent: {{socketPath: /{'x' * 107}}}")[0]
-    load_config(f"agent: {{socketPath: /{'x' * 106}}}", "x")
+@pytest.mark.parametrize("key", ["socketPath: {}", "podResources: {{socket: {}}}"])
+def test_a_socket_path_has_to_fit_its_address(key: str) -> None:
+    too_long, fitting = (f"agent: {{{key.format('/' + 'x' * size)}}}" for size in (107, 106))
+    assert "at most 107 bytes" in _problems(too_long)[0]
+    load_config(fitting, "x")
 
 
 def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file() -> None:
