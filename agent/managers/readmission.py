@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.managers.allocations.allocation import PodPart, make_allocation
-from agent.managers.allocations.ledger import Isolation, MemoryBlock
+from agent.managers.allocations.delivery import NOTHING
+from agent.managers.allocations.ledger import DEVICES, Isolation, MemoryBlock
 from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import charged
@@ -112,7 +113,12 @@ def match_imported(rules: EffectivePolicy, imported: PodAllocation, pod: Pod) ->
         raise NotMatchedError(differences)
     hints = {container.name: container.hint for container in imported.containers}
     parts = {manager.name: _part(manager.name, imported) for manager in rules.managers}
-    return make_allocation(rules.policy, demand, parts, hints)
+    matched = make_allocation(rules.policy, demand, parts, hints)
+    delivered = {container.name: container.delivery for container in imported.containers}
+    containers = (
+        replace(each, delivery=delivered.get(each.name, NOTHING)) for each in matched.containers
+    )
+    return replace(matched, containers=tuple(containers))
 
 
 def _part(manager: str, allocation: PodAllocation) -> PodPart:
@@ -133,6 +139,23 @@ def _differences(
         yield from _cpu_differences(imported, demand)
     if rules.static_memory:
         yield from _memory_differences(imported, demand)
+    if any(container.devices for container in imported.containers):
+        yield from _device_differences(imported, demand)
+
+
+def _device_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
+    """Compare numbers; of a pod without any device it is not known whether it had some."""
+    for container in demand.containers:
+        allocation = imported.container(container.name)
+        devices = allocation.devices if allocation is not None else {}
+        asked = container.part(DEVICES)
+        for resource in sorted({*devices, *asked}):
+            number, found = asked.get(resource, 0), len(devices.get(resource, ()))
+            if number != found:
+                yield (
+                    f"container {container.name} asks for {number} {resource},"
+                    f" allocated are {found}"
+                )
 
 
 def _cpu_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str]:

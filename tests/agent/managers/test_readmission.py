@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
+from agent.managers.allocations.delivery import Delivery
 from agent.managers.allocations.ledger import MemoryBlock
 from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Reason
-from agent.managers.policy import Policy
+from agent.managers.policy import PluginDevice, Policy
 from agent.managers.readmission import NotMatchedError, match_imported
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, RESTRICTED, make_rules
@@ -139,3 +140,50 @@ def test_what_no_manager_gives_is_not_compared() -> None:
         match_imported(replace(RULES, policy=Policy()), allocation, other).containers[0].cpus
         == allocation.containers[0].cpus
     )
+
+
+GPU = "example.com/gpu"
+WITH_DEVICES = make_rules(
+    scope=CONTAINER, devices={GPU: (PluginDevice("g0"), PluginDevice("g1"), PluginDevice("g2"))}
+)
+
+
+def with_devices(*numbers: int) -> Pod:
+    return pod(
+        *(
+            app(f"c{place}", guaranteed(f"cpu=1 memory=1Gi {GPU}={number}"))
+            for place, number in enumerate(numbers)
+        )
+    )
+
+
+def devices_imported(*numbers: int) -> PodAllocation:
+    rules = WITH_DEVICES
+    allocation = admit(rules, rules.empty_ledger(), with_devices(*numbers)).allocation
+    assert allocation is not None
+    delivery = Delivery(environment={"GPU": "0"})
+    containers = tuple(replace(each, delivery=delivery) for each in allocation.containers)
+    return replace(allocation, containers=containers, spec_digest="", origin=Origin.IMPORTED)
+
+
+def test_what_was_delivered_with_imported_devices_is_kept() -> None:
+    found = match_imported(WITH_DEVICES, devices_imported(2), with_devices(2))
+    assert found.containers[0].delivery.environment == {"GPU": "0"}
+    assert found.containers[0].devices == {GPU: ("g0", "g1")}
+
+
+def test_a_specification_asks_for_as_many_devices_as_were_imported() -> None:
+    assert differences(devices_imported(1, 2), with_devices(2, 2), WITH_DEVICES) == (
+        f"container c0 asks for 2 {GPU}, allocated are 1",
+    )
+    without = pod(app("c0", guaranteed("cpu=1 memory=1Gi")))
+    assert differences(devices_imported(1), without, WITH_DEVICES) == (
+        f"container c0 asks for 0 {GPU}, allocated are 1",
+    )
+
+
+def test_where_no_device_was_imported_none_is_compared() -> None:
+    allocation = devices_imported(1)
+    container = replace(allocation.containers[0], devices={})
+    unknown = replace(allocation, containers=(container,))
+    assert match_imported(WITH_DEVICES, unknown, with_devices(1)).containers[0].devices == {}
