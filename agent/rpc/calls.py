@@ -10,7 +10,7 @@ import grpc
 from grpc import aio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     from agent.rpc.messages import Message, MessageClass
@@ -66,7 +66,7 @@ class Client:
 
     async def stream(
         self, method: str, request: Message, response: MessageClass
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncGenerator[Message, None]:
         """Yield the responses of a method until the server ends; raises `CallError`."""
         call = self._channel.unary_stream(
             f"/{self._service}/{method}",

@@ -1,0 +1,203 @@
+"""One connected plugin: its options and its calls, each with a deadline and counted."""
+
+from __future__ import annotations
+
+import math
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from agent.devices.plugins.answers import (
+    PluginOptions,
+    read_delivery,
+    read_options,
+    read_preference,
+)
+from agent.devices.plugins.breaker import CallBreaker
+from agent.devices.plugins.device_list import AnswerError
+from agent.devices.plugins.metrics import ALLOCATION_DURATION, CALLS, CallResult
+from agent.devices.plugins.registration import UNKNOWN
+from agent.rpc.calls import CallError
+from agent.rpc.device_plugin import V1BETA1
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from agent.devices.plugins.limits import Deadlines, Timer
+    from agent.devices.plugins.metrics import Measure
+    from agent.devices.plugins.registration import Registrant
+    from agent.managers.allocations.delivery import Delivery
+    from agent.rpc.messages import Message, MessageClass
+
+_UNREACHABLE: Final = "UNAVAILABLE"
+_TIMEOUT: Final = "DEADLINE_EXCEEDED"
+_GET_OPTIONS: Final = "get device plugin options"
+
+#: The most characters of a plugin's own words in an error.
+LONGEST_WORDS: Final = 500
+
+AnswerT = TypeVar("AnswerT")
+
+
+class RawMessage:
+    """Stands in for a message class: what arrives stays bytes.
+
+    So a message is decoded only if it is used and not too long, and damaged ones are found here.
+    """
+
+    @staticmethod
+    def FromString(data: bytes) -> bytes:  # noqa: N802  # the name that protobuf's classes have
+        """Return the bytes."""
+        return data
+
+
+class PluginClient(Protocol):
+    """The client of a plugin's socket (`agent.rpc.calls.Client`)."""
+
+    async def call(
+        self, method: str, request: Message, response: MessageClass, seconds: float
+    ) -> Any:  # noqa: ANN401  # messages are made at run time
+        """Return the response of a method; raises `CallError`, also after `seconds`."""
+
+    def stream(
+        self, method: str, request: Message, response: MessageClass
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the responses of a method until the server ends; raises `CallError`."""
+
+    async def close(self) -> None:
+        """Close the connection and end all calls."""
+
+
+class SkippedCallError(Exception):
+    """A plugin was not called, since it did not answer before; the text says for how long."""
+
+
+class Plugin:
+    """A plugin that registered; close it in the end."""
+
+    def __init__(
+        self,
+        registrant: Registrant,
+        client: PluginClient,
+        deadlines: Deadlines,
+        timer: Timer,
+        measure: Measure,
+    ) -> None:
+        self.resource = registrant.resource
+        self.socket = registrant.socket
+        self.options = PluginOptions()
+        self.breaker = CallBreaker(timer.monotonic)
+        self._client = client
+        self._deadlines = deadlines
+        self._timer = timer
+        self._measure = measure
+
+    async def connect(self) -> None:
+        """Get the options, as the kubelet does within Register; raises `CallError`."""
+        try:
+            self.options = await self._answer(
+                "GetDevicePluginOptions", V1BETA1["Empty"](), self._deadlines.options, read_options
+            )
+        except AnswerError as error:
+            raise CallError(UNKNOWN, f"failed to get device plugin options: {error}") from error
+        except CallError as error:
+            what = "dial device plugin" if error.code == _UNREACHABLE else _GET_OPTIONS
+            raise CallError(UNKNOWN, f"failed to {what}: {error}") from error
+
+    async def lists(self) -> AsyncGenerator[bytes, None]:
+        """Yield the lists of devices as they arrive; raises `CallError`."""
+        stream = self._client.stream("ListAndWatch", V1BETA1["Empty"](), RawMessage)
+        try:
+            async with aclosing(stream):
+                async for raw in stream:
+                    yield raw
+        except CallError as error:
+            raise _printable(error) from error
+
+    async def preferred(
+        self, available: frozenset[str], required: frozenset[str], size: int
+    ) -> tuple[str, ...]:
+        """Return the preferred ids, () where the plugin has no preference.
+
+        Raises `CallError`, `SkippedCallError` and `AnswerError`.
+        """
+        question = {
+            "available_deviceIDs": sorted(available),
+            "must_include_deviceIDs": sorted(required),
+            "allocation_size": size,
+        }
+        return await self._answer(
+            "GetPreferredAllocation",
+            V1BETA1["PreferredAllocationRequest"](container_requests=[question]),
+            self._deadlines.preference,
+            lambda raw: read_preference(raw, available, required, size),
+        )
+
+    async def allocate(self, ids: tuple[str, ...]) -> Delivery:
+        """Return what one container gets with these devices.
+
+        Raises `CallError`, `SkippedCallError` and `AnswerError`.
+        """
+        return await self._answer(
+            "Allocate",
+            V1BETA1["AllocateRequest"](container_requests=[{"devices_ids": ids}]),
+            self._deadlines.allocation,
+            read_delivery,
+        )
+
+    async def start_container(self, ids: tuple[str, ...]) -> None:
+        """Have the plugin prepare devices; raises `CallError`, `SkippedCallError`."""
+        await self._answer(
+            "PreStartContainer",
+            V1BETA1["PreStartContainerRequest"](devices_ids=ids),
+            self._deadlines.start,
+            lambda _raw: None,
+        )
+
+    async def close(self) -> None:
+        """Close the connection and end all calls."""
+        await self._client.close()
+
+    async def _answer(
+        self, method: str, request: Message, seconds: float, read: Callable[[bytes], AnswerT]
+    ) -> AnswerT:
+        """Call a method, read what it answers, and count what became of the call."""
+        if remaining := self.breaker.remaining:
+            self._count(method, CallResult.SKIPPED)
+            raise SkippedCallError(
+                f"{self.breaker.timeouts} calls in a row were not answered in time, so it is "
+                f"called again in {math.ceil(remaining)} s"
+            )
+        started = self._timer.monotonic()
+        try:
+            raw: bytes = await self._client.call(method, request, RawMessage, seconds)
+        except CallError as error:
+            if error.code == _TIMEOUT:
+                self.breaker.timed_out()
+                self._count(method, CallResult.TIMEOUT)
+                unanswered = f"{method} was not answered within {seconds:g} s"
+                raise CallError(_TIMEOUT, unanswered) from error
+            self.breaker.answered()
+            self._count(method, CallResult.FAILED)
+            raise _printable(error) from error
+        finally:
+            if method == "Allocate":
+                taken = self._timer.monotonic() - started
+                self._measure.observe(ALLOCATION_DURATION, taken, self.resource)
+        self.breaker.answered()
+        try:
+            answer = read(raw)
+        except AnswerError:
+            self._count(method, CallResult.INVALID)
+            raise
+        self._count(method, CallResult.OK)
+        return answer
+
+    def _count(self, method: str, result: CallResult) -> None:
+        self._measure.add(CALLS, self.resource, method, result)
+
+
+def _printable(error: CallError) -> CallError:
+    """Return an error whose words, a plugin's, fit in a line of a log and of a terminal."""
+    words = error.message[:LONGEST_WORDS]
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    return CallError(error.code, escaped)

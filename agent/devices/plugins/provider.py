@@ -1,0 +1,332 @@
+"""All device plugins together as one provider of devices."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import structlog
+
+from agent.devices.plugins.device_list import AnswerError, read_devices
+from agent.devices.plugins.directory import DirectoryError, PluginDirectory
+from agent.devices.plugins.limits import GRACE, MOST_RESOURCES, Deadlines
+from agent.devices.plugins.lists import NewestList
+from agent.devices.plugins.metrics import CONNECTED, IGNORED_PREFERENCES, REGISTRATIONS
+from agent.devices.plugins.plugin import Plugin, RawMessage, SkippedCallError
+from agent.devices.plugins.registration import read_registration
+from agent.devices.plugins.resources import PluginResources
+from agent.devices.provider import DeviceError, Offer
+from agent.managers.decision import Sample
+from agent.rpc.calls import CallError, Client, server
+from agent.rpc.device_plugin import DEVICE_PLUGIN, REGISTRATION, V1BETA1
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+    from pathlib import Path
+
+    from grpc import aio
+
+    from agent.devices.plugins.limits import Timer
+    from agent.devices.plugins.metrics import Measure
+    from agent.devices.plugins.plugin import PluginClient
+    from agent.managers.allocations.delivery import Delivery
+    from agent.managers.policy import PluginDevice
+    from agent.rpc.messages import Message
+
+log = structlog.get_logger(__name__)
+
+#: How often the directory is looked at and what expired is dropped, in seconds.
+PERIOD: Final = 2.0
+#: The same while the directory cannot be served, so that a kubelet is not disturbed often.
+RETRY_PERIOD: Final = 10.0
+#: The shortest time between two calls of `changed`, in seconds.
+_BETWEEN_CHANGES: Final = 0.1
+#: So many plugins may register at the same time; each may take the deadline of its options.
+_REGISTERING: Final = 16
+
+AnswerT = TypeVar("AnswerT")
+
+
+def dial(socket: Path) -> PluginClient:
+    """Return a client of the plugin that serves a socket."""
+    return Client(socket, DEVICE_PLUGIN)
+
+
+class DevicePlugins:
+    """The provider of the devices of all plugins (`agent.devices.provider.DeviceProvider`).
+
+    `configured` are resources that are not those of plugins. `known` are the devices of plugins
+    before the agent was started: they are offered as unhealthy until their plugin registers again,
+    for `GRACE` seconds at most, so that pods keep them.
+    """
+
+    name: Final = "device plugins"
+
+    def __init__(
+        self,
+        directory: Path,
+        timer: Timer,
+        measure: Measure,
+        *,
+        configured: Collection[str] = (),
+        known: Mapping[str, tuple[PluginDevice, ...]],
+        deadlines: Deadlines = Deadlines(),  # noqa: B008  # a frozen value
+        dial: Callable[[Path], PluginClient] = dial,
+    ) -> None:
+        self._directory = PluginDirectory(directory)
+        self._timer = timer
+        self._measure = measure
+        self._configured = frozenset(configured)
+        self._deadlines = deadlines
+        self._dial = dial
+        self._resources = PluginResources(known, timer.monotonic)
+        self._server: aio.Server | None = None
+        self._following: dict[Plugin, asyncio.Task[None]] = {}
+        self._fault = ""
+        self._vanished_at = -math.inf
+        self._changes = asyncio.Event()
+        self._offer = self._resources.offer()
+        self._conditions: tuple[str, ...] = ()
+
+    def offer(self) -> Offer:
+        """Return the devices of all resources as they are known now."""
+        return self._offer
+
+    def conditions(self) -> tuple[str, ...]:
+        """Return what is amiss with the directory and with each plugin, a line each."""
+        return self._conditions
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield for each resource whether its plugin is connected."""
+        for resource in self._resources:
+            connected = self._resources.plugin(resource) is not None
+            yield Sample(CONNECTED, (resource,), int(connected))
+
+    async def serve(self, changed: Callable[[], None]) -> None:
+        """Serve the directory until cancelled, then close all connections and remove the socket."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._notify(changed))
+                tasks.create_task(self._serve_directory())
+        finally:
+            await self._stop_serving()
+            await self._disconnect_all()
+
+    async def register(self, raw: bytes) -> Message:
+        """Connect the plugin that registers; raises `CallError`.
+
+        As the kubelet, the plugin is called for its options before it is answered.
+        """
+        registrant = read_registration(raw, self._directory.path)
+        resource = registrant.resource
+        self._check_registrable(resource)
+        self._measure.add(REGISTRATIONS, resource)
+        client = self._dial(registrant.socket)
+        plugin = Plugin(registrant, client, self._deadlines, self._timer, self._measure)
+        connected = False
+        try:
+            await plugin.connect()
+            self._check_registrable(resource)
+            connected = True
+        except CallError as error:
+            log.warning("device plugin not registered", resource=resource, error=str(error))
+            raise
+        finally:
+            if not connected:
+                await plugin.close()
+        self._take_over(plugin)
+        return V1BETA1["Empty"]()
+
+    async def preferred(
+        self, resource: str, available: frozenset[str], required: frozenset[str], size: int
+    ) -> tuple[str, ...]:
+        """Return which `size` of the `available` devices a plugin prefers, with all `required`.
+
+        Empty if the plugin has no preference, did not answer in time or not to the question.
+        """
+        plugin = self._resources.plugin(resource)
+        if plugin is None or not plugin.options.preferred_allocation:
+            return ()
+        try:
+            return await plugin.preferred(available, required, size)
+        except AnswerError as error:
+            self._measure.add(IGNORED_PREFERENCES, resource)
+            self._resources.note(plugin, f"its preference was ignored: {error}")
+            return ()
+        except (CallError, SkippedCallError) as error:
+            log.warning("device plugin preference missing", resource=resource, error=str(error))
+            return ()
+        finally:
+            self._update()
+
+    async def allocate(self, resource: str, ids: tuple[str, ...]) -> Delivery:
+        """Return what a container gets with these devices; raises `DeviceError`."""
+        plugin = self._connected(resource)
+        return await self._delivered(plugin, plugin.allocate(ids))
+
+    async def start_container(self, resource: str, ids: tuple[str, ...]) -> None:
+        """Have the plugin prepare devices if it asked for that; raises `DeviceError`."""
+        plugin = self._connected(resource)
+        if plugin.options.pre_start:
+            await self._delivered(plugin, plugin.start_container(ids))
+
+    def _connected(self, resource: str) -> Plugin:
+        plugin = self._resources.plugin(resource)
+        if plugin is None:
+            raise DeviceError(
+                f"device plugin of {resource}: not connected: {self._resources.why_lost(resource)}",
+                "start the plugin; it registers by itself",
+            )
+        return plugin
+
+    async def _delivered(self, plugin: Plugin, answer: Awaitable[AnswerT]) -> AnswerT:
+        try:
+            return await answer
+        except (AnswerError, CallError, SkippedCallError) as error:
+            raise DeviceError(
+                f"device plugin of {plugin.resource}: {error}", "look at the plugin's log"
+            ) from error
+        finally:
+            self._update()
+
+    # --- plugins ----------------------------------------------------------------------------------
+
+    def _check_registrable(self, resource: str) -> None:
+        """Raise `CallError` unless a plugin may have a resource."""
+        if resource in self._configured:
+            raise CallError(
+                "ALREADY_EXISTS",
+                f"{resource} is a resource of the agent's configuration; remove it there or give "
+                "the plugin's resource another name",
+            )
+        if not self._resources.has_room(resource):
+            raise CallError(
+                "RESOURCE_EXHAUSTED",
+                f"{MOST_RESOURCES} resources are registered, none can be added",
+            )
+
+    def _take_over(self, plugin: Plugin) -> None:
+        former = self._resources.connect(plugin)
+        log.info(
+            "device plugin registered",
+            resource=plugin.resource,
+            endpoint=plugin.socket.name,
+            replaced="" if former is None else former.socket.name,
+        )
+        if former is not None:
+            self._following[former].cancel()
+        task = asyncio.create_task(self._follow(plugin))
+        self._following[plugin] = task
+        task.add_done_callback(lambda _: self._following.pop(plugin))
+        self._vanished_at = -math.inf
+        self._update()
+
+    async def _follow(self, plugin: Plugin) -> None:
+        """Take over the lists of a plugin until it is gone."""
+        why = "its plugin ended the stream of devices"
+        try:
+            newest = NewestList(lambda raw: self._use_list(plugin, raw), self._timer)
+            await newest.follow(plugin.lists())
+        except CallError as error:
+            why = f"its plugin is gone: {error}"
+        except asyncio.CancelledError:
+            why = self._fault or "the agent ended the connection"
+            raise
+        except Exception as error:
+            log.exception("device plugin failed unexpectedly", resource=plugin.resource)
+            why = f"internal error ({type(error).__name__}); see the agent log"
+        finally:
+            if self._resources.lose(plugin, why):
+                log.warning("device plugin lost", resource=plugin.resource, why=why)
+            self._update()
+            await plugin.close()
+
+    def _use_list(self, plugin: Plugin, raw: bytes) -> None:
+        try:
+            self._resources.list(plugin, read_devices(raw))
+        except AnswerError as error:
+            log.warning("device list not usable", resource=plugin.resource, error=str(error))
+            self._resources.reject(plugin, str(error))
+        self._update()
+
+    async def _disconnect_all(self) -> None:
+        following = tuple(self._following.values())
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
+
+    # --- the directory ----------------------------------------------------------------------------
+
+    async def _serve_directory(self) -> None:
+        while True:
+            await self._look_after_directory()
+            for resource in self._resources.expire():
+                log.warning("device plugin resource dropped", resource=resource, after=GRACE)
+            self._update()
+            await self._timer.sleep(RETRY_PERIOD if self._fault else PERIOD)
+
+    async def _look_after_directory(self) -> None:
+        """Serve the directory if it is not served and no other process serves it."""
+        if self._server is not None and self._directory.is_served:
+            return
+        vanished = self._server is not None
+        await self._stop_serving()
+        try:
+            self._directory.check_free()
+            if not vanished:
+                self._directory.remove_sockets()
+            await self._start_serving()
+        except DirectoryError as error:
+            if str(error) != self._fault:
+                log.warning("device plugins not served", error=str(error))
+            self._fault = str(error)
+            await self._disconnect_all()
+            return
+        self._fault = ""
+        if vanished:
+            self._vanished_at = self._timer.monotonic()
+        log.info("device plugins served", socket=str(self._directory.socket), again=vanished)
+
+    async def _start_serving(self) -> None:
+        made: list[aio.Server] = []
+        methods = {"Register": (RawMessage, self.register)}
+
+        def bind(socket: Path) -> None:
+            made.append(server(socket, REGISTRATION, methods, concurrent=_REGISTERING))
+
+        self._directory.link(bind)
+        [self._server] = made
+        await self._server.start()
+
+    async def _stop_serving(self) -> None:
+        self._directory.unlink()
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def _update(self) -> None:
+        """Compute offer and conditions, and note whether they changed."""
+        offer, conditions = self._resources.offer(), tuple(self._lines())
+        if (offer, conditions) != (self._offer, self._conditions):
+            self._offer, self._conditions = offer, conditions
+            self._changes.set()
+
+    def _lines(self) -> Iterator[str]:
+        if self._fault:
+            yield self._fault
+        if self._timer.monotonic() - self._vanished_at < GRACE:
+            yield (
+                f"another process removed {self._directory.socket}, it is served again; plugins "
+                "that watch it register again"
+            )
+        yield from self._resources.conditions()
+
+    async def _notify(self, changed: Callable[[], None]) -> None:
+        while True:
+            await self._changes.wait()
+            self._changes.clear()
+            changed()
+            await self._timer.sleep(_BETWEEN_CHANGES)
