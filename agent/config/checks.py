@@ -126,15 +126,19 @@ def _tls_problems(config: Config) -> Iterator[Mistake]:
         yield Mistake("agent.metrics", f"{missing} is missing: TLS needs tlsCertificate and tlsKey")
 
 
-def _pod_resources_problems(config: Config) -> Iterator[Mistake]:
-    """Yield that podresources are to be served and the packages for it are missing."""
-    if config.agent.pod_resources.socket is not None:
-        missing = [package for name, package in _GRPC.items() if not _is_importable(name)]
-        if missing:
+def _extra_problems(config: Config) -> Iterator[Mistake]:
+    """Yield each key that asks for the extra `grpc` where packages of it are missing."""
+    agent = config.agent
+    missing = [package for name, package in _GRPC.items() if not _is_importable(name)]
+    for key, what, asked in (
+        ("agent.podResources.socket", "podresources needs", agent.pod_resources.socket is not None),
+        ("agent.devicePlugins.enabled", "device plugins need", agent.device_plugins.enabled),
+    ):
+        if asked and missing:
             yield Mistake(
-                "agent.podResources.socket",
-                f"podresources needs {' and '.join(missing)}, not installed here; run: pip "
-                "install 'numawarden[grpc]'",
+                key,
+                f"{what} {' and '.join(missing)}, not installed here; run: pip install "
+                "'numawarden[grpc]'",
             )
 
 
@@ -158,7 +162,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
     (("agent",), _tls_problems),
     (("agent",), _ignored_problems),
     (("agent",), _host_device_problems),
-    (("agent",), _pod_resources_problems),
+    (("agent",), _extra_problems),
 )
 
 

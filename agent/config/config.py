@@ -130,6 +130,17 @@ class HostDeviceClass(Struct, frozen=True):
     virtual_functions_of: str = ""
 
 
+class DevicePluginsConfig(Struct, frozen=True):
+    """Whether device plugins are served, in which directory, and how long they may take.
+
+    `call_timeout` is seconds.
+    """
+
+    enabled: bool = False
+    directory: Path = Path("/var/lib/kubelet/device-plugins")
+    call_timeout: float = 10.0
+
+
 class AgentConfig(Struct, frozen=True):
     """The agent's own settings (`agent:`), beside those it shares with the kubelet.
 
@@ -152,6 +163,7 @@ class AgentConfig(Struct, frozen=True):
     limits: LimitsConfig = LimitsConfig()
     devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
     host_devices: tuple[HostDeviceClass, ...] = ()
+    device_plugins: DevicePluginsConfig = DevicePluginsConfig()
     ignored_resources: tuple[str, ...] = ()
 
 

@@ -16,6 +16,7 @@ from agent.config.config import (
     PodResourcesConfig,
 )
 from agent.config.keys.amounts import ByteSize
+from agent.config.keys.device_plugins import DEVICE_PLUGINS
 from agent.config.keys.host_devices import HostDeviceClasses
 from agent.config.keys.key import Key, KeyGroup, Section
 from agent.config.keys.kubelet import KUBELET_GROUPS
@@ -233,6 +234,12 @@ _AGENT: Final = Section(
                     example="example.com/vf:\n"
                     "  - virtualFunctionsOf: ens1f0\n    driver: vfio-pci\n"
                     'example.com/nvme:\n  - pciClass: "0108"\n',
+                ),
+                Key(
+                    "devicePlugins",
+                    DEVICE_PLUGINS,
+                    since="0.1.0",
+                    help="Devices that other programs offer, as to a kubelet.",
                 ),
                 Key(
                     "ignoredResources",

@@ -53,7 +53,7 @@ def decoded(raw: bytes, name: str) -> Message:
     try:
         return V1BETA1[name].FromString(raw)
     except DecodeError as error:
-        raise AnswerError(f"the answer is not a {name}") from error
+        raise AnswerError(f"the answer cannot be decoded as {name}") from error
 
 
 def read_options(raw: bytes) -> PluginOptions:

@@ -87,7 +87,7 @@ class DevicePlugins:
         self._vanished_at = -math.inf
         self._changes = asyncio.Event()
         self._offer = self._resources.offer()
-        self._conditions: tuple[str, ...] = ()
+        self._conditions = tuple(self._lines())
 
     def offer(self) -> Offer:
         """Return the devices of all resources as they are known now."""
