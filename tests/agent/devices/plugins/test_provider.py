@@ -1,0 +1,418 @@
+"""Plugins come, list devices, go and come back; what is offered follows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.devices.plugins import provider
+from agent.devices.plugins.limits import GRACE, LONGEST_LIST, MOST_RESOURCES, Deadlines
+from agent.devices.plugins.metrics import CONNECTED
+from agent.devices.provider import DeviceError
+from agent.managers.decision import Sample
+from agent.managers.policy import PluginDevice
+from agent.rpc.calls import CallError
+from sysfs.mask import Mask
+from tests.agent.devices.plugins.support import GPU, names_in, served
+from tests.agent.server.support import in_loop
+from tests.fakes.device_plugin import FakePlugin, always, device, failing, never
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.devices.plugins.plugin import Plugin
+
+KNOWN = {GPU: (PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(1)))}
+
+
+@in_loop
+async def test_the_devices_of_a_registered_plugin_are_offered(directory: Path) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        plugin.send(device("a", 0), device("b", 1, health="Unhealthy"))
+        await plugin.register()
+        await running.until(running.health)
+        assert running.plugins.offer().devices == {
+            GPU: (PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(1), healthy=False))
+        }
+        assert running.plugins.conditions() == ()
+        assert list(running.plugins.samples()) == [Sample(CONNECTED, (GPU,), 1)]
+        await plugin.stop()
+
+
+@in_loop
+async def test_a_plugin_is_asked_for_its_options_before_its_registration_is_answered(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory, preferring=True)
+        await plugin.start()
+        await plugin.register()
+        assert plugin.methods()[0] == "GetDevicePluginOptions"
+        await running.until_seen(lambda: len(plugin.calls) == 2)
+        assert plugin.methods() == ["GetDevicePluginOptions", "ListAndWatch"]
+        assert running.plugins.offer().preferring == {GPU}
+        await plugin.stop()
+
+
+@in_loop
+async def test_the_options_of_the_request_are_ignored(directory: Path) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        await plugin.register(options={"get_preferred_allocation_available": True})
+        assert running.plugins.offer().preferring == frozenset()
+        await plugin.stop()
+
+
+@in_loop
+async def test_every_list_replaces_the_one_before(directory: Path) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        plugin.send(device("a"), device("b"))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True, "b": True})
+        plugin.send(device("b", health="Unhealthy"), device("c"))
+        await running.until(lambda: running.health() == {"b": False, "c": True})
+        plugin.send()
+        await running.until(lambda: running.health() == {})
+        await plugin.stop()
+
+
+@in_loop
+async def test_without_its_plugin_a_resource_is_unhealthy_for_the_grace_period_and_then_dropped(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        plugin.send(device("a", 1))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True})
+        await plugin.stop()
+        await running.until(lambda: running.health() == {"a": False})
+        assert running.plugins.offer().devices[GPU][0].nodes == Mask.of(1)
+        [line] = running.plugins.conditions()
+        assert line.startswith(f"device plugin of {GPU}: its plugin is gone: ")
+        assert line.endswith("its 1 devices are unhealthy")
+        with pytest.raises(DeviceError, match=f"device plugin of {GPU}: not connected"):
+            await running.plugins.allocate(GPU, ("a",))
+        assert list(running.plugins.samples()) == [Sample(CONNECTED, (GPU,), 0)]
+        running.clock.advance(GRACE - 1)
+        assert running.health() == {"a": False}
+        running.clock.advance(3)
+        await running.until(lambda: running.health() is None)
+        assert running.plugins.conditions() == ()
+
+
+@in_loop
+async def test_the_end_of_the_stream_alone_makes_devices_unhealthy(directory: Path) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        plugin.send(device("a"))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True})
+        plugin.end_streams()
+        await running.until(lambda: running.health() == {"a": False})
+        assert "ended the stream" in running.plugins.conditions()[0]
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True})
+        await plugin.stop()
+
+
+@in_loop
+async def test_a_plugin_that_comes_back_has_the_devices_of_its_new_list(directory: Path) -> None:
+    async with served(directory) as running:
+        for names in ("ab", "b", "bc"):
+            plugin = FakePlugin(directory)
+            await plugin.start()
+            plugin.send(*map(device, names))
+            await plugin.register()
+            await running.until(lambda names=names: running.health() == dict.fromkeys(names, True))
+            await plugin.stop()
+            await running.until(lambda: False in (running.health() or {}).values())
+
+
+@in_loop
+async def test_known_devices_are_unhealthy_until_their_plugin_registers(directory: Path) -> None:
+    async with served(directory, known=KNOWN) as running:
+        assert running.health() == {"a": False, "b": False}
+        assert "has not registered since the agent started" in running.plugins.conditions()[0]
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        plugin.send(device("b", 1))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"b": True})
+        assert running.plugins.conditions() == ()
+        await plugin.stop()
+
+
+@in_loop
+async def test_known_devices_are_dropped_if_no_plugin_registers(directory: Path) -> None:
+    async with served(directory, known=KNOWN) as running:
+        running.clock.advance(GRACE + 1)
+        await running.until(lambda: running.health() is None)
+
+
+@in_loop
+async def test_an_agent_that_starts_again_removes_the_sockets_and_takes_the_plugin_up_again(
+    directory: Path,
+) -> None:
+    plugin = FakePlugin(directory)
+    async with served(directory) as running:
+        await plugin.start()
+        plugin.send(device("a"), device("b"))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True, "b": True})
+        known = running.plugins.offer().devices
+    async with served(directory, known=known) as running:
+        assert running.health() == {"a": False, "b": False}
+        assert not (directory / plugin.endpoint).exists()
+        await plugin.stop()
+        await plugin.start()
+        plugin.send(device("a"))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True})
+        await plugin.stop()
+
+
+@in_loop
+async def test_the_later_of_two_plugins_of_a_resource_replaces_the_earlier(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        first, second = FakePlugin(directory), FakePlugin(directory, endpoint="other.sock")
+        for plugin, name in ((first, "a"), (second, "b")):
+            await plugin.start()
+            plugin.send(device(name))
+            await plugin.register()
+            await running.until(lambda name=name: running.health() == {name: True})
+        [line] = running.plugins.conditions()
+        assert "gpu.sock was connected when other.sock registered the same resource" in line
+        await first.stop()
+        first.send(device("x"))
+        second.send(device("b"), device("c"))
+        await running.until(lambda: running.health() == {"b": True, "c": True})
+        assert (await running.plugins.allocate(GPU, ("b",))).environment == {"DEVICES": "b"}
+        running.clock.advance(GRACE + 1)
+        await running.until(lambda: not running.plugins.conditions())
+        await second.stop()
+
+
+@in_loop
+async def test_a_resource_of_the_configuration_is_not_a_plugins(directory: Path) -> None:
+    async with served(directory, configured=(GPU,)) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        with pytest.raises(CallError, match="is a resource of the agent's configuration"):
+            await plugin.register()
+        assert plugin.calls == []
+        assert running.health() is None
+        await plugin.stop()
+
+
+@in_loop
+async def test_resources_are_limited_in_number_and_those_that_were_dropped_make_room(
+    directory: Path,
+) -> None:
+    known = {f"example.com/r{n}": (PluginDevice("a"),) for n in range(MOST_RESOURCES)}
+    async with served(directory, known=known) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        with pytest.raises(CallError, match="RESOURCE_EXHAUSTED: 64 resources are registered"):
+            await plugin.register()
+        await FakePlugin(directory, "example.com/r3").register()
+        running.clock.advance(GRACE + 1)
+        await running.until(lambda: len(running.plugins.offer().devices) == 1)
+        await plugin.register()
+        await plugin.stop()
+
+
+@in_loop
+async def test_a_plugin_that_cannot_be_reached_is_not_registered(directory: Path) -> None:
+    async with served(directory) as running:
+        with pytest.raises(CallError, match="UNKNOWN: failed to dial device plugin: UNAVAILABLE"):
+            await FakePlugin(directory).register()
+        assert running.health() is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (failing("INTERNAL", "no\x1b[2J\ndriver"), r"INTERNAL: no\\x1b\[2J\\ndriver"),
+        (always(b"\xff"), "cannot be decoded as DevicePluginOptions"),
+    ],
+)
+def test_a_plugin_without_options_is_not_registered(
+    directory: Path, answer: object, words: str
+) -> None:
+    @in_loop
+    async def check() -> None:
+        async with served(directory):
+            plugin = FakePlugin(directory)
+            plugin.answers["GetDevicePluginOptions"] = answer  # type: ignore[assignment]
+            await plugin.start()
+            with pytest.raises(CallError, match=f"failed to get device plugin options: .*{words}"):
+                await plugin.register()
+            await plugin.stop()
+
+    check()
+
+
+@in_loop
+async def test_a_plugin_that_hangs_when_it_registers_keeps_no_other_from_registering(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        hanging = FakePlugin(directory, "example.com/hanging", "hanging.sock")
+        hanging.answers["GetDevicePluginOptions"] = never
+        await hanging.start()
+        waiting = asyncio.create_task(hanging.register())
+        await running.until_seen(lambda: hanging.calls)
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        plugin.send(device("a"))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True})
+        assert not waiting.done()
+        waiting.cancel()
+        await plugin.stop()
+        await hanging.stop()
+
+
+@in_loop
+async def test_a_plugin_that_does_not_answer_in_time_is_not_registered(directory: Path) -> None:
+    async with served(directory, deadlines=Deadlines(options=0.05)) as running:
+        plugin = FakePlugin(directory)
+        plugin.answers["GetDevicePluginOptions"] = never
+        await plugin.start()
+        with pytest.raises(CallError, match=r"was not answered within 0\.05 s"):
+            await plugin.register()
+        assert running.health() is None
+        await plugin.stop()
+
+
+@in_loop
+async def test_a_list_that_cannot_be_used_makes_all_devices_unhealthy_until_a_sound_one(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        plugin.send(device("a"), device("b"))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True, "b": True})
+        for hostile in ((device("c"), device("c")), (device("\n"),)):
+            plugin.send(*hostile)
+            await running.until(lambda: running.health() == {"a": False, "b": False})
+            assert running.plugins.conditions()[0].startswith(f"device plugin of {GPU}: ")
+            plugin.send(device("a"), device("b"))
+            await running.until(lambda: running.health() == {"a": True, "b": True})
+        plugin.send_raw(b"\x00" * (LONGEST_LIST + 1))
+        await running.until(lambda: running.health() == {"a": False, "b": False})
+        assert "bytes, 4194304 are allowed" in running.plugins.conditions()[0]
+        await plugin.stop()
+
+
+@in_loop
+async def test_a_message_beyond_the_limit_of_grpc_ends_the_connection_and_nothing_else(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        plugin.send(device("a"))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True})
+        plugin.send_raw(b"\x00" * (17 << 20))
+        await running.until(lambda: running.health() == {"a": False})
+        assert "RESOURCE_EXHAUSTED" in running.plugins.conditions()[0]
+        plugin.send(device("a"))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True})
+        await plugin.stop()
+
+
+@in_loop
+async def test_a_plugin_that_stops_right_after_it_registered_is_lost(directory: Path) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        await plugin.register()
+        await plugin.stop()
+        await running.until(lambda: "unhealthy" in "".join(running.plugins.conditions()))
+        assert running.health() == {}
+
+
+@in_loop
+async def test_thousands_of_lists_are_few_changes_and_the_last_one_counts(directory: Path) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        await plugin.register()
+        await running.until_seen(lambda: plugin.streams)
+        for n in range(3000):
+            plugin.send(device(str(n)))
+        await running.until(lambda: running.health() == {"2999": True})
+        assert running.changes < 1000
+        await plugin.stop()
+
+
+@in_loop
+async def test_a_defect_in_reading_a_list_costs_one_plugin_and_is_a_condition(
+    directory: Path,
+) -> None:
+    def defective(raw: bytes) -> tuple[PluginDevice, ...]:
+        raise LookupError(raw)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provider, "read_devices", defective)
+        async with served(directory) as running:
+            plugin = FakePlugin(directory)
+            await plugin.start()
+            await plugin.register()
+            await running.until(lambda: "internal error" in "".join(running.plugins.conditions()))
+            patch.undo()
+            plugin.send(device("a"))
+            await plugin.register()
+            await running.until(lambda: running.health() == {"a": True})
+            await plugin.stop()
+
+
+@in_loop
+async def test_registrations_are_counted_by_resource(directory: Path) -> None:
+    async with served(directory) as running:
+        plugin = FakePlugin(directory)
+        await plugin.start()
+        await plugin.register()
+        await plugin.register()
+        with pytest.raises(CallError):
+            await plugin.register(resource_name="no resource")
+        registrations = "kubelet_device_plugin_registration_total"
+        calls = "numawarden_device_plugin_calls_total"
+        assert running.tally.counts == {
+            (registrations, GPU): 2,
+            (calls, GPU, "GetDevicePluginOptions", "ok"): 2,
+        }
+        await plugin.stop()
+
+
+@in_loop
+async def test_the_end_closes_the_connections_and_removes_the_socket(directory: Path) -> None:
+    plugin = FakePlugin(directory)
+    lists: list[Plugin] = []
+    async with served(directory) as running:
+        await plugin.start()
+        plugin.send(device("a"))
+        await plugin.register()
+        await running.until(lambda: running.health() == {"a": True})
+        lists += running.plugins._following
+    assert not running.plugins._following
+    assert len(lists) == 1
+    assert names_in(directory) == ["gpu.sock"]
+    await plugin.stop()
