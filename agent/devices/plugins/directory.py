@@ -12,7 +12,7 @@ import errno
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from agent.devices.plugins.limits import LONGEST_SOCKET
 from agent.devices.plugins.registration import KUBELET_SOCKET
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 #: The name under which the socket is made.
 UNLINKED_SOCKET: Final = ".numawarden"
+BoundT = TypeVar("BoundT")
 _DIRECTORY_MODE: Final = 0o750
 #: That of the kubelet's socket: connecting needs the right to write, so only root can.
 _SOCKET_MODE: Final = 0o755
@@ -85,11 +86,14 @@ class PluginDirectory:
         except OSError as error:
             raise DirectoryError(f"{self.path} cannot be cleared: {error}") from error
 
-    def link(self, bind: Callable[[Path], None]) -> None:
-        """Have `bind` make the socket and give it its name; raises `DirectoryError`."""
+    def link(self, bind: Callable[[Path], BoundT]) -> BoundT:
+        """Have `bind` make the socket, give it its name; return what `bind` returned.
+
+        Raises `DirectoryError`.
+        """
         unlinked = self.path / UNLINKED_SOCKET
         try:
-            bind(unlinked)
+            bound = bind(unlinked)
             unlinked.chmod(_SOCKET_MODE)
             if _is_socket(self.socket):
                 self.socket.unlink()
@@ -99,6 +103,7 @@ class PluginDirectory:
             raise DirectoryError(f"{self.socket} cannot be made: {error}") from error
         finally:
             unlinked.unlink(missing_ok=True)
+        return bound
 
     def unlink(self) -> None:
         """Remove the socket, unless another process replaced it."""

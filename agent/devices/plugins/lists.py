@@ -18,7 +18,7 @@ PAUSE: Final = 0.1
 PAUSES_PER_USE: Final = 9
 #: So many lists are read before the newest of them is used; then the plugin has to wait until
 #: gRPC's flow control lets it send more.
-BURST: Final = 32
+BURST: Final = 256
 
 
 class NewestList:

@@ -281,6 +281,7 @@ class DevicePlugins:
             if str(error) != self._fault:
                 log.warning("device plugins not served", error=str(error))
             self._fault = str(error)
+            await self._stop_serving()
             await self._disconnect_all()
             return
         self._fault = ""
@@ -289,15 +290,14 @@ class DevicePlugins:
         log.info("device plugins served", socket=str(self._directory.socket), again=vanished)
 
     async def _start_serving(self) -> None:
-        made: list[aio.Server] = []
         methods = {"Register": (RawMessage, self.register)}
 
-        def bind(socket: Path) -> None:
-            made.append(server(socket, REGISTRATION, methods, concurrent=_REGISTERING))
+        def bind(socket: Path) -> aio.Server:
+            self._server = server(socket, REGISTRATION, methods, concurrent=_REGISTERING)
+            return self._server
 
-        self._directory.link(bind)
-        [self._server] = made
-        await self._server.start()
+        started = self._directory.link(bind)
+        await started.start()
 
     async def _stop_serving(self) -> None:
         self._directory.unlink()

@@ -71,6 +71,11 @@ class Served:
         while not holds():  # noqa: ASYNC110  # it sets no event of ours
             await asyncio.sleep(0)
 
+    async def wait_out(self, seconds: float) -> None:
+        """Advance the clock as soon as the provider waits for it."""
+        await self.until_seen(lambda: self.clock._sleepers)
+        self.clock.advance(seconds)
+
     def health(self, resource: str = GPU) -> dict[str, bool] | None:
         """Return whether each device of a resource is healthy; None if it is not offered."""
         devices = self.plugins.offer().devices.get(resource)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from agent.devices.plugins.answers import (
@@ -16,6 +18,9 @@ from agent.devices.plugins.device_list import AnswerError
 from agent.devices.plugins.limits import LONGEST_ANSWER
 from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
 from agent.rpc.device_plugin import V1BETA1
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FOUR = frozenset("abcd")
 
@@ -43,6 +48,15 @@ def node(container: str = "/dev/x", host: str = "/dev/x", letters: str = "rw") -
 
 def mount(container: str, host: str) -> dict[str, object]:
     return {"mounts": [path_entry(container, host)]}
+
+
+#: Everything that has a path, made of one.
+PATHS: tuple[Callable[[str], dict[str, object]], ...] = (
+    lambda path: node(container=path),
+    lambda path: node(host=path),
+    lambda path: mount(path, "/x"),
+    lambda path: mount("/x", path),
+)
 
 
 def test_options_are_read() -> None:
@@ -109,12 +123,7 @@ class TestDelivery:
             *(
                 (allocation(make(path)), "absolute path")
                 for path in ("", "dev/x", "/dev/../x", "/a\nb", "/a\x00", "/..", "/" + "a" * 4095)
-                for make in (
-                    lambda path: node(container=path),
-                    lambda path: node(host=path),
-                    lambda path: mount(path, "/x"),
-                    lambda path: mount("/x", path),
-                )
+                for make in PATHS
             ),
             *(
                 (allocation(node(letters=letters)), "are not permissions of a device node")

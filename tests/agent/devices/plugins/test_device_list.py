@@ -56,7 +56,7 @@ def test_an_empty_list_has_no_device() -> None:
         (listed(device("a" * (LONGEST_ID + 1))), "is not the id of a device"),
         (listed(device("\u00e9" * (LONGEST_ID // 2 + 1))), "is not the id of a device"),
         (listed(device("a", *range(NUMA_NODES + 1))), "has 1025 NUMA nodes, 1024 are allowed"),
-        (listed(*[{"ID": str(n)} for n in range(MOST_DEVICES + 1)]), "10001 devices, 10000 are"),
+        (listed(*[device(str(n)) for n in range(MOST_DEVICES + 1)]), "10001 devices, 10000 are"),
         (b"\x0a" + b"\xff" * 8, "is not a ListAndWatchResponse"),
         (b"\x00" * (LONGEST_LIST + 1), f"has {LONGEST_LIST + 1} bytes"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,8 +24,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.devices.plugins.plugin import Plugin
+    from tests.agent.devices.plugins.support import Served
 
 KNOWN = {GPU: (PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(1)))}
+
+
+def _has(running: Served, names: str) -> bool:
+    """Return whether a resource has healthy devices of these names, a letter each."""
+    return running.health() == dict.fromkeys(names, True)
 
 
 @in_loop
@@ -102,9 +109,9 @@ async def test_without_its_plugin_a_resource_is_unhealthy_for_the_grace_period_a
         with pytest.raises(DeviceError, match=f"device plugin of {GPU}: not connected"):
             await running.plugins.allocate(GPU, ("a",))
         assert list(running.plugins.samples()) == [Sample(CONNECTED, (GPU,), 0)]
-        running.clock.advance(GRACE - 1)
+        await running.wait_out(GRACE - 1)
         assert running.health() == {"a": False}
-        running.clock.advance(3)
+        await running.wait_out(3)
         await running.until(lambda: running.health() is None)
         assert running.plugins.conditions() == ()
 
@@ -133,7 +140,7 @@ async def test_a_plugin_that_comes_back_has_the_devices_of_its_new_list(director
             await plugin.start()
             plugin.send(*map(device, names))
             await plugin.register()
-            await running.until(lambda names=names: running.health() == dict.fromkeys(names, True))
+            await running.until(partial(_has, running, names))
             await plugin.stop()
             await running.until(lambda: False in (running.health() or {}).values())
 
@@ -155,7 +162,7 @@ async def test_known_devices_are_unhealthy_until_their_plugin_registers(director
 @in_loop
 async def test_known_devices_are_dropped_if_no_plugin_registers(directory: Path) -> None:
     async with served(directory, known=KNOWN) as running:
-        running.clock.advance(GRACE + 1)
+        await running.wait_out(GRACE + 1)
         await running.until(lambda: running.health() is None)
 
 
@@ -191,7 +198,7 @@ async def test_the_later_of_two_plugins_of_a_resource_replaces_the_earlier(
             await plugin.start()
             plugin.send(device(name))
             await plugin.register()
-            await running.until(lambda name=name: running.health() == {name: True})
+            await running.until(partial(_has, running, name))
         [line] = running.plugins.conditions()
         assert "gpu.sock was connected when other.sock registered the same resource" in line
         await first.stop()
@@ -199,7 +206,7 @@ async def test_the_later_of_two_plugins_of_a_resource_replaces_the_earlier(
         second.send(device("b"), device("c"))
         await running.until(lambda: running.health() == {"b": True, "c": True})
         assert (await running.plugins.allocate(GPU, ("b",))).environment == {"DEVICES": "b"}
-        running.clock.advance(GRACE + 1)
+        await running.wait_out(GRACE + 1)
         await running.until(lambda: not running.plugins.conditions())
         await second.stop()
 
@@ -227,7 +234,7 @@ async def test_resources_are_limited_in_number_and_those_that_were_dropped_make_
         with pytest.raises(CallError, match="RESOURCE_EXHAUSTED: 64 resources are registered"):
             await plugin.register()
         await FakePlugin(directory, "example.com/r3").register()
-        running.clock.advance(GRACE + 1)
+        await running.wait_out(GRACE + 1)
         await running.until(lambda: len(running.plugins.offer().devices) == 1)
         await plugin.register()
         await plugin.stop()
@@ -350,7 +357,7 @@ async def test_a_plugin_that_stops_right_after_it_registered_is_lost(directory: 
 
 
 @in_loop
-async def test_thousands_of_lists_are_few_changes_and_the_last_one_counts(directory: Path) -> None:
+async def test_of_thousands_of_lists_the_last_one_counts(directory: Path) -> None:
     async with served(directory) as running:
         plugin = FakePlugin(directory)
         await plugin.start()
@@ -359,7 +366,6 @@ async def test_thousands_of_lists_are_few_changes_and_the_last_one_counts(direct
         for n in range(3000):
             plugin.send(device(str(n)))
         await running.until(lambda: running.health() == {"2999": True})
-        assert running.changes < 1000
         await plugin.stop()
 
 

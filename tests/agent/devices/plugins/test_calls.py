@@ -1,0 +1,220 @@
+"""Calls of plugins: what is asked, what is answered, and what a plugin costs that fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.devices.plugins.breaker import BACK_OFF, MOST_TIMEOUTS
+from agent.devices.plugins.metrics import CALLS, IGNORED_PREFERENCES
+from agent.devices.provider import DeviceError
+from tests.agent.devices.plugins.support import GPU, PATIENT, SHORT, served
+from tests.agent.server.support import in_loop
+from tests.fakes.device_plugin import FakePlugin, always, device, encoded, failing, never
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.agent.devices.plugins.support import Served
+
+from contextlib import asynccontextmanager
+
+FOUR = frozenset("abcd")
+
+
+@asynccontextmanager
+async def registered(
+    directory: Path, *, hurried: bool = False, preferring: bool = True, pre_start: bool = True
+) -> AsyncIterator[tuple[Served, FakePlugin]]:
+    """Yield a provider and its one plugin, which has four devices."""
+    async with served(directory, deadlines=SHORT if hurried else PATIENT) as running:
+        plugin = FakePlugin(directory, preferring=preferring, pre_start=pre_start)
+        await plugin.start()
+        plugin.send(*map(device, "abcd"))
+        await plugin.register()
+        await running.until(running.health)
+        plugin.calls.clear()
+        running.tally.counts.clear()
+        try:
+            yield running, plugin
+        finally:
+            await plugin.stop()
+
+
+@in_loop
+async def test_a_plugin_is_asked_which_of_the_available_devices_it_prefers(
+    directory: Path,
+) -> None:
+    async with registered(directory) as (running, plugin):
+        found = await running.plugins.preferred(GPU, FOUR, frozenset("b"), 3)
+        assert found == ("b", "d", "c")
+        [(method, request)] = plugin.calls
+        [asked] = request.container_requests
+        assert method == "GetPreferredAllocation"
+        assert list(asked.available_deviceIDs) == ["a", "b", "c", "d"]
+        assert list(asked.must_include_deviceIDs) == ["b"]
+        assert asked.allocation_size == 3
+        assert running.tally.counts == {(CALLS.name, GPU, "GetPreferredAllocation", "ok"): 1}
+
+
+@in_loop
+async def test_a_plugin_without_preferences_is_not_asked(directory: Path) -> None:
+    async with registered(directory, preferring=False) as (running, plugin):
+        assert await running.plugins.preferred(GPU, FOUR, frozenset(), 1) == ()
+        assert await running.plugins.preferred("example.com/none", FOUR, frozenset(), 1) == ()
+        assert plugin.calls == []
+
+
+@in_loop
+async def test_a_preference_that_does_not_fit_is_ignored_counted_and_a_condition(
+    directory: Path,
+) -> None:
+    async with registered(directory) as (running, plugin):
+        answer = encoded("PreferredAllocationResponse", container_responses=[{"deviceIDs": "x"}])
+        plugin.answers["GetPreferredAllocation"] = always(answer)
+        assert await running.plugins.preferred(GPU, FOUR, frozenset(), 1) == ()
+        assert running.tally.counts[IGNORED_PREFERENCES.name, GPU] == 1
+        assert running.tally.counts[CALLS.name, GPU, "GetPreferredAllocation", "invalid"] == 1
+        [line] = running.plugins.conditions()
+        assert line.startswith(f"device plugin of {GPU}: its preference was ignored: ")
+        assert 'device "x" is preferred, but not available' in line
+
+
+@pytest.mark.parametrize("answer", [never, failing("INTERNAL", "broken")])
+def test_a_preference_that_is_not_answered_is_none(directory: Path, answer: object) -> None:
+    @in_loop
+    async def check() -> None:
+        async with registered(directory, hurried=True) as (running, plugin):
+            plugin.answers["GetPreferredAllocation"] = answer  # type: ignore[assignment]
+            assert await running.plugins.preferred(GPU, FOUR, frozenset(), 1) == ()
+
+    check()
+
+
+@in_loop
+async def test_a_container_gets_what_the_plugin_answers(directory: Path) -> None:
+    async with registered(directory) as (running, plugin):
+        delivery = await running.plugins.allocate(GPU, ("c", "a"))
+        assert delivery.environment == {"DEVICES": "c,a"}
+        [(method, request)] = plugin.calls
+        assert method == "Allocate"
+        assert [list(each.devices_ids) for each in request.container_requests] == [["c", "a"]]
+        assert running.tally.counts == {(CALLS.name, GPU, "Allocate", "ok"): 1}
+        assert running.tally.observed == {("kubelet_device_plugin_alloc_duration_seconds", GPU): 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "result"),
+    [
+        (failing("UNKNOWN", "no\nGPU"), r"UNKNOWN: no\\nGPU$", "failed"),
+        (always(b""), "0 containers are answered", "invalid"),
+        (always(b"\xff"), "cannot be decoded as AllocateResponse", "invalid"),
+        (never, r"DEADLINE_EXCEEDED: Allocate was not answered within 0\.05 s", "timeout"),
+    ],
+)
+def test_an_allocation_that_fails_names_the_plugin_and_its_words(
+    directory: Path, answer: object, words: str, result: str
+) -> None:
+    @in_loop
+    async def check() -> None:
+        async with registered(directory, hurried=result == "timeout") as (running, plugin):
+            plugin.answers["Allocate"] = answer  # type: ignore[assignment]
+            with pytest.raises(DeviceError, match=f"device plugin of {GPU}: .*{words}"):
+                await running.plugins.allocate(GPU, ("a",))
+            assert running.tally.counts == {(CALLS.name, GPU, "Allocate", result): 1}
+
+    check()
+
+
+@in_loop
+async def test_devices_of_no_plugin_are_not_delivered(directory: Path) -> None:
+    async with served(directory) as running:
+        with pytest.raises(DeviceError, match="no plugin registered this resource"):
+            await running.plugins.allocate(GPU, ("a",))
+
+
+@in_loop
+async def test_a_plugin_that_asked_for_it_prepares_devices_before_a_container_starts(
+    directory: Path,
+) -> None:
+    async with registered(directory) as (running, plugin):
+        await running.plugins.start_container(GPU, ("a", "b"))
+        [(method, request)] = plugin.calls
+        assert (method, list(request.devices_ids)) == ("PreStartContainer", ["a", "b"])
+        plugin.answers["PreStartContainer"] = failing("INTERNAL", "reset failed")
+        with pytest.raises(DeviceError, match=f"{GPU}: INTERNAL: reset failed"):
+            await running.plugins.start_container(GPU, ("a",))
+
+
+@in_loop
+async def test_a_plugin_that_did_not_ask_for_it_is_not_called(directory: Path) -> None:
+    async with registered(directory, pre_start=False) as (running, plugin):
+        await running.plugins.start_container(GPU, ("a",))
+        assert plugin.calls == []
+
+
+@in_loop
+async def test_a_plugin_that_hangs_is_skipped_for_a_while_and_tried_once_then(
+    directory: Path,
+) -> None:
+    async with registered(directory, hurried=True) as (running, plugin):
+        plugin.answers["Allocate"] = plugin.answers["GetPreferredAllocation"] = never
+        for _ in range(MOST_TIMEOUTS):
+            with pytest.raises(DeviceError, match="was not answered"):
+                await running.plugins.allocate(GPU, ("a",))
+        assert running.plugins.conditions() == (
+            f"device plugin of {GPU}: 2 calls in a row were not answered in time",
+        )
+        for remaining in (60, 20):
+            words = f"2 calls in a row were not answered in time, so .* again in {remaining} s"
+            with pytest.raises(DeviceError, match=words):
+                await running.plugins.allocate(GPU, ("a",))
+            assert await running.plugins.preferred(GPU, FOUR, frozenset(), 1) == ()
+            running.clock.advance(40)
+        assert len(plugin.calls) == MOST_TIMEOUTS
+        with pytest.raises(DeviceError, match="was not answered"):
+            await running.plugins.allocate(GPU, ("a",))
+        with pytest.raises(DeviceError, match="3 calls in a row"):
+            await running.plugins.allocate(GPU, ("a",))
+
+
+@in_loop
+async def test_an_answer_closes_the_breaker(directory: Path) -> None:
+    async with registered(directory, hurried=True) as (running, plugin):
+        for answer in (never, never, failing("INTERNAL", "x"), never, failing("INTERNAL", "x")):
+            plugin.answers["Allocate"] = answer
+            with pytest.raises(DeviceError):
+                await running.plugins.allocate(GPU, ("a",))
+            running.clock.advance(BACK_OFF + 1)
+        assert running.plugins.conditions() == ()
+
+
+@in_loop
+async def test_a_plugin_that_registers_again_is_called_again(directory: Path) -> None:
+    async with registered(directory, hurried=True) as (running, plugin):
+        delivering = plugin.answers["Allocate"]
+        plugin.answers["Allocate"] = never
+        for _ in range(MOST_TIMEOUTS):
+            with pytest.raises(DeviceError):
+                await running.plugins.allocate(GPU, ("a",))
+        plugin.answers["Allocate"] = delivering
+        await plugin.register()
+        delivery = await running.plugins.allocate(GPU, ("a",))
+        assert delivery.environment == {"DEVICES": "a"}
+
+
+@in_loop
+async def test_a_plugin_that_hangs_leaves_the_others_alone(directory: Path) -> None:
+    async with registered(directory, hurried=True) as (running, plugin):
+        plugin.answers["Allocate"] = never
+        other = FakePlugin(directory, "example.com/nic", "nic.sock")
+        await other.start()
+        other.send(device("x"))
+        await other.register()
+        for _ in range(MOST_TIMEOUTS + 1):
+            with pytest.raises(DeviceError):
+                await running.plugins.allocate(GPU, ("a",))
+        assert running.health() == dict.fromkeys("abcd", True)
+        await other.stop()
