@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +32,16 @@ def listening(path: Path) -> Iterator[socket.socket]:
 def dead_socket(path: Path) -> None:
     with listening(path):
         pass
+
+
+async def register_a_plugin(directory: Path) -> None:
+    """Register a plugin; raises `CallError`."""
+    plugin = FakePlugin(directory)
+    await plugin.start()
+    try:
+        await plugin.register()
+    finally:
+        await plugin.stop()
 
 
 @in_loop
@@ -68,34 +78,29 @@ async def test_the_directory_of_a_kubelet_is_left_alone_until_the_kubelet_is_gon
     directory: Path,
 ) -> None:
     dead_socket(directory / "gpu.sock")
-    with listening(directory / "kubelet.sock"):
+    with ExitStack() as kubelet:
+        kubelet.enter_context(listening(directory / "kubelet.sock"))
         async with served(directory) as running:
             for _ in range(3):
                 [line] = running.plugins.conditions()
                 assert f"another process answers on {directory}/kubelet.sock, a kubelet" in line
                 await running.wait_out(RETRY_PERIOD)
             assert names_in(directory) == ["gpu.sock", "kubelet.sock"]
-        assert names_in(directory) == ["gpu.sock", "kubelet.sock"]
-        running_again = served(directory)
-        running = await running_again.__aenter__()
-    await running.wait_out(RETRY_PERIOD)
-    await running.until(lambda: not running.plugins.conditions())
-    assert names_in(directory) == ["kubelet.sock"]
-    await FakePluginCheck(directory).registers()
-    await running_again.__aexit__(None, None, None)
+            kubelet.close()
+            await running.wait_out(RETRY_PERIOD)
+            await running.until(lambda: not running.plugins.conditions())
+            assert names_in(directory) == ["kubelet.sock"]
+            await register_a_plugin(directory)
 
 
-class FakePluginCheck:
-    """Whether plugins can register in a directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self._plugin = FakePlugin(directory)
-
-    async def registers(self) -> None:
-        """Raise `CallError` unless a plugin can register."""
-        await self._plugin.start()
-        await self._plugin.register()
-        await self._plugin.stop()
+@in_loop
+async def test_the_directory_of_a_kubelet_is_left_as_it_was_when_the_agent_ends(
+    directory: Path,
+) -> None:
+    with listening(directory / "kubelet.sock"):
+        async with served(directory):
+            pass
+        assert names_in(directory) == ["kubelet.sock"]
 
 
 @in_loop
@@ -173,12 +178,11 @@ async def test_a_kubelet_that_takes_the_directory_gets_the_plugins_and_keeps_its
 
 @in_loop
 async def test_the_socket_of_a_kubelet_outlives_the_agent(directory: Path) -> None:
-    async with served(directory):
-        (directory / "kubelet.sock").unlink()
-        kept = listening(directory / "kubelet.sock")
-        kept.__enter__()
-    assert names_in(directory) == ["kubelet.sock"]
-    kept.__exit__(None, None, None)
+    with ExitStack() as kubelet:
+        async with served(directory):
+            (directory / "kubelet.sock").unlink()
+            kubelet.enter_context(listening(directory / "kubelet.sock"))
+        assert names_in(directory) == ["kubelet.sock"]
 
 
 @in_loop
@@ -201,7 +205,7 @@ async def test_a_directory_that_others_can_write_is_not_served(directory: Path) 
             f"{place} can be written by others (mode 0777); close it: chmod go-w {place}",
         )
         with pytest.raises(CallError):
-            await FakePluginCheck(place).registers()
+            await register_a_plugin(place)
 
 
 def test_a_path_that_no_socket_can_have_is_an_error(directory: Path) -> None:
