@@ -8,7 +8,7 @@ MINUTES ?= 10
 AUDIT ?=
 SHELL := /bin/bash
 
-.PHONY: help setup demo test lint types words guest bench conformance docs changelog load fuzz \
+.PHONY: help setup plugin demo test lint types words guest bench conformance docs changelog load fuzz \
     dependencies wheel image audit clean
 
 help: ## show what can be made
@@ -16,6 +16,9 @@ help: ## show what can be made
 
 setup: ## make the virtual environment .venv from the lock file
 	@$(PYTHON) deploy/development/make_venv.py
+
+plugin: setup ## install the packages of a device plugin in JavaScript that the tests run; needs npm
+	@$(BIN)/python -m tests.fakes.node_plugin
 
 demo: setup ## run the real agent against an embedded two-socket machine
 	@$(BIN)/python -m tests.demo
