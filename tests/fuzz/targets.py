@@ -8,6 +8,7 @@ from tests.fuzz.bindings import BINDINGS
 from tests.fuzz.buses import BUSES
 from tests.fuzz.checkpoints import CHECKPOINTS
 from tests.fuzz.configs import CONFIGS
+from tests.fuzz.device_plugins import ALLOCATIONS, DEVICE_LISTS, REGISTRATIONS
 from tests.fuzz.kubelet import STATE_FILES
 from tests.fuzz.names import NAMES
 from tests.fuzz.pods import MANIFESTS
@@ -31,4 +32,7 @@ TARGETS: Final = (
     REPLAYS,
     MESSAGES,
     BINDINGS,
+    REGISTRATIONS,
+    DEVICE_LISTS,
+    ALLOCATIONS,
 )
