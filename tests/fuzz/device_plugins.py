@@ -108,7 +108,7 @@ async def _check_registration(data: bytes) -> bool:
     offered = list(plugins.provider.offer().devices)
     for socket in plugins.dialled:
         demand(socket.parent == _DIRECTORY, f"{socket} is elsewhere")
-        demand(socket.name not in ("", ".", "..", "kubelet.sock"), f"{socket} is no plugin's")
+        demand(socket.name not in ("", ".", "..", "kubelet.sock"), f"{socket} is not a plugin's")
         demand(len(str(socket).encode()) <= LONGEST_SOCKET, f"{socket} is too long")
     demand(len(offered) == len(plugins.dialled) == accepted, "accepted and not offered")
     demand(not any(map(extended_resource_fault, offered)), f"{offered} is offered")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 #: of a usual length: 107 bytes (unix(7)).
 _LONGEST_DIRECTORY: Final = 64
 _SHORTEST_CALL: Final = 0.1
-_LONGEST_CALL: Final = 300.0
+#: Below the minute that all deliveries to one pod may take together.
+_LONGEST_CALL: Final = 30.0
 
 
 class Switch(Struct, frozen=True):
