@@ -70,7 +70,7 @@ class TestPreference:
         assert read_preference(preference(("d", "b")), FOUR, frozenset("b"), 2) == ("d", "b")
 
     @pytest.mark.parametrize("raw", [b"", preference(()), preference()])
-    def test_an_empty_answer_is_no_preference(self, raw: bytes) -> None:
+    def test_an_empty_answer_states_no_preference(self, raw: bytes) -> None:
         assert read_preference(raw, FOUR, frozenset("b"), 2) == ()
 
     @pytest.mark.parametrize(
