@@ -12,12 +12,11 @@ from agent.devices.plugins.device_list import AnswerError, read_devices
 from agent.devices.plugins.directory import DirectoryError, PluginDirectory
 from agent.devices.plugins.limits import GRACE, MOST_RESOURCES, Deadlines
 from agent.devices.plugins.lists import NewestList
-from agent.devices.plugins.metrics import CONNECTED, IGNORED_PREFERENCES, REGISTRATIONS
+from agent.devices.plugins.metrics import IGNORED_PREFERENCES, REGISTRATIONS
 from agent.devices.plugins.plugin import Plugin, RawMessage, SkippedCallError
 from agent.devices.plugins.registration import read_registration
 from agent.devices.plugins.resources import PluginResources
 from agent.devices.provider import DeviceError, Offer
-from agent.managers.decision import Sample
 from agent.rpc.calls import CallError, Client, server
 from agent.rpc.device_plugin import DEVICE_PLUGIN, REGISTRATION, V1BETA1
 
@@ -97,11 +96,9 @@ class DevicePlugins:
         """Return what is amiss with the directory and with each plugin, a line each."""
         return self._conditions
 
-    def samples(self) -> Iterator[Sample]:
-        """Yield for each resource whether its plugin is connected."""
-        for resource in self._resources:
-            connected = self._resources.plugin(resource) is not None
-            yield Sample(CONNECTED, (resource,), int(connected))
+    def connected(self) -> dict[str, bool]:
+        """Return for each resource whether its plugin is connected."""
+        return {name: self._resources.plugin(name) is not None for name in self._resources}
 
     async def serve(self, changed: Callable[[], None]) -> None:
         """Serve the directory until cancelled, then close all connections and remove the socket."""

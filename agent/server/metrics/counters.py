@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -76,31 +77,49 @@ def _counter_family(metric: MetricSpec, values: Mapping[tuple[str, ...], int]) -
 
 
 class Histogram:
-    """Observations of one metric without labels, counted by its buckets."""
+    """Observations of one metric, counted by its buckets for each combination of labels."""
 
     def __init__(self, metric: MetricSpec) -> None:
         self._metric = metric
-        self._counts = [0] * (len(metric.buckets) + 1)
-        self._sum = 0.0
+        self._observed: dict[tuple[str, ...], _Observations] = {}
+        if not metric.labels:
+            self._observed[()] = _Observations(metric.buckets)
 
-    def observe(self, value: float) -> None:
-        """Count one observation, in the metric's unit."""
-        self._counts[bisect_left(self._metric.buckets, value)] += 1
-        self._sum += value
+    def observe(self, value: float, *labels: str) -> None:
+        """Count one observation, in the metric's unit; raises `UnknownCounterError`."""
+        if len(labels) != len(self._metric.labels):
+            raise UnknownCounterError(self._metric.name, labels)
+        found = self._observed.get(labels)
+        if found is None:
+            found = self._observed[labels] = _Observations(self._metric.buckets)
+        found.add(value)
 
     @property
     def count(self) -> int:
-        """How many observations there were."""
-        return sum(self._counts)
+        """How many observations there were, with any labels."""
+        return sum(sum(observations.counts) for observations in self._observed.values())
 
     def family(self) -> Metric:
         """Return the histogram as a metric family of the Prometheus library."""
-        bounds = (*(f"{bound:g}" for bound in self._metric.buckets), "+Inf")
-        cumulative = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip(bounds, self._counts, strict=True):
-            cumulative += count
-            buckets.append((bound, cumulative))
-        return HistogramMetricFamily(
-            self._metric.name, self._metric.help, buckets=buckets, sum_value=self._sum
+        family = HistogramMetricFamily(
+            self._metric.name, self._metric.help, labels=self._metric.labels
         )
+        for labels, observations in self._observed.items():
+            family.add_metric(labels, observations.cumulative(), observations.sum)
+        return family
+
+
+class _Observations:
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self.counts = [0] * (len(buckets) + 1)
+        self.sum = 0.0
+        self._buckets = buckets
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self._buckets, value)] += 1
+        self.sum += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return for each upper bound how many observations were not above."""
+        bounds = (*(f"{bound:g}" for bound in self._buckets), "+Inf")
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))

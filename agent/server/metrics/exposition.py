@@ -8,8 +8,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from agent.devices.plugins.metrics import ALLOCATION_DURATION
 from agent.server.metrics import gauges, names
-from agent.server.metrics.counters import TOTAL, Counters, Histogram
+from agent.server.metrics.counters import TOTAL, Counters, Histogram, UnknownCounterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,10 +34,21 @@ class Metrics:
         self.decision_duration = Histogram(names.TOPOLOGY_ADMISSION_DURATION)
         self.admission_duration = Histogram(names.ADMISSION_DURATION)
         self.reconcile_duration = Histogram(names.RECONCILE_DURATION)
+        self.plugin_allocation_duration = Histogram(ALLOCATION_DURATION)
         self._read = read
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_StateCollector(self))
         ProcessCollector(registry=self._registry)
+
+    def add(self, metric: MetricSpec, *labels: str) -> None:
+        """Increment a counter, for device plugins; raises `UnknownCounterError`."""
+        self.counters.add(metric, *labels)
+
+    def observe(self, metric: MetricSpec, seconds: float, *labels: str) -> None:
+        """Add an observation of device plugins to their histogram; raises `UnknownCounterError`."""
+        if metric is not ALLOCATION_DURATION:
+            raise UnknownCounterError(metric.name, labels)
+        self.plugin_allocation_duration.observe(seconds, *labels)
 
     def families(self) -> Iterator[Metric]:
         """Yield every family but those of the process itself."""
@@ -44,6 +56,7 @@ class Metrics:
         yield self.decision_duration.family()
         yield self.admission_duration.family()
         yield self.reconcile_duration.family()
+        yield self.plugin_allocation_duration.family()
         yield from gauges.families(self._read())
 
     def render(self) -> bytes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily
 
+from agent.devices.plugins.metrics import CONNECTED
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.decision import Sample
 from agent.managers.node_fit import PODS
@@ -26,7 +27,8 @@ class GaugeInput(Struct, frozen=True):
     """The state of one moment.
 
     `manifests` counts files by state, `invalid` what `agent.managers.validity` finds by rule;
-    `last_reconcile` is Unix time, None before the first.
+    `last_reconcile` is Unix time, None before the first. `plugins` says of each resource of device
+    plugins whether its plugin is connected.
     """
 
     version: str
@@ -39,6 +41,7 @@ class GaugeInput(Struct, frozen=True):
     manifests: Mapping[str, int] = MappingProxyType({})
     invalid: Mapping[str, int] = MappingProxyType({})
     last_reconcile: float | None = None
+    plugins: Mapping[str, bool] = MappingProxyType({})
 
 
 def samples(reading: GaugeInput) -> Iterator[Sample]:
@@ -92,5 +95,7 @@ def _service(reading: GaugeInput) -> Iterator[Sample]:
         yield Sample(names.INVALID_ALLOCATIONS, (str(rule),), reading.invalid.get(str(rule), 0))
     for state, count in reading.manifests.items():
         yield Sample(names.MANIFESTS, (state,), count)
+    for resource, connected in reading.plugins.items():
+        yield Sample(CONNECTED, (resource,), int(connected))
     if reading.last_reconcile is not None:
         yield Sample(names.LAST_RECONCILE, (), reading.last_reconcile)

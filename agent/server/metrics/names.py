@@ -10,6 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from agent.devices.plugins.metrics import (
+    ALLOCATION_DURATION,
+    CALLS,
+    CONNECTED,
+    IGNORED_PREFERENCES,
+    REGISTRATIONS,
+)
 from agent.managers.decision import (
     ASSIGNED_CONTAINERS,
     DECISION_COUNTERS,
@@ -202,7 +209,14 @@ SERVICE_COUNTERS: Final = (
     POD_RESOURCES_GET_ALLOCATABLE,
     POD_RESOURCES_GET_ERRORS,
 )
-HISTOGRAMS: Final = (TOPOLOGY_ADMISSION_DURATION, ADMISSION_DURATION, RECONCILE_DURATION)
+#: The counters of device plugins; their labels are resources, which are not known beforehand.
+PLUGIN_COUNTERS: Final = (REGISTRATIONS, CALLS, IGNORED_PREFERENCES)
+HISTOGRAMS: Final = (
+    TOPOLOGY_ADMISSION_DURATION,
+    ADMISSION_DURATION,
+    RECONCILE_DURATION,
+    ALLOCATION_DURATION,
+)
 GAUGES: Final = (
     BUILD_INFO,
     STARTED,
@@ -217,13 +231,14 @@ GAUGES: Final = (
     CONTESTED_CGROUPS,
     MANIFESTS,
     LAST_RECONCILE,
+    CONNECTED,
 )
 
 
 def counters_of(managers: Iterable[ResourceManager]) -> tuple[MetricSpec, ...]:
-    """Return all counters: of decisions, of the service, and of these resource managers."""
+    """Return all counters: of decisions, the service, device plugins and these managers."""
     own = (metric for manager in managers for metric in manager.counters)
-    return (*DECISION_COUNTERS, *SERVICE_COUNTERS, *own)
+    return (*DECISION_COUNTERS, *SERVICE_COUNTERS, *PLUGIN_COUNTERS, *own)
 
 
 def gauges_of(managers: Iterable[ResourceManager]) -> tuple[MetricSpec, ...]:

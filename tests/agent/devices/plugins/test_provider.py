@@ -10,9 +10,7 @@ import pytest
 
 from agent.devices.plugins import provider
 from agent.devices.plugins.limits import GRACE, LONGEST_LIST, MOST_RESOURCES, Deadlines
-from agent.devices.plugins.metrics import CONNECTED
 from agent.devices.provider import DeviceError
-from agent.managers.decision import Sample
 from agent.managers.policy import PluginDevice
 from agent.rpc.calls import CallError
 from sysfs.mask import Mask
@@ -46,7 +44,7 @@ async def test_the_devices_of_a_registered_plugin_are_offered(directory: Path) -
             GPU: (PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(1), healthy=False))
         }
         assert running.plugins.conditions() == ()
-        assert list(running.plugins.samples()) == [Sample(CONNECTED, (GPU,), 1)]
+        assert running.plugins.connected() == {GPU: True}
         await plugin.stop()
 
 
@@ -108,7 +106,7 @@ async def test_without_its_plugin_a_resource_is_unhealthy_for_the_grace_period_a
         assert line.endswith("its 1 devices are unhealthy")
         with pytest.raises(DeviceError, match=f"device plugin of {GPU}: not connected"):
             await running.plugins.allocate(GPU, ("a",))
-        assert list(running.plugins.samples()) == [Sample(CONNECTED, (GPU,), 0)]
+        assert running.plugins.connected() == {GPU: False}
         await running.wait_out(GRACE - 1)
         assert running.health() == {"a": False}
         await running.wait_out(3)

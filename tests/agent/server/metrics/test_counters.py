@@ -59,3 +59,21 @@ def test_observations_are_counted_in_the_first_bucket_that_holds_them() -> None:
     assert samples["d_seconds_bucket", "+Inf"] == 4
     assert samples["d_seconds_count", None] == 4
     assert samples["d_seconds_sum", None] == 12.0
+
+
+def test_a_histogram_with_labels_counts_each_combination_for_itself() -> None:
+    metric = MetricSpec("d_seconds", MetricType.HISTOGRAM, "x.", ("resource",), buckets=(1.0,))
+    histogram = Histogram(metric)
+    assert not histogram.family().samples
+    for value, resource in ((0.5, "a"), (2.0, "a"), (3.0, "b")):
+        histogram.observe(value, resource)
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for sample in histogram.family().samples
+    }
+    assert samples["d_seconds_bucket", "a", "1"] == 1
+    assert samples["d_seconds_bucket", "a", "+Inf"] == 2
+    assert samples["d_seconds_sum", "b"] == 3.0
+    assert histogram.count == 3
+    with pytest.raises(UnknownCounterError):
+        histogram.observe(1.0)

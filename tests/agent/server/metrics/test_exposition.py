@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.devices.plugins.metrics import ALLOCATION_DURATION, CALLS
 from agent.managers.admission import MANAGERS
 from agent.managers.decision import CONTAINER_ASSIGNMENTS
 from agent.server.metrics import names
+from agent.server.metrics.counters import UnknownCounterError
 from agent.server.metrics.exposition import CONTENT_TYPE, Metrics
 from tests.agent.server.metrics.test_gauges import RULES, reading
 
@@ -44,3 +48,19 @@ def test_the_process_itself_is_measured() -> None:
 
 def test_the_format_is_the_one_that_allows_such_counters() -> None:
     assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def test_what_device_plugins_measure_stands_in_the_text_by_resource() -> None:
+    connected = {"example.com/gpu": True, "example.com/nic": False}
+    metrics = Metrics(lambda: replace(reading(RULES.empty_ledger()), plugins=connected), MANAGERS)
+    metrics.add(CALLS, "example.com/gpu", "Allocate", "timeout")
+    metrics.observe(ALLOCATION_DURATION, 0.2, "example.com/gpu")
+    lines = metrics.render().decode().splitlines()
+    calls = 'method="Allocate",resource="example.com/gpu",result="timeout"'
+    assert f"numawarden_device_plugin_calls_total{{{calls}}} 1.0" in lines
+    duration = "kubelet_device_plugin_alloc_duration_seconds_count"
+    assert f'{duration}{{resource_name="example.com/gpu"}} 1.0' in lines
+    assert 'numawarden_device_plugin_connected{resource="example.com/gpu"} 1.0' in lines
+    assert 'numawarden_device_plugin_connected{resource="example.com/nic"} 0.0' in lines
+    with pytest.raises(UnknownCounterError):
+        metrics.observe(names.ADMISSION_DURATION, 0.2)

@@ -1,0 +1,25 @@
+"""The extra `grpc` is imported only where device plugins are served."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("agent.cli.main", False),
+        ("agent.server.start.wiring", False),
+        ("agent.devices.plugins.metrics", False),
+        ("agent.devices.plugins.provider", True),
+    ],
+)
+def test_grpc_is_imported_with_the_provider_alone(module: str, *, imported: bool) -> None:
+    program = f"import sys, {module}; print('grpc' in sys.modules)"
+    done = subprocess.run(
+        (sys.executable, "-c", program), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(imported)
