@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -81,7 +82,8 @@ class DevicePlugins:
         self._dial = dial
         self._resources = PluginResources(known, timer.monotonic)
         self._server: aio.Server | None = None
-        self._following: dict[Plugin, asyncio.Task[None]] = {}
+        self._following: dict[Plugin, asyncio.Task[str]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._fault = ""
         self._vanished_at = -math.inf
         self._changes = asyncio.Event()
@@ -215,29 +217,36 @@ class DevicePlugins:
             self._following[former].cancel()
         task = asyncio.create_task(self._follow(plugin))
         self._following[plugin] = task
-        task.add_done_callback(lambda _: self._following.pop(plugin))
+        task.add_done_callback(partial(self._end, plugin))
         self._vanished_at = -math.inf
         self._update()
 
-    async def _follow(self, plugin: Plugin) -> None:
-        """Take over the lists of a plugin until it is gone."""
-        why = "its plugin ended the stream of devices"
+    async def _follow(self, plugin: Plugin) -> str:
+        """Take over the lists of a plugin until it is gone; return why it is."""
         try:
             newest = NewestList(lambda raw: self._use_list(plugin, raw), self._timer)
             await newest.follow(plugin.lists())
         except CallError as error:
-            why = f"its plugin is gone: {error}"
-        except asyncio.CancelledError:
-            why = self._fault or "the agent ended the connection"
-            raise
+            return f"its plugin is gone: {error}"
         except Exception as error:
             log.exception("device plugin failed unexpectedly", resource=plugin.resource)
-            why = f"internal error ({type(error).__name__}); see the agent log"
-        finally:
-            if self._resources.lose(plugin, why):
-                log.warning("device plugin lost", resource=plugin.resource, why=why)
-            self._update()
-            await plugin.close()
+            return f"internal error ({type(error).__name__}); see the agent log"
+        return "its plugin ended the stream of devices"
+
+    def _end(self, plugin: Plugin, task: asyncio.Task[str]) -> None:
+        """Note that a plugin is gone and close the connection.
+
+        A task that is cancelled before it began never runs, so this is not a part of it.
+        """
+        del self._following[plugin]
+        ended = self._fault or "the agent ended the connection"
+        why = ended if task.cancelled() else task.result()
+        if self._resources.lose(plugin, why):
+            log.warning("device plugin lost", resource=plugin.resource, why=why)
+        self._update()
+        closing = asyncio.create_task(plugin.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     def _use_list(self, plugin: Plugin, raw: bytes) -> None:
         try:
@@ -252,6 +261,7 @@ class DevicePlugins:
         for task in following:
             task.cancel()
         await asyncio.gather(*following, return_exceptions=True)
+        await asyncio.gather(*self._closing)
 
     # --- the directory ----------------------------------------------------------------------------
 

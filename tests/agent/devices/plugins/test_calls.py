@@ -149,6 +149,16 @@ async def test_a_plugin_that_asked_for_it_prepares_devices_before_a_container_st
 
 
 @in_loop
+async def test_a_plugin_that_never_prepares_devices_keeps_a_container_waiting_to_a_deadline(
+    directory: Path,
+) -> None:
+    async with registered(directory, hurried=True) as (running, plugin):
+        plugin.answers["PreStartContainer"] = never
+        with pytest.raises(DeviceError, match="PreStartContainer was not answered within"):
+            await running.plugins.start_container(GPU, ("a",))
+
+
+@in_loop
 async def test_a_plugin_that_did_not_ask_for_it_is_not_called(directory: Path) -> None:
     async with registered(directory, pre_start=False) as (running, plugin):
         await running.plugins.start_container(GPU, ("a",))

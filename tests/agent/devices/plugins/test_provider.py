@@ -16,9 +16,10 @@ from agent.rpc.calls import CallError
 from sysfs.mask import Mask
 from tests.agent.devices.plugins.support import GPU, names_in, served
 from tests.agent.server.support import in_loop
-from tests.fakes.device_plugin import FakePlugin, always, device, failing, never
+from tests.fakes.device_plugin import FakePlugin, always, device, encoded, failing, never
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from agent.devices.plugins.plugin import Plugin
@@ -420,3 +421,47 @@ async def test_the_end_closes_the_connections_and_removes_the_socket(directory: 
     assert len(lists) == 1
     assert names_in(directory) == ["gpu.sock"]
     await plugin.stop()
+
+
+class _Quiet:
+    """The client of a plugin that answers and lists nothing."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def call(self, *_: object) -> bytes:
+        return b""
+
+    async def stream(self, *_: object) -> AsyncGenerator[bytes, None]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@in_loop
+async def test_of_registrations_at_the_same_moment_one_stays_and_the_others_are_closed(
+    directory: Path,
+) -> None:
+    """The first is replaced before its stream of lists was even opened."""
+    clients = [_Quiet() for _ in range(4)]
+    waiting = iter(clients)
+    async with served(directory, dial=lambda _: next(waiting)) as running:
+        raw = encoded("RegisterRequest", version="v1beta1", resource_name=GPU, endpoint="gpu.sock")
+        await asyncio.gather(*(running.plugins.register(raw) for _ in clients))
+        await running.until_seen(lambda: sum(client.closed for client in clients) == 3)
+        assert running.plugins.connected() == {GPU: True}
+        assert not clients[-1].closed
+    assert all(client.closed for client in clients)
+
+
+@in_loop
+async def test_a_plugin_that_lists_nothing_offers_nothing_and_is_a_condition(
+    directory: Path,
+) -> None:
+    async with served(directory, dial=lambda _: _Quiet()) as running:
+        raw = encoded("RegisterRequest", version="v1beta1", resource_name=GPU, endpoint="gpu.sock")
+        await running.plugins.register(raw)
+        assert running.health() == {}
+        assert "has not sent a list of devices yet" in running.plugins.conditions()[0]
