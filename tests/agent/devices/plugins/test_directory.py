@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -67,6 +68,14 @@ async def test_the_directory_is_made_where_it_is_missing(directory: Path) -> Non
         assert names_in(directory / "a" / "b") == ["kubelet.sock"]
 
 
+@pytest.fixture(params=[0o000, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
 @in_loop
 async def test_only_the_owner_may_connect(directory: Path) -> None:
     async with served(directory):

@@ -115,9 +115,11 @@ async def test_the_pause_grows_with_the_cost_of_a_list() -> None:
 
 
 @in_loop
-async def test_the_last_list_is_used_even_if_the_stream_ends_at_once() -> None:
+async def test_the_last_list_is_used_even_if_the_stream_ends_during_a_pause() -> None:
     following = Following()
-    for raw in (b"1", b"2", None):
+    following.sender.queue.put_nowait(b"1")
+    await settled()
+    for raw in (b"2", None):
         following.sender.queue.put_nowait(raw)
     await following.task
     assert following.used[-1] == b"2"
@@ -127,7 +129,9 @@ async def test_the_last_list_is_used_even_if_the_stream_ends_at_once() -> None:
 @in_loop
 async def test_the_error_of_a_stream_is_raised_after_the_last_list_is_used() -> None:
     following = Following()
-    for raw in (b"1", b"2", CallError("UNAVAILABLE", "gone")):
+    following.sender.queue.put_nowait(b"1")
+    await settled()
+    for raw in (b"2", CallError("UNAVAILABLE", "gone")):
         following.sender.queue.put_nowait(raw)
     with pytest.raises(CallError, match="gone"):
         await following.task
