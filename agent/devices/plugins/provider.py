@@ -80,7 +80,8 @@ class DevicePlugins:
         self._configured = frozenset(configured)
         self._deadlines = deadlines
         self._dial = dial
-        self._resources = PluginResources(known, timer.monotonic)
+        former = {name: known[name] for name in known.keys() - self._configured}
+        self._resources = PluginResources(former, timer.monotonic)
         self._server: aio.Server | None = None
         self._following: dict[Plugin, asyncio.Task[str]] = {}
         self._closing: set[asyncio.Task[None]] = set()

@@ -223,6 +223,15 @@ async def test_a_resource_of_the_configuration_is_not_a_plugins(directory: Path)
 
 
 @in_loop
+async def test_a_former_resource_of_a_plugin_that_is_configured_now_is_not_offered(
+    directory: Path,
+) -> None:
+    async with served(directory, configured=(GPU,), known=KNOWN) as running:
+        assert running.health() is None
+        assert running.plugins.conditions() == ()
+
+
+@in_loop
 async def test_resources_are_limited_in_number_and_those_that_were_dropped_make_room(
     directory: Path,
 ) -> None:
