@@ -11,6 +11,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from agent.api.delivery import DeliveryDocument
+
 _Document = TypeVar("_Document", bound="Document")
 
 #: The code of the answer to an invalid manifest, and the reason in the status of its pod.
@@ -84,7 +86,8 @@ class ContainerDocument(Document, frozen=True):
     (`agent.managers.allocations.sharing.Sharing`) says who else may run on them while it does; of
     what is `overlapping`, `shared_cpus` are the CPUs and `shared_with` the first of the other
     containers. `others` is what resource managers without a field of their own have allocated, by
-    the name of the manager.
+    the name of the manager. `delivery` is what the container gets with its devices, None for
+    nothing.
     """
 
     name: str
@@ -102,6 +105,7 @@ class ContainerDocument(Document, frozen=True):
     shared_cpus: str = ""
     shared_with: tuple[str, ...] = ()
     others: dict[str, Any] = {}
+    delivery: DeliveryDocument | None = None
 
 
 class UnusedBudgetDocument(Document, frozen=True):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.api import documents as wire
 from agent.api import status as status_wire
+from agent.api.delivery import delivery_document
 from agent.managers.allocations.sharing import shares
 from agent.managers.allocations.unused_budget import unused_budget
 from agent.managers.topology.implicit_hints import HintFamily, best_few
@@ -76,14 +78,23 @@ def pod_document(
     kernel: Mapping[str | None, tuple[wire.KernelDocument, ...]] | None = None,
     invalid: Iterable[Violation] = (),
     judgements: Iterable[Judgement] = (),
+    cdi_names: Mapping[str, str] = MappingProxyType({}),
 ) -> wire.PodDocument:
     """Return one pod; `kernel` has cgroups by container (None: the pod's own).
 
     Without a `record` the kernel was not observed (a dry run). `judgements` are its verdict.
+    `cdi_names` are the names that containers have in the CDI file of the pod, none where it is not
+    written.
     """
     seen, source = kernel or {}, allocation.source
     containers = tuple(
-        _container(container, share, shared_pool, seen.get(container.name, ()))
+        _container(
+            container,
+            share,
+            shared_pool,
+            seen.get(container.name, ()),
+            cdi_names.get(container.name, ""),
+        )
         for container, share in zip(allocation.containers, shares(allocation), strict=True)
     )
     return wire.PodDocument(
@@ -203,6 +214,7 @@ def _container(
     share: Share,
     shared_pool: Mask,
     kernel: tuple[wire.KernelDocument, ...],
+    cdi_name: str,
 ) -> wire.ContainerDocument:
     return wire.ContainerDocument(
         name=allocation.name,
@@ -220,6 +232,7 @@ def _container(
         shared_cpus=str(share.cpus),
         shared_with=share.others,
         others=dict(allocation.others),
+        delivery=delivery_document(allocation.delivery, cdi_name),
     )
 
 

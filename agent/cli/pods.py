@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +18,7 @@ from agent.cli.access import (
     print_lines,
     socket_option,
 )
-from agent.cli.errors import ExitCode
+from agent.cli.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Document,
         EnforcementDocument,
         FailedPodDocument,
+        PodDocument,
     )
 
 _Shown = TypeVar("_Shown", bound="Document")
@@ -104,9 +106,17 @@ def list_pods(output: str, socket_path: str) -> None:
 
 @click.command()
 @click.argument("pod")
+@click.option("--container", help="Which container --arguments is about, if the pod has several.")
+@click.option(
+    "--arguments",
+    "tool",
+    type=click.Choice(["podman", "systemd-run", "containerd"]),
+    help="Print instead the arguments of podman run, systemd-run or ctr run with which a container "
+    "is started below its pod's cgroup and with its devices, quoted for a shell.",
+)
 @output_option
 @socket_option
-def show(pod: str, output: str, socket_path: str) -> int:
+def show(pod: str, container: str | None, tool: str | None, output: str, socket_path: str) -> int:
     """Show a POD (uid, name or namespace/name): allocation, reasons, and the kernel's settings.
 
     A recently rejected pod, or one with an invalid manifest, is shown with the reason; the exit
@@ -115,6 +125,10 @@ def show(pod: str, output: str, socket_path: str) -> int:
     from agent.api.documents import INVALID_MANIFEST  # noqa: PLC0415
     from agent.cli.text.pods import failed_lines, pod_lines  # noqa: PLC0415
 
+    if container is not None and tool is None:
+        raise click.UsageError("--container needs --arguments")
+    if tool is not None and output == "json":
+        raise click.UsageError("--arguments is text; --output json has them as .delivery")
     with agent_at(socket_path) as agent:
         failed = _failed(agent, pod)
         found = agent.pod(find_pod(agent, pod).uid) if failed is None else None
@@ -122,7 +136,10 @@ def show(pod: str, output: str, socket_path: str) -> int:
         _print(failed, output, failed_lines)
         invalid = failed is not None and failed.reason == INVALID_MANIFEST
         return ExitCode.BAD_INPUT if invalid else ExitCode.REJECTED
-    _print(found, output, pod_lines)
+    if tool is not None:
+        click.echo(_arguments(tool, found, container))
+    else:
+        _print(found, output, pod_lines)
     return _enforcement_code(found.enforcement)
 
 
@@ -179,6 +196,19 @@ def _print(document: _Shown | None, output: str, lines: Callable[[_Shown], Itera
         print_json(document)
     else:
         print_lines(lines(document))
+
+
+def _arguments(tool: str, pod: PodDocument, named: str | None) -> str:
+    """Return the arguments of a tool for the named container, or the only one, for a shell."""
+    from agent.cli.text.delivery import Tool, arguments  # noqa: PLC0415  # help needs none of it
+
+    names = ", ".join(container.name for container in pod.containers)
+    chosen = [each for each in pod.containers if named in (None, each.name)]
+    if not chosen:
+        raise CommandError(f"no container is called {named!r}; known: {names}", ExitCode.NOT_FOUND)
+    if len(chosen) > 1:
+        raise click.UsageError(f"name one of the containers with --container: {names}")
+    return shlex.join(arguments(Tool(tool), pod, chosen[0]))
 
 
 def _failed(agent: AgentClient, named: str) -> FailedPodDocument | None:

@@ -8,6 +8,7 @@ import msgspec
 
 from agent.api.documents import INVALID_MANIFEST
 from agent.cli.access import moment
+from agent.cli.text.delivery import long_lines, short_lines
 from agent.pods.identity import full_name, name_and_uid
 from agent.pods.model import ContainerKind
 from agent.pods.quantity import Quantity
@@ -165,6 +166,7 @@ def _allocations(pod: PodDocument) -> Iterator[str]:
         yield f"  {container.name:{width}}  {cpus}{pinned}"
         for resource, ids in container.devices.items():
             yield f"  {'':{width}}  {resource}: {', '.join(ids)}"
+        yield from _each(f"  {'':{width}}  ", short_lines(container.delivery))
         for manager, part in container.others.items():
             yield f"  {'':{width}}  {manager}: {_part(part)}"
     yield from _each("  ", _second_best(pod))
@@ -187,6 +189,7 @@ def _container(container: ContainerDocument) -> Iterator[str]:
     yield f"  memory    {memory or 'not pinned'}"
     for resource, ids in container.devices.items():
         yield f"  devices   {resource}: {', '.join(ids)}"
+    yield from _each("  ", long_lines(container.delivery))
     for manager, part in container.others.items():
         yield f"  {manager:9} {_part(part)}"
     yield f"  hint      {_hint(container.hint)}"

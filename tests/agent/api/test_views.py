@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from agent.api import views
+from agent.api.delivery import DeliveryDocument, DeviceNodeDocument, MountDocument
 from agent.api.documents import KernelDocument
+from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
 from agent.managers.allocations.ledger import (
     ContainerAllocation,
     Isolation,
@@ -55,6 +57,36 @@ def test_cgroups_stand_with_their_container() -> None:
     )
     assert document.kernel == (whole,)
     assert document.containers[0].kernel == (own,)
+
+
+def test_what_was_delivered_stands_with_its_container_under_its_cdi_name() -> None:
+    delivery = Delivery(
+        environment={"A": "1"},
+        mounts=(Mount("/opt/a", "/usr/a", read_only=True),),
+        device_nodes=(DeviceNode("/dev/given", "/dev/a", "r"),),
+        annotations={"example.com/a": "b"},
+        cdi_devices=("example.com/gpu=0",),
+        pci_addresses=("0000:3b:02.1",),
+    )
+    given = ContainerAllocation("a", ContainerKind.APP, delivery=delivery)
+    nothing = ContainerAllocation("b", ContainerKind.APP)
+    document = views.pod_document(pod(given, nothing), POOL, cdi_names={"a": "n.dev/pod=u-a"})
+    assert [each.delivery for each in document.containers] == [
+        DeliveryDocument(
+            environment={"A": "1"},
+            mounts=(MountDocument(container_path="/opt/a", host_path="/usr/a", read_only=True),),
+            device_nodes=(
+                DeviceNodeDocument(
+                    container_path="/dev/given", host_path="/dev/a", permissions="r"
+                ),
+            ),
+            annotations={"example.com/a": "b"},
+            cdi_devices=("example.com/gpu=0",),
+            pci_addresses=("0000:3b:02.1",),
+            cdi_device="n.dev/pod=u-a",
+        ),
+        None,
+    ]
 
 
 def test_of_many_hints_the_best_few_are_reported_and_all_are_counted() -> None:

@@ -46,6 +46,25 @@ def test_a_pod_is_admitted_listed_shown_and_removed(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("agent")
+def test_the_arguments_of_a_container_are_one_line_for_a_shell(shell: Shell) -> None:
+    shell.run("admit", shell.file(manifest(containers=2)))
+    parent = f"--cgroup-parent=/kubepods/pod{UID}"
+    asked = ("show", "web", "--arguments", "podman")
+    assert shell.run(*asked, "--container", "c1") == (ExitCode.OK, f"{parent}\n", "")
+    code, out, err = shell.run(*asked)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert "--container: c0, c1" in err
+    code, out, err = shell.run(*asked, "--container", "c2")
+    assert (code, out) == (ExitCode.NOT_FOUND, "")
+    assert "no container is called 'c2'; known: c0, c1" in err
+    code, _, err = shell.run("show", "web", "--arguments", "systemd-run", "--container", "c1")
+    assert (code, "is not a slice" in err) == (ExitCode.BAD_INPUT, True)
+    for wrong in (("--container", "c1"), ("--arguments", "podman", "--output", "json")):
+        code, out, _ = shell.run("show", "web", *wrong)
+        assert (code, out) == (ExitCode.USAGE, "")
+
+
+@pytest.mark.usefixtures("agent")
 def test_json_is_the_document_of_the_api(shell: Shell) -> None:
     _, out, _ = shell.run("admit", shell.file(manifest()), "--output", "json")
     assert json.loads(out)["pod"]["exclusiveCpus"] == "1,9"

@@ -36,10 +36,10 @@ _LETTERS: Final = st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "
 _WORDS: Final = st.text(_LETTERS, max_size=6)
 _NAMES: Final = st.text(st.characters(min_codepoint=33, exclude_characters="=", codec="ascii"))
 _PAIRS: Final = st.dictionaries(_NAMES.filter(lambda name: name and "\x7f" not in name), _WORDS)
-_SEGMENTS: Final = st.text(
-    st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp"), exclude_characters="/"),
-    min_size=1,
-    max_size=6,
+#: Also of letters that mean something to the tools that are given a path.
+_SEGMENTS: Final = st.one_of(
+    st.text(st.sampled_from("ab .,:=\"'\\%$"), min_size=1, max_size=6),
+    st.text(_LETTERS.filter(lambda letter: letter != "/"), min_size=1, max_size=6),
 ).filter(lambda segment: segment not in (".", ".."))
 _PATHS: Final = st.lists(_SEGMENTS, min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
 

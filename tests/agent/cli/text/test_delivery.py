@@ -1,0 +1,221 @@
+"""What a container gets with its devices, as text and as arguments that start it with them."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+from hypothesis import given
+
+from agent.api.documents import KernelDocument, PodDocument
+from agent.api.views import pod_document
+from agent.cli.errors import CommandError, ExitCode
+from agent.cli.pods import show
+from agent.cli.text.delivery import Tool, arguments
+from agent.cli.text.pods import list_lines, pod_lines
+from agent.devices.cdi import device_names
+from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
+from sysfs.mask import Mask
+from tests.agent.devices.pods import DELIVERIES, DELIVERY, UID, pod
+
+SLICE = "kubepods-pod5526cafe.slice"
+CGROUPS = {"systemd": f"/kubepods.slice/{SLICE}", "cgroupfs": "/kubepods/pod5526cafe"}
+MAIN = f"numawarden.dev/pod={UID}-main"
+
+
+def document(delivery: Delivery, *, driver: str = "systemd", cdi: bool = False) -> PodDocument:
+    allocation = pod(main=delivery)
+    kernel: dict[str | None, tuple[KernelDocument, ...]] = {
+        None: (KernelDocument(cgroup=CGROUPS[driver]),)
+    }
+    names = device_names(allocation) if cdi else {}
+    return pod_document(allocation, Mask.of(0), kernel=kernel, cdi_names=names)
+
+
+def given_by(
+    tool: Tool, delivery: Delivery, *, driver: str = "systemd", cdi: bool = False
+) -> list[str]:
+    found = document(delivery, driver=driver, cdi=cdi)
+    return arguments(tool, found, found.containers[0])
+
+
+def test_podman_is_given_the_cdi_device_and_what_a_cdi_file_cannot_have() -> None:
+    assert given_by(Tool.PODMAN, DELIVERY, cdi=True) == [
+        f"--cgroup-parent={SLICE}",
+        f"--device={MAIN}",
+        "--device=example.com/gpu=0",
+        "--annotation=example.com/devices=0",
+    ]
+
+
+def test_podman_is_given_everything_where_no_cdi_file_is_written() -> None:
+    assert given_by(Tool.PODMAN, DELIVERY, driver="cgroupfs") == [
+        "--cgroup-parent=/kubepods/pod5526cafe",
+        "--env=EXAMPLE_DEVICES=a=b c",
+        "--device=/dev/example0:/dev/given:rw",
+        "--device=/dev/x:/dev/x:r",
+        "--mount=type=bind,source=/usr/lib/example,destination=/opt/example,ro",
+        "--mount=type=bind,source=/a,destination=/b",
+        "--device=example.com/gpu=0",
+        "--annotation=example.com/devices=0",
+    ]
+
+
+def test_systemd_run_is_given_properties_of_a_unit_that_is_found_by_its_name() -> None:
+    delivery = Delivery(DELIVERY.environment, DELIVERY.mounts, DELIVERY.device_nodes)
+    assert given_by(Tool.SYSTEMD_RUN, delivery, cdi=True) == [
+        f"--slice={SLICE}",
+        f"--unit={UID}-main",
+        "--setenv=EXAMPLE_DEVICES=a=b c",
+        "--property=DeviceAllow=/dev/example0 rw",
+        "--property=BindPaths=/dev/example0:/dev/given",
+        "--property=DeviceAllow=/dev/x r",
+        "--property=BindReadOnlyPaths=/usr/lib/example:/opt/example",
+        "--property=BindPaths=/a:/b",
+    ]
+
+
+def test_ctr_is_given_everything_since_it_may_read_no_cdi_files() -> None:
+    assert given_by(Tool.CONTAINERD, DELIVERY, cdi=True) == [
+        "--runc-systemd-cgroup",
+        f"--cgroup={SLICE}:{UID}:main",
+        "--env=EXAMPLE_DEVICES=a=b c",
+        "--device=/dev/example0",
+        "--mount=type=bind,src=/dev/example0,dst=/dev/given,options=rbind:rprivate:rw",
+        "--device=/dev/x",
+        "--mount=type=bind,src=/usr/lib/example,dst=/opt/example,options=rbind:rprivate:ro",
+        "--mount=type=bind,src=/a,dst=/b,options=rbind:rprivate:rw",
+        "--device=example.com/gpu=0",
+        "--annotation=example.com/devices=0",
+    ]
+    first = given_by(Tool.CONTAINERD, NOTHING, driver="cgroupfs")
+    assert first == ["--cgroup=/kubepods/pod5526cafe/main"]
+
+
+@pytest.mark.parametrize("tool", [Tool.PODMAN, Tool.SYSTEMD_RUN])
+def test_a_container_without_delivery_is_started_in_its_place(tool: Tool) -> None:
+    assert any(SLICE in argument for argument in given_by(tool, NOTHING))
+
+
+def test_every_tool_can_be_asked_for_on_the_command_line() -> None:
+    choices = next(option.type for option in show.params if option.name == "tool")
+    assert tuple(getattr(choices, "choices", ())) == tuple(Tool)
+
+
+@pytest.mark.parametrize(
+    ("tool", "driver", "delivery", "what"),
+    [
+        (Tool.SYSTEMD_RUN, "cgroupfs", NOTHING, "/kubepods/pod5526cafe, which is not a slice"),
+        (Tool.SYSTEMD_RUN, "systemd", Delivery(cdi_devices=("a.com/b=c",)), "CDI device a.com/b=c"),
+        (Tool.SYSTEMD_RUN, "systemd", Delivery(environment={"A.B": "c"}), "the variable A.B"),
+        (
+            Tool.SYSTEMD_RUN,
+            "systemd",
+            Delivery(device_nodes=(DeviceNode("/dev/a", "/dev/a b"),)),
+            "device node /dev/a b",
+        ),
+        (
+            Tool.PODMAN,
+            "systemd",
+            Delivery(device_nodes=(DeviceNode("/dev/a:b", "/dev/a"),)),
+            "the ':'",
+        ),
+        (
+            Tool.PODMAN,
+            "systemd",
+            Delivery(device_nodes=(DeviceNode("/dev/a", "/dev/a:b"),)),
+            "the ':'",
+        ),
+    ],
+)
+def test_what_a_tool_cannot_give_is_an_error(
+    tool: Tool, driver: str, delivery: Delivery, what: str
+) -> None:
+    with pytest.raises(CommandError, match=re.escape(what)) as raised:
+        given_by(tool, delivery, driver=driver)
+    assert raised.value.code is ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize("tool", Tool)
+def test_a_pod_whose_cgroup_was_not_found_gets_no_arguments(tool: Tool) -> None:
+    found = pod_document(pod(main=DELIVERY), Mask.of(0))
+    with pytest.raises(CommandError, match="was not found") as raised:
+        arguments(tool, found, found.containers[0])
+    assert raised.value.code is ExitCode.NOT_ENFORCED
+
+
+@given(DELIVERIES)
+def test_paths_with_commas_and_quotes_stay_one_field(delivery: Delivery) -> None:
+    mounts = Delivery(mounts=delivery.mounts)
+    for tool, source, target in (
+        (Tool.PODMAN, "source", "destination"),
+        (Tool.CONTAINERD, "src", "dst"),
+    ):
+        found = [text for text in given_by(tool, mounts) if text.startswith("--mount=")]
+        read = [next(csv.reader([text.removeprefix("--mount=")])) for text in found]
+        assert [row[1:3] for row in read] == [
+            [f"{source}={mount.host_path}", f"{target}={mount.container_path}"]
+            for mount in mounts.mounts
+        ]
+
+
+@given(DELIVERIES)
+def test_paths_of_bind_mounts_are_read_by_systemd_as_they_are(delivery: Delivery) -> None:
+    found = given_by(Tool.SYSTEMD_RUN, Delivery(mounts=delivery.mounts))[2:]
+    read = [_words(text.split("=", 2)[2]) for text in found]
+    assert read == [[mount.host_path, mount.container_path] for mount in delivery.mounts]
+
+
+def _words(text: str) -> list[str]:
+    """Return the words between colons: backslashes and quotes as in systemd's extract_first_word.
+
+    A backslash may stand before a space, a colon or a backslash.
+    """
+    words, characters, quote = [""], iter(text), ""
+    for character in characters:
+        if quote:
+            quote, kept = ("", "") if character == quote else (quote, character)
+        elif character in "\"'":
+            quote, kept = character, ""
+        elif character == "\\":
+            kept = next(characters)
+            assert kept in " :\\"
+        elif character == ":":
+            words.append("")
+            kept = ""
+        else:
+            assert character != " ", "would end the word"
+            kept = character
+        words[-1] += kept
+    assert not quote
+    return words
+
+
+def test_a_delivery_is_shown_short_in_lists_and_in_full_alone() -> None:
+    found = document(DELIVERY, cdi=True)
+    assert list(list_lines([found]))[2:5] == [
+        f"        CDI: {MAIN}",
+        "        CDI of the provider: example.com/gpu=0",
+        "        PCI: 0000:3b:02.1",
+    ]
+    lines = list(pod_lines(found))
+    start = lines.index(f"  CDI       {MAIN}")
+    assert lines[start + 1 : start + 9] == [
+        "  CDI       example.com/gpu=0 (of the provider)",
+        "  PCI       0000:3b:02.1",
+        "  variable  EXAMPLE_DEVICES=a=b c",
+        "  node      /dev/given from /dev/example0 (rw)",
+        "  node      /dev/x (r)",
+        "  mount     /opt/example from /usr/lib/example (read-only)",
+        "  mount     /b from /a (read-write)",
+        "  annotated example.com/devices=0",
+    ]
+
+
+def test_without_a_cdi_file_a_list_counts_what_was_delivered() -> None:
+    lines = list(list_lines([document(DELIVERY)]))
+    assert "        environment variables: 1, mounts: 2, device nodes: 2" in lines
+    bare = Delivery(mounts=(Mount("/a", "/a"),))
+    assert "        mounts: 1" in list(list_lines([document(bare)]))
+    assert len(list(list_lines([document(NOTHING)]))) == 2
