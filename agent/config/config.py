@@ -148,7 +148,8 @@ class AgentConfig(Struct, frozen=True):
     `sys` and `proc` of the host stand. `enforce` are the controllers whose files are set, the
     others are left to other programs. `devices` is the inventory by resource name, `host_devices`
     are classes of devices that are found on the host, in the order in which they are asked,
-    `ignored_resources` are extended resources that others provide.
+    `ignored_resources` are extended resources that others provide. `cdi_directory` None: no CDI
+    files are written.
     """
 
     state_directory: Path = Path("/var/lib/numawarden")
@@ -165,6 +166,7 @@ class AgentConfig(Struct, frozen=True):
     host_devices: tuple[HostDeviceClass, ...] = ()
     device_plugins: DevicePluginsConfig = DevicePluginsConfig()
     ignored_resources: tuple[str, ...] = ()
+    cdi_directory: Path | None = Path("/var/run/cdi")
 
 
 _NO_TEXTS: Final[Mapping[str, str]] = MappingProxyType({})

@@ -139,8 +139,9 @@ class CdiFiles:
         if isinstance(error, UntrustedPathError):
             return f"the CDI directory cannot be used: {error}; {error.risk.remedy}"
         return (
-            f"the CDI directory {self._directory} cannot be used: {error.strerror}; create it with "
-            'systemd-tmpfiles --create numawarden.conf, or set agent.cdiDirectory to ""'
+            f"the CDI directory {self._directory} cannot be used: {error.strerror}; run "
+            "systemd-tmpfiles --create numawarden.conf and restart the agent, or set "
+            'agent.cdiDirectory to ""'
         )
 
 

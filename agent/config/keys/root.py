@@ -252,6 +252,15 @@ _AGENT: Final = Section(
                     "request.",
                     example="- example.com/licence\n",
                 ),
+                Key(
+                    "cdiDirectory",
+                    OptionalPath(),
+                    since="0.1.0",
+                    help="Where container runtimes look for files of the Container Device "
+                    "Interface. The file of a pod has what its containers get with their devices: "
+                    "environment, mounts and device nodes; it is written if there is any of "
+                    'it, and removed with the pod. "" writes none.',
+                ),
             ),
         ),
     ),

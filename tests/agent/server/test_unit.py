@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.config.config import AgentConfig
 from agent.server.lifecycle import SHUTDOWN_SECONDS
 from systemd.bus import PATIENCE_SECONDS
 
@@ -41,3 +42,12 @@ def test_there_are_descriptors_for_every_connection(settings: dict[str, str]) ->
 
 def test_threads_are_bounded(settings: dict[str, str]) -> None:
     assert 2 < int(settings["TasksMax"]) <= 64
+
+
+def test_cdi_files_can_be_written_and_their_directory_is_made_at_boot() -> None:
+    directory = AgentConfig().cdi_directory
+    assert directory is not None
+    real = Path("/run") / directory.relative_to("/var/run")  # the file system's link
+    assert f"ReadWritePaths=-{real}" in UNIT.read_text().splitlines()
+    made = [line.split() for line in UNIT.with_name("tmpfiles.conf").read_text().splitlines()]
+    assert ["d", str(real), "0755", "root", "root", "-"] in made
