@@ -49,100 +49,124 @@ _LARGEST: Final = 64 << 20
 class CdiFiles:
     """The files of pods in one directory; without a directory nothing is written.
 
-    `write`, `remove` and `reconcile` block on the file system and raise nothing: they return what
-    is not as it should be, a line each.
+    `write`, `remove` and `reconcile` block on the file system and raise nothing: `conditions` says
+    what is not as it should be.
     """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
+        #: A line by the name of the file, or "" for the directory. Replaced, never changed: it is
+        #: read in another thread than the one that writes.
+        self._conditions: dict[str, str] = {}
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What is not as it should be, a line each, as of the latest call about each pod."""
+        return tuple(self._conditions.values())
 
     def names(self, allocation: PodAllocation) -> dict[str, str]:
         """Return the fully qualified CDI name by container, of those that have a device."""
         return {} if self._directory is None else device_names(allocation)
 
-    def write(self, allocation: PodAllocation) -> tuple[str, ...]:
+    def write(self, allocation: PodAllocation) -> None:
         """Write the file of a pod if anything was delivered to it; creates the directory."""
-        contents, faults = self._contents((allocation,))
-        return (*faults, *self._apply(contents, ())) if contents else faults
+        self._update(allocation, removed=False)
 
-    def remove(self, allocation: PodAllocation) -> tuple[str, ...]:
+    def remove(self, allocation: PodAllocation) -> None:
         """Remove the file of a pod if anything was delivered to it."""
-        contents, _ = self._contents((allocation,))
-        return self._apply({}, tuple(contents)) if contents else ()
+        self._update(allocation, removed=True)
 
-    def reconcile(self, allocations: Iterable[PodAllocation]) -> tuple[str, ...]:
+    def reconcile(self, allocations: Iterable[PodAllocation]) -> None:
         """Write what is missing or differs, and remove files of ours that belong to no pod.
 
         Files that are not ours stay. A directory that is missing is created where it is needed.
         """
-        contents, faults = self._contents(allocations)
-        return (*faults, *self._apply(contents, None))
+        if self._directory is not None:
+            contents, faults = _contents(allocations)
+            self._conditions = faults | self._apply(self._directory, contents, None)
 
-    def _contents(
-        self, allocations: Iterable[PodAllocation]
-    ) -> tuple[dict[str, bytes], tuple[str, ...]]:
-        """Return the files of pods by name, and why a pod has none that should have one."""
-        contents: dict[str, bytes] = {}
-        found: list[str] = []
-        for allocation in allocations if self._directory is not None else ():
-            spec = specification(allocation)
-            if spec is None:
-                continue
-            # What was checked before it was saved may be read from another checkpoint by now.
-            fault = next(_faults(allocation, spec), None)
-            if fault is None:
-                contents[f"numawarden-{allocation.uid}.json"] = msgspec.json.encode(spec) + b"\n"
-            else:
-                found.append(f"no CDI file is written for {full_name(allocation)}: {fault}")
-        return contents, tuple(found)
+    def _update(self, allocation: PodAllocation, *, removed: bool) -> None:
+        if self._directory is None:
+            return
+        contents, faults = _contents((allocation,))
+        found = {} if removed else faults
+        about = {_file_name(allocation.uid)}
+        if contents:
+            about.add("")
+            written, gone = ({}, tuple(contents)) if removed else (contents, ())
+            found = self._apply(self._directory, written, gone)
+        others = {name: line for name, line in self._conditions.items() if name not in about}
+        self._conditions = others | found
 
     def _apply(
-        self, contents: dict[str, bytes], removed: tuple[str, ...] | None
-    ) -> tuple[str, ...]:
-        """Write and remove files by name; `removed` None stands for all of ours but `contents`."""
-        if self._directory is None:
-            return ()
+        self, path: Path, contents: dict[str, bytes], removed: tuple[str, ...] | None
+    ) -> dict[str, str]:
+        """Write and remove files by name; `removed` None stands for all of ours but `contents`.
+
+        Returns what could not be done, by the name of the file, or "" for the directory.
+        """
+        found: dict[str, str] = {}
         try:
-            with _opened(self._directory, create=bool(contents)) as directory:
-                if removed is None:
-                    removed = _without_pod(directory, contents)
-                found = [self._written(directory, *each) for each in contents.items()]
-                found += [self._removed(directory, name) for name in removed]
-                return tuple(line for line in found if line)
+            with _opened(path, create=bool(contents)) as directory:
+                for name, content in contents.items():
+                    with _noted(found, name, f"the CDI file {path}/{name} cannot be written"):
+                        if not _is_current(directory, name, content):
+                            _replace(directory, name, content)
+                for name in _without_pod(directory, contents) if removed is None else removed:
+                    with (
+                        _noted(found, name, f"the CDI file {path}/{name} cannot be removed"),
+                        suppress(FileNotFoundError),
+                    ):
+                        os.unlink(name, dir_fd=directory)
         except FileNotFoundError as error:
-            return (self._unusable(error),) if contents else ()
+            return found | {"": _unusable(path, error)} if contents else found
         except (OSError, UntrustedPathError) as error:
             # Without a file of ours it does not matter what others do with the directory.
-            return (self._unusable(error),) if contents or removed else ()
+            return found | {"": _unusable(path, error)} if contents or removed else found
+        return found
 
-    def _written(self, directory: int, name: str, content: bytes) -> str:
-        try:
-            if not _is_current(directory, name, content):
-                _replace(directory, name, content)
-        except OSError as error:
-            return self._failed("written", name, error)
-        return ""
 
-    def _removed(self, directory: int, name: str) -> str:
-        try:
-            os.unlink(name, dir_fd=directory)
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            return self._failed("removed", name, error)
-        return ""
+def _contents(
+    allocations: Iterable[PodAllocation],
+) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the files of pods by name, and why a pod has none that should have one."""
+    contents: dict[str, bytes] = {}
+    found: dict[str, str] = {}
+    for allocation in allocations:
+        spec = specification(allocation)
+        if spec is None:
+            continue
+        name = _file_name(allocation.uid)
+        # What was checked before it was saved may be read from another checkpoint by now.
+        fault = next(_faults(allocation, spec), None)
+        if fault is None:
+            contents[name] = msgspec.json.encode(spec) + b"\n"
+        else:
+            found[name] = f"no CDI file is written for {full_name(allocation)}: {fault}"
+    return contents, found
 
-    def _failed(self, done: str, name: str, error: OSError) -> str:
-        return f"the CDI file {self._directory}/{name} cannot be {done}: {error.strerror}"
 
-    def _unusable(self, error: OSError | UntrustedPathError) -> str:
-        if isinstance(error, UntrustedPathError):
-            return f"the CDI directory cannot be used: {error}; {error.risk.remedy}"
-        return (
-            f"the CDI directory {self._directory} cannot be used: {error.strerror}; run "
-            "systemd-tmpfiles --create numawarden.conf and restart the agent, or set "
-            'agent.cdiDirectory to ""'
-        )
+def _file_name(uid: str) -> str:
+    return f"numawarden-{uid}.json"
+
+
+@contextmanager
+def _noted(found: dict[str, str], name: str, what: str) -> Iterator[None]:
+    """Note an error of one file: the others are still to be written."""
+    try:
+        yield
+    except OSError as error:
+        found[name] = f"{what}: {error.strerror}"
+
+
+def _unusable(path: Path, error: OSError | UntrustedPathError) -> str:
+    if isinstance(error, UntrustedPathError):
+        return f"the CDI directory cannot be used: {error}; {error.risk.remedy}"
+    return (
+        f"the CDI directory {path} cannot be used: {error.strerror}; run "
+        "systemd-tmpfiles --create numawarden.conf and restart the agent, or set "
+        'agent.cdiDirectory to ""'
+    )
 
 
 def _faults(allocation: PodAllocation, spec: Specification) -> Iterator[str]:

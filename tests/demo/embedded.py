@@ -30,6 +30,7 @@ cgroupDriver: cgroupfs
 cgroupRoot: {root}
 agent:
   stateDirectory: {folder}/state
+  cdiDirectory: {folder}/cdi
   socketPath: {folder}/agent.sock
   sysfsRoot: {folder}/host
   cgroupMount: {folder}/cgroup

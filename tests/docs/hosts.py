@@ -22,6 +22,7 @@ RESTART: Final = "systemctl restart numawarden"
 #: What follows the settings of a page: where things stand on a host that has no root.
 _PLACES: Final = """\
   stateDirectory: {folder}/state
+  cdiDirectory: {folder}/cdi
   socketPath: {folder}/agent.sock
   sysfsRoot: {folder}/host
   cgroupMount: {folder}/cgroup

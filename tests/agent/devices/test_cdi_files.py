@@ -47,6 +47,15 @@ def _narrow_umask() -> Iterator[None]:
     os.umask(former)
 
 
+def _after(files: CdiFiles, step: str, *pods: PodAllocation) -> tuple[str, ...]:
+    """Return the conditions after a step: `reconcile` with pods, or another with a single one."""
+    if step == "reconcile":
+        files.reconcile(pods)
+    else:
+        getattr(files, step)(*pods)
+    return files.conditions
+
+
 def _names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
@@ -57,7 +66,7 @@ def _mode(path: Path) -> int:
 
 @pytest.mark.usefixtures("_narrow_umask")
 def test_the_file_of_a_pod_can_be_read_by_all_users(files: CdiFiles, directory: Path) -> None:
-    assert files.write(POD) == ()
+    assert _after(files, "write", POD) == ()
     spec = specification(POD)
     assert spec is not None
     assert json.loads((directory / NAME).read_text())["cdiVersion"] == spec.cdi_version
@@ -68,13 +77,18 @@ def test_the_file_of_a_pod_can_be_read_by_all_users(files: CdiFiles, directory: 
 def test_the_file_goes_with_the_pod_and_no_other(files: CdiFiles, directory: Path) -> None:
     files.write(POD)
     files.write(OTHER)
-    assert files.remove(POD) == ()
+    assert _after(files, "remove", POD) == ()
     assert _names(directory) == ["numawarden-other.json"]
-    assert files.remove(POD) == ()
+    assert _after(files, "remove", POD) == ()
 
 
 def test_a_pod_without_delivery_touches_nothing(files: CdiFiles, directory: Path) -> None:
-    assert files.write(EMPTY) == files.remove(EMPTY) == files.reconcile([EMPTY]) == ()
+    assert (
+        _after(files, "write", EMPTY)
+        == _after(files, "remove", EMPTY)
+        == _after(files, "reconcile", EMPTY)
+        == ()
+    )
     assert files.names(EMPTY) == {}
     assert not directory.exists()
 
@@ -82,7 +96,12 @@ def test_a_pod_without_delivery_touches_nothing(files: CdiFiles, directory: Path
 def test_without_a_directory_nothing_is_written_and_no_container_has_a_name() -> None:
     files = CdiFiles(None)
     assert files.names(POD) == {}
-    assert files.write(POD) == files.reconcile([POD]) == files.remove(POD) == ()
+    assert (
+        _after(files, "write", POD)
+        == _after(files, "reconcile", POD)
+        == _after(files, "remove", POD)
+        == ()
+    )
 
 
 def test_with_a_directory_each_container_has_its_name(files: CdiFiles) -> None:
@@ -92,7 +111,7 @@ def test_with_a_directory_each_container_has_its_name(files: CdiFiles) -> None:
 def test_what_is_as_it_should_be_is_not_written_again(files: CdiFiles, directory: Path) -> None:
     files.reconcile([POD])
     before = (directory / NAME).stat()
-    assert files.reconcile([POD]) == ()
+    assert _after(files, "reconcile", POD) == ()
     after = (directory / NAME).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -131,7 +150,7 @@ def test_a_file_that_is_missing_or_differs_is_written_again(
     files.write(POD)
     content = (directory / NAME).read_bytes()
     change(directory / NAME)
-    assert files.reconcile([POD]) == ()
+    assert _after(files, "reconcile", POD) == ()
     assert (directory / NAME).read_bytes() == content
     assert stat.S_ISREG((directory / NAME).lstat().st_mode)
     assert _mode(directory / NAME) == 0o644
@@ -145,7 +164,7 @@ def test_a_link_in_place_of_a_file_is_replaced_and_not_followed(
     directory.mkdir(0o755)
     (directory / NAME).symlink_to(precious)
     (directory / f".{NAME}.new").symlink_to(precious)
-    assert files.write(POD) == ()
+    assert _after(files, "write", POD) == ()
     assert precious.read_text() == "precious"
     assert _names(directory) == [NAME]
 
@@ -154,7 +173,7 @@ def test_files_of_ours_without_a_pod_are_removed(files: CdiFiles, directory: Pat
     files.reconcile([POD, OTHER])
     (directory / f".{NAME}.new").write_text("half")
     _closed(directory / "numawarden-other.json")
-    assert files.reconcile([]) == ()
+    assert _after(files, "reconcile") == ()
     assert _names(directory) == []
 
 
@@ -177,8 +196,8 @@ def test_files_of_others_stay(files: CdiFiles, directory: Path) -> None:
     (directory / "numawarden-directory.json").mkdir()
     (directory / "numawarden-link.json").symlink_to(directory / "nvidia.yaml")
     expected = sorted([*_OF_OTHERS, "numawarden-directory.json", "numawarden-link.json"])
-    assert files.reconcile([POD]) == ()
-    assert files.reconcile([]) == ()
+    assert _after(files, "reconcile", POD) == ()
+    assert _after(files, "reconcile") == ()
     assert _names(directory) == expected
 
 
@@ -200,7 +219,7 @@ def test_a_link_in_place_of_the_directory_is_rejected(
 ) -> None:
     (tmp_path / "elsewhere").mkdir(0o755)
     directory.symlink_to(tmp_path / "elsewhere")
-    (line,) = files.write(POD)
+    (line,) = _after(files, "write", POD)
     assert str(directory) in line
     assert _names(tmp_path / "elsewhere") == []
 
@@ -208,7 +227,7 @@ def test_a_link_in_place_of_the_directory_is_rejected(
 def test_a_directory_that_others_can_write_is_rejected(files: CdiFiles, directory: Path) -> None:
     directory.mkdir()
     directory.chmod(0o775)
-    (line,) = files.write(POD)
+    (line,) = _after(files, "write", POD)
     assert f"chmod go-w {directory}" in line
     assert _names(directory) == []
     assert _mode(directory) == 0o775
@@ -218,38 +237,50 @@ def test_a_directory_below_one_that_others_can_write_is_rejected(tmp_path: Path)
     above = tmp_path / "above"
     above.mkdir()
     above.chmod(0o777)
-    (line,) = CdiFiles(above / "cdi").write(POD)
+    (line,) = _after(CdiFiles(above / "cdi"), "write", POD)
     assert f"chmod go-w {above}" in line
     assert _names(above / "cdi") == []
 
 
 def test_a_directory_that_cannot_be_created_is_a_condition_with_a_remedy(tmp_path: Path) -> None:
     files = CdiFiles(tmp_path / "missing" / "cdi")
-    for lines in (files.write(POD), files.reconcile([POD])):
-        (line,) = lines
+    for step in ("write", "reconcile"):
+        (line,) = _after(files, step, POD)
         assert "No such file or directory" in line
         assert "systemd-tmpfiles --create numawarden.conf" in line
-    assert files.remove(POD) == ()
+    assert _after(files, "remove", POD) == ()
 
 
 def test_a_file_in_place_of_the_directory_is_a_condition_only_where_it_matters(
     files: CdiFiles, directory: Path
 ) -> None:
     directory.write_text("")
-    (line,) = files.reconcile([POD])
+    (line,) = _after(files, "reconcile", POD)
     assert "Not a directory" in line
-    assert len(files.remove(POD)) == 1
-    assert files.reconcile([EMPTY]) == ()
+    assert len(_after(files, "remove", POD)) == 1
+    assert _after(files, "reconcile", EMPTY) == ()
 
 
 def test_a_directory_in_place_of_a_file_is_a_condition(files: CdiFiles, directory: Path) -> None:
     files.write(OTHER)
     (directory / NAME).mkdir()
-    (line,) = files.reconcile([POD, OTHER])
+    (line,) = _after(files, "reconcile", POD, OTHER)
     assert line == f"the CDI file {directory}/{NAME} cannot be written: Is a directory"
-    (line,) = files.remove(POD)
+    (line,) = _after(files, "remove", POD)
     assert line.startswith(f"the CDI file {directory}/{NAME} cannot be removed: ")
     assert _names(directory) == sorted([NAME, "numawarden-other.json"])
+
+
+@pytest.mark.parametrize("step", ["write", "remove", "reconcile"])
+def test_a_condition_of_a_pod_stays_until_its_file_is_well(
+    files: CdiFiles, directory: Path, step: str
+) -> None:
+    directory.mkdir(0o755)
+    (directory / NAME).mkdir()
+    (line,) = _after(files, "write", POD)
+    assert _after(files, "write", OTHER) == _after(files, "remove", OTHER) == (line,)
+    (directory / NAME).rmdir()
+    assert _after(files, step, POD) == ()
 
 
 @pytest.mark.parametrize("call", ["open", "fchmod", "rename", "unlink", "listdir", "mkdir"])
@@ -263,9 +294,9 @@ def test_a_full_disk_ends_nothing_and_is_repaired_later(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, call, _full)
         for step in steps:
-            found = files.reconcile([POD]) if step == "reconcile" else getattr(files, step)(POD)
+            found = _after(files, step, POD)
             assert all(os.strerror(errno.ENOSPC) in line for line in found)
-    assert files.reconcile([POD]) == ()
+    assert _after(files, "reconcile", POD) == ()
     assert _names(directory) == [NAME]
 
 
@@ -278,7 +309,7 @@ def test_a_disk_that_takes_no_more_leaves_no_half_file(files: CdiFiles, director
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
     try:
-        found = files.write(POD)
+        found = _after(files, "write", POD)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert found == (f"the CDI file {directory}/{NAME} cannot be written: File too large",)
@@ -302,7 +333,7 @@ def test_a_write_that_fails_leaves_the_former_file(
     before = (directory / NAME).read_bytes()
     monkeypatch.setattr(os, "rename", _full)
     changed = pod(main=Delivery(environment={"A": "2"}))
-    (line,) = files.write(changed)
+    (line,) = _after(files, "write", changed)
     assert line.endswith("cannot be written: No space left on device")
     assert _names(directory) == [NAME]
     assert (directory / NAME).read_bytes() == before
@@ -321,10 +352,10 @@ def test_a_write_that_fails_leaves_the_former_file(
 def test_a_pod_that_cannot_have_a_file_is_a_condition_and_costs_no_other_its_file(
     files: CdiFiles, directory: Path, allocation: PodAllocation
 ) -> None:
-    (line,) = files.reconcile([allocation, OTHER])
+    (line,) = _after(files, "reconcile", allocation, OTHER)
     assert line.startswith("no CDI file is written for shop/web: ")
     assert line.isprintable()
     assert _names(directory) == ["numawarden-other.json"]
-    assert files.write(allocation) == (line,)
-    assert files.remove(allocation) == ()
+    assert _after(files, "write", allocation) == (line,)
+    assert _after(files, "remove", allocation) == ()
     assert _names(directory.parent) == ["cdi"]

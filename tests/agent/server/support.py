@@ -175,6 +175,7 @@ def make_world(tmp_path: Path, root: Path | None = None) -> World:
     kernel = EmulatedKernel(host.online, Mask.from_ids(node.id for node in host.nodes))
     agent = AgentConfig(
         state_directory=tmp_path / "state",
+        cdi_directory=tmp_path / "cdi",
         socket_path=tmp_path / "agent.sock",
         sysfs_root=root,
         cgroup_mount=tmp_path / "cgroup",

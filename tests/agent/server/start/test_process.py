@@ -27,6 +27,7 @@ cpuManagerPolicy: static
 reservedSystemCPUs: "0"
 agent:
   stateDirectory: {directory}/state
+  cdiDirectory: {directory}/cdi
   socketPath: {directory}/agent.sock
   sysfsRoot: {root}
   cgroupMount: {directory}/cgroup
