@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.delivery import Delivery
 
-#: Bytes that all texts of one delivery may have together; it is kept in the checkpoint.
+#: Bytes that all texts of one answer may have together; they are kept in the checkpoint.
 LARGEST: Final = 1 << 20
 #: MAX_ARG_STRLEN of the kernel: bytes of one `NAME=value` with its zero (execve(2)).
 _LARGEST_VARIABLE: Final = 1 << 17
@@ -33,7 +33,9 @@ _PCI_ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2
 
 def checked(delivery: Delivery, provider: str, resource: str) -> Delivery:
     """Return a delivery that a container can get; raises `DeviceError` with its first fault."""
-    faults = delivery_faults(delivery)
+    size = sum(map(_size, _texts(delivery)))
+    large = (f"its texts have {size} bytes, more than {LARGEST}",) if size > LARGEST else ()
+    faults = large or delivery_faults(delivery)
     if not faults:
         return delivery
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
@@ -45,9 +47,6 @@ def checked(delivery: Delivery, provider: str, resource: str) -> Delivery:
 
 def delivery_faults(delivery: Delivery) -> tuple[str, ...]:
     """Return what is wrong with a delivery, a line each; empty if a container can get it."""
-    size = sum(map(_size, _texts(delivery)))
-    if size > LARGEST:
-        return (f"its texts have {size} bytes, more than {LARGEST}",)
     return tuple(_faults(delivery))
 
 
