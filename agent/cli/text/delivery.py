@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _SLICE: Final = ".slice"
 #: What systemd accepts as the name of a variable (systemd.exec(5), Environment=).
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-#: What ends a path in a property of systemd, or is not taken as it is (systemd.syntax(7)).
-_SPECIAL: Final = re.compile(r"[ :\\\"']")
+#: What ends a path in a property of systemd, or begins something else (systemd.syntax(7)).
+_SPECIAL: Final = re.compile(r"[ :\\]")
 
 
 class Tool(StrEnum):
@@ -190,18 +190,11 @@ def _systemd_run(cgroup: str, unit: str, delivery: DeliveryDocument) -> Iterator
 
 
 def _bound(*paths: str) -> str:
-    return ":".join(_SPECIAL.sub(_escaped, path) for path in paths)
-
-
-def _escaped(special: re.Match[str]) -> str:
-    """Return a character as a property has it: a quote in quotes, others behind a backslash."""
-    match special[0]:
-        case "'":
-            return '"\'"'
-        case '"':
-            return "'\"'"
-        case other:
-            return f"\\{other}"
+    """Return paths of a bind mount; systemd 257 loses quotes on the way to what it starts."""
+    for path in paths:
+        if not {"'", '"'}.isdisjoint(path):
+            raise _not_possible("systemd-run", f"the quote in the path {path}")
+    return ":".join(_SPECIAL.sub(r"\\\g<0>", path) for path in paths)
 
 
 def _not_possible(command: str, what: str) -> CommandError:
