@@ -18,6 +18,7 @@ TEMPLATE: Final = """\
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{image}"
+  enable_cdi = true
 [plugins."io.containerd.grpc.v1.cri".containerd]
   default_runtime_name = "{runtime}"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]

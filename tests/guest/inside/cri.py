@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc  # type: ignore[import-untyped,import-not-found,unused-ignore] # only the guest has it
@@ -17,7 +18,7 @@ from google.protobuf import (  # type: ignore[import-untyped,import-not-found,un
     message_factory,
 )
 
-from tests.guest.inside.checks import STUCK
+from tests.guest.inside.checks import STUCK, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ CONTAINERD: Final = "unix:///run/containerd/containerd.sock"
 
 #: NamespaceMode.NODE: the host's network, so that no network plugin is needed.
 HOST_NETWORK: Final = 2
+#: ContainerState.CONTAINER_EXITED.
+EXITED: Final = 2
 
 #: message -> field -> (number, type); a list is a repeated field, a dict a map of strings.
 MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, object]]]] = {
@@ -68,7 +71,9 @@ MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, object]]]] = {
         "labels": (9, dict),
         "log_path": (11, str),
         "linux": (15, "LinuxContainerConfig"),
+        "CDI_devices": (17, ["CDIDevice"]),
     },
+    "CDIDevice": {"name": (1, str)},
     "RunPodSandboxRequest": {"config": (1, "PodSandboxConfig"), "runtime_handler": (2, str)},
     "RunPodSandboxResponse": {"pod_sandbox_id": (1, str)},
     "PodSandboxRequest": {"pod_sandbox_id": (1, str)},
@@ -81,7 +86,8 @@ MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, object]]]] = {
     "ContainerRequest": {"container_id": (1, str)},
     "StopContainerRequest": {"container_id": (1, str), "timeout": (2, int)},
     "ContainerStatusRequest": {"container_id": (1, str), "verbose": (2, bool)},
-    "ContainerStatusResponse": {"info": (2, dict)},
+    "ContainerStatus": {"state": (3, int)},
+    "ContainerStatusResponse": {"status": (1, "ContainerStatus"), "info": (2, dict)},
     "UpdateContainerResourcesRequest": {
         "container_id": (1, str),
         "linux": (2, "LinuxContainerResources"),
@@ -227,6 +233,30 @@ class Runtime:
                 "security_context": {"namespace_options": {"network": HOST_NETWORK}},
             },
         }
+        return self._started(sandbox, config)
+
+    def output_of(
+        self, sandbox: Sandbox, image: str, command: Sequence[str], cdi_devices: Sequence[str]
+    ) -> list[str]:
+        """Run a container with CDI devices to its end; return the lines of its output."""
+        config = {
+            "metadata": {"name": "once"},
+            "image": {"image": image},
+            "command": list(command),
+            "log_path": "once.log",
+            "CDI_devices": [{"name": name} for name in cdi_devices],
+            "linux": {"security_context": {"namespace_options": {"network": HOST_NETWORK}}},
+        }
+        container = self._started(sandbox, config)
+        wait_until(lambda: self._state_of(container) == EXITED)
+        log = Path(str(sandbox.config["log_directory"]), "once.log").read_text()
+        return [line.split(" ", 3)[3] for line in log.splitlines()]
+
+    def _state_of(self, container: str) -> int:
+        state: int = self.call("ContainerStatus", container_id=container).status.state
+        return state
+
+    def _started(self, sandbox: Sandbox, config: Mapping[str, object]) -> str:
         container: str = self.call(
             "CreateContainer",
             pod_sandbox_id=sandbox.id,

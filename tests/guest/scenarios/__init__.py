@@ -96,6 +96,11 @@ SCENARIOS: Final = {
             "a real Prometheus scrapes, promtool judges",
         ),
         Scenario(
+            "devices",
+            "two-sockets",
+            "what comes with devices: podman, containerd, ctr and systemd-run, odd paths too",
+        ),
+        Scenario(
             "distances",
             "four-nodes",
             "pods of two nodes, with and without prefer-closest-numa-nodes",
