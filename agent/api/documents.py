@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from agent.api.delivery import DeliveryDocument
+from agent.api.delivery import DeliveryDocument  # noqa: TC001 - msgspec reads it at run time
 
 _Document = TypeVar("_Document", bound="Document")
 

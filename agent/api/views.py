@@ -69,7 +69,7 @@ def plan_document(plan: Planned) -> wire.PlanDocument:
     )
 
 
-def pod_document(
+def pod_document(  # noqa: PLR0913 - each is a part of the document
     allocation: PodAllocation,
     shared_pool: Mask,
     *,
