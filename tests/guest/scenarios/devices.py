@@ -47,7 +47,8 @@ POD: Final[Mapping[str, Any]] = {
         ]
     },
 }
-INVENTORY: Final = {DISK: [{"id": "nvme0", "numaNodes": [1]}]}
+#: The NVMe disk of node 1.
+CLASSES: Final = {DISK: [{"pciClass": "0108"}]}
 
 ODD_TEXT: Final = "a=b  c:'d' \"e\" $HOME %h \\x20, {} * \u00e9"
 NODE: Final = "/dev/nvme0n1"
@@ -117,7 +118,7 @@ def run(guest: Guest) -> None:
     checks = guest.checks
     root = oci.write_root(guest.work / "root")
     containerd.start(guest, "systemd")
-    agent = Agent(guest, agent={"devices": INVENTORY})
+    agent = Agent(guest, agent={"hostDevices": CLASSES})
     agent.start()
     _admitted(checks, agent, root)
     agent.stop()  # it would remove the files of pods that it does not know
