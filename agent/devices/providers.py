@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from agent.devices.delivery_checks import checked
 from agent.devices.provider import DeviceError, Offer
 from agent.managers.allocations.delivery import Delivery, merged
 
@@ -124,7 +125,8 @@ class Providers:
             return _listed(resource, ids)
         try:
             async with asyncio.timeout_at(deadline):
-                return await provider.allocate(resource, ids)
+                delivery = await provider.allocate(resource, ids)
+            return checked(delivery, provider.name, resource)
         except DeviceError as error:
             raise DeliveryError(container, resource, ids, error) from error
         except TimeoutError as error:

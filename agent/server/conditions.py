@@ -41,6 +41,8 @@ class ConditionType(StrEnum):
     ENTRY_ADMITTED = "EntryAdmitted"
     #: Device plugins and the host's own devices are as they should be.
     DEVICES_OFFERED = "DevicesOffered"
+    #: Container runtimes find what containers get with their devices.
+    DEVICES_DELIVERED = "DevicesDelivered"
     #: All else that the agent does works: its watches, timers, what it read at the start.
     AGENT_HEALTHY = "AgentHealthy"
 

@@ -195,6 +195,7 @@ class Controller:
                 record=record,
                 invalid=violated,
                 judgements=verdict(rules, allocation),
+                cdi_names=state.cdi_files.names(allocation),
             )
             for allocation, record, violated in known
         )
@@ -219,6 +220,7 @@ class Controller:
             kernel=observed,
             invalid=self.state.invalid,
             judgements=verdict(self.state.configured.rules, allocation),
+            cdi_names=self.state.cdi_files.names(allocation),
         )
 
     # --- queued actions -------------------------------------------------------------------------
@@ -234,6 +236,7 @@ class Controller:
         self.state.records.pods[pod.uid] = record
         self.rejections.admitted(decision.allocation)
         self.state.displaced.pop(pod.uid, None)
+        await self.worker.run(self.state.cdi_files.write, decision.allocation)
         await self._enforce(pod.uid)
         self._count_admission("admitted")
         fields = self._allocation_fields(decision.allocation)
@@ -264,6 +267,7 @@ class Controller:
         self.state.records.forget(uid)
         self.state.displaced.pop(uid, None)
         self.state.releases += 1
+        await self.worker.run(self.state.cdi_files.remove, allocation)
         outcome = await self.worker.run(self._kernel.removed, self.state.target(), allocation)
         self._note(outcome)
         self.metrics.counters.add(names.REMOVALS)
@@ -322,6 +326,8 @@ class Controller:
             self.state.pending.pop(COMPARISON, None)
         await self._note_started(outcome)
         await self._note_ended(outcome)
+        files, ledger = self.state.cdi_files, self.state.ledger
+        await self.worker.run(files.reconcile, ledger.allocations.values())
         seconds = self.clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
         return self._reconciled(outcome, seconds)
@@ -477,7 +483,11 @@ class Controller:
             dry_run=dry_run,
             already_admitted=decision.already_admitted,
             pod=views.pod_document(
-                allocation, pool, record=None if dry_run else record, judgements=judgements
+                allocation,
+                pool,
+                record=None if dry_run else record,
+                judgements=judgements,
+                cdi_names=self.state.cdi_files.names(allocation),
             ),
             explanation=record.explanation or views.explanation_document(decision),
         )

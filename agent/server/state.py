@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.api.status import ConditionDocument
+from agent.devices.cdi_files import CdiFiles
 from agent.devices.providers import Providers
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
 from agent.managers.allocations.origin import API, Origin, Source
@@ -104,7 +105,8 @@ class AgentState(Struct):
     that another writer modifies and whose repair is delayed. `drift` are the latest settings that
     another process changed. `displaced` are allocations of the checkpoint whose CPUs are used by
     another running pod, by uid, until their pods are admitted or removed. `providers` offer devices
-    beside the configuration. `conditions` are all others, by subject.
+    beside the configuration, `cdi_files` hand over what they deliver. `conditions` are all others,
+    by subject.
     """
 
     configured: ConfiguredHost
@@ -124,6 +126,7 @@ class AgentState(Struct):
     drift: tuple[DriftDocument, ...] = ()
     displaced: dict[str, Displaced] = field(default_factory=dict)
     providers: Providers = field(default_factory=Providers)
+    cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
     conditions: dict[str, str] = field(default_factory=dict)
     condition_times: ConditionTimes = field(default_factory=ConditionTimes)
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
@@ -199,6 +202,8 @@ class AgentState(Struct):
                 yield ConditionDocument(ConditionType.SOURCE_READ, camel_case(name), message)
         for name, message in self.providers.conditions():
             yield ConditionDocument(ConditionType.DEVICES_OFFERED, camel_case(name), message)
+        for message in self.cdi_files.conditions:
+            yield ConditionDocument(ConditionType.DEVICES_DELIVERED, "CDI", message)
         if self.unsaved is not None:
             message = f"checkpoint: {self.unsaved}"
             yield ConditionDocument(ConditionType.CHECKPOINT_SAVED, "NotSaved", message)

@@ -13,6 +13,7 @@ import structlog
 from msgspec import Struct
 
 from agent.api.topology import topology_view
+from agent.devices.cdi_files import CdiFiles
 from agent.devices.host import host_devices
 from agent.devices.providers import Providers, allocated_ids
 from agent.managers.admission import MANAGERS
@@ -228,6 +229,7 @@ class Wiring:
             self._configured, self._loaded, self._boot_id, clock.time(), self._running
         )
         state.providers = self._providers
+        state.cdi_files = CdiFiles(self._config.agent.cdi_directory)
         state.unenforced = prepared.differences
         if self._unreadable is not None:
             state.conditions["running pods"] = self._unreadable
