@@ -340,6 +340,10 @@ class HostDevices:
         """Return what is not as it should be, and what of the host could not be read."""
         return (*self._selection.conditions, *self._warnings, *self._unwatched.values())
 
+    def connected(self) -> Mapping[str, bool]:
+        """Return nothing: the devices depend on no other process."""
+        return {}
+
     async def serve(self, changed: Callable[[], None]) -> None:
         """Read the devices again on changes, until cancelled."""
         async with asyncio.TaskGroup() as group:

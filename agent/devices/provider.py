@@ -45,8 +45,10 @@ class DeviceError(Exception):
 class DeviceProvider(Protocol):
     """Offers devices and delivers those that were allocated."""
 
-    #: The name of the provider in conditions, logs and metrics.
-    name: str
+    @property
+    def name(self) -> str:
+        """The name of the provider in conditions, logs and metrics."""
+        ...
 
     def offer(self) -> Offer:
         """Return what is offered now; from memory and in any thread, it never blocks."""
@@ -54,6 +56,10 @@ class DeviceProvider(Protocol):
 
     def conditions(self) -> tuple[str, ...]:
         """Return what is not as it should be, a line each."""
+        ...
+
+    def connected(self) -> Mapping[str, bool]:
+        """Return of each resource that depends on another process whether that is connected."""
         ...
 
     async def serve(self, changed: Callable[[], None]) -> None:

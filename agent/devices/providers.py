@@ -79,6 +79,14 @@ class Providers:
                     message = f"{resource} is not taken from here: {other.name} offers it as well"
                     yield provider.name, message
 
+    def connected(self) -> dict[str, bool]:
+        """Return of each resource of device plugins whether its plugin is connected."""
+        return {
+            resource: connected
+            for provider in self.all
+            for resource, connected in provider.connected().items()
+        }
+
     async def answers(self, questions: Iterable[Question]) -> Answers:
         """Return which devices are preferred, by question; without an answer there are none."""
         found: dict[Question, tuple[str, ...]] = {}

@@ -253,6 +253,18 @@ class ResourceManager(ABC):
         """Return what all pods together may request, by resource, in the units of requests."""
         return {}
 
+    def beyond_allocatable(
+        self,
+        rules: EffectivePolicy,  # noqa: ARG002  (the default)
+        part: Any,  # noqa: ANN401, ARG002
+        resource: str,  # noqa: ARG002
+    ) -> int:
+        """Return how much of a resource is allocated and is no longer part of `allocatable`.
+
+        Pods keep it, so it leaves no less for others (kubelet, sanitizeNodeAllocatable).
+        """
+        return 0
+
     # --- the ledger -----------------------------------------------------------------------------
 
     @abstractmethod

@@ -42,7 +42,7 @@ def rejection(
     limits = rules.allocatable
     if limits is None:
         return None
-    shortages = tuple(_shortages(limits, ledger, requests))
+    shortages = tuple(_shortages(rules, limits, ledger, requests))
     if not shortages:
         return None
     details = "; ".join(_describe(limits, shortage) for shortage in shortages)
@@ -63,7 +63,7 @@ def node_amount_text(resource: str, amount: int) -> str:
 
 
 def _shortages(
-    limits: Allocatable, ledger: Ledger, requests: Mapping[str, int]
+    rules: EffectivePolicy, limits: Allocatable, ledger: Ledger, requests: Mapping[str, int]
 ) -> Iterator[Shortage]:
     pods = len(ledger.allocations)
     if pods >= limits.pods:
@@ -73,8 +73,18 @@ def _shortages(
         if asked <= 0 or name in limits.ignored or name in NOT_CHECKED:
             continue
         room = limits.amounts.get(name)
+        if room is not None and asked > room - requested:
+            room += _beyond(rules, ledger, name)
         if room is None or asked > room - requested:
             yield Shortage(name, asked, room, requested)
+
+
+def _beyond(rules: EffectivePolicy, ledger: Ledger, resource: str) -> int:
+    """Return how much pods have of a resource that is no longer allocatable."""
+    return sum(
+        manager.beyond_allocatable(rules, ledger.parts[manager.name], resource)
+        for manager in rules.managers
+    )
 
 
 def native_first(resource: str) -> tuple[bool, int, str]:

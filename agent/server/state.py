@@ -332,6 +332,7 @@ class AgentState(Struct):
             manifests=MappingProxyType(counts),
             invalid=MappingProxyType(Counter(str(violation.rule) for violation in self.invalid)),
             last_reconcile=self.last_agreement,
+            plugins=MappingProxyType(self.providers.connected()),
         )
 
 

@@ -40,6 +40,9 @@ class FakeProvider:
     def conditions(self) -> tuple[str, ...]:
         return self.lines
 
+    def connected(self) -> dict[str, bool]:
+        return {}
+
     async def serve(self, changed: Callable[[], None]) -> None:
         if self.breaks:
             raise RuntimeError(self.breaks)

@@ -128,6 +128,14 @@ class DeviceManager(ResourceManager):
             for resource, inventory in rules.policy.devices.items()
         }
 
+    def beyond_allocatable(self, rules: EffectivePolicy, part: TakenDevices, resource: str) -> int:
+        """Return how many allocated devices of a resource are gone or not healthy."""
+        taken = part.get(resource)
+        if taken is None:
+            return 0
+        healthy = {device.id for device in rules.policy.devices.get(resource, ()) if device.healthy}
+        return len(taken.ids - healthy)
+
     def violations(
         self,
         rules: EffectivePolicy,

@@ -14,8 +14,6 @@ from msgspec import Struct
 
 from agent.api.topology import topology_view
 from agent.devices.cdi_files import CdiFiles
-from agent.devices.host import host_devices
-from agent.devices.providers import Providers, allocated_ids
 from agent.managers.admission import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.reconcile.desired.limits import EnforcedControllers
@@ -35,6 +33,7 @@ from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
 from agent.server.reporting.records import details
 from agent.server.start.pod_resources import with_pod_resources
+from agent.server.start.providers import PROVIDERS, LateMeasure, make_providers
 from agent.server.start.restart import initial_state, orphaned_since
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.store import Store
@@ -43,16 +42,16 @@ from sysfs.discover import discover
 from sysfs.uevents import watch_hotplug
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from agent.config.config import Config
-    from agent.devices.provider import DeviceProvider
     from agent.managers.effective_policy import ResourceManager
     from agent.managers.recovery.from_cgroups import ObservedPod
     from agent.reconcile.intruding_tasks import Task
     from agent.runtimes.identifier import ContainerIdentifier
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
+    from agent.server.start.providers import ProviderFactory
     from agent.server.start.service_manager import ServiceManager
     from agent.sources.source import PodSource
     from agent.state.files import Files
@@ -98,14 +97,6 @@ SourceFactory: TypeAlias = "Callable[[Config], PodSource | None]"
 #: The sources of pods beside the API, in the order in which they are read.
 SOURCES: Final[tuple[SourceFactory, ...]] = (manifest_directory,)
 
-#: The ids of devices by resource.
-DeviceIds: TypeAlias = "Mapping[str, frozenset[str]]"
-#: Makes a provider of devices as configured, None if it is not configured. It gets the devices
-#: that are allocated when the agent starts: until they are offered again they are not healthy.
-ProviderFactory: TypeAlias = "Callable[[Config, DeviceIds], DeviceProvider | None]"
-#: The providers of devices, in the order in which they get a resource that several offer.
-PROVIDERS: Final[tuple[ProviderFactory, ...]] = (host_devices,)
-
 
 class Wiring:
     """A service and the resources that it keeps open; use it as a context manager.
@@ -142,7 +133,9 @@ class Wiring:
             self._finder = self._make_finder()
             self._loaded = self._store.load()
             self._running = self._observe_pods()
-            self._providers = self._make_providers(providers)
+            self._measure = LateMeasure()
+            saved = {} if self._loaded.state is None else self._loaded.state.ledger.allocations
+            self._providers = make_providers(providers, config, saved, clock, self._measure)
             allocated = bool(self._running) or _has_pods(self._loaded)
             self._configured = situate(
                 config,
@@ -247,6 +240,7 @@ class Wiring:
             HostProbes(self._tasks(), clock.monotonic),
         )
         controller = Controller(state, kernel, self._store, clock)
+        self._measure.metrics = controller.metrics
         controller.note_invalid()
         return controller
 
@@ -303,12 +297,6 @@ class Wiring:
     def _situated(self, host: Host) -> ConfiguredHost:
         previous, offer = self.controller.state.configured, self._providers.offer()
         return situate(self._config, host, previous, managers=self._managers, offer=offer)
-
-    def _make_providers(self, factories: Iterable[ProviderFactory]) -> Providers:
-        saved = self._loaded.state
-        known = {} if saved is None else allocated_ids(saved.ledger.allocations)
-        made = [make(self._config, known) for make in factories]
-        return Providers([each for each in made if each is not None], self._config.agent.devices)
 
     def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
         changes = CgroupChanges(self._config.agent.cgroup_mount)

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.config import HostDeviceClass
-from agent.devices.host import HostDevices, host_devices
+from agent.devices.host import HostDevices
+from agent.server.start.providers import own_devices
 from tests.agent.server.support import OTHER_UID, UID, in_loop, make_world, manifest, running
 from tests.sysfs.pci import PciTree, network_host
 
@@ -37,7 +38,7 @@ def provider(world: World, network: PciTree) -> HostDevices:
     """Give the agent the virtual functions of a network card on node 1, read when a test says."""
     classes = (HostDeviceClass(VF, virtual_functions_of="ens1f0"),)
     made = HostDevices(classes, network.root, watches={}, period=NEVER, settle=NEVER)
-    world.providers = (lambda _config, _allocated: made,)
+    world.providers = (lambda _inputs: made,)
     return made
 
 
@@ -89,7 +90,7 @@ async def test_a_class_of_the_configuration_is_offered_and_kept_through_a_restar
     classes = (HostDeviceClass(VF, interface="ens1f0"), HostDeviceClass(VF, interface="eno1"))
     agent_config = replace(world.config.agent, host_devices=classes)
     world.config = replace(world.config, agent=agent_config)
-    world.providers = (host_devices,)
+    world.providers = (own_devices,)
     async with running(world) as agent:
         assert (await admit(agent)).admitted
         status = await asyncio.to_thread(agent.client.status)

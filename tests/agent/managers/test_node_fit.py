@@ -425,3 +425,19 @@ def test_reserved_cpus_of_the_cpu_manager_change_nothing() -> None:
     rules = make_rules(reserved="0-7", memory=False, fit=NodeFit())
     assert rules.policy.cpu.reserved == Mask.parse("0-7")
     assert admit(rules, rules.empty_ledger(), asking("cpu=16")).admitted
+
+
+def test_devices_that_pods_keep_though_they_are_gone_leave_no_less_for_others() -> None:
+    """As in the kubelet (sanitizeNodeAllocatable): of two devices one is allocated and lost."""
+    gpu = "example.com/gpu"
+    both = make_rules(devices={gpu: (PluginDevice("a"), PluginDevice("b"))}, fit=KEPT)
+    first = pod(app("main", guaranteed(f"cpu=1 memory=1Gi {gpu}=1")), uid="first")
+    ledger = admit(both, both.empty_ledger(), first).ledger
+    second = pod(app("main", guaranteed(f"cpu=1 memory=1Gi {gpu}=1")), uid="second")
+    for left in ((PluginDevice("b"),), (PluginDevice("a", healthy=False), PluginDevice("b"))):
+        rules = make_rules(devices={gpu: left}, fit=KEPT)
+        decision = admit(rules, ledger, second)
+        assert decision.allocation is not None
+        assert decision.allocation.containers[0].devices == {gpu: ("b",)}
+        third = pod(app("main", guaranteed(f"cpu=1 memory=1Gi {gpu}=1")), uid="third")
+        assert rejected(rules, third, decision.ledger).reason == f"OutOf{gpu}"

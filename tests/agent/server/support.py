@@ -17,8 +17,9 @@ from agent.api.client import AgentClient
 from agent.config.config import AgentConfig, Config, MetricsConfig
 from agent.managers.admission import MANAGERS
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
+from agent.server.start.providers import PROVIDERS
 from agent.server.start.service_manager import ServiceManager
-from agent.server.start.wiring import PROVIDERS, SOURCES, Fakes, Wiring
+from agent.server.start.wiring import SOURCES, Fakes, Wiring
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from agent.server.controller import Controller
     from agent.server.lifecycle import Service
     from agent.server.reporting.events import Watcher
-    from agent.server.start.wiring import ProviderFactory, SourceFactory
+    from agent.server.start.providers import ProviderFactory
+    from agent.server.start.wiring import SourceFactory
     from sysfs.host import Host
     from systemd.bus import Systemd
 

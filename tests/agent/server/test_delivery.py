@@ -36,7 +36,7 @@ class Delivering(FakeProvider):
 @pytest.fixture
 def provider(world: World) -> Delivering:
     made = Delivering(devices={GPU: (PluginDevice("a", Mask.of(1)),)})
-    world.providers = (lambda _config, _allocated: made,)
+    world.providers = (lambda _inputs: made,)
     return made
 
 

@@ -14,11 +14,9 @@ from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, runnin
 from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agent.api.documents import AdmissionDocument
-    from agent.config.config import Config
     from agent.managers.allocations.ledger import PodAllocation
+    from agent.server.start.providers import ProviderInputs
     from tests.agent.server.support import Running, World
 
 GPU: Final = "example.com/gpu"
@@ -29,7 +27,7 @@ ON_NODE_1: Final = tuple(PluginDevice(name, Mask.of(1)) for name in "abc")
 def provider(world: World) -> FakeProvider:
     """Register a provider of three devices on node 1."""
     made = FakeProvider(devices={GPU: ON_NODE_1}, preferring=frozenset({GPU}))
-    world.providers = (lambda _config, _allocated: made,)
+    world.providers = (lambda _inputs: made,)
     return made
 
 
@@ -149,8 +147,8 @@ async def test_after_a_restart_no_device_is_given_twice_whatever_is_offered(
         assert (await admit(agent, 2)).admitted
     known: dict[str, frozenset[str]] = {}
 
-    def make(_config: Config, allocated: Mapping[str, frozenset[str]]) -> FakeProvider:
-        known.update(allocated)
+    def make(inputs: ProviderInputs) -> FakeProvider:
+        known.update(inputs.allocated)
         return provider
 
     world.providers = (make,)

@@ -1,0 +1,108 @@
+"""The providers of devices that a configuration asks for; gRPC is imported only for plugins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from msgspec import Struct
+
+from agent.devices.host import host_devices
+from agent.devices.providers import Providers, allocated_ids
+from agent.managers.policy import PluginDevice
+from agent.server.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from agent.config.config import Config
+    from agent.devices.plugins.metrics import Measure
+    from agent.devices.provider import DeviceProvider
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.decision import MetricSpec
+    from agent.server.clock import Clock
+    from agent.server.metrics.exposition import Metrics
+
+
+class ProviderInputs(Struct, frozen=True):
+    """What providers are made of.
+
+    `allocated` are the ids of the devices that are allocated when the agent starts, by resource:
+    until they are offered again they are not healthy.
+    """
+
+    config: Config
+    allocated: Mapping[str, frozenset[str]]
+    clock: Clock
+    measure: Measure
+
+
+#: Makes a provider of devices as configured, None if it is not configured; raises `StartError`.
+ProviderFactory: TypeAlias = "Callable[[ProviderInputs], DeviceProvider | None]"
+
+
+def own_devices(inputs: ProviderInputs) -> DeviceProvider | None:
+    """Return the provider of the host's own devices (`agent.hostDevices`)."""
+    return host_devices(inputs.config, inputs.allocated)
+
+
+def device_plugins(inputs: ProviderInputs) -> DeviceProvider | None:
+    """Return the provider of the devices of plugins (`agent.devicePlugins`).
+
+    Raises `StartError` without the extra `grpc`.
+    """
+    agent = inputs.config.agent
+    if not agent.device_plugins.enabled:
+        return None
+    try:
+        from agent.devices.plugins.limits import Deadlines  # noqa: PLC0415  # needs the extra
+        from agent.devices.plugins.provider import DevicePlugins  # noqa: PLC0415
+    except ImportError as error:
+        found = f"{error.name} is not installed"
+        remedy = "install the extra: pip install 'numawarden[grpc]'"
+        raise StartError("agent.devicePlugins.enabled", found, remedy) from error
+    known = {
+        resource: tuple(PluginDevice(each, healthy=False) for each in sorted(ids))
+        for resource, ids in inputs.allocated.items()
+    }
+    return DevicePlugins(
+        agent.device_plugins.directory,
+        inputs.clock,
+        inputs.measure,
+        configured={*agent.devices, *(each.resource for each in agent.host_devices)},
+        known=known,
+        deadlines=Deadlines.of_calls(agent.device_plugins.call_timeout),
+    )
+
+
+#: The providers of devices, in the order in which they get a resource that several offer.
+PROVIDERS: Final[tuple[ProviderFactory, ...]] = (own_devices, device_plugins)
+
+
+class LateMeasure:
+    """Counts in the agent's metrics, which are made after the providers; before, nothing counts."""
+
+    def __init__(self) -> None:
+        self.metrics: Metrics | None = None
+
+    def add(self, metric: MetricSpec, *labels: str) -> None:
+        """Increment a counter by one."""
+        if self.metrics is not None:
+            self.metrics.add(metric, *labels)
+
+    def observe(self, metric: MetricSpec, seconds: float, *labels: str) -> None:
+        """Add an observation to a histogram."""
+        if self.metrics is not None:
+            self.metrics.observe(metric, seconds, *labels)
+
+
+def make_providers(
+    factories: Iterable[ProviderFactory],
+    config: Config,
+    allocations: Mapping[str, PodAllocation],
+    clock: Clock,
+    measure: Measure,
+) -> Providers:
+    """Return all providers that the configuration asks for; raises `StartError`."""
+    inputs = ProviderInputs(config, allocated_ids(allocations), clock, measure)
+    made = [make(inputs) for make in factories]
+    return Providers([each for each in made if each is not None], config.agent.devices)

@@ -1,0 +1,162 @@
+"""Device plugins on real sockets in the running agent: restarts of either, in either order."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from msgspec.structs import replace
+
+from agent.config.config import DevicePluginsConfig
+from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
+from tests.fakes.device_plugin import FakePlugin, device, failing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from agent.api.documents import AdmissionDocument
+    from tests.agent.server.support import Running, World
+
+GPU: Final = "example.com/gpu"
+
+
+@pytest.fixture
+def directory(world: World) -> Iterator[Path]:
+    """Have device plugins served in a directory whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="plugins") as path:
+        plugins = DevicePluginsConfig(enabled=True, directory=Path(path))
+        world.config = replace(
+            world.config, agent=replace(world.config.agent, device_plugins=plugins)
+        )
+        yield Path(path)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():  # noqa: ASYNC110  # other processes' sockets bring it about
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def registered(agent: Running, directory: Path, *names: str) -> AsyncIterator[FakePlugin]:
+    """Run a plugin of GPUs on node 1; the agent has taken its list."""
+    plugin = FakePlugin(directory, GPU, preferring=True, pre_start=True)
+    await plugin.start()
+    await until((directory / "kubelet.sock").exists)
+    plugin.send(*(device(name, 1) for name in names))
+    await plugin.register()
+    await taken(agent, dict.fromkeys(names, True))
+    try:
+        yield plugin
+    finally:
+        await plugin.stop()
+
+
+async def taken(agent: Running, health: dict[str, bool]) -> None:
+    """Wait until the plugin's devices are as given, and take them over."""
+    providers = agent.controller.state.providers
+
+    def offered() -> dict[str, bool]:
+        return {each.id: each.healthy for each in providers.offer().devices.get(GPU, ())}
+
+    await until(lambda: offered() == health)
+    await agent.service._take_offer()
+
+
+async def admit(agent: Running, count: int, uid: str = UID) -> AdmissionDocument:
+    amounts = b"memory: 1Gi"
+    body = manifest(uid=uid).replace(amounts, amounts + f", {GPU}: {count}".encode())
+    return await asyncio.to_thread(agent.client.admit, body)
+
+
+def devices(agent: Running, uid: str = UID) -> tuple[str, ...]:
+    return agent.controller.state.ledger.allocations[uid].containers[0].devices[GPU]
+
+
+@in_loop
+async def test_a_pod_gets_what_the_plugin_prefers_and_delivers_with_cpus_near_it(
+    world: World, directory: Path
+) -> None:
+    async with running(world) as agent, registered(agent, directory, "a", "b", "c") as plugin:
+        answer = await admit(agent, 2)
+        assert answer.pod is not None
+        container = answer.pod.containers[0]
+        assert container.devices[GPU] == devices(agent)
+        assert container.cpus == "4,12"
+        assert container.delivery is not None
+        methods = [method for method, _ in plugin.calls]
+        assert methods[-3:] == ["GetPreferredAllocation", "Allocate", "PreStartContainer"]
+        text = agent.controller.metrics.render().decode()
+        assert f'numawarden_device_plugin_connected{{resource="{GPU}"}} 1.0' in text
+        assert f'kubelet_device_plugin_registration_total{{resource_name="{GPU}"}} 1.0' in text
+
+
+@in_loop
+async def test_an_error_of_allocate_rejects_the_pod_with_the_plugins_words(
+    world: World, directory: Path
+) -> None:
+    async with running(world) as agent, registered(agent, directory, "a") as plugin:
+        plugin.answers["Allocate"] = failing("INTERNAL", "the firmware is out of date")
+        answer = await admit(agent, 1)
+        assert answer.rejection is not None
+        assert answer.rejection.reason == "UnexpectedAdmissionError"
+        assert "the firmware is out of date" in answer.rejection.message
+        assert GPU in answer.rejection.message
+        assert agent.controller.state.ledger.allocations == {}
+
+
+@in_loop
+async def test_a_plugin_that_goes_and_returns_with_fewer_devices_gives_none_twice(
+    world: World, directory: Path
+) -> None:
+    async with running(world) as agent:
+        async with registered(agent, directory, "a", "b"):
+            assert (await admit(agent, 1)).admitted
+            (kept,) = devices(agent)
+        await taken(agent, {"a": False, "b": False})
+        lines = [each.message for each in agent.controller.state.present_conditions()]
+        assert any(f"device plugin of {GPU}" in line for line in lines)
+        assert not (await admit(agent, 1, OTHER_UID)).admitted
+        other = "b" if kept == "a" else "a"
+        async with registered(agent, directory, other):
+            assert devices(agent) == (kept,)
+            (violation,) = agent.controller.state.invalid
+            assert f"{GPU} {kept}" in str(violation)
+            assert (await admit(agent, 1, OTHER_UID)).admitted
+            assert devices(agent, OTHER_UID) == (other,)
+
+
+@in_loop
+async def test_a_restart_of_the_agent_keeps_allocations_until_the_plugin_returns(
+    world: World, directory: Path
+) -> None:
+    async with running(world) as agent, registered(agent, directory, "a", "b"):
+        assert (await admit(agent, 1)).admitted
+        kept, delivery = devices(agent), agent.controller.state.ledger.allocations[UID]
+    async with running(world) as agent:
+        assert agent.controller.state.ledger.allocations[UID] == delivery
+        (violation,) = agent.controller.state.invalid
+        assert "not healthy" in str(violation)
+        rejected = await admit(agent, 1, OTHER_UID)
+        assert not rejected.admitted
+        async with registered(agent, directory, "a", "b"):
+            assert agent.controller.state.invalid == ()
+            assert devices(agent) == kept
+            assert (await admit(agent, 1, OTHER_UID)).admitted
+            assert {*devices(agent), *devices(agent, OTHER_UID)} == {"a", "b"}
+
+
+def test_without_plugins_nothing_of_grpc_is_imported() -> None:
+    code = (
+        "import sys, agent.server.start.wiring, agent.cli.main\n"
+        "print([name for name in sys.modules if name.partition('.')[0] in ('grpc', 'google')])"
+    )
+    found = subprocess.run(  # our own interpreter
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
