@@ -14,7 +14,7 @@ def names_in(file: Path) -> set[str]:
     """Return the tests of a file as pytest names them."""
     found: set[str] = set()
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
             inner = (item for item in node.body if isinstance(item, ast.FunctionDef))

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 OUT_SIZE: Final = 256 << 20
 
 #: Sources that the scenarios import, and the files a user installs beside the agent.
-SOURCES: Final = ("tests/__init__.py", "tests/guest", "tests/cgroupfs", "deploy")
+SOURCES: Final = (
+    "tests/__init__.py",
+    "tests/fakes/__init__.py",
+    "tests/fakes/device_plugin.py",
+    "tests/guest",
+    "tests/cgroupfs",
+    "deploy",
+)
 #: Where the job is unpacked in the guest.
 PLACE: Final = "/job"
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from tests.guest.image import Python
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
-LOCK: Final = PROJECT / "deploy/requirements/run.txt"
+#: What the agent runs with in guests, with the extra for device plugins and podresources.
+LOCK: Final = PROJECT / "deploy/requirements/grpc.txt"
 PACKAGES: Final = ("agent", "cgroupfs", "sysfs", "systemd")
 #: What else the wheel is built from.
 BUILD_FILES: Final = (

@@ -160,7 +160,7 @@ def _pairs(option: str, pairs: dict[str, str]) -> Iterator[str]:
 def _csv(*fields: str) -> str:
     """Return fields as one record of comma-separated values (RFC 4180)."""
     quoted = (
-        '"' + field.replace('"', '""') + '"' if re.search(r'[,"]', field) else field
+        '"' + field.replace('"', '""') + '"' if "," in field or '"' in field else field
         for field in fields
     )
     return ",".join(quoted)

@@ -101,6 +101,11 @@ SCENARIOS: Final = {
             "what comes with devices: podman, containerd, ctr and systemd-run, odd paths too",
         ),
         Scenario(
+            "device-plugins",
+            "two-sockets",
+            "a device plugin and podresources beside the unit: registered, delivered, restarted",
+        ),
+        Scenario(
             "distances",
             "four-nodes",
             "pods of two nodes, with and without prefer-closest-numa-nodes",
