@@ -14,6 +14,7 @@ import msgspec
 
 from agent.api import documents as wire
 from agent.api import status as status_wire
+from agent.api.map import MapDocument
 from agent.api.verification import VerificationDocument
 
 if TYPE_CHECKING:
@@ -134,6 +135,10 @@ class AgentClient:
     def topology(self) -> bytes:
         """Return the observed host as JSON (`numawarden topology --output json`)."""
         return self._request("GET", "/v1/topology", None)
+
+    def map(self) -> MapDocument:
+        """Return who uses which CPU, memory and device."""
+        return self._call("GET", "/v1/map", MapDocument)
 
     def watch(self) -> Iterator[wire.EventDocument]:
         """Yield events as they happen, until the agent stops."""

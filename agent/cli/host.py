@@ -57,17 +57,10 @@ def _print_json(host: Host) -> None:
 
 
 def _draw(host: Host, *, full: bool) -> None:
-    from rich.console import Console  # noqa: PLC0415
+    from agent.api.mapped import map_of_host  # noqa: PLC0415
+    from agent.cli.map import draw_text  # noqa: PLC0415
 
-    from agent.tools.topology import picture, plain_lines  # noqa: PLC0415
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    for part in picture(host, full=full):
-        if console.is_terminal:
-            console.print(part)
-            continue
-        for line in plain_lines(part):
-            click.echo(line)
+    draw_text(map_of_host(host), full=full)
 
 
 @click.command()

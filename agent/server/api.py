@@ -34,6 +34,7 @@ from agent.server.listeners.protocol import LimitedLog
 from agent.server.listeners.sockets import own_user, peer_of
 from agent.server.queue import QueueStopped, Worker
 from agent.server.reporting.events import operation
+from agent.server.reporting.map import map_now
 from agent.server.reporting.status import status_document
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Api:
                 ("GET", "/v1/status", self._status),
                 ("GET", "/v1/verify", self._verify),
                 ("GET", "/v1/topology", self._get_topology),
+                ("GET", "/v1/map", self._map),
                 ("POST", "/v1/reconcile", self._reconcile),
             ],
             parameters={
@@ -232,6 +234,10 @@ class Api:
     async def _get_topology(self, _request: Request) -> Response:
         body = await self._parser.run(self._topology, self._controller.state.configured.host)
         return Response(body, content_type=JSON)
+
+    async def _map(self, _request: Request) -> Response:
+        draw = map_now(self._controller.state)
+        return await self._parser.run(lambda: _json(draw()))
 
     async def _reconcile(self, _request: Request) -> Response:
         return _json(await self._controller.reconcile(insist=True))

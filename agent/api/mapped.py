@@ -1,0 +1,316 @@
+"""A host and the allocations on it as a map."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from agent.api.map import (
+    CpuUse,
+    MapContainerDocument,
+    MapCpuDocument,
+    MapDeviceDocument,
+    MapDocument,
+    MapMemoryDocument,
+    MapNodeDocument,
+    MapOwnerDocument,
+    MapPodDocument,
+    MapWarningDocument,
+)
+from agent.api.views import policy_document
+from agent.managers.allocations.ledger import Isolation
+from agent.managers.memory.state import hugepages_type
+from agent.pods.identity import full_name
+from agent.pods.model import MEMORY, ContainerKind
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.violation import Violation
+    from sysfs.host import Host, Node
+
+#: The most warnings of one reason that are listed.
+WARNINGS_LISTED: Final = 32
+#: The most containers of a pod that a warning names.
+_NAMED: Final = 4
+
+
+def map_of_host(host: Host) -> MapDocument:
+    """Return the map of a host of which nothing but the hardware is known."""
+    return MapDocument(
+        cpus=tuple(_cpus(host, {}, None)),
+        nodes=tuple(_node(node, _total_memory(node)) for node in host.nodes),
+        devices=tuple(_host_devices(host)),
+        nohz_full=str(host.nohz_full),
+    )
+
+
+def map_of_allocations(
+    host: Host,
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    *,
+    running: Mapping[str, Collection[str]] | None = None,
+    invalid: Iterable[Violation] = (),
+) -> MapDocument:
+    """Return the map of a host with the allocations of a ledger under a policy.
+
+    `running` has the names of the containers whose cgroups were found, by pod uid; None: the kernel
+    was not observed. The cost follows the CPUs of the host and the containers of the ledger.
+    """
+    allocations = tuple(ledger.allocations.values())
+    cpus = tuple(_cpus(host, owners_of(allocations), rules.policy.cpu.reserved))
+    pods = tuple(
+        _pod(each, None if running is None else running.get(each.uid, ())) for each in allocations
+    )
+    groups = (
+        _shared_cores(cpus, pods),
+        _remote_memory(host, allocations),
+        _not_found(pods),
+        _invalid(invalid),
+    )
+    listed = [list(group) for group in groups]
+    return MapDocument(
+        cpus=cpus,
+        nodes=tuple(_node(node, _charged_memory(node, rules, ledger)) for node in host.nodes),
+        devices=(*_host_devices(host), *_offered(rules, allocations)),
+        pods=pods,
+        policy=policy_document(rules.policy),
+        nohz_full=str(host.nohz_full),
+        warnings=tuple(each for group in listed for each in group[:WARNINGS_LISTED]),
+        more_warnings=sum(max(len(group) - WARNINGS_LISTED, 0) for group in listed),
+    )
+
+
+def owners_of(allocations: Iterable[PodAllocation]) -> dict[int, list[MapOwnerDocument]]:
+    """Return the owners of every CPU that is in no shared pool of the node, by CPU.
+
+    A CPU of a container that lasts as long as its pod is that container's. Every other CPU of the
+    pod is the pod's: its shared pool, what standard init containers had, and unused budget.
+    """
+    found: dict[int, list[MapOwnerDocument]] = defaultdict(list)
+    for allocation in allocations:
+        rest = allocation.exclusive_cpus
+        for container in allocation.containers:
+            if _is_exclusive(container):
+                cpus = container.cpus or EMPTY
+                owner = MapOwnerDocument(uid=allocation.uid, container=container.name)
+                for cpu in cpus:
+                    found[cpu].append(owner)
+                rest -= cpus
+        owner = MapOwnerDocument(uid=allocation.uid)
+        for cpu in rest:
+            found[cpu].append(owner)
+    return found
+
+
+def _is_exclusive(container: ContainerAllocation) -> bool:
+    return container.isolation is Isolation.CONTAINER and container.kind is not ContainerKind.INIT
+
+
+def _cpus(
+    host: Host, owners: Mapping[int, list[MapOwnerDocument]], reserved: Mask | None
+) -> Iterator[MapCpuDocument]:
+    set_aside = frozenset(reserved or ())
+    for cpu in host.cpus:
+        users = tuple(owners.get(cpu.id, ()))
+        use = CpuUse.SHARED
+        if not cpu.online:
+            use = CpuUse.OFFLINE
+        elif reserved is None:
+            use = CpuUse.ONLINE
+        elif users:
+            own = any(owner.container is not None for owner in users)
+            use = CpuUse.EXCLUSIVE if own else CpuUse.POD
+        elif cpu.id in set_aside:
+            use = CpuUse.RESERVED
+        yield MapCpuDocument(
+            id=cpu.id,
+            use=use,
+            isolated=cpu.isolated,
+            core=cpu.core,
+            die=cpu.die,
+            package=cpu.package,
+            node=cpu.node,
+            uncore=cpu.uncore,
+            kind=cpu.kind.value,
+            owners=users,
+        )
+
+
+def _node(node: Node, memory: Iterable[MapMemoryDocument]) -> MapNodeDocument:
+    return MapNodeDocument(
+        id=node.id,
+        cpus=str(node.cpus),
+        memory=tuple(memory),
+        distances={str(other): distance for other, distance in sorted(node.distances.items())},
+    )
+
+
+def _total_memory(node: Node) -> Iterator[MapMemoryDocument]:
+    yield MapMemoryDocument(type=MEMORY, total=node.memory_bytes)
+    for pool in node.hugepages:
+        yield MapMemoryDocument(
+            type=hugepages_type(pool.size_bytes), total=pool.size_bytes * pool.count
+        )
+
+
+def _charged_memory(
+    node: Node, rules: EffectivePolicy, ledger: Ledger
+) -> Iterator[MapMemoryDocument]:
+    """Yield the memory of a node with what of it is reserved and allocated, if that is known."""
+    facts = rules.memory
+    charged = ledger.memory.get(node.id)
+    for part in _total_memory(node):
+        if not rules.static_memory or part.total is None or node.id not in facts.total:
+            yield part
+            continue
+        usable = facts.allocatable[node.id].get(part.type, 0)
+        taken = 0 if charged is None else charged.reserved.get(part.type, 0)
+        yield replace(part, reserved=part.total - usable, allocated=taken)
+
+
+def _host_devices(host: Host) -> Iterator[MapDeviceDocument]:
+    for device in host.devices:
+        yield MapDeviceDocument(
+            kind=device.kind,
+            name=device.name,
+            nodes="" if device.node is None else str(device.node),
+            address=device.address,
+            device_class=device.device_class,
+        )
+
+
+def _offered(
+    rules: EffectivePolicy, allocations: Iterable[PodAllocation]
+) -> Iterator[MapDeviceDocument]:
+    """Yield the devices that pods may ask for, with the container that has each."""
+    owners = {
+        (resource, device): MapOwnerDocument(uid=allocation.uid, container=container)
+        for allocation in allocations
+        for container, resource, device in allocation.allocated_devices()
+    }
+    for resource, inventory in sorted(rules.policy.devices.items()):
+        for device in inventory:
+            yield MapDeviceDocument(
+                kind="resource",
+                name=device.id,
+                nodes=str(device.nodes),
+                resource=resource,
+                healthy=device.healthy,
+                owner=owners.get((resource, device.id)),
+            )
+
+
+def _pod(allocation: PodAllocation, running: Collection[str] | None) -> MapPodDocument:
+    to_run = [each.name for each in allocation.containers if each.kind is not ContainerKind.INIT]
+    return MapPodDocument(
+        uid=allocation.uid,
+        name=allocation.name,
+        namespace=allocation.namespace,
+        cpus=str(allocation.exclusive_cpus),
+        containers=tuple(
+            MapContainerDocument(
+                name=container.name,
+                kind=str(container.kind),
+                isolation=str(container.isolation),
+                cpus=None if container.cpus is None else str(container.cpus),
+                mems=str(container.mems),
+            )
+            for container in allocation.containers
+        ),
+        not_found=() if running is None else tuple(n for n in to_run if n not in running),
+    )
+
+
+def _shared_cores(
+    cpus: Iterable[MapCpuDocument], pods: Iterable[MapPodDocument]
+) -> Iterator[MapWarningDocument]:
+    """Yield a warning for each core of which a container or pod has some threads only."""
+    names = {pod.uid: full_name(pod) for pod in pods}
+    cores: dict[int, list[MapCpuDocument]] = defaultdict(list)
+    for cpu in cpus:
+        if cpu.core is not None:
+            cores[cpu.core].append(cpu)
+    for core, threads in cores.items():
+        if not is_shared(threads):
+            continue
+        users: dict[str, list[int]] = defaultdict(list)
+        for cpu in threads:
+            for name in _users(cpu, names):
+                users[name].append(cpu.id)
+        said = "; ".join(f"CPU {Mask.from_ids(ids)} {name}" for name, ids in users.items())
+        yield MapWarningDocument(
+            reason="SharedCore",
+            message=f"core {core} is shared: {said}",
+            uids=tuple(dict.fromkeys(owner.uid for cpu in threads for owner in cpu.owners)),
+            cpus=str(Mask.from_ids(cpu.id for cpu in threads)),
+        )
+
+
+def is_shared(threads: Iterable[MapCpuDocument]) -> bool:
+    """Return whether the threads of a core have different users, one a pod or container at least.
+
+    A core of which some threads are reserved and the others are in the shared pool is not: the same
+    processes may run on both.
+    """
+    users = [frozenset((owner.uid, owner.container) for owner in cpu.owners) for cpu in threads]
+    return any(users) and (len(set(users)) > 1 or any(len(each) > 1 for each in users))
+
+
+def _users(cpu: MapCpuDocument, names: Mapping[str, str]) -> Iterator[str]:
+    if not cpu.owners:
+        yield "is reserved" if cpu.use is CpuUse.RESERVED else "is in the node's shared pool"
+    for owner in cpu.owners:
+        container = f" container {owner.container}" if owner.container else ""
+        yield f"of {names[owner.uid]}{container}"
+
+
+def _remote_memory(
+    host: Host, allocations: Iterable[PodAllocation]
+) -> Iterator[MapWarningDocument]:
+    """Yield a warning for each container whose CPUs and pinned memory are on different nodes."""
+    node_of = {cpu.id: cpu.node for cpu in host.cpus if cpu.node is not None}
+    for allocation in allocations:
+        for container in allocation.containers:
+            mems = container.mems
+            if not mems or not container.cpus:
+                continue
+            nodes = Mask.from_ids({node_of[cpu] for cpu in container.cpus if cpu in node_of})
+            if nodes != mems:
+                yield MapWarningDocument(
+                    reason="RemoteMemory",
+                    message=f"{full_name(allocation)} container {container.name}: CPUs "
+                    f"{container.cpus} are on {_nodes(nodes)}, its memory on {_nodes(mems)}",
+                    uids=(allocation.uid,),
+                    cpus=str(container.cpus),
+                )
+
+
+def _nodes(nodes: Mask) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {nodes}" if nodes else "no known node"
+
+
+def _not_found(pods: Iterable[MapPodDocument]) -> Iterator[MapWarningDocument]:
+    for pod in pods:
+        if pod.not_found:
+            few = ", ".join(pod.not_found[:_NAMED])
+            left = len(pod.not_found) - _NAMED
+            more = f" and {left} more" if left > 0 else ""
+            yield MapWarningDocument(
+                reason="ContainerNotFound",
+                message=f"{full_name(pod)}: no cgroup was found of {few}{more}",
+                uids=(pod.uid,),
+            )
+
+
+def _invalid(violations: Iterable[Violation]) -> Iterator[MapWarningDocument]:
+    for violation in violations:
+        yield MapWarningDocument(
+            reason="AllocationInvalid", message=str(violation), uids=(violation.uid,)
+        )

@@ -1,0 +1,95 @@
+"""Devices near their nodes, in words."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Final
+
+from agent.tools.map.lines import Line, line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from agent.api.map import MapDeviceDocument
+    from agent.tools.map.marks import Marks
+
+#: What a PCI device is, by its base class (PCI Code and ID Assignment specification, 1).
+_CLASSES: Final[Mapping[str, str]] = {
+    "01": "storage",
+    "02": "network",
+    "03": "display",
+    "04": "multimedia",
+    "05": "memory",
+    "06": "bridge",
+    "08": "system",
+    "0b": "processor",
+    "0c": "serial bus",
+    "0d": "wireless",
+    "10": "encryption",
+    "12": "accelerator",
+}
+#: Work is placed by these, so each is named with its address; QAT is a processor, encryption, or
+#: both, an NVMe drive is storage of its subclass.
+_NAMED: Final = (
+    "display",
+    "accelerator",
+    "network",
+    "memory",
+    "processor",
+    "encryption",
+    "NVMe",
+    "InfiniBand",
+)
+#: What is called otherwise than its base class, by class and subclass.
+_SUBCLASSES: Final[Mapping[str, str]] = {"0108": "NVMe", "0c06": "InfiniBand", "0207": "InfiniBand"}
+
+
+def by_node(devices: Iterable[MapDeviceDocument]) -> dict[str, list[MapDeviceDocument]]:
+    """Return the devices by the list of their nodes, "" for no known node."""
+    found: dict[str, list[MapDeviceDocument]] = defaultdict(list)
+    for device in devices:
+        found[device.nodes].append(device)
+    return dict(found)
+
+
+def device_lines(devices: Sequence[MapDeviceDocument], marks: Marks) -> Iterator[Line]:
+    """Yield the devices of the host in a line, and a line for each extended resource."""
+    hardware = [device for device in devices if device.kind != "resource"]
+    if hardware:
+        yield line(f"{'devices':<14}", ", ".join(_hardware(hardware)))
+    offered: dict[str, list[MapDeviceDocument]] = defaultdict(list)
+    for device in devices:
+        if device.kind == "resource":
+            offered[device.resource].append(device)
+    for resource, members in offered.items():
+        yield line(f"{resource}: ", ", ".join(_offered(device, marks) for device in members))
+
+
+def device_word(device: MapDeviceDocument) -> str:
+    """Return what a device of the host is: `network`, `NVMe`, `other`."""
+    number = device.device_class.removeprefix("0x")
+    return _SUBCLASSES.get(number[:4]) or _CLASSES.get(number[:2], "other")
+
+
+def _hardware(devices: Sequence[MapDeviceDocument]) -> Iterator[str]:
+    behind = {device.address for device in devices if device.kind == "net"}
+    counts: Counter[str] = Counter()
+    for device in devices:
+        word = device_word(device)
+        if device.kind == "net":
+            yield f"{device.name} ({device.address})" if device.address else device.name
+        elif device.address in behind:
+            continue
+        elif word in _NAMED:
+            yield f"{word} {device.address}"
+        else:
+            counts[word] += 1
+    yield from (f"{number} x {word}" for word, number in sorted(counts.items()))
+
+
+def _offered(device: MapDeviceDocument, marks: Marks) -> str:
+    state = "" if device.healthy else " unhealthy"
+    if device.owner is None:
+        return f"{device.name}{state}"
+    label = marks.labels.get(device.owner.uid, device.owner.uid)
+    return f"{device.name}{state} ({label} {device.owner.container})"

@@ -1,0 +1,72 @@
+"""Lines of a picture: spans of text with a tone, plain or in the colours of a terminal."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Tone(Enum):
+    """The meaning of a span, which a terminal shows as a colour: its escape sequence (SGR)."""
+
+    PLAIN = ""
+    HEADING = "1"
+    FAINT = "2"
+    WARNING = "1;31"
+    POD_0 = "36"
+    POD_1 = "33"
+    POD_2 = "35"
+    POD_3 = "32"
+    POD_4 = "34"
+    POD_5 = "96"
+
+
+#: The tones of pods, in turn.
+POD_TONES: Final = (Tone.POD_0, Tone.POD_1, Tone.POD_2, Tone.POD_3, Tone.POD_4, Tone.POD_5)
+
+
+class Span(Struct, frozen=True):
+    """A piece of a line."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+#: One line of a picture.
+Line = tuple[Span, ...]
+
+
+def line(*texts: str | Span) -> Line:
+    """Return a line of plain texts and spans."""
+    return tuple(Span(text) if isinstance(text, str) else text for text in texts)
+
+
+def indented(by: int, spans: Line) -> Line:
+    """Return a line further to the right."""
+    return (Span(" " * by), *spans)
+
+
+def plain(spans: Iterable[Span]) -> str:
+    """Return a line without colours and trailing blanks."""
+    return printable("".join(span.text for span in spans)).rstrip()
+
+
+def painted(spans: Iterable[Span]) -> str:
+    """Return a line with the escape sequences of a terminal (ECMA-48, SGR)."""
+    return "".join(
+        f"\x1b[{span.tone.value}m{text}\x1b[0m" if span.tone.value else text
+        for span in spans
+        for text in (printable(span.text),)
+    ).rstrip()
+
+
+def printable(text: str) -> str:
+    """Return a text with what is no character for a screen escaped: names are not ours."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
