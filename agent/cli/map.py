@@ -115,10 +115,10 @@ def draw_text(document: MapDocument, *, focus: str | None = None, full: bool = F
 
     NO_COLOR (https://no-color.org) switches colours off.
     """
-    from agent.tools.map.text import Layout, map_lines  # noqa: PLC0415  # help needs no drawing
+    from agent.tools.map.text import MapLayout, map_lines  # noqa: PLC0415  # help needs no drawing
 
     terminal = sys.stdout.isatty()
-    layout = Layout(
+    layout = MapLayout(
         width=shutil.get_terminal_size().columns if terminal else None,
         full=full,
         focus=focus,

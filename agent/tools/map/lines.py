@@ -30,7 +30,7 @@ class Tone(Enum):
 POD_TONES: Final = (Tone.POD_0, Tone.POD_1, Tone.POD_2, Tone.POD_3, Tone.POD_4, Tone.POD_5)
 
 
-class Span(Struct, frozen=True):
+class TextSpan(Struct, frozen=True):
     """A piece of a line."""
 
     text: str
@@ -38,25 +38,25 @@ class Span(Struct, frozen=True):
 
 
 #: One line of a picture.
-Line = tuple[Span, ...]
+Line = tuple[TextSpan, ...]
 
 
-def line(*texts: str | Span) -> Line:
+def line(*texts: str | TextSpan) -> Line:
     """Return a line of plain texts and spans."""
-    return tuple(Span(text) if isinstance(text, str) else text for text in texts)
+    return tuple(TextSpan(text) if isinstance(text, str) else text for text in texts)
 
 
 def indented(by: int, spans: Line) -> Line:
     """Return a line further to the right."""
-    return (Span(" " * by), *spans)
+    return (TextSpan(" " * by), *spans)
 
 
-def plain(spans: Iterable[Span]) -> str:
+def plain(spans: Iterable[TextSpan]) -> str:
     """Return a line without colours and trailing blanks."""
     return printable("".join(span.text for span in spans)).rstrip()
 
 
-def painted(spans: Iterable[Span]) -> str:
+def painted(spans: Iterable[TextSpan]) -> str:
     """Return a line with the escape sequences of a terminal (ECMA-48, SGR)."""
     return "".join(
         f"\x1b[{span.tone.value}m{text}\x1b[0m" if span.tone.value else text
@@ -66,7 +66,7 @@ def painted(spans: Iterable[Span]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with what is no character for a screen escaped: names are not ours."""
+    """Return a text with control characters and halves of surrogate pairs escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from agent.api.map import CpuUse
 from agent.api.mapped import is_shared
-from agent.tools.map.lines import POD_TONES, Span, Tone
+from agent.tools.map.lines import POD_TONES, TextSpan, Tone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,7 +51,7 @@ class Marks(Struct, frozen=True):
     tones: Mapping[str, Tone]
     focus: str | None = None
 
-    def of(self, cpu: MapCpuDocument) -> Span:
+    def of(self, cpu: MapCpuDocument) -> TextSpan:
         """Return the mark of a CPU: upper case where it is one container's, lower case the pod's.
 
         An offline CPU is marked as offline also if a pod has it.
@@ -60,21 +60,21 @@ class Marks(Struct, frozen=True):
             quiet = cpu.use in (CpuUse.OFFLINE, CpuUse.RESERVED)
             unmarked = cpu.isolated and cpu.use in (CpuUse.SHARED, CpuUse.ONLINE)
             sign = ISOLATED if unmarked else _SIGNS[cpu.use]
-            return Span(sign, Tone.FAINT if quiet else Tone.PLAIN)
+            return TextSpan(sign, Tone.FAINT if quiet else Tone.PLAIN)
         if len(cpu.owners) > 1:
-            return Span(TWICE, Tone.WARNING)
+            return TextSpan(TWICE, Tone.WARNING)
         owner = cpu.owners[0]
         if self.focus not in (None, owner.uid):
-            return Span(OTHER, Tone.FAINT)
+            return TextSpan(OTHER, Tone.FAINT)
         label = self.labels[owner.uid]
-        return Span(label if owner.container else label.lower(), self.tones[owner.uid])
+        return TextSpan(label if owner.container else label.lower(), self.tones[owner.uid])
 
-    def in_core(self, core: MappedCore) -> Iterator[tuple[Span, ...]]:
+    def in_core(self, core: MappedCore) -> Iterator[tuple[TextSpan, ...]]:
         """Yield the marks of the threads of a core; those of a shared core have a sign behind."""
         shared = is_shared(core.threads)
         for cpu in core.threads:
             mark = self.of(cpu)
-            yield (mark, Span(SHARED_CORE, Tone.WARNING)) if shared else (mark,)
+            yield (mark, TextSpan(SHARED_CORE, Tone.WARNING)) if shared else (mark,)
 
 
 def marks_of(document: MapDocument, focus: str | None = None) -> Marks:

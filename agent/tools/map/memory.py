@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.tools.map.lines import Line, Span, Tone, line
+from agent.tools.map.lines import Line, TextSpan, Tone, line
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -73,20 +73,20 @@ def _share(size: int, total: int, length: int) -> int:
     return max(1, round(size * length / total)) if size else 0
 
 
-def _bar(memory: MapMemoryDocument, *, ascii_only: bool) -> Span:
+def _bar(memory: MapMemoryDocument, *, ascii_only: bool) -> TextSpan:
     signs = "#.-" if ascii_only else "█░▒"
     counts = segments(memory)
-    return Span("".join(sign * count for sign, count in zip(signs, counts, strict=True)) + "  ")
+    return TextSpan("".join(sign * count for sign, count in zip(signs, counts, strict=True)) + "  ")
 
 
-def _shares(memory: MapMemoryDocument) -> Span:
+def _shares(memory: MapMemoryDocument) -> TextSpan:
     parts = [f"{size_text(memory.total or 0)}:", f"{size_text(memory.allocated or 0)} allocated,"]
     parts.append(f"{size_text(memory.free or 0)} free")
     if memory.reserved:
         parts[-1] += ","
         parts.append(f"{size_text(memory.reserved)} reserved")
     over = (memory.total or 0) - memory.reserved - (memory.allocated or 0) < 0
-    return Span(" ".join(parts), Tone.WARNING if over else Tone.PLAIN)
+    return TextSpan(" ".join(parts), Tone.WARNING if over else Tone.PLAIN)
 
 
 def nearest_text(node: MapNodeDocument, with_cpus: Mask) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agent.pods.identity import full_name
-from agent.tools.map.lines import Line, Span, Tone, line
+from agent.tools.map.lines import Line, TextSpan, Tone, line
 from agent.tools.map.parts import counted
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def _pod(pod: MapPodDocument, marks: Marks, width: int) -> Iterator[Line]:
     tone = marks.tones.get(pod.uid, Tone.PLAIN)
     cpus = f"CPUs {pod.cpus}" if pod.cpus else "in the shared pool"
     missing = f", {len(pod.not_found)} not found" if pod.not_found else ""
-    name = Span(full_name(pod), Tone.HEADING)
-    yield line(Span(f"{label:<{width}} ", tone), name, f"  {cpus}{missing}")
+    name = TextSpan(full_name(pod), Tone.HEADING)
+    yield line(TextSpan(f"{label:<{width}} ", tone), name, f"  {cpus}{missing}")
     longest = max((len(container.name) for container in pod.containers), default=0)
     for container in pod.containers:
         yield line(f"{' ' * (width + 1)}  {container.name:<{longest}}  {_place(container)}")

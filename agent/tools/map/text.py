@@ -11,7 +11,7 @@ from agent.api.map import CpuUse
 from agent.pods.model import MEMORY
 from agent.tools.map.columns import core_columns
 from agent.tools.map.devices import by_node, device_lines
-from agent.tools.map.lines import Line, Span, Tone, indented, line, plain
+from agent.tools.map.lines import Line, TextSpan, Tone, indented, line, plain
 from agent.tools.map.marks import MEANINGS, Marks, marks_of
 from agent.tools.map.memory import (
     distance_lines,
@@ -49,7 +49,7 @@ _USES: Final = {
 }
 
 
-class Layout(Struct, frozen=True):
+class MapLayout(Struct, frozen=True):
     """The form of a picture.
 
     `width` in columns, None for output that is not a terminal, where no line is broken. `full`
@@ -62,13 +62,13 @@ class Layout(Struct, frozen=True):
     ascii_only: bool = False
 
 
-def map_lines(document: MapDocument, layout: Layout = Layout()) -> Iterator[Line]:  # noqa: B008  # frozen
+def map_lines(document: MapDocument, layout: MapLayout = MapLayout()) -> Iterator[Line]:  # noqa: B008  # frozen
     """Yield the lines of a map: the host, its parts with cores, pods and warnings, distances."""
     yield from _Picture(document, layout).lines()
 
 
 class _Picture:
-    def __init__(self, document: MapDocument, layout: Layout) -> None:
+    def __init__(self, document: MapDocument, layout: MapLayout) -> None:
         self._document = document
         self._layout = layout
         self._marks: Marks = marks_of(document, layout.focus)
@@ -87,7 +87,7 @@ class _Picture:
         yield from self._elsewhere()
         yield from self._sets()
         if document.policy is None and len(document.nodes) > 1:
-            yield line(Span("distances", Tone.HEADING))
+            yield line(TextSpan("distances", Tone.HEADING))
             yield from (line(f"  {row}") for row in distance_lines(document.nodes))
         if document.policy is not None:
             yield self._legend()
@@ -112,11 +112,11 @@ class _Picture:
             chain.append(chain[-1].children[0])
         names = ", ".join(_name(each) for each in chain)
         last = chain[-1]
-        counts: tuple[str | Span, ...] = ()
+        counts: tuple[str | TextSpan, ...] = ()
         if self._counting and last.cores:
             counts = (f": {cores_text(last.cores)}", *self._uses(last))
         cpus = part.cpus if self._layout.full else id_list(part.cpus)
-        yield indented(depth, line(Span(names, Tone.HEADING), f"  CPUs {cpus}", *counts))
+        yield indented(depth, line(TextSpan(names, Tone.HEADING), f"  CPUs {cpus}", *counts))
         for each in chain:
             if each.kind == "node" and each.id is not None:
                 yield from self._node(each, depth + _INDENT)
@@ -149,7 +149,7 @@ class _Picture:
         counts += [counted(number, kind) for kind, number in _kinds_inside(first).items()]
         counts.append(cores_text(first.all_cores()))
         return line(
-            Span(name, Tone.HEADING),
+            TextSpan(name, Tone.HEADING),
             f"  CPUs {id_list(cpus)}: each {', '.join(counts)}",
             *self._uses(first),
         )
@@ -159,17 +159,17 @@ class _Picture:
         nodes = (self._nodes[node] for node in _nodes_in(part) if node in self._nodes)
         return part.shape(), [plain(each) for node in nodes for each in self._belongings(node)]
 
-    def _uses(self, part: MappedPart) -> Iterator[str | Span]:
+    def _uses(self, part: MappedPart) -> Iterator[str | TextSpan]:
         """Yield how many CPUs of a part have which use, pods by their labels."""
         if self._document.policy is None:
             return
-        counts: Counter[Span] = Counter(
+        counts: Counter[TextSpan] = Counter(
             mark for core in part.all_cores() for mark in map(self._marks.of, core.threads)
         )
         before = "; "
         for mark, number in sorted(counts.items(), key=lambda found: found[0].text in _USES):
             yield f"{before}{number} "
-            yield Span(_USES.get(mark.text, mark.text), mark.tone)
+            yield TextSpan(_USES.get(mark.text, mark.text), mark.tone)
             before = ", "
 
     def _memory_only(self) -> Iterator[Line]:
@@ -189,7 +189,7 @@ class _Picture:
             if self._counting and end - place >= _SHORTEST_RUN["node"]:
                 ids = Mask.from_ids(node.id for node in shown[place:end])
                 name = f"{end - place} nodes {id_list(ids, 'node')}"
-                yield line(Span(name, Tone.HEADING), f"  no CPUs: each {texts[place]}")
+                yield line(TextSpan(name, Tone.HEADING), f"  no CPUs: each {texts[place]}")
             else:
                 for node in shown[place:end]:
                     yield from self._without_cpus(node, nearest_text(node, with_cpus))
@@ -197,7 +197,7 @@ class _Picture:
 
     def _without_cpus(self, node: MapNodeDocument, nearest: str) -> Iterator[Line]:
         words = f"  no CPUs; {nearest}" if nearest else "  no CPUs"
-        yield line(Span(f"node {node.id}", Tone.HEADING), words)
+        yield line(TextSpan(f"node {node.id}", Tone.HEADING), words)
         for each in self._belongings(node):
             yield indented(_INDENT, each)
 
@@ -208,14 +208,14 @@ class _Picture:
                 continue
             name = f"nodes {nodes}" if nodes else "no node"
             for each in device_lines(devices, self._marks):
-                yield line(Span(f"{name}  ", Tone.HEADING), *each)
+                yield line(TextSpan(f"{name}  ", Tone.HEADING), *each)
 
     def _sets(self) -> Iterator[Line]:
         isolated = Mask.from_ids(cpu.id for cpu in self._document.cpus if cpu.isolated)
         name = "isolated (*)" if self._document.policy is None else "isolated"
         for name_of, text in ((name, str(isolated)), ("without a tick", self._document.nohz_full)):
             if text:
-                yield line(Span(name_of, Tone.HEADING), f"  CPUs {text}")
+                yield line(TextSpan(name_of, Tone.HEADING), f"  CPUs {text}")
 
     def _legend(self) -> Line:
         signs = {self._marks.of(cpu).text for cpu in self._document.cpus} & MEANINGS.keys()
@@ -223,17 +223,17 @@ class _Picture:
             signs.add("!")
         words = ["A, B: one container's, a, b: the pod's"] if self._marks.labels else []
         words += [f"{sign} {MEANINGS[sign]}" for sign in MEANINGS if sign in signs]
-        return line(Span("  ".join(words), Tone.FAINT))
+        return line(TextSpan("  ".join(words), Tone.FAINT))
 
     def _warnings(self) -> Iterator[Line]:
         focus = self._layout.focus
         found = [each for each in self._document.warnings if focus is None or focus in each.uids]
         shown = found if self._layout.full else found[:_WARNINGS]
         for warning in shown:
-            yield line(Span("! ", Tone.WARNING), warning.message)
+            yield line(TextSpan("! ", Tone.WARNING), warning.message)
         more = len(found) - len(shown) + (self._document.more_warnings if focus is None else 0)
         if more:
-            yield line(Span("! ", Tone.WARNING), f"and {counted(more, 'warning')} more")
+            yield line(TextSpan("! ", Tone.WARNING), f"and {counted(more, 'warning')} more")
 
     def _focused_nodes(self) -> frozenset[int]:
         """Return the nodes of the focused pod's CPUs, memory and devices."""
@@ -283,7 +283,7 @@ def _headlines(document: MapDocument, parts: Sequence[MappedPart]) -> Iterator[L
     words = [f"{counted(len(document.cpus), 'CPU')} ({len(online)} online)"]
     words += [counted(number, name) for number, name in groups if number]
     words += [cores_text(cores), _memory_sum(document)]
-    yield line(Span(", ".join(words), Tone.HEADING))
+    yield line(TextSpan(", ".join(words), Tone.HEADING))
     policy = document.policy
     if policy is not None:
         taken = sum(bool(cpu.owners) for cpu in online)

@@ -273,6 +273,7 @@ BARE = [
     ("GET", "/v1/status"),
     ("GET", "/v1/verify"),
     ("GET", "/v1/topology"),
+    ("GET", "/v1/map"),
     ("POST", "/v1/reconcile"),
     ("POST", "/v1/fit"),
 ]
