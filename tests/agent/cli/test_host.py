@@ -49,18 +49,20 @@ def test_the_picture_shows_packages_nodes_caches_cores_and_memory(
     )
     # Not a terminal: no line is wrapped or padded, however narrow $COLUMNS is.
     assert _shown(host, tmp_path, capsys) == (
-        "8 CPUs (8 online), 2 packages, 2 dies, 4 cores, 2 L3 caches, 3 nodes, "
-        "1 memory-only node\n"
-        "machine\n"
-        "├── package 0  CPUs 0-1,4-5\n"
-        "│   └── node 0  3 GiB, 8 x 2 MiB pages, CPUs 0-1,4-5\n"
-        "│       └── L3 0  CPUs 0-1,4-5\n"
-        "│           └── 2 cores x 2 threads: 0+4 1+5\n"
-        "├── package 1  CPUs 2-3,6-7\n"
-        "│   └── node 1  3 GiB, 8 x 2 MiB pages, CPUs 2-3,6-7\n"
-        "│       └── L3 2  CPUs 2-3,6-7\n"
-        "│           └── 2 cores x 2 threads: 2+6 3+7\n"
-        "└── node 2  64 GiB, no CPUs\n"
+        "8 CPUs (8 online), 2 packages, 3 nodes, 1 memory-only node, 2 L3 caches, "
+        "4 cores x 2 threads, 70 GiB of memory\n"
+        "package 0, node 0, L3 0  CPUs 0-1,4-5\n"
+        "  memory        3 GiB\n"
+        "  hugepages-2Mi 16 MiB\n"
+        "  cpu    0  1\n"
+        "         4  5\n"
+        "package 1, node 1, L3 2  CPUs 2-3,6-7\n"
+        "  memory        3 GiB\n"
+        "  hugepages-2Mi 16 MiB\n"
+        "  cpu    2  3\n"
+        "         6  7\n"
+        "node 2  no CPUs; nearest CPUs: nodes 0-1 (distance 28)\n"
+        "  memory        64 GiB\n"
         "distances\n"
         "            0  1  2\n"
         "  node   0 10 21 28\n"
@@ -74,9 +76,9 @@ def test_offline_and_isolated_cpus_are_marked(
 ) -> None:
     host = with_isolated(regular_host(packages=1, cores_per_node=3), Mask.of(1, 4))
     output = _shown(with_offline(host, Mask.of(5)), tmp_path, capsys)
-    assert "2 cores x 2 threads + 1 core: 0+3 1*+4* 2" in output
-    assert "offline  5\n" in output
-    assert "isolated (*)  1,4\n" in output
+    assert "  cpu    0  1* 2\n         3  4*\n" in output
+    assert "offline, node 0  CPUs 5\n" in output
+    assert "isolated (*)  CPUs 1,4\n" in output
 
 
 def test_a_host_of_64_nodes_fits_a_screen_of_80_columns(
@@ -85,7 +87,7 @@ def test_a_host_of_64_nodes_fits_a_screen_of_80_columns(
     host = regular_host(4, 16, 4, 2, uncores_per_node=2)
     output = _shown(host, tmp_path, capsys)
     assert len(output.splitlines()) < 24
-    assert "16 nodes 16-31  each 16 GiB, 2 L3 (2 cores x 2 threads each); CPUs" in output
+    assert "16 nodes 16-31  CPUs 64-127,320-383: each 16 GiB, 2 L3, 4 cores x 2 threads" in output
     assert "nodes 16-31: 10 to itself, 12 to 16-31, 21 to 0-15,32-63" in output
 
 
@@ -140,16 +142,19 @@ def test_an_odd_file_is_a_warning_on_standard_error_and_in_the_json(
     assert shown.err == f"numawarden: warning: {warning}\n"
     assert "node0/meminfo: found 'none'" in warning
     assert run_command(["topology", "--root", str(tmp_path)]) == 0
-    assert "node 0  memory unknown, CPUs" in capsys.readouterr().out
+    assert "\n  memory        size unknown\n" in capsys.readouterr().out
 
 
 def test_full_shows_every_node_of_a_large_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host = regular_host(2, 4, 14, 2)
-    assert "4 nodes 0-3  each" in _shown(host, tmp_path / "one", capsys)
+    host = regular_host(2, 9, 14, 2)
+    assert "9 nodes 0-8  CPUs 0-125,252-377: each" in _shown(host, tmp_path / "one", capsys)
     output = _shown(host, tmp_path / "two", capsys, "--full")
-    assert all(f"node {node.id}  16 GiB, CPUs {node.cpus}\n" in output for node in host.nodes)
+    assert all(
+        f"node {node.id}, L3 {node.cpus.lowest}  CPUs {node.cpus}\n" in output
+        for node in host.nodes
+    )
 
 
 def test_a_capture_of_another_root_shows_the_same_host(

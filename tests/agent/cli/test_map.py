@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import sys
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from agent.api.client import Unreachable
+from agent.api.documents import EventDocument
+from agent.api.map import MapDocument
+from agent.cli import map as map_module
+from agent.cli.errors import ExitCode
+from agent.cli.map import changes
+from tests.agent.cli.test_pods import Shell, in_background
+from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from agent.server.reporting.events import Watcher
+    from tests.agent.server.support import Running, World
+
+EVENT = EventDocument(type="PodAdmitted", time=0.0, operation="x")
+#: `manifest()` asks for two CPUs: a whole core.
+PICTURE = [
+    "package 0, node 0, L3 0  CPUs 0-3,8-11",
+    "  memory        16 GiB",
+    "  cpu     0   1   2   3",
+    "          R   A   .   .",
+    "  +8      .   A   .   .",
+]
+
+
+@pytest.fixture
+def agent(world: World) -> Iterator[Running]:
+    with in_background(world) as started:
+        yield started
+
+
+@pytest.fixture
+def shell(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], agent: Running
+) -> Shell:
+    """Return a shell beside an agent with a pod that has CPUs 1 and 9."""
+    agent.client.admit(manifest())
+    return Shell(world, tmp_path, capsys)
+
+
+def test_the_map_shows_whose_each_cpu_is(shell: Shell) -> None:
+    code, out, err = shell.run("map")
+    assert (code, err) == (ExitCode.OK, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("16 CPUs (16 online), 2 packages, 2 nodes, 2 L3 caches, 8 cores")
+    assert lines[1] == (
+        "CPU static, memory None, topology best-effort (scope container); "
+        "2 of 15 CPUs allocated, 1 pod"
+    )
+    assert lines[2:7] == PICTURE
+    assert "A shop/web  CPUs 1,9, 1 not found" in lines
+    assert "! shop/web: no cgroup was found of c0" in lines
+
+
+def test_a_pod_by_name_is_shown_with_its_nodes_alone(shell: Shell) -> None:
+    code, out, _ = shell.run("map", "shop/web")
+    assert code == ExitCode.OK
+    assert out.splitlines()[2:7] == PICTURE
+    assert "package 1" not in out
+
+
+def test_a_pod_that_is_not_admitted_is_exit_code_6(shell: Shell) -> None:
+    code, out, err = shell.run("map", "shop/other")
+    assert (code, out) == (ExitCode.NOT_FOUND, "")
+    assert "no pod 'shop/other' is admitted" in err
+
+
+def test_json_is_the_document_of_the_api(shell: Shell) -> None:
+    code, out, _ = shell.run("map", "--output", "json")
+    document = json.loads(out)
+    assert code == ExitCode.OK
+    assert [cpu["id"] for cpu in document["cpus"] if cpu["use"] == "exclusive"] == [1, 9]
+    assert document["policy"]["reservedCpus"] == "0"
+    assert document["pods"][0]["notFound"] == ["c0"]
+
+
+def test_svg_is_a_document_of_its_own(shell: Shell) -> None:
+    code, out, _ = shell.run("map", "--output", "svg")
+    assert code == ExitCode.OK
+    assert ET.fromstring(out).tag.endswith("svg")  # noqa: S314  # our own text
+
+
+@pytest.mark.parametrize("output", ["json", "svg"])
+def test_watching_draws_text(shell: Shell, output: str) -> None:
+    code, _, err = shell.run("map", "-w", "--output", output)
+    assert code == ExitCode.USAGE
+    assert f"--output {output} is printed once" in err
+
+
+def test_watching_draws_again_on_every_change(
+    shell: Shell, agent: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once(events: Iterable[EventDocument]) -> Iterator[None]:
+        del events
+        agent.client.remove(UID)
+        yield
+
+    monkeypatch.setattr(map_module, "changes", once)
+    code, out, _ = shell.run("map", "-w")
+    assert code == ExitCode.OK
+    before, after = [part for part in out.split("16 CPUs (16 online)") if part]
+    assert "shop/web" in before
+    assert "shop/web" not in after
+
+
+def interrupting(_: object) -> Iterator[None]:
+    raise KeyboardInterrupt
+
+
+def test_interrupting_ends_the_map(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(map_module, "changes", interrupting)
+    code, out, _ = shell.run("map", "--watch")
+    assert (code, "shop/web" in out) == (ExitCode.INTERRUPTED, True)
+
+
+def test_an_event_of_the_agent_is_a_change(agent: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, loop = agent.controller.events.watch, agent.life.get_loop()
+
+    def admitting() -> AbstractContextManager[Watcher]:
+        """Admit a pod as soon as the agent streams its events."""
+        loop.call_soon(lambda: loop.run_in_executor(None, agent.client.admit, manifest()))
+        return watch()
+
+    monkeypatch.setattr(agent.controller.events, "watch", admitting)
+    assert next(changes(agent.client.watch(), PATIENCE)) is None
+    assert UID in {pod.uid for pod in agent.client.pods()}
+
+
+def fed(feed: SimpleQueue[EventDocument | None]) -> Iterator[EventDocument]:
+    while (event := feed.get()) is not None:
+        yield event
+
+
+def test_changes_follow_the_events_and_end_with_them() -> None:
+    feed: SimpleQueue[EventDocument | None] = SimpleQueue()
+    seen = changes(fed(feed), PATIENCE)
+    feed.put(EVENT)
+    assert next(seen) is None
+    feed.put(None)
+    assert list(seen) == []
+
+
+def test_the_map_is_drawn_again_after_some_time_without_an_event() -> None:
+    feed: SimpleQueue[EventDocument | None] = SimpleQueue()
+    seen = changes(fed(feed), 0.0)
+    assert (next(seen), next(seen)) == (None, None)
+    feed.put(None)
+
+
+def test_an_agent_that_went_away_is_an_error() -> None:
+    class Ended:
+        def __iter__(self) -> Iterator[EventDocument]:
+            raise Unreachable("/run/x", "it closed the connection")
+
+    with pytest.raises(Unreachable):
+        next(changes(Ended(), PATIENCE))
+
+
+def _on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_a_terminal_has_colours_and_no_color_switches_them_off(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _on_terminal(monkeypatch)
+    assert "\x1b[36mA\x1b[0m" in shell.run("map")[1]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in shell.run("map")[1]
+
+
+def test_a_pipe_has_neither_colours_nor_broken_lines(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    _, out, _ = shell.run("map")
+    assert out.splitlines()[2:7] == PICTURE
+
+
+def test_a_narrow_terminal_continues_columns_below(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _on_terminal(monkeypatch, columns=18)
+    monkeypatch.setenv("NO_COLOR", "1")
+    rows = [line for line in shell.run("map")[1].splitlines() if line.startswith("  cpu")]
+    assert [row.split()[1:] for row in rows] == [["0", "1"], ["2", "3"], ["4", "5"], ["6", "7"]]
+
+
+def test_watching_on_a_terminal_clears_what_was_drawn(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _on_terminal(monkeypatch)
+    monkeypatch.setattr(map_module, "changes", lambda _: iter([None]))
+    assert shell.run("map", "-w")[1].count("\x1b[H\x1b[2J") == 2
+
+
+def test_the_agents_map_has_the_pods_that_the_list_has(agent: Running) -> None:
+    agent.client.admit(manifest())
+    agent.client.admit(manifest("b", OTHER_UID))
+    document = agent.client.map()
+    assert isinstance(document, MapDocument)
+    assert {pod.uid: pod.cpus for pod in document.pods} == {
+        pod.uid: pod.exclusive_cpus for pod in agent.client.pods()
+    }
