@@ -114,7 +114,7 @@ class MapContainerDocument(Document, frozen=True):
 class MapPodDocument(Document, frozen=True):
     """One pod; `cpus` are those that are in no shared pool of the node, "" if it has none.
 
-    `not_found` are the containers that are to run and whose cgroup was not found.
+    `not_found` are the containers that are to run and that were not found in a cgroup.
     """
 
     uid: str

@@ -304,7 +304,7 @@ def _not_found(pods: Iterable[MapPodDocument]) -> Iterator[MapWarningDocument]:
             more = f" and {left} more" if left > 0 else ""
             yield MapWarningDocument(
                 reason="ContainerNotFound",
-                message=f"{full_name(pod)}: no cgroup was found of {few}{more}",
+                message=f"{full_name(pod)}: containers not found: {few}{more}",
                 uids=(pod.uid,),
             )
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
+from agent.api.client import AgentClient
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
 
@@ -114,6 +115,10 @@ class EmbeddedHost:
         if done.returncode != expect:
             raise DemoError(f"numawarden {shown}: exit code {done.returncode}, expected {expect}")
         return done.stdout
+
+    def client(self) -> AgentClient:
+        """Return a client of the agent."""
+        return AgentClient(self.folder / "agent.sock", timeout=_PATIENCE)
 
     def manifest(self, example: Path, name: str) -> Path:
         """Return an example manifest, under another name if one is asked for."""

@@ -189,6 +189,8 @@ class Incidents:
             (self.host.cgroups / "machine/cpuset.cpus").write_text("0-2\n")
             yield self._ask("admit", f"{EXAMPLES}/guaranteed.yaml", code=7)
             yield self._ask("verify", code=1)
+            self.host.client().reconcile()
+            yield self._ask("map", code=0)
             new = self._changed("new", '"0,16"', '"0,3,16,19"', 'cpu: "2"', 'cpu: "4"')
             yield self._ask("config", "check", new, "--against-state", code=1)
             unfit = self._changed("unfit", '"0,16"', '"0,99"')

@@ -166,7 +166,7 @@ def test_containers_without_a_cgroup_are_named_unless_the_kernel_was_not_observe
     document = _map(pod, running={"a": frozenset({"c0"})})
     assert document.pods[0].not_found == ("c1", "c2", "c3", "c4", "c5")
     assert document.warnings[-1].message == (
-        "shop/a: no cgroup was found of c1, c2, c3, c4 and 1 more"
+        "shop/a: containers not found: c1, c2, c3, c4 and 1 more"
     )
 
 

@@ -62,7 +62,7 @@ def test_the_map_shows_whose_each_cpu_is(shell: Shell) -> None:
     )
     assert lines[2:7] == PICTURE
     assert "A shop/web  CPUs 1,9, 1 not found" in lines
-    assert "! shop/web: no cgroup was found of c0" in lines
+    assert "! shop/web: containers not found: c0" in lines
 
 
 def test_a_pod_by_name_is_shown_with_its_nodes_alone(shell: Shell) -> None:
