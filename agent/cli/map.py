@@ -132,7 +132,7 @@ def print_drawn(lines: Iterable[Line], *, colours: bool) -> None:
     from agent.tools.map.lines import painted, plain  # noqa: PLC0415  # as above
 
     for spans in lines:
-        click.echo(painted(spans) if colours else plain(spans), color=colours)
+        click.echo(painted(spans) if colours else plain(spans))
 
 
 def _can_show(text: str) -> bool:

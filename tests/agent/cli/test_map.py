@@ -14,7 +14,7 @@ from agent.api.map import MapDocument
 from agent.cli import map as map_module
 from agent.cli.errors import ExitCode
 from agent.cli.map import changes
-from tests.agent.cli.test_pods import Shell, in_background
+from tests.agent.cli.shell import Shell, in_background
 from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest
 
 if TYPE_CHECKING:
