@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sysfs.cpus import read_core_kinds, read_cpu_sets
@@ -9,9 +10,10 @@ from sysfs.devices import read_devices
 from sysfs.files import SysfsTree
 from sysfs.host import CoreKind, Cpu, Host
 from sysfs.nodes import nodes_of_cpus, read_nodes
-from sysfs.siblings import read_topology, read_uncore
+from sysfs.siblings import read_topology, read_uncore, read_uncore_sizes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sysfs.cpus import CpuSets
@@ -37,18 +39,21 @@ def read_host(tree: SysfsTree, *, live: bool = False, devices: bool = True) -> H
     """Return the host of a tree; `live` asks netlink for the interfaces as well."""
     sets = read_cpu_sets(tree)
     nodes = read_nodes(tree, sets.online)
+    uncore = read_uncore(tree, sets.online)
     return Host(
-        cpus=_cpus(tree, sets, nodes),
+        cpus=_cpus(tree, sets, nodes, uncore),
         nodes=nodes,
         devices=read_devices(tree, sets.online, live=live) if devices else (),
         nohz_full=sets.nohz_full & sets.present,
+        uncore_bytes=MappingProxyType(read_uncore_sizes(tree, uncore)),
         warnings=tree.warnings,
     )
 
 
-def _cpus(tree: SysfsTree, sets: CpuSets, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:
+def _cpus(
+    tree: SysfsTree, sets: CpuSets, nodes: tuple[Node, ...], uncore: Mapping[int, int]
+) -> tuple[Cpu, ...]:
     topology = read_topology(tree, sets.online)
-    uncore = read_uncore(tree, sets.online)
     kinds = read_core_kinds(tree, sets.online)
     node_of = nodes_of_cpus(tree, nodes, sets.present)
     return tuple(

@@ -86,7 +86,8 @@ class Host(Struct, frozen=True, dict=True):
     """All facts of one host, ordered by id.
 
     `warnings` has a line for each odd file that cost a fact: the file, what was found, and what
-    is not known now.
+    is not known now. `uncore_bytes` is the size of each uncore cache by `Cpu.uncore`, where the
+    host reports it.
     """
 
     cpus: tuple[Cpu, ...]
@@ -94,6 +95,7 @@ class Host(Struct, frozen=True, dict=True):
     devices: tuple[Device, ...] = ()
     nohz_full: Mask = EMPTY
     warnings: tuple[str, ...] = ()
+    uncore_bytes: Mapping[int, int] = MappingProxyType({})
 
     @cached_property
     def online(self) -> Mask:

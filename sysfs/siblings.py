@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,7 @@ from sysfs.files import InconsistentTree, MalformedFile, MissingFile
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sysfs.files import SysfsTree
 
@@ -262,6 +263,8 @@ def _group_id(tree: SysfsTree, cpu: int, name: str, without: str) -> int | None:
 UNCORE_LEVEL: Final = 3
 #: Where x86 and most Arm machines have their L3 (L1d, L1i, L2, L3): asked first.
 _USUAL_INDEX: Final = 3
+#: The size of a cache as the kernel prints it, in KiB.
+_SIZE: Final = re.compile(r"([1-9][0-9]{0,11})K", re.ASCII)
 
 
 def read_uncore(tree: SysfsTree, online: Mask) -> dict[int, int]:
@@ -276,6 +279,33 @@ def read_uncore(tree: SysfsTree, online: Mask) -> dict[int, int]:
     for group in optional_groups(tree, online, lambda cpu: _shared(tree, cpu), without):
         groups.update(dict.fromkeys(group, group.lowest))
     return groups
+
+
+def read_uncore_sizes(tree: SysfsTree, uncore: Mapping[int, int]) -> dict[int, int]:
+    """Return the size in bytes of each level 3 cache, by its id as `read_uncore` returns them.
+
+    Read once of each cache, from its lowest CPU (`cpuN/cache/indexM/size`, `32768K`). A cache whose
+    file is absent or odd is not a key.
+    """
+    sizes: dict[int, int] = {}
+    for cache in sorted(set(uncore.values())):
+        found = tree.optional(partial(_size, tree, cache), None, "the size of a cache is not known")
+        if found is not None:
+            sizes[cache] = found
+    return sizes
+
+
+def _size(tree: SysfsTree, cpu: int) -> int | None:
+    directory = f"{CPU_DIRECTORY}/cpu{cpu}/cache"
+    index = _uncore_index(tree, directory)
+    name = f"{directory}/index{index}/size"
+    text = None if index is None else tree.find(name)
+    if text is None:
+        return None
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise MalformedFile(tree.path(name), text, "a size such as 32768K")
+    return int(found[1]) << 10
 
 
 def _shared(tree: SysfsTree, cpu: int) -> tuple[str, Mask] | None:

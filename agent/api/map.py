@@ -141,12 +141,14 @@ class MapWarningDocument(Document, frozen=True):
 class MapDocument(Document, frozen=True):
     """The map of a host: every present CPU once, every node once, in ascending order.
 
-    `policy` is null in a map without an agent. `warnings` has the first of each reason,
-    `more_warnings` counts the others.
+    `policy` is null in a map without an agent. `uncore_bytes` has the size of each uncore cache
+    that is known, by its id as text. `warnings` has the first of each reason, `more_warnings`
+    counts the others.
     """
 
     cpus: tuple[MapCpuDocument, ...]
     nodes: tuple[MapNodeDocument, ...]
+    uncore_bytes: dict[str, int]
     devices: tuple[MapDeviceDocument, ...] = ()
     pods: tuple[MapPodDocument, ...] = ()
     policy: PolicyDocument | None = None

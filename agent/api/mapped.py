@@ -47,6 +47,7 @@ def map_of_host(host: Host) -> MapDocument:
         nodes=tuple(_node(node, _total_memory(node)) for node in host.nodes),
         devices=tuple(_host_devices(host)),
         nohz_full=str(host.nohz_full),
+        uncore_bytes={str(cache): size for cache, size in sorted(host.uncore_bytes.items())},
     )
 
 
@@ -82,6 +83,7 @@ def map_of_allocations(
         pods=pods,
         policy=policy_document(rules.policy),
         nohz_full=str(host.nohz_full),
+        uncore_bytes={str(cache): size for cache, size in sorted(host.uncore_bytes.items())},
         warnings=tuple(each for group in listed for each in group[:WARNINGS_LISTED]),
         more_warnings=sum(max(len(group) - WARNINGS_LISTED, 0) for group in listed),
     )

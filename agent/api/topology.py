@@ -84,7 +84,10 @@ class Totals(TypedDict):
 
 
 class TopologyView(TypedDict):
-    """One host; sets of CPUs in the kernel's list format, a line for each odd file."""
+    """One host; sets of CPUs in the kernel's list format, a line for each odd file.
+
+    `uncore_bytes` is the size of each uncore cache by its id as text, where it is known.
+    """
 
     cpus: list[CpuView]
     nodes: list[NodeView]
@@ -92,6 +95,7 @@ class TopologyView(TypedDict):
     offline: str
     isolated: str
     nohz_full: str
+    uncore_bytes: dict[str, int]
     totals: Totals
     warnings: list[str]
 
@@ -105,6 +109,7 @@ def topology_view(host: Host) -> TopologyView:
         offline=str(host.offline),
         isolated=str(host.isolated),
         nohz_full=str(host.nohz_full),
+        uncore_bytes={str(cache): size for cache, size in sorted(host.uncore_bytes.items())},
         totals=totals(host),
         warnings=list(host.warnings),
     )

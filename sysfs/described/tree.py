@@ -72,7 +72,7 @@ def _write_topology(host: Host, root: Path) -> None:
         _write_group(root, cpu, ("package_cpus_list", "physical_package_id"), cpu.package, packages)
         _write_group(root, cpu, ("cluster_cpus_list", "cluster_id"), cpu.cluster, clusters)
         _write_group(root, cpu, ("die_cpus_list", "die_id"), cpu.die, dies)
-        _write_uncore(root, cpu, uncores)
+        _write_uncore(root, cpu, uncores, host.uncore_bytes)
 
 
 def _members(cpus: list[Cpu], group_of: Callable[[Cpu], int | None]) -> Mapping[int | None, Mask]:
@@ -103,7 +103,9 @@ def _write_group(
     _write(root, f"{directory}/{names[1]}", group)
 
 
-def _write_uncore(root: Path, cpu: Cpu, members: Mapping[int | None, Mask]) -> None:
+def _write_uncore(
+    root: Path, cpu: Cpu, members: Mapping[int | None, Mask], sizes: Mapping[int, int]
+) -> None:
     if cpu.uncore is None:
         return
     directory = f"{CPU_DIRECTORY}/cpu{cpu.id}/cache/index3"
@@ -111,6 +113,8 @@ def _write_uncore(root: Path, cpu: Cpu, members: Mapping[int | None, Mask]) -> N
     _write(root, f"{directory}/type", "Unified")
     _write(root, f"{directory}/id", cpu.uncore)
     _write(root, f"{directory}/shared_cpu_list", members[cpu.uncore])
+    if cpu.uncore in sizes:
+        _write(root, f"{directory}/size", f"{sizes[cpu.uncore] >> 10}K")
 
 
 def _write_kinds(host: Host, root: Path) -> None:

@@ -13,7 +13,7 @@ from sysfs.host import CoreKind, Cpu, Device, Host, HugePages, Node
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _PAGE_SIZES: Final = (64 << 10, 2 << 20, 1 << 30)
 #: What a core begins again: a package, a die, a node, a cache, a cluster, or nothing.
@@ -59,6 +59,7 @@ def hosts(draw: st.DrawFn, *, devices: bool = True) -> Host:
         cpus=named,
         nodes=draw(_nodes(named, node_ids)),
         nohz_full=Mask.from_ids(draw(st.sets(st.sampled_from(ids)))),
+        uncore_bytes=draw(_cache_sizes(named)),
     )
     return replace(host, devices=draw(_devices(host))) if devices else host
 
@@ -138,6 +139,13 @@ def _lowest(cpus: list[Cpu], getter: Callable[[Cpu], int | None]) -> dict[int | 
         if group is not None:
             lowest.setdefault(group, cpu.id)
     return lowest
+
+
+def _cache_sizes(cpus: tuple[Cpu, ...]) -> st.SearchStrategy[Mapping[int, int]]:
+    caches = sorted({cpu.uncore for cpu in cpus if cpu.uncore is not None})
+    sizes = st.integers(1, 1 << 20).map(lambda kib: kib << 10)
+    known = st.dictionaries(st.sampled_from(caches), sizes) if caches else st.just({})
+    return known.map(MappingProxyType)
 
 
 @st.composite

@@ -110,7 +110,7 @@ class _Picture:
         chain = [part]
         while len(chain[-1].children) == 1:
             chain.append(chain[-1].children[0])
-        names = ", ".join(_name(each) for each in chain)
+        names = ", ".join(self._name(each) for each in chain)
         last = chain[-1]
         counts: tuple[str | TextSpan, ...] = ()
         if self._counting and last.cores:
@@ -125,6 +125,13 @@ class _Picture:
             width = None if self._layout.width is None else self._layout.width - depth - _INDENT
             for row in core_columns(last.cores, self._marks, width):
                 yield indented(depth + _INDENT, row)
+
+    def _name(self, part: MappedPart) -> str:
+        if part.kind == "offline":
+            return "offline" if part.id is None else f"offline, node {part.id}"
+        size = self._document.uncore_bytes.get(str(part.id)) if part.kind == "L3" else None
+        name = f"no {part.kind}" if part.id is None else f"{part.kind} {part.id}"
+        return name if size is None else f"{name} ({size_text(size)})"
 
     def _node(self, part: MappedPart, depth: int) -> Iterator[Line]:
         if not part.first:
@@ -146,6 +153,8 @@ class _Picture:
         name = f"{len(run)} {plural(first.kind)} {id_list(ids, first.kind)}"
         node = self._nodes.get(first.id) if first.kind == "node" and first.id is not None else None
         counts = [] if node is None else [memory_text(node)]
+        size = self._document.uncore_bytes.get(str(first.id)) if first.kind == "L3" else None
+        counts += [] if size is None else [size_text(size)]
         counts += [counted(number, kind) for kind, number in _kinds_inside(first).items()]
         counts.append(cores_text(first.all_cores()))
         return line(
@@ -157,7 +166,12 @@ class _Picture:
     def _likeness(self, part: MappedPart) -> object:
         """Return a value that is equal for parts that may share a line."""
         nodes = (self._nodes[node] for node in _nodes_in(part) if node in self._nodes)
-        return part.shape(), [plain(each) for node in nodes for each in self._belongings(node)]
+        sizes = [self._document.uncore_bytes.get(str(cache)) for cache in _caches_in(part)]
+        return (
+            part.shape(),
+            sizes,
+            [plain(each) for node in nodes for each in self._belongings(node)],
+        )
 
     def _uses(self, part: MappedPart) -> Iterator[str | TextSpan]:
         """Yield how many CPUs of a part have which use, pods by their labels."""
@@ -301,12 +315,6 @@ def _memory_sum(document: MapDocument) -> str:
     return f"{'at least ' if len(known) < len(totals) else ''}{size_text(sum(known))} of memory"
 
 
-def _name(part: MappedPart) -> str:
-    if part.kind == "offline":
-        return "offline" if part.id is None else f"offline, node {part.id}"
-    return f"no {part.kind}" if part.id is None else f"{part.kind} {part.id}"
-
-
 def _kinds_inside(part: MappedPart) -> Counter[str]:
     """Count the parts inside of a part by kind."""
     counts: Counter[str] = Counter()
@@ -314,6 +322,14 @@ def _kinds_inside(part: MappedPart) -> Counter[str]:
         counts[child.kind] += 1
         counts += _kinds_inside(child)
     return counts
+
+
+def _caches_in(part: MappedPart) -> Iterator[int | None]:
+    """Yield the ids of the caches in a part, itself included."""
+    if part.kind == "L3":
+        yield part.id
+    for child in part.children:
+        yield from _caches_in(child)
 
 
 def _nodes_in(part: MappedPart) -> Iterator[int]:

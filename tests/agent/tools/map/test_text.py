@@ -222,6 +222,14 @@ def test_columns_continue_below_where_a_terminal_ends(width: int) -> None:
     assert max(map(len, rows)) <= width
 
 
+def test_caches_have_their_size_and_another_size_is_no_neighbour_alike() -> None:
+    host = regular_host(1, 2, 80, 1, uncores_per_node=10)
+    sizes = dict.fromkeys({cpu.uncore for cpu in host.cpus if cpu.uncore is not None}, 32 << 20)
+    lines = drawn(map_of_host(replace(host, uncore_bytes={**sizes, 0: 96 << 20})), MapLayout())
+    assert any("L3 0 (96 MiB)  CPUs 0-7" in line for line in lines)
+    assert any("9 L3 8,16,24" in line and "each 32 MiB, 8 cores" in line for line in lines)
+
+
 def test_lines_into_a_pipe_are_never_broken() -> None:
     document = map_of_host(regular_host(packages=1, cores_per_node=100, threads=1))
     (row,) = [row for row in drawn(document) if row.startswith("  cpu")]
