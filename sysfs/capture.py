@@ -19,7 +19,15 @@ from sysfs.cpus import HYBRID_PMUS, MIDR, read_cpu_sets
 from sysfs.devices import NET_KIND, PCI_DIRECTORY, read_devices
 from sysfs.files import SysfsTree
 from sysfs.links import NET_DIRECTORY
-from sysfs.nodes import HOST_HUGEPAGES, HOST_MEMINFO, NODE_DIRECTORY, find_memory_total, pool_sizes
+from sysfs.nodes import (
+    HOST_HUGEPAGES,
+    HOST_MEMINFO,
+    NODE_DIRECTORY,
+    TIER,
+    TIER_DIRECTORY,
+    find_memory_total,
+    pool_sizes,
+)
 from sysfs.siblings import (
     CLUSTER_LISTS,
     CLUSTER_MAPS,
@@ -144,6 +152,8 @@ def _add_online_cpu(content: Contents, directory: str) -> None:
 def _add_nodes(content: Contents) -> None:
     content.add_all(NODE_DIRECTORY, _NODE_STATES)
     _add_memory(content, HOST_MEMINFO, "", HOST_HUGEPAGES)
+    for tier in content.numbered(TIER_DIRECTORY, TIER):
+        content.add(f"{TIER_DIRECTORY}/{TIER}{tier}/nodelist")
     for node in content.tree.numbered(NODE_DIRECTORY, "node"):
         directory = f"{NODE_DIRECTORY}/node{node}"
         content.directories.add(directory)

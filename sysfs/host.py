@@ -55,7 +55,8 @@ class Node(Struct, frozen=True):
 
     `cpus` are the online CPUs of the node, `memory_bytes` its MemTotal, None where that is not
     known, `distances` maps every node id (this one included) to the ACPI SLIT distance as the
-    kernel shows it.
+    kernel shows it, `tier` is the number of its memory tier: a smaller one is faster, None where
+    the kernel has none for it.
     """
 
     id: int
@@ -63,6 +64,7 @@ class Node(Struct, frozen=True):
     memory_bytes: int | None
     hugepages: tuple[HugePages, ...] = ()
     distances: Mapping[int, int] = MappingProxyType({})
+    tier: int | None = None
 
 
 class Device(Struct, frozen=True):

@@ -75,12 +75,16 @@ class MapMemoryDocument(Document, frozen=True):
 
 
 class MapNodeDocument(Document, frozen=True):
-    """One NUMA node: its online CPUs as a list, its memory, its distances by node id as text."""
+    """One NUMA node: its online CPUs as a list, its memory, its distances by node id as text.
+
+    `tier` is the number of its memory tier, a smaller one is faster; null without tiers.
+    """
 
     id: int
     cpus: str
     memory: tuple[MapMemoryDocument, ...]
     distances: dict[str, int]
+    tier: int | None = None
 
 
 class MapDeviceDocument(Document, frozen=True):

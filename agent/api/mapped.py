@@ -151,6 +151,7 @@ def _node(node: Node, memory: Iterable[MapMemoryDocument]) -> MapNodeDocument:
         cpus=str(node.cpus),
         memory=tuple(memory),
         distances={str(other): distance for other, distance in sorted(node.distances.items())},
+        tier=node.tier,
     )
 
 

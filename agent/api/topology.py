@@ -36,7 +36,8 @@ class HugePagesView(TypedDict):
 class NodeView(TypedDict):
     """One NUMA node; `cpus` in the kernel's list format, distances by node id as text.
 
-    `memory_bytes` is null if the host does not report it.
+    `memory_bytes` is null if the host does not report it, `tier` if there are no memory tiers; the
+    smaller one is faster.
     """
 
     id: int
@@ -44,6 +45,7 @@ class NodeView(TypedDict):
     memory_bytes: int | None
     hugepages: list[HugePagesView]
     distances: dict[str, int]
+    tier: int | None
 
 
 # The functional form, because `class` is a keyword.
@@ -166,6 +168,7 @@ def _node_view(node: Node) -> NodeView:
         memory_bytes=node.memory_bytes,
         hugepages=[_hugepages_view(pool) for pool in node.hugepages],
         distances={str(other): distance for other, distance in sorted(node.distances.items())},
+        tier=node.tier,
     )
 
 

@@ -9,7 +9,7 @@ from sysfs.cpus import HYBRID_PMUS
 from sysfs.devices import NET_KIND, PCI_DIRECTORY, PCI_KIND
 from sysfs.links import NET_DIRECTORY
 from sysfs.mask import Mask
-from sysfs.nodes import HOST_MEMINFO, NODE_DIRECTORY
+from sysfs.nodes import HOST_MEMINFO, NODE_DIRECTORY, TIER, TIER_DIRECTORY
 from sysfs.siblings import CPU_DIRECTORY, UNCORE_LEVEL
 
 if TYPE_CHECKING:
@@ -136,6 +136,9 @@ def _write_nodes(host: Host, root: Path) -> None:
     _write(root, f"{NODE_DIRECTORY}/has_memory", with_memory)
     for node in host.nodes:
         _write_node(node, everything, root)
+    for tier in sorted({node.tier for node in host.nodes if node.tier is not None}):
+        members = Mask.from_ids(node.id for node in host.nodes if node.tier == tier)
+        _write(root, f"{TIER_DIRECTORY}/{TIER}{tier}/nodelist", members)
     known = [node.memory_bytes for node in host.nodes if node.memory_bytes is not None]
     if len(known) == len(host.nodes):
         _write(root, HOST_MEMINFO, f"MemTotal: {_kib(sum(known)):>15} kB")

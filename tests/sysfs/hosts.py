@@ -158,6 +158,7 @@ def _nodes(draw: st.DrawFn, cpus: tuple[Cpu, ...], used: list[int]) -> tuple[Nod
             cpus=Mask.from_ids(cpu.id for cpu in cpus if cpu.online and cpu.node == node),
             memory_bytes=draw(_memory()),
             hugepages=draw(_hugepages()),
+            tier=draw(st.sampled_from([None, 4, 22])),
             distances=MappingProxyType(
                 {other: 10 if other == node else draw(st.integers(11, 254)) for other in ids}
             ),

@@ -145,3 +145,25 @@ def test_several_links_decide_nothing(tmp_path: Path) -> None:
 
 def test_nodes_without_cpus_own_none(tmp_path: Path) -> None:
     assert nodes_of_cpus(SysfsTree(tmp_path), (_bare(0, ""),), EMPTY) == {}
+
+
+_TIERS = "sys/devices/virtual/memory_tiering"
+
+
+def test_a_node_has_the_number_of_its_memory_tier_or_none(tmp_path: Path) -> None:
+    files = {
+        **_node(0),
+        **_node(1),
+        **_node(2),
+        f"{_TIERS}/memory_tier22/nodelist": "1\n",
+        f"{_TIERS}/memory_tier4/nodelist": "0\n",
+    }
+    nodes = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-2"))
+    assert [node.tier for node in nodes] == [4, 22, None]
+
+
+def test_an_odd_list_of_a_memory_tier_is_a_warning(tmp_path: Path) -> None:
+    files = {**_node(0), f"{_TIERS}/memory_tier4/nodelist": "x\n"}
+    tree = SysfsTree(lay_out(tmp_path, files))
+    assert [node.tier for node in read_nodes(tree, Mask.of(0))] == [None]
+    assert "memory_tier4/nodelist: found 'x'" in tree.warnings[0]

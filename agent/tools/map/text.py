@@ -73,6 +73,7 @@ class _Picture:
         self._layout = layout
         self._marks: Marks = marks_of(document, layout.focus)
         self._nodes = {node.id: node for node in document.nodes}
+        self._tiered = len({node.tier for node in document.nodes} - {None}) > 1
         self._devices = by_node(document.devices)
         focused = layout.focus is not None
         self._counting = len(document.cpus) > COLLAPSE_ABOVE and not layout.full and not focused
@@ -143,6 +144,8 @@ class _Picture:
                 yield indented(depth, each)
 
     def _belongings(self, node: MapNodeDocument) -> Iterator[Line]:
+        if self._tiered and node.tier is not None:
+            yield line(f"{'memory tier':<14}", str(node.tier))
         yield from memory_lines(node, ascii_only=self._layout.ascii_only)
         yield from device_lines(self._devices.get(str(node.id), ()), self._marks)
 

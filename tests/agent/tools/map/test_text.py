@@ -300,6 +300,16 @@ def test_memory_only_nodes_have_the_nodes_with_cpus_that_are_nearest() -> None:
     assert lines[place + 1] == "  memory        64 GiB"
 
 
+def test_memory_tiers_are_named_where_there_are_several() -> None:
+    host = regular_host(packages=2)
+    for tiers, expected in (((4, 22), ["memory tier   4", "memory tier   22"]), ((4, 4), [])):
+        nodes = tuple(
+            replace(node, tier=tier) for node, tier in zip(host.nodes, tiers, strict=True)
+        )
+        lines = drawn(map_of_host(replace(host, nodes=nodes)))
+        assert [line.strip() for line in lines if "tier" in line] == expected
+
+
 def test_offline_cpus_stand_apart_by_their_node() -> None:
     host = with_offline(regular_host(packages=1, cores_per_node=3, threads=1), Mask.of(2))
     lines = drawn(map_of_host(host))
