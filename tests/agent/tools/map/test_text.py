@@ -222,7 +222,7 @@ def test_columns_continue_below_where_a_terminal_ends(width: int) -> None:
     assert max(map(len, rows)) <= width
 
 
-def test_caches_have_their_size_and_another_size_is_no_neighbour_alike() -> None:
+def test_caches_have_their_size_and_those_of_another_size_share_no_line() -> None:
     host = regular_host(1, 2, 80, 1, uncores_per_node=10)
     sizes = dict.fromkeys({cpu.uncore for cpu in host.cpus if cpu.uncore is not None}, 32 << 20)
     lines = drawn(map_of_host(replace(host, uncore_bytes={**sizes, 0: 96 << 20})), MapLayout())
