@@ -147,9 +147,9 @@ class ShortageDocument(Document, frozen=True):
 class AdviceDocument(Document, frozen=True):
     """One change with which the pod would be admitted: it was tried.
 
-    `kind` is `request` (`amount` of `resource` in `container`, null: of the pod-level resources;
-    CPUs in millicores), `end` (the pods of `uids` end) or `policy` (`key` of the configuration is
-    `value`; `loss` is what the pod would not get).
+    `kind` is `again` (the pod would be admitted as it is), `request` (`amount` of `resource` in
+    `container`, null: of the pod-level resources; CPUs in millicores), `end` (the pods of `uids`
+    end) or `policy` (`key` of the configuration is `value`; `loss` is what the pod would not get).
     """
 
     kind: str

@@ -17,7 +17,7 @@ from agent.api.documents import FitDocument, FreeCpusDocument
 from agent.api.views import advice_document, rejection_document
 from agent.devices.providers import DeliveryError
 from agent.managers.decision import Decision, Reason, Rejection
-from agent.managers.trials.advice import advise
+from agent.managers.trials.advice import AdviceKind, advise
 from agent.managers.trials.capacity import fill, free_cpus, nodes_of
 from agent.server.configured_host import decide
 from agent.server.errors import BusyError
@@ -80,7 +80,11 @@ class Decisions:
         """Return the answer to a rejected pod with what would let it be admitted now."""
         if answer.rejection is None:
             return answer
-        return replace(answer, rejection=await self._with_advice(pod, answer.rejection))
+        advised = await self._with_advice(pod, answer.rejection)
+        if [advice.kind for advice in advised.advice or ()] == [AdviceKind.AGAIN]:
+            # Not the decision rejected the pod, a provider of devices did, which is not tried.
+            return answer
+        return replace(answer, rejection=advised)
 
     async def advised_status(self, rejected: RejectedPod) -> FailedPodDocument:
         """Return the status of a rejected pod with what would let it be admitted now."""

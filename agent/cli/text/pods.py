@@ -267,7 +267,9 @@ def rejection_lines(rejection: RejectionDocument) -> Iterator[str]:
             yield f"  free: {', '.join(free)}"
     if rejection.remedy:
         yield f"  remedy: {rejection.remedy}"
-    if rejection.advice:
+    if rejection.advice and rejection.advice[0].kind == "again":
+        yield f"  the pod would be admitted now: {rejection.advice[0].text}"
+    elif rejection.advice:
         yield "  the pod would be admitted now with one of these changes; each was tried:"
         yield from (f"    {advice.text}" for advice in rejection.advice)
     elif rejection.advice is not None:

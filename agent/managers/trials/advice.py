@@ -56,8 +56,10 @@ _LARGE: Final = 4 * _GIB
 
 
 class AdviceKind(StrEnum):
-    """What is changed: the pod's requests, other pods, or the policy."""
+    """What is changed: nothing, the pod's requests, other pods, or the policy."""
 
+    #: Nothing: the pod would be admitted as it is.
+    AGAIN = "again"
     REQUEST = "request"
     END = "end"
     POLICY = "policy"
@@ -101,8 +103,11 @@ def advise(
     """Yield once for each change that was tried: the advice if the pod was admitted, else None.
 
     Pure; the caller may stop at any time, or work on something else between two trials. The trials
-    are ordered by what they cost others: policies first, then the pod's own requests, then pods.
+    are ordered by what they cost others: policies first, then the pod's own requests, then pods. A
+    pod that would be admitted as it is (what it lacked is free by now) needs no change.
     """
+    if decided(rules, ledger, pod).admitted:
+        return iter((Advice(AdviceKind.AGAIN, "admit the pod again, as it is"),))
     trials = (
         _policies(rules, ledger, pod),
         _requests(rules, ledger, pod),

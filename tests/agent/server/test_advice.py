@@ -6,9 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from agent.api.documents import FailedPodDocument
+from agent.managers.policy import PluginDevice
 from agent.pods.manifest import load_pod
 from agent.server.decisions import MOST_WAITING
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
+from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
     from agent.api.documents import AdmissionDocument, RejectionDocument
@@ -53,6 +55,28 @@ async def test_a_rejection_has_advice_and_later_that_of_then(world: World) -> No
         await agent.ask(agent.client.remove, OTHER_UID)
         await agent.ask(agent.client.admit, manifest(uid=OTHER_UID, cpu="6"))
         assert (await shown(agent) or [""])[0] == "request 9 of cpu in container c0 instead of 12"
+
+
+@in_loop
+async def test_a_pod_for_which_there_is_room_by_now_needs_no_change(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest(uid=OTHER_UID, cpu="10"))
+        await agent.ask(agent.client.admit, LARGE)
+        await agent.ask(agent.client.remove, OTHER_UID)
+        assert await shown(agent) == ["admit the pod again, as it is"]
+
+
+@in_loop
+async def test_a_pod_that_a_provider_of_devices_rejected_has_no_advice(world: World) -> None:
+    gpu = "example.com/gpu"
+    provider = FakeProvider(devices={gpu: (PluginDevice("a"),)}, fails={gpu: "out of luck"})
+    world.providers = (lambda _inputs: provider,)
+    async with running(world) as agent:
+        asked = manifest().replace(b"memory: 1Gi", f"memory: 1Gi, {gpu}: 1".encode())
+        answer = await asyncio.to_thread(agent.client.admit, asked)
+        assert answer.rejection is not None
+        assert "out of luck" in answer.rejection.message
+        assert texts(answer.rejection) is None
 
 
 @in_loop
