@@ -57,6 +57,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     ("arguments", "said"),
     [
         (["fly"], "No such command 'fly'"),
+        (["admt"], "No such command 'admt', did you mean 'admit'?"),
         (["admit"], "Missing argument 'FILE|-'; see 'numawarden admit --help'"),
         (["list", "--output", "xml"], "'xml' is not one of"),
         (["bind", "a", "b"], "give either --cgroup or --pid; see 'numawarden bind --help'"),
