@@ -13,6 +13,7 @@ from agent.devices.plugins.metrics import CONNECTED
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.decision import Sample
 from agent.managers.node_fit import PODS
+from agent.managers.trials.capacity import free_cpus
 from agent.managers.violation import Rule
 from agent.server.metrics import names
 
@@ -52,6 +53,7 @@ def samples(reading: GaugeInput) -> Iterator[Sample]:
     for manager in reading.rules.managers:
         yield from manager.samples(reading.rules, reading.ledger)
     yield from _requests(reading)
+    yield from _free(reading)
     yield from _service(reading)
 
 
@@ -82,6 +84,14 @@ def _requests(reading: GaugeInput) -> Iterator[Sample]:
     for resource in sorted({*offered, *requested} - {PODS}):
         yield Sample(names.REQUESTED, (resource,), requested.get(resource, 0))
     yield Sample(names.REQUESTED, (PODS,), len(reading.ledger.allocations))
+
+
+def _free(reading: GaugeInput) -> Iterator[Sample]:
+    free = free_cpus(reading.rules, reading.ledger)
+    yield Sample(names.FREE_CPUS, ("all",), free.free)
+    yield Sample(names.FREE_CPUS, ("whole_cores",), free.whole_cores)
+    yield Sample(names.FREE_CPUS, ("on_one_node",), free.on_one_node)
+    yield Sample(names.CPU_FRAGMENTATION, (), free.fragmentation)
 
 
 def _service(reading: GaugeInput) -> Iterator[Sample]:

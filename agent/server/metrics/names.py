@@ -103,6 +103,17 @@ REQUESTED: Final = gauge(
     "What the pods in the ledger request together, in the units of numawarden_allocatable.",
     "resource",
 )
+FREE_CPUS: Final = gauge(
+    "numawarden_free_cpus",
+    "CPUs that may still be allocated exclusively: all of them, those in cores that are free as a "
+    "whole (whole_cores), and the most that one NUMA node has (on_one_node).",
+    "measure",
+)
+CPU_FRAGMENTATION: Final = gauge(
+    "numawarden_cpu_fragmentation_ratio",
+    "Share of the free CPUs that one request on one NUMA node cannot get of what would fit a node: "
+    "1 - on_one_node / min(all, the most that a node has without pods); 0 on an empty host.",
+)
 UNENFORCED_PODS: Final = gauge(
     "numawarden_unenforced_pods",
     "Admitted pods whose allocation the kernel does not yet enforce in full.",
@@ -224,6 +235,8 @@ GAUGES: Final = (
     CONTAINERS,
     ASSIGNED_CONTAINERS,
     ALLOCATABLE,
+    FREE_CPUS,
+    CPU_FRAGMENTATION,
     REQUESTED,
     UNENFORCED_PODS,
     INVALID_ALLOCATIONS,

@@ -20,6 +20,7 @@ from agent.managers.policy import (
     PluginDevice,
     Policy,
 )
+from agent.managers.trials.capacity import free_cpus
 from agent.pods.manifest import load_pod
 from agent.server.metrics import names
 from agent.server.metrics.gauges import GaugeInput, families, samples
@@ -156,6 +157,16 @@ def test_what_pods_may_request_and_do_request_is_exported_in_the_same_units() ->
         "example.org/nic": 0,
         "pods": 1,
     }
+
+
+def test_free_cpus_and_their_fragmentation_are_those_of_capacity() -> None:
+    for ledger in (RULES.empty_ledger(), admitted()):
+        now, free = values(reading(ledger)), free_cpus(RULES, ledger)
+        assert now["numawarden_free_cpus", ("all",)] == free.free > 0
+        assert now["numawarden_free_cpus", ("whole_cores",)] == free.whole_cores
+        assert now["numawarden_free_cpus", ("on_one_node",)] == free.on_one_node
+        assert now["numawarden_cpu_fragmentation_ratio", ()] == free.fragmentation
+    assert values(reading(RULES.empty_ledger()))["numawarden_cpu_fragmentation_ratio", ()] == 0
 
 
 def test_without_node_fit_nothing_is_exported_of_what_pods_may_request() -> None:
