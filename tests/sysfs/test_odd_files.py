@@ -42,6 +42,7 @@ _COSTS: Final = (
     (r".*/distance", "node", "distances"),
     (r".*/meminfo", "node", "memory_bytes"),
     (r".*/nr_hugepages", "node", "hugepages"),
+    (r".*/memory_tier\d+/nodelist", "node", "tier"),
     (r".*/numa_node", "device", "node"),
     (r".*/local_cpulist", "device", "cpus"),
     (r".*/vendor", "device", "vendor"),
