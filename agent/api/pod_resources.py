@@ -72,7 +72,7 @@ class Listing:
     def one(
         self, rules: EffectivePolicy, ledger: Ledger, namespace: str, name: str
     ) -> bytes | None:
-        """Return the `GetPodResourcesResponse` of a pod, None if there is none of that name.
+        """Return the `GetPodResourcesResponse` of a pod, None if no pod has that name.
 
         Of two pods of one name, one has ended and is not removed yet: the later one is returned.
         """

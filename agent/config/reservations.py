@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from agent.config.config import MEMORY_AVAILABLE
-from agent.managers.memory.state import hugepages_type
+from agent.managers.memory.state import hugepages_type, page_size
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import ZERO
 from agent.pods.requests import is_memory_type
@@ -66,20 +66,6 @@ def node_capacity(node: MachineNode, memory_type: str) -> int:
     if memory_type == MEMORY:
         return max(node.known_memory - sum(pages.values()), 0)
     return pages.get(memory_type, 0)
-
-
-def page_size(machine: Machine, memory_type: str) -> int | None:
-    """Return the unit of a memory type in bytes: 1 MiB of `memory`, a page of huge pages.
-
-    None where no node has the type.
-    """
-    if memory_type == MEMORY:
-        return _MIB
-    for node in machine.nodes:
-        for size in node.hugepages:
-            if hugepages_type(size) == memory_type:
-                return size
-    return None
 
 
 def spread(machine: Machine, totals: Mapping[str, int]) -> dict[int, dict[str, int]]:

@@ -10,7 +10,6 @@ from agent.config.config import ConfigError
 from agent.config.options import cpu_options, host_problems, prefers_closest
 from agent.config.reservations import (
     node_capacity,
-    page_size,
     reserved_millicpus,
     reserved_totals,
     spread,
@@ -18,6 +17,7 @@ from agent.config.reservations import (
 from agent.managers.allocations.allocatable import machine_capacity
 from agent.managers.cpu.assignment import reserve_cpus
 from agent.managers.errors import NodeDistancesError
+from agent.managers.memory.state import page_size
 from agent.managers.policy import (
     CpuManagerPolicy,
     CpuPolicy,

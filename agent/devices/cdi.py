@@ -151,7 +151,7 @@ def _faults(spec: Specification) -> Iterator[str]:
         yield fault
     lowest = _minimum_version(spec.kind, spec.devices)
     if spec.cdi_version not in VERSIONS:
-        yield f"version {spec.cdi_version!r} is none of {', '.join(VERSIONS)}"
+        yield f"version {spec.cdi_version!r} is not one of {', '.join(VERSIONS)}"
     elif VERSIONS.index(spec.cdi_version) < VERSIONS.index(lowest):
         yield f"version {spec.cdi_version} lacks what is used; {lowest} is the lowest that has it"
     if not spec.devices:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from agent.config.keys.host_devices import variable_part
 from agent.devices.delivery_checks import checked
 from agent.devices.provider import DeviceError, Offer
 from agent.managers.allocations.delivery import Delivery, merged
@@ -180,8 +181,7 @@ def _listed(resource: str, ids: tuple[str, ...]) -> Delivery:
 
 def variable_of(resource: str) -> str:
     """Return the variable with the ids of listed devices: `NUMAWARDEN_DEVICES_EXAMPLE_COM_GPU`."""
-    name = "".join(each if each.isascii() and each.isalnum() else "_" for each in resource)
-    return f"NUMAWARDEN_DEVICES_{name.upper()}"
+    return f"NUMAWARDEN_DEVICES_{variable_part(resource)}"
 
 
 def allocated_ids(allocations: Mapping[str, PodAllocation]) -> Mapping[str, frozenset[str]]:

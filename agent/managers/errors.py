@@ -159,6 +159,11 @@ def cpus_text(count: int) -> str:
     return f"{count} CPU" if count == 1 else f"{count} CPUs"
 
 
+def nodes_text(nodes: Mask) -> str:
+    """Return NUMA nodes for people: `node 0`, `nodes 0-1`."""
+    return f"node {nodes}" if len(nodes) == 1 else f"nodes {nodes}"
+
+
 def size_text(size: int) -> str:
     """Return a number of bytes for people, exact where it is a whole number of units."""
     amount, unit = float(size), "B"

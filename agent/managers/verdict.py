@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.decision import Reason, Rejection
+from agent.managers.errors import nodes_text
 from agent.pods.requirements import Quality, required
 from sysfs.mask import EMPTY
 
@@ -88,7 +89,7 @@ def _spread(container: ContainerAllocation, places: Mask) -> str:
     if container.hint.preferred and (not memory or not places or places <= memory):
         return ""
     parts = [
-        f"{what} on {_nodes(nodes)}"
+        f"{what} on {nodes_text(nodes)}"
         for what, nodes in (("CPUs", places), ("memory", memory))
         if nodes
     ]
@@ -111,13 +112,9 @@ def _far(rules: EffectivePolicy, container: ContainerAllocation, near: Mask) -> 
         for device in inventory.get(resource, ())
     }
     far = [
-        f"{resource} {each} is on {_nodes(nodes)}"
+        f"{resource} {each} is on {nodes_text(nodes)}"
         for resource, ids in sorted(container.devices.items())
         for each in ids
         if (nodes := places.get((resource, each), EMPTY)) and not nodes & near
     ]
-    return f"{'; '.join(far)}, the container on {_nodes(near)}" if far else ""
-
-
-def _nodes(nodes: Mask) -> str:
-    return f"node {nodes}" if len(nodes) == 1 else f"nodes {nodes}"
+    return f"{'; '.join(far)}, the container on {nodes_text(near)}" if far else ""

@@ -194,7 +194,7 @@ class _Manifest:
         texts = {key: self._reader.text(entry) for key, entry in entries.items()}
         for name in unknown_qualities(texts.get(REQUIRE) or ""):
             known = ", ".join(Quality)
-            self._reader.reject(entries[REQUIRE], f"{shown(name)} is none of {known}")
+            self._reader.reject(entries[REQUIRE], f"{shown(name)} is not one of {known}")
         return MappingProxyType({key: text for key, text in texts.items() if text is not None})
 
     def _status_qos(self, root: Field) -> QosClass | None:

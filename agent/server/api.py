@@ -301,7 +301,7 @@ def _requiring(pod: Pod, request: Request) -> Pod:
         return pod
     unknown = unknown_qualities(asked)
     if unknown:
-        message = f"require has {unknown[0][:32]!r}, which is none of {', '.join(Quality)}"
+        message = f"require has {unknown[0][:32]!r}, which is not one of {', '.join(Quality)}"
         raise errors.RequestError(message, (("require", "qualities"),))
     both = ",".join(filter(None, (pod.annotations.get(REQUIRE), asked)))
     return replace(pod, annotations=MappingProxyType({**pod.annotations, REQUIRE: both}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -24,6 +25,8 @@ from agent.server.errors import BusyError
 from agent.sources.ownership import assigned, belongs_elsewhere
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.allocations.origin import Source
@@ -99,15 +102,9 @@ class Decisions:
         Raises `BusyError` if too many requests for advice or capacity wait.
         """
         configured, ledger = self._state.configured, self._state.ledger
-        if self._waiting >= MOST_WAITING:
-            raise BusyError
-        self._waiting += 1
-        try:
-            async with self._advising:
-                found = await _filled(configured.rules, ledger, pod, most)
-                empty = await _filled(configured.rules, configured.rules.empty_ledger(), pod, most)
-        finally:
-            self._waiting -= 1
+        async with self._turn():
+            found = await _filled(configured.rules, ledger, pod, most)
+            empty = await _filled(configured.rules, configured.rules.empty_ledger(), pod, most)
         rejection = None if found.cause is None else rejection_document(found.cause.explain())
         if rejection is not None and not found.on:
             rejection = await self._with_advice(pod, rejection)
@@ -133,20 +130,30 @@ class Decisions:
         Each change is tried in a turn of its own, so that no other request waits for more than one.
         """
         configured, ledger = self._state.configured, self._state.ledger
-        unadvisable = rejection.reason == Reason.CONFLICT or configured.frozen
-        if unadvisable or self._waiting >= MOST_WAITING:
+        if rejection.reason == Reason.CONFLICT or configured.frozen:
             return rejection
-        self._waiting += 1
+        found = []
         try:
-            async with self._advising:
-                found = []
+            async with self._turn():
                 for advice in advise(configured.rules, ledger, pod):
                     if advice is not None:
                         found.append(advice_document(advice))
                     await asyncio.sleep(0)
+        except BusyError:
+            return rejection
+        return replace(rejection, advice=tuple(found))
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait for the turn of a question; raises `BusyError` if too many wait."""
+        if self._waiting >= MOST_WAITING:
+            raise BusyError
+        self._waiting += 1
+        try:
+            async with self._advising:
+                yield
         finally:
             self._waiting -= 1
-        return replace(rejection, advice=tuple(found))
 
     def _begun(self, pod: Pod, source: Source) -> Decision:
         ledger = self._state.ledger

@@ -44,6 +44,12 @@ class NotReadyError(RequestError):
         super().__init__("changes are not possible while the agent starts or stops; retry later")
 
 
+def missing_extra(key: str, error: ImportError) -> StartError:
+    """Return the error for a key that needs the extra `grpc`, which is not installed."""
+    found = f"{error.name} is not installed"
+    return StartError(key, found, "install the extra: pip install 'numawarden[grpc]'")
+
+
 class BusyError(RequestError):
     """Too many requests of one kind wait."""
 

@@ -111,7 +111,7 @@ def variable_part(resource: str) -> str:
     Letters become upper case, and what is neither letter nor digit an underscore, as the SR-IOV
     network device plugin does: `EXAMPLE_COM_VF` for `example.com/vf`.
     """
-    return "".join(each if each.isalnum() else "_" for each in resource.upper())
+    return "".join(each if each.isascii() and each.isalnum() else "_" for each in resource.upper())
 
 
 def _by_resource(classes: tuple[HostDeviceClass, ...]) -> dict[str, tuple[HostDeviceClass, ...]]:

@@ -37,6 +37,20 @@ def hugepages_type(page_bytes: int) -> str:
     return f"{HUGEPAGES_PREFIX}{amount}{_SUFFIXES[power]}"
 
 
+def page_size(machine: Machine, memory_type: str) -> int | None:
+    """Return the unit of a memory type in bytes: 1 MiB of `memory`, a page of huge pages.
+
+    None where no node has the type.
+    """
+    if memory_type == MEMORY:
+        return 1 << 20
+    for node in machine.nodes:
+        for size in node.hugepages:
+            if hugepages_type(size) == memory_type:
+                return size
+    return None
+
+
 class MemoryFacts(Struct, frozen=True, dict=True):
     """The memory of a machine's nodes, in bytes by node by type, once reservations are made.
 

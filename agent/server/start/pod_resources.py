@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.server.errors import StartError
+from agent.server.errors import StartError, missing_extra
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,9 +33,7 @@ def with_pod_resources(listeners: Listeners, config: Config, controller: Control
             PodResourcesListener,
         )
     except ImportError as error:
-        found = f"{error.name} is not installed"
-        remedy = "install the extra: pip install 'numawarden[grpc]'"
-        raise StartError("agent.podResources.socket", found, remedy) from error
+        raise missing_extra("agent.podResources.socket", error) from error
     _make_directory(path.parent)
     counters = controller.metrics.counters
     listener = PodResourcesListener(path, controller.state, counters, controller.clock)

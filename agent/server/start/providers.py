@@ -9,7 +9,7 @@ from msgspec import Struct
 from agent.devices.host import host_devices
 from agent.devices.providers import Providers, allocated_ids
 from agent.managers.policy import PluginDevice
-from agent.server.errors import StartError
+from agent.server.errors import missing_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -57,9 +57,7 @@ def device_plugins(inputs: ProviderInputs) -> DeviceProvider | None:
         from agent.devices.plugins.limits import Deadlines  # noqa: PLC0415  # needs the extra
         from agent.devices.plugins.provider import DevicePlugins  # noqa: PLC0415
     except ImportError as error:
-        found = f"{error.name} is not installed"
-        remedy = "install the extra: pip install 'numawarden[grpc]'"
-        raise StartError("agent.devicePlugins.enabled", found, remedy) from error
+        raise missing_extra("agent.devicePlugins.enabled", error) from error
     known = {
         resource: tuple(PluginDevice(each, healthy=False) for each in sorted(ids))
         for resource, ids in inputs.allocated.items()

@@ -349,4 +349,4 @@ def test_a_pod_that_would_not_get_what_is_required_is_rejected(shell: Shell) -> 
 def test_a_quality_that_does_not_exist_is_rejected_with_those_that_do(shell: Shell) -> None:
     code, _, err = shell.run("admit", shell.file(manifest()), "--require", "fast")
     assert code != ExitCode.OK
-    assert "'fast', which is none of exclusive, aligned, whole-cores, near-device" in err
+    assert "'fast', which is not one of exclusive, aligned, whole-cores, near-device" in err

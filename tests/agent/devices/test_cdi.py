@@ -128,8 +128,8 @@ def test_a_uid_that_ends_like_a_container_begins_gets_another_name() -> None:
 @pytest.mark.parametrize(
     ("spec", "fault"),
     [
-        (_spec(version="0.2.0"), "version '0.2.0' is none of"),
-        (_spec(version="0.9.0"), "version '0.9.0' is none of"),
+        (_spec(version="0.2.0"), "version '0.2.0' is not one of"),
+        (_spec(version="0.9.0"), "version '0.9.0' is not one of"),
         (_spec(CdiDevice("1", ENV), version="0.4.0"), "0.5.0 is the lowest"),
         (_spec(kind="a.com/b.c", version="0.5.0"), "0.6.0 is the lowest"),
         (

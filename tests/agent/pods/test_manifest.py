@@ -373,7 +373,7 @@ def test_an_unknown_quality_in_the_annotation_is_named_with_its_path() -> None:
     text = FULL.replace('{note: "yes"}', '{agent.numawarden/require: "aligned, best"}')
     (line,) = _lines(text)
     assert "agent.numawarden/require" in line
-    assert '"best" is none of exclusive, aligned, whole-cores, near-device' in line
+    assert '"best" is not one of exclusive, aligned, whole-cores, near-device' in line
 
 
 def test_what_the_annotation_requires_is_read_with_any_spaces() -> None:
