@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
 
 
 COMMANDS: Final = {
-    "run": LazyCommand("agent.cli.run:run", "Run the agent in the foreground."),
+    "agent": LazyCommand("agent.cli.agent:run", "Run the agent in the foreground."),
     "admit": LazyCommand("agent.cli.pods:admit", "Admit the pod of a manifest."),
     "remove": LazyCommand("agent.cli.pods:remove", "Remove a pod and free its allocation."),
     "fit": LazyCommand("agent.cli.fit:fit", "Say whether and how often a pod would fit."),

@@ -79,7 +79,7 @@ def _configuration(labelled: dict[str, str], layer: str, epoch: int) -> dict[str
         "config": {
             "Env": [f"PATH=/{PREFIX}/bin:/usr/bin"],
             "Entrypoint": [f"/{PREFIX}/bin/numawarden"],
-            "Cmd": ["run", "--config", f"/{CONFIG}"],
+            "Cmd": ["agent", "--config", f"/{CONFIG}"],
             "Healthcheck": HEALTHCHECK,
             "Labels": labelled,
             "StopSignal": "SIGTERM",

@@ -85,7 +85,7 @@ class EmbeddedHost:
             ready.unlink(missing_ok=True)
             notify.bind(str(ready))
             notify.settimeout(_PATIENCE)
-            command = [_numawarden(), "run", "--config", str(config), "--emulate-cgroups"]
+            command = [_numawarden(), "agent", "--config", str(config), "--emulate-cgroups"]
             with subprocess.Popen(
                 command, env=self._environment(NOTIFY_SOCKET=str(ready)), stderr=log
             ) as agent:

@@ -196,7 +196,7 @@ class Incidents:
             unfit = self._changed("unfit", '"0,16"', '"0,99"')
             yield self._ask("config", "check", unfit, code=3)
             config = ("--config", f"{self.folder}/pod.yaml")
-            taken = self._ask("run", *config, "--emulate-cgroups", code=5)
+            taken = self._ask("agent", *config, "--emulate-cgroups", code=5)
         checkpoint = self.folder / "state" / CHECKPOINT_NAME
         checkpoint.write_bytes(checkpoint.read_bytes()[:-10])
         with self.host.agent("pod"):

@@ -62,7 +62,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         (["list", "--output", "xml"], "'xml' is not one of"),
         (["bind", "a", "b"], "give either --cgroup or --pid; see 'numawarden bind --help'"),
         (["bind", "a", "b", "--pid", "0"], "0 is not in the range x>=1"),
-        (["run"], "Missing option '--config'"),
+        (["agent"], "Missing option '--config'"),
     ],
 )
 def test_a_wrong_command_line_is_reported_in_one_line(

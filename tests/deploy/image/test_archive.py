@@ -74,7 +74,7 @@ def test_the_image_has_the_labels_of_oci(image: dict[str, bytes]) -> None:
 def test_the_image_runs_the_agent_and_asks_for_its_health(image: dict[str, bytes]) -> None:
     config = configuration(image)["config"]
     command = [*config["Entrypoint"], *config["Cmd"]]
-    assert command == [f"/{tree.PREFIX}/bin/numawarden", "run", "--config", f"/{tree.CONFIG}"]
+    assert command == [f"/{tree.PREFIX}/bin/numawarden", "agent", "--config", f"/{tree.CONFIG}"]
     # No shell is in the image: the check has to be a program.
     assert config["Healthcheck"]["Test"] == ["CMD", f"/{tree.HEALTH}"]
     assert config["Healthcheck"]["Interval"] == 30 * 10**9

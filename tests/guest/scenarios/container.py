@@ -88,7 +88,7 @@ class InContainer(Agent):
         host = ("--privileged", "--cgroupns=host", "--network=host", "--pid=host")
         health = (f"--health-cmd=CMD {HEALTH}", "--health-interval=disable", PATIENT)
         options = ("--detach", f"--name={NAME}", "--log-driver=k8s-file", *health, *host, *volumes)
-        run = (PROGRAM, "run", "--config", CONFIG)
+        run = (PROGRAM, "agent", "--config", CONFIG)
         # The root is mounted read-only; what podman writes into it goes to a layer above.
         command("podman", "run", *options, "--rootfs", f"{ROOT}:O", *run)
         ready = wait_until(self.is_ready)

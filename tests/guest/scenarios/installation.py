@@ -99,7 +99,7 @@ def _check_rejection(guest: Guest, agent: Agent, own: dict[str, Any], rejection:
     settings = {key: value for key, value in changes.items() if key != "agent"}
     second = {**own, **changes.get("agent", {})}
     file = agent.write_config(guest.work / "second.yaml", agent=second, **settings)
-    outcome = attempt(PROGRAM, "run", "--config", file)
+    outcome = attempt(PROGRAM, "agent", "--config", file)
     _check_outcome(guest.checks, name, said, outcome)
 
 
@@ -111,7 +111,7 @@ def _check_user(guest: Guest, agent: Agent, own: dict[str, Any]) -> None:
     places = {"stateDirectory": str(theirs), "socketPath": str(theirs / "agent.sock")}
     file = agent.write_config(guest.work / "second.yaml", agent={**own, **places})
     ids = (f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
-    outcome = attempt("setpriv", *ids, PROGRAM, "run", "--config", file)
+    outcome = attempt("setpriv", *ids, PROGRAM, "agent", "--config", file)
     _check_outcome(guest.checks, "not root", "root", outcome)
 
 

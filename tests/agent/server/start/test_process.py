@@ -76,7 +76,7 @@ def started(place: Path, *arguments: str) -> Iterator[Process]:
             "NOTIFY_SOCKET": str(place / "notify"),
             "WATCHDOG_USEC": "20000",
         }
-        command = [sys.executable, "-m", "agent.cli.main", "run", "--emulate-cgroups"]
+        command = [sys.executable, "-m", "agent.cli.main", "agent", "--emulate-cgroups"]
         child = subprocess.Popen(
             [*command, "--config", str(place / "config.yaml"), *arguments],
             env=environment,
@@ -159,7 +159,7 @@ def test_every_line_of_an_admission_has_its_id_and_no_manifest_is_logged(place: 
 
 def run_to_its_end(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run an agent that does not start."""
-    command = [sys.executable, "-m", "agent.cli.main", "run", *options]
+    command = [sys.executable, "-m", "agent.cli.main", "agent", *options]
     return subprocess.run(
         [*command, "--config", str(place / "config.yaml")],
         capture_output=True,

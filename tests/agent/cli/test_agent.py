@@ -24,7 +24,7 @@ def test_what_the_host_rejects_is_not_bad_input_so_that_systemd_tries_again(
         raise OSError(errno.EMFILE, "Too many open files", "/sys/fs/cgroup/kubepods")
 
     monkeypatch.setattr(service, "run", rejected)
-    assert run_command(["run", "--config", str(config)]) == ExitCode.ENVIRONMENT
+    assert run_command(["agent", "--config", str(config)]) == ExitCode.ENVIRONMENT
     said = capsys.readouterr().err
     assert said == "numawarden: error: /sys/fs/cgroup/kubepods: Too many open files\n"
 
@@ -32,7 +32,7 @@ def test_what_the_host_rejects_is_not_bad_input_so_that_systemd_tries_again(
 def test_a_wrong_configuration_is_bad_input_which_a_restart_does_not_mend(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("cgroupDriver: none\n")
-    assert run_command(["run", "--config", str(config)]) == ExitCode.BAD_INPUT
+    assert run_command(["agent", "--config", str(config)]) == ExitCode.BAD_INPUT
 
 
 def test_a_configuration_that_others_could_replace_is_rejected(
@@ -41,7 +41,7 @@ def test_a_configuration_that_others_could_replace_is_rejected(
     config = tmp_path / "config.yaml"
     config.write_text("cgroupDriver: cgroupfs\n")
     tmp_path.chmod(0o777)
-    assert run_command(["run", "--config", str(config)]) == ExitCode.ENVIRONMENT
+    assert run_command(["agent", "--config", str(config)]) == ExitCode.ENVIRONMENT
     assert capsys.readouterr().err == (
         f"numawarden: error: configuration {config}: {tmp_path} can be written by others (mode "
         f"0777), who could make the agent do anything; close it: chmod go-w {tmp_path}\n"
@@ -52,5 +52,5 @@ def test_a_configuration_that_is_a_pipe_is_rejected_without_waiting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
-    assert run_command(["run", "--config", str(tmp_path / "pipe")]) == ExitCode.BAD_INPUT
+    assert run_command(["agent", "--config", str(tmp_path / "pipe")]) == ExitCode.BAD_INPUT
     assert "pipe: it is not a regular file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`numawarden run`: the agent itself."""
+"""`numawarden agent`: the agent itself."""
 
 from __future__ import annotations
 
