@@ -20,6 +20,7 @@ from agent.pods.manifest import load_pod
 from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
 from agent.reconcile.errors import BindingError
 from agent.server import errors
+from agent.server.control.queue import QueueStopped, Worker
 from agent.server.listeners.http import (
     BodyTooLargeError,
     HttpError,
@@ -32,7 +33,6 @@ from agent.server.listeners.http import (
 from agent.server.listeners.limits import NoRoomError
 from agent.server.listeners.protocol import LimitedLog
 from agent.server.listeners.sockets import own_user, peer_of
-from agent.server.queue import QueueStopped, Worker
 from agent.server.reporting.events import operation
 from agent.server.reporting.map import map_now
 from agent.server.reporting.status import status_document
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from agent.pods.model import Pod
-    from agent.server.controller import Controller
+    from agent.server.control.controller import Controller
     from agent.server.listeners.http import Answer, Request
     from sysfs.host import Host
 

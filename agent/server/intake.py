@@ -19,8 +19,8 @@ from agent.managers.decision import Reason
 from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
 from agent.pods.identity import NO_IDENTITY
+from agent.server.control.queue import QueueStopped
 from agent.server.errors import PodNotFoundError, RequestError
-from agent.server.queue import QueueStopped
 from agent.sources.errors import EntryFailedError, printable
 from agent.sources.source import ADMITTED, CONFLICT, INVALID, REJECTED
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import AdmissionDocument
     from agent.pods.model import Pod
-    from agent.server.controller import Controller
+    from agent.server.control.controller import Controller
     from agent.sources.source import PodSource, SourceEntry, SourceReading
 
 log = structlog.get_logger(__name__)

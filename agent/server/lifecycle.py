@@ -14,11 +14,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.server.clock import wait_for
+from agent.server.control.queue import QueueStopped
 from agent.server.listeners.connections import Connections
 from agent.server.listeners.limits import Limit, Limits
 from agent.server.listeners.monitoring import Monitoring
 from agent.server.listeners.sockets import address_caller, user_caller
-from agent.server.queue import QueueStopped
 from agent.server.reporting.health import Health
 from agent.server.state import COMPARISON
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from agent.server.api import Api
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
-    from agent.server.controller import Controller
+    from agent.server.control.controller import Controller
     from agent.server.intake import PodIntake
     from agent.server.listeners.pod_resources import PodResourcesListener
     from agent.server.start.service_manager import ServiceManager
@@ -153,7 +153,7 @@ class Service:
         self._rescans = [(intake, asyncio.Event()) for intake in around.intakes]
         self._rediscover = asyncio.Event()
         self._offered = asyncio.Event()
-        controller.watch = self._follow_also
+        controller.outcomes.watch = self._follow_also
         self._fingerprint: str | None = None
         pending = controller.state.pending
         pending[COMPARISON] = "the kernel has not been compared with the ledger yet"
@@ -197,7 +197,7 @@ class Service:
             await self._listeners.pod_resources.start()
         await self._remember_host()
         await self._attempt(self._reconcile, "reconcile")
-        self._controller.drifts.note_recovered()
+        self._controller.outcomes.drifts.note_recovered()
         for intake in self._around.intakes:
             await self._attempt(partial(self._sync, intake), _sync_of(intake))
         self._controller.state.ready = True
@@ -274,9 +274,9 @@ class Service:
     def _follow_cgroups(self) -> None:
         watched, controller = self._around.cgroups, self._controller
         if watched is not None and self._watching(
-            lambda: watched.follow(controller.cgroups, controller.renewed)
+            lambda: watched.follow(controller.outcomes.cgroups, controller.outcomes.renewed)
         ):
-            controller.renewed.clear()
+            controller.outcomes.renewed.clear()
             controller.state.conditions.pop(_INOTIFY, None)
 
     def _follow_also(self, cgroups: Iterable[str]) -> None:

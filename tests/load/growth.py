@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent.managers.decision import Decision
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport
-    from agent.server.controller import Controller
+    from agent.server.control.controller import Controller
     from tests.agent.server.support import World
 
 _Params = ParamSpec("_Params")

@@ -14,9 +14,9 @@ from agent.server.metrics.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from agent.server.clock import Clock
+    from agent.server.control.queue import SerialQueue
     from agent.server.listeners.http import Request
     from agent.server.metrics.exposition import Metrics
-    from agent.server.queue import SerialQueue
     from agent.server.reporting.health import Health
     from agent.server.state import AgentState
 

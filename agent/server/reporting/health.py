@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from agent.server.clock import Clock
-    from agent.server.queue import SerialQueue, Worker
+    from agent.server.control.queue import SerialQueue, Worker
 
 #: An action may wait for systemd or for page migration; after this time it counts as hung.
 STALL_SECONDS: Final = 60.0

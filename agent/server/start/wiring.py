@@ -25,7 +25,7 @@ from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
 from agent.runtimes.finder import RuntimeFiles
 from agent.server.api import Api
 from agent.server.configured_host import situate
-from agent.server.controller import Controller
+from agent.server.control.controller import Controller
 from agent.server.intake import ControllerAdmissions, PodIntake
 from agent.server.kernel.enforced import HostProbes, KernelEnforcement
 from agent.server.kernel.watches import CgroupChanges, directory_changes

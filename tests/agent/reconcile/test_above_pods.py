@@ -17,7 +17,7 @@ from tests.agent.server.support import UID, make_world
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.server.controller import Controller
+    from agent.server.control.controller import Controller
     from tests.agent.server.sites import Site
 
 ALL = {"cpuset.cpus": "0-15", "cpuset.mems": "0-1"}

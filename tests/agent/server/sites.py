@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.managers.allocations.ledger import PodAllocation
     from agent.pods.model import Pod
-    from agent.server.controller import Controller
+    from agent.server.control.controller import Controller
     from agent.server.state import DurableState
     from agent.state.checkpoint import Checkpoint
 

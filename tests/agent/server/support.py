@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agent.api.documents import EventDocument
     from agent.managers.effective_policy import ResourceManager
     from agent.reconcile.intruding_tasks import Task
-    from agent.server.controller import Controller
+    from agent.server.control.controller import Controller
     from agent.server.lifecycle import Service
     from agent.server.reporting.events import Watcher
     from agent.server.start.providers import ProviderFactory

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agent.api.documents import FailedPodDocument
 from agent.managers.policy import PluginDevice
 from agent.pods.manifest import load_pod
-from agent.server.decisions import MOST_WAITING
+from agent.server.control.decisions import MOST_WAITING
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
 from tests.fakes.devices import FakeProvider
 

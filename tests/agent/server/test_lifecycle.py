@@ -342,7 +342,7 @@ async def test_an_unexpected_failure_of_one_pod_leaves_the_other_files_alone(
             raise KeyError("a mistake in the managers")
         return decide(configured, ledger, pod)
 
-    monkeypatch.setattr("agent.server.decisions.decide", failing)
+    monkeypatch.setattr("agent.server.control.decisions.decide", failing)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]

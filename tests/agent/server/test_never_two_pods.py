@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.server.controller import Controller
+    from agent.server.control.controller import Controller
     from tests.agent.server.sites import Site
     from tests.agent.state.disks import MemoryDisk
 

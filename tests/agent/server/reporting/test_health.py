@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from agent.server.queue import SerialQueue, Worker
+from agent.server.control.queue import SerialQueue, Worker
 from agent.server.reporting.health import LATE_ACTIONS, LATE_PERIODS, STALL_SECONDS, Health
 from tests.agent.server.support import FakeClock, in_loop
 

@@ -16,14 +16,14 @@ from agent.server.metrics import names
 from agent.server.reporting.records import REJECTIONS_KEPT
 from agent.server.reporting.rejections import MISTAKES_SHOWN
 from agent.server.reporting.shorten import LONGEST
+from tests.agent.server.control.test_controller import Recorder, keeping, pod
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
 from tests.agent.server.test_api import ask
-from tests.agent.server.test_controller import Recorder, keeping, pod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.server.controller import Controller
+    from agent.server.control.controller import Controller
     from tests.agent.server.support import Running, World
 
 #: What FakeClock says it is.

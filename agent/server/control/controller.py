@@ -29,8 +29,10 @@ from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import restored, shared_cpus
 from agent.managers.verdict import verdict
 from agent.pods.identity import full_name
-from agent.reconcile.report import count_causes
-from agent.server.decisions import Decisions
+from agent.server.control.decisions import Decisions
+from agent.server.control.outcomes import OutcomeReporter
+from agent.server.control.queue import SerialQueue, Worker
+from agent.server.control.saving import Saving
 from agent.server.errors import (
     BindingNotFoundError,
     CheckpointFailedError,
@@ -40,19 +42,15 @@ from agent.server.errors import (
 )
 from agent.server.metrics import names
 from agent.server.metrics.exposition import Metrics
-from agent.server.queue import SerialQueue, Worker
 from agent.server.reporting.allocation_log import allocation_fields
-from agent.server.reporting.drift import DriftReporter
 from agent.server.reporting.events import EventHub, EventReporter, operation
 from agent.server.reporting.records import PodRecord, details
 from agent.server.reporting.rejections import RejectionReporter, rejection_answer
-from agent.server.saving import Saving
 from agent.server.state import COMPARISON
 from agent.state.checkpoint import host_changes, host_facts
-from cgroupfs.tree import ancestors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from agent.api.verification import VerificationDocument
     from agent.managers.allocations.bindings import Binding
@@ -80,16 +78,10 @@ class Controller:
         self.decisions = Decisions(state, self.metrics, clock)
         #: Publishes an event to all watchers.
         self.publish = reporter.publish
-        self.drifts = DriftReporter(state, self.metrics.counters, reporter, clock)
+        self.outcomes = OutcomeReporter(state, self.metrics.counters, reporter, clock)
         self.rejections = RejectionReporter(state, self.metrics.counters, reporter, clock)
         self.queue = SerialQueue(clock)
         self.worker = Worker(clock)
-        #: The cgroups of the last observation, to be watched for changes.
-        self.cgroups: set[str] = set()
-        #: Cgroups whose files, and those of all descendants, may have been created again.
-        self.renewed: set[str] = set()
-        #: Watches the cgroups that a change created, before the pod's first container starts.
-        self.watch: Callable[[Iterable[str]], None] = _watch_nothing
         self._kernel = kernel
         self._saving = Saving(state, saver, self.worker, self.metrics.counters)
         self.clock = clock
@@ -269,7 +261,7 @@ class Controller:
         self.state.releases += 1
         await self.worker.run(self.state.cdi_files.remove, allocation)
         outcome = await self.worker.run(self._kernel.removed, self.state.target(), allocation)
-        self._note(outcome)
+        self.outcomes.note(outcome)
         self.metrics.counters.add(names.REMOVALS)
         remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
         log.info("pod removed", pod=full_name(allocation), conditions=remaining)
@@ -320,8 +312,8 @@ class Controller:
         await self._saving.check()
         target = self.state.target()
         outcome = await self.worker.run(lambda: self._kernel.reconcile(target, insist=insist))
-        self._note(outcome)
-        self._note_contest(outcome)
+        self.outcomes.note(outcome)
+        self.outcomes.note_contest(outcome)
         if outcome.compared:
             self.state.pending.pop(COMPARISON, None)
         await self._note_started(outcome)
@@ -330,7 +322,7 @@ class Controller:
         await self.worker.run(files.reconcile, ledger.allocations.values())
         seconds = self.clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
-        return self._reconciled(outcome, seconds)
+        return self.outcomes.reconciled(outcome, seconds)
 
     async def _verify(self) -> VerificationDocument:
         online = self.state.configured.host.online
@@ -354,7 +346,7 @@ class Controller:
     # --- steps ----------------------------------------------------------------------------------
 
     async def _enforce(self, uid: str) -> None:
-        self._note(await self.worker.run(self._kernel.admitted, self.state.target(), uid))
+        self.outcomes.note(await self.worker.run(self._kernel.admitted, self.state.target(), uid))
 
     def _allocation_fields(self, allocation: PodAllocation) -> dict[str, object]:
         fields = allocation_fields(allocation, self.state.shared_cpus)
@@ -373,46 +365,6 @@ class Controller:
         if ledger is not self.state.ledger:
             # Decisions need the new ledger whether or not it can be saved now.
             await self._saving.note(replace(self.state.durable, ledger=ledger))
-
-    def _note(self, outcome: EnforcementReport) -> None:
-        """Count and report the result of a change or a comparison."""
-        counters = self.metrics.counters
-        self._note_cgroups(outcome)
-        self.state.records.note_running(outcome.running, outcome.pods)
-        if outcome.settled:
-            log.info("settings applied to new cgroups", cgroups=outcome.settled)
-        self.drifts.note(outcome)
-        allocations = self.state.ledger.allocations
-        news = self.state.records.note_unenforced(outcome.unenforced(), allocations)
-        for uid, differing in news.items():
-            counters.add(names.ENFORCEMENT_FAILURES)
-            name, lines = full_name(allocations[uid]), details(differing)
-            log.error("pod not enforced", uid=uid, pod=name, conditions=lines)
-            self.publish("PodNotEnforced", uid, name, "; ".join(lines))
-        outside = outcome.of_pod("")
-        if outside and details(outside) != details(self.state.unenforced):
-            log.error("enforcement failed", conditions=details(outside))
-        self.state.unenforced = outside
-
-    def _note_cgroups(self, outcome: EnforcementReport) -> None:
-        self.renewed.update(outcome.renewed)
-        if outcome.pods is not None:
-            self.cgroups.update(outcome.paths)
-        elif outcome.paths:
-            self.cgroups = set(outcome.paths)
-            if self.renewed:
-                # Removed cgroups need no watch; without watches the set would only grow.
-                around = {above for cgroup in self.cgroups for above in ancestors(cgroup)}
-                self.renewed &= self.cgroups | around
-        self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
-
-    def _note_contest(self, outcome: EnforcementReport) -> None:
-        """Report each backoff from a cgroup that another writer modifies once."""
-        self.state.contested = outcome.contested
-        for why in outcome.given_way:
-            self.metrics.counters.add(names.REPAIRS_POSTPONED)
-            log.warning("cgroup is being modified by another writer, backing off", why=why)
-            self.publish("DriftContested", message=why)
 
     async def _note_started(self, outcome: EnforcementReport) -> None:
         """Free allocations of init containers whose successors run (the kubelet's AddContainer)."""
@@ -433,25 +385,6 @@ class Controller:
         orphaned = durable.orphaned if outcome.orphaned is None else outcome.orphaned
         if (bindings, orphaned) != (durable.bindings, durable.orphaned):
             await self._saving.note(replace(durable, bindings=bindings, orphaned=orphaned))
-
-    def _reconciled(self, outcome: EnforcementReport, seconds: float) -> ReconcileDocument:
-        differences = details(outcome.remaining)
-        result = "failed" if differences else "repaired" if outcome.drift else "clean"
-        self.metrics.counters.add(names.RECONCILES, result)
-        now = self.clock.time()
-        if not differences:
-            self.state.last_agreement = now
-        self.state.last_reconcile = ReconcileDocument(
-            found=dict(count_causes(outcome.drift)),
-            repaired=dict(outcome.repaired),
-            differences=differences,
-            notes=outcome.notes,
-            finished=now,
-            seconds=seconds,
-        )
-        # Since when a condition has been there must not depend on when the status is read.
-        self.state.dated_conditions(now)
-        return self.state.last_reconcile
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -494,7 +427,3 @@ class Controller:
 
     def _count_admission(self, result: str) -> None:
         self.metrics.counters.add(names.ADMISSIONS, result)
-
-
-def _watch_nothing(_cgroups: Iterable[str]) -> None:
-    """Do nothing where cgroups are not watched: the next comparison finds changes."""

@@ -12,9 +12,9 @@ from agent.server.metrics import names
 from agent.state.errors import CheckpointIOError
 
 if TYPE_CHECKING:
+    from agent.server.control.queue import Worker
     from agent.server.kernel.ports import Saver
     from agent.server.metrics.counters import Counters
-    from agent.server.queue import Worker
     from agent.server.state import AgentState, DurableState
 
 log = structlog.get_logger(__name__)

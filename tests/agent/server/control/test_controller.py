@@ -28,7 +28,7 @@ from agent.managers.policy import (
 from agent.pods.manifest import load_pod
 from agent.reconcile.report import EnforcementReport, PlannedChange
 from agent.server.configured_host import ConfiguredHost
-from agent.server.controller import Controller
+from agent.server.control.controller import Controller
 from agent.server.errors import CheckpointFailedError, PodNotFoundError
 from agent.server.metrics import names
 from agent.server.state import AgentState, DurableState
@@ -443,17 +443,17 @@ async def test_cgroups_of_a_part_are_watched_beside_the_rest() -> None:
         await controller.reconcile()
         recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("c"),), pods=frozenset({UID}))
         await controller.admit(pod())
-        assert controller.cgroups == {"a", "b", "c"}
+        assert controller.outcomes.cgroups == {"a", "b", "c"}
         recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("c"),))
         await controller.reconcile()
-        assert controller.cgroups == {"c"}
+        assert controller.outcomes.cgroups == {"c"}
 
 
 @in_loop
 async def test_a_new_pods_cgroup_is_watched_before_the_answer() -> None:
     recorder, watched = Recorder(), list[str]()
     async with keeping(recorder) as controller:
-        controller.watch = watched.extend
+        controller.outcomes.watch = watched.extend
         recorder.outcome = EnforcementReport(
             cgroups=(observed_cgroup("kubepods/a"), observed_cgroup("x")),
             created=("kubepods/a",),
@@ -526,4 +526,4 @@ async def test_without_watches_the_agent_does_not_remember_every_cgroup_there_ev
                 enabled=("kubepods",),
             )
             await controller.reconcile()
-        assert controller.renewed == {"kubepods", "kubepods/pod49"}
+        assert controller.outcomes.renewed == {"kubepods", "kubepods/pod49"}

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from agent.server.queue import QueueStopped, SerialQueue, Worker
+from agent.server.control.queue import QueueStopped, SerialQueue, Worker
 from tests.agent.server.support import FakeClock, in_loop
 
 asked_by: ContextVar[str] = ContextVar("asked_by", default="")

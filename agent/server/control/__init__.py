@@ -1,0 +1,1 @@
+"""The changes of the ledger: one queue, one writer."""

@@ -1,0 +1,108 @@
+"""What is made of a comparison or a change of cgroups: status, counts, log lines, events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from agent.api.documents import ReconcileDocument
+from agent.pods.identity import full_name
+from agent.reconcile.report import count_causes
+from agent.server.metrics import names
+from agent.server.reporting.drift import DriftReporter
+from agent.server.reporting.records import details
+from cgroupfs.tree import ancestors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agent.reconcile.report import EnforcementReport
+    from agent.server.clock import Clock
+    from agent.server.metrics.counters import Counters
+    from agent.server.reporting.events import EventReporter
+    from agent.server.state import AgentState
+
+log = structlog.get_logger(__name__)
+
+
+class OutcomeReporter:
+    """Reports each `EnforcementReport` and remembers the cgroups that it names."""
+
+    def __init__(
+        self, state: AgentState, counters: Counters, reporter: EventReporter, clock: Clock
+    ) -> None:
+        self.drifts = DriftReporter(state, counters, reporter, clock)
+        #: The cgroups of the last observation, to be watched for changes.
+        self.cgroups: set[str] = set()
+        #: Cgroups whose files, and those of all descendants, may have been created again.
+        self.renewed: set[str] = set()
+        #: Watches the cgroups that a change created, before the pod's first container starts.
+        self.watch: Callable[[Iterable[str]], None] = _watch_nothing
+        self._state = state
+        self._counters = counters
+        self._publish = reporter.publish
+        self._clock = clock
+
+    def note(self, outcome: EnforcementReport) -> None:
+        """Count and report the result of a change or a comparison."""
+        self._note_cgroups(outcome)
+        self._state.records.note_running(outcome.running, outcome.pods)
+        if outcome.settled:
+            log.info("settings applied to new cgroups", cgroups=outcome.settled)
+        self.drifts.note(outcome)
+        allocations = self._state.ledger.allocations
+        news = self._state.records.note_unenforced(outcome.unenforced(), allocations)
+        for uid, differing in news.items():
+            self._counters.add(names.ENFORCEMENT_FAILURES)
+            name, lines = full_name(allocations[uid]), details(differing)
+            log.error("pod not enforced", uid=uid, pod=name, conditions=lines)
+            self._publish("PodNotEnforced", uid, name, "; ".join(lines))
+        outside = outcome.of_pod("")
+        if outside and details(outside) != details(self._state.unenforced):
+            log.error("enforcement failed", conditions=details(outside))
+        self._state.unenforced = outside
+
+    def _note_cgroups(self, outcome: EnforcementReport) -> None:
+        self.renewed.update(outcome.renewed)
+        if outcome.pods is not None:
+            self.cgroups.update(outcome.paths)
+        elif outcome.paths:
+            self.cgroups = set(outcome.paths)
+            if self.renewed:
+                # Removed cgroups need no watch; without watches the set would only grow.
+                around = {above for cgroup in self.cgroups for above in ancestors(cgroup)}
+                self.renewed &= self.cgroups | around
+        self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
+
+    def note_contest(self, outcome: EnforcementReport) -> None:
+        """Report each backoff from a cgroup that another writer modifies once."""
+        self._state.contested = outcome.contested
+        for why in outcome.given_way:
+            self._counters.add(names.REPAIRS_POSTPONED)
+            log.warning("cgroup is being modified by another writer, backing off", why=why)
+            self._publish("DriftContested", message=why)
+
+    def reconciled(self, outcome: EnforcementReport, seconds: float) -> ReconcileDocument:
+        """Count and return the result of a reconcile that took `seconds`; date the conditions."""
+        differences = details(outcome.remaining)
+        result = "failed" if differences else "repaired" if outcome.drift else "clean"
+        self._counters.add(names.RECONCILES, result)
+        now = self._clock.time()
+        if not differences:
+            self._state.last_agreement = now
+        self._state.last_reconcile = ReconcileDocument(
+            found=dict(count_causes(outcome.drift)),
+            repaired=dict(outcome.repaired),
+            differences=differences,
+            notes=outcome.notes,
+            finished=now,
+            seconds=seconds,
+        )
+        # Since when a condition has been there must not depend on when the status is read.
+        self._state.dated_conditions(now)
+        return self._state.last_reconcile
+
+
+def _watch_nothing(_cgroups: Iterable[str]) -> None:
+    """Do nothing where cgroups are not watched: the next comparison finds changes."""
