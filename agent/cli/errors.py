@@ -51,6 +51,7 @@ EXIT_CODES: Final[Mapping[str, ExitCode]] = {
     "agent.tools.kubelet_state.errors.KubeletStateError": ExitCode.BAD_INPUT,
     "agent.server.errors.StartError": ExitCode.ENVIRONMENT,
     "cgroupfs.errors.CgroupError": ExitCode.ENVIRONMENT,
+    "agent.tools.playground.errors.PlaygroundError": ExitCode.ENVIRONMENT,
     "sysfs.files.SysfsError": ExitCode.BAD_INPUT,
     "systemd.errors.SystemdError": ExitCode.ENVIRONMENT,
     "builtins.OSError": ExitCode.BAD_INPUT,

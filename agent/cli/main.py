@@ -81,6 +81,7 @@ COMMANDS: Final = {
     "capture": LazyCommand("agent.cli.host:capture", "Archive what the agent reads of a host."),
     "config": LazyCommand("agent.cli.config:config", "Check and show a configuration."),
     "replay": LazyCommand("agent.cli.replay:replay", "Decide pods on a described host."),
+    "playground": LazyCommand("agent.cli.local.playground:playground", "Try the agent here."),
     "state": LazyCommand("agent.cli.state:state", "Take the kubelet's state over, or write it."),
 }
 

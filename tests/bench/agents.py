@@ -24,6 +24,7 @@ from agent.server.configured_host import situate
 from agent.server.start.memory import settle_memory
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 from agent.state.store import Store
+from agent.tools.playground.embedded import EmbeddedHost
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described.tree import write_tree
 from sysfs.mask import Mask
@@ -31,7 +32,6 @@ from tests.agent.pods.pods import app, pod, resources
 from tests.agent.server.support import make_world, running
 from tests.bench import hosts
 from tests.bench.measure import Rest, measure, of_samples
-from tests.demo.embedded import EmbeddedHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

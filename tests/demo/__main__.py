@@ -1,8 +1,9 @@
 """Show the agent at work, without root and without a NUMA machine: `make demo`.
 
-The real agent runs as a process of its own on an embedded host: a two-socket machine laid out as a
-sysfs tree, and a cgroup tree of plain files that follows the kernel's rules. Everything lives in a
-temporary directory and is gone afterwards.
+The real agent runs as a process of its own on the embedded host of `numawarden playground`: a
+two-socket machine laid out as a sysfs tree, and a cgroup tree of plain files that follows the
+kernel's rules. Everything lives in a temporary directory, `$DEMO`, and is gone afterwards. Every
+step is shown as the command that does the same in a shell.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from agent.cli.errors import ExitCode
-from tests.demo.embedded import EmbeddedHost
+from tests.demo.host import DemoHost
 
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "deploy" / "examples"
 _METRICS: Final = ("resource_manager_allocations_total", "resource_manager_container_assignments")
@@ -22,22 +23,33 @@ _METRICS: Final = ("resource_manager_allocations_total", "resource_manager_conta
 def main() -> int:
     """Run the demonstration; return 1 when anything went otherwise than described."""
     with TemporaryDirectory(prefix="numawarden-demo-") as folder:
-        host = EmbeddedHost(Path(folder))
+        host = DemoHost(Path(folder))
         _title("The host: two sockets, one NUMA node each (numawarden topology)")
         host.command("topology", "--root", str(host.sysfs))
-        with host.agent("pod"):
+        with host.agent("pod") as agent:
             _title("Pod scope: containers share what the pod was given (KEP-5526, example 1)")
             _admit(host, "shared-only")
             _title("Pod scope: one container has CPUs of its own (KEP-5526, example 2)")
             _admit(host, "mixed")
-            host.client().reconcile()
             _title("Who has which CPU and how much memory (numawarden map)")
             host.command("map")
             _title("Pod scope: a pod that would leave a container without CPUs (example 3)")
             host.command("admit", str(EXAMPLES / "empty-pool.yaml"), expect=ExitCode.REJECTED)
+            _title("What if: how many more would fit, and what would one of them get")
+            host.command("fit", str(EXAMPLES / "guaranteed.yaml"))
+            host.command("admit", "--dry-run", str(EXAMPLES / "guaranteed.yaml"))
+            _title("Another process changes the pod's cgroup; the agent repairs it")
+            host.interfere("mixed", "cpuset.cpus", "0")
             _title("What it had is free again, the shared pool has grown (numawarden remove)")
+            host.end("shared-only")
             host.command("remove", "shared-only")
             host.command("status")
+            _title("The agent crashes. Nothing of the pods has changed:")
+            host.crash(agent)
+            host.show_files("mixed")
+        with host.agent("pod"):
+            _title("Started again: the pods are as they were (numawarden list)")
+            host.command("list")
         _title("The agent was stopped. Nothing of the pods has changed:")
         host.show_files("mixed")
         with host.agent("container"):
@@ -50,12 +62,12 @@ def main() -> int:
     return 0
 
 
-def _admit(host: EmbeddedHost, example: str, name: str | None = None) -> None:
+def _admit(host: DemoHost, example: str, name: str | None = None) -> None:
     """Admit an example, start its containers as a runtime would, and show every changed file."""
     manifest = host.manifest(EXAMPLES / f"{example}.yaml", name or example)
     host.snapshot()
     host.command("admit", str(manifest))
-    host.start_containers(name or example)
+    host.start(name or example)
     host.show_changes()
 
 

@@ -19,7 +19,7 @@ from agent.managers.violation import Rule
 from agent.reconcile.diff import Cause
 from agent.server.metrics import names
 from agent.state.store import CHECKPOINT_NAME
-from tests.demo.embedded import EmbeddedHost
+from tests.demo.host import DemoHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,7 +167,7 @@ class Incidents:
     """The host of the demo, brought into each of the states that are shown."""
 
     def __init__(self, folder: Path) -> None:
-        self.host = EmbeddedHost(folder, cgroup_root="/machine")
+        self.host = DemoHost(folder, cgroup_root="/machine")
         self.folder = folder
         #: What stands where on a host that is installed as the README says.
         self._places = {
@@ -183,7 +183,7 @@ class Incidents:
         last = self._ask("list", code=4)
         with self.host.agent("pod"):
             self.host.command("admit", str(self.host.manifest(EXAMPLES / "mixed.yaml", "mixed")))
-            self.host.start_containers("mixed")
+            self.host.start("mixed")
             yield self._ask("admit", f"{EXAMPLES}/empty-pool.yaml", code=1)
             yield self._ask("show", "empty-pool", code=1)
             (self.host.cgroups / "machine/cpuset.cpus").write_text("0-2\n")

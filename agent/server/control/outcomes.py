@@ -41,7 +41,7 @@ class OutcomeReporter:
         self.watch: Callable[[Iterable[str]], None] = _watch_nothing
         self._state = state
         self._counters = counters
-        self._publish = reporter.publish
+        self._reporter = reporter
         self._clock = clock
 
     def note(self, outcome: EnforcementReport) -> None:
@@ -57,7 +57,7 @@ class OutcomeReporter:
             self._counters.add(names.ENFORCEMENT_FAILURES)
             name, lines = full_name(allocations[uid]), details(differing)
             log.error("pod not enforced", uid=uid, pod=name, conditions=lines)
-            self._publish("PodNotEnforced", uid, name, "; ".join(lines))
+            self._reporter.publish("PodNotEnforced", uid, name, "; ".join(lines))
         outside = outcome.of_pod("")
         if outside and details(outside) != details(self._state.unenforced):
             log.error("enforcement failed", conditions=details(outside))
@@ -81,7 +81,7 @@ class OutcomeReporter:
         for why in outcome.given_way:
             self._counters.add(names.REPAIRS_POSTPONED)
             log.warning("cgroup is being modified by another writer, backing off", why=why)
-            self._publish("DriftContested", message=why)
+            self._reporter.publish("DriftContested", message=why)
 
     def reconciled(self, outcome: EnforcementReport, seconds: float) -> ReconcileDocument:
         """Count and return the result of a reconcile that took `seconds`; date the conditions."""

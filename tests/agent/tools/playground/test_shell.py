@@ -1,0 +1,124 @@
+"""The playground as its user has it: a command in place of the shell, with the real agent."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.cli.errors import ExitCode
+from agent.tools.playground.shell import WELCOME
+
+PROGRAM = str(Path(sys.executable).with_name("numawarden"))
+
+
+def playground(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [PROGRAM, "playground", *options, "--", "sh", "-c", script]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+def eventually(command: str) -> str:
+    """Return a script that runs a command until it succeeds, at most for a minute."""
+    return f"timeout 60 sh -c 'until {command} 2>/dev/null; do sleep 0.1; done'"
+
+
+def suggested() -> list[str]:
+    """Return the commands of the welcome text."""
+    lines = (line for line in WELCOME.splitlines() if line.startswith("  "))
+    return [re.split(r" {3,}", line.strip())[0] for line in lines]
+
+
+#: The exit codes of the suggested commands that are not to succeed.
+FAILING = {
+    "numawarden admit pods/too-large.yaml": ExitCode.REJECTED,
+    # Whether the agent is faster is open, so the last command of this line may say both.
+    "echo 0 > $(cgroup-of mixed)/cpuset.cpus; numawarden verify": None,
+}
+
+
+def test_every_suggested_command_does_what_it_says() -> None:
+    steps = [f"({command}); echo === $?" for command in suggested()]
+    done = playground("\n".join(steps))
+    assert done.returncode == 0, done.stderr
+    *parts, rest = re.split(r"=== (\d+)\n", done.stdout)
+    assert rest == ""
+    printed = zip(parts[::2], map(int, parts[1::2]), strict=True)
+    outputs = dict(zip(suggested(), printed, strict=True))
+    for command, (_, code) in outputs.items():
+        expected = FAILING.get(command, ExitCode.OK)
+        assert expected is None or code == expected, (command, done.stdout, done.stderr)
+    said = {command: output for command, (output, _) in outputs.items()}
+    assert "32 CPUs" in said["numawarden map"]
+    assert said["start-containers mixed"].count("mkdir") == 3
+    assert "each was tried" in said["numawarden admit pods/too-large.yaml"]
+    assert "default/mixed" in said["crash-agent; numawarden list"]
+    assert said["agent-log"].count(" ready ") == 2
+    assert " drift found " in said["agent-log"]
+
+
+def test_containers_that_were_started_are_found_at_once() -> None:
+    done = playground("numawarden admit pods/mixed.yaml; start-containers mixed; numawarden list")
+    assert "default/mixed  Guaranteed  enforced" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("host", "cpus"), [("two-sockets", 32), ("epyc", 128), ("gb200", 144)])
+def test_each_host_has_room_for_the_pods(host: str, cpus: int) -> None:
+    script = "for pod in mixed guaranteed shared; do numawarden admit pods/$pod.yaml || exit; done"
+    done = playground(f"{script}; numawarden map", "--host", host)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{cpus} CPUs" in done.stdout
+
+
+def test_the_exit_status_is_that_of_the_command_and_the_directory_is_gone() -> None:
+    done = playground('echo "$PLAYGROUND"; exit 7')
+    assert done.returncode == 7
+    assert done.stdout.startswith(os.sep)
+    assert not Path(done.stdout.strip()).exists()
+
+
+def test_an_agent_that_cannot_start_is_tried_again_until_its_configuration_is_mended() -> None:
+    done = playground(
+        "cp pod.yaml good; echo nonsense > pod.yaml; kill $(cat agent.pid)\n"
+        f"{eventually('grep -q mapping agent.log')}; cp good pod.yaml\n"
+        f"{eventually('numawarden status')}; cat agent.log"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "expected a mapping" in done.stdout
+    assert "process" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("start-containers", "start-containers: give the pod: start-containers POD"),
+        ("cgroup-of none", "cgroup-of: no pod 'none' is admitted; admitted: none"),
+    ],
+)
+def test_a_wrong_use_of_a_command_is_one_line(command: str, said: str) -> None:
+    done = playground(command)
+    assert done.returncode == 1
+    assert done.stderr.strip() == said
+
+
+def test_a_host_that_does_not_exist_is_one_line() -> None:
+    done = playground("true", "--host", "cray-1")
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert done.stderr.startswith("numawarden: error: cray-1 is neither a capture nor one of two-")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_does_not_exist_is_one_line() -> None:
+    done = subprocess.run(
+        [PROGRAM, "playground", "--", "no-such-command"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert "cannot run no-such-command: No such file" in done.stderr
