@@ -60,7 +60,11 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class AgentClient:
-    """One connection per call to the agent that listens at `socket_path`; seconds in `timeout`."""
+    """One connection per call to the agent that listens at `socket_path`.
+
+    Every call but `watch`, once events flow, ends `timeout` seconds after the agent's last sign of
+    life with `Unreachable`.
+    """
 
     def __init__(self, socket_path: Path | str, timeout: float = DEFAULT_TIMEOUT) -> None:
         self._path = str(socket_path)
@@ -141,16 +145,19 @@ class AgentClient:
         return self._call("GET", "/v1/map", MapDocument)
 
     def watch(self) -> Iterator[wire.EventDocument]:
-        """Yield events as they happen, until the agent stops."""
-        connection = _UnixConnection(self._path, None)
+        """Yield events as they happen, until the agent stops; only the first answer has a limit."""
+        connection = _UnixConnection(self._path, self._timeout)
         try:
+            connection.connect()
+            stream = connection.sock
             response = self._open(connection, "GET", "/v1/watch", None)
+            stream.settimeout(None)
             if response.status != http.HTTPStatus.OK:
                 raise _rejected(self._path, response.status, response.read())
             while line := response.readline():
                 yield wire.decode(line, wire.EventDocument)
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self._path, _why(error)) from error
+            raise Unreachable(self._path, _why(error, self._timeout)) from error
         finally:
             connection.close()
 
@@ -169,7 +176,7 @@ class AgentClient:
             response = self._open(connection, method, path, body)
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self._path, _why(error)) from error
+            raise Unreachable(self._path, _why(error, self._timeout)) from error
         finally:
             connection.close()
         if response.status >= http.HTTPStatus.BAD_REQUEST:
@@ -219,12 +226,13 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (FileNotFoundError, "there is no such socket; is the agent running, and with this socket?"),
     (ConnectionRefusedError, "no process listens there; start the agent"),
     (PermissionError, "permission denied; run as root or as a member of the agent's group"),
-    (TimeoutError, "no answer in time; see the agent's log"),
     (ConnectionError, "it closed the connection; see the agent's log"),
 )
 
 
-def _why(error: OSError | http.client.HTTPException) -> str:
+def _why(error: OSError | http.client.HTTPException, timeout: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout:g} s; see the agent's log"
     for kind, reason in _REASONS:
         if isinstance(error, kind):
             return reason

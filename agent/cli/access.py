@@ -11,15 +11,23 @@ import click
 from agent.cli.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from agent.api.client import AgentClient
-    from agent.api.documents import Document, FailedPodDocument, PodDocument
+    from agent.api.documents import (
+        AdmissionDocument,
+        FailedPodDocument,
+        PodDocument,
+        RemovalDocument,
+    )
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
-    from collections.abc import Iterable
 
 DEFAULT_SOCKET: Final = "/run/numawarden/agent.sock"
+#: How long a command waits for the agent unless `--timeout` says otherwise, in seconds.
+DEFAULT_TIMEOUT: Final = 60.0
+#: The key of the context's `meta` that has the seconds of `--timeout`.
+_TIMEOUT: Final = "numawarden.timeout"
 
 _CODES: Final = {
     "PodNotFound": ExitCode.NOT_FOUND,
@@ -37,7 +45,17 @@ _CODES: Final = {
 
 
 def socket_option(command: _Command) -> _Command:
-    """Add `--socket` to a command."""
+    """Add `--socket` to a command, and `--timeout`, which `agent_at` takes from the context."""
+    command = click.option(
+        "--timeout",
+        type=click.FloatRange(min=0.0, min_open=True),
+        default=DEFAULT_TIMEOUT,
+        show_default=True,
+        metavar="SECONDS",
+        expose_value=False,
+        callback=_keep_timeout,
+        help="How long to wait for the agent.",
+    )(command)
     return click.option(
         "--socket",
         "socket_path",
@@ -49,25 +67,21 @@ def socket_option(command: _Command) -> _Command:
     )(command)
 
 
-def output_option(command: _Command) -> _Command:
-    """Add `--output text|json` to a command."""
-    return click.option(
-        "--output",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        show_default=True,
-        help="Text, or the JSON document of docs/api.md.",
-    )(command)
+def _keep_timeout(ctx: click.Context, _option: click.Parameter, seconds: float) -> None:
+    ctx.meta[_TIMEOUT] = seconds
 
 
 @contextmanager
 def agent_at(socket_path: str) -> Iterator[AgentClient]:
-    """Connect to the agent; its error responses raise `CommandError` with an exit code."""
+    """Connect to the agent; its error responses raise `CommandError` with an exit code.
+
+    Every call waits for as long as the `--timeout` of the running command says.
+    """
     # Imported here: help and completion do not need the client.
     from agent.api.client import AgentClient, AgentError  # noqa: PLC0415
 
     try:
-        yield AgentClient(socket_path)
+        yield AgentClient(socket_path, click.get_current_context().meta[_TIMEOUT])
     except AgentError as rejected:
         code = _CODES.get(rejected.error.code, ExitCode.AGENT_FAILED)
         raise CommandError(str(rejected), code) from rejected
@@ -95,24 +109,14 @@ def names_of(pod: PodDocument | FailedPodDocument) -> tuple[str, str, str]:
     return pod.uid, pod.name or pod.uid, full_name(pod)
 
 
+def typed_name(pod: PodDocument | FailedPodDocument | AdmissionDocument | RemovalDocument) -> str:
+    """Return what a user types for a pod: namespace/name, or the uid where no name is known."""
+    return f"{pod.namespace}/{pod.name}" if pod.name else pod.uid
+
+
 def moment(seconds: float) -> str:
     """Return a Unix time as text, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def print_json(document: Document) -> None:
-    """Print a document as the API sends it, indented."""
-    import msgspec  # noqa: PLC0415  # as above
-
-    from agent.api.documents import encode  # noqa: PLC0415
-
-    click.echo(msgspec.json.format(encode(document), indent=2))
-
-
-def print_lines(lines: Iterator[str]) -> None:
-    """Print lines of text."""
-    for line in lines:
-        click.echo(line)
 
 
 def warn(warnings: Iterable[str]) -> None:

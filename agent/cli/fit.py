@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.access import agent_at, output_option, print_json, print_lines, socket_option
+from agent.cli.access import agent_at, socket_option
 from agent.cli.errors import ExitCode
+from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
     memory: str | None,
     hugepages: tuple[str, ...],
     device: tuple[str, ...],
-    output: str,
+    output: Output,
     socket_path: str,
     *,
     count: bool,
@@ -56,8 +57,8 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
     manifest = _read(file) if file is not None else _manifest(amounts or {})
     with agent_at(socket_path) as agent:
         found = agent.fit(manifest, MOST if count else 1)
-    if output == "json":
-        print_json(found)
+    if output.is_document:
+        print_document(found, output)
     else:
         print_lines(_lines(found, counted=count))
     return ExitCode.OK if found.count else ExitCode.REJECTED

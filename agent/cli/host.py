@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agent.cli.terminal.output import Output, output_option, print_encoded
+
 if TYPE_CHECKING:
     from typing import BinaryIO
 
@@ -23,17 +25,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Show the host described by the sys/ tree in this directory, such as an unpacked capture.",
 )
-@click.option(
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="A picture, or all details as JSON.",
-)
+@output_option
 @click.option(
     "--full", is_flag=True, help="Show every node with its CPUs and every core, without summaries."
 )
-def topology(root: Path, output: str, *, full: bool) -> None:
+def topology(root: Path, output: Output, *, full: bool) -> None:
     """Show packages, dies, nodes, caches, cores, memory, distances and devices of a host.
 
     Above 128 CPUs, equal neighbours share a line of the picture, unless --full is given.
@@ -44,16 +40,16 @@ def topology(root: Path, output: str, *, full: bool) -> None:
 
     host = discover(root)
     warn(host.warnings)
-    if output == "json":
-        _print_json(host)
+    if output.is_document:
+        _print_details(host, output)
     else:
         _draw(host, full=full)
 
 
-def _print_json(host: Host) -> None:
+def _print_details(host: Host, output: Output) -> None:
     from agent.api.topology import topology_view  # noqa: PLC0415
 
-    click.echo(json.dumps(topology_view(host), indent=2))
+    print_encoded(json.dumps(topology_view(host)).encode(), output)
 
 
 def _draw(host: Host, *, full: bool) -> None:

@@ -16,6 +16,8 @@ from agent.cli.errors import ExitCode, exit_code_of, lines_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from click.shell_completion import CompletionItem
+
 
 class LazyCommand(NamedTuple):
     """The location of a command (`module:attribute`) and its one-line help."""
@@ -57,6 +59,19 @@ class LazyGroup(click.Group):
             ctx.fail(f"No such command {name!r}{hint}")
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that begin with a text, importing none, then the options."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415  # only a shell needs it
+
+        return [
+            *(
+                CompletionItem(name, help=known.summary)
+                for name, known in self._lazy.items()
+                if name.startswith(incomplete)
+            ),
+            *click.Command.shell_complete(self, ctx, incomplete),
+        ]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from their summaries, importing none."""
         del ctx
@@ -83,6 +98,9 @@ COMMANDS: Final = {
     "replay": LazyCommand("agent.cli.replay:replay", "Decide pods on a described host."),
     "playground": LazyCommand("agent.cli.local.playground:playground", "Try the agent here."),
     "state": LazyCommand("agent.cli.state:state", "Take the kubelet's state over, or write it."),
+    "completion": LazyCommand(
+        "agent.cli.terminal.completion:completion", "Print the completion script of a shell."
+    ),
 }
 
 EPILOG: Final = "Exit codes: " + ", ".join(

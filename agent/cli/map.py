@@ -2,107 +2,48 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-from contextlib import suppress
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli.access import agent_at, find_pod, print_json, socket_option
+from agent.cli.access import agent_at, find_pod, socket_option
+from agent.cli.terminal.completion import pod_argument
+from agent.cli.terminal.output import Output, has_colours, output_of, print_document
+from agent.cli.terminal.redraw import check_watch, draw_again, watch_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
 
-    from agent.api.documents import EventDocument
     from agent.api.map import MapDocument
     from agent.tools.map.lines import Line
 
-#: Seconds after which the map is drawn again without an event: containers are found and memory is
-#: charged without one.
-REDRAW_SECONDS: Final = 5.0
-#: Home, and erase what was drawn (ECMA-48, CUP and ED).
-_CLEAR: Final = "\x1b[H\x1b[2J"
-
 
 @click.command("map")
-@click.argument("pod", required=False)
-@click.option("-w", "--watch", is_flag=True, help="Draw again on every event, until interrupted.")
-@click.option(
-    "--output",
-    type=click.Choice(["text", "json", "svg"]),
-    default="text",
-    show_default=True,
-    help="Text, the JSON document of docs/api.md, or a picture for a browser.",
-)
+@pod_argument(required=False)
+@watch_option
+@output_of(Output.TEXT, Output.JSON, Output.YAML, Output.SVG)
 @click.option(
     "--full", is_flag=True, help="Show every core of a large host, and every pod and warning."
 )
 @socket_option
-def show_map(pod: str | None, output: str, socket_path: str, *, watch: bool, full: bool) -> None:
+def show_map(pod: str | None, output: Output, socket_path: str, *, watch: bool, full: bool) -> None:
     """Show which CPUs, memory and devices each pod has, with what deserves a look.
 
     Cores are columns with their threads stacked. With a POD (uid, name or namespace/name), its
     nodes and its allocation alone. Above 128 CPUs cores are counted, unless --full is given.
     """
-    if watch and output != "text":
-        raise click.UsageError(f"--watch draws text; --output {output} is printed once")
+    check_watch(output, watch=watch)
     with agent_at(socket_path) as agent:
         focus = None if pod is None else find_pod(agent, pod).uid
-
-        def draw() -> None:
-            if watch and sys.stdout.isatty():
-                click.echo(_CLEAR, nl=False)
-            _print(agent.map(), output, focus, full=full)
-
-        draw()
-        if watch:
-            for _ in changes(agent.watch()):
-                draw()
+        draw_again(agent, lambda: _print(agent.map(), output, focus, full=full), watch=watch)
 
 
-def changes(events: Iterable[EventDocument], seconds: float = REDRAW_SECONDS) -> Iterator[None]:
-    """Yield on events, once for all that are waiting, and after `seconds` without one.
-
-    Ends with the events; raises what they raise.
-    """
-    waiting: SimpleQueue[Callable[[], bool]] = SimpleQueue()
-    Thread(target=_collect, args=(events, waiting), daemon=True).start()
-    while _goes_on(waiting, seconds):
-        yield
-
-
-def _collect(events: Iterable[EventDocument], waiting: SimpleQueue[Callable[[], bool]]) -> None:
-    def failed(error: Exception) -> bool:
-        raise error
-
-    try:
-        for _ in events:
-            waiting.put(lambda: True)
-    except Exception as error:  # noqa: BLE001  # raised again where the events are waited for
-        raised = error
-        waiting.put(lambda: failed(raised))
-    else:
-        waiting.put(lambda: False)
-
-
-def _goes_on(waiting: SimpleQueue[Callable[[], bool]], seconds: float) -> bool:
-    """Wait for an event or the time, take all events that are there; return False at the end."""
-    with suppress(Empty):
-        go_on = waiting.get(timeout=seconds)()
-        while go_on:
-            go_on = waiting.get_nowait()()
-        return False
-    return True
-
-
-def _print(document: MapDocument, output: str, focus: str | None, *, full: bool) -> None:
-    if output == "json":
-        print_json(document)
-    elif output == "svg":
+def _print(document: MapDocument, output: Output, focus: str | None, *, full: bool) -> None:
+    if output.is_document:
+        print_document(document, output)
+    elif output is Output.SVG:
         from agent.tools.map.svg import svg_of  # noqa: PLC0415  # help needs no drawing
 
         click.echo(svg_of(document, focus))
@@ -124,7 +65,7 @@ def draw_text(document: MapDocument, *, focus: str | None = None, full: bool = F
         focus=focus,
         ascii_only=not _can_show("█░▒"),
     )
-    print_drawn(map_lines(document, layout), colours=terminal and not os.environ.get("NO_COLOR"))
+    print_drawn(map_lines(document, layout), colours=has_colours())
 
 
 def print_drawn(lines: Iterable[Line], *, colours: bool) -> None:

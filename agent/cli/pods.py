@@ -9,30 +9,32 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from agent.cli.access import (
-    agent_at,
-    find_pod,
-    names_of,
-    output_option,
-    print_json,
-    print_lines,
-    socket_option,
-)
+from agent.cli.access import agent_at, find_pod, names_of, socket_option, typed_name
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.terminal.completion import complete_containers, container_argument, pod_argument
+from agent.cli.terminal.output import (
+    Output,
+    output_of,
+    output_option,
+    pod_output_option,
+    print_document,
+    print_lines,
+)
+from agent.cli.terminal.redraw import check_watch, draw_again, watch_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from agent.api.client import AgentClient
     from agent.api.documents import (
         AdmissionDocument,
-        Document,
         EnforcementDocument,
         FailedPodDocument,
         PodDocument,
+        RemovalDocument,
     )
 
-_Shown = TypeVar("_Shown", bound="Document")
+    _Named = TypeVar("_Named", AdmissionDocument, FailedPodDocument, PodDocument, RemovalDocument)
 
 
 @click.command()
@@ -45,9 +47,9 @@ _Shown = TypeVar("_Shown", bound="Document")
     help="Reject the pod unless every container gets this: exclusive, aligned, whole-cores, "
     "near-device (separated by commas).",
 )
-@output_option
+@pod_output_option
 @socket_option
-def admit(file: Path, output: str, socket_path: str, *, require: str, dry_run: bool) -> int:
+def admit(file: Path, output: Output, socket_path: str, *, require: str, dry_run: bool) -> int:
     """Admit the pod of a manifest (YAML or JSON; - reads standard input).
 
     Exits with 0 once the kernel enforces the pod's allocation, 1 when it is rejected, and 7 when it
@@ -67,46 +69,53 @@ def admit(file: Path, output: str, socket_path: str, *, require: str, dry_run: b
 
 
 @click.command()
-@click.argument("pod")
-@output_option
+@pod_argument()
+@pod_output_option
 @socket_option
-def remove(pod: str, output: str, socket_path: str) -> int:
+def remove(pod: str, output: Output, socket_path: str) -> int:
     """Remove a POD (uid, name or namespace/name) and free its allocation.
 
     Its processes are not ended; those that still run go on in the node's shared pool.
     """
     with agent_at(socket_path) as agent:
         answer = agent.remove(find_pod(agent, pod).uid)
-    if output == "json":
-        print_json(answer)
-    else:
-        from agent.pods.identity import name_and_uid  # noqa: PLC0415  # help needs none of it
-
-        click.echo(f"removed {name_and_uid(answer)}")
-        _print_remarks(answer.enforcement)
+    _print(answer, output, _removal_lines)
     return _enforcement_code(answer.enforcement)
 
 
 @click.command("list")
-@output_option
+@watch_option
+@output_of(Output.TEXT, Output.TABLE, Output.WIDE, Output.JSON, Output.YAML, Output.NAME)
 @socket_option
-def list_pods(output: str, socket_path: str) -> None:
+def list_pods(output: Output, socket_path: str, *, watch: bool) -> None:
     """List the admitted pods, what their containers hold, and whether the kernel enforces it."""
+    check_watch(output, watch=watch)
     with agent_at(socket_path) as agent:
-        pods = agent.pods()
-    if output == "json":
-        from agent.api.documents import PodListDocument  # noqa: PLC0415
+        draw_again(agent, lambda: _print_list(agent.pods(), output), watch=watch)
 
-        print_json(PodListDocument(pods=pods))
-        return
-    from agent.cli.text.pods import list_lines  # noqa: PLC0415
 
-    print_lines(list_lines(pods))
+def _print_list(pods: tuple[PodDocument, ...], output: Output) -> None:
+    from agent.cli.text.pods import list_lines, list_table  # noqa: PLC0415  # help needs no text
+
+    if output.is_document:
+        from agent.api.documents import PodListDocument  # noqa: PLC0415  # as above
+
+        print_document(PodListDocument(pods=pods), output)
+    elif output is Output.NAME:
+        _print_names(pods)
+    elif output is Output.TEXT:
+        print_lines(list_lines(pods))
+    else:
+        print_lines(list_table(pods, wide=output is Output.WIDE))
 
 
 @click.command()
-@click.argument("pod")
-@click.option("--container", help="Which container --arguments is about, if the pod has several.")
+@pod_argument()
+@click.option(
+    "--container",
+    shell_complete=complete_containers,
+    help="Which container --arguments is about, if the pod has several.",
+)
 @click.option(
     "--arguments",
     "tool",
@@ -114,9 +123,11 @@ def list_pods(output: str, socket_path: str) -> None:
     help="Print instead the arguments of podman run, systemd-run or ctr run with which a container "
     "is started below its pod's cgroup and with its devices, quoted for a shell.",
 )
-@output_option
+@pod_output_option
 @socket_option
-def show(pod: str, container: str | None, tool: str | None, output: str, socket_path: str) -> int:
+def show(
+    pod: str, container: str | None, tool: str | None, output: Output, socket_path: str
+) -> int:
     """Show a POD (uid, name or namespace/name): allocation, reasons, and the kernel's settings.
 
     A recently rejected pod, or one with an invalid manifest, is shown with the reason; the exit
@@ -127,15 +138,15 @@ def show(pod: str, container: str | None, tool: str | None, output: str, socket_
 
     if container is not None and tool is None:
         raise click.UsageError("--container needs --arguments")
-    if tool is not None and output == "json":
+    if tool is not None and output is not Output.TEXT:
         raise click.UsageError("--arguments is text; --output json has them as .delivery")
     with agent_at(socket_path) as agent:
         failed = _failed(agent, pod)
-        found = agent.pod(find_pod(agent, pod).uid) if failed is None else None
-    if found is None:
-        _print(failed, output, failed_lines)
-        invalid = failed is not None and failed.reason == INVALID_MANIFEST
-        return ExitCode.BAD_INPUT if invalid else ExitCode.REJECTED
+        if failed is not None:
+            _print(failed, output, failed_lines)
+            invalid = failed.reason == INVALID_MANIFEST
+            return ExitCode.BAD_INPUT if invalid else ExitCode.REJECTED
+        found = agent.pod(find_pod(agent, pod).uid)
     if tool is not None:
         click.echo(_arguments(tool, found, container))
     else:
@@ -144,14 +155,14 @@ def show(pod: str, container: str | None, tool: str | None, output: str, socket_
 
 
 @click.command()
-@click.argument("pod")
-@click.argument("container")
+@pod_argument()
+@container_argument
 @click.option("--cgroup", metavar="PATH", help="The container's cgroup, below the cgroup root.")
 @click.option("--pid", type=click.IntRange(min=1), help="Or any process of the container.")
 @output_option
 @socket_option
 def bind(
-    pod: str, container: str, cgroup: str | None, pid: int | None, output: str, socket_path: str
+    pod: str, container: str, cgroup: str | None, pid: int | None, output: Output, socket_path: str
 ) -> int:
     """Bind a CONTAINER of a POD to a cgroup that cannot be identified by its name."""
     if (cgroup is None) == (pid is None):
@@ -161,41 +172,53 @@ def bind(
     with agent_at(socket_path) as agent:
         uid = find_pod(agent, pod).uid
         answer = agent.bind(uid, container, BindRequest(cgroup=cgroup, pid=pid))
-    if output == "json":
-        print_json(answer)
+    if output.is_document:
+        print_document(answer, output)
     else:
         click.echo(f"bound {answer.container} of {pod} to {answer.cgroup}")
-        _print_remarks(answer.enforcement)
+        print_lines(_remarks(answer.enforcement))
     return _enforcement_code(answer.enforcement)
 
 
 @click.command()
-@click.argument("pod")
-@click.argument("container")
+@pod_argument()
+@container_argument
 @output_option
 @socket_option
-def unbind(pod: str, container: str, output: str, socket_path: str) -> int:
+def unbind(pod: str, container: str, output: Output, socket_path: str) -> int:
     """Remove the binding of a CONTAINER of a POD; its cgroup is again identified by its name.
 
     A cgroup outside of the pod's is confined to the shared pool until its processes end.
     """
     with agent_at(socket_path) as agent:
         answer = agent.unbind(find_pod(agent, pod).uid, container)
-    if output == "json":
-        print_json(answer)
+    if output.is_document:
+        print_document(answer, output)
     else:
         click.echo(f"unbound {answer.container} of {pod} from {answer.cgroup}")
-        _print_remarks(answer.enforcement)
+        print_lines(_remarks(answer.enforcement))
     return _enforcement_code(answer.enforcement)
 
 
-def _print(document: _Shown | None, output: str, lines: Callable[[_Shown], Iterator[str]]) -> None:
-    if document is None:
-        return
-    if output == "json":
-        print_json(document)
+def _print(document: _Named, output: Output, lines: Callable[[_Named], Iterator[str]]) -> None:
+    if output.is_document:
+        print_document(document, output)
+    elif output is Output.NAME:
+        _print_names((document,))
     else:
         print_lines(lines(document))
+
+
+def _print_names(pods: Iterable[_Named]) -> None:
+    for pod in pods:
+        click.echo(typed_name(pod))
+
+
+def _removal_lines(answer: RemovalDocument) -> Iterator[str]:
+    from agent.pods.identity import name_and_uid  # noqa: PLC0415  # help needs none of it
+
+    yield f"removed {name_and_uid(answer)}"
+    yield from _remarks(answer.enforcement)
 
 
 def _arguments(tool: str, pod: PodDocument, named: str | None) -> str:
@@ -236,8 +259,6 @@ def _enforcement_code(enforcement: EnforcementDocument) -> ExitCode:
     return ExitCode.OK if enforcement.enforced else ExitCode.NOT_ENFORCED
 
 
-def _print_remarks(enforcement: EnforcementDocument) -> None:
-    for difference in enforcement.differences:
-        click.echo(f"  not enforced: {difference}")
-    for note in enforcement.notes:
-        click.echo(f"  note: {note}")
+def _remarks(enforcement: EnforcementDocument) -> Iterator[str]:
+    yield from (f"  not enforced: {difference}" for difference in enforcement.differences)
+    yield from (f"  note: {note}" for note in enforcement.notes)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli.access import print_lines
 from agent.cli.errors import ExitCode
+from agent.cli.terminal.output import print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
 @click.option(
+    "-o",
     "--output",
     type=click.Choice(["text", "jsonl"]),
     default="text",

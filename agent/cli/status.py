@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.access import agent_at, moment, output_option, print_json, print_lines, socket_option
+from agent.cli.access import agent_at, moment, socket_option
 from agent.cli.errors import ExitCode
+from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,15 +28,15 @@ _DRIFT_SHOWN: Final = 5
 @click.command()
 @output_option
 @socket_option
-def status(output: str, socket_path: str) -> int:
+def status(output: Output, socket_path: str) -> int:
     """Show the effective policies, the allocations, and all that is not as it should be.
 
     Exits with 0 if the agent is ready and has no condition, else with 1.
     """
     with agent_at(socket_path) as agent:
         answer = agent.status()
-    if output == "json":
-        print_json(answer)
+    if output.is_document:
+        print_document(answer, output)
     else:
         print_lines(_lines(answer))
     well = answer.ready and not answer.conditions
@@ -102,13 +103,17 @@ def _causes(counts: Mapping[str, int]) -> str:
 @click.command()
 @output_option
 @socket_option
-def watch(output: str, socket_path: str) -> None:
+def watch(output: Output, socket_path: str) -> None:
     """Print events as they happen, a line each, until interrupted or the agent stops."""
     from agent.api.documents import encode  # noqa: PLC0415  # not needed for help
 
     with agent_at(socket_path) as agent:
         for event in agent.watch():
-            click.echo(encode(event) if output == "json" else _line(event))
+            if output is Output.YAML:
+                click.echo("---")
+                print_document(event, output)
+            else:
+                click.echo(encode(event) if output is Output.JSON else _line(event))
 
 
 def _line(event: EventDocument) -> str:
@@ -120,7 +125,7 @@ def _line(event: EventDocument) -> str:
 @click.command()
 @output_option
 @socket_option
-def verify(output: str, socket_path: str) -> ExitCode:
+def verify(output: Output, socket_path: str) -> ExitCode:
     """Compare the kernel with the ledger, cgroup by cgroup, and look for intruding tasks.
 
     Nothing is written. The exit code is 1 when a file differs from what the ledger allocates, when
@@ -132,8 +137,8 @@ def verify(output: str, socket_path: str) -> ExitCode:
     """
     with agent_at(socket_path) as agent:
         answer = agent.verify()
-    if output == "json":
-        print_json(answer)
+    if output.is_document:
+        print_document(answer, output)
     else:
         print_lines(_verification_lines(answer))
     return ExitCode.OK if answer.agrees else ExitCode.REJECTED

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from agent.api.documents import INVALID_MANIFEST
 from agent.cli.access import moment
+from agent.cli.terminal.output import table
 from agent.cli.text.delivery import long_lines, short_lines
 from agent.pods.identity import full_name, name_and_uid
 from agent.pods.model import ContainerKind
@@ -59,6 +61,50 @@ def list_lines(pods: Sequence[PodDocument]) -> Iterator[str]:
         yield f"{full_name(pod)}  {pod.qos}  {_state(pod)}  {_whence(pod)}"
         yield from _allocations(pod)
         yield from _remarks(pod.enforcement)
+
+
+_COLUMNS: Final = ("POD", "QOS", "STATE", "CONTAINERS", "EXCLUSIVE", "NODES", "LACKS")
+_MORE_COLUMNS: Final = ("DEVICES", "SOURCE", "ORIGIN", "UID")
+
+
+def list_table(pods: Sequence[PodDocument], *, wide: bool) -> Iterator[str]:
+    """Yield all pods as a table, a line each; `wide` has more columns.
+
+    `LACKS` are the qualities that some container of the pod does not have.
+    """
+    more = _MORE_COLUMNS if wide else ()
+    yield from table((*_COLUMNS, *more), (_row(pod)[: len(_COLUMNS) + len(more)] for pod in pods))
+
+
+def _row(pod: PodDocument) -> tuple[str, ...]:
+    lasting = _lasting(pod)
+    found = lasting if pod.containers_found is None else pod.containers_found
+    mems = dict.fromkeys(each.mems for each in pod.containers if each.mems)
+    devices: Counter[str] = Counter()
+    for container in pod.containers:
+        devices.update({resource: len(ids) for resource, ids in container.devices.items()})
+    return (
+        full_name(pod),
+        pod.qos,
+        _state_word(pod, found, lasting),
+        f"{found}/{lasting}",
+        pod.exclusive_cpus,
+        " ".join(mems),
+        ",".join(dict.fromkeys(each.quality for each in pod.verdict if not each.met)),
+        ",".join(f"{resource}={count}" for resource, count in devices.items()),
+        pod.source,
+        pod.origin,
+        pod.uid,
+    )
+
+
+def _state_word(pod: PodDocument, found: int, lasting: int) -> str:
+    """Say in a word what `_state` says, with how many containers were found beside it."""
+    if not pod.enforcement.enforced:
+        return "NOT-ENFORCED"
+    if found == lasting:
+        return "enforced"
+    return "partly-found" if found else "not-found"
 
 
 def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
@@ -141,11 +187,16 @@ def _state(pod: PodDocument) -> str:
     """Say whether a pod's allocation is enforced, and on how many of its containers."""
     if not pod.enforcement.enforced:
         return "NOT ENFORCED"
-    lasting = sum(container.kind != ContainerKind.INIT for container in pod.containers)
+    lasting = _lasting(pod)
     if pod.containers_found is None or pod.containers_found == lasting:
         return "enforced"
     found = f"{pod.containers_found} of {lasting} containers found"
     return f"enforced on {found}" if pod.containers_found else found
+
+
+def _lasting(pod: PodDocument) -> int:
+    """Return how many containers live as long as the pod."""
+    return sum(container.kind != ContainerKind.INIT for container in pod.containers)
 
 
 def _second_best(pod: PodDocument) -> Iterator[str]:

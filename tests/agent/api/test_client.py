@@ -55,7 +55,7 @@ def test_no_answer_in_time_is_reported(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "a.sock"))
         silent.listen()
-        with pytest.raises(Unreachable, match="no answer in time"):
+        with pytest.raises(Unreachable, match=r"no answer within 0\.01 s"):
             AgentClient(tmp_path / "a.sock", timeout=0.01).status()
 
 
@@ -108,6 +108,33 @@ def test_watching_yields_a_document_a_line(tmp_path: Path) -> None:
 def test_watching_an_agent_that_does_not_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         next(AgentClient(tmp_path / "a.sock").watch())
+
+
+def test_watching_an_agent_that_does_not_answer_ends_in_time(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "a.sock"))
+        silent.listen()
+        with pytest.raises(Unreachable, match=r"no answer within 0\.01 s"):
+            next(AgentClient(tmp_path / "a.sock", timeout=0.01).watch())
+
+
+def test_events_may_be_further_apart_than_the_timeout(tmp_path: Path) -> None:
+    """The head of the answer arrives; the socket then waits for events without a limit."""
+    waits: list[float | None] = []
+
+    class Recorded(socket.socket):
+        def settimeout(self, value: float | None, /) -> None:
+            waits.append(value)
+            super().settimeout(value)
+
+    line = b'{"type":"PodAdmitted","time":1.5,"operation":"x","uid":"u"}\n'
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        answering(tmp_path / "a.sock", http("200 OK", line)) as client,
+    ):
+        patched.setattr("agent.api.client.socket.socket", Recorded)
+        assert len(list(client.watch())) == 1
+    assert (waits[0], waits[-1]) == (10, None)
 
 
 def test_watching_may_be_rejected(tmp_path: Path) -> None:

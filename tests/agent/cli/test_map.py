@@ -2,30 +2,24 @@ from __future__ import annotations
 
 import json
 import sys
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from agent.api.client import Unreachable
-from agent.api.documents import EventDocument
 from agent.api.map import MapDocument
-from agent.cli import map as map_module
 from agent.cli.errors import ExitCode
-from agent.cli.map import changes
+from agent.cli.terminal import redraw
 from tests.agent.cli.shell import Shell, in_background
-from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest
+from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from agent.server.reporting.events import Watcher
+    from agent.api.documents import EventDocument
     from tests.agent.server.support import Running, World
 
-EVENT = EventDocument(type="PodAdmitted", time=0.0, operation="x")
 #: `manifest()` asks for two CPUs: a whole core.
 PICTURE = [
     "package 0, node 0, L3 0  CPUs 0-3,8-11",
@@ -93,7 +87,7 @@ def test_svg_is_a_document_of_its_own(shell: Shell) -> None:
     assert ET.fromstring(out).tag.endswith("svg")  # noqa: S314  # our own text
 
 
-@pytest.mark.parametrize("output", ["json", "svg"])
+@pytest.mark.parametrize("output", ["json", "yaml", "svg"])
 def test_watching_draws_text(shell: Shell, output: str) -> None:
     code, _, err = shell.run("map", "-w", "--output", output)
     assert code == ExitCode.USAGE
@@ -108,7 +102,7 @@ def test_watching_draws_again_on_every_change(
         agent.client.remove(UID)
         yield
 
-    monkeypatch.setattr(map_module, "changes", once)
+    monkeypatch.setattr(redraw, "changes", once)
     code, out, _ = shell.run("map", "-w")
     assert code == ExitCode.OK
     before, after = [part for part in out.split("16 CPUs (16 online)") if part]
@@ -121,52 +115,9 @@ def interrupting(_: object) -> Iterator[None]:
 
 
 def test_interrupting_ends_the_map(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(map_module, "changes", interrupting)
+    monkeypatch.setattr(redraw, "changes", interrupting)
     code, out, _ = shell.run("map", "--watch")
     assert (code, "shop/web" in out) == (ExitCode.INTERRUPTED, True)
-
-
-def test_an_event_of_the_agent_is_a_change(agent: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, loop = agent.controller.events.watch, agent.life.get_loop()
-
-    def admitting() -> AbstractContextManager[Watcher]:
-        """Admit a pod as soon as the agent streams its events."""
-        loop.call_soon(lambda: loop.run_in_executor(None, agent.client.admit, manifest()))
-        return watch()
-
-    monkeypatch.setattr(agent.controller.events, "watch", admitting)
-    assert next(changes(agent.client.watch(), PATIENCE)) is None
-    assert UID in {pod.uid for pod in agent.client.pods()}
-
-
-def fed(feed: SimpleQueue[EventDocument | None]) -> Iterator[EventDocument]:
-    while (event := feed.get()) is not None:
-        yield event
-
-
-def test_changes_follow_the_events_and_end_with_them() -> None:
-    feed: SimpleQueue[EventDocument | None] = SimpleQueue()
-    seen = changes(fed(feed), PATIENCE)
-    feed.put(EVENT)
-    assert next(seen) is None
-    feed.put(None)
-    assert list(seen) == []
-
-
-def test_the_map_is_drawn_again_after_some_time_without_an_event() -> None:
-    feed: SimpleQueue[EventDocument | None] = SimpleQueue()
-    seen = changes(fed(feed), 0.0)
-    assert (next(seen), next(seen)) == (None, None)
-    feed.put(None)
-
-
-def test_an_agent_that_went_away_is_an_error() -> None:
-    class Ended:
-        def __iter__(self) -> Iterator[EventDocument]:
-            raise Unreachable("/run/x", "it closed the connection")
-
-    with pytest.raises(Unreachable):
-        next(changes(Ended(), PATIENCE))
 
 
 def _on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> None:
@@ -205,7 +156,7 @@ def test_watching_on_a_terminal_clears_what_was_drawn(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _on_terminal(monkeypatch)
-    monkeypatch.setattr(map_module, "changes", lambda _: iter([None]))
+    monkeypatch.setattr(redraw, "changes", lambda _: iter([None]))
     assert shell.run("map", "-w")[1].count("\x1b[H\x1b[2J") == 2
 
 

@@ -1,0 +1,1 @@
+"""What commands share as programs of a terminal: output, drawing again, completion."""

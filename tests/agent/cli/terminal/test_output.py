@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import json
+import string
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.cli.errors import ExitCode
+from agent.cli.main import numawarden, run_command
+from agent.cli.terminal import redraw
+from agent.cli.terminal.output import Output, print_lines, table, yaml_of
+from tests.agent.server.support import OTHER_UID, UID, manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.agent.cli.shell import Shell
+    from tests.agent.server.support import Running
+
+TEXTS = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.text(string.digits + ":-x"))
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
+    max_leaves=10,
+)
+
+
+@given(PLAIN)
+def test_yaml_says_what_json_says(value: object) -> None:
+    assert yaml.safe_load(yaml_of(value)) == value
+
+
+def test_yaml_breaks_no_line_and_keeps_the_order_of_keys() -> None:
+    long = "word " * 100
+    assert yaml_of({"b": long, "a": "0-3"}) == f"b: '{long}'\na: 0-3\n"
+
+
+def test_a_table_has_its_columns_below_each_other_and_a_dash_for_nothing() -> None:
+    rows = table(("POD", "CPUS", "UID"), [("shop/web", "", "u"), ("a/b", "0-3,8-11", "")])
+    assert list(rows) == [
+        "POD        CPUS       UID",
+        "shop/web   -          u",
+        "a/b        0-3,8-11   -",
+    ]
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    ctx = click.Context(group)
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+def option(command: click.Command, name: str) -> click.Option | None:
+    found = (each for each in command.params if name in each.opts)
+    return next((each for each in found if isinstance(each, click.Option)), None)
+
+
+ALL = dict(commands(numawarden))
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if option(ALL[path], "--output")])
+def test_every_output_has_its_short_option(path: tuple[str, ...]) -> None:
+    found = option(ALL[path], "--output")
+    assert found is not None
+    assert "-o" in found.opts
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if option(ALL[path], "--socket")])
+def test_every_command_that_calls_the_agent_has_a_timeout(path: tuple[str, ...]) -> None:
+    assert option(ALL[path], "--timeout") is not None
+
+
+def test_every_document_is_printed_as_yaml_too() -> None:
+    found = [option(command, "--output") for command in ALL.values()]
+    forms = [
+        set(each.type.choices) for each in found if each and isinstance(each.type, click.Choice)
+    ]
+    assert [each for each in forms if ("json" in each) != ("yaml" in each)] == []
+    assert {Output.JSON} <= set().union(*forms)
+
+
+def listed(shell: Shell, form: str) -> list[str]:
+    code, out, err = shell.run("list", "-o", form)
+    assert (code, err) == (ExitCode.OK, "")
+    return out.splitlines()
+
+
+@pytest.fixture
+def pods(agent: Running) -> None:
+    agent.client.admit(manifest())
+    agent.client.admit(manifest("other", OTHER_UID, cpu="500m"))
+
+
+@pytest.mark.usefixtures("pods")
+def test_the_list_is_printed_in_every_form(shell: Shell) -> None:
+    assert listed(shell, "name") == ["shop/web", "shop/other"]
+    narrow, wide = listed(shell, "table"), listed(shell, "wide")
+    assert [line.split()[:2] for line in narrow] == [
+        ["POD", "QOS"],
+        ["shop/web", "Guaranteed"],
+        ["shop/other", "Guaranteed"],
+    ]
+    assert all(UID not in line for line in narrow)
+    assert [UID in line for line in wide] == [False, True, False]
+    loaded = json.loads("\n".join(listed(shell, "json")))
+    assert yaml.safe_load("\n".join(listed(shell, "yaml"))) == loaded
+    assert [pod["uid"] for pod in loaded["pods"]] == [UID, OTHER_UID]
+    assert listed(shell, "text")[0].startswith("shop/web  Guaranteed  ")
+
+
+@pytest.mark.usefixtures("pods")
+def test_a_table_of_pods_says_what_each_has_and_lacks(shell: Shell) -> None:
+    header, web, other = listed(shell, "table")
+    assert header.split("   ")[-1].strip() == "LACKS"
+    cells = dict(zip(header.split(), web.split(), strict=False))
+    assert cells["EXCLUSIVE"] == "1,9"
+    assert (cells["STATE"], cells["CONTAINERS"]) == ("not-found", "0/1")
+    assert "exclusive" in other
+
+
+@pytest.mark.usefixtures("agent")
+def test_what_is_about_one_pod_is_named_by_it(shell: Shell) -> None:
+    file = shell.file(manifest())
+    for arguments in (["admit", file], ["show", "web"], ["remove", "web"]):
+        _, out, err = shell.run(*arguments, "-o", "name")
+        assert (out, err) == ("shop/web\n", "")
+
+
+@pytest.mark.usefixtures("pods")
+@pytest.mark.parametrize("arguments", [("show", "web"), ("status",), ("verify",), ("map",)])
+def test_a_document_is_the_same_in_json_and_yaml(shell: Shell, arguments: tuple[str, ...]) -> None:
+    def stable(document: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in document.items() if key != "lastReconcile"}
+
+    loaded = json.loads(shell.run(*arguments, "--output", "json")[1])
+    assert stable(yaml.safe_load(shell.run(*arguments, "-o", "yaml")[1])) == stable(loaded)
+
+
+@pytest.mark.usefixtures("agent")
+def test_table_is_another_word_for_text_where_there_are_no_columns(shell: Shell) -> None:
+    assert shell.run("verify", "-o", "table") == shell.run("verify", "-o", "text")
+
+
+@pytest.mark.usefixtures("pods")
+def test_watching_a_list_draws_it_again(
+    shell: Shell, agent: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once(_: object) -> Iterator[None]:
+        agent.client.remove(UID)
+        yield
+
+    monkeypatch.setattr(redraw, "changes", once)
+    code, out, _ = shell.run("list", "-w", "-o", "wide")
+    assert code == ExitCode.OK
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "POD", "shop/web", "shop/other", "POD", "shop/other",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["json", "yaml", "name"])
+def test_a_list_that_is_not_drawn_is_not_watched(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["list", "-w", "-o", form]) == ExitCode.USAGE
+    assert f"--output {form} is printed once" in capsys.readouterr().err
+
+
+LINES = ["rejected shop/web", "shop/web  Guaranteed  NOT ENFORCED  from api", "admitted a/rejected"]
+
+
+def test_only_what_needs_attention_is_red(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    print_lines(LINES)
+    assert capsys.readouterr().out.splitlines() == [
+        "\x1b[31m\x1b[1mrejected\x1b[0m shop/web",
+        "shop/web  Guaranteed  \x1b[31m\x1b[1mNOT ENFORCED\x1b[0m  from api",
+        "admitted a/rejected",
+    ]
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_are_switched_off(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv(name, value)
+    print_lines(LINES)
+    assert capsys.readouterr().out.splitlines() == LINES
+
+
+def test_a_pipe_has_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines(LINES)
+    assert capsys.readouterr().out.splitlines() == LINES
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "soon"])
+def test_a_timeout_is_a_number_of_seconds(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["list", "--timeout", seconds]) == ExitCode.USAGE
+    assert "--timeout" in capsys.readouterr().err
+
+
+def test_forms_are_the_words_of_the_command_line() -> None:
+    assert [str(each) for each in Output] == [each.value for each in Output]
