@@ -123,17 +123,22 @@ class Controller:
 
     async def release(self, uid: str) -> RemovalDocument:
         """Remove a pod of any source; raises `PodNotFoundError`."""
-        with operation("remove", uid=uid):
+        with operation("remove", **self._facts(uid)):
             return await self.queue.run(lambda: self._remove(uid))
+
+    def _facts(self, uid: str) -> dict[str, str]:
+        """Return the fields of the log lines about a pod."""
+        found = self.state.ledger.allocations.get(uid)
+        return {"uid": uid} if found is None else {"uid": uid, "pod": full_name(found)}
 
     async def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
         """Bind a container to a cgroup; raises `BindError` and other `RequestError`s."""
-        with operation("bind", uid=uid, container=container):
+        with operation("bind", container=container, **self._facts(uid)):
             return await self.queue.run(lambda: self._bind(uid, container, request))
 
     async def unbind(self, uid: str, container: str) -> BindDocument:
         """Remove the binding of a container; raises `RequestError`, for example if it has none."""
-        with operation("unbind", uid=uid, container=container):
+        with operation("unbind", container=container, **self._facts(uid)):
             return await self.queue.run(lambda: self._unbind(uid, container))
 
     async def reconcile(self, *, insist: bool = False, ahead: bool = False) -> ReconcileDocument:

@@ -1,7 +1,9 @@
 """The log: one line per event on standard error, for this project and libraries.
 
-The format is JSON or console. The fields that an operation bound (`agent.server.reporting.events`)
-are on all its lines, in every thread. Manifests and environments are never logged.
+Where standard error is the journal, lines go there as entries with priority and fields
+(`agent.server.reporting.journal`). The format is JSON or console. The fields that an operation
+bound (`agent.server.reporting.events`) are on all its lines, in every thread. Manifests and
+environments are never logged.
 """
 
 from __future__ import annotations
@@ -13,30 +15,33 @@ from typing import TYPE_CHECKING, Final, TextIO
 import structlog
 from structlog.stdlib import ProcessorFormatter
 
+from agent.server.reporting.journal import JournalHandler
+
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
+
+    from systemd.journal import Journal
 
 CONSOLE: Final = "console"
 #: The packages of this project; of all others only warnings are logged.
 OURS: Final = ("agent", "cgroupfs", "sysfs", "systemd")
 
 
-def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
+def configure(
+    log_format: str, level: str, stream: TextIO | None = None, journal: Journal | None = None
+) -> None:
     """Log events of at least `level` (`debug` ... `error`) to `stream`, standard error if None.
 
-    `log_format` is `json` or `console`.
+    With a `journal` they go there, and to the stream only while the journal is away. `log_format`
+    is `json` or `console`.
     """
     target = sys.stderr if stream is None else stream
-    handler = logging.StreamHandler(target)
-    handler.setFormatter(
-        ProcessorFormatter(
-            foreign_pre_chain=_common(),
-            processors=[
-                ProcessorFormatter.remove_processors_meta,
-                *_rendering(log_format, colors=target.isatty()),
-            ],
-        )
-    )
+    rendering = _rendering(log_format, colors=target.isatty())
+    handler: logging.Handler = logging.StreamHandler(target)
+    handler.setFormatter(_formatter(rendering))
+    if journal is not None:
+        handler = JournalHandler(journal, instead=handler)
+        handler.setFormatter(_formatter([handler.keep_fields, *rendering]))
     root = logging.getLogger()
     root.handlers = [handler]
     # Debug and info lines of libraries are of use to their developers only.
@@ -52,6 +57,13 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> None
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
+    )
+
+
+def _formatter(rendering: list[Processor]) -> ProcessorFormatter:
+    return ProcessorFormatter(
+        foreign_pre_chain=_common(),
+        processors=[ProcessorFormatter.remove_processors_meta, *rendering],
     )
 
 

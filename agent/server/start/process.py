@@ -15,6 +15,7 @@ from agent.server.reporting import logs
 from agent.server.start.memory import settle_memory
 from agent.server.start.service_manager import ServiceManager
 from agent.server.start.wiring import Wiring
+from systemd.journal import Journal, is_journal
 
 if TYPE_CHECKING:
     from agent.config.config import Config
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+STANDARD_ERROR: Final = 2
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -33,7 +35,8 @@ def run(config: Config, fakes: Fakes | None = None) -> None:
     reconcile; the configuration is read only at the start. Neither a stop nor a restart changes
     running workloads.
     """
-    logs.configure(config.agent.logging.format, config.agent.logging.level)
+    journal = Journal() if is_journal(STANDARD_ERROR, os.environ) else None
+    logs.configure(config.agent.logging.format, config.agent.logging.level, journal=journal)
     manager = ServiceManager.of(os.environ)
     log.info("starting", version=__version__, pid=os.getpid())
     with Wiring(config, manager, SystemClock(), fakes) as service:

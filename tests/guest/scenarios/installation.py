@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,18 @@ UNPRIVILEGED: Final = 65534
 PREFIX: Final = Path("/opt/numawarden")
 #: Where Debian has the wheels that venv installs.
 WHEELS: Final = Path("/usr/share/python-wheels")
+UID: Final = "6f1a1c2e-0000-4000-8000-000000000015"
+_AMOUNTS: Final = {"cpu": "1", "memory": "64Mi"}
+POD: Final[dict[str, Any]] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "journal", "namespace": "default", "uid": UID},
+    "spec": {
+        "containers": [
+            {"name": "main", "image": "x", "resources": {"requests": _AMOUNTS, "limits": _AMOUNTS}}
+        ]
+    },
+}
 
 Rejection: TypeAlias = tuple[str, str, dict[str, Any]]
 
@@ -51,6 +64,7 @@ def run(guest: Guest) -> None:
     started = attempt("systemctl", "start", SERVICE)
     guest.checks.require("it starts with the configuration that is shipped", started.ok, started)
     guest.checks.check("it says that it is ready", agent.is_ready())
+    _check_journal(guest, agent)
     _check_rejection(guest, agent, own, TAKEN)
     guest.checks.check("the first one is as it was", agent.is_ready())
     agent.stop()
@@ -82,6 +96,36 @@ def _check_unit(checks: Checks) -> None:
     found = re.search(r"exposure level for \S+: ([\d.]+)", judged.stdout)
     level = float(found[1]) if found else 10.0
     checks.check(f"exposure at most {EXPOSURE}", level <= EXPOSURE, f"{level}\n{judged}")
+
+
+def _check_journal(guest: Guest, agent: Agent) -> None:
+    """Search the journal by the fields of its entries, before and after journald was restarted."""
+    checks = guest.checks
+    admitted = agent.cli("admit", agent.manifest(POD))
+    checks.check("a pod is admitted", admitted.status in (0, 7), admitted)
+
+    def entries(*fields: str) -> list[dict[str, Any]]:
+        found = attempt("journalctl", "--no-pager", "--boot", "-o", "json", *fields)
+        return [json.loads(line) for line in found.stdout.splitlines()]
+
+    def shown(*fields: str) -> list[tuple[str, str]]:
+        return [(each["EVENT"], each["PRIORITY"]) for each in entries(*fields)]
+
+    decided = ("pod admitted", "6")
+    by_uid, by_name = f"POD_UID={UID}", "POD=default/journal"
+    checks.eventually("an entry has the pod's uid", lambda: decided in shown(by_uid), expected=True)
+    checks.check("and its name", decided in shown(by_name), shown(by_name))
+    found = [each for each in entries(by_uid) if each["EVENT"] == decided[0]]
+    operation = f"OPERATION={found[0]['OPERATION']}" if found else "OPERATION=none"
+    checks.check("and its operation", decided in shown(operation), shown(operation))
+    units = {each.get("_SYSTEMD_UNIT") for each in found}
+    checks.equal("it is the unit's", units, {SERVICE})
+    text = json.loads(str(found[0]["MESSAGE"])) if found else {}
+    checks.equal("its text is the line of JSON", text.get("message"), decided[0])
+    command("systemctl", "restart", "systemd-journald")
+    agent.remove(UID)
+    removed = ("pod removed", "6")
+    checks.eventually("journald may be restarted", lambda: removed in shown(by_name), expected=True)
 
 
 def _own_places(guest: Guest) -> dict[str, Any]:
