@@ -365,7 +365,8 @@ class AdmissionDocument(Document, frozen=True):
     """The answer to an admission.
 
     Admitted: `pod` is set. Rejected: `rejection` and `error` are set. `dry_run`: nothing was
-    changed; `plan` is what the admission would change in cgroups.
+    changed; `plan` is what the admission would change in cgroups. `warnings` say what of the
+    manifest has no effect.
     """
 
     uid: str
@@ -379,6 +380,7 @@ class AdmissionDocument(Document, frozen=True):
     explanation: ExplanationDocument | None = None
     error: ErrorBody | None = None
     plan: PlanDocument | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class RemovalDocument(Document, frozen=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from agent.cli.access import agent_at, find_pod, names_of, socket_option, typed_name
+from agent.cli.access import agent_at, find_pod, names_of, socket_option, typed_name, warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.terminal.completion import complete_containers, container_argument, pod_argument
 from agent.cli.terminal.output import (
@@ -64,6 +64,7 @@ def admit(file: Path, output: Output, socket_path: str, *, require: str, dry_run
         answer = agent.admit(manifest, dry_run=dry_run, require=require)
     from agent.cli.text.pods import admission_lines  # noqa: PLC0415  # help needs none of it
 
+    warn(answer.warnings)
     _print(answer, output, admission_lines)
     return _admission_code(answer)
 

@@ -16,7 +16,7 @@ from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
 from agent.pods.requests import is_memory_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.allocations.allocatable import Allocatable
     from agent.managers.allocations.ledger import Ledger
@@ -53,6 +53,22 @@ def rejection(
         resource=shortages[0].resource,
         shortages=shortages,
     )
+
+
+def not_allocated(rules: EffectivePolicy, names: Iterable[str]) -> tuple[str, ...]:
+    """Return warnings about requested resources that the agent admits but does not allocate."""
+    limits = rules.allocatable
+    if limits is None:
+        return ()
+    asked = sorted(set(names))
+    listed = [
+        f"{name} is not allocated here: agent.ignoredResources says that something else provides it"
+        for name in asked
+        if name in limits.ignored
+    ]
+    unmeasured = sorted(NOT_CHECKED.intersection(asked) - limits.ignored)
+    return (*listed, *(f"{name} is not limited here: the agent does not measure it"
+                       for name in unmeasured))  # fmt: skip
 
 
 def node_amount_text(resource: str, amount: int) -> str:
@@ -112,7 +128,7 @@ def _describe(limits: Allocatable, shortage: Shortage) -> str:
 
 
 def _offer(limits: Allocatable, name: str) -> str:
-    """Describe what the node offers in place of a resource: the nearest name, or all names."""
+    """Describe what the node offers in place of a resource: the names, and the nearest."""
     pages = name.startswith(HUGEPAGES_PREFIX)
     offered = sorted(
         other
@@ -121,11 +137,11 @@ def _offer(limits: Allocatable, name: str) -> str:
     )
     if not offered:
         return f"which the node does not offer; it has no {'huge pages' if pages else 'devices'}"
-    nearest = get_close_matches(name, offered, n=1)
-    if nearest and not pages:
-        return f'which the node does not offer; did you mean "{nearest[0]}"?'
+    nearest = () if pages else get_close_matches(name, offered, n=1)
+    meant = f'; did you mean "{nearest[0]}"?' if nearest else ""
     more = f" and {len(offered) - _NAMED} more" if len(offered) > _NAMED else ""
-    return f"which the node does not offer; it offers {', '.join(offered[:_NAMED])}{more}"
+    listed = f"{', '.join(offered[:_NAMED])}{more}"
+    return f"which the node does not offer; it offers {listed}{meant}"
 
 
 def _remedy(limits: Allocatable, shortage: Shortage) -> str:

@@ -7,6 +7,7 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.parsing.document import Field, Reader, from_plain, guess, places, plain, shown
@@ -14,6 +15,7 @@ from agent.parsing.errors import Mistake
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.identity import identity_of
+from agent.pods.ignored import ignored_parts
 from agent.pods.model import (
     CPU,
     HUGEPAGES_PREFIX,
@@ -47,9 +49,23 @@ _NEIGHBOURS: Final = frozenset(
 _RESTART_POLICIES: Final = ("Always", "OnFailure", "Never")
 
 
+class Manifest(Struct, frozen=True):
+    """A manifest as read: its pod, and warnings about what in it has no effect."""
+
+    pod: Pod
+    warnings: tuple[str, ...]
+
+
 def load_pod(
     text: str | bytes, source: str, *, max_bytes: int = DEFAULT_MAX_BYTES, pod_level: bool = True
 ) -> Pod:
+    """Return the pod of a manifest, as `load_manifest`."""
+    return load_manifest(text, source, max_bytes=max_bytes, pod_level=pod_level).pod
+
+
+def load_manifest(
+    text: str | bytes, source: str, *, max_bytes: int = DEFAULT_MAX_BYTES, pod_level: bool = True
+) -> Manifest:
     """Return the one v1.Pod of a YAML or JSON text, defaulted and validated.
 
     `source` names the text in errors and takes part in the uid of a pod that states none.
@@ -64,10 +80,11 @@ def load_pod(
     if problems:
         raise ManifestError(source, tuple(problems), identity_of(document, DEFAULT_NAMESPACE))
     try:
-        return checked_pod(document, source, pod_level=pod_level)
+        pod = checked_pod(document, source, pod_level=pod_level)
     except ManifestError as error:
         error.identity = identity_of(document, DEFAULT_NAMESPACE)
         raise
+    return Manifest(pod, ignored_parts(document))
 
 
 def pod_from_document(

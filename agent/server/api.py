@@ -14,9 +14,10 @@ import structlog
 from msgspec.structs import replace
 
 from agent.api import documents as wire
+from agent.managers.node_fit import not_allocated
 from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
-from agent.pods.manifest import load_pod
+from agent.pods.manifest import load_manifest
 from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
 from agent.reconcile.errors import BindingError
 from agent.server import errors
@@ -40,6 +41,7 @@ from agent.server.reporting.status import status_document
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from agent.pods.manifest import Manifest
     from agent.pods.model import Pod
     from agent.server.control.controller import Controller
     from agent.server.listeners.http import Answer, Request
@@ -177,7 +179,8 @@ class Api:
         dry_run = _flag(request, "dryRun")
         body = await _body(request)
         try:
-            pod = _requiring(await self._pod_of(body), request)
+            manifest = await self._manifest_of(body)
+            pod = _requiring(manifest.pod, request)
         except errors.InvalidManifestError as error:
             if not dry_run:
                 with operation("admit"):
@@ -188,11 +191,14 @@ class Api:
         else:
             answer = await self._controller.admit(pod)
         answer = await self._controller.decisions.advised(pod, answer)
-        return _json(answer, _admission_status(answer))
+        rules = self._controller.state.configured.rules
+        names = (name for each in pod.all_containers() for name in each.resources.requests)
+        warnings = (*manifest.warnings, *not_allocated(rules, names))
+        return _json(replace(answer, warnings=warnings), _admission_status(answer))
 
     async def _fit(self, request: Request) -> Response:
         most = _count(request, "most", MOST_COPIES)
-        pod = await self._pod_of(await _body(request))
+        pod = (await self._manifest_of(await _body(request))).pod
         return _json(await self._controller.decisions.fit(pod, most))
 
     async def _list(self, _request: Request) -> Response:
@@ -242,10 +248,14 @@ class Api:
     async def _reconcile(self, _request: Request) -> Response:
         return _json(await self._controller.reconcile(insist=True))
 
-    async def _pod_of(self, body: bytes) -> Pod:
+    async def _manifest_of(self, body: bytes) -> Manifest:
         gates = self._controller.state.configured.rules.policy.gates
         load = partial(
-            load_pod, body, SOURCE, max_bytes=self.max_bytes, pod_level=gates.pod_level_resources
+            load_manifest,
+            body,
+            SOURCE,
+            max_bytes=self.max_bytes,
+            pod_level=gates.pod_level_resources,
         )
         try:
             return await self._parsed(body, load)

@@ -6,7 +6,6 @@ Colours mark only what needs attention, on a terminal where `NO_COLOR` is not se
 from __future__ import annotations
 
 import os
-import re
 import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -121,18 +120,20 @@ def yaml_of(value: object) -> str:
     return str(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True, width=_WIDE))
 
 
-#: What needs attention: the answer no, a difference from the ledger, a condition.
-_ATTENTION: Final = re.compile(
-    r"^ *(rejected|would reject|invalid|does not fit|failed|CONDITION|DIFFERS|INTRUDES|warning:)"
-    r"(?= |$)|NOT[ -]ENFORCED|NOT READY|(?<=^  )not enforced(?=:)"
-)
+#: What needs attention at the beginning of a line: the answer no, a difference, a condition.
+_FIRST: Final = (
+    "rejected", "would reject", "invalid", "does not fit", "failed", "CONDITION", "DIFFERS",
+    "INTRUDES", "warning:", "not enforced:",
+)  # fmt: skip
+#: And in its midst.
+_ANYWHERE: Final = ("NOT ENFORCED", "NOT-ENFORCED", "NOT READY")
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines of text; on a terminal, what needs attention is red."""
     coloured = has_colours()
     for line in lines:
-        click.echo(_ATTENTION.sub(_red, line) if coloured else line)
+        click.echo(_coloured(line) if coloured else line)
 
 
 def has_colours() -> bool:
@@ -142,8 +143,17 @@ def has_colours() -> bool:
     )
 
 
-def _red(found: re.Match[str]) -> str:
-    return click.style(found[0], fg="red", bold=True)
+def _coloured(line: str) -> str:
+    body = line.lstrip(" ")
+    for words in _FIRST:
+        if f"{body} ".startswith(f"{words} "):
+            return line[: len(line) - len(body)] + _red(words) + body[len(words) :]
+    found = next((words for words in _ANYWHERE if words in line), None)
+    return line if found is None else line.replace(found, _red(found), 1)
+
+
+def _red(text: str) -> str:
+    return click.style(text, fg="red", bold=True)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -350,3 +350,18 @@ def test_a_quality_that_does_not_exist_is_rejected_with_those_that_do(shell: She
     code, _, err = shell.run("admit", shell.file(manifest()), "--require", "fast")
     assert code != ExitCode.OK
     assert "'fast', which is not one of exclusive, aligned, whole-cores, near-device" in err
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("form", ["text", "json", "name"])
+def test_what_of_a_manifest_has_no_effect_is_said_on_standard_error(
+    shell: Shell, form: str
+) -> None:
+    text = manifest().replace(b"spec:", b"spec:\n  numaPolicy: strict\n  affinity: {a: b}", 1)
+    code, out, err = shell.run("admit", "--dry-run", "-o", form, shell.file(text))
+    assert code == ExitCode.OK
+    assert err.splitlines() == [
+        "numawarden: warning: spec.numaPolicy is ignored: a Pod has no such field",
+        "numawarden: warning: ignored, as they have no meaning here: spec.affinity",
+    ]
+    assert "numaPolicy" not in out or form == "json"

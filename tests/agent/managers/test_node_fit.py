@@ -14,7 +14,7 @@ from agent.managers.allocations.ledger import total_requests
 from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Shortage
 from agent.managers.machine import Machine
-from agent.managers.node_fit import node_amount_text
+from agent.managers.node_fit import node_amount_text, not_allocated
 from agent.managers.policy import NodeFit, PluginDevice, TopologyManagerPolicy
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.described.shapes import regular_host
@@ -243,14 +243,23 @@ class TestMessages:
         assert rejection.remedy == "remove 1 pod, or raise maxPods"
 
     @pytest.mark.parametrize("asked", ["example.com/gpuu", "exmaple.com/gpu"])
-    def test_the_nearest_name_is_reported_of_a_resource_that_the_node_does_not_offer(
+    def test_of_a_resource_that_is_not_offered_the_offered_and_the_nearest_are_named(
         self, asked: str
     ) -> None:
         rejection = rejected(rules_with(), asking(f"{asked}=1"))
         assert rejection.message.endswith(
-            f'1 of {asked} asked, which the node does not offer; did you mean "{GPU}"?'
+            f"1 of {asked} asked, which the node does not offer;"
+            f' it offers {GPU}, {NIC}; did you mean "{GPU}"?'
         )
         assert rejection.shortages == (Shortage(asked, 1, None, 0),)
+
+    def test_what_is_admitted_but_not_allocated_is_said(self) -> None:
+        rules = rules_with(NodeFit(ignored=frozenset({"vendor.io/x"})))
+        names = ["cpu", "ephemeral-storage", "vendor.io/x", GPU, "vendor.io/x"]
+        ignored, unmeasured = not_allocated(rules, names)
+        assert ignored.startswith("vendor.io/x is not allocated here: agent.ignoredResources")
+        assert unmeasured.startswith("ephemeral-storage is not limited here")
+        assert not_allocated(rules, ["cpu", GPU]) == ()
 
     def test_all_names_are_reported_where_none_is_near(self) -> None:
         rejection = rejected(rules_with(), asking("vendor.io/x=1"))

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.parsing.document import from_plain
+from agent.pods.ignored import ANNOTATIONS, ignored_parts
+from agent.pods.manifest import load_manifest
+from agent.pods.requirements import REQUIRE
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def warnings(
+    *,
+    spec: dict[str, Any] | None = None,
+    container: dict[str, Any] | None = None,
+    **more: dict[str, Any],
+) -> tuple[str, ...]:
+    """Return the warnings about a pod with these keys beside the usual ones."""
+    usual = {"name": "c", "image": "x", "command": ["x"], "resources": {}}
+    pod: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "labels": {"a": "b"}},
+        "spec": {"restartPolicy": "Always", "containers": [{**usual, **(container or {})}]}
+        | (spec or {}),
+    }
+    return ignored_parts(from_plain({**pod, **more}))
+
+
+def test_an_ordinary_pod_has_no_warnings() -> None:
+    assert warnings() == ()
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "deploy/examples").glob("*.yaml")))
+def test_no_example_has_warnings(example: Path) -> None:
+    assert load_manifest(example.read_text(), "x").warnings == ()
+
+
+def test_fields_without_meaning_here_are_listed_once() -> None:
+    mounts = [{"name": "v", "mountPath": "/v"}]
+    more = {"livenessProbe": {"a": 1}, "volumeMounts": mounts, "resources": {"claims": [{}]}}
+    two = {"containers": [{"name": "a", **more}, {"name": "b", **more}]}
+    (listed,) = warnings(spec={"affinity": {"nodeAffinity": {}}, "volumes": [], **two})
+    assert listed == (
+        "ignored, as they have no meaning here: spec.affinity, spec.volumes, "
+        "spec.containers[*].livenessProbe, spec.containers[*].volumeMounts, "
+        "spec.containers[*].resources.claims"
+    )
+
+
+def test_a_long_list_of_fields_is_cut() -> None:
+    names = [
+        "activeDeadlineSeconds", "affinity", "dnsConfig", "hostAliases", "hostIPC", "hostNetwork",
+        "hostPID", "hostname", "nodeName", "nodeSelector", "os", "subdomain", "tolerations",
+        "volumes",
+    ]  # fmt: skip
+    (listed,) = warnings(spec=dict.fromkeys(names, "x"))
+    assert listed.endswith("spec.subdomain and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("more", "warning"),
+    [
+        ({"specs": {"a": 1}}, 'specs is ignored: a Pod has no such field; did you mean "spec"?'),
+        (
+            {"metadata": {"name": "p", "label": {"a": "b"}}},
+            'metadata.label is ignored: a Pod has no such field; did you mean "labels"?',
+        ),
+        (
+            {"spec": {"numaPolicy": "strict"}},
+            "spec.numaPolicy is ignored: a Pod has no such field",
+        ),
+        (
+            {"spec": {"toleration": []}},
+            'spec.toleration is ignored: a Pod has no such field; did you mean "tolerations"?',
+        ),
+        (
+            {"container": {"cpuset": "1-3"}},
+            "spec.containers[0].cpuset is ignored: a Pod has no such field",
+        ),
+        (
+            {"metadata": {"name": "p", "annotations": {f"{REQUIRE}s": "x"}}},
+            (
+                f'annotation "{REQUIRE}s" is ignored: the agent does not know it; did you mean'
+                f' "{REQUIRE}"?'
+            ),
+        ),
+    ],
+)
+def test_what_no_pod_has_is_named_with_the_nearest_name(more: dict[str, Any], warning: str) -> None:
+    assert warnings(**more) == (warning,)
+
+
+def test_annotations_of_others_and_those_that_are_read_have_no_warning() -> None:
+    annotations = dict.fromkeys(ANNOTATIONS, "exclusive") | {"example.com/x": "y"}
+    assert warnings(metadata={"name": "p", "annotations": annotations}) == ()
+
+
+def test_keys_without_a_value_have_no_warning() -> None:
+    assert warnings(spec={"affinity": None, "nonsense": None}) == ()
+
+
+def test_many_unknown_keys_are_counted() -> None:
+    found = warnings(spec={f"k{number}": 1 for number in range(15)})
+    assert len(found) == 13
+    assert found[-1] == "3 more keys are ignored"
+
+
+def test_every_annotation_that_the_code_names_is_known() -> None:
+    code = "\n".join(file.read_text() for file in (ROOT / "agent").rglob("*.py"))
+    assert set(re.findall(r'"(agent\.numawarden/[a-z-]+)"', code)) == set(ANNOTATIONS)
