@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from agent.api.snapshot import SnapshotDocument
+
 _Document = TypeVar("_Document", bound=wire.Document)
 
 DEFAULT_TIMEOUT: Final = 60.0
@@ -143,6 +145,12 @@ class AgentClient:
     def map(self) -> MapDocument:
         """Return who uses which CPU, memory and device."""
         return self._call("GET", "/v1/map", MapDocument)
+
+    def snapshot(self) -> SnapshotDocument:
+        """Return what the agent's decisions are based on."""
+        from agent.api.snapshot import SnapshotDocument  # noqa: PLC0415  # imports all managers
+
+        return self._call("GET", "/v1/snapshot", SnapshotDocument)
 
     def watch(self) -> Iterator[wire.EventDocument]:
         """Yield events as they happen, until the agent stops; only the first answer has a limit."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agent.cli.access import agent_at, socket_option, warn
 from agent.cli.errors import ExitCode
 from agent.cli.terminal.output import print_lines
 
@@ -25,6 +26,20 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
 @click.option(
+    "--from-live",
+    "live",
+    is_flag=True,
+    help="Take host, configuration and allocations from the running agent; each FILE is the "
+    "manifest of a pod.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --from-live: lay a setting over the agent's configuration; may be repeated.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Choice(["text", "jsonl"]),
@@ -32,12 +47,18 @@ if TYPE_CHECKING:
     show_default=True,
     help="Text, or one line of JSON for each step.",
 )
-def replay(files: tuple[Path, ...], output: str) -> int:
+@socket_option
+def replay(
+    files: tuple[Path, ...], settings: tuple[str, ...], output: str, socket_path: str, *, live: bool
+) -> int:
     """Decide sequences of pods on described hosts, without changing anything.
 
     A FILE is a sequence in YAML or JSON (docs/replay.md), or one of recorded sequences (*.jsonl,
-    *.jsonl.gz), a line each. Exits with 0 when every pod was admitted, 1 when any was rejected or
-    the agent would not start, and 3 when a file is wrong; nothing is decided of that file then.
+    *.jsonl.gz), a line each. With --from-live the pods are decided one after the other on what the
+    running agent has; the agent itself is asked once and decides nothing.
+
+    Exits with 0 when every pod was admitted, 1 when any was rejected or the agent would not start,
+    and 3 when a file is wrong; nothing is decided of that file then.
     """
     # Imported here: help and completion do not need them.
     from agent.api.documents import encode  # noqa: PLC0415
@@ -45,8 +66,11 @@ def replay(files: tuple[Path, ...], output: str) -> int:
     from agent.tools.replay.documents import step_line  # noqa: PLC0415
     from agent.tools.replay.play import play  # noqa: PLC0415
 
+    if settings and not live:
+        raise click.UsageError("--set changes the agent's configuration: it needs --from-live")
+    sequences = _live(files, settings, socket_path) if live else _sequences(files)
     code = ExitCode.OK
-    for file, sequence in _sequences(files):
+    for file, sequence in sequences:
         if output == "text":
             click.echo(title(file, sequence))
         for outcome in play(sequence):
@@ -57,6 +81,23 @@ def replay(files: tuple[Path, ...], output: str) -> int:
             else:
                 print_lines(outcome_lines(outcome))
     return code
+
+
+def _live(
+    files: tuple[Path, ...], settings: tuple[str, ...], socket_path: str
+) -> Iterator[tuple[Path, ReplaySequence]]:
+    """Yield the one sequence of the pods on the host of the running agent."""
+    from agent.safe_files import LARGEST, read_bounded  # noqa: PLC0415
+    from agent.tools.replay.live import live_sequence  # noqa: PLC0415
+
+    manifests = [(file, read_bounded(file, LARGEST)) for file in files]
+    with agent_at(socket_path) as agent:
+        snapshot = agent.snapshot()
+    warn(snapshot.mismatches)
+    if snapshot.preferring:
+        names = ", ".join(snapshot.preferring)
+        warn([f"which devices of {names} their plugins prefer is not known here"])
+    yield Path(socket_path), live_sequence(snapshot, manifests, settings)
 
 
 def _sequences(files: tuple[Path, ...]) -> Iterator[tuple[Path, ReplaySequence]]:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from agent.parsing.document import Node, Plain
 
 DEFAULT_NAMESPACE: Final = "default"
+#: The source name of a manifest that comes over the API, in errors and in the uid of a pod without
+#: one.
+API_SOURCE: Final = "manifest"
 _MAX_CONTAINERS: Final = 1000
 
 #: Fields that are read here; a key similar to one of them is reported as a typing error.

@@ -13,11 +13,13 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from agent import __version__
 from agent.api import documents as wire
+from agent.api.snapshot import snapshot_document
 from agent.managers.node_fit import not_allocated
 from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
-from agent.pods.manifest import load_manifest
+from agent.pods.manifest import API_SOURCE, load_manifest
 from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
 from agent.reconcile.errors import BindingError
 from agent.server import errors
@@ -37,10 +39,12 @@ from agent.server.listeners.sockets import own_user, peer_of
 from agent.server.reporting.events import operation
 from agent.server.reporting.map import map_now
 from agent.server.reporting.status import status_document
+from agent.state.codec import Encoder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from agent.config.config import Config
     from agent.pods.manifest import Manifest
     from agent.pods.model import Pod
     from agent.server.control.controller import Controller
@@ -54,8 +58,6 @@ _Parsed = TypeVar("_Parsed")
 MAX_BODY_BYTES: Final = 4 << 20
 #: How long a whole body may take, in seconds.
 BODY_SECONDS: Final = 30.0
-#: The source name of a manifest from the socket, in errors and in the uid of a pod without one.
-SOURCE: Final = "manifest"
 JSON: Final = "application/json"
 #: How many copies of a pod are tried at most to say how many fit.
 MOST_COPIES: Final = 1000
@@ -100,12 +102,14 @@ class Api:
         self,
         controller: Controller,
         topology: Callable[[Host], bytes],
+        config: Config,
         group: int | None = None,
         max_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self._controller = controller
         self._group = group
         self._topology = topology
+        self._config = config
         self.max_bytes = max_bytes
         # Separate from the controller's thread, which writes cgroups and may take seconds.
         self._parser = Worker(controller.worker.clock, "parser")
@@ -124,6 +128,7 @@ class Api:
                 ("GET", "/v1/verify", self._verify),
                 ("GET", "/v1/topology", self._get_topology),
                 ("GET", "/v1/map", self._map),
+                ("GET", "/v1/snapshot", self._snapshot),
                 ("POST", "/v1/reconcile", self._reconcile),
             ],
             parameters={
@@ -245,6 +250,22 @@ class Api:
         draw = map_now(self._controller.state)
         return await self._parser.run(lambda: _json(draw()))
 
+    async def _snapshot(self, _request: Request) -> Response:
+        state = self._controller.state
+        configured, saved = state.configured, state.to_save(state.durable)
+
+        def taken() -> wire.Document:
+            return snapshot_document(
+                self._config,
+                configured.rules,
+                configured.host.offline,
+                Encoder().encode(saved),
+                version=__version__,
+                mismatches=configured.mismatches,
+            )
+
+        return await self._parser.run(lambda: _json(taken()))
+
     async def _reconcile(self, _request: Request) -> Response:
         return _json(await self._controller.reconcile(insist=True))
 
@@ -253,7 +274,7 @@ class Api:
         load = partial(
             load_manifest,
             body,
-            SOURCE,
+            API_SOURCE,
             max_bytes=self.max_bytes,
             pod_level=gates.pod_level_resources,
         )

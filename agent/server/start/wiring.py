@@ -274,7 +274,7 @@ class Wiring:
 
     def _api(self) -> Api:
         limits = self._config.agent.limits
-        return Api(self.controller, _topology, self.group, limits.message_bytes)
+        return Api(self.controller, _topology, self._config, self.group, limits.message_bytes)
 
     def _inputs(self, opened: ExitStack) -> HostInputs:
         live = self._fakes.live

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove, start_container
+from agent.managers.allocations.ledger import Ledger  # noqa: TC001  # msgspec reads the annotation
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import restored
 from agent.pods.identity import full_name
@@ -15,7 +16,6 @@ from agent.pods.identity import full_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.parsing.errors import Mistake
     from agent.pods.model import Pod
@@ -65,11 +65,15 @@ Step: TypeAlias = Admit | Remove | Start | Restart | Ignored
 
 
 class ReplaySequence(Struct, frozen=True):
-    """A named sequence; every step has the number under which it stands in its file."""
+    """A named sequence; every step has the number under which it stands in its file.
+
+    `ledger` are the allocations that exist before the first step, None for an empty host.
+    """
 
     name: str
     begin: Restart
     steps: tuple[tuple[int, Step], ...]
+    ledger: Ledger | None = None
 
 
 class ReplayState(Struct, frozen=True):
@@ -100,7 +104,9 @@ def play(sequence: ReplaySequence) -> Iterator[StepOutcome]:
     if rules is None:
         yield _not_started(None, sequence.begin)
         return
-    state = ReplayState(rules, rules.empty_ledger())
+    before = sequence.ledger
+    ledger = rules.empty_ledger() if before is None else restored(rules, before)
+    state = ReplayState(rules, ledger)
     for number, step in sequence.steps:
         outcome = _take(number, step, state)
         yield outcome

@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from agent.api import documents as wire
+from agent.api.snapshot import SnapshotDocument, SnapshotNodeDocument
 
 DOCUMENTS = [
     kind
-    for kind in vars(wire).values()
+    for kind in (*vars(wire).values(), SnapshotDocument, SnapshotNodeDocument)
     if isinstance(kind, type) and issubclass(kind, wire.Document) and kind is not wire.Document
 ]
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "api.md"

@@ -8,11 +8,15 @@ import pytest
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
+from tests.agent.server.support import OTHER_UID, manifest
 from tests.agent.tools.replay.cases import line_of
 from tests.agent.tools.replay.texts import HEAD, admitting, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tests.agent.cli.shell import Shell
+    from tests.agent.server.support import Running
 
 EXAMPLES = Path(__file__).parents[3] / "deploy/examples/replay"
 MEMORY = HEAD.replace(
@@ -232,3 +236,43 @@ def test_every_example_is_tried() -> None:
         "uneven-host",
         "scopes",
     }
+
+
+class TestFromLive:
+    def test_a_pod_is_decided_on_what_the_agent_has(self, agent: Running, shell: Shell) -> None:
+        agent.client.admit(manifest(cpu="6"))
+        before = agent.client.pods()
+        other = shell.file(manifest("other", OTHER_UID, cpu="2"))
+        code, out, err = shell.run("replay", "--from-live", other)
+        assert (code, err) == (ExitCode.OK, "")
+        assert agent.client.pods() == before
+        decided = agent.client.admit(manifest("other", OTHER_UID, cpu="2"), dry_run=True)
+        assert decided.pod is not None
+        assert f"CPUs {decided.pod.containers[0].cpus} (its own)" in out
+
+    def test_a_rejection_is_exit_code_1(self, agent: Running, shell: Shell) -> None:
+        agent.client.admit(manifest(cpu="6"))
+        file = shell.file(manifest("other", OTHER_UID, cpu="12"))
+        assert shell.run("replay", "--from-live", file)[0] == ExitCode.REJECTED
+
+    def test_a_pod_that_is_admitted_keeps_its_allocation(
+        self, agent: Running, shell: Shell
+    ) -> None:
+        agent.client.admit(manifest())
+        code, out, _ = shell.run("replay", "--from-live", shell.file(manifest()))
+        assert code == ExitCode.OK
+        assert "as before" in out
+
+    @pytest.mark.usefixtures("agent")
+    def test_a_setting_that_does_not_fit_is_exit_code_3(self, shell: Shell) -> None:
+        arguments = ("replay", "--from-live", "--set", "reservedSystemCPUs=99")
+        code, out, err = shell.run(*arguments, shell.file(manifest()))
+        assert (code, out) == (ExitCode.BAD_INPUT, "")
+        assert "reservedSystemCPUs" in err
+
+    def test_settings_need_an_agent(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["replay", "--set", "maxPods=1", file_of(tmp_path, admitting("a"))]
+        assert run_command(arguments) == ExitCode.USAGE
+        assert "it needs --from-live" in capsys.readouterr().err

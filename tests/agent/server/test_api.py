@@ -274,6 +274,7 @@ BARE = [
     ("GET", "/v1/verify"),
     ("GET", "/v1/topology"),
     ("GET", "/v1/map"),
+    ("GET", "/v1/snapshot"),
     ("POST", "/v1/reconcile"),
     ("POST", "/v1/fit"),
 ]

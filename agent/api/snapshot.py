@@ -1,0 +1,100 @@
+"""The agent's input to a decision: what `numawarden replay --from-live` decides on.
+
+Configuration, machine and allocations are those in effect when the snapshot was made. From them
+the client makes the same values, and decides with the same functions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.api.documents import Document
+from agent.config.file import config_yaml
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.machine import Machine, MachineNode
+
+if TYPE_CHECKING:
+    from agent.config.config import Config
+    from agent.managers.effective_policy import EffectivePolicy
+    from sysfs.mask import Mask
+
+
+class SnapshotNodeDocument(Document, frozen=True):
+    """One NUMA node: bytes of memory (null: not reported), huge pages {page size in bytes: count}.
+
+    `distances` are by node id; keys are text.
+    """
+
+    id: int
+    memory: int | None
+    hugepages: dict[str, int]
+    distances: dict[str, int]
+
+
+class SnapshotDocument(Document, frozen=True):
+    """What decisions are based on.
+
+    `config` is a configuration file (YAML) with every key; `agent.devices` are the devices that can
+    be allocated now, those of device plugins and of the host included. `cpus` has a list
+    `[cpu, core, package, node, uncore cache]` for each online CPU, `offline` the CPUs that do not
+    run. `checkpoint` is the checkpoint (`docs/state-files.md`), which has the allocations.
+    `mismatches` are settings that do not fit the host, `preferring` the resources whose device
+    plugins are asked which devices they prefer, which a replay cannot do.
+    """
+
+    version: str
+    config: str
+    cpus: tuple[tuple[int, int, int, int, int], ...]
+    nodes: tuple[SnapshotNodeDocument, ...]
+    offline: str
+    checkpoint: msgspec.Raw
+    mismatches: tuple[str, ...] = ()
+    preferring: tuple[str, ...] = ()
+
+    def machine(self) -> Machine:
+        """Return the machine; raises `CpuTopologyError` for rows that describe none."""
+        nodes = (
+            MachineNode(
+                id=node.id,
+                memory_bytes=node.memory,
+                hugepages={int(size): count for size, count in node.hugepages.items()},
+                distances={int(other): far for other, far in node.distances.items()},
+            )
+            for node in self.nodes
+        )
+        return Machine(CpuTopology.from_rows(self.cpus), tuple(nodes))
+
+
+def snapshot_document(
+    config: Config,
+    rules: EffectivePolicy,
+    offline: Mask,
+    checkpoint: bytes,
+    *,
+    version: str,
+    mismatches: tuple[str, ...] = (),
+) -> SnapshotDocument:
+    """Return the snapshot of an agent; `checkpoint` are the bytes that would be saved."""
+    offered = replace(config.agent, devices=rules.policy.devices)
+    return SnapshotDocument(
+        version=version,
+        config=config_yaml(replace(config, agent=offered)),
+        cpus=tuple((row.cpu, row.core, row.socket, row.node, row.uncore)
+                   for row in rules.machine.cpus.rows),
+        nodes=tuple(
+            SnapshotNodeDocument(
+                id=node.id,
+                memory=node.memory_bytes,
+                hugepages={str(size): count for size, count in node.hugepages.items()},
+                distances={str(other): far for other, far in node.distances.items()},
+            )
+            for node in rules.machine.nodes
+        ),
+        offline=str(offline),
+        checkpoint=msgspec.Raw(checkpoint.strip()),
+        mismatches=mismatches,
+        preferring=tuple(sorted(rules.policy.preferring)),
+    )  # fmt: skip
