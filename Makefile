@@ -9,7 +9,7 @@ AUDIT ?=
 SHELL := /bin/bash
 
 .PHONY: help setup plugin demo test lint types words guest bench conformance docs changelog load fuzz \
-    dependencies wheel image audit clean
+    dependencies wheel man image audit clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -64,6 +64,9 @@ dependencies: setup ## write the SBOM and the third-party licences of the locked
 
 wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+man: setup ## write the manual pages of all commands into dist/man
+	@$(BIN)/python -m deploy.man
 
 image: setup ## build the container image and its SBOM into dist/; needs root
 	@$(BIN)/python -m deploy.image

@@ -6,34 +6,34 @@ Scripts may rely on the exit codes.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
 class ExitCode(IntEnum):
-    """The exit status of every command."""
+    """The exit status of every command; `meaning` is what the manual says of it."""
 
-    OK = 0
-    #: The pod was rejected, a comparison found differences, or the agent has conditions.
-    REJECTED = 1
-    #: The command line is wrong.
-    USAGE = 2
-    #: A manifest, configuration, state or host tree is wrong, or a file cannot be read.
-    BAD_INPUT = 3
-    #: The agent does not respond: not running, no permission, or disconnected.
-    UNREACHABLE = 4
-    #: The environment does not allow the action: no root, no cgroup v2, socket in use and the like.
-    ENVIRONMENT = 5
-    #: The agent knows no such pod or container.
-    NOT_FOUND = 6
-    #: The pod is admitted, but the kernel does not yet enforce its allocation.
-    NOT_ENFORCED = 7
-    #: The agent reported an internal error; see its log.
-    AGENT_FAILED = 8
-    #: Interrupted from the keyboard (128 + SIGINT).
-    INTERRUPTED = 130
+    meaning: str
+
+    OK = 0, "Done; a pod is admitted and enforced."
+    REJECTED = 1, "A pod was rejected, a comparison found differences, or there are conditions."
+    USAGE = 2, "The command line is wrong."
+    BAD_INPUT = 3, "A manifest, configuration, state or host tree is wrong or cannot be read."
+    UNREACHABLE = 4, "The agent does not respond: not running, no permission, or disconnected."
+    ENVIRONMENT = 5, "The host does not allow it: no root, no cgroup v2, a socket in use, etc."
+    NOT_FOUND = 6, "The agent knows no such pod or container."
+    NOT_ENFORCED = 7, "The pod is admitted, but the kernel does not yet enforce its allocation."
+    AGENT_FAILED = 8, "The agent reported an internal error; see its log."
+    INTERRUPTED = 130, "Interrupted from the keyboard (128 + SIGINT)."
+
+    def __new__(cls, code: int, meaning: str) -> Self:
+        """Make the number of an exit status that knows its meaning."""
+        made = int.__new__(cls, code)
+        made._value_ = code
+        made.meaning = meaning
+        return made
 
 
 #: The roots of the packages' trees of exceptions, by full name. A name, not the class: a class in

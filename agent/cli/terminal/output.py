@@ -61,7 +61,7 @@ def output_of(*forms: Output) -> Callable[[_Command], _Command]:
             "-o",
             "--output",
             type=_OutputType(forms),
-            default=forms[0],
+            default=forms[0].value,  # help shows the name of an Enum's member
             show_default=True,
             help=_help(forms),
         )(command)

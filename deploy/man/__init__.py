@@ -1,0 +1,1 @@
+"""The manual pages of the commands, made from the texts that `--help` prints."""
