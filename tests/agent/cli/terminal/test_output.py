@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import string
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.agent.cli.shell import Shell
     from tests.agent.server.support import Running
@@ -216,3 +218,16 @@ def test_a_timeout_is_a_number_of_seconds(seconds: str, capsys: pytest.CaptureFi
 
 def test_forms_are_the_words_of_the_command_line() -> None:
     assert [str(each) for each in Output] == [each.value for each in Output]
+
+
+@pytest.mark.parametrize("command", ["status", "list", "watch", "map"])
+def test_an_agent_that_does_not_answer_ends_a_command_in_time(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "a.sock")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(path)
+        silent.listen()
+        code = run_command([command, "--socket", path, "--timeout", "0.01"])
+    assert code == ExitCode.UNREACHABLE
+    assert "no answer within 0.01 s" in capsys.readouterr().err
