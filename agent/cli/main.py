@@ -80,7 +80,7 @@ class LazyGroup(click.Group):
 
 
 COMMANDS: Final = {
-    "agent": LazyCommand("agent.cli.agent:run", "Run the agent in the foreground."),
+    "agent": LazyCommand("agent.cli.local.agent:run", "Run the agent in the foreground."),
     "admit": LazyCommand("agent.cli.pods:admit", "Admit the pod of a manifest."),
     "remove": LazyCommand("agent.cli.pods:remove", "Remove a pod and free its allocation."),
     "fit": LazyCommand("agent.cli.fit:fit", "Say whether and how often a pod would fit."),
@@ -92,12 +92,16 @@ COMMANDS: Final = {
     "watch": LazyCommand("agent.cli.status:watch", "Print events as they happen."),
     "verify": LazyCommand("agent.cli.status:verify", "Compare the kernel with the ledger."),
     "status": LazyCommand("agent.cli.status:status", "Show how the agent is doing."),
-    "topology": LazyCommand("agent.cli.host:topology", "Show the CPUs and nodes of a host."),
-    "capture": LazyCommand("agent.cli.host:capture", "Archive what the agent reads of a host."),
-    "config": LazyCommand("agent.cli.config:config", "Check and show a configuration."),
-    "replay": LazyCommand("agent.cli.replay:replay", "Decide pods on a described host."),
+    "topology": LazyCommand("agent.cli.local.host:topology", "Show the CPUs and nodes of a host."),
+    "capture": LazyCommand(
+        "agent.cli.local.host:capture", "Archive what the agent reads of a host."
+    ),
+    "config": LazyCommand("agent.cli.local.config:config", "Check and show a configuration."),
+    "replay": LazyCommand("agent.cli.local.replay:replay", "Decide pods on a described host."),
     "playground": LazyCommand("agent.cli.local.playground:playground", "Try the agent here."),
-    "state": LazyCommand("agent.cli.state:state", "Take the kubelet's state over, or write it."),
+    "state": LazyCommand(
+        "agent.cli.local.state:state", "Take the kubelet's state over, or write it."
+    ),
     "completion": LazyCommand(
         "agent.cli.terminal.completion:completion", "Print the completion script of a shell."
     ),
