@@ -8,7 +8,7 @@ MINUTES ?= 10
 AUDIT ?=
 SHELL := /bin/bash
 
-.PHONY: help setup plugin demo test lint types words guest bench conformance docs changelog load fuzz \
+.PHONY: help setup plugin prometheus demo test lint types words guest bench conformance docs changelog load fuzz \
     dependencies wheel man image audit clean
 
 help: ## show what can be made
@@ -19,6 +19,9 @@ setup: ## make the virtual environment .venv from the lock file
 
 plugin: setup ## install the packages of a device plugin in JavaScript that the tests run; needs npm
 	@$(BIN)/python -m tests.fakes.node_plugin
+
+prometheus: setup ## unpack Prometheus and promtool from Debian's package for the tests of alerts and dashboards
+	@$(BIN)/python -m tests.prometheus
 
 demo: setup ## run the real agent against an embedded two-socket machine
 	@$(BIN)/python -m tests.demo
