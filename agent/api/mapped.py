@@ -257,12 +257,18 @@ def _shared_cores(
 
 
 def is_shared(threads: Iterable[MapCpuDocument]) -> bool:
-    """Return whether the threads of a core have different users, one a pod or container at least.
+    """Return whether the threads of a core have different users (`shared_by`)."""
+    return shared_by(
+        [frozenset((owner.uid, owner.container) for owner in cpu.owners) for cpu in threads]
+    )
 
-    A core of which some threads are reserved and the others are in the shared pool is not: the same
-    processes may run on both.
+
+def shared_by(users: Collection[frozenset[tuple[str, str | None]]]) -> bool:
+    """Return whether a core has different users, one of them a pod or a container at least.
+
+    `users` has those of each thread. A core of which some threads are reserved and the others are
+    in the shared pool is not shared: the same processes may run on both.
     """
-    users = [frozenset((owner.uid, owner.container) for owner in cpu.owners) for cpu in threads]
     return any(users) and (len(set(users)) > 1 or any(len(each) > 1 for each in users))
 
 

@@ -83,12 +83,16 @@ class MemoryReservation(Struct, frozen=True):
 
 
 class MetricsConfig(Struct, frozen=True):
-    """Where `/metrics`, `/healthz` and `/readyz` are served; with both files set, over TLS."""
+    """Where `/metrics`, `/healthz` and `/readyz` are served; with both files set, over TLS.
+
+    `containers` is how many containers are exported one by one at most; 0: none.
+    """
 
     address: str = "127.0.0.1"
     port: int = 9464
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    containers: int = 0
 
 
 class LoggingConfig(Struct, frozen=True):

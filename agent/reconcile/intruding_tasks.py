@@ -12,6 +12,8 @@ it off the exclusive CPUs. Such a task is distinguished from a task that was pla
 from __future__ import annotations
 
 import os
+from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -53,6 +55,16 @@ class ExclusiveTerritory(Struct, frozen=True):
         )
 
 
+class IntruderKind(StrEnum):
+    """How a task came to be allowed on the CPUs of a pod."""
+
+    #: It was placed there: it may not run on every CPU.
+    CONFINED = "confined"
+    #: It may run on every CPU, as any task that nothing keeps off.
+    UNCONFINED = "unconfined"
+    KERNEL = "kernel"
+
+
 class IntrudingTask(Struct, frozen=True):
     """A task, the exclusive CPUs of other pods that it may use, and the uids of these pods.
 
@@ -64,6 +76,13 @@ class IntrudingTask(Struct, frozen=True):
     pods: tuple[str, ...]
     confined: bool
 
+    @property
+    def kind(self) -> IntruderKind:
+        """Whether it is confined; threads of the kernel are a kind of their own."""
+        if self.task.kernel:
+            return IntruderKind.KERNEL
+        return IntruderKind.CONFINED if self.confined else IntruderKind.UNCONFINED
+
 
 def intruding_tasks(
     tasks: Iterable[Task], territories: Iterable[ExclusiveTerritory], online: Mask
@@ -71,6 +90,14 @@ def intruding_tasks(
     """Return the tasks that may run on CPUs of pods they do not belong to."""
     lands = tuple(territories)
     return tuple(found for task in tasks if (found := _intruding(task, lands, online)) is not None)
+
+
+def count_threads(found: Iterable[IntrudingTask]) -> Mapping[str, int]:
+    """Return the number of threads by `IntruderKind`, 0 for a kind without any."""
+    counted = dict.fromkeys(map(str, IntruderKind), 0)
+    for each in found:
+        counted[each.kind] += each.task.threads
+    return MappingProxyType(counted)
 
 
 def _intruding(

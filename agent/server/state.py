@@ -106,7 +106,10 @@ class AgentState(Struct):
     another process changed. `displaced` are allocations of the checkpoint whose CPUs are used by
     another running pod, by uid, until their pods are admitted or removed. `providers` offer devices
     beside the configuration, `cdi_files` hand over what they deliver. `conditions` are all others,
-    by subject.
+    by subject. `reconcile_period` (in seconds) and `exported_containers` (at most so
+    many in the metrics) are configured. `intruding` counts the threads that
+    may run on exclusive CPUs of pods they do not belong to, by kind, None before they were looked
+    for.
     """
 
     configured: ConfiguredHost
@@ -128,6 +131,9 @@ class AgentState(Struct):
     providers: Providers = field(default_factory=Providers)
     cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
     conditions: dict[str, str] = field(default_factory=dict)
+    reconcile_period: float = 0.0
+    exported_containers: int = 0
+    intruding: Mapping[str, int] | None = None
     condition_times: ConditionTimes = field(default_factory=ConditionTimes)
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
     _fitting: tuple[Host, Ledger] | None = None
@@ -327,11 +333,15 @@ class AgentState(Struct):
             ledger=self.ledger,
             started=self.started,
             unenforced_pods=self.records.unenforced,
-            conditions=len(self.present_conditions()),
+            ready=self.unready() is None,
+            conditions=Counter(str(each.type) for each in self.present_conditions()),
             contested=len(self.contested),
             manifests=MappingProxyType(counts),
             invalid=MappingProxyType(Counter(str(violation.rule) for violation in self.invalid)),
             last_reconcile=self.last_agreement,
+            reconcile_period=self.reconcile_period,
+            intruding=self.intruding,
+            containers=self.exported_containers,
             plugins=MappingProxyType(self.providers.connected()),
         )
 

@@ -34,6 +34,7 @@ from agent.config.keys.scalars import (
 )
 
 _MAX_PORT: Final = 65535
+_MOST_CONTAINERS: Final = 10_000
 _SIZE: Final = ByteSize(1024, 1 << 30)
 
 _METRICS: Final = Section(
@@ -66,6 +67,15 @@ _METRICS: Final = Section(
                     since="0.1.0",
                     help="A file in PEM form. The key is not encrypted, belongs to root (or the "
                     "agent's user), and is not readable by all users.",
+                ),
+                Key(
+                    "containers",
+                    WholeNumber(0, _MOST_CONTAINERS),
+                    since="0.1.0",
+                    help="How many containers have metrics of their own at most, in the order of "
+                    "admission: numawarden_container_info and "
+                    "numawarden_container_exclusive_cpus, with the names of pods. 0 exports none; "
+                    "each costs Prometheus two series or more.",
                 ),
             ),
         ),

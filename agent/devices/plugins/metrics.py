@@ -32,6 +32,13 @@ IGNORED_PREFERENCES: Final = MetricSpec(
     "Answers to GetPreferredAllocation that do not fit the question.",
     ("resource",),
 )
+#: The methods of a plugin whose calls are counted; ListAndWatch is a stream without an end.
+METHODS: Final = (
+    "GetDevicePluginOptions",
+    "GetPreferredAllocation",
+    "Allocate",
+    "PreStartContainer",
+)
 CONNECTED: Final = gauge(
     "numawarden_device_plugin_connected",
     "1 if the device plugin of a resource is connected, else 0.",

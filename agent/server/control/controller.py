@@ -327,6 +327,10 @@ class Controller:
         await self.worker.run(files.reconcile, ledger.allocations.values())
         seconds = self.clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
+        online = self.state.configured.host.online
+        counted = await self.worker.run(self._kernel.count_intruders, target, outcome, online)
+        if counted is not None:
+            self.state.intruding = counted
         return self.outcomes.reconciled(outcome, seconds)
 
     async def _verify(self) -> VerificationDocument:

@@ -20,6 +20,7 @@ from agent.reconcile.identify.binding import (
 from agent.reconcile.report import EnforcementReport
 from agent.server.errors import readable
 from agent.server.kernel.documents import kernel_document
+from agent.server.kernel.intruders import IntruderCount
 from agent.server.kernel.verification import verification
 from cgroupfs.errors import CgroupError
 from systemd.errors import SystemdError
@@ -78,6 +79,7 @@ class KernelEnforcement:
         self._proc = proc
         self._own = own
         self._probes = probes
+        self._intruders = IntruderCount(probes.tasks, probes.monotonic)
         self._backoff = Backoff()
         #: Why the next repair of a cgroup is delayed, to be reported once it differs again.
         self._unreported: dict[str, str] = {}
@@ -154,6 +156,16 @@ class KernelEnforcement:
         with readable():
             report = self._enforcer.verify(target)
             return verification(self._tree, target, report, tasks, online)
+
+    def count_intruders(
+        self, target: Desired, outcome: EnforcementReport, online: Mask
+    ) -> Mapping[str, int] | None:
+        """Return the threads that intrude by `IntruderKind`, None if it is too early to count.
+
+        `outcome` is that of `reconcile`; one that could not read the tree names no cgroups, and
+        the pods' own tasks would seem to intrude.
+        """
+        return self._intruders.count(target, outcome, online) if outcome.compared else None
 
     def observe(
         self, target: Desired, allocation: PodAllocation

@@ -42,6 +42,14 @@ class Enforcement(Protocol):
     def verify(self, target: Desired, online: Mask) -> VerificationDocument:
         """Compare the kernel with the ledger and look for intruding tasks, without writing."""
 
+    def count_intruders(
+        self, target: Desired, outcome: EnforcementReport, online: Mask
+    ) -> Mapping[str, int] | None:
+        """Return the threads that intrude by `IntruderKind`, None if it is too early to count.
+
+        `outcome` is that of `reconcile`.
+        """
+
     def observe(
         self, target: Desired, allocation: PodAllocation
     ) -> Mapping[str | None, tuple[KernelDocument, ...]]:

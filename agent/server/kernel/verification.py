@@ -13,7 +13,12 @@ from agent.api.verification import (
 )
 from agent.pods.identity import full_name
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.intruding_tasks import ExclusiveTerritory, intruding_tasks
+from agent.reconcile.intruding_tasks import (
+    ExclusiveTerritory,
+    IntruderKind,
+    count_threads,
+    intruding_tasks,
+)
 from agent.server.kernel.documents import kernel_document
 from cgroupfs.controllers import NEEDED, enabled
 from cgroupfs.tree import ancestors
@@ -44,9 +49,10 @@ def verification(
     `agrees` is true if no setting differs and no confined task may run on another pod's exclusive
     CPUs. Unconfined tasks are listed but do not affect it.
     """
-    found_tasks = intruding_tasks(tasks, _territories(target, report), online)
-    intruders = [found for found in found_tasks if found.confined and not found.task.kernel]
-    unconfined = [found for found in found_tasks if not found.confined and not found.task.kernel]
+    found_tasks = intruding_tasks(tasks, territories(target, report), online)
+    intruders = [found for found in found_tasks if found.kind is IntruderKind.CONFINED]
+    unconfined = [found for found in found_tasks if found.kind is IntruderKind.UNCONFINED]
+    threads = count_threads(found_tasks)
     above = tuple(_ancestors(tree, report))
     differences = tuple(difference.detail for difference in report.differences)
     differs = differences or intruders or any(each.differences for each in report.cgroups)
@@ -56,14 +62,15 @@ def verification(
         ancestors=above,
         intruding=tuple(map(_intruding, intruders)),
         unconfined=tuple(map(_intruding, unconfined[:_NAMED])),
-        unconfined_tasks=sum(found.task.threads for found in unconfined),
-        kernel_threads=sum(found.task.threads for found in found_tasks if found.task.kernel),
+        unconfined_tasks=threads[IntruderKind.UNCONFINED],
+        kernel_threads=threads[IntruderKind.KERNEL],
         differences=differences,
         notes=report.notes,
     )
 
 
-def _territories(target: Desired, report: EnforcementReport) -> Iterator[ExclusiveTerritory]:
+def territories(target: Desired, report: EnforcementReport) -> Iterator[ExclusiveTerritory]:
+    """Yield the exclusive CPUs of each pod, with the cgroups of the pod that were observed."""
     for uid, allocation in target.ledger.allocations.items():
         cgroups = tuple(each.desired.setting.cgroup for each in report.cgroups_of(uid))
         if allocation.exclusive_cpus:

@@ -41,6 +41,10 @@ class Counters:
         """Increment one sample; raises `UnknownCounterError`."""
         self.add_key((metric.name, labels), by)
 
+    def expect(self, metric: MetricSpec, labels: tuple[str, ...]) -> None:
+        """Export one sample from now on, as 0 unless it was incremented already."""
+        self._values[metric.name].setdefault(labels, 0)
+
     def add_key(self, key: CounterKey, by: int) -> None:
         """Increment the sample of a decision's key; raises `UnknownCounterError`."""
         name, labels = key
@@ -93,6 +97,10 @@ class Histogram:
         if found is None:
             found = self._observed[labels] = _Observations(self._metric.buckets)
         found.add(value)
+
+    def expect(self, *labels: str) -> None:
+        """Export these labels from now on, without an observation unless there was one already."""
+        self._observed.setdefault(labels, _Observations(self._metric.buckets))
 
     @property
     def count(self) -> int:

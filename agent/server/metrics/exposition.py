@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from agent.devices.plugins.metrics import ALLOCATION_DURATION
 from agent.server.metrics import gauges, names
+from agent.server.metrics.allocations import AllocationSamples
 from agent.server.metrics.counters import TOTAL, Counters, Histogram, UnknownCounterError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Metrics:
     """All metrics; `read` returns the input of the gauges at a scrape."""
 
     def __init__(self, read: Callable[[], GaugeInput], managers: Sequence[ResourceManager]) -> None:
+        self._allocations = AllocationSamples()
         self.counters = Counters(managers)
         self._true_names = tuple(_true_names(names.counters_of(managers)))
         self.decision_duration = Histogram(names.TOPOLOGY_ADMISSION_DURATION)
@@ -52,12 +54,22 @@ class Metrics:
 
     def families(self) -> Iterator[Metric]:
         """Yield every family but those of the process itself."""
+        reading = self._read()
+        self._expect(reading)
         yield from self.counters.families()
         yield self.decision_duration.family()
         yield self.admission_duration.family()
         yield self.reconcile_duration.family()
         yield self.plugin_allocation_duration.family()
-        yield from gauges.families(self._read())
+        more = self._allocations.samples(reading.rules, reading.ledger, reading.containers)
+        yield from gauges.families(reading, more)
+
+    def _expect(self, reading: GaugeInput) -> None:
+        """Start what is counted by resource at 0, so that a rate shows the first increment."""
+        for metric, labels in names.expected(reading.offered, reading.plugins):
+            self.counters.expect(metric, labels)
+        for resource in reading.plugins:
+            self.plugin_allocation_duration.expect(resource)
 
     def render(self) -> bytes:
         """Return all metrics in the classic text format."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,24 @@ from agent.managers.decision import Sample
 from agent.managers.node_fit import PODS
 from agent.managers.trials.capacity import free_cpus
 from agent.managers.violation import Rule
+from agent.server.conditions import ConditionType
 from agent.server.metrics import names
+from agent.state.checkpoint import policy_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.policy import Policy
 
 
 class GaugeInput(Struct, frozen=True):
     """The state of one moment.
+
+    `ready`: pods can be admitted. `conditions` counts those of `numawarden status` by type.
+    `reconcile_period` is seconds. `intruding` counts threads by kind, None before they were looked
+    for. `containers` is how many containers are exported one by one at most.
 
     `manifests` counts files by state, `invalid` what `agent.managers.validity` finds by rule;
     `last_reconcile` is Unix time, None before the first. `plugins` says of each resource of device
@@ -37,18 +45,29 @@ class GaugeInput(Struct, frozen=True):
     ledger: Ledger
     started: float = 0.0
     unenforced_pods: int = 0
-    conditions: int = 0
+    ready: bool = False
+    conditions: Mapping[str, int] = MappingProxyType({})
     contested: int = 0
     manifests: Mapping[str, int] = MappingProxyType({})
     invalid: Mapping[str, int] = MappingProxyType({})
     last_reconcile: float | None = None
+    reconcile_period: float = 0.0
+    intruding: Mapping[str, int] | None = None
+    containers: int = 0
     plugins: Mapping[str, bool] = MappingProxyType({})
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The resources that pods can ask for and that the node can have too little of."""
+        limits = self.rules.allocatable
+        return () if limits is None else (*limits.amounts, PODS)
 
 
 def samples(reading: GaugeInput) -> Iterator[Sample]:
     """Yield every gauge's samples."""
     yield Sample(names.BUILD_INFO, (reading.version,), 1)
     yield Sample(names.STARTED, (), reading.started)
+    yield Sample(names.POLICY_INFO, _policy(reading.rules.policy), 1)
     yield from _inventory(reading)
     for manager in reading.rules.managers:
         yield from manager.samples(reading.rules, reading.ledger)
@@ -57,15 +76,37 @@ def samples(reading: GaugeInput) -> Iterator[Sample]:
     yield from _service(reading)
 
 
-def families(reading: GaugeInput) -> Iterator[GaugeMetricFamily]:
-    """Yield every gauge as Prometheus' library wants it; those without samples too."""
+def families(reading: GaugeInput, more: Iterable[Sample] = ()) -> Iterator[GaugeMetricFamily]:
+    """Yield every gauge as Prometheus' library wants it, those without samples too.
+
+    `more` are samples that were made elsewhere (`agent.server.metrics.allocations`).
+    """
     by_name = {
         metric.name: GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
         for metric in names.gauges_of(reading.rules.managers)
     }
-    for metric, labels, value in samples(reading):
+    for metric, labels, value in chain(samples(reading), more):
         by_name[metric.name].add_metric(labels, value)
     yield from by_name.values()
+
+
+def _policy(policy: Policy) -> tuple[str, ...]:
+    summary = policy_summary(policy)
+
+    def on(section: str) -> str:
+        prefix = f"{section}."
+        options = (key.removeprefix(prefix) for key in summary if key.startswith(prefix))
+        return ",".join(option for option in options if summary[prefix + option] == "true")
+
+    return (
+        summary["cpuManagerPolicy"],
+        on("cpuManagerPolicyOptions"),
+        summary["memoryManagerPolicy"],
+        summary["topologyManagerPolicy"],
+        on("topologyManagerPolicyOptions"),
+        summary["topologyManagerScope"],
+        str(policy.pod_level_managers).lower(),
+    )
 
 
 def _inventory(reading: GaugeInput) -> Iterator[Sample]:
@@ -96,7 +137,9 @@ def _free(reading: GaugeInput) -> Iterator[Sample]:
 
 def _service(reading: GaugeInput) -> Iterator[Sample]:
     yield Sample(names.UNENFORCED_PODS, (), reading.unenforced_pods)
-    yield Sample(names.CONDITIONS, (), reading.conditions)
+    for condition in map(str, ConditionType):
+        yield Sample(names.CONDITIONS, (condition,), reading.conditions.get(condition, 0))
+    yield Sample(names.READY, (), int(reading.ready))
     yield Sample(names.CONTESTED_CGROUPS, (), reading.contested)
     for rule in (
         *Rule,
@@ -107,5 +150,7 @@ def _service(reading: GaugeInput) -> Iterator[Sample]:
         yield Sample(names.MANIFESTS, (state,), count)
     for resource, connected in reading.plugins.items():
         yield Sample(CONNECTED, (resource,), int(connected))
-    if reading.last_reconcile is not None:
-        yield Sample(names.LAST_RECONCILE, (), reading.last_reconcile)
+    yield Sample(names.LAST_RECONCILE, (), reading.last_reconcile or 0)
+    yield Sample(names.RECONCILE_PERIOD, (), reading.reconcile_period)
+    for kind, threads in (reading.intruding or {}).items():
+        yield Sample(names.INTRUDING_TASKS, (kind,), threads)

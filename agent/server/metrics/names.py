@@ -8,6 +8,7 @@ over.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from agent.devices.plugins.metrics import (
@@ -15,7 +16,9 @@ from agent.devices.plugins.metrics import (
     CALLS,
     CONNECTED,
     IGNORED_PREFERENCES,
+    METHODS,
     REGISTRATIONS,
+    CallResult,
 )
 from agent.managers.decision import (
     ASSIGNED_CONTAINERS,
@@ -30,7 +33,7 @@ from agent.managers.decision import (
 from agent.reconcile.diff import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from agent.managers.effective_policy import ResourceManager
 
@@ -125,8 +128,10 @@ INVALID_ALLOCATIONS: Final = gauge(
 )
 CONDITIONS: Final = gauge(
     "numawarden_conditions",
-    "Conditions that 'numawarden status' lists at present.",
+    "Conditions that 'numawarden status' lists at present, by type.",
+    "type",
 )
+READY: Final = gauge("numawarden_ready", "1 if the agent can admit pods (/readyz), else 0.")
 CONTESTED_CGROUPS: Final = gauge(
     "numawarden_contested_cgroups",
     "Cgroups that another writer keeps modifying and whose repair is delayed.",
@@ -138,7 +143,65 @@ MANIFESTS: Final = gauge(
 )
 LAST_RECONCILE: Final = gauge(
     "numawarden_reconcile_last_success_timestamp_seconds",
-    "When the kernel last agreed with the ledger after a comparison (Unix time).",
+    "When the kernel last agreed with the ledger after a comparison (Unix time); 0 before.",
+)
+RECONCILE_PERIOD: Final = gauge(
+    "numawarden_reconcile_period_seconds",
+    "Longest time between two comparisons of the kernel with the ledger, as configured.",
+)
+POLICY_INFO: Final = gauge(
+    "numawarden_policy_info",
+    "Always 1; the effective policies, the options that are on, the scope, and whether budgets of "
+    "pods are managed.",
+    "cpu_manager_policy",
+    "cpu_manager_policy_options",
+    "memory_manager_policy",
+    "topology_manager_policy",
+    "topology_manager_policy_options",
+    "topology_manager_scope",
+    "pod_level_resource_managers",
+)
+VERDICTS: Final = gauge(
+    "numawarden_container_verdicts",
+    "Containers to which a quality applies (exclusive, aligned, whole-cores, near-device), by "
+    "whether their allocation has it.",
+    "quality",
+    "met",
+)
+SHARED_CORES: Final = gauge(
+    "numawarden_shared_cores",
+    "Physical cores whose threads have different users, one of them a pod or container.",
+)
+INTRUDING_TASKS: Final = gauge(
+    "numawarden_intruding_tasks",
+    "Threads that may run on exclusive CPUs of a pod they do not belong to: confined to some CPUs, "
+    "unconfined, or of the kernel.",
+    "kind",
+)
+CONTAINER_INFO: Final = gauge(
+    "numawarden_container_info",
+    "Always 1; the CPUs and memory nodes of a container, empty where they are not its own or its "
+    "pod's (agent.metrics.containers).",
+    "namespace",
+    "pod",
+    "uid",
+    "container",
+    "isolation",
+    "cpus",
+    "memory_nodes",
+)
+CONTAINER_CPUS: Final = gauge(
+    "numawarden_container_exclusive_cpus",
+    "Exclusive CPUs of a container on a NUMA node (agent.metrics.containers).",
+    "namespace",
+    "pod",
+    "uid",
+    "container",
+    "numa_node",
+)
+CONTAINERS_OMITTED: Final = gauge(
+    "numawarden_containers_omitted",
+    "Containers beyond agent.metrics.containers, which are not exported one by one.",
 )
 
 # --- our own: what happened ---------------------------------------------------------------------
@@ -220,7 +283,7 @@ SERVICE_COUNTERS: Final = (
     POD_RESOURCES_GET_ALLOCATABLE,
     POD_RESOURCES_GET_ERRORS,
 )
-#: The counters of device plugins; their labels are resources, which are not known beforehand.
+#: The counters of device plugins; their labels are resources, known once a plugin registered.
 PLUGIN_COUNTERS: Final = (REGISTRATIONS, CALLS, IGNORED_PREFERENCES)
 HISTOGRAMS: Final = (
     TOPOLOGY_ADMISSION_DURATION,
@@ -241,11 +304,36 @@ GAUGES: Final = (
     UNENFORCED_PODS,
     INVALID_ALLOCATIONS,
     CONDITIONS,
+    READY,
     CONTESTED_CGROUPS,
     MANIFESTS,
     LAST_RECONCILE,
+    RECONCILE_PERIOD,
+    POLICY_INFO,
+    VERDICTS,
+    SHARED_CORES,
+    INTRUDING_TASKS,
+    CONTAINER_INFO,
+    CONTAINER_CPUS,
+    CONTAINERS_OMITTED,
     CONNECTED,
 )
+
+
+def expected(
+    offered: Iterable[str], plugins: Iterable[str]
+) -> Iterator[tuple[MetricSpec, tuple[str, ...]]]:
+    """Yield the counters' label values that become known with a resource, each with its metric.
+
+    `offered` are the resources that pods can ask for, `plugins` those of device plugins.
+    """
+    for resource in offered:
+        yield REJECTIONS, (out_of(resource),)
+    for resource in plugins:
+        yield REGISTRATIONS, (resource,)
+        yield IGNORED_PREFERENCES, (resource,)
+        for method, result in product(METHODS, CallResult):
+            yield CALLS, (resource, method, str(result))
 
 
 def counters_of(managers: Iterable[ResourceManager]) -> tuple[MetricSpec, ...]:

@@ -224,6 +224,8 @@ class Wiring:
         state.providers = self._providers
         state.cdi_files = CdiFiles(self._config.agent.cdi_directory)
         state.unenforced = prepared.differences
+        state.reconcile_period = self._config.cpu_manager_reconcile_period
+        state.exported_containers = self._config.agent.metrics.containers
         if self._unreadable is not None:
             state.conditions["running pods"] = self._unreadable
         for note in prepared.notes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections import Counter
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from agent.api.client import AgentError
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
+from agent.server.conditions import ConditionType
 from agent.server.listeners.monitoring import RENDERED_SECONDS
 from agent.state.files import OsFiles
 from sysfs.mask import Mask
@@ -38,7 +40,10 @@ async def said(agent: Running) -> tuple[bool, tuple[str, ...]]:
     _, metrics = await fetch(agent, "/metrics")
     ready = readyz == HTTPStatus.OK
     assert status.ready is ready, why
-    assert f"\nnumawarden_conditions {len(status.condition_lines()):.1f}\n" in metrics
+    listed = Counter(condition.type for condition in status.conditions)
+    for kind in map(str, ConditionType):
+        assert f'\nnumawarden_conditions{{type="{kind}"}} {listed[kind]:.1f}\n' in metrics
+    assert f"\nnumawarden_ready {ready:.1f}\n" in metrics
     assert code == (ExitCode.OK if ready and not status.condition_lines() else ExitCode.REJECTED)
     assert ready or status.condition_lines(), "what keeps it from being ready is named"
     assert ready or any(why.strip() in line for line in status.condition_lines()) or "yet" in why

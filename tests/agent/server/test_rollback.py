@@ -100,7 +100,7 @@ def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -
     async def begin_again(controller: Controller) -> None:
         assert allocated(controller) == {ONE: "1,9", TWO: "2,10"}
         await controller.reconcile()
-        assert controller.state.reading().conditions == 1
+        assert controller.state.reading().conditions == {"AllocationConfirmed": 1}
         (condition,) = controller.state.condition_lines()
         assert f"pod uid {TWO} was recovered from its cgroups with CPUs 2,10" in condition
         with controller.events.watch() as watcher:

@@ -95,6 +95,12 @@ class Recorder:
     def verify(self, target: Desired, online: Mask) -> VerificationDocument:
         raise NotImplementedError
 
+    def count_intruders(
+        self, target: Desired, outcome: EnforcementReport, online: Mask
+    ) -> Mapping[str, int] | None:
+        del target, outcome, online
+        return None
+
     def observe(
         self, target: Desired, allocation: PodAllocation
     ) -> Mapping[str | None, tuple[KernelDocument, ...]]:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.devices.plugins.metrics import ALLOCATION_DURATION, CALLS
+from agent.devices.plugins import plugin
+from agent.devices.plugins.metrics import ALLOCATION_DURATION, CALLS, METHODS, CallResult
 from agent.managers.admission import MANAGERS
 from agent.managers.decision import CONTAINER_ASSIGNMENTS
+from agent.managers.policy import NodeFit
 from agent.server.metrics import names
 from agent.server.metrics.counters import UnknownCounterError
 from agent.server.metrics.exposition import CONTENT_TYPE, Metrics
@@ -64,3 +69,34 @@ def test_what_device_plugins_measure_stands_in_the_text_by_resource() -> None:
     assert 'numawarden_device_plugin_connected{resource="example.com/nic"} 0.0' in lines
     with pytest.raises(UnknownCounterError):
         metrics.observe(names.ADMISSION_DURATION, 0.2)
+
+
+def test_what_is_counted_by_resource_starts_at_0_once_the_resource_is_known() -> None:
+    """A counter that is born with its first increment has no increase that a rule could see."""
+    fit = replace(RULES.policy, fit=NodeFit())
+    known = replace(
+        reading(RULES.empty_ledger()),
+        rules=replace(RULES, policy=fit),
+        plugins={"example.com/gpu": True},
+    )
+    metrics = Metrics(lambda: known, MANAGERS)
+    metrics.counters.add(names.REJECTIONS, "OutOfhugepages-2Mi")
+    lines = metrics.render().decode().splitlines()
+    assert 'numawarden_rejections_total{reason="OutOfhugepages-2Mi"} 1.0' in lines
+    assert 'numawarden_rejections_total{reason="OutOfexample.org/nic"} 0.0' in lines
+    registered = 'kubelet_device_plugin_registration_total{resource_name="example.com/gpu"} 0.0'
+    assert registered in lines
+    ignored = "numawarden_device_plugin_ignored_preferences_total"
+    assert f'{ignored}{{resource="example.com/gpu"}} 0.0' in lines
+    duration = "kubelet_device_plugin_alloc_duration_seconds_count"
+    assert f'{duration}{{resource_name="example.com/gpu"}} 0.0' in lines
+    for method in METHODS:
+        for result in CallResult:
+            labels = f'method="{method}",resource="example.com/gpu",result="{result}"'
+            assert f"numawarden_device_plugin_calls_total{{{labels}}} 0.0" in lines
+
+
+def test_the_methods_that_are_known_are_those_that_are_called() -> None:
+    source = Path(plugin.__file__).read_text()
+    called = re.findall(r'self\._answer\(\s*"(\w+)"', source)
+    assert sorted(called) == sorted(METHODS)

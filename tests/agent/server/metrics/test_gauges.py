@@ -14,14 +14,20 @@ from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
     CpuPolicy,
+    CpuPolicyOptions,
+    FeatureGates,
     MemoryManagerPolicy,
     MemoryPolicy,
     NodeFit,
     PluginDevice,
     Policy,
+    TopologyManagerPolicy,
+    TopologyManagerScope,
+    TopologyPolicy,
 )
 from agent.managers.trials.capacity import free_cpus
 from agent.pods.manifest import load_pod
+from agent.server.conditions import ConditionType
 from agent.server.metrics import names
 from agent.server.metrics.gauges import GaugeInput, families, samples
 from sysfs.described.shapes import regular_host
@@ -179,16 +185,59 @@ def test_the_service_exports_its_own_condition() -> None:
     at = replace(
         reading(RULES.empty_ledger()),
         unenforced_pods=2,
-        conditions=3,
+        ready=True,
+        conditions=MappingProxyType({"Enforced": 3}),
+        reconcile_period=10.0,
+        intruding=MappingProxyType({"confined": 4, "kernel": 0}),
         manifests=MappingProxyType({"invalid": 1}),
         last_reconcile=123.5,
     )
     now = values(at)
     assert now["numawarden_unenforced_pods", ()] == 2
-    assert now["numawarden_conditions", ()] == 3
+    assert now["numawarden_ready", ()] == 1
+    assert {kind: now["numawarden_conditions", (kind,)] for kind in map(str, ConditionType)} == {
+        kind: 3 if kind == "Enforced" else 0 for kind in map(str, ConditionType)
+    }
+    assert now["numawarden_reconcile_period_seconds", ()] == 10
+    assert now["numawarden_intruding_tasks", ("confined",)] == 4
+    assert now["numawarden_intruding_tasks", ("kernel",)] == 0
     assert now["numawarden_manifests", ("invalid",)] == 1
     assert now["numawarden_reconcile_last_success_timestamp_seconds", ()] == 123.5
     assert now["numawarden_build_info", ("1.2.3",)] == 1
+
+
+def test_before_the_first_comparison_the_last_success_is_0_and_intruders_are_unknown() -> None:
+    now = values(reading(RULES.empty_ledger()))
+    assert now["numawarden_reconcile_last_success_timestamp_seconds", ()] == 0
+    assert not [name for name, _ in now if name == "numawarden_intruding_tasks"]
+
+
+def test_the_effective_policy_is_exported_with_the_options_that_are_on() -> None:
+    cpu = CpuPolicy(
+        CpuManagerPolicy.STATIC,
+        CpuPolicyOptions(full_pcpus_only=True, strict_cpu_reservation=True),
+        Mask.of(0, 8),
+    )
+    topology = TopologyPolicy(
+        TopologyManagerPolicy.RESTRICTED, TopologyManagerScope.POD, prefer_closest_numa_nodes=True
+    )
+    gates = FeatureGates(pod_level_resource_managers=True)
+    rules = replace(RULES, policy=replace(POLICY, cpu=cpu, topology=topology, gates=gates))
+    (sample,) = (
+        sample
+        for sample in samples(GaugeInput("1", rules, rules.empty_ledger()))
+        if sample.metric is names.POLICY_INFO
+    )
+    assert dict(zip(names.POLICY_INFO.labels, sample.labels, strict=True)) == {
+        "cpu_manager_policy": "static",
+        "cpu_manager_policy_options": "full-pcpus-only,strict-cpu-reservation",
+        "memory_manager_policy": "Static",
+        "topology_manager_policy": "restricted",
+        "topology_manager_policy_options": "prefer-closest-numa-nodes",
+        "topology_manager_scope": "pod",
+        "pod_level_resource_managers": "true",
+    }
+    assert sample.value == 1
 
 
 def test_every_gauge_of_the_table_is_exported() -> None:
