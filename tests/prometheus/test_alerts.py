@@ -1,0 +1,142 @@
+"""Every alert fires by its fault, none on a healthy agent: the rules on what agents exported."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import yaml
+
+from agent.server.conditions import ConditionType
+from tests.agent.server.support import in_loop, make_world
+from tests.prometheus import ROOT, program
+from tests.prometheus.faults import FAULTS, healthy, the_agent_is_stopped
+from tests.prometheus.tape import ALERTS, Tape, TapeClock, firing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.agent.server.support import World
+
+RULES: Final = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+NOTHING: Final[frozenset[str]] = frozenset()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """Return a host with its kernel and a configuration, in which an agent can be run."""
+    return make_world(tmp_path)
+
+
+@pytest.fixture
+def tape(world: World) -> Tape:
+    """Return a tape of an agent of the world, whose clock is the tape's."""
+    program("promtool")
+    world.clock = TapeClock()
+    return Tape(world.clock)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@in_loop
+async def test_a_fault_raises_its_alerts_and_no_others(
+    world: World, tape: Tape, tmp_path: Path, name: str
+) -> None:
+    await FAULTS[name].provoke(world, tape)
+    assert firing(tape, tmp_path, {60: NOTHING, tape.seconds: FAULTS[name].alerts}) == ""
+
+
+@in_loop
+async def test_nothing_fires_on_a_healthy_agent_at_any_minute(
+    world: World, tape: Tape, tmp_path: Path
+) -> None:
+    await healthy(world, tape)
+    assert tape.seconds >= 3600 - 60
+    assert firing(tape, tmp_path, dict.fromkeys(range(0, tape.seconds + 1, 60), NOTHING)) == ""
+
+
+@in_loop
+async def test_a_prometheus_without_agents_is_noticed(
+    world: World, tape: Tape, tmp_path: Path
+) -> None:
+    other = Tape(tape.clock, job="another")
+    await the_agent_is_stopped(world, other)
+    other.down(3)
+    expected = {240: NOTHING, other.seconds: frozenset({"NumawardenAbsent"})}
+    assert firing(other, tmp_path, expected) == ""
+
+
+def test_every_alert_is_raised_by_a_fault() -> None:
+    raised = {alert for fault in FAULTS.values() for alert in fault.alerts} | {"NumawardenAbsent"}
+    assert raised == {rule["alert"] for rule in RULES}
+
+
+@pytest.mark.parametrize("kind", ConditionType)
+def test_every_type_of_condition_raises_an_alert(kind: ConditionType) -> None:
+    chosen = [
+        (operator, re.compile(pattern))
+        for rule in RULES
+        for operator, pattern in re.findall(
+            r'numawarden_conditions\{type(=|!~)"([^"]+)"\}', rule["expr"]
+        )
+    ]
+    own = {ConditionType.REPAIRS_LAST, ConditionType.ALLOCATION_VALID, ConditionType.ENTRY_ADMITTED}
+    assert chosen
+    assert kind in own or any(
+        bool(pattern.fullmatch(kind)) is (operator == "=") for operator, pattern in chosen
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_a_rule_says_how_bad_it_is_what_it_means_and_where_to_read_on(
+    rule: dict[str, dict[str, str]],
+) -> None:
+    assert rule["labels"].keys() == {"severity"}
+    assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), flags=re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    assert anchor in slugs
+
+
+def test_the_examples_of_the_rules_hold_and_have_every_rule_fire() -> None:
+    file = ALERTS.with_name("alerts.test.yaml")
+    done = subprocess.run(
+        [program("promtool"), "test", "rules", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    fire = {
+        check["alertname"]
+        for test in yaml.safe_load(file.read_text())["tests"]
+        for check in test["alert_rule_test"]
+        if check.get("exp_alerts")
+    }
+    assert fire == {rule["alert"] for rule in RULES}
+
+
+@pytest.mark.parametrize("name", ["scrape.yaml"])
+def test_promtool_has_nothing_against_the_scrape_entries(name: str) -> None:
+    command = [program("promtool"), "check", "config", "--syntax-only"]
+    file = ALERTS.with_name(name)
+    done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_advised_puts_an_address_in_front_of_every_runbook(tmp_path: Path) -> None:
+    (advice,) = re.findall(
+        r"^#   (sed -i .*) alerts\.yaml$", ALERTS.read_text(), flags=re.MULTILINE
+    )
+    copy = tmp_path / "alerts.yaml"
+    copy.write_text(ALERTS.read_text())
+    subprocess.run([*shlex.split(advice), str(copy)], check=True)
+    changed = yaml.safe_load(copy.read_text())["groups"][0]["rules"]
+    assert [rule["annotations"]["runbook_url"] for rule in changed] == [
+        f"https://docs.example.com/numawarden/{rule['annotations']['runbook_url']}"
+        for rule in RULES
+    ]
