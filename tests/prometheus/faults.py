@@ -74,9 +74,9 @@ async def healthy(world: World, tape: Tape) -> None:
         await tape.run(agent, 19)
 
 
-async def with_pod(agent: Running, tape: Tape, **amounts: str) -> None:
+async def with_pod(agent: Running, tape: Tape, cpu: str = "2") -> None:
     """Admit a pod and let two quiet minutes pass."""
-    await agent.ask(agent.client.admit, manifest(**amounts))
+    await agent.ask(agent.client.admit, manifest(cpu=cpu))
     await tape.run(agent, 2)
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import ssl
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.config import MetricsConfig
-from tests.agent.server.support import in_loop, manifest, running
+from agent.reconcile.intruding_tasks import Task
+from agent.server.kernel.intruders import COUNT_SECONDS
+from sysfs.mask import Mask
+from tests.agent.server.support import UID, in_loop, manifest, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +41,48 @@ async def test_metrics_are_those_of_the_moment_of_the_scrape(world: World) -> No
     assert "kubelet_cpu_manager_exclusive_cpu_allocation_count 2.0" in after
     assert "numawarden_pods 1.0" in after
     assert "process_resident_memory_bytes" in after
+
+
+@in_loop
+async def test_what_is_configured_for_metrics_is_exported(world: World) -> None:
+    metrics = MetricsConfig(port=0, containers=1)
+    agent_config = replace(world.config.agent, metrics=metrics)
+    world.config = replace(world.config, agent=agent_config, cpu_manager_reconcile_period=25.0)
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest(cpu="1", containers=2))
+        _, text = await fetch(agent, "/metrics")
+    assert "\nnumawarden_reconcile_period_seconds 25.0\n" in text
+    assert text.count("\nnumawarden_container_info{") == 1
+    assert "\nnumawarden_containers_omitted 1.0\n" in text
+
+
+@in_loop
+async def test_tasks_on_the_cpus_of_a_pod_are_counted_by_a_comparison(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        world.tasks.append(Task(4711, "busy", Mask.of(1), "system.slice", threads=3))
+        world.clock.now += COUNT_SECONDS
+        await agent.ask(agent.client.reconcile)
+        _, text = await fetch(agent, "/metrics")
+    assert '\nnumawarden_intruding_tasks{kind="confined"} 3.0\n' in text
+
+
+@in_loop
+async def test_a_comparison_that_could_not_read_the_tree_counts_no_task_of_a_pod_as_intruding(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(path: str) -> tuple[str, ...]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        world.tasks.append(Task(4711, "own", Mask.of(1), f"kubepods/pod{UID}/c0"))
+        world.clock.now += COUNT_SECONDS
+        with monkeypatch.context() as broken:
+            broken.setattr(world.kernel, "children", unreadable)
+            await agent.ask(agent.client.reconcile)
+        _, text = await fetch(agent, "/metrics")
+    assert '\nnumawarden_intruding_tasks{kind="confined"} 0.0\n' in text
 
 
 @in_loop
