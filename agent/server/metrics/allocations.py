@@ -1,7 +1,8 @@
 """Samples of what containers have: verdicts, shared cores, and containers one by one.
 
 They follow from the policy and the ledger, and cost more than other gauges: they are made when one
-of these is replaced, not at every scrape.
+of these is replaced, not at every scrape, and a pod is judged once. With 4,096 CPUs a verdict takes
+0.2 ms, which would be a third of a second for 1,500 pods, in which no other request is answered.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.verdict import Judgement
 
 #: The longest list of CPUs or nodes in a label, in characters. On a host with thousands of CPUs,
 #: half of a container's core each, it would be tens of kilobytes in every series.
@@ -35,6 +37,8 @@ class AllocationSamples:
     def __init__(self) -> None:
         self._of: tuple[EffectivePolicy, Ledger] | None = None
         self._made: tuple[Sample, ...] = ()
+        #: The allocations that were judged under the policy, by uid.
+        self._judged: dict[str, tuple[PodAllocation, tuple[Judgement, ...]]] = {}
 
     def samples(
         self, rules: EffectivePolicy, ledger: Ledger, containers: int
@@ -45,13 +49,33 @@ class AllocationSamples:
         admission.
         """
         if self._of is None or self._of[0] is not rules or self._of[1] is not ledger:
+            if self._of is not None and self._of[0] is not rules:
+                self._judged.clear()
             made = chain(
-                _verdicts(rules, ledger),
+                self._verdicts(rules, ledger),
                 (Sample(names.SHARED_CORES, (), shared_cores(rules, ledger)),),
                 _each(rules, ledger, containers),
             )
             self._of, self._made = (rules, ledger), tuple(made)
         return self._made
+
+    def _verdicts(self, rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
+        allocations = ledger.allocations
+        self._judged = {
+            uid: known
+            if (known := self._judged.get(uid)) is not None and known[0] is allocation
+            else (allocation, verdict(rules, allocation))
+            for uid, allocation in allocations.items()
+        }
+        counted = Counter(
+            (judgement.quality, judgement.met)
+            for _, judgements in self._judged.values()
+            for judgement in judgements
+        )
+        for quality in Quality:
+            for met in (True, False):
+                labels = (str(quality), str(met).lower())
+                yield Sample(names.VERDICTS, labels, counted[quality, met])
 
 
 def shared_cores(rules: EffectivePolicy, ledger: Ledger) -> int:
@@ -70,18 +94,6 @@ def shared_cores(rules: EffectivePolicy, ledger: Ledger) -> int:
         shared_by([users.get(cpu, none) for cpu in Mask(core.cpus)])
         for core in rules.machine.cpus.cores
     )
-
-
-def _verdicts(rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
-    counted = Counter(
-        (judgement.quality, judgement.met)
-        for allocation in ledger.allocations.values()
-        for judgement in verdict(rules, allocation)
-    )
-    for quality in Quality:
-        for met in (True, False):
-            labels = (str(quality), str(met).lower())
-            yield Sample(names.VERDICTS, labels, counted[quality, met])
 
 
 def _each(rules: EffectivePolicy, ledger: Ledger, most: int) -> Iterator[Sample]:

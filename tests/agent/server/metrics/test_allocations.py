@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import MetricSpec
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.verdict import Judgement
     from tests.agent.api.maps import Occupied
 
 RULES = make_rules(SMT)
@@ -144,3 +146,24 @@ def test_the_samples_are_made_once_for_each_ledger(monkeypatch: pytest.MonkeyPat
     without = admission.remove(RULES, ledger, uid)
     assert kept.samples(RULES, without, 1) != first
     assert made == [ledger, without]
+
+
+def test_a_pod_is_judged_once_under_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[str] = []
+
+    def judging(rules: EffectivePolicy, allocation: PodAllocation) -> tuple[Judgement, ...]:
+        judged.append(allocation.uid)
+        return verdict(rules, allocation)
+
+    monkeypatch.setattr(allocations, "verdict", judging)
+    kept = AllocationSamples()
+    one = with_pod(RULES, pod(app("c", guaranteed("cpu=2 memory=1Gi")), uid="one"))
+    both = with_pod(RULES, pod(app("c", guaranteed("cpu=2 memory=1Gi")), uid="two"), one)
+    for ledger in (one, both, admission.remove(RULES, both, "one"), both):
+        assert kept.samples(RULES, ledger, 0) == AllocationSamples().samples(RULES, ledger, 0)
+    fresh = ["one", "one", "two", "two", "one", "two"]
+    assert sorted(judged) == sorted([*fresh, "one", "two", "one"])
+    judged.clear()
+    other = make_rules(SMT, reserved="0-1")
+    assert kept.samples(other, both, 0) == AllocationSamples().samples(other, both, 0)
+    assert judged == ["one", "two"] * 2
