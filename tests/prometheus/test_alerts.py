@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import yaml
 
+from agent.reconcile.intruding_tasks import Task
 from agent.server.conditions import ConditionType
-from tests.agent.server.support import in_loop, make_world
+from sysfs.mask import Mask
+from tests.agent.server.support import in_loop, make_world, running
 from tests.prometheus import ROOT, program
-from tests.prometheus.faults import FAULTS, healthy, the_agent_is_stopped
+from tests.prometheus.faults import FAULTS, POD, healthy, the_agent_is_stopped, with_pod
 from tests.prometheus.tape import ALERTS, Tape, TapeClock, firing
 
 if TYPE_CHECKING:
@@ -66,6 +68,19 @@ async def test_a_prometheus_without_agents_is_noticed(
     other.down(3)
     expected = {240: NOTHING, other.seconds: frozenset({"NumawardenAbsent"})}
     assert firing(other, tmp_path, expected) == ""
+
+
+@in_loop
+async def test_alerts_end_with_what_raised_them(world: World, tape: Tape, tmp_path: Path) -> None:
+    async with running(world) as agent:
+        await with_pod(agent, tape)
+        world.tasks.append(Task(4711, "busy", Mask.of(1), "system.slice/busy.service"))
+        await tape.run(agent, 14, lambda: world.kernel.write(POD, "cpuset.cpus", "0-15"))
+        undone = tape.seconds
+        world.tasks.clear()
+        await tape.run(agent, 20)
+    raised = FAULTS["another_process_undoes_every_repair"].alerts | {"NumawardenIntrudingTasks"}
+    assert firing(tape, tmp_path, {undone: raised, tape.seconds: NOTHING}) == ""
 
 
 def test_every_alert_is_raised_by_a_fault() -> None:

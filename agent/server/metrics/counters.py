@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from agent.managers.effective_policy import ResourceManager
 
 TOTAL: Final = "_total"
+#: The most label values of one counter. A pod can ask for a resource of any name, and the reason of
+#: its rejection names it: without a limit, every new name would be a series for ever.
+MOST_SERIES: Final = 1000
+#: What label values beyond the limit are counted as.
+OTHER: Final = "other"
 
 
 class UnknownCounterError(LookupError):
@@ -52,6 +57,8 @@ class Counters:
         if metric is None or len(labels) != len(metric.labels):
             raise UnknownCounterError(name, labels)
         values = self._values[name]
+        if labels not in values and len(values) >= MOST_SERIES:
+            labels = (OTHER,) * len(labels)
         values[labels] = values.get(labels, 0) + by
 
     def add_all(self, increments: Mapping[CounterKey, int]) -> None:

@@ -5,7 +5,7 @@ import pytest
 from agent.managers.admission import MANAGERS
 from agent.managers.decision import ALLOCATIONS, CPU_PINNING_REQUESTS, MetricSpec, MetricType
 from agent.server.metrics import names
-from agent.server.metrics.counters import Counters, Histogram, UnknownCounterError
+from agent.server.metrics.counters import MOST_SERIES, Counters, Histogram, UnknownCounterError
 
 
 def test_known_label_values_are_there_from_the_start() -> None:
@@ -30,6 +30,19 @@ def test_label_values_that_were_not_known_appear_when_they_happen() -> None:
     counters = Counters(MANAGERS)
     counters.add(names.REJECTIONS, "TopologyAffinityError")
     assert counters.value(names.REJECTIONS, "TopologyAffinityError") == 1
+
+
+def test_label_values_that_users_choose_are_bounded_and_none_of_what_they_count_is_lost() -> None:
+    counters = Counters(MANAGERS)
+    known = len(list(names.REJECTIONS.initial()))
+    for number in range(MOST_SERIES + 7):
+        counters.add(names.REJECTIONS, f"OutOfexample.com/r{number}")
+    counters.add(names.REJECTIONS, "OutOfexample.com/r0")
+    families = {family.name: family for family in counters.families()}
+    samples = families["numawarden_rejections"].samples
+    assert len(samples) == MOST_SERIES + 1
+    assert counters.value(names.REJECTIONS, "OutOfexample.com/r0") == 2
+    assert counters.value(names.REJECTIONS, "other") == 7 + known
 
 
 @pytest.mark.parametrize(
