@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections import defaultdict
@@ -11,7 +12,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.agent.server.listeners.test_monitoring import fetch
-from tests.agent.server.support import FakeClock, until
+from tests.agent.server.support import FakeClock
 from tests.prometheus import ROOT, program
 
 if TYPE_CHECKING:
@@ -31,9 +32,20 @@ class TapeClock(FakeClock):
     def __init__(self) -> None:
         super().__init__()
         self._began = self.now
+        self._timer_began = asyncio.Event()
 
     def time(self) -> float:
         return self.now - self._began
+
+    async def sleep(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_soon(self._timer_began.set)
+        await super().sleep(seconds)
+
+    async def until(self, at_rest: Callable[[], bool]) -> None:
+        """Wait for something that holds at the latest once all timers run again."""
+        while not at_rest():
+            self._timer_began.clear()
+            await self._timer_began.wait()
 
     @property
     def sleeping(self) -> int:
@@ -74,7 +86,7 @@ class Tape:
             before_each()
             self.clock.advance(STEP)
             if not hangs:
-                await until(lambda: _compared(agent) and self.clock.sleeping >= timers)
+                await self.clock.until(lambda: _compared(agent) and self.clock.sleeping >= timers)
             await self._scrape(agent)
 
     def down(self, minutes: float) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
 from agent.reconcile.intruding_tasks import Task
 from agent.server.conditions import ConditionType
@@ -19,12 +20,20 @@ from tests.prometheus.faults import FAULTS, POD, healthy, the_agent_is_stopped, 
 from tests.prometheus.tape import ALERTS, Tape, TapeClock, firing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.agent.server.support import World
 
 RULES: Final = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
 NOTHING: Final[frozenset[str]] = frozenset()
+
+
+@pytest.fixture(autouse=True)
+def _no_log() -> Iterator[None]:
+    """Draw no tracebacks: a fault of minutes has dozens, which take longer than all else."""
+    with capture_logs():
+        yield
 
 
 @pytest.fixture
