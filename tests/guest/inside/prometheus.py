@@ -98,6 +98,11 @@ def check_rules(file: Path) -> Outcome:
     return attempt("promtool", "check", "rules", file)
 
 
+def test_rules(file: Path) -> Outcome:
+    """Let promtool try the rules that a file of tests names."""
+    return attempt("promtool", "test", "rules", file)
+
+
 def check_config(file: Path) -> Outcome:
     """Let promtool judge a configuration, without looking for the files it names."""
     return attempt("promtool", "check", "config", "--syntax-only", file)

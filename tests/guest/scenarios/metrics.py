@@ -19,9 +19,6 @@ EXAMPLES: Final = {example.name: example for example in POD_SCOPE}
 MIXED: Final = EXAMPLES["pod-scope-mixed"]
 REJECTED: Final = EXAMPLES["pod-scope-admission-failure"]
 
-#: The alert of the rejected pod.
-ALERT: Final = 'ALERTS{alertname="NumawardenPodLevelErrors",alertstate="firing"}'
-
 #: Status of promtool when a page parses and only names are against its rules.
 LINT: Final = 3
 #: Metrics whose names the kubelet fixed: counters without `_total`, gauges with `_count`, `_ms`.
@@ -45,9 +42,6 @@ def run(guest: Guest) -> None:
     config = prometheus.write_config(guest.work / "prometheus.yml", "numawarden", METRICS, rules)
     reader = prometheus.Prometheus(guest.work, config)
     _healthy(checks)
-    # The counters are scraped as 0 before anything happens.
-    checks.eventually("Prometheus: up", lambda: reader.value('up{job="numawarden"}'), 1.0)
-    checks.equal("an alert before anything is wrong", reader.value(ALERT), None)
     checks.require("a pod is admitted", agent.admit(MIXED.manifest)["admitted"])
     checks.check("a pod is rejected", not agent.admit(REJECTED.manifest)["admitted"])
     text = agent.metrics()
@@ -57,11 +51,27 @@ def run(guest: Guest) -> None:
         labels = f'assignment_type="{kind}",resource_name="{resource}"'
         expression = f"{ASSIGNMENT}{{{labels}}}"
         checks.eventually(expression, partial(reader.value, expression), value)
-    checks.eventually("a budget was rejected: the alert fires", partial(reader.value, ALERT), 1.0)
+    checks.eventually("Prometheus: up", lambda: reader.value('up{job="numawarden"}'), 1.0)
     targets = "Prometheus: targets without an error"
     checks.eventually(targets, partial(_health, reader), [("up", "")])
     _check_deployed(checks, guest.job / "deploy")
+    _check_alert(checks, agent, reader)
     reader.stop()
+
+
+def _check_alert(checks: Checks, agent: Agent, reader: prometheus.Prometheus) -> None:
+    """Keep changing a pod's cgroup: the rule that is shipped notices (it fires 5 minutes later)."""
+    pod, wrong = agent.cgroup_of(MIXED.uid), {"cpu.weight": "77", "memory.max": "max"}
+    alert = 'ALERTS{alertname="NumawardenContested",alertstate="pending"}'
+    checks.equal("an alert before anything is wrong", reader.value(alert), None)
+
+    def provoked() -> float | None:
+        for file, value in wrong.items():
+            if pod.read(file) != value:
+                pod.write(file, value)
+        return reader.value(alert)
+
+    checks.eventually("drift that goes on: the alert is pending", provoked, 1.0)
 
 
 def _check_page(checks: Checks, text: str) -> None:
@@ -87,12 +97,10 @@ def _healthy(checks: Checks) -> None:
 
 
 def _check_deployed(checks: Checks, deploy: Path) -> None:
-    """Let promtool judge the files for Prometheus that users are given.
-
-    What the rules do is tried by `tests/prometheus`, much faster than in a guest.
-    """
+    """Let promtool judge the files for Prometheus that users are given."""
     for verdict in (
         prometheus.check_rules(deploy / "prometheus/alerts.yaml"),
+        prometheus.test_rules(deploy / "prometheus/alerts.test.yaml"),
         prometheus.check_config(deploy / "prometheus/scrape.yaml"),
     ):
         checks.check(f"promtool on what is shipped: {verdict.command}", verdict.ok, verdict)
