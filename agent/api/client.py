@@ -44,7 +44,8 @@ class AgentError(Exception):  # named after its source
         # A single mistake is the message already.
         details = error.details if len(error.details) > 1 else ()
         lines = (f"{d.path}: {d.message}" if d.path else d.message for d in details)
-        super().__init__("\n".join((error.message, *lines)))
+        found = f" (operation {error.operation})" if error.operation else ""
+        super().__init__("\n".join((f"{error.message}{found}", *lines)))
         self.status = status
         self.error = error
         self.body = body

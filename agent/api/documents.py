@@ -31,11 +31,15 @@ class ErrorDetail(Document, frozen=True):
 
 
 class ErrorBody(Document, frozen=True):
-    """An error: `code` for programs (`InvalidManifest`), `message` for people."""
+    """An error: `code` for programs (`InvalidManifest`), `message` for people.
+
+    `operation` is the id that the log lines of the request have, "" if no request was read.
+    """
 
     code: str
     message: str
     details: tuple[ErrorDetail, ...] = ()
+    operation: str = ""
 
 
 class ErrorDocument(Document, frozen=True):

@@ -36,8 +36,9 @@ from agent.server.listeners.http import (
 from agent.server.listeners.limits import NoRoomError
 from agent.server.listeners.protocol import LimitedLog
 from agent.server.listeners.sockets import own_user, peer_of
-from agent.server.reporting.events import operation
+from agent.server.reporting.events import current_operation, operation
 from agent.server.reporting.map import map_now
+from agent.server.reporting.shorten import shortened
 from agent.server.reporting.status import status_document
 from agent.state.codec import Encoder
 
@@ -59,6 +60,8 @@ MAX_BODY_BYTES: Final = 4 << 20
 #: How long a whole body may take, in seconds.
 BODY_SECONDS: Final = 30.0
 JSON: Final = "application/json"
+#: The header of an answer with the id that the log lines of the request have.
+OPERATION: Final = "Numawarden-Operation"
 #: How many copies of a pod are tried at most to say how many fit.
 MOST_COPIES: Final = 1000
 #: Longer bodies are parsed in a separate thread, so that the loop can answer other requests.
@@ -147,21 +150,29 @@ class Api:
         return _failed(status, _CODE_BELOW.get(status, "InvalidRequest"), message)
 
     async def answer(self, request: Request) -> Answer:
-        """Answer a request; every error is a document, and unexpected ones are logged."""
+        """Answer a request; every error is a document, and all errors are logged.
+
+        The request is an operation, whose id the answer has in the header `OPERATION`.
+        """
+        with operation("request") as identity:
+            answer = await self._answered(request)
+        return replace(answer, headers=(*answer.headers, (OPERATION, identity)))
+
+    async def _answered(self, request: Request) -> Answer:
         try:
             return await self._answer(request)
         except errors.RequestError as error:
             status = _STATUS.get(error.code, HTTPStatus.BAD_REQUEST)
-            return _failed(status, error.code, error.message, error.details)
+            return _not_served(request, status, error.code, error.message, error.details)
         except BindingError as error:
-            return _failed(HTTPStatus.UNPROCESSABLE_ENTITY, "InvalidBinding", str(error))
+            status = HTTPStatus.UNPROCESSABLE_ENTITY
+            return _not_served(request, status, "InvalidBinding", str(error))
         except QueueStopped as error:
-            return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "Stopping", str(error))
+            return _not_served(request, HTTPStatus.SERVICE_UNAVAILABLE, "Stopping", str(error))
         except HttpError as error:
             code = _CODE.get(type(error), "InvalidRequest")
-            return replace(
-                _failed(error.status, code, str(error), error.details), headers=error.headers
-            )
+            failure = _not_served(request, error.status, code, str(error), error.details)
+            return replace(failure, headers=error.headers)
         except Exception:
             log.exception("request failed", method=request.method, path=request.target.path)
             message = "internal error; see the agent log"
@@ -355,11 +366,24 @@ def _admission_status(answer: wire.AdmissionDocument) -> HTTPStatus:
     return HTTPStatus.CREATED
 
 
+def _not_served(
+    request: Request,
+    status: HTTPStatus,
+    code: str,
+    message: str,
+    details: tuple[tuple[str, str], ...] = (),
+) -> Response:
+    """Return the answer to a permitted request that is not served, and log it."""
+    path = shortened(request.target.path)
+    log.info("request not served", method=request.method, path=path, code=code)
+    return _failed(status, code, message, details)
+
+
 def _failed(
     status: HTTPStatus, code: str, message: str, details: tuple[tuple[str, str], ...] = ()
 ) -> Response:
     listed = tuple(wire.ErrorDetail(path=path, message=text) for path, text in details)
-    body = wire.ErrorBody(code=code, message=message, details=listed)
+    body = wire.ErrorBody(code=code, message=message, details=listed, operation=current_operation())
     return _json(wire.ErrorDocument(error=body), status)
 
 

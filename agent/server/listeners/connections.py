@@ -379,8 +379,7 @@ class Exchange:
 
     async def _follow(self, stream: Stream) -> StreamResponse:
         """Send a stream's pieces until it ends or the peer disconnects."""
-        response = StreamResponse(headers=dict(_OWN_HEADERS))
-        response.headers["Content-Type"] = stream.content_type
+        response = StreamResponse(headers=_headers(stream))
         response.force_close()
         sending = asyncio.create_task(self._send_pieces(stream, response))
         try:
@@ -412,5 +411,5 @@ def _target(text: str) -> RequestTarget:
     return RequestTarget.parse(text)
 
 
-def _headers(answer: Response) -> list[tuple[str, str]]:
+def _headers(answer: Answer) -> list[tuple[str, str]]:
     return [("Content-Type", answer.content_type), *_OWN_HEADERS, *answer.headers]

@@ -132,6 +132,7 @@ class Stream(Struct, frozen=True):
 
     open: Callable[[], AbstractContextManager[AsyncIterator[bytes]]]
     content_type: str
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Answer: TypeAlias = Response | Stream

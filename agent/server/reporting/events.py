@@ -1,4 +1,4 @@
-"""Events for watchers; the id of an operation is in all its log lines and events."""
+"""Events for watchers; the id of an operation is in all its log lines, events and answers."""
 
 from __future__ import annotations
 
@@ -119,8 +119,11 @@ def current_operation() -> str:
 
 @contextmanager
 def operation(action: str, **facts: str) -> Iterator[str]:
-    """Run the block under a new operation id; its log lines have `action` and `facts`."""
-    identity = secrets.token_hex(6)
+    """Run the block as an operation; its log lines have its id, `action` and `facts`.
+
+    An operation within another one is a part of that: both have the same id.
+    """
+    identity = _current.get() or secrets.token_hex(6)
     token = _current.set(identity)
     try:
         with bound_contextvars(operation=identity, action=action, **facts):

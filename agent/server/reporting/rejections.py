@@ -23,6 +23,7 @@ from agent.managers.allocations.origin import API, Source
 from agent.managers.decision import Reason
 from agent.pods.identity import PodIdentity, full_name
 from agent.server.metrics import names
+from agent.server.reporting.events import current_operation
 from agent.server.reporting.records import RejectedPod
 from agent.server.reporting.shorten import first, shortened
 from agent.sources.errors import printable
@@ -182,7 +183,11 @@ def rejection_answer(pod: Pod, decision: Decision, *, dry_run: bool = False) -> 
         dry_run=dry_run,
         rejection=views.rejection_document(rejection),
         explanation=views.explanation_document(decision),
-        error=ErrorBody(code=str(rejection.reason), message=rejection.message),
+        error=ErrorBody(
+            code=str(rejection.reason),
+            message=rejection.message,
+            operation=current_operation(),
+        ),
     )
 
 

@@ -111,7 +111,7 @@ async def test_a_dry_run_leaves_nothing(world: World) -> None:
         with capture_logs() as log:
             for body in (bad(), manifest("big", OTHER_UID, cpu="64")):
                 await ask(agent, "POST", "/v1/pods?dryRun=true", body)
-        assert log == []
+        assert [line["event"] for line in log] == ["request not served"]
         assert statuses(agent.controller) == []
         assert agent.controller.metrics.counters.value(names.ADMISSIONS, "invalid") == 0
         assert (await ask(agent, "GET", f"/v1/pods/{UID}"))[0] == 404
