@@ -14,6 +14,7 @@ import msgspec
 
 from agent.api import documents as wire
 from agent.api import status as status_wire
+from agent.api.history import HistoryDocument
 from agent.api.map import MapDocument
 from agent.api.verification import VerificationDocument
 
@@ -152,6 +153,14 @@ class AgentClient:
         from agent.api.snapshot import SnapshotDocument  # noqa: PLC0415  # imports all managers
 
         return self._call("GET", "/v1/snapshot", SnapshotDocument)
+
+    def history(self, *, pod: str = "", since: float = 0.0, limit: int) -> HistoryDocument:
+        """Return the latest entries of the history, the latest first: at most `limit`.
+
+        `pod` is a uid, name or namespace/name ("": all), `since` a Unix time in seconds.
+        """
+        query = urlencode({"pod": pod, "since": f"{since:.6f}", "limit": limit})
+        return self._call("GET", f"/v1/history?{query}", HistoryDocument)
 
     def watch(self) -> Iterator[wire.EventDocument]:
         """Yield events as they happen, until the agent stops; only the first answer has a limit."""

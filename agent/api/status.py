@@ -22,11 +22,31 @@ class PolicyDocument(Document, frozen=True):
     reserved_cpus: str
 
 
+class WriterDocument(Document, frozen=True):
+    """The process that wrote a cgroup file last, as it was when the write was noticed.
+
+    `command` and `cgroup` are "" and `uid` is null where the process had ended by then.
+    """
+
+    pid: int
+    command: str
+    uid: int | None
+    cgroup: str
+
+    def line(self) -> str:
+        """Return who wrote, in a few words."""
+        user = "" if self.uid is None else f", uid {self.uid}"
+        where = f", in {self.cgroup}" if self.cgroup else ""
+        return f"written by {self.command or 'process'}[{self.pid}]{user}{where}"
+
+
 class DriftDocument(Document, frozen=True):
     """One setting that another process changed; it was repaired unless a condition names it.
 
     `uid` and `pod` are "" for what is of no pod, `container` is null for what is of no container.
     `observed` is the text that the file showed (null: it was not there), `desired` what it should.
+    `writer` is null where the process that changed it is not known. `repaired`: the comparison that
+    found the difference repaired it.
     """
 
     time: float
@@ -39,12 +59,15 @@ class DriftDocument(Document, frozen=True):
     desired: str
     cause: str
     detail: str
+    writer: WriterDocument | None = None
+    repaired: bool = False
 
     def line(self) -> str:
         """Return all details in a line."""
         container = f"container {self.container}" if self.container else ""
         owner = ", ".join(filter(None, (self.pod or self.uid, container)))
-        return f"{owner or 'no pod'}: {self.detail} ({self.cause})"
+        cause = self.cause if self.writer is None else f"{self.cause}, {self.writer.line()}"
+        return f"{owner or 'no pod'}: {self.detail} ({cause})"
 
 
 class ConditionDocument(Document, frozen=True):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agent.managers.verdict import Judgement
     from agent.managers.violation import Violation
     from cgroupfs.plan import Write
+    from cgroupfs.writers import Writer
 
 #: A provider may offer hundreds of hints on a large host; the best few are enough.
 BEST_HINTS: Final = 8
@@ -141,6 +142,13 @@ def violation_document(violation: Violation) -> wire.ViolationDocument:
         rule=str(violation.rule),
         message=violation.message,
         remedy=violation.remedy,
+    )
+
+
+def writer_document(writer: Writer) -> status_wire.WriterDocument:
+    """Return the process that wrote a file."""
+    return status_wire.WriterDocument(
+        pid=writer.pid, command=writer.command, uid=writer.uid, cgroup=writer.cgroup
     )
 
 

@@ -90,6 +90,7 @@ COMMANDS: Final = {
     "bind": LazyCommand("agent.cli.pods:bind", "Bind a container to its cgroup."),
     "unbind": LazyCommand("agent.cli.pods:unbind", "Remove the binding of a container."),
     "watch": LazyCommand("agent.cli.status:watch", "Print events as they happen."),
+    "history": LazyCommand("agent.cli.status:history", "Show what happened, and who did it."),
     "verify": LazyCommand("agent.cli.status:verify", "Compare the kernel with the ledger."),
     "status": LazyCommand("agent.cli.status:status", "Show how the agent is doing."),
     "topology": LazyCommand("agent.cli.local.host:topology", "Show the CPUs and nodes of a host."),

@@ -1,7 +1,8 @@
-"""`numawarden status`, `watch`, `verify`: the agent, its events, the kernel beside the ledger."""
+"""`numawarden status`, `watch`, `history`, `verify`: the agent, what happens, what differs."""
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 #: How many rejected or invalid pods are listed; the document has all stored ones.
 _FAILED_SHOWN: Final = 5
+
+#: How many digits the days of a duration have at most.
+_DIGITS: Final = 5
 
 #: How many drifted settings are listed.
 _DRIFT_SHOWN: Final = 5
@@ -100,6 +104,21 @@ def _causes(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in counts.items()) or "none"
 
 
+def _duration(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    """Return a duration in seconds; raises `click.BadParameter`."""
+    if text is None:
+        return None
+    from agent.config.keys.scalars import seconds_of  # noqa: PLC0415  # not needed for help
+
+    days, found, rest = text.partition("d")
+    if not found:
+        days, rest = "0", text
+    seconds = seconds_of(rest) if rest else 0.0
+    if seconds is None or not (days.isascii() and days.isdecimal() and len(days) <= _DIGITS):
+        raise click.BadParameter(f"{text!r} is not a duration such as 90s, 15m, 1h30m or 7d")
+    return int(days) * 86400 + seconds
+
+
 @click.command()
 @output_option
 @socket_option
@@ -120,6 +139,41 @@ def _line(event: EventDocument) -> str:
     when = datetime.fromtimestamp(event.time, UTC).strftime("%H:%M:%SZ")
     said = (event.type, event.pod, event.message)
     return "  ".join((when, *(part for part in said if part)))
+
+
+@click.command()
+@click.argument("pod", default="")
+@click.option(
+    "--since",
+    metavar="DURATION",
+    callback=_duration,
+    help="Only what happened within this time: 90s, 15m, 1h30m, 7d.",
+)
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="At most so many entries.",
+)
+@output_option
+@socket_option
+def history(pod: str, since: float | None, limit: int, output: str, socket_path: str) -> None:
+    """Show what happened, the latest first: to POD (uid, name or namespace/name), or to all.
+
+    Admissions, rejections and removals with who asked for them, settings of cgroups that another
+    process changed, changes of the host and of the configuration, starts and stops of the agent.
+    """
+    from agent.cli.text.history import history_lines  # noqa: PLC0415  # not needed for help
+
+    start = 0.0 if since is None else max(0.0, time.time() - since)
+    with agent_at(socket_path) as agent:
+        answer = agent.history(pod=pod, since=start, limit=limit)
+    if output == "json":
+        print_json(answer)
+    else:
+        print_lines(history_lines(answer))
 
 
 @click.command()

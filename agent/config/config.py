@@ -108,6 +108,13 @@ class PodResourcesConfig(Struct, frozen=True):
     socket: Path | None = None
 
 
+class HistoryConfig(Struct, frozen=True):
+    """How much of the history is kept: bytes on disk (0: none is kept), and seconds."""
+
+    max_bytes: int = 16 * _MIB
+    max_age: float = 720 * 3600.0
+
+
 class LimitsConfig(Struct, frozen=True):
     """What is rejected for its size: bytes of a manifest file and of one message."""
 
@@ -165,6 +172,7 @@ class AgentConfig(Struct, frozen=True):
     metrics: MetricsConfig = MetricsConfig()
     pod_resources: PodResourcesConfig = PodResourcesConfig()
     logging: LoggingConfig = LoggingConfig()
+    history: HistoryConfig = HistoryConfig()
     limits: LimitsConfig = LimitsConfig()
     devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
     host_devices: tuple[HostDeviceClass, ...] = ()

@@ -4,7 +4,8 @@
 shows the cause of a difference: the ancestors of a set that is not effective, and the
 `WriterRecords` that the caller passes (what systemd would write from its unit properties, and what
 the container runtime set last or would send again), since the kernel does not record which process
-changed a setting. The rules, first match wins:
+changed a setting. Where the agent may watch writes, the difference names the process beside its
+cause (`cgroupfs.writers`). The rules, first match wins:
 
 1. the file is missing: `controller lost` (an ancestor no longer passes it on);
 2. the file shows what was desired but the effective set differs: `CPU offline` or
@@ -21,7 +22,7 @@ changed a setting. The rules, first match wins:
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from cgroupfs.plan import Setting
     from cgroupfs.state import CgroupState, WriterRecord
     from cgroupfs.tree import CgroupTree
+    from cgroupfs.writers import Writer
 
 _ISOLATED: Final = "cpuset.cpus.isolated"
 #: The `file` of a difference that says that the cgroup itself is missing.
@@ -67,6 +69,7 @@ class Difference(Struct, frozen=True):
     `*.effective` when the setting is written but not effective, `cgroup.subtree_control` for an
     ancestor that lost a controller, "" where no single file is concerned. `desired` and `observed`
     are its texts (None: the file does not exist). `detail` is one line with cause and remedy.
+    `writer` is the process that wrote the file last, None where it is not known.
     """
 
     cgroup: str
@@ -77,6 +80,15 @@ class Difference(Struct, frozen=True):
     file: str = ""
     desired: str = ""
     observed: str | None = None
+    writer: Writer | None = None
+
+
+#: Returns who wrote a file of a cgroup last, None where that is not known.
+WriterOf: TypeAlias = "Callable[[str, str], Writer | None]"
+
+
+def unknown_writer(_cgroup: str, _file: str) -> None:
+    """Return None for every file: no process that writes is known."""
 
 
 class WriterRecords(Struct, frozen=True):
@@ -174,12 +186,14 @@ def assess(
     differing: Sequence[tuple[DesiredCgroup, tuple[Difference, ...]]],
     recorded: Callable[[str], WriterRecords],
     needed: tuple[str, ...],
+    writer_of: WriterOf = unknown_writer,
 ) -> tuple[Difference, ...]:
     """Return the differences with their causes, and the ancestors that lost controllers.
 
     `recorded` returns what systemd and the runtime have on record of a cgroup; it is called once
     for each cgroup with a file that another process may have written. `needed` are the controllers
-    that every cgroup must have. Raises `OSError` as the tree does.
+    that every cgroup must have. `writer_of` is asked about each file that shows something else than
+    desired, not about effective sets, which the kernel computes. Raises `OSError` as the tree does.
     """
     found = list(_lost_controllers(tree, [item for item, _ in differing], needed))
     for item, differences in differing:
@@ -197,7 +211,14 @@ def assess(
                 found.append(_named(difference, records))
             else:
                 found.append(difference)
-    return tuple(found)
+    return tuple(_with_writer(difference, writer_of) for difference in found)
+
+
+def _with_writer(difference: Difference, writer_of: WriterOf) -> Difference:
+    if difference.observed is None or difference.file in _SET_OF:
+        return difference
+    writer = writer_of(difference.cgroup, difference.file)
+    return difference if writer is None else replace(difference, writer=writer)
 
 
 def _lost_controllers(

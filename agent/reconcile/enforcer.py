@@ -22,7 +22,7 @@ from agent.reconcile.cache import ObservationCache
 from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import HostSets, Role, desired_cgroups
-from agent.reconcile.diff import Cause, Difference, WriterRecords, assess
+from agent.reconcile.diff import Cause, Difference, WriterRecords, assess, unknown_writer
 from agent.reconcile.drivers.pod_cgroups import CreateError
 from agent.reconcile.drivers.unit_record import record_of
 from agent.reconcile.identify.containers import identify_cgroups
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 
     from agent.reconcile.desired.settings import DesiredCgroup
     from agent.reconcile.desired.state import Desired
+    from agent.reconcile.diff import WriterOf
     from agent.reconcile.drivers.pod_cgroups import PodCgroups
     from agent.runtimes.identifier import ContainerIdentifier
     from cgroupfs.apply import WriteOutcome
@@ -111,7 +112,8 @@ class Enforcer:
     """Makes the kernel enforce a ledger.
 
     `pods` is the driver (`SliceCgroups`, `DirectoryCgroups`), `finder` identifies containers by
-    more than the names of their cgroups, `enforced` are the controllers whose files are written.
+    more than the names of their cgroups, `enforced` are the controllers whose files are written,
+    `writer_of` names the process that wrote a file last.
     """
 
     def __init__(
@@ -121,12 +123,14 @@ class Enforcer:
         pods: PodCgroups,
         finder: ContainerIdentifier | None = None,
         enforced: EnforcedControllers = EVERYTHING,
+        writer_of: WriterOf = unknown_writer,
     ) -> None:
         self._tree = tree
         self._layout = layout
         self._pods = pods
         self._finder = finder
         self._enforced = enforced
+        self._writer_of = writer_of
         self._memory = ObservationCache()
         #: Removes cgroups of pods that ended.
         self.releaser = Releaser(tree, layout, pods, self._memory)
@@ -332,7 +336,9 @@ class Enforcer:
         if not differing:
             return ()
         needed = self._enforced.needed
-        return steadily(lambda: assess(self._tree, differing, self._recorded, needed))
+        return steadily(
+            lambda: assess(self._tree, differing, self._recorded, needed, self._writer_of)
+        )
 
     def _not_as_before(self, observed: Observation, differing: Differing) -> Differing:
         """Leave out cgroups that show what was desired before: only the desired state changed."""

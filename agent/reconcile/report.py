@@ -106,10 +106,15 @@ class EnforcementReport(Struct, frozen=True, dict=True):
         return bool(self.writes or self.created or self.enabled or self.recorded)
 
     @property
+    def repaired_drift(self) -> tuple[Difference, ...]:
+        """The differences among the drift that were repaired."""
+        left = {(p.cgroup, p.file) for p in self.remaining}
+        return tuple(p for p in self.drift if (p.cgroup, p.file) not in left)
+
+    @property
     def repaired(self) -> Mapping[str, int]:
         """The number of repaired differences among the drift, by cause."""
-        left = {(p.cgroup, p.file) for p in self.remaining}
-        return count_causes(p for p in self.drift if (p.cgroup, p.file) not in left)
+        return count_causes(self.repaired_drift)
 
     @property
     def paths(self) -> tuple[str, ...]:

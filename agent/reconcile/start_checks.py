@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.reconcile.desired.limits import EVERYTHING
+from agent.reconcile.diff import unknown_writer
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.errors import EnforcementStartError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.reconcile.desired.limits import EnforcedControllers
+    from agent.reconcile.diff import WriterOf
     from agent.runtimes.identifier import ContainerIdentifier
     from cgroupfs.tree import CgroupTree
     from systemd.bus import Systemd
@@ -58,17 +60,18 @@ def make_enforcer(
     systemd: Systemd | None,
     finder: ContainerIdentifier | None = None,
     enforced: EnforcedControllers = EVERYTHING,
+    writer_of: WriterOf = unknown_writer,
 ) -> Enforcer:
     """Return the enforcer of a driver; `systemd` may be None for cgroupfs.
 
     Raises `EnforcementStartError` when the systemd driver is asked for without systemd.
     """
     if layout.driver is Driver.CGROUPFS:
-        return Enforcer(tree, layout, DirectoryCgroups(tree), finder, enforced)
+        return Enforcer(tree, layout, DirectoryCgroups(tree), finder, enforced, writer_of)
     if systemd is None:
         raise EnforcementStartError(
             "cgroupDriver systemd",
             "there is no connection to systemd",
             "run where systemd runs, or use cgroupDriver: cgroupfs",
         )
-    return Enforcer(tree, layout, SliceCgroups(tree, systemd), finder, enforced)
+    return Enforcer(tree, layout, SliceCgroups(tree, systemd), finder, enforced, writer_of)

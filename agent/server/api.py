@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import structlog
 from msgspec.structs import replace
+from structlog.contextvars import bound_contextvars
 
 from agent import __version__
 from agent.api import documents as wire
+from agent.api.history import RequesterDocument
 from agent.api.snapshot import snapshot_document
+from agent.managers.allocations.origin import API
 from agent.managers.node_fit import not_allocated
 from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
@@ -36,11 +41,13 @@ from agent.server.listeners.http import (
 from agent.server.listeners.limits import NoRoomError
 from agent.server.listeners.protocol import LimitedLog
 from agent.server.listeners.sockets import own_user, peer_of
-from agent.server.reporting.events import current_operation, operation
+from agent.server.reporting.events import current_operation, operation, requested_by
 from agent.server.reporting.map import map_now
 from agent.server.reporting.shorten import shortened
 from agent.server.reporting.status import status_document
 from agent.state.codec import Encoder
+from agent.state.history import HistoryQuery
+from cgroupfs.writers import command_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -64,6 +71,9 @@ JSON: Final = "application/json"
 OPERATION: Final = "Numawarden-Operation"
 #: How many copies of a pod are tried at most to say how many fit.
 MOST_COPIES: Final = 1000
+#: How many entries of the history an answer has, at most and unless the query says so.
+MOST_ENTRIES: Final = 1000
+ENTRIES: Final = 100
 #: Longer bodies are parsed in a separate thread, so that the loop can answer other requests.
 SMALL_BYTES: Final = 16 << 10
 
@@ -71,6 +81,8 @@ _STATUS: Final = {
     "PodNotFound": HTTPStatus.NOT_FOUND,
     "ContainerNotFound": HTTPStatus.NOT_FOUND,
     "BindingNotFound": HTTPStatus.NOT_FOUND,
+    "NoHistory": HTTPStatus.NOT_FOUND,
+    "HistoryUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
     "ManagedByManifest": HTTPStatus.CONFLICT,
     "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
     "Busy": HTTPStatus.SERVICE_UNAVAILABLE,
@@ -99,6 +111,7 @@ class Api:
     """The routes of `/v1`.
 
     Root, the agent's own user and members of `group` may use it; a body has at most `max_bytes`.
+    `proc` is where procfs is, which has the names of the processes that ask.
     """
 
     def __init__(
@@ -108,11 +121,13 @@ class Api:
         config: Config,
         group: int | None = None,
         max_bytes: int = MAX_BODY_BYTES,
+        proc: Path = Path("/proc"),
     ) -> None:
         self._controller = controller
         self._group = group
         self._topology = topology
         self._config = config
+        self._proc = proc
         self.max_bytes = max_bytes
         # Separate from the controller's thread, which writes cgroups and may take seconds.
         self._parser = Worker(controller.worker.clock, "parser")
@@ -132,11 +147,13 @@ class Api:
                 ("GET", "/v1/topology", self._get_topology),
                 ("GET", "/v1/map", self._map),
                 ("GET", "/v1/snapshot", self._snapshot),
+                ("GET", "/v1/history", self._history),
                 ("POST", "/v1/reconcile", self._reconcile),
             ],
             parameters={
                 ("POST", "/v1/pods"): ("dryRun", "require"),
                 ("POST", "/v1/fit"): ("most",),
+                ("GET", "/v1/history"): ("pod", "since", "limit"),
             },
         )
 
@@ -187,9 +204,14 @@ class Api:
             self._lines.warning("request rejected", peer_pid=peer.pid, peer_uid=peer.uid)
             message = f"user {peer.uid} is neither root nor a member of the agent's group"
             return _failed(HTTPStatus.FORBIDDEN, "Forbidden", message)
-        if request.method != "GET" and not self._controller.state.ready:
-            raise errors.NotReadyError
-        return await self._routes(request)
+        if request.method == "GET":
+            return await self._routes(request)
+        command = command_of(self._proc, peer.pid)
+        requester = RequesterDocument(source=API.name, uid=peer.uid, pid=peer.pid, command=command)
+        with requested_by(requester), bound_contextvars(peer_uid=peer.uid, peer_pid=peer.pid):
+            if not self._controller.state.ready:
+                raise errors.NotReadyError
+            return await self._routes(request)
 
     async def _admit(self, request: Request) -> Response:
         dry_run = _flag(request, "dryRun")
@@ -213,7 +235,7 @@ class Api:
         return _json(replace(answer, warnings=warnings), _admission_status(answer))
 
     async def _fit(self, request: Request) -> Response:
-        most = _count(request, "most", MOST_COPIES)
+        most = _count(request, "most", MOST_COPIES, MOST_COPIES)
         pod = (await self._manifest_of(await _body(request))).pod
         return _json(await self._controller.decisions.fit(pod, most))
 
@@ -276,6 +298,19 @@ class Api:
             )
 
         return await self._parser.run(lambda: _json(taken()))
+
+    async def _history(self, request: Request) -> Response:
+        asked = dict(reversed(request.target.query))
+        limit = _count(request, "limit", MOST_ENTRIES, ENTRIES)
+        query = HistoryQuery(limit, asked.get("pod", ""), _since(asked.get("since", "0")))
+        history = self._controller.state.history
+        if history is None:
+            raise errors.NoHistoryError
+        try:
+            found = await history.latest(query)
+        except OSError as error:
+            raise errors.HistoryUnreadableError(error) from error
+        return await self._parser.run(_json, found)
 
     async def _reconcile(self, _request: Request) -> Response:
         return _json(await self._controller.reconcile(insist=True))
@@ -349,9 +384,17 @@ def _requiring(pod: Pod, request: Request) -> Pod:
     return replace(pod, annotations=MappingProxyType({**pod.annotations, REQUIRE: both}))
 
 
-def _count(request: Request, name: str, most: int) -> int:
-    """Return a whole number of the query from 1 to `most`, which it is by default."""
-    text = dict(reversed(request.target.query)).get(name, str(most))
+def _since(text: str) -> float:
+    """Return the Unix time of a query, in seconds."""
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text) is None:
+        message = f"since is a Unix time in seconds, found {text[:32]!r}"
+        raise errors.RequestError(message, (("since", "time"),))
+    return float(text)
+
+
+def _count(request: Request, name: str, most: int, default: int) -> int:
+    """Return a whole number of the query from 1 to `most`."""
+    text = dict(reversed(request.target.query)).get(name, str(default))
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most):
         message = f"{name} is a whole number from 1 to {most}, found {text[:32]!r}"
         raise errors.RequestError(message, ((name, "number"),))

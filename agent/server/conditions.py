@@ -43,6 +43,8 @@ class ConditionType(StrEnum):
     DEVICES_OFFERED = "DevicesOffered"
     #: Container runtimes find what containers get with their devices.
     DEVICES_DELIVERED = "DevicesDelivered"
+    #: What happens is recorded in the history.
+    HISTORY_RECORDED = "HistoryRecorded"
     #: All else that the agent does works: its watches, timers, what it read at the start.
     AGENT_HEALTHY = "AgentHealthy"
 

@@ -143,6 +143,26 @@ class KernelUnreadableError(RequestError):
         )
 
 
+class NoHistoryError(RequestError):
+    """No history is kept."""
+
+    code = "NoHistory"
+
+    def __init__(self) -> None:
+        super().__init__("no history is kept: agent.history.maxBytes is 0; the log has it all")
+
+
+class HistoryUnreadableError(RequestError):
+    """The files of the history cannot be read."""
+
+    code = "HistoryUnreadable"
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(
+            f"the history cannot be read: {error.strerror or error}; see the state directory"
+        )
+
+
 @contextmanager
 def readable() -> Iterator[None]:
     """Raise `KernelUnreadableError` for an `OSError` in the block."""

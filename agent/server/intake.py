@@ -14,6 +14,7 @@ import structlog
 from msgspec import Struct
 
 from agent.api.documents import ErrorDetail, ManifestDocument
+from agent.api.history import RequesterDocument
 from agent.managers.allocations.origin import Source
 from agent.managers.decision import Reason
 from agent.parsing.errors import MISTAKES_REPORTED
@@ -21,6 +22,7 @@ from agent.pods.errors import ManifestError
 from agent.pods.identity import NO_IDENTITY
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import PodNotFoundError, RequestError
+from agent.server.reporting.events import requested_by
 from agent.sources.errors import EntryFailedError, printable
 from agent.sources.source import ADMITTED, CONFLICT, INVALID, REJECTED
 
@@ -86,7 +88,8 @@ class ControllerAdmissions:
     async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
         """Admit a pod; it belongs to `source` from then on."""
         try:
-            return await self._controller.admit(pod, source)
+            with requested_by(RequesterDocument(source=printable(str(source)))):
+                return await self._controller.admit(pod, source)
         except (RequestError, QueueStopped):
             raise
         except Exception as error:
@@ -95,7 +98,8 @@ class ControllerAdmissions:
     async def release(self, uid: str, source: Source) -> None:
         """Remove a pod that its source no longer asks for."""
         try:
-            await self._controller.release(uid)
+            with requested_by(RequesterDocument(source=printable(str(source)))):
+                await self._controller.release(uid)
         except PodNotFoundError:  # removed by another request meanwhile
             return
         except (RequestError, QueueStopped):

@@ -6,6 +6,7 @@ Stopping the agent does not change running workloads.
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -13,6 +14,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent import __version__
 from agent.server.clock import wait_for
 from agent.server.control.queue import QueueStopped
 from agent.server.listeners.connections import Connections
@@ -179,6 +181,7 @@ class Service:
         finally:
             self._manager.stopping()
             controller.state.ready = False
+            controller.publish("AgentStopped", message=f"process {os.getpid()}")
             controller.events.close()
             # First, so that callers of actions that were not started get an error.
             controller.queue.stop()
@@ -195,6 +198,7 @@ class Service:
         if self._listeners.pod_resources is not None:
             served.append(self._listeners.pod_resources)
             await self._listeners.pod_resources.start()
+        self._publish_start()
         await self._remember_host()
         await self._attempt(self._reconcile, "reconcile")
         self._controller.outcomes.drifts.note_recovered()
@@ -206,6 +210,13 @@ class Service:
         async with asyncio.TaskGroup() as group:
             for loop in self._loops():
                 group.create_task(loop)
+
+    def _publish_start(self) -> None:
+        """Publish the start of the agent, and what changed since its last run."""
+        publish = self._controller.publish
+        publish("AgentStarted", message=f"version {__version__}, process {os.getpid()}")
+        for kind, message in self._controller.state.changed_before:
+            publish(kind, message=message)
 
     def _loops(self) -> list[Coroutine[None, None, None]]:
         around = self._around

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from agent.managers.violation import Violation
     from agent.reconcile.diff import Difference
     from agent.server.configured_host import ConfiguredHost
+    from agent.server.reporting.history import HistoryRecorder
     from agent.sources.source import PodSource
     from sysfs.host import Host
     from sysfs.mask import Mask
@@ -105,11 +106,12 @@ class AgentState(Struct):
     that another writer modifies and whose repair is delayed. `drift` are the latest settings that
     another process changed. `displaced` are allocations of the checkpoint whose CPUs are used by
     another running pod, by uid, until their pods are admitted or removed. `providers` offer devices
-    beside the configuration, `cdi_files` hand over what they deliver. `conditions` are all others,
-    by subject. `reconcile_period` (in seconds) and `exported_containers` (at most so
-    many in the metrics) are configured. `intruding` counts the threads that
-    may run on exclusive CPUs of pods they do not belong to, by kind, None before they were looked
-    for.
+    beside the configuration, `cdi_files` hand over what they deliver. `history` is None if none is
+    kept. `changed_before` are the changes since the last run of the agent, each the type of an
+    event and a message. `conditions` are all others, by subject. `reconcile_period` (in seconds)
+    and `exported_containers` (at most so many in the metrics) are configured. `intruding` counts
+    the threads that may run on exclusive CPUs of pods they do not belong to, by kind, None before
+    they were looked for.
     """
 
     configured: ConfiguredHost
@@ -130,6 +132,8 @@ class AgentState(Struct):
     displaced: dict[str, Displaced] = field(default_factory=dict)
     providers: Providers = field(default_factory=Providers)
     cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
+    history: HistoryRecorder | None = None
+    changed_before: tuple[tuple[str, str], ...] = ()
     conditions: dict[str, str] = field(default_factory=dict)
     reconcile_period: float = 0.0
     exported_containers: int = 0
@@ -210,6 +214,8 @@ class AgentState(Struct):
             yield ConditionDocument(ConditionType.DEVICES_OFFERED, camel_case(name), message)
         for message in self.cdi_files.conditions:
             yield ConditionDocument(ConditionType.DEVICES_DELIVERED, "CDI", message)
+        for message in () if self.history is None else self.history.conditions:
+            yield ConditionDocument(ConditionType.HISTORY_RECORDED, "NotWritten", message)
         if self.unsaved is not None:
             message = f"checkpoint: {self.unsaved}"
             yield ConditionDocument(ConditionType.CHECKPOINT_SAVED, "NotSaved", message)

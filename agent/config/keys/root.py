@@ -8,6 +8,7 @@ from agent.config.config import (
     AgentConfig,
     Config,
     EnforcedController,
+    HistoryConfig,
     LimitsConfig,
     LogFormat,
     LoggingConfig,
@@ -27,6 +28,7 @@ from agent.config.keys.scalars import (
     OneOf,
     OptionalPath,
     OptionalSocketPath,
+    Period,
     RequiredPath,
     SocketPath,
     UserGroup,
@@ -129,6 +131,31 @@ _POD_RESOURCES: Final = Section(
     ),
 )
 
+_HISTORY: Final = Section(
+    HistoryConfig(),
+    (
+        KeyGroup(
+            "The history",
+            (
+                Key(
+                    "maxBytes",
+                    ByteSize(0, 1 << 30),
+                    since="0.1.0",
+                    help="The most bytes of the history in stateDirectory; the oldest entries go "
+                    "first. 0 keeps no history.",
+                ),
+                Key(
+                    "maxAge",
+                    Period(60.0, 10 * 365 * 86400.0),
+                    since="0.1.0",
+                    help="How old an entry may be. Older ones are not shown, and their file is "
+                    "removed when something else happens.",
+                ),
+            ),
+        ),
+    ),
+)
+
 _LIMITS: Final = Section(
     LimitsConfig(),
     (
@@ -212,6 +239,12 @@ _AGENT: Final = Section(
                     help="The kubelet's podresources API; off without a socket.",
                 ),
                 Key("logging", _LOGGING, since="0.1.0", help="How the log is written."),
+                Key(
+                    "history",
+                    _HISTORY,
+                    since="0.1.0",
+                    help="What 'numawarden history' shows. See docs/history.md.",
+                ),
                 Key(
                     "limits",
                     _LIMITS,

@@ -74,7 +74,7 @@ class Controller:
         self.state = state
         self.metrics = Metrics(state.reading, state.configured.rules.managers)
         self.events = EventHub(lambda: self.metrics.counters.add(names.EVENTS_DROPPED))
-        reporter = EventReporter(self.events, clock)
+        reporter = EventReporter(self.events, clock, state.history)
         self.decisions = Decisions(state, self.metrics, clock)
         #: Publishes an event to all watchers.
         self.publish = reporter.publish

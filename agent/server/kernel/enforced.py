@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.api.views import writer_document
 from agent.reconcile.backoff import Backoff
 from agent.reconcile.desired.settings import ABOVE_PODS
 from agent.reconcile.diff import Cause, Difference
@@ -301,8 +302,14 @@ def _delay_reasons(
     for difference in drift:
         contest = begun.get(difference.cgroup)
         if contest is not None:
+            writer = difference.writer
+            found = (
+                "identify the writer: auditctl -w FILE -p w"
+                if writer is None
+                else writer_document(writer).line()
+            )
             why = (
                 f"{difference.detail} ({difference.cause}); {contest.times} repairs were reverted, "
-                f"next repair in {contest.pause:.0f} s; identify the writer: auditctl -w FILE -p w"
+                f"next repair in {contest.pause:.0f} s; {found}"
             )
             yield difference.cgroup, why

@@ -250,6 +250,12 @@ EVENTS_DROPPED: Final = _counter(
     "numawarden_watch_events_dropped_total",
     "Events not delivered because a watcher read too slowly.",
 )
+HISTORY_LOST: Final = _counter(
+    "numawarden_history_lost_total",
+    "Entries missing in the history, by reason: too many waited (queue), not written (disk), too "
+    "large (size), cut off by a crash (torn).",
+    reason=("disk", "queue", "size", "torn"),
+)
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -277,6 +283,7 @@ SERVICE_COUNTERS: Final = (
     CHECKPOINT_FAILURES,
     HOST_CHANGES,
     EVENTS_DROPPED,
+    HISTORY_LOST,
     POD_RESOURCES_REQUESTS,
     POD_RESOURCES_LIST,
     POD_RESOURCES_GET,

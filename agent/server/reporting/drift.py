@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.api.status import DriftDocument
+from agent.api.views import writer_document
 from agent.managers.allocations.origin import Origin
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.pods.identity import full_name
@@ -51,7 +52,11 @@ class DriftReporter:
             self._counters.add(names.DRIFT_REPAIRED, cause, by=count)
         if not outcome.drift:
             return
-        named = tuple(self._document(difference) for difference in outcome.drift[:DRIFT_NAMED])
+        gone = frozenset(outcome.repaired_drift)
+        named = tuple(
+            self._document(difference, repaired=difference in gone)
+            for difference in outcome.drift[:DRIFT_NAMED]
+        )
         self._state.drift = (*self._state.drift, *named)[-DRIFT_KEPT:]
         more = len(outcome.drift) - len(named)
         log.warning(
@@ -61,9 +66,10 @@ class DriftReporter:
             settings=[each.line() for each in named],
             more=more,
         )
-        for (uid, pod), settings in groupby(named, lambda each: (each.uid, each.pod)):
+        for (uid, pod), group in groupby(named, lambda each: (each.uid, each.pod)):
+            settings = tuple(group)
             message = "; ".join(each.line() for each in settings)
-            self._reporter.publish("DriftFound", uid or None, pod or None, message)
+            self._reporter.publish("DriftFound", uid or None, pod or None, message, settings)
         if more:
             message = (
                 f"{more} more settings differ; 'numawarden verify' lists those that still differ"
@@ -81,8 +87,8 @@ class DriftReporter:
             name = full_name(displaced)
             self._reporter.publish("AllocationDisplaced", uid, name, str(displaced))
 
-    def _document(self, difference: Difference) -> DriftDocument:
-        allocation = self._state.ledger.allocations.get(difference.pod)
+    def _document(self, difference: Difference, *, repaired: bool) -> DriftDocument:
+        allocation, writer = self._state.ledger.allocations.get(difference.pod), difference.writer
         return DriftDocument(
             time=self._clock.time(),
             uid=difference.pod,
@@ -94,4 +100,6 @@ class DriftReporter:
             desired=difference.desired,
             cause=str(difference.cause),
             detail=difference.detail,
+            writer=None if writer is None else writer_document(writer),
+            repaired=repaired,
         )

@@ -15,7 +15,10 @@ from agent.api.documents import EventDocument
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from agent.api.history import RequesterDocument
+    from agent.api.status import DriftDocument
     from agent.server.clock import Clock
+    from agent.server.reporting.history import HistoryRecorder
 
 QUEUE_LENGTH: Final = 1024
 
@@ -83,16 +86,28 @@ class EventHub:
 
 
 class EventReporter:
-    """Publishes events with their time and the id of the operation that caused them."""
+    """Publishes events with their time and the id of the operation that caused them.
 
-    def __init__(self, hub: EventHub, clock: Clock) -> None:
+    Each event is recorded in the `history` as well, None: no history is kept.
+    """
+
+    def __init__(self, hub: EventHub, clock: Clock, history: HistoryRecorder | None = None) -> None:
         self._hub = hub
         self._clock = clock
+        self._history = history
 
     def publish(
-        self, kind: str, uid: str | None = None, pod: str | None = None, message: str = ""
+        self,
+        kind: str,
+        uid: str | None = None,
+        pod: str | None = None,
+        message: str = "",
+        differences: tuple[DriftDocument, ...] = (),
     ) -> None:
-        """Publish an event (`agent.api.documents.EventDocument`) to all watchers."""
+        """Publish an event (`agent.api.documents.EventDocument`) to all watchers.
+
+        The history has the `differences` and who requested the operation, too.
+        """
         event = EventDocument(
             type=kind,
             time=self._clock.time(),
@@ -102,6 +117,8 @@ class EventReporter:
             message=message,
         )
         self._hub.publish(event)
+        if self._history is not None:
+            self._history.note(event, current_requester(), differences)
 
 
 def _lost(count: int, time: float) -> EventDocument:
@@ -130,3 +147,21 @@ def operation(action: str, **facts: str) -> Iterator[str]:
             yield identity
     finally:
         _current.reset(token)
+
+
+_requester: ContextVar[RequesterDocument | None] = ContextVar("requester", default=None)
+
+
+def current_requester() -> RequesterDocument | None:
+    """Return who asked for what runs in this context; None for what the agent does by itself."""
+    return _requester.get()
+
+
+@contextmanager
+def requested_by(requester: RequesterDocument) -> Iterator[None]:
+    """Run the block on behalf of a requester."""
+    token = _requester.set(requester)
+    try:
+        yield
+    finally:
+        _requester.reset(token)

@@ -44,13 +44,14 @@ def initial_state(
     logged; `AgentState.invalid` has the allocations that they make invalid.
     """
     durable = DurableState(configured.rules.empty_ledger())
+    changed: tuple[tuple[str, str], ...] = ()
     if loaded.state is not None:
         saved = loaded.state
-        _log_changes(configured, saved)
+        changed = _log_changes(configured, saved)
         ledger = restored(configured.rules, _numbered(configured, saved, boot_id))
         orphaned = orphaned_since(saved, boot_id)
         durable = DurableState(ledger, saved.bindings, orphaned)
-    state = AgentState(configured, durable, boot_id, started=now)
+    state = AgentState(configured, durable, boot_id, started=now, changed_before=changed)
     _recover(state, running)
     if loaded.problem is not None:
         message = _lost(loaded.problem, loaded.kept_as)
@@ -132,10 +133,15 @@ def _numbered(configured: ConfiguredHost, saved: Checkpoint, boot_id: str) -> Le
     return renumbered(configured.rules.managers, saved.ledger, moves)
 
 
-def _log_changes(configured: ConfiguredHost, saved: Checkpoint) -> None:
+def _log_changes(configured: ConfiguredHost, saved: Checkpoint) -> tuple[tuple[str, str], ...]:
+    """Log what changed since the checkpoint; return it as types of events with messages."""
+    events: list[tuple[str, str]] = []
     if changes := host_changes(saved.host, host_facts(configured.host)):
         log.warning("host changed while the agent was stopped", changes=changes)
+        events.append(("HostChanged", "; ".join(changes)))
     if changed := policy_changes(saved.policy, policy_summary(configured.rules.policy)):
         log.warning(
             "policy changed since the last start; existing allocations are kept", changes=changed
         )
+        events.append(("ConfigurationChanged", "; ".join(changed)))
+    return tuple(events)

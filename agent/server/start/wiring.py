@@ -17,6 +17,7 @@ from agent.devices.cdi_files import CdiFiles
 from agent.managers.admission import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.reconcile.desired.limits import EnforcedControllers
+from agent.reconcile.diff import unknown_writer
 from agent.reconcile.errors import BindingError
 from agent.reconcile.identify.binding import cgroup_of_pid
 from agent.reconcile.identify.running_pods import pod_uids, seen_pods
@@ -31,13 +32,16 @@ from agent.server.kernel.enforced import HostProbes, KernelEnforcement
 from agent.server.kernel.watches import CgroupChanges, directory_changes
 from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
+from agent.server.reporting.history import HistoryRecorder
 from agent.server.reporting.records import details
 from agent.server.start.pod_resources import with_pod_resources
 from agent.server.start.providers import PROVIDERS, LateMeasure, make_providers
 from agent.server.start.restart import initial_state, orphaned_since
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
+from agent.state.history import HistoryBounds, HistoryStore
 from agent.state.store import Store
 from cgroupfs.names import Driver
+from cgroupfs.writers import CgroupWriters, Fanotify
 from sysfs.discover import discover
 from sysfs.uevents import watch_hotplug
 
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.managers.effective_policy import ResourceManager
     from agent.managers.recovery.from_cgroups import ObservedPod
+    from agent.reconcile.diff import WriterOf
     from agent.reconcile.intruding_tasks import Task
     from agent.runtimes.identifier import ContainerIdentifier
     from agent.server.clock import Clock
@@ -72,7 +77,8 @@ class Fakes(Struct, frozen=True):
 
     `tree` replaces the cgroup mount, `systemd` its bus, `tasks` the tasks of the host, `files` the
     files of the checkpoint. `runtimes` is the root of the files of container runtimes. With `live`
-    False neither netlink nor inotify on cgroups is used.
+    False neither netlink nor inotify on cgroups is used. `writer_of` knows who wrote the files of
+    `tree`.
     """
 
     tree: CgroupTree | None = None
@@ -81,6 +87,7 @@ class Fakes(Struct, frozen=True):
     tasks: Callable[[], Iterable[Task]] | None = None
     runtimes: Path | None = None
     files: Files | None = None
+    writer_of: WriterOf = unknown_writer
 
 
 def manifest_directory(config: Config) -> PodSource | None:
@@ -127,6 +134,7 @@ class Wiring:
         with ExitStack() as opened:
             store = Store(config.agent.state_directory, self._fakes.files)
             self._store = opened.enter_context(store)
+            self._history = self._make_history(clock, opened)
             self._tree = self._open_tree()
             opened.callback(self._tree.lock().release)
             self._layout = make_layout(config.cgroup_driver, config.cgroup_root)
@@ -164,6 +172,16 @@ class Wiring:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
+
+    def _make_history(self, clock: Clock, opened: ExitStack) -> HistoryRecorder | None:
+        config = self._config.agent.history
+        if not config.max_bytes:
+            return None
+        bounds = HistoryBounds(config.max_bytes, config.max_age)
+        directory = self._config.agent.state_directory
+        recorder = HistoryRecorder(HistoryStore(directory, bounds, self._store.check), clock)
+        opened.callback(recorder.close)
+        return recorder
 
     def _open_tree(self) -> CgroupTree:
         if self._fakes.tree is not None:
@@ -215,7 +233,12 @@ class Wiring:
 
     def _restore(self, clock: Clock, opened: ExitStack) -> Controller:
         enforcer = make_enforcer(
-            self._tree, self._layout, self._systemd(opened), self._finder, self._enforced()
+            self._tree,
+            self._layout,
+            self._systemd(opened),
+            self._finder,
+            self._enforced(),
+            self._writer_of(opened),
         )
         prepared = enforcer.prepare()
         state = initial_state(
@@ -223,6 +246,7 @@ class Wiring:
         )
         state.providers = self._providers
         state.cdi_files = CdiFiles(self._config.agent.cdi_directory)
+        state.history = self._history
         state.unenforced = prepared.differences
         state.reconcile_period = self._config.cpu_manager_reconcile_period
         state.exported_containers = self._config.agent.metrics.containers
@@ -243,8 +267,25 @@ class Wiring:
         )
         controller = Controller(state, kernel, self._store, clock)
         self._measure.metrics = controller.metrics
+        if self._history is not None:
+            self._history.counters = controller.metrics.counters
         controller.note_invalid()
         return controller
+
+    def _writer_of(self, opened: ExitStack) -> WriterOf:
+        """Return who names the processes that write cgroup files, where the kernel reports them."""
+        if self._fakes.tree is not None:
+            return self._fakes.writer_of
+        mount = self._config.agent.cgroup_mount
+        try:
+            events = Fanotify(mount)
+        except OSError as error:
+            log.info("writers of cgroup files not known", why=error.strerror)
+            return unknown_writer
+        writers = CgroupWriters(mount, PROC, events)
+        opened.callback(writers.close)
+        log.info("writers of cgroup files are recorded")
+        return writers.writer_of
 
     def _enforced(self) -> EnforcedControllers:
         nodes = self._configured.host.nodes
@@ -275,8 +316,9 @@ class Wiring:
         return bus
 
     def _api(self) -> Api:
-        limits = self._config.agent.limits
-        return Api(self.controller, _topology, self._config, self.group, limits.message_bytes)
+        limits, group = self._config.agent.limits, self.group
+        size = limits.message_bytes
+        return Api(self.controller, _topology, self._config, group, size, PROC)
 
     def _inputs(self, opened: ExitStack) -> HostInputs:
         live = self._fakes.live

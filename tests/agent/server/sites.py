@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.structs import replace
 
-from agent.config.config import CgroupDriver
+from agent.config.config import CgroupDriver, HistoryConfig
 from agent.managers.policy import MemoryManagerPolicy, TopologyManagerScope
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
@@ -162,6 +162,8 @@ def site_config(config: Config, driver: CgroupDriver) -> Config:
         memory_manager_policy=MemoryManagerPolicy.STATIC,
         topology_manager_scope=TopologyManagerScope.POD,
         system_reserved=MappingProxyType({"memory": Quantity.of_bytes(1 << 30)}),
+        # Its thread writes at any time; only the steps of a change are counted.
+        agent=replace(config.agent, history=HistoryConfig(max_bytes=0)),
     )
 
 

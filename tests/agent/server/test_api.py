@@ -275,6 +275,7 @@ BARE = [
     ("GET", "/v1/topology"),
     ("GET", "/v1/map"),
     ("GET", "/v1/snapshot"),
+    ("GET", "/v1/history"),
     ("POST", "/v1/reconcile"),
     ("POST", "/v1/fit"),
 ]
@@ -332,7 +333,7 @@ async def test_watching_gives_every_event_as_a_line_until_the_agent_stops(world:
             await agent.stop()
             lines = [line async for line in response.content]
     seen = [decode(line, EventDocument).type for line in lines]
-    assert seen == ["PodAdmitted", "PodRejected", "PodRemoved"]
+    assert seen == ["PodAdmitted", "PodRejected", "PodRemoved", "AgentStopped"]
 
 
 @in_loop

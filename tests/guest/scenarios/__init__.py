@@ -121,6 +121,11 @@ SCENARIOS: Final = {
             "the manifest directory: pods come and go with their files",
         ),
         Scenario(
+            "who-wrote",
+            "two-sockets",
+            "who asked for a pod, and which process wrote a container's cgroup",
+        ),
+        Scenario(
             "cgroup-contract",
             "two-sockets",
             "the contract tests of the emulated cgroup tree, against the kernel's",

@@ -1,0 +1,158 @@
+"""Records what happens in the history, beside the event loop.
+
+Every event is recorded (`agent.server.reporting.events.EventReporter`). An entry waits in a queue
+of bounded length for a thread that writes; a full queue and a full disk lose entries, which are
+counted, and never keep a decision waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from msgspec.structs import replace
+
+from agent.api.history import HistoryEntry
+from agent.server.metrics import names
+from agent.server.reporting.shorten import shortened
+from agent.state.errors import CheckpointIOError
+
+if TYPE_CHECKING:
+    from agent.api.documents import EventDocument
+    from agent.api.history import HistoryDocument, RequesterDocument
+    from agent.api.status import DriftDocument
+    from agent.server.clock import Clock
+    from agent.server.metrics.counters import Counters
+    from agent.state.history import HistoryQuery, HistoryStore
+
+log = structlog.get_logger(__name__)
+
+#: How many entries may wait for the disk.
+MOST_QUEUED: Final = 4096
+#: The longest message of an entry, in characters.
+LONGEST_MESSAGE: Final = 4096
+
+
+class HistoryRecorder:
+    """Writes and reads the history in a thread of its own, which starts with the first entry.
+
+    `counters` counts lost entries once they are set. Call `note` and `latest` in the event loop's
+    thread.
+    """
+
+    def __init__(self, store: HistoryStore, clock: Clock, most_queued: int = MOST_QUEUED) -> None:
+        self.counters: Counters | None = None
+        self._store = store
+        self._clock = clock
+        self._most_queued = most_queued
+        self._queued: deque[HistoryEntry] = deque()
+        self._changing = threading.Lock()
+        self._writing = False
+        self._closed = False
+        self._failure: str | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="numawarden-history")
+
+    def note(
+        self,
+        event: EventDocument,
+        requester: RequesterDocument | None,
+        differences: tuple[DriftDocument, ...] = (),
+    ) -> None:
+        """Record an event, soon; never waits."""
+        entry = HistoryEntry(
+            type=event.type,
+            time=event.time,
+            operation=event.operation,
+            uid=event.uid or "",
+            pod=event.pod or "",
+            # The differences say the same.
+            message="" if differences else shortened(event.message, LONGEST_MESSAGE),
+            requester=requester,
+            differences=tuple(map(_bounded, differences)),
+        )
+        with self._changing:
+            if self._closed or len(self._queued) >= self._most_queued:
+                self._lose("queue", 1)
+                return
+            self._queued.append(entry)
+            if not self._writing:
+                self._writing = True
+                self._pool.submit(self._write)
+
+    async def latest(self, query: HistoryQuery) -> HistoryDocument:
+        """Return the latest entries, with all that were noted before; raises `OSError`."""
+        now = self._clock.time()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._store.latest, query, now)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Why entries are lost at present, a line each."""
+        return () if self._failure is None else (self._failure,)
+
+    def close(self) -> None:
+        """Write what waits and end the thread; later entries are lost."""
+        with self._changing:
+            self._closed = True
+        self._pool.shutdown(wait=True)
+        self._store.close()
+
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Write all entries that wait."""
+        with self._changing:
+            entries = tuple(self._queued)
+            self._queued.clear()
+            self._writing = False
+        store = self._store
+        before = (store.appended, store.torn, store.too_large)
+        try:
+            store.append(entries, self._clock.time())
+        except (OSError, CheckpointIOError) as error:
+            self._failed(error)
+        except Exception:  # a defect must not end the recording of what follows
+            log.exception("history not written")
+            self._failure = "the history is not written: internal error; see the agent log"
+        else:
+            if self._failure is not None:
+                log.info("history written again")
+            self._failure = None
+        appended, torn, too_large = (
+            now - then
+            for now, then in zip((store.appended, store.torn, store.too_large), before, strict=True)
+        )
+        self._lose("torn", torn)
+        self._lose("size", too_large)
+        self._lose("disk", len(entries) - appended - too_large)
+
+    def _failed(self, error: OSError | CheckpointIOError) -> None:
+        why = str(error) if isinstance(error, CheckpointIOError) else error.strerror or str(error)
+        if self._failure is None:
+            log.error("history not written", why=why)
+        self._failure = (
+            f"the history is not written: {self._store.path}: {why}; decisions are not affected"
+        )
+
+    def _lose(self, reason: str, count: int) -> None:
+        """Count lost entries; each reason is counted in one thread only."""
+        if count and self.counters is not None:
+            self.counters.add(names.HISTORY_LOST, reason, by=count)
+
+
+def _bounded(difference: DriftDocument) -> DriftDocument:
+    """Return a difference whose texts are short: a list of CPUs may have thousands of characters.
+
+    The names of pod and time are those of the entry; `detail` says what the other fields say.
+    """
+    observed = difference.observed
+    return replace(
+        difference,
+        observed=None if observed is None else shortened(observed),
+        desired=shortened(difference.desired),
+        detail=shortened(difference.detail),
+    )
