@@ -113,7 +113,7 @@ def _duration(_context: click.Context, _option: click.Parameter, text: str | Non
     days, found, rest = text.partition("d")
     if not found:
         days, rest = "0", text
-    seconds = seconds_of(rest) if rest else 0.0
+    seconds = seconds_of(rest) if rest or not found else 0.0
     if seconds is None or not (days.isascii() and days.isdecimal() and len(days) <= _DIGITS):
         raise click.BadParameter(f"{text!r} is not a duration such as 90s, 15m, 1h30m or 7d")
     return int(days) * 86400 + seconds

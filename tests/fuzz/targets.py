@@ -17,6 +17,7 @@ from tests.fuzz.runtimes import RUNTIME_FILES
 from tests.fuzz.sockets import MESSAGES
 from tests.fuzz.texts import LISTS, QUANTITIES
 from tests.fuzz.trees import TREES
+from tests.fuzz.writes import WRITES
 
 TARGETS: Final = (
     QUANTITIES,
@@ -35,4 +36,5 @@ TARGETS: Final = (
     REGISTRATIONS,
     DEVICE_LISTS,
     ALLOCATIONS,
+    WRITES,
 )

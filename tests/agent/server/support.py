@@ -17,6 +17,7 @@ from agent.api.client import AgentClient
 from agent.config.config import AgentConfig, Config, MetricsConfig
 from agent.managers.admission import MANAGERS
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
+from agent.reconcile.diff import unknown_writer
 from agent.server.start.providers import PROVIDERS
 from agent.server.start.service_manager import ServiceManager
 from agent.server.start.wiring import SOURCES, Fakes, Wiring
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import EventDocument
     from agent.managers.effective_policy import ResourceManager
+    from agent.reconcile.diff import WriterOf
     from agent.reconcile.intruding_tasks import Task
     from agent.server.control.controller import Controller
     from agent.server.lifecycle import Service
@@ -131,6 +133,7 @@ class World:
     managers: tuple[ResourceManager, ...] = MANAGERS
     providers: tuple[ProviderFactory, ...] = PROVIDERS
     systemd: Systemd | None = None
+    writer_of: WriterOf = unknown_writer
 
     @property
     def socket(self) -> Path:
@@ -231,6 +234,7 @@ async def running(world: World, manager: RecordingManager | None = None) -> Asyn
         live=False,
         tasks=lambda: world.tasks,
         runtimes=world.runtimes,
+        writer_of=world.writer_of,
     )
     assembly = Wiring(
         world.config, manager, world.clock, fakes, world.sources, world.managers, world.providers

@@ -73,6 +73,8 @@ def _who_asked(checks: Checks) -> None:
 @contextmanager
 def _shell_writes(workload: Workload, cpus: str) -> Iterator[subprocess.Popen[str]]:
     """Let a shell write a container's CPUs, and keep the shell until the block ends."""
+    # While the containers are new, systemd writes their files too, and may undo what the shell did.
+    ask("POST", "reconcile")
     file = workload.cgroup.path / CPUS
     script = f"echo {cpus} > {file}; read line"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, text=True) as shell:
@@ -92,6 +94,7 @@ def _difference(checks: Checks, what: str, observed: str) -> dict[str, Any]:
         ]
 
     checks.eventually(f"{what}: the history has it", lambda: bool(found()), expected=True)
+    checks.require(f"{what}: it is in the history", found(), _history())
     difference = found()[0]
     checks.check(f"{what}: repaired", difference["repaired"], difference)
     checks.equal(f"{what}: of the container", difference["container"], MIXED.containers[0])
