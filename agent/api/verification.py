@@ -5,14 +5,19 @@ from __future__ import annotations
 from msgspec import field
 
 from agent.api.documents import Document, KernelDocument
+from agent.api.status import WriterDocument  # noqa: TC001 - msgspec reads it at run time
 
 
 class DifferenceDocument(Document, frozen=True):
-    """One file of a cgroup that differs from what is desired ("" for the cgroup itself)."""
+    """One file of a cgroup that differs from what is desired ("" for the cgroup itself).
+
+    `writer` is the process that wrote the file last, null where it is not known.
+    """
 
     file: str
     cause: str
     detail: str
+    writer: WriterDocument | None = None
 
 
 class VerifiedDocument(Document, frozen=True):

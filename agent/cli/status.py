@@ -240,7 +240,8 @@ def _cgroup_lines(cgroup: VerifiedDocument) -> Iterator[str]:
         now = f", effective {effective}" if effective is not None else ""
         yield f"    {name:11}  ledger {desired or 'any'}; kernel {there}{now}"
     for difference in cgroup.differences:
-        yield f"    DIFFERS   {difference.detail} ({difference.cause})"
+        writer = "" if difference.writer is None else f", {difference.writer.line()}"
+        yield f"    DIFFERS   {difference.detail} ({difference.cause}{writer})"
 
 
 def _intruding(task: IntrudingTaskDocument) -> str:

@@ -40,7 +40,8 @@ _METHODS: Final = ("GET", "POST", "POST", "POST", "DELETE", "PUT", "PATCH", "HEA
 _PATHS: Final = (
     "/v1/pods", "/v1/pods?dryRun=true", "/v1/pods?dryRun=maybe", "/v1/pods?x=1", "/v1/pods/u-1",
     "/v1/pods/u-1/containers/a/bind", "/v1/pods/..%2f..%2fetc/containers/..%2f/bind", "/v1/status",
-    "/v1/topology", "/v1/map", "/v1/reconcile", "/v1/pods/%00", "/v1/pods/" + "a" * 7000,
+    "/v1/topology", "/v1/map", "/v1/history", "/v1/history?pod=%00&since=1.5&limit=5",
+    "/v1/reconcile", "/v1/pods/%00", "/v1/pods/" + "a" * 7000,
     "//v1//pods", "/", "/v1/pods/%ff%fe", "/v1/../etc/passwd", "*", "http://x/v1/pods",
 )  # fmt: skip
 _QUERIES: Final = (

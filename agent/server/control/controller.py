@@ -42,7 +42,7 @@ from agent.server.errors import (
 )
 from agent.server.metrics import names
 from agent.server.metrics.exposition import Metrics
-from agent.server.reporting.allocation_log import allocation_fields
+from agent.server.reporting.allocation_log import allocation_fields, allocation_line
 from agent.server.reporting.events import EventHub, EventReporter, operation
 from agent.server.reporting.records import PodRecord, details
 from agent.server.reporting.rejections import RejectionReporter, rejection_answer
@@ -238,7 +238,8 @@ class Controller:
         self._count_admission("admitted")
         fields = self._allocation_fields(decision.allocation)
         log.info("pod admitted", enforced=not record.unenforced, **fields)
-        self.publish("PodAdmitted", pod.uid, full_name(pod))
+        message = allocation_line(decision.allocation)
+        self.publish("PodAdmitted", pod.uid, full_name(pod), message)
         return self._admission(decision, decision.allocation, record)
 
     async def _repeat(self, decision: Decision, allocation: PodAllocation) -> AdmissionDocument:
@@ -270,7 +271,7 @@ class Controller:
         self.metrics.counters.add(names.REMOVALS)
         remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
         log.info("pod removed", pod=full_name(allocation), conditions=remaining)
-        self.publish("PodRemoved", uid, full_name(allocation))
+        self.publish("PodRemoved", uid, full_name(allocation), allocation_line(allocation))
         return RemovalDocument(
             uid=uid,
             name=allocation.name,

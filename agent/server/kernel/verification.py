@@ -11,6 +11,7 @@ from agent.api.verification import (
     VerificationDocument,
     VerifiedDocument,
 )
+from agent.api.views import writer_document
 from agent.pods.identity import full_name
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.intruding_tasks import (
@@ -128,8 +129,12 @@ def _values(report: CgroupReport) -> dict[str, str]:
 
 
 def _difference(difference: Difference) -> DifferenceDocument:
+    writer = difference.writer
     return DifferenceDocument(
-        file=difference.file, cause=str(difference.cause), detail=difference.detail
+        file=difference.file,
+        cause=str(difference.cause),
+        detail=difference.detail,
+        writer=None if writer is None else writer_document(writer),
     )
 
 

@@ -1,4 +1,4 @@
-"""A pod's allocation and its reasons, as fields of a log line.
+"""A pod's allocation and its reasons, as fields of a log line; and in a line, for events.
 
 A pod may have a thousand containers and a host thousands of CPUs, while journald cuts a line at
 48 KiB: containers are logged in their order as far as they fit, with the number of the others.
@@ -6,6 +6,7 @@ A pod may have a thousand containers and a host thousands of CPUs, while journal
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from agent.managers.allocations.sharing import shares
 from agent.managers.allocations.unused_budget import unused_budget
 from agent.server.reporting.shorten import first, shortened
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
@@ -50,6 +52,20 @@ def allocation_fields(allocation: PodAllocation, shared_pool: Mask) -> dict[str,
     if unused := {each.resource: each.unused for each in unused_budget(allocation)}:
         fields["unused_budget"] = unused
     return fields
+
+
+def allocation_line(allocation: PodAllocation) -> str:
+    """Return what a pod has for itself in a line, "" where it shares all: for events."""
+    nodes, devices = EMPTY, Counter[str]()
+    for container in allocation.containers:
+        if container.memory:
+            nodes |= container.mems
+        devices.update({name: len(ids) for name, ids in container.devices.items()})
+    parts = [f"exclusive CPUs {allocation.exclusive_cpus}"] if allocation.exclusive_cpus else []
+    if nodes:
+        parts.append(f"memory on node{'s' * (len(nodes) > 1)} {nodes}")
+    parts.extend(f"{count} {name}" for name, count in sorted(devices.items()))
+    return ", ".join(parts)
 
 
 def _entry(container: ContainerAllocation, share: Share, shared_pool: Mask) -> dict[str, _Value]:

@@ -309,7 +309,8 @@ def test_watching_prints_a_line_for_each_event_until_the_agent_ends(
     acting.join()
     assert (code, err) == (ExitCode.OK, "")
     *lines, last = [line.split()[1:] for line in out.splitlines()]
-    assert lines == [["PodAdmitted", "shop/web"], ["PodRemoved", "shop/web"]]
+    has = ["exclusive", "CPUs", "1,9"]
+    assert lines == [["PodAdmitted", "shop/web", *has], ["PodRemoved", "shop/web", *has]]
     assert last[0] == "AgentStopped"
 
 

@@ -158,6 +158,7 @@ async def test_a_difference_is_kept_in_full_with_its_writer(world: World) -> Non
         entry = of_type(await history(agent, pod="web"), "DriftFound")
         status = await asyncio.to_thread(agent.client.status)
     (found,) = entry.differences
+    assert entry.pod == "shop/web"
     assert (found.cgroup, found.file) == (f"/{POD}", "cpuset.cpus")
     assert (found.observed, found.desired, found.cause) == ("5-6", desired, "unknown")
     assert found.repaired
