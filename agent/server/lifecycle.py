@@ -215,8 +215,11 @@ class Service:
         """Publish the start of the agent, and what changed since its last run."""
         publish = self._controller.publish
         publish("AgentStarted", message=f"version {__version__}, process {os.getpid()}")
-        for kind, message in self._controller.state.changed_before:
-            publish(kind, message=message)
+        changes = self._controller.state.changed_before
+        if changes.host:
+            publish("HostChanged", message="; ".join(changes.host))
+        if changes.policy:
+            publish("ConfigurationChanged", message="; ".join(changes.policy))
 
     def _loops(self) -> list[Coroutine[None, None, None]]:
         around = self._around

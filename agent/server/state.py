@@ -94,6 +94,13 @@ class SourceState(Struct):
     conditions: tuple[str, ...] = ()
 
 
+class FormerChanges(Struct, frozen=True):
+    """What of the host and of the policy changed since the last run of the agent, a line each."""
+
+    host: tuple[str, ...] = ()
+    policy: tuple[str, ...] = ()
+
+
 class AgentState(Struct):
     """The state of the running agent.
 
@@ -107,11 +114,10 @@ class AgentState(Struct):
     another process changed. `displaced` are allocations of the checkpoint whose CPUs are used by
     another running pod, by uid, until their pods are admitted or removed. `providers` offer devices
     beside the configuration, `cdi_files` hand over what they deliver. `history` is None if none is
-    kept. `changed_before` are the changes since the last run of the agent, each the type of an
-    event and a message. `conditions` are all others, by subject. `reconcile_period` (in seconds)
-    and `exported_containers` (at most so many in the metrics) are configured. `intruding` counts
-    the threads that may run on exclusive CPUs of pods they do not belong to, by kind, None before
-    they were looked for.
+    kept. `changed_before` is what changed since the last run of the agent. `conditions` are all
+    others, by subject. `reconcile_period` (in seconds) and `exported_containers` (at most so many in
+    the metrics) are configured. `intruding` counts the threads that may run on exclusive CPUs of
+    pods they do not belong to, by kind, None before they were looked for.
     """
 
     configured: ConfiguredHost
@@ -133,7 +139,7 @@ class AgentState(Struct):
     providers: Providers = field(default_factory=Providers)
     cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
     history: HistoryRecorder | None = None
-    changed_before: tuple[tuple[str, str], ...] = ()
+    changed_before: FormerChanges = FormerChanges()
     conditions: dict[str, str] = field(default_factory=dict)
     reconcile_period: float = 0.0
     exported_containers: int = 0

@@ -11,7 +11,7 @@ from agent.managers.effective_policy import restored
 from agent.managers.recovery.beside_checkpoint import recover
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.server.start.renumbering import node_moves, renumbered
-from agent.server.state import AgentState, DurableState
+from agent.server.state import AgentState, DurableState, FormerChanges
 from agent.state.checkpoint import host_changes, host_facts, policy_changes, policy_summary
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def initial_state(
     logged; `AgentState.invalid` has the allocations that they make invalid.
     """
     durable = DurableState(configured.rules.empty_ledger())
-    changed: tuple[tuple[str, str], ...] = ()
+    changed = FormerChanges()
     if loaded.state is not None:
         saved = loaded.state
         changed = _log_changes(configured, saved)
@@ -133,15 +133,12 @@ def _numbered(configured: ConfiguredHost, saved: Checkpoint, boot_id: str) -> Le
     return renumbered(configured.rules.managers, saved.ledger, moves)
 
 
-def _log_changes(configured: ConfiguredHost, saved: Checkpoint) -> tuple[tuple[str, str], ...]:
-    """Log what changed since the checkpoint; return it as types of events with messages."""
-    events: list[tuple[str, str]] = []
+def _log_changes(configured: ConfiguredHost, saved: Checkpoint) -> FormerChanges:
+    """Log and return what changed since the checkpoint."""
     if changes := host_changes(saved.host, host_facts(configured.host)):
         log.warning("host changed while the agent was stopped", changes=changes)
-        events.append(("HostChanged", "; ".join(changes)))
     if changed := policy_changes(saved.policy, policy_summary(configured.rules.policy)):
         log.warning(
             "policy changed since the last start; existing allocations are kept", changes=changed
         )
-        events.append(("ConfigurationChanged", "; ".join(changed)))
-    return tuple(events)
+    return FormerChanges(tuple(changes), tuple(changed))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 from agent.reconcile.backoff import AT_ONCE
+from cgroupfs.writers import Writer
 from sysfs.described.shapes import with_offline
 from sysfs.mask import EMPTY, Mask
 from tests.agent.server.support import (
@@ -14,14 +17,13 @@ from tests.agent.server.support import (
     in_loop,
     make_world,
     manifest,
+    next_event,
     running,
     two_packages,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from tests.agent.server.support import Running, World
 
@@ -37,6 +39,26 @@ async def periods(agent: Running, count: int, *, every: float = 10.0) -> int:
         await agent.controller.reconcile()
         repairs += agent.world.cpus_of(POD) == "1,9"
     return repairs
+
+
+@pytest.mark.parametrize(
+    ("writer", "said"),
+    [
+        (None, "identify the writer: auditctl -w FILE -p w"),
+        (Writer(4711, "sh", 0, "/user.slice"), "written by sh[4711], uid 0, in /user.slice"),
+    ],
+)
+@in_loop
+async def test_a_contest_names_the_writer_where_the_writer_is_known(
+    world: World, writer: Writer | None, said: str
+) -> None:
+    world.writer_of = lambda _cgroup, _file: writer
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        with agent.controller.events.watch() as watcher:
+            await periods(agent, 60)
+            contest = await next_event(watcher, "DriftContested")
+    assert contest.message.endswith(said)
 
 
 @in_loop

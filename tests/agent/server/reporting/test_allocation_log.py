@@ -16,6 +16,7 @@ from agent.server.reporting.allocation_log import (
     CONTAINERS_LOGGED,
     DEVICES_LOGGED,
     allocation_fields,
+    allocation_line,
 )
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
@@ -27,6 +28,12 @@ POOL = Mask.parse("0,4-7")
 def logged(*containers: ContainerAllocation) -> dict[str, Any]:
     allocation = PodAllocation("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
     return dict(allocation_fields(allocation, POOL))
+
+
+def line_of(*containers: ContainerAllocation) -> str:
+    return allocation_line(
+        PodAllocation("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
+    )
 
 
 def test_each_container_is_logged_with_what_it_got_and_why() -> None:
@@ -61,6 +68,25 @@ def test_each_container_is_logged_with_what_it_got_and_why() -> None:
             },
         ]
     }
+
+
+def test_an_event_says_in_a_line_what_a_pod_has_for_itself() -> None:
+    memory = (MemoryBlock("memory", 4096, Mask.of(0)),)
+    nics = {"example.org/nic": ("n0", "n1")}
+    first = ContainerAllocation(
+        "a", ContainerKind.APP, Isolation.CONTAINER, Mask.parse("1-2"), memory, nics
+    )
+    second = ContainerAllocation(
+        "b",
+        ContainerKind.APP,
+        Isolation.CONTAINER,
+        Mask.of(4),
+        (MemoryBlock("memory", 4096, Mask.of(1)),),
+        {"example.org/nic": ("n2",)},
+    )
+    assert line_of(first) == "exclusive CPUs 1-2, memory on node 0, 2 example.org/nic"
+    assert line_of(first, second) == "exclusive CPUs 1-2,4, memory on nodes 0-1, 3 example.org/nic"
+    assert line_of(ContainerAllocation("c", ContainerKind.APP, why="shares")) == ""
 
 
 def test_of_very_many_containers_the_first_are_logged_and_the_others_counted() -> None:
