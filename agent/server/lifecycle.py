@@ -213,13 +213,13 @@ class Service:
 
     def _publish_start(self) -> None:
         """Publish the start of the agent, and what changed since its last run."""
-        publish = self._controller.publish
-        publish("AgentStarted", message=f"version {__version__}, process {os.getpid()}")
-        changes = self._controller.state.changed_before
+        controller = self._controller
+        controller.publish("AgentStarted", message=f"version {__version__}, process {os.getpid()}")
+        changes = controller.state.changed_before
         if changes.host:
-            publish("HostChanged", message="; ".join(changes.host))
+            controller.publish("HostChanged", message="; ".join(changes.host))
         if changes.policy:
-            publish("ConfigurationChanged", message="; ".join(changes.policy))
+            controller.publish("ConfigurationChanged", message="; ".join(changes.policy))
 
     def _loops(self) -> list[Coroutine[None, None, None]]:
         around = self._around
