@@ -159,7 +159,7 @@ def _line(event: EventDocument) -> str:
 )
 @output_option
 @socket_option
-def history(pod: str, since: float | None, limit: int, output: str, socket_path: str) -> None:
+def history(pod: str, since: float | None, limit: int, output: Output, socket_path: str) -> None:
     """Show what happened, the latest first: to POD (uid, name or namespace/name), or to all.
 
     Admissions, rejections and removals with who asked for them, settings of cgroups that another
@@ -170,8 +170,8 @@ def history(pod: str, since: float | None, limit: int, output: str, socket_path:
     start = 0.0 if since is None else max(0.0, time.time() - since)
     with agent_at(socket_path) as agent:
         answer = agent.history(pod=pod, since=start, limit=limit)
-    if output == "json":
-        print_json(answer)
+    if output.is_document:
+        print_document(answer, output)
     else:
         print_lines(history_lines(answer))
 
