@@ -115,8 +115,8 @@ class AgentState(Struct):
     another running pod, by uid, until their pods are admitted or removed. `providers` offer devices
     beside the configuration, `cdi_files` hand over what they deliver. `history` is None if none is
     kept. `changed_before` is what changed since the last run of the agent. `conditions` are all
-    others, by subject. `reconcile_period` (in seconds) and `exported_containers` (at most so many in
-    the metrics) are configured. `intruding` counts the threads that may run on exclusive CPUs of
+    others, by subject. `reconcile_period` (in seconds) and `exported_containers` (at most so many
+    in the metrics) are configured. `intruding` counts the threads that may run on exclusive CPUs of
     pods they do not belong to, by kind, None before they were looked for.
     """
 
