@@ -126,17 +126,18 @@ def pod_message(allocation: PodAllocation, places: Places) -> Message:
 def allocatable_message(rules: EffectivePolicy) -> Message:
     """Return the `AllocatableResourcesResponse`: what pods may have exclusively, allocated or not.
 
-    Empty for a manager with policy none, as the kubelet's. Of devices only the healthy ones.
+    Empty for a manager with policy none, as the kubelet's. Of devices only the healthy ones. What
+    is cordoned is left out.
     """
-    memory = rules.memory.allocatable if rules.static_memory else {}
+    memory = rules.memory.open if rules.static_memory else {}
     places = device_places(rules.policy.devices)
     healthy = {
         resource: [device.id for device in devices if device.healthy]
-        for resource, devices in rules.policy.devices.items()
+        for resource, devices in rules.devices.items()
     }
     return _ALLOCATABLE(
         devices=list(_devices(healthy, places)),
-        cpu_ids=rules.assignable_cpus if rules.static_cpus else (),
+        cpu_ids=rules.open_cpus if rules.static_cpus else (),
         memory=[
             _block(kind, size, Mask.of(node))
             for node, types in sorted(memory.items())

@@ -17,6 +17,7 @@ from agent.managers.device.manager import DeviceManager
 from agent.managers.effective_policy import Draft, released
 from agent.managers.memory.manager import MemoryManager
 from agent.managers.readmission import readmit
+from agent.managers.rejection import beside_cordon, last_shared_cpus
 from agent.managers.topology.scope import align_and_allocate
 from agent.managers.verdict import unmet
 from agent.pods.model import ContainerKind
@@ -110,7 +111,9 @@ def _decide(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     requests = node_requests(rules.policy, pod)
     unfit = node_fit.rejection(rules, ledger, requests)
     if unfit is not None:
-        return Decision(pod.uid, ledger, cause=unfit, asked=Undecided(rules, pod))
+        return Decision(
+            pod.uid, ledger, cause=beside_cordon(rules, unfit), asked=Undecided(rules, pod)
+        )
     return _allocated(Draft.start(rules, ledger, rules.demand(pod, requests)), ledger)
 
 
@@ -125,7 +128,7 @@ def _allocated(draft: Draft, before: Ledger) -> Decision:
         return Decision(
             uid,
             before,
-            cause=rejected.cause,
+            cause=beside_cordon(rules, rejected.cause),
             hints=tuple(draft.traces),
             asked=demand,
             counters=MappingProxyType(draft.counters),
@@ -133,12 +136,16 @@ def _allocated(draft: Draft, before: Ledger) -> Decision:
     allocation = make_allocation(rules.policy, demand, draft.parts, draft.hints)
     # A pod that runs already, in place of a former allocation, is judged and not rejected.
     lacking = unmet(rules, demand.pod, allocation) if draft.ledger is before else None
-    if lacking is not None:
-        return Decision(uid, before, cause=lacking, hints=tuple(draft.traces), asked=demand)
     parts = {each.name: each.settled(draft, allocation) for each in rules.managers}
+    ledger = draft.ledger.with_allocation(allocation, parts)
+    if lacking is None and draft.ledger is before:
+        lacking = last_shared_cpus(rules, before, ledger, allocation)
+    if lacking is not None:
+        cause = beside_cordon(rules, lacking)
+        return Decision(uid, before, cause=cause, hints=tuple(draft.traces), asked=demand)
     return Decision(
         uid,
-        draft.ledger.with_allocation(allocation, parts),
+        ledger,
         allocation=allocation,
         hints=tuple(draft.traces),
         asked=demand,

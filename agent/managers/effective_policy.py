@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         Sample,
     )
     from agent.managers.machine import Machine
-    from agent.managers.policy import Policy
+    from agent.managers.policy import PluginDevice, Policy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
     from agent.managers.violation import Violation
@@ -78,14 +78,39 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
         return self.machine.cpus.all - self.policy.cpu.reserved
 
     @cached_property
-    def reserved_physical_cpus(self) -> Mask:
-        """The reserved CPUs and their siblings, which whole-core requests cannot use."""
-        return self.machine.cpus.cores_of(self.policy.cpu.reserved)
+    def cordoned_cpus(self) -> Mask:
+        """The online CPUs that are cordoned, by themselves or with their node."""
+        cordon, cpus = self.policy.cordon, self.machine.cpus
+        return (cordon.cpus & cpus.all) | cpus.cpus_in_nodes(cordon.nodes)
+
+    @cached_property
+    def open_cpus(self) -> Mask:
+        """The CPUs from which new exclusive CPUs are allocated: assignable and not cordoned."""
+        return self.assignable_cpus - self.cordoned_cpus
+
+    @cached_property
+    def closed_physical_cpus(self) -> Mask:
+        """Reserved and cordoned CPUs and their siblings, which whole-core requests cannot use."""
+        return self.machine.cpus.cores_of(self.policy.cpu.reserved | self.cordoned_cpus)
 
     @cached_property
     def memory(self) -> MemoryFacts:
         """Allocatable memory by node and type."""
-        return MemoryFacts.of(self.machine, self.policy.memory)
+        return MemoryFacts.of(self.machine, self.policy.memory, self.policy.cordon.nodes)
+
+    @cached_property
+    def devices(self) -> Mapping[str, tuple[PluginDevice, ...]]:
+        """The inventory; devices that are on cordoned nodes alone count as not healthy."""
+        nodes = self.policy.cordon.nodes
+        if not nodes:
+            return self.policy.devices
+        return {
+            resource: tuple(
+                replace(each, healthy=False) if each.nodes and each.nodes <= nodes else each
+                for each in inventory
+            )
+            for resource, inventory in self.policy.devices.items()
+        }
 
     @cached_property
     def allocatable(self) -> Allocatable | None:
@@ -386,13 +411,24 @@ def restored(rules: EffectivePolicy, ledger: Ledger) -> Ledger:
 def shared_pool(rules: EffectivePolicy, ledger: Ledger) -> Mask:
     """Return the node's shared pool (the kubelet's default CPU set).
 
-    All online CPUs that are not allocated exclusively. Reserved CPUs are in the pool unless
-    `strict-cpu-reservation` keeps them for the system (KEP-4540); then the pool can be empty.
+    All online CPUs that are neither allocated exclusively nor cordoned. Reserved CPUs are in the
+    pool unless `strict-cpu-reservation` keeps them for the system (KEP-4540); then the pool can be
+    empty.
     """
-    pool = rules.machine.cpus.all - ledger.exclusive_cpus
+    pool = rules.machine.cpus.all - ledger.exclusive_cpus - rules.cordoned_cpus
     if rules.policy.cpu.options.strict_cpu_reservation:
         pool -= rules.policy.cpu.reserved
     return pool
+
+
+def uncordoned_shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
+    """Return the CPUs of containers without exclusive CPUs, as far as these are not cordoned.
+
+    The shared pool, or the reserved CPUs if `strict-cpu-reservation` has left the pool empty. A
+    cordon, or an admission beside a cordon, that would leave none is rejected.
+    """
+    reserved = rules.policy.cpu.reserved - ledger.exclusive_cpus - rules.cordoned_cpus
+    return shared_pool(rules, ledger) or reserved
 
 
 def shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
@@ -400,9 +436,15 @@ def shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
 
     The shared pool, or the reserved CPUs if `strict-cpu-reservation` has left the pool empty: the
     kernel reads an empty `cpuset.cpus` as "all of the parent's", which would let these containers
-    run on exclusive CPUs. Reserved CPUs that were allocated before they were reserved come last;
-    all CPUs only if nothing is reserved either: after a restart with policy none, while the last
-    free CPU is offline.
+    run on exclusive CPUs. Cordoned reserved CPUs come after these (CPUs went offline beside a
+    cordon), then reserved CPUs that were allocated before they were reserved; all CPUs only if
+    nothing is reserved either: after a restart with policy none, while the last free CPU is
+    offline.
     """
-    pool, reserved = shared_pool(rules, ledger), rules.policy.cpu.reserved
-    return pool or reserved - ledger.exclusive_cpus or reserved or rules.machine.cpus.all
+    reserved = rules.policy.cpu.reserved
+    return (
+        uncordoned_shared_cpus(rules, ledger)
+        or reserved - ledger.exclusive_cpus
+        or reserved
+        or rules.machine.cpus.all
+    )

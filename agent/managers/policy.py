@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -116,8 +116,36 @@ class NodeFit(Struct, frozen=True):
     ignored: frozenset[str] = frozenset()
 
 
+class Cordon(Struct, frozen=True):
+    """From what nothing new is allocated, while pods keep what they have.
+
+    `cpus` are CPUs, `nodes` NUMA nodes with all of their CPUs, their memory, and the devices that
+    are on no other node. The agent's operator sets it at run time, for maintenance.
+    """
+
+    cpus: Mask = EMPTY
+    nodes: Mask = EMPTY
+
+    def __bool__(self) -> bool:
+        """Return whether anything is cordoned."""
+        return bool(self.cpus or self.nodes)
+
+    def __or__(self, other: Cordon) -> Cordon:
+        """Return the cordon of what either has."""
+        return Cordon(self.cpus | other.cpus, self.nodes | other.nodes)
+
+    def __str__(self) -> str:
+        """Return what is cordoned, in a few words."""
+        nodes = f"node{'s' if len(self.nodes) > 1 else ''} {self.nodes}" if self.nodes else ""
+        cpus = f"CPU{'s' if len(self.cpus) > 1 else ''} {self.cpus}" if self.cpus else ""
+        return " and ".join(filter(None, (nodes, cpus))) or "nothing"
+
+
+NO_CORDON: Final = Cordon()
+
+
 class Policy(Struct, frozen=True):
-    """The configuration that a decision depends on, besides machine and ledger.
+    """What a decision depends on, besides machine and ledger: the configuration and the cordon.
 
     `fit` None: requests are not compared with the node's allocatable. `preferring` are the
     resources of whose devices a device plugin is asked which ones it prefers.
@@ -130,6 +158,7 @@ class Policy(Struct, frozen=True):
     devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
     preferring: frozenset[str] = frozenset()
     fit: NodeFit | None = None
+    cordon: Cordon = NO_CORDON
 
     @property
     def pod_level_managers(self) -> bool:

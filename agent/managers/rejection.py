@@ -8,17 +8,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from agent.managers.cpu.manager import free_cpus_by_node
 from agent.managers.decision import Reason, Rejection
+from agent.managers.effective_policy import uncordoned_shared_cpus
+from agent.managers.errors import cpus_text, nodes_text
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.topology.implicit_hints import best_few
+from agent.pods.model import CPU
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.decision import RejectionCause
-    from agent.managers.effective_policy import Draft, ResourceManager
+    from agent.managers.effective_policy import Draft, EffectivePolicy, ResourceManager
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
 
@@ -88,6 +94,54 @@ class Unaligned(Struct, frozen=True):
             fit = f"fits only across {' or '.join(map(_nodes, best))}"
         desired = manager.amount_text(resource, self._asked(manager, resource))
         return f"{desired} of {resource} {fit} (free: {free})"
+
+
+class BesideCordon(Struct, frozen=True):
+    """A rejection while something is cordoned: the message says what, since that may be why."""
+
+    cause: RejectionCause
+    rules: EffectivePolicy
+
+    def explain(self) -> Rejection:
+        """Return the rejection with what is cordoned."""
+        rejection = self.cause.explain()
+        return replace(rejection, message=f"{rejection.message}; {cordon_text(self.rules)}")
+
+
+def cordon_text(rules: EffectivePolicy) -> str:
+    """Return how much is cordoned, as a sentence: `4 CPUs (4-7) are cordoned`."""
+    cpus, nodes = rules.cordoned_cpus, rules.policy.cordon.nodes & rules.machine.node_mask
+    parts = [f"{cpus_text(len(cpus))} ({cpus})"] if cpus else []
+    parts += [f"the memory of {nodes_text(nodes)}"] if nodes else []
+    several = len(parts) > 1 or len(cpus) > 1
+    return f"{' and '.join(parts) or 'CPUs that are offline'} {'are' if several else 'is'} cordoned"
+
+
+def beside_cordon(rules: EffectivePolicy, cause: RejectionCause) -> RejectionCause:
+    """Return why a pod was rejected, with what is cordoned if anything is."""
+    return BesideCordon(cause, rules) if rules.policy.cordon else cause
+
+
+def last_shared_cpus(
+    rules: EffectivePolicy, before: Ledger, ledger: Ledger, allocation: PodAllocation
+) -> Rejection | None:
+    """Return why a pod may not have its exclusive CPUs beside a cordon, None if it may.
+
+    Reserved CPUs are never allocated, so the node's shared pool keeps these, unless they are
+    cordoned.
+    """
+    if not rules.policy.cordon or not allocation.exclusive_cpus:
+        return None
+    if uncordoned_shared_cpus(rules, ledger) or not uncordoned_shared_cpus(rules, before):
+        return None
+    return Rejection(
+        Reason.UNEXPECTED,
+        "the pod would get the last CPUs of the node's shared pool, since the reserved CPUs "
+        f"{rules.policy.cpu.reserved & rules.cordoned_cpus} are cordoned",
+        resource=CPU,
+        asked=len(allocation.exclusive_cpus),
+        free=free_cpus_by_node(rules, rules.open_cpus - before.exclusive_cpus),
+    )
 
 
 def affinity_rejection(

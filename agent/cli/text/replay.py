@@ -73,7 +73,7 @@ def _answer(step: Admit, decision: Decision, state: ReplayState) -> AdmissionDoc
 def _free(state: ReplayState) -> Iterator[str]:
     rules, ledger = state.rules, state.ledger
     yield f"  shared pool {shared_pool(rules, ledger) or 'empty'}"
-    free = rules.assignable_cpus - ledger.exclusive_cpus
+    free = rules.open_cpus - ledger.exclusive_cpus
     memory = free_memory(rules.memory, ledger.memory, MEMORY) if ledger.memory else {}
     cpus = {node.id: (node.cpus & free.bits).bit_count() for node in rules.machine.cpus.nodes}
     parts = []

@@ -78,7 +78,7 @@ class CpuManager(ResourceManager):
 
     def start(self, rules: EffectivePolicy, part: Taken[Mask]) -> CpuDraft:
         """Return the draft of a pod, with all CPUs that may be allocated and are free."""
-        return CpuDraft(free=rules.assignable_cpus - part.ids)
+        return CpuDraft(free=rules.open_cpus - part.ids)
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         """Return the sets of nodes on which the container's CPUs are free."""
@@ -156,10 +156,20 @@ class CpuManager(ResourceManager):
         return nodes_of_cpus(rules, cpus)
 
     def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
-        """Return the online CPUs in millicores, less the reservation."""
+        """Return the online CPUs that are not cordoned in millicores, less the reservation."""
         fit = rules.policy.fit
         reserved = 0 if fit is None else fit.reserved.get(CPU, 0)
-        return {CPU: max(1000 * len(rules.machine.cpus.all) - reserved, 0)}
+        cpus = rules.machine.cpus.all - rules.cordoned_cpus
+        return {CPU: max(1000 * len(cpus) - reserved, 0)}
+
+    def beyond_allocatable(
+        self,
+        rules: EffectivePolicy,
+        part: Taken[Mask],
+        resource: str,
+    ) -> int:
+        """Return the millicores of cordoned CPUs that pods have exclusively."""
+        return 1000 * len(part.ids & rules.cordoned_cpus) if resource == CPU else 0
 
     def violations(
         self, rules: EffectivePolicy, ledger: Ledger, offline: Mask
@@ -298,7 +308,7 @@ def _require_whole_cores(draft: Draft, count: int, container: str | None) -> Non
     rules = draft.rules
     if not rules.policy.cpu.options.full_pcpus_only:
         return
-    free_physical = cpus_of(draft).free - rules.reserved_physical_cpus
+    free_physical = cpus_of(draft).free - rules.closed_physical_cpus
     problem = smt_misalignment(rules.machine.cpus, free_physical, count)
     if problem is not None:
         raise Rejected(

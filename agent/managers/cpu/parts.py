@@ -47,8 +47,13 @@ CPUS: Final = gauge(
 )
 NODE_CPUS: Final = gauge(
     "numawarden_node_cpus",
-    "Online CPUs of a NUMA node: allocated, reserved, or free.",
+    "Online CPUs of a NUMA node: allocated, reserved, cordoned, or free.",
     "numa_node",
+    "state",
+)
+CORDONED_CPUS: Final = gauge(
+    "numawarden_cordoned_cpus",
+    "Online CPUs that are cordoned: still allocated exclusively to a pod, or idle.",
     "state",
 )
 UNUSED_BUDGET_CPUS: Final = gauge(
@@ -62,6 +67,7 @@ CPU_GAUGES: Final = (
     ALLOCATION_PER_NUMA,
     CPUS,
     NODE_CPUS,
+    CORDONED_CPUS,
     UNUSED_BUDGET_CPUS,
 )
 
@@ -205,15 +211,20 @@ def cpu_samples(rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
     yield Sample(EXCLUSIVE_CPU_COUNT, (), len(exclusive))
     yield Sample(CPUS, ("exclusive",), len(exclusive))
     yield Sample(CPUS, ("shared",), len(shared))
+    draining = rules.cordoned_cpus & exclusive
+    yield Sample(CORDONED_CPUS, ("allocated",), len(draining))
+    yield Sample(CORDONED_CPUS, ("idle",), len(rules.cordoned_cpus - draining))
     for node in rules.machine.nodes:
         cpus = rules.machine.cpus.cpus_in_nodes(Mask.of(node.id))
         allocated = cpus & exclusive
         reserved = (cpus & rules.policy.cpu.reserved) - allocated
+        cordoned = (cpus & rules.cordoned_cpus) - allocated - reserved
         labels = (str(node.id),)
         yield Sample(ALLOCATION_PER_NUMA, labels, len(allocated))
         yield Sample(NODE_CPUS, (*labels, "allocated"), len(allocated))
         yield Sample(NODE_CPUS, (*labels, "reserved"), len(reserved))
-        yield Sample(NODE_CPUS, (*labels, "free"), len(cpus - allocated - reserved))
+        yield Sample(NODE_CPUS, (*labels, "cordoned"), len(cordoned))
+        yield Sample(NODE_CPUS, (*labels, "free"), len(cpus - allocated - reserved - cordoned))
     yield from assignment_samples(CPU, ledger, _assignment)
     unused = (each for one in ledger.allocations.values() for each in unused_budget(one))
     idle = sum(each.unused for each in unused if each.resource == CPU)

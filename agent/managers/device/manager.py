@@ -122,18 +122,18 @@ class DeviceManager(ResourceManager):
         return _free(draft, resource)
 
     def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
-        """Return the number of healthy devices of each resource."""
+        """Return the number of healthy devices of each resource that are not cordoned."""
         return {
             resource: sum(device.healthy for device in inventory)
-            for resource, inventory in rules.policy.devices.items()
+            for resource, inventory in rules.devices.items()
         }
 
     def beyond_allocatable(self, rules: EffectivePolicy, part: TakenDevices, resource: str) -> int:
-        """Return how many allocated devices of a resource are gone or not healthy."""
+        """Return how many allocated devices of a resource are gone, cordoned or not healthy."""
         taken = part.get(resource)
         if taken is None:
             return 0
-        healthy = {device.id for device in rules.policy.devices.get(resource, ()) if device.healthy}
+        healthy = {device.id for device in rules.devices.get(resource, ()) if device.healthy}
         return len(taken.ids - healthy)
 
     def violations(
@@ -153,7 +153,7 @@ class DeviceManager(ResourceManager):
 
     def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
         """Yield how many devices of each resource are allocated, and free."""
-        for resource, devices in rules.policy.devices.items():
+        for resource, devices in rules.devices.items():
             allocated = ledger.devices.get(resource, _NONE)
             free = [device for device in devices if device.healthy and device.id not in allocated]
             yield Sample(DEVICE_COUNT, (resource, "allocated"), len(allocated))
@@ -263,7 +263,7 @@ def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
     return {
         resource: device_hints(
             draft.rules.machine.node_mask.bits,
-            draft.rules.policy.devices[resource],
+            draft.rules.devices[resource],
             count,
             own.allocated.get(resource, _NONE),
             own.reusable.get(resource, _NONE),
@@ -280,7 +280,7 @@ def _assign(
     try:
         return assign_devices(
             resource,
-            policy.devices[resource],
+            draft.rules.devices[resource],
             count,
             hint,
             own.allocated.get(resource, _NONE),
@@ -310,7 +310,7 @@ def _free(draft: Draft, resource: str) -> dict[int, int]:
     own = _own(draft)
     taken = own.allocated.get(resource, _NONE) - own.reusable.get(resource, _NONE)
     free: dict[int, int] = {}
-    for device in draft.rules.policy.devices.get(resource, ()):
+    for device in draft.rules.devices.get(resource, ()):
         if device.healthy and device.id not in taken:
             for node in device.nodes:
                 free[node] = free.get(node, 0) + 1

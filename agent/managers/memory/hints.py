@@ -111,7 +111,7 @@ def _family(
     """
     used, in_use = _masks_in_use(state)
     free = {name: free_memory(facts, state, name) for name in requests}
-    unused = facts.mask.bits & ~used
+    unused = facts.mask.bits & ~used & ~facts.cordoned.bits
     several = CoverDemand(2, tuple((1 << node, 1) for node in iter_bits(unused)))
     enough = [CoverDemand.by_node(size, free[name]) for name, size in requests.items()]
     cover = Cover(unused, (several, *enough))
@@ -120,6 +120,7 @@ def _family(
         mask
         for mask in sorted(in_use | again)
         if not mask & ~facts.mask.bits
+        and not mask & facts.cordoned.bits
         and all(
             sum(free[name][node] for node in iter_bits(mask)) + reusable.get((mask, name), 0)
             >= size
@@ -161,12 +162,14 @@ def _masks_in_use(state: Mapping[int, NodeMemory]) -> tuple[int, set[int]]:
 
 
 def _open_choices(facts: MemoryFacts, state: Mapping[int, NodeMemory]) -> list[Choice]:
-    """Return the masks that the groups in use allow."""
+    """Return the masks that the groups in use allow and that have no cordoned node."""
     used, in_use = _masks_in_use(state)
+    cordoned = facts.cordoned.bits
     return [
         choice
         for choice in choices(facts.mask.bits)
-        if choice.mask in in_use or (choice.mask.bit_count() > 1 and not choice.mask & used)
+        if not choice.mask & cordoned
+        and (choice.mask in in_use or (choice.mask.bit_count() > 1 and not choice.mask & used))
     ]
 
 

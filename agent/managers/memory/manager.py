@@ -173,7 +173,8 @@ class MemoryManager(ResourceManager):
     def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
         """Return the bytes of each memory type, less the reservation; none of an unknown amount.
 
-        Huge pages are taken out of memory, in which they count.
+        Huge pages are taken out of memory, in which they count. Where memory is pinned, that of
+        cordoned nodes is left out.
         """
         fit, machine = rules.policy.fit, rules.machine
         capacity = machine_capacity(machine)
@@ -184,7 +185,21 @@ class MemoryManager(ResourceManager):
         left[MEMORY] = max(left[MEMORY] - in_pages, 0)
         if machine.unknown_memory:
             del left[MEMORY]
-        return left
+        if not rules.static_memory:
+            return left
+        facts = rules.memory
+        cordoned = [types for node, types in facts.allocatable.items() if node in facts.cordoned]
+        return {
+            name: max(size - sum(types.get(name, 0) for types in cordoned), 0)
+            for name, size in left.items()
+        }
+
+    def beyond_allocatable(
+        self, rules: EffectivePolicy, part: Mapping[int, NodeMemory], resource: str
+    ) -> int:
+        """Return the bytes of a memory type that pods have on cordoned nodes."""
+        nodes = (node for node in rules.memory.cordoned if node in part)
+        return sum(part[node].reserved.get(resource, 0) for node in nodes)
 
     def violations(
         self,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.managers.allocations.ledger import NodeMemory
 from agent.pods.model import HUGEPAGES_PREFIX, MEMORY
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -57,7 +57,8 @@ class MemoryFacts(Struct, frozen=True, dict=True):
     `allocatable` is what pods can have: of `memory` the node's total less the reservation and all
     its huge pages, of a huge page size its pages less the reservation. It is never negative;
     `overcommitted` names the nodes whose reservations and huge pages exceed the total, and by
-    how much. A node has only the huge page sizes that its own tables list.
+    how much. A node has only the huge page sizes that its own tables list. Of the nodes in
+    `cordoned` nothing is free, whatever is allocatable.
     """
 
     nodes: tuple[int, ...]
@@ -65,9 +66,10 @@ class MemoryFacts(Struct, frozen=True, dict=True):
     reserved: Mapping[int, Mapping[str, int]]
     allocatable: Mapping[int, Mapping[str, int]]
     overcommitted: Mapping[int, int]
+    cordoned: Mask = EMPTY
 
     @classmethod
-    def of(cls, machine: Machine, policy: MemoryPolicy) -> Self:
+    def of(cls, machine: Machine, policy: MemoryPolicy, cordoned: Mask = EMPTY) -> Self:
         """Return the allocatable memory under a policy; memory-only nodes count as others."""
         nodes = sorted(machine.nodes, key=lambda node: node.id)
         total = {node.id: _totals(node) for node in nodes}
@@ -89,12 +91,20 @@ class MemoryFacts(Struct, frozen=True, dict=True):
                 for node, types in spare.items()
                 if min(types.values()) < 0
             },
+            cordoned=cordoned,
         )
 
     @cached_property
     def mask(self) -> Mask:
         """All NUMA nodes, memory-only ones included."""
         return Mask.from_ids(self.nodes)
+
+    @cached_property
+    def open(self) -> Mapping[int, Mapping[str, int]]:
+        """What pods can have of the nodes that are not cordoned, in bytes by node by type."""
+        return {
+            node: types for node, types in self.allocatable.items() if node not in self.cordoned
+        }
 
     @cached_property
     def allocatable_of(self) -> Mapping[str, tuple[int, ...]]:
@@ -121,13 +131,18 @@ def free_memory(
     """Return the free bytes of one type by node, 0 on nodes that do not have the type.
 
     Never negative: if more is allocated than a node has (memory or reservation changed), the excess
-    counts against the nodes of its group, and otherwise nothing is free.
+    counts against the nodes of its group, and otherwise nothing is free. Nothing is free on
+    cordoned nodes.
     """
     free = {
         node: types.get(memory_type, 0) - state[node].reserved.get(memory_type, 0)
         for node, types in facts.allocatable.items()
     }
-    return free if min(free.values(), default=0) >= 0 else _covered(state, free)
+    if min(free.values(), default=0) < 0:
+        free = _covered(state, free)
+    if facts.cordoned:
+        return {node: 0 if node in facts.cordoned else size for node, size in free.items()}
+    return free
 
 
 def _covered(state: Mapping[int, NodeMemory], free: dict[int, int]) -> dict[int, int]:

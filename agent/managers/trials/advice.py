@@ -1,9 +1,9 @@
 """What would let a rejected pod be admitted: changes that were put to the decision function.
 
 Nothing is advised that was not tried and admitted; a change that is not listed may help as well,
-since only some are tried. Tried are the end of other pods, weaker policies, and a smaller request
-of one resource. A smaller request counts only if the same containers as before may have exclusive
-resources: less isolation is not what was asked for.
+since only some are tried. Tried are the end of the cordon and of other pods, weaker policies, and a
+smaller request of one resource. A smaller request counts only if the same containers as before may
+have exclusive resources: less isolation is not what was asked for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from agent.managers.errors import nodes_text
 from agent.managers.memory.state import page_size
 from agent.managers.node_fit import native_first, node_amount_text
 from agent.managers.policy import (
+    NO_CORDON,
     MemoryManagerPolicy,
     MemoryPolicy,
     TopologyManagerPolicy,
@@ -56,10 +57,11 @@ _LARGE: Final = 4 * _GIB
 
 
 class AdviceKind(StrEnum):
-    """What is changed: nothing, the pod's requests, other pods, or the policy."""
+    """What is changed: nothing, the cordon, the pod's requests, other pods, or the policy."""
 
     #: Nothing: the pod would be admitted as it is.
     AGAIN = "again"
+    UNCORDON = "uncordon"
     REQUEST = "request"
     END = "end"
     POLICY = "policy"
@@ -69,9 +71,9 @@ class Advice(Struct, frozen=True):
     """One change under which the decision function admitted the pod.
 
     Of a request: `container` (None: the pod-level resources), `resource`, and the `amount` that was
-    admitted, CPUs in millicores, memory in bytes. Of an end: the `uids` of the pods that would have
-    to end. Of a policy: the `key` of the configuration and its `value`; `loss` says what the pod
-    would not get.
+    admitted, CPUs in millicores, memory in bytes. Of an uncordon: `value` is what is cordoned. Of
+    an end: the `uids` of the pods that would have to end. Of a policy: the `key` of the
+    configuration and its `value`; `loss` says what the pod would not get.
     """
 
     kind: AdviceKind
@@ -103,12 +105,14 @@ def advise(
     """Yield once for each change that was tried: the advice if the pod was admitted, else None.
 
     Pure; the caller may stop at any time, or work on something else between two trials. The trials
-    are ordered by what they cost others: policies first, then the pod's own requests, then pods. A
-    pod that would be admitted as it is (what it lacked is free by now) needs no change.
+    are ordered by what they cost others: the cordon and policies first, then the pod's own
+    requests, then pods. A pod that would be admitted as it is (what it lacked is free by now) needs
+    no change.
     """
     if decided(rules, ledger, pod).admitted:
         return iter((Advice(AdviceKind.AGAIN, "admit the pod again, as it is"),))
     trials = (
+        _uncordon(rules, ledger, pod),
         _policies(rules, ledger, pod),
         _requests(rules, ledger, pod),
         _ends(rules, ledger, pod),
@@ -122,6 +126,20 @@ def decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     while decision.suspended is not None:
         decision = decision.suspended.resume(dict.fromkeys(decision.suspended.questions, ()))
     return decision
+
+
+# --- the cordon ---------------------------------------------------------------------------------
+
+
+def _uncordon(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
+    cordon = rules.policy.cordon
+    if not cordon:
+        return
+    without = replace(rules, policy=replace(rules.policy, cordon=NO_CORDON))
+    if decided(without, ledger, pod).admitted:
+        yield Advice(AdviceKind.UNCORDON, f"uncordon {cordon}", value=str(cordon))
+    else:
+        yield None
 
 
 # --- weaker policies ----------------------------------------------------------------------------

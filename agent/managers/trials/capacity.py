@@ -65,11 +65,11 @@ def nodes_of(rules: EffectivePolicy, allocation: PodAllocation) -> Mask:
 def free_cpus(rules: EffectivePolicy, ledger: Ledger) -> FreeCpus:
     """Return how many CPUs may still be allocated exclusively, and how they are spread."""
     cpus = rules.machine.cpus
-    free = (shared_pool(rules, ledger) & rules.assignable_cpus) if rules.static_cpus else EMPTY
+    free = (shared_pool(rules, ledger) & rules.open_cpus) if rules.static_cpus else EMPTY
     whole = sum(core.cpus.bit_count() for core in cpus.cores if not core.cpus & ~free.bits)
     by_node = [(node.cpus & free.bits).bit_count() for node in cpus.nodes]
     if not free:
         return FreeCpus(0, 0, 0, 0.0)
-    most = max((node.cpus & rules.assignable_cpus.bits).bit_count() for node in cpus.nodes)
+    most = max((node.cpus & rules.open_cpus.bits).bit_count() for node in cpus.nodes)
     on_one_node = max(by_node)
     return FreeCpus(len(free), whole, on_one_node, 1 - on_one_node / min(len(free), most))

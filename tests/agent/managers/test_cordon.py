@@ -1,0 +1,219 @@
+"""What is cordoned is not allocated again, and pods keep what they have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.managers.admission import admit, remove
+from agent.managers.effective_policy import shared_cpus, shared_pool, uncordoned_shared_cpus
+from agent.managers.policy import Cordon, NodeFit, PluginDevice
+from agent.managers.trials.advice import AdviceKind, advise, decided
+from agent.managers.trials.capacity import free_cpus
+from agent.managers.validity import invalid_allocations
+from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import BEST_EFFORT, GIB, NO_POLICY, SINGLE, SMT, make_rules
+from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
+from tests.agent.pods.pods import app, guaranteed, pod
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.pods.model import Pod
+
+
+def cordoned(rules: EffectivePolicy, cpus: str = "", nodes: str = "") -> EffectivePolicy:
+    cordon = Cordon(Mask.parse(cpus), Mask.parse(nodes))
+    return replace(rules, policy=replace(rules.policy, cordon=cordon))
+
+
+def asking(cpus: int, memory: str = "1Gi", uid: str = "u-1", more: str = "") -> Pod:
+    return pod(app("main", guaranteed(f"cpu={cpus} memory={memory} {more}".strip())), uid=uid)
+
+
+@st.composite
+def cordons(draw: st.DrawFn, rules: EffectivePolicy) -> Cordon:
+    """Draw CPUs and nodes of the host."""
+    cpus = st.sets(st.sampled_from(list(rules.machine.cpus.all)), max_size=4)
+    nodes = st.sets(st.sampled_from(list(rules.machine.node_mask)), max_size=2)
+    return Cordon(Mask.from_ids(draw(cpus)), Mask.from_ids(draw(nodes)))
+
+
+def filled(rules: EffectivePolicy, data: st.DataObject) -> Ledger:
+    ledger = rules.empty_ledger()
+    for number in range(data.draw(st.integers(0, 3))):
+        ledger = decided(rules, ledger, data.draw(pods(f"before-{number}"))).ledger
+    return ledger
+
+
+def memory_nodes(allocation: PodAllocation) -> Mask:
+    nodes = EMPTY
+    for block in (*allocation.memory, *(b for c in allocation.containers for b in c.memory)):
+        nodes |= block.nodes
+    return nodes
+
+
+@given(rules=rule_sets(), data=st.data())
+@EVERY_SEQUENCE
+def test_nothing_cordoned_is_allocated_and_running_pods_keep_all(
+    rules: EffectivePolicy, data: st.DataObject
+) -> None:
+    ledger = filled(rules, data)
+    cordon = data.draw(cordons(rules))
+    beside = replace(rules, policy=replace(rules.policy, cordon=cordon))
+    decision = decided(beside, ledger, data.draw(pods("new")))
+    for uid, allocation in ledger.allocations.items():
+        assert decision.ledger.allocations[uid] is allocation
+    if decision.allocation is None:
+        assert decision.ledger is ledger
+        return
+    allocation = decision.allocation
+    assert not allocation.exclusive_cpus & beside.cordoned_cpus
+    assert not memory_nodes(allocation) & cordon.nodes
+    places = {
+        (name, each.id): each.nodes for name, all_ in rules.policy.devices.items() for each in all_
+    }
+    for _, resource, device in allocation.allocated_devices():
+        nodes = places[resource, device]
+        assert not nodes or nodes - cordon.nodes
+    if allocation.exclusive_cpus and uncordoned_shared_cpus(beside, ledger):
+        assert uncordoned_shared_cpus(beside, decision.ledger)
+
+
+@given(rules=rule_sets(), data=st.data())
+@EVERY_SEQUENCE
+def test_a_decision_beside_cordoned_cpus_is_that_of_a_host_that_reserves_them(
+    rules: EffectivePolicy, data: st.DataObject
+) -> None:
+    """Of pods without a fit: node allocatable counts what pods have on cordoned CPUs."""
+    ledger, asked = filled(rules, data), data.draw(pods("new"))
+    cpus = data.draw(cordons(rules)).cpus - rules.policy.cpu.reserved
+    beside = replace(rules, policy=replace(rules.policy, cordon=Cordon(cpus)))
+    cpu = replace(rules.policy.cpu, reserved=rules.policy.cpu.reserved | cpus)
+    reserving = replace(rules, policy=replace(rules.policy, cpu=cpu))
+    found, expected = decided(beside, ledger, asked), decided(reserving, ledger, asked)
+    assert found.allocation == expected.allocation
+    assert (found.rejection is None) == (expected.rejection is None)
+    if found.rejection is not None and expected.rejection is not None:
+        assert found.rejection.reason == expected.rejection.reason
+        assert found.rejection.message.startswith(expected.rejection.message)
+
+
+@given(rules=rule_sets(), data=st.data())
+@EVERY_SEQUENCE
+def test_a_cordon_makes_no_allocation_invalid_and_leaves_a_shared_pool(
+    rules: EffectivePolicy, data: st.DataObject
+) -> None:
+    ledger = filled(rules, data)
+    beside = replace(rules, policy=replace(rules.policy, cordon=data.draw(cordons(rules))))
+    assert invalid_allocations(beside, ledger, EMPTY) == invalid_allocations(rules, ledger, EMPTY)
+    assert not shared_pool(beside, ledger) & beside.cordoned_cpus
+    assert shared_cpus(beside, ledger)
+
+
+@given(rules=rule_sets(), data=st.data())
+@EVERY_SEQUENCE
+def test_a_pod_ends_beside_a_cordon_as_without_one(
+    rules: EffectivePolicy, data: st.DataObject
+) -> None:
+    ledger = filled(rules, data)
+    beside = replace(rules, policy=replace(rules.policy, cordon=data.draw(cordons(rules))))
+    for uid in ledger.allocations:
+        assert remove(beside, ledger, uid) == remove(rules, ledger, uid)
+
+
+def test_a_cordoned_cpu_leaves_the_shared_pool_and_is_not_free() -> None:
+    rules = cordoned(make_rules(), cpus="1-3")
+    ledger = rules.empty_ledger()
+    assert str(shared_pool(rules, ledger)) == "0,4-15"
+    assert free_cpus(rules, ledger).free == 12
+
+
+def test_a_cordoned_node_gives_neither_cpus_nor_memory() -> None:
+    rules = cordoned(make_rules(topology=BEST_EFFORT), nodes="0")
+    allocation = admit(rules, rules.empty_ledger(), asking(2)).allocation
+    assert allocation is not None
+    assert str(rules.machine.cpus.nodes_of(allocation.exclusive_cpus)) == "1"
+    assert str(memory_nodes(allocation)) == "1"
+
+
+def test_a_device_on_a_cordoned_node_alone_is_not_allocated() -> None:
+    devices = {"example.com/gpu": (PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(1)))}
+    rules = cordoned(make_rules(topology=BEST_EFFORT, devices=devices), nodes="0")
+    one = admit(rules, rules.empty_ledger(), asking(1, more="example.com/gpu=1"))
+    assert one.allocation is not None
+    assert [device for _, _, device in one.allocation.allocated_devices()] == ["b"]
+    two = admit(rules, one.ledger, asking(1, uid="u-2", more="example.com/gpu=1"))
+    assert two.allocation is None
+
+
+def test_a_hint_of_another_manager_pins_no_memory_on_a_cordoned_node() -> None:
+    """The device is on both nodes of the hint, the memory on the node that is open."""
+    devices = {"example.com/gpu": (PluginDevice("a", Mask.of(0, 1)),)}
+    rules = cordoned(make_rules(topology=BEST_EFFORT, devices=devices), nodes="1")
+    allocation = admit(rules, rules.empty_ledger(), asking(1, more="example.com/gpu=1")).allocation
+    assert allocation is not None
+    assert str(memory_nodes(allocation)) == "0"
+
+
+def test_a_core_with_a_cordoned_thread_is_not_a_whole_core() -> None:
+    rules = cordoned(make_rules(SMT, NO_POLICY, memory=False, full_pcpus_only=True), cpus="1")
+    decision = admit(rules, rules.empty_ledger(), asking(14))
+    assert decision.rejection is not None
+    assert decision.rejection.asked == 14
+    assert sum(decision.rejection.free.values()) == 12
+
+
+def test_a_rejection_says_how_much_is_cordoned_and_that_an_uncordon_helps() -> None:
+    rules = cordoned(make_rules(topology=SINGLE), cpus="1-4")
+    asked = asking(8)
+    full = with_pod(rules, asking(7, uid="u-0"))
+    decision = admit(rules, full, asked)
+    assert decision.rejection is not None
+    assert decision.rejection.message.endswith("4 CPUs (1-4) are cordoned")
+    advice = [each for each in advise(rules, rules.empty_ledger(), asking(13)) if each is not None]
+    assert AdviceKind.UNCORDON not in [each.kind for each in advice]
+    advice = [
+        each for each in advise(rules, with_pod(rules, asking(8)), asking(7, uid="u-2")) if each
+    ]
+    assert advice[0].kind is AdviceKind.UNCORDON
+    assert advice[0].text == "uncordon CPUs 1-4"
+
+
+def test_a_rejection_names_the_memory_of_a_cordoned_node() -> None:
+    rules = cordoned(make_rules(topology=SINGLE), nodes="1")
+    decision = admit(rules, rules.empty_ledger(), asking(8))
+    assert decision.rejection is not None
+    message = decision.rejection.message
+    assert message.endswith("8 CPUs (8-15) and the memory of node 1 are cordoned")
+
+
+def test_no_pod_gets_the_last_shared_cpus_while_the_reserved_ones_are_cordoned() -> None:
+    rules = cordoned(make_rules(topology=NO_POLICY, memory=False), cpus="0")
+    decision = admit(rules, rules.empty_ledger(), asking(15))
+    assert decision.rejection is not None
+    assert "the last CPUs of the node's shared pool" in decision.rejection.message
+    assert admit(rules, rules.empty_ledger(), asking(14)).admitted
+    assert admit(cordoned(rules), rules.empty_ledger(), asking(15)).admitted
+
+
+def test_node_fit_counts_cordoned_cpus_neither_as_free_nor_against_the_pods_on_them() -> None:
+    open_rules = make_rules(topology=NO_POLICY, memory=False, fit=NodeFit(reserved={"cpu": 1000}))
+    before = with_pod(open_rules, asking(7, uid="u-0"))
+    rules = cordoned(open_rules, nodes="0")
+    assert rules.allocatable is not None
+    assert rules.allocatable.amounts["cpu"] == 7000
+    assert admit(rules, before, asking(7, uid="u-1")).admitted
+    assert admit(rules, rules.empty_ledger(), asking(8, uid="u-1")).rejection is not None
+
+
+def test_node_fit_leaves_out_the_memory_of_cordoned_nodes_where_memory_is_pinned() -> None:
+    fit = NodeFit(reserved={"memory": 2 * GIB})
+    for pinned, left in ((True, 15 * GIB), (False, 30 * GIB)):
+        rules = cordoned(make_rules(memory=pinned, fit=fit), nodes="0")
+        assert rules.allocatable is not None
+        assert rules.allocatable.amounts["memory"] == left
