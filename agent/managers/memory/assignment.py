@@ -24,7 +24,6 @@ from agent.managers.memory.hints import (
     require_known_types,
 )
 from agent.managers.memory.state import charge, free_memory, release
-from agent.managers.topology.hints import Hint
 from sysfs.mask import Mask, iter_bits
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import NodeMemory
     from agent.managers.memory.hints import Reusable
     from agent.managers.memory.state import MemoryFacts
+    from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints
     from agent.managers.topology.search_budget import SearchBudget
 
@@ -47,19 +47,19 @@ def assign(
 ) -> tuple[tuple[MemoryBlock, ...], Mapping[int, NodeMemory]]:
     """Return the blocks that serve `requests` (bytes by type) and the charge with them.
 
-    The nodes are those of the hint that are not cordoned; without a hint, the best that the memory
-    allows; where too little is free on them, the best larger mask. Blocks have the size of the
-    whole request, but only the part that exceeds `reusable` on exactly these nodes is charged. No
-    request, no blocks. `work` bounds the search for other nodes than the hint's. Raises
-    `UnknownMemoryTypeError` for a huge page size that no node has, otherwise the
-    `MemoryAssignmentError` of the step that failed; nothing is changed then.
+    The nodes are those of the hint; without a hint, the best that the memory allows; where too
+    little is free on them, the best larger mask. Blocks have the size of the whole request, but
+    only the part that exceeds `reusable` on exactly these nodes is charged. No request, no blocks.
+    `work` bounds the search for other nodes than the hint's. Raises `UnknownMemoryTypeError` for a
+    huge page size that no node has, otherwise the `MemoryAssignmentError` of the step that failed;
+    nothing is changed then.
     """
     if not requests:
         return (), state
     require_known_types(facts, requests)
     demand = MemoryDemand(requests, {name: free_memory(facts, state, name) for name in requests})
     own = partial(fitting_hints, facts, state, requests, reusable, work)
-    nodes = _placement(state, demand, _uncordoned(hint, facts.cordoned), own, work)
+    nodes = _placement(state, demand, hint, own, work)
     blocks = tuple(MemoryBlock(name, size, Mask(nodes)) for name, size in sorted(requests.items()))
     for block in blocks:
         newly_taken = max(block.size - reusable.get((nodes, block.type), 0), 0)
@@ -142,14 +142,6 @@ def _placement(
     if _violates_groups(state, nodes):
         raise HintViolatesGroupsError(demand, nodes)
     return nodes
-
-
-def _uncordoned(hint: Hint, cordoned: Mask) -> Hint:
-    """Return a hint without cordoned nodes, which other managers may have given."""
-    if hint.nodes is None or not hint.nodes & cordoned.bits:
-        return hint
-    nodes = hint.nodes & ~cordoned.bits
-    return Hint(nodes or None, preferred=False)
 
 
 def _is_enough(demand: MemoryDemand, nodes: int) -> bool:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
 from agent.managers.effective_policy import shared_cpus, shared_pool, uncordoned_shared_cpus
+from agent.managers.machine import Machine
+from agent.managers.memory.hints import best_hint, fitting_hints
 from agent.managers.policy import Cordon, NodeFit, PluginDevice
+from agent.managers.topology.hints import Hint
 from agent.managers.trials.advice import AdviceKind, advise, decided
 from agent.managers.trials.capacity import free_cpus
 from agent.managers.validity import invalid_allocations
+from sysfs.described.shapes import regular_host
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, GIB, NO_POLICY, SINGLE, SMT, make_rules
@@ -151,13 +156,36 @@ def test_a_device_on_a_cordoned_node_alone_is_not_allocated() -> None:
     assert two.allocation is None
 
 
-def test_a_hint_of_another_manager_pins_no_memory_on_a_cordoned_node() -> None:
-    """The device is on both nodes of the hint, the memory on the node that is open."""
-    devices = {"example.com/gpu": (PluginDevice("a", Mask.of(0, 1)),)}
-    rules = cordoned(make_rules(topology=BEST_EFFORT, devices=devices), nodes="1")
-    allocation = admit(rules, rules.empty_ledger(), asking(1, more="example.com/gpu=1")).allocation
-    assert allocation is not None
-    assert str(memory_nodes(allocation)) == "0"
+def test_a_group_with_a_cordoned_node_gets_no_further_memory() -> None:
+    """The group's open node has room, but its memory is pinned to the group as a whole."""
+    open_rules = make_rules(topology=NO_POLICY)
+    ledger = with_pod(open_rules, asking(1, memory="20Gi", uid="u-0"))
+    assert admit(open_rules, ledger, asking(1)).admitted
+    rejection = admit(cordoned(open_rules, nodes="0"), ledger, asking(1)).rejection
+    assert rejection is not None
+    assert rejection.resource == "memory"
+    assert rejection.free == {0: 0, 1: 10 * GIB}
+
+
+def test_a_group_with_a_cordoned_node_is_no_hint_on_a_host_of_many_nodes() -> None:
+    machine = Machine.of(regular_host(packages=12, cores_per_node=1, threads=1))
+    rules = make_rules(machine, topology=NO_POLICY)
+    charge = with_pod(rules, asking(1, memory="20Gi", uid="u-0")).memory
+    for closed, group in ((EMPTY, Hint(0b11, preferred=False)), (Mask.of(0), None)):
+        facts = replace(rules.memory, cordoned=closed)
+        assert best_hint(fitting_hints(facts, charge, {"memory": GIB}), containing=2) == group
+
+
+@pytest.mark.parametrize("nodes", [2, 12])
+def test_no_set_of_nodes_for_memory_has_a_cordoned_one(nodes: int) -> None:
+    """Few nodes are listed set by set, many are searched."""
+    machine = Machine.of(regular_host(packages=nodes, cores_per_node=1, threads=1))
+    rules = make_rules(machine, topology=NO_POLICY)
+    facts = replace(rules.memory, cordoned=Mask.of(1))
+    size = {"memory": 10 * GIB}
+    hints = fitting_hints(facts, rules.empty_ledger().memory, size)
+    assert best_hint(hints) == Hint(1, preferred=True)
+    assert best_hint(hints, containing=0b10) is None
 
 
 def test_a_core_with_a_cordoned_thread_is_not_a_whole_core() -> None:
